@@ -58,20 +58,25 @@ def clock_of(synchronize: Callable[[], object] | None) -> Callable[[], float]:
 
 
 def interleave(
-    baseline: Block, subjects: Mapping[str, Block], rounds: int, warm: int = 2
+    baseline: Block, subjects: Mapping[str, Block], rounds: int, run: int = 5
 ) -> dict[str, list[tuple[float, float]]]:
-    """Pairs (subject, baseline); the baseline of a pair is the mean of the blocks beside it."""
+    """Pairs (subject, baseline); the baseline of a pair is the mean of the blocks beside it.
+
+    Subjects take turns in runs of a few pairs. Within a run only the subject and the
+    baseline alternate, so that both find the caches as the other left them, and the
+    first pair, which finds them as a third left them, is thrown away.
+    """
     pairs: dict[str, list[tuple[float, float]]] = {name: [] for name in subjects}
-    order = list(subjects)
-    for turn in range(-warm, rounds):
-        before = baseline()
-        for name in order:
-            value = subjects[name]()
-            after = baseline()
-            if turn >= 0:
+    for _ in range(math.ceil(rounds / run)):
+        for name, subject in subjects.items():
+            baseline()
+            subject()
+            before = baseline()
+            for _ in range(run):
+                value = subject()
+                after = baseline()
                 pairs[name].append((value, (before + after) / 2))
-            before = after
-        order.reverse()  # no subject always follows the same neighbour
+                before = after
     return pairs
 
 

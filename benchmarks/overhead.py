@@ -100,7 +100,7 @@ def measure_step(
     pairs: dict[str, list[tuple[float, float]]] = {kind: [] for kind in SUBJECTS}
     for _ in range(builds):
         blocks = {kind: step_block(kind, model, size, device, foreach) for kind in TENSORS}
-        for kind, more in interleave(blocks.pop("plain"), blocks, rounds, warm=3).items():
+        for kind, more in interleave(blocks.pop("plain"), blocks, rounds).items():
             pairs[kind] += more
         gc.collect()
     report: Report = {"plain_ms": statistics.median(b for _, b in pairs["control"]) * 1e3}
@@ -111,9 +111,9 @@ def measure_steps(device: str, quick: bool) -> Report:
     """foreach=True is what AdamW takes by itself on CUDA; on the CPU its default loops instead."""
     report: Report = {}
     for model, size in MODELS:
-        rounds, builds = (8, 3) if quick else (50, 8) if size == "tiny" else (20, 8)
+        rounds, builds = (5, 3) if quick else (50, 6) if size == "tiny" else (20, 6)
         report[f"{model} {size}"] = measure_step(model, size, device, True, rounds, builds)
-    rounds, builds = (8, 3) if quick else (40, 6)
+    rounds, builds = (5, 3) if quick else (50, 6)
     looped = measure_step("Transformer", "tiny", device, False, rounds, builds)
     return report | {"Transformer tiny, foreach=False": looped}
 
