@@ -1,0 +1,102 @@
+/* device.c: which devices there are and how large they are.
+ *
+ * Ids are positions: 0 is the host, accelerators follow in the order in which
+ * they were added, and only the last ones can be removed, so that an id never
+ * changes its meaning while its device exists. Bytes are the ledger's business.
+ */
+#include "internal_machine.h"
+
+#include <string.h>
+
+bool mgd_device_known_locked(const struct mgd_machine *m, int id) {
+  return id >= 0 && id < m->count;
+}
+
+/* The id of the device with this name, or -1. */
+static int find(const struct mgd_machine *m, const char *name) {
+  for (int id = 0; id < m->count; id++) {
+    if (strcmp(m->devices[id].name, name) == 0) {
+      return id;
+    }
+  }
+  return -1;
+}
+
+static bool is_name(const char *name) {
+  return name && name[0] != '\0' && memchr(name, '\0', MGD_NAME_BYTES);
+}
+
+static int add(struct mgd_machine *m, const char *name, int64_t capacity, int *id) {
+  if (find(m, name) >= 0) {
+    return MGD_E_EXISTS;
+  }
+  if (m->count == MGD_MAX_DEVICES) {
+    return MGD_E_FULL;
+  }
+  struct mgd_device *d = &m->devices[m->count];
+  *d = (struct mgd_device){.capacity = capacity, .first_waiter = -1, .last_waiter = -1};
+  memcpy(d->name, name, strlen(name) + 1);
+  mgd_link_reset_locked(m, m->count);
+  *id = m->count++;
+  return MGD_OK;
+}
+
+int mgd_device_add(struct mgd_machine *m, const char *name, int64_t capacity, int *id) {
+  if (!is_name(name) || capacity < 0) {
+    return MGD_E_INVALID;
+  }
+  mgd_machine_enter(m);
+  return mgd_machine_leave(m, add(m, name, capacity, id));
+}
+
+int mgd_device_truncate(struct mgd_machine *m, int keep) {
+  int code = MGD_E_INVALID;
+  mgd_machine_enter(m);
+  if (keep >= 0 && !mgd_admit_busy_locked(m, keep)) {
+    for (; m->count > keep + 1; m->count--) {
+      mgd_trace_forget_locked(m, m->count - 1);
+    }
+    code = MGD_OK;
+  }
+  return mgd_machine_leave(m, code);
+}
+
+int mgd_device_count(struct mgd_machine *m) {
+  mgd_machine_enter(m);
+  return mgd_machine_leave(m, m->count);
+}
+
+int mgd_device_find(struct mgd_machine *m, const char *name, int *id) {
+  if (!is_name(name)) {
+    return MGD_E_INVALID;
+  }
+  mgd_machine_enter(m);
+  int found = find(m, name);
+  if (found >= 0) {
+    *id = found;
+  }
+  return mgd_machine_leave(m, found >= 0 ? MGD_OK : MGD_E_NO_DEVICE);
+}
+
+int mgd_device_name(struct mgd_machine *m, int id, char out[32]) {
+  int code = MGD_E_NO_DEVICE;
+  mgd_machine_enter(m);
+  if (mgd_device_known_locked(m, id)) {
+    memcpy(out, m->devices[id].name, MGD_NAME_BYTES);
+    code = MGD_OK;
+  }
+  return mgd_machine_leave(m, code);
+}
+
+int mgd_device_set_capacity(struct mgd_machine *m, int id, int64_t capacity) {
+  if (capacity < 0) {
+    return MGD_E_INVALID;
+  }
+  int code = MGD_E_NO_DEVICE;
+  mgd_machine_enter(m);
+  if (mgd_device_known_locked(m, id)) {
+    m->devices[id].capacity = capacity;
+    code = MGD_OK;
+  }
+  return mgd_machine_leave(m, code);
+}

@@ -1,0 +1,118 @@
+/* internal.h: the table of contents of the core.
+ *
+ * Every function that crosses a file stands here under the name of the file
+ * that defines it. Functions return MGD_OK or a negative mgd_error, and give
+ * results through the last parameters, which are untouched on failure.
+ * Every function that takes a machine may be called from any thread.
+ */
+#ifndef MGD_INTERNAL_H
+#define MGD_INTERNAL_H
+
+#include "types.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- error.c: names and texts of the codes */
+const char *mgd_error_name(int code); /* "NO_ROOM"; "OK" for 0; "UNKNOWN" otherwise */
+const char *mgd_error_text(int code);
+const char *mgd_reason_text(int reason);
+const char *mgd_event_name(int kind);
+
+/* ---- machine.c: everything hangs from one machine */
+int mgd_machine_create(const struct mgd_config *config, struct mgd_machine **out);
+void mgd_machine_destroy(struct mgd_machine *m);
+
+/* ---- device.c: which devices there are */
+/* Adds an accelerator; `name` ("sim:0", at most 31 bytes) is copied. */
+int mgd_device_add(struct mgd_machine *m, const char *name, int64_t capacity, int *id);
+/* Removes all accelerators above `keep`; fails with INVALID while reservations stand or wait there. */
+int mgd_device_truncate(struct mgd_machine *m, int keep);
+int mgd_device_count(struct mgd_machine *m); /* the host included, so >= 1 */
+int mgd_device_find(struct mgd_machine *m, const char *name, int *id);
+int mgd_device_name(struct mgd_machine *m, int id, char out[32]);
+int mgd_device_set_capacity(struct mgd_machine *m, int id, int64_t capacity);
+
+/* ---- link.c: what it costs to bring bytes over; defaults are documented there */
+int mgd_link_set(struct mgd_machine *m, int from, int to, struct mgd_link link);
+/* Predicted ns for `bytes` over the link: latency + bytes / bandwidth, rounded up; 0 when from == to. */
+int mgd_link_cost(struct mgd_machine *m, int from, int to, int64_t bytes, int64_t *ns);
+
+/* ---- ledger.c: bytes per device by owner */
+/* Negative bytes give back; INVALID for more than the owner has, and for RESERVED, which is admission's alone. */
+int mgd_ledger_add(struct mgd_machine *m, int device, enum mgd_owner owner, int64_t bytes);
+int mgd_ledger_observe(struct mgd_machine *m, int device, int64_t managed, int64_t foreign); /* what a driver reported */
+int mgd_ledger_usage(struct mgd_machine *m, int device, struct mgd_usage *out);
+int mgd_ledger_reset_peak(struct mgd_machine *m, int device);
+
+/* ---- heuristic.c: how much room to look for */
+int mgd_heuristic_default(void *unused, int64_t size, int64_t *out); /* size + int(1.5 * sqrt(size)) */
+/* NULL restores the default; enabled == false makes mgd_heuristic_apply the identity. */
+int mgd_heuristic_set(struct mgd_machine *m, mgd_heuristic_fn fn, void *context);
+int mgd_heuristic_enable(struct mgd_machine *m, bool enabled);
+int mgd_heuristic_apply(struct mgd_machine *m, int64_t size, int64_t *out);
+
+/* ---- place.c: which device */
+/* Room is capacity less every owner's bytes less the reserved fraction. Bits of `allowed` that are no accelerator are ignored. */
+int mgd_place_object(struct mgd_machine *m, const struct mgd_object_request *request, int *device, enum mgd_reason *why);
+/* Design section 6. Ties go to the lower id. PIN_CONFLICT: *device and *other are the two pins. */
+int mgd_place_operands(struct mgd_machine *m, const struct mgd_operand *operands, size_t n, int *device, int *other, enum mgd_reason *why);
+
+/* ---- place_layers.c */
+/* Contiguous layers over devices: the least possible heaviest load (relative to
+ * room[j], the bytes device j may take), then the fewest border bytes,
+ * then the most devices in use, then the most even loads below the heaviest.
+ * bytes[i] >= 0 for n layers; border[i] are the bytes that cross between layer i
+ * and i + 1 (n - 1 of them, NULL means that every cut is free); out[i] indexes room. NO_ROOM when
+ * no contiguous plan fits. */
+int mgd_place_layers(struct mgd_machine *m, const int64_t *bytes, const int64_t *border, size_t n, const int64_t *room, size_t devices, int *out);
+
+/* ---- admit.c: reservations with deadlines; decides, never sleeps */
+/* Grants at once (OK), queues first come first served per device (WAIT: poll
+ * with the ticket), or refuses what could never fit (NO_ROOM) and what has no
+ * time to wait (DEADLINE: now >= deadline). Writes no trace event: who asks
+ * knows the object and the time. */
+int mgd_admit_request(struct mgd_machine *m, int device, int64_t bytes, double reserved, int64_t now, int64_t deadline, struct mgd_ticket *ticket);
+/* Chooses a device and reserves in one step, so that two threads never take the same bytes. Host answers need no ticket (id 0).
+ * Never waits: devices where somebody waits are passed over. */
+int mgd_admit_object(struct mgd_machine *m, const struct mgd_object_request *request, int64_t now, struct mgd_ticket *ticket, enum mgd_reason *why);
+/* A poll looks once more before it gives up, so that a waiter which wakes at its deadline may still get OK. INVALID: no such ticket. */
+int mgd_admit_poll(struct mgd_machine *m, struct mgd_ticket *ticket, int64_t now); /* OK, WAIT, or DEADLINE (the ticket is gone) */
+int mgd_admit_release(struct mgd_machine *m, struct mgd_ticket *ticket); /* granted or waiting; id becomes 0 */
+
+/* ---- trace.c: ring of events and totals that never forget */
+int mgd_trace_add(struct mgd_machine *m, const struct mgd_event *event);
+/* Newest last; object 0 means all. *n in: room, out: how many; *dropped: events the ring no longer holds. */
+int mgd_trace_read(struct mgd_machine *m, uint64_t object, struct mgd_event *out, size_t *n, uint64_t *dropped);
+int mgd_trace_totals(struct mgd_machine *m, int kind, uint64_t *count, int64_t *bytes, int64_t *ns);
+/* Counts events that carry bytes between two devices: MOVE, COPY, WRITE_BACK. */
+int mgd_trace_link_bytes(struct mgd_machine *m, int from, int to, int64_t *bytes, uint64_t *count);
+/* Totals, of kinds and of links, begin again at zero. The ring and its sequence go on, so that history can still be told. */
+int mgd_trace_reset(struct mgd_machine *m);
+uint64_t mgd_trace_new_object(struct mgd_machine *m); /* ids 1, 2, ... */
+
+/* ---- clock.c: virtual time of simulated devices; a struct of its own, locks by itself */
+struct mgd_clock;
+int mgd_clock_create(int devices, struct mgd_clock **out); /* accelerators 0..devices-1; the host is -1 */
+int mgd_clock_create_failing(int devices, int64_t fail_allocation, struct mgd_clock **out); /* the same; its n-th allocation fails, 0 = none */
+void mgd_clock_destroy(struct mgd_clock *c);
+int mgd_clock_set_speed(struct mgd_clock *c, int device, struct mgd_speed speed);
+int mgd_clock_set_link(struct mgd_clock *c, int from, int to, struct mgd_link link);
+/* Runs one operator, handed over at host time: max(flops / peak, bytes / bandwidth) + launch, after what the stream already holds. */
+int mgd_clock_run(struct mgd_clock *c, int device, int stream, double flops, double bytes, int64_t *end);
+/* Copies over a link: starts when both streams and the link are free, and occupies all three; the host hands over and
+ * goes on (host_wait when it must not). The host has stream 0 only. Within one device: reads and writes every byte there. */
+int mgd_clock_copy(struct mgd_clock *c, int from, int from_stream, int to, int to_stream, int64_t bytes, int64_t *end);
+int mgd_clock_stream_time(struct mgd_clock *c, int device, int stream, int64_t *ns); /* an event's timestamp */
+int mgd_clock_stream_wait(struct mgd_clock *c, int device, int stream, int64_t until); /* a stream waits for an event */
+int mgd_clock_host_wait(struct mgd_clock *c, int64_t until); /* the host waits: its time moves to at least until */
+int mgd_clock_device_time(struct mgd_clock *c, int device, int64_t *ns); /* latest over the device's streams; -1 is the host */
+
+/* ---- check.c: invariants */
+int mgd_check(struct mgd_machine *m); /* OK or BROKEN; every transition calls it when built with -DMGD_DEBUG=2 */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,152 @@
+/* internal_machine.h: what a struct mgd_machine is made of.
+ *
+ * Private to the core: only files in this folder include it (and the tests
+ * that break an invariant on purpose). Everybody else sees an opaque pointer.
+ *
+ * One mutex guards the whole machine. A public function is one transition: it
+ * enters, decides, and leaves; it never calls out in between. Functions ending
+ * in _locked expect the mutex to be held.
+ */
+#ifndef MGD_INTERNAL_MACHINE_H
+#define MGD_INTERNAL_MACHINE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "internal.h"
+
+/* 0: no checks. 2: mgd_check() after every transition, BROKEN when it fails. */
+#ifndef MGD_DEBUG
+#define MGD_DEBUG 0
+#endif
+
+#define MGD_NAME_BYTES 32
+
+/* Counts allocations so that a test can make the n-th one fail.
+ * Atomic because a long computation allocates without holding the mutex. */
+struct mgd_alloc {
+  atomic_llong made;
+  long long fail_at; /* 0: never */
+};
+
+/* One device and its ledger.
+ * Invariants: the name is unique and not empty; capacity >= 0; every owner
+ * holds >= 0 bytes; their sum is an int64_t and at most peak; RESERVED is
+ * exactly the sum of the claims granted here. The sum may exceed the capacity:
+ * a ledger records what happened, and a driver may say more than we promised. */
+struct mgd_device {
+  char name[MGD_NAME_BYTES];
+  int64_t capacity;
+  int64_t by_owner[MGD_OWNERS];
+  int64_t peak;
+  int32_t first_waiter, last_waiter; /* slots of claims, -1 when nobody waits */
+};
+
+enum mgd_claim_state {
+  MGD_CLAIM_FREE,    /* slot unused; `next` chains the free slots */
+  MGD_CLAIM_GRANTED, /* its bytes count as RESERVED */
+  MGD_CLAIM_WAITING, /* in its device's queue */
+  MGD_CLAIM_LATE     /* its deadline passed while others asked; its owner has not polled yet */
+};
+
+/* A claim is what a ticket stands for.
+ * Invariants: a WAITING claim is in exactly one queue, that of its device, and
+ * queues are in order of arrival; no other claim is in any queue. A ticket's id
+ * is (generation << 32 | slot + 1), so a stale ticket is recognised. */
+struct mgd_claim {
+  enum mgd_claim_state state;
+  uint32_t generation;     /* how often the slot was given back */
+  int32_t next, previous;  /* neighbours in the queue or free list, -1 at an end */
+  int device;
+  int64_t bytes;
+  double reserved;         /* fraction of the capacity this claim leaves free */
+  int64_t deadline;
+  uint64_t arrival;
+};
+
+struct mgd_claims {
+  struct mgd_claim *slots;
+  int32_t size;
+  int32_t first_free; /* -1 when all slots are used */
+  uint64_t arrivals;
+};
+
+struct mgd_total {
+  uint64_t count;
+  int64_t bytes, ns;
+};
+
+/* Invariants: held <= size, held <= added; the newest event has sequence
+ * `added` and lies just before `next`; sequences in the ring have no gap. */
+struct mgd_trace {
+  struct mgd_event *ring;
+  size_t size, held, next;
+  uint64_t added;   /* events ever added */
+  uint64_t objects; /* object ids ever given */
+  struct mgd_total by_kind[MGD_EV_KINDS];
+  struct mgd_total by_link[MGD_MAX_DEVICES][MGD_MAX_DEVICES];
+};
+
+/* Invariants: 1 <= count <= MGD_MAX_DEVICES; device 0 is the host, "cpu";
+ * heuristic is never NULL; a link's latency is >= 0, its bandwidth finite and
+ * >= 0, and a device's link to itself costs nothing. */
+struct mgd_machine {
+  pthread_mutex_t mutex;
+  struct mgd_alloc alloc;
+  int count;
+  struct mgd_device devices[MGD_MAX_DEVICES];
+  struct mgd_link links[MGD_MAX_DEVICES][MGD_MAX_DEVICES]; /* [from][to] */
+  struct mgd_claims claims;
+  struct mgd_trace trace;
+  mgd_heuristic_fn heuristic;
+  void *heuristic_context;
+  bool heuristic_enabled;
+};
+
+/* ---- alloc.c */
+/* Sets the counter; the fail_at-th call from then on fails, 0 means none. */
+void mgd_alloc_init(struct mgd_alloc *a, int64_t fail_at);
+/* Like realloc for count * size bytes, count > 0; NULL leaves `old` as it was. */
+void *mgd_alloc_resize(struct mgd_alloc *a, void *old, size_t count, size_t size);
+/* New memory, zeroed, or NULL. */
+void *mgd_alloc_new(struct mgd_alloc *a, size_t count, size_t size);
+void mgd_alloc_free(void *memory);
+/* A mutex is a resource that can run out, so its creation counts as an allocation. */
+int mgd_alloc_mutex(struct mgd_alloc *a, pthread_mutex_t *mutex);
+
+/* ---- machine.c */
+void mgd_machine_enter(struct mgd_machine *m);
+/* Ends a transition and returns `code`, or BROKEN when debugging finds a broken invariant. */
+int mgd_machine_leave(struct mgd_machine *m, int code);
+
+/* ---- device.c */
+bool mgd_device_known_locked(const struct mgd_machine *m, int id);
+
+/* ---- link.c */
+void mgd_link_reset_locked(struct mgd_machine *m, int id); /* all links of a device to their defaults */
+/* ns for `copies` transfers of `bytes` in all, as a double: for comparing, never overflows. */
+double mgd_link_estimate(const struct mgd_link *link, int64_t copies, int64_t bytes);
+
+/* ---- ledger.c */
+int64_t mgd_ledger_used_locked(const struct mgd_machine *m, int id);
+/* Bytes of the device that may be used when the fraction `reserved` of it stays free. */
+int64_t mgd_ledger_limit_locked(const struct mgd_machine *m, int id, double reserved);
+/* What is left of that limit, never below 0. */
+int64_t mgd_ledger_room_locked(const struct mgd_machine *m, int id, double reserved);
+void mgd_ledger_move_locked(struct mgd_machine *m, int id, enum mgd_owner owner, int64_t bytes);
+
+/* ---- place.c */
+int mgd_place_validate(const struct mgd_object_request *request);
+/* As mgd_place_object, over the devices of `allowed` instead of the request's. */
+int mgd_place_pick_locked(const struct mgd_machine *m, const struct mgd_object_request *request, mgd_mask allowed, enum mgd_reason *why);
+
+/* ---- admit.c */
+bool mgd_admit_busy_locked(const struct mgd_machine *m, int above); /* claims granted or waiting on devices above that id */
+
+/* ---- trace.c */
+void mgd_trace_forget_locked(struct mgd_machine *m, int id); /* the device's link totals */
+
+/* ---- check.c */
+int mgd_check_locked(const struct mgd_machine *m);
+
+#endif

@@ -1,0 +1,82 @@
+/* machine.c: the birth and death of a machine, and the door to its state.
+ *
+ * A machine owns all state of the core. Every public function of the other
+ * files enters here and leaves here, which is where debug builds look whether
+ * the invariants still hold. This file decides nothing about devices or bytes.
+ */
+#include "internal_machine.h"
+
+#include <string.h>
+
+#define DEFAULT_TRACE_EVENTS 4096
+
+void mgd_machine_enter(struct mgd_machine *m) { (void)pthread_mutex_lock(&m->mutex); }
+
+int mgd_machine_leave(struct mgd_machine *m, int code) {
+#if MGD_DEBUG >= 2
+  if (mgd_check_locked(m) != MGD_OK) {
+    code = MGD_E_BROKEN;
+  }
+#endif
+  (void)pthread_mutex_unlock(&m->mutex);
+  return code;
+}
+
+/* The host's memory is not ours to ration: its capacity is unlimited until
+ * somebody sets it. */
+static void add_host(struct mgd_machine *m) {
+  struct mgd_device *host = &m->devices[MGD_HOST];
+  memcpy(host->name, "cpu", sizeof "cpu");
+  host->capacity = INT64_MAX;
+  host->first_waiter = host->last_waiter = -1;
+  m->count = 1;
+  mgd_link_reset_locked(m, MGD_HOST);
+}
+
+static int fill(struct mgd_machine *m, size_t trace_events) {
+  m->claims.first_free = -1;
+  m->heuristic = mgd_heuristic_default;
+  m->heuristic_enabled = true;
+  add_host(m);
+  m->trace.size = trace_events ? trace_events : DEFAULT_TRACE_EVENTS;
+  m->trace.ring = mgd_alloc_new(&m->alloc, m->trace.size, sizeof *m->trace.ring);
+  if (!m->trace.ring) {
+    return MGD_E_NOMEM;
+  }
+  return mgd_alloc_mutex(&m->alloc, &m->mutex);
+}
+
+int mgd_machine_create(const struct mgd_config *config, struct mgd_machine **out) {
+  const struct mgd_config standard = {0};
+  config = config ? config : &standard;
+  if (config->fail_allocation < 0) {
+    return MGD_E_INVALID;
+  }
+  struct mgd_alloc first;
+  mgd_alloc_init(&first, config->fail_allocation);
+  struct mgd_machine *m = mgd_alloc_new(&first, 1, sizeof *m);
+  if (!m) {
+    return MGD_E_NOMEM;
+  }
+  /* The machine goes on counting where its own allocation left off. */
+  mgd_alloc_init(&m->alloc, config->fail_allocation);
+  atomic_store_explicit(&m->alloc.made, 1, memory_order_relaxed);
+  int code = fill(m, config->trace_events);
+  if (code != MGD_OK) {
+    mgd_alloc_free(m->trace.ring);
+    mgd_alloc_free(m);
+    return code;
+  }
+  *out = m;
+  return MGD_OK;
+}
+
+void mgd_machine_destroy(struct mgd_machine *m) {
+  if (!m) {
+    return;
+  }
+  (void)pthread_mutex_destroy(&m->mutex);
+  mgd_alloc_free(m->claims.slots);
+  mgd_alloc_free(m->trace.ring);
+  mgd_alloc_free(m);
+}

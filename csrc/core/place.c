@@ -1,0 +1,219 @@
+/* place.c: which device for one object, and where one operator runs.
+ *
+ * Both answers follow from the ledger and the links alone, need no allocation,
+ * and depend on the order of neither devices nor operands except where a rule
+ * says "first". Nothing is reserved here: that is admission's business.
+ */
+#include "arithmetic.h"
+#include "internal_machine.h"
+
+#define NOWHERE (-1)
+
+static mgd_mask bit(int device) { return (mgd_mask)1 << device; }
+
+/* Takes the lowest device out of the set. */
+static int take(mgd_mask *set) {
+  int device = __builtin_ctzll(*set);
+  *set &= *set - 1;
+  return device;
+}
+
+static bool is_single(mgd_mask set) { return set && !(set & (set - 1)); }
+
+/* ---- one object */
+
+int mgd_place_validate(const struct mgd_object_request *request) {
+  bool good = request->bytes >= 0 && request->reserved >= 0.0 && request->reserved < 1.0;
+  return good ? MGD_OK : MGD_E_INVALID; /* a NaN is neither >= 0 nor < 1 */
+}
+
+int mgd_place_pick_locked(const struct mgd_machine *m, const struct mgd_object_request *request,
+                          mgd_mask allowed, enum mgd_reason *why) {
+  int best = MGD_HOST;
+  int64_t best_room = 0;
+  for (int id = 1; id < m->count; id++) {
+    int64_t room = mgd_ledger_room_locked(m, id, request->reserved);
+    if (!(allowed & bit(id)) || room < request->bytes) {
+      continue;
+    }
+    bool better = request->disperse ? room > best_room : room < best_room;
+    if (best == MGD_HOST || better) {
+      best = id;
+      best_room = room;
+    }
+  }
+  *why = request->disperse ? MGD_WHY_DISPERSED : MGD_WHY_PACKED;
+  if (best == MGD_HOST) {
+    *why = MGD_WHY_NO_ROOM;
+  }
+  return best;
+}
+
+int mgd_place_object(struct mgd_machine *m, const struct mgd_object_request *request, int *device,
+                     enum mgd_reason *why) {
+  int code = mgd_place_validate(request);
+  if (code != MGD_OK) {
+    return code;
+  }
+  mgd_machine_enter(m);
+  *device = mgd_place_pick_locked(m, request, request->allowed, why);
+  return mgd_machine_leave(m, MGD_OK);
+}
+
+/* ---- the operands of one operator */
+
+/* What the operands say, gathered in one pass.
+ * Invariants: everyone holds every device that has an operand; voters and
+ * written are subsets; bytes and operands are defined for the devices of the
+ * machine; total is the sum of bytes. */
+struct ballot {
+  mgd_mask everyone, voters, written;
+  int pin, generator, first_written; /* a device or NOWHERE */
+  int other_pin;                     /* a second, different pin or NOWHERE */
+  int64_t total;
+  int64_t bytes[MGD_MAX_DEVICES];
+  int64_t operands[MGD_MAX_DEVICES];
+};
+
+static void open_ballot(struct ballot *b, int devices) {
+  b->everyone = b->voters = b->written = 0;
+  b->pin = b->generator = b->first_written = b->other_pin = NOWHERE;
+  b->total = 0;
+  for (int id = 0; id < devices; id++) {
+    b->bytes[id] = b->operands[id] = 0;
+  }
+}
+
+/* Notes a device that cannot be left: the first stays, a different one clashes. */
+static void note_fixed(int *first, int *other, int device) {
+  if (*first == NOWHERE) {
+    *first = device;
+  } else if (*first != device && *other == NOWHERE) {
+    *other = device;
+  }
+}
+
+static int count_operand(struct ballot *b, const struct mgd_operand *o, int devices) {
+  const unsigned known = MGD_OP_PINNED | MGD_OP_WRITTEN | MGD_OP_VOTES | MGD_OP_GENERATOR;
+  if (o->device < 0 || o->device >= devices) {
+    return MGD_E_NO_DEVICE;
+  }
+  if (o->bytes < 0 || (o->flags & ~known)) {
+    return MGD_E_INVALID;
+  }
+  if (!mgd_add(b->total, o->bytes, &b->total)) {
+    return MGD_E_OVERFLOW;
+  }
+  b->bytes[o->device] += o->bytes;
+  b->operands[o->device]++;
+  b->everyone |= bit(o->device);
+  b->voters |= o->flags & MGD_OP_VOTES ? bit(o->device) : 0;
+  if (o->flags & MGD_OP_PINNED) {
+    note_fixed(&b->pin, &b->other_pin, o->device);
+  }
+  if ((o->flags & MGD_OP_GENERATOR) && b->generator == NOWHERE) {
+    b->generator = o->device;
+  }
+  if (o->flags & MGD_OP_WRITTEN) {
+    b->written |= bit(o->device);
+    b->first_written = b->first_written == NOWHERE ? o->device : b->first_written;
+  }
+  return MGD_OK;
+}
+
+static int count_operands(struct ballot *b, const struct mgd_operand *operands, size_t n, int devices) {
+  open_ballot(b, devices);
+  for (size_t i = 0; i < n; i++) {
+    int code = count_operand(b, &operands[i], devices);
+    if (code != MGD_OK) {
+      return code;
+    }
+  }
+  return n > 0 ? MGD_OK : MGD_E_INVALID;
+}
+
+/* The device that a rule prescribes whatever it costs, or NOWHERE. */
+static int prescribed(const struct ballot *b, enum mgd_reason *why) {
+  if (b->generator != NOWHERE) {
+    *why = MGD_WHY_GENERATOR;
+    return b->generator;
+  }
+  /* A pinned operand that is only read can be copied to where another one is
+   * written; a written operand that is pinned, or stands at the pin, stays. */
+  bool pin_holds = b->pin != NOWHERE && (!b->written || (b->written & bit(b->pin)));
+  if (pin_holds) {
+    *why = MGD_WHY_PINNED;
+    return b->pin;
+  }
+  *why = MGD_WHY_WRITTEN;
+  return b->first_written;
+}
+
+/* ns to run on `at`: bringing every operand that stands elsewhere, as it is,
+ * and spilling to the host what then does not fit. Operands are summed by
+ * device first, so that the price does not depend on their order. */
+static double price(const struct mgd_machine *m, const struct ballot *b, int at) {
+  double ns = 0.0;
+  for (mgd_mask rest = b->everyone & ~bit(at); rest;) {
+    int from = take(&rest);
+    ns += mgd_link_estimate(&m->links[from][at], b->operands[from], b->bytes[from]);
+  }
+  int64_t excess = b->total - b->bytes[at] - mgd_ledger_room_locked(m, at, 0.0);
+  return excess > 0 ? ns + mgd_link_estimate(&m->links[at][MGD_HOST], 1, excess) : ns;
+}
+
+/* The cheapest candidate, unless the one that holds most bytes is within 20 %
+ * of it. The margin (PaRSEC's load-balance skew has the same size) keeps
+ * tensors from wandering between devices that cost about the same. */
+static int cheapest(const struct mgd_machine *m, const struct ballot *b, mgd_mask candidates,
+                    enum mgd_reason *why) {
+  int best = NOWHERE, holder = NOWHERE;
+  double best_price = 0.0, holder_price = 0.0;
+  while (candidates) {
+    int at = take(&candidates);
+    double ns = price(m, b, at);
+    if (best == NOWHERE || ns < best_price) {
+      best = at;
+      best_price = ns;
+    }
+    if (holder == NOWHERE || b->bytes[at] > b->bytes[holder]) {
+      holder = at;
+      holder_price = ns;
+    }
+  }
+  if (best != holder && best_price >= 0.8 * holder_price) {
+    *why = MGD_WHY_HYSTERESIS;
+    return holder;
+  }
+  *why = MGD_WHY_COST;
+  return best;
+}
+
+/* Who votes decides; where nobody does, everybody. The host counts only where
+ * no accelerator takes part. */
+static int elect(const struct mgd_machine *m, const struct ballot *b, enum mgd_reason *why) {
+  mgd_mask voters = b->voters ? b->voters : b->everyone;
+  mgd_mask accelerators = voters & ~bit(MGD_HOST);
+  mgd_mask candidates = accelerators ? accelerators : voters;
+  if (is_single(candidates)) {
+    *why = candidates == voters ? MGD_WHY_ONLY : MGD_WHY_ACCELERATOR;
+    return take(&candidates);
+  }
+  return cheapest(m, b, candidates, why);
+}
+
+int mgd_place_operands(struct mgd_machine *m, const struct mgd_operand *operands, size_t n, int *device,
+                       int *other, enum mgd_reason *why) {
+  struct ballot b;
+  mgd_machine_enter(m);
+  int code = count_operands(&b, operands, n, m->count);
+  if (code == MGD_OK && b.other_pin != NOWHERE) {
+    *device = b.pin;
+    *other = b.other_pin;
+    code = MGD_E_PIN_CONFLICT;
+  } else if (code == MGD_OK) {
+    int rule = prescribed(&b, why);
+    *device = rule != NOWHERE ? rule : elect(m, &b, why);
+  }
+  return mgd_machine_leave(m, code);
+}

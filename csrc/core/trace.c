@@ -1,0 +1,136 @@
+/* trace.c: what happened, lately and in all.
+ *
+ * A ring of fixed size holds the newest events with their reasons; totals per
+ * kind and per link count every event, also those the ring no longer holds.
+ * The trace believes what it is told and never looks at a clock.
+ */
+#include "arithmetic.h"
+#include "internal_machine.h"
+
+#include <string.h>
+
+#define X(name, text) +1
+enum { REASONS = 0 MGD_REASONS(X) };
+#undef X
+
+/* Only these kinds carry bytes over a link. */
+static bool is_transfer(const struct mgd_event *e) {
+  bool kind = e->kind == MGD_EV_MOVE || e->kind == MGD_EV_COPY || e->kind == MGD_EV_WRITE_BACK;
+  return kind && e->from >= 0 && e->to >= 0;
+}
+
+static bool is_known_or_none(const struct mgd_machine *m, int id) {
+  return id == -1 || mgd_device_known_locked(m, id);
+}
+
+/* total plus one event; false, and `out` of no use, when that overflows. */
+static bool sum(struct mgd_total total, const struct mgd_event *e, struct mgd_total *out) {
+  out->count = total.count + 1;
+  return mgd_add(total.bytes, e->bytes, &out->bytes) && mgd_add(total.ns, e->duration, &out->ns);
+}
+
+static void push(struct mgd_trace *t, const struct mgd_event *e) {
+  struct mgd_event *slot = &t->ring[t->next];
+  *slot = *e;
+  slot->sequence = ++t->added;
+  t->next = (t->next + 1) % t->size;
+  t->held += t->held < t->size;
+}
+
+static int add(struct mgd_machine *m, const struct mgd_event *e) {
+  struct mgd_trace *t = &m->trace;
+  if (!is_known_or_none(m, e->from) || !is_known_or_none(m, e->to)) {
+    return MGD_E_NO_DEVICE;
+  }
+  struct mgd_total kind, link = {0};
+  bool moves = is_transfer(e);
+  if (!sum(t->by_kind[e->kind], e, &kind) || (moves && !sum(t->by_link[e->from][e->to], e, &link))) {
+    return MGD_E_OVERFLOW;
+  }
+  t->by_kind[e->kind] = kind;
+  if (moves) {
+    t->by_link[e->from][e->to] = link;
+  }
+  push(t, e);
+  return MGD_OK;
+}
+
+int mgd_trace_add(struct mgd_machine *m, const struct mgd_event *event) {
+  bool kind = event->kind >= 0 && event->kind < MGD_EV_KINDS;
+  bool reason = event->reason >= 0 && event->reason < REASONS;
+  if (!kind || !reason || event->bytes < 0 || event->duration < 0) {
+    return MGD_E_INVALID;
+  }
+  mgd_machine_enter(m);
+  return mgd_machine_leave(m, add(m, event));
+}
+
+/* Fills `out` from its end, newest first, and returns how many fitted. */
+static size_t read_back(const struct mgd_trace *t, uint64_t object, struct mgd_event *out, size_t room) {
+  size_t found = 0;
+  for (size_t back = 1; back <= t->held && found < room; back++) {
+    const struct mgd_event *e = &t->ring[(t->next + t->size - back) % t->size];
+    if (object == 0 || e->object == object) {
+      out[room - ++found] = *e;
+    }
+  }
+  return found;
+}
+
+int mgd_trace_read(struct mgd_machine *m, uint64_t object, struct mgd_event *out, size_t *n,
+                   uint64_t *dropped) {
+  mgd_machine_enter(m);
+  size_t found = read_back(&m->trace, object, out, *n);
+  if (found < *n) {
+    memmove(out, out + (*n - found), found * sizeof *out);
+  }
+  *n = found;
+  *dropped = m->trace.added - m->trace.held;
+  return mgd_machine_leave(m, MGD_OK);
+}
+
+int mgd_trace_totals(struct mgd_machine *m, int kind, uint64_t *count, int64_t *bytes, int64_t *ns) {
+  if (kind < 0 || kind >= MGD_EV_KINDS) {
+    return MGD_E_INVALID;
+  }
+  mgd_machine_enter(m);
+  const struct mgd_total *total = &m->trace.by_kind[kind];
+  *count = total->count;
+  *bytes = total->bytes;
+  *ns = total->ns;
+  return mgd_machine_leave(m, MGD_OK);
+}
+
+int mgd_trace_link_bytes(struct mgd_machine *m, int from, int to, int64_t *bytes, uint64_t *count) {
+  int code = MGD_E_NO_DEVICE;
+  mgd_machine_enter(m);
+  if (mgd_device_known_locked(m, from) && mgd_device_known_locked(m, to)) {
+    *bytes = m->trace.by_link[from][to].bytes;
+    *count = m->trace.by_link[from][to].count;
+    code = MGD_OK;
+  }
+  return mgd_machine_leave(m, code);
+}
+
+int mgd_trace_reset(struct mgd_machine *m) {
+  mgd_machine_enter(m);
+  memset(m->trace.by_kind, 0, sizeof m->trace.by_kind);
+  memset(m->trace.by_link, 0, sizeof m->trace.by_link);
+  return mgd_machine_leave(m, MGD_OK);
+}
+
+uint64_t mgd_trace_new_object(struct mgd_machine *m) {
+  mgd_machine_enter(m);
+  uint64_t id = ++m->trace.objects;
+  (void)mgd_machine_leave(m, MGD_OK);
+  return id;
+}
+
+/* A link's totals belong to its two devices: the next device to get this id
+ * starts without them. Totals by kind stay. */
+void mgd_trace_forget_locked(struct mgd_machine *m, int id) {
+  const struct mgd_total none = {0};
+  for (int other = 0; other < MGD_MAX_DEVICES; other++) {
+    m->trace.by_link[id][other] = m->trace.by_link[other][id] = none;
+  }
+}

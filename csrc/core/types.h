@@ -1,0 +1,180 @@
+/* types.h: the data of the core, documented where it is declared.
+ *
+ * The core decides and never acts: it takes numbers, returns decisions, and
+ * knows neither Python nor torch nor CUDA. Bytes are int64_t, times are int64_t
+ * nanoseconds given by the caller, devices are small ids: 0 is the host, 1 and
+ * up are accelerators in the order in which they were added.
+ *
+ * Nothing here is a global: everything hangs from one struct mgd_machine.
+ */
+#ifndef MGD_TYPES_H
+#define MGD_TYPES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define MGD_HOST 0
+#define MGD_MAX_DEVICES 64 /* the host and 63 accelerators */
+
+/* Codes are negative, 0 is success; the text says what went wrong for people.
+ * The binding maps each name to one Python exception (see python/errors.c). */
+#define MGD_ERRORS(X)                                                    \
+  X(NOMEM, "the host has no memory left for bookkeeping")                \
+  X(INVALID, "an argument is outside its documented range")              \
+  X(NO_DEVICE, "there is no such device")                                \
+  X(EXISTS, "this device is already known")                              \
+  X(FULL, "no more devices can be added")                                \
+  X(NO_ROOM, "the device has no room for this many bytes")               \
+  X(WAIT, "no room yet: the request is queued")                          \
+  X(DEADLINE, "no room appeared before the deadline")                    \
+  X(PIN_CONFLICT, "operands are pinned to different devices")            \
+  X(CALLBACK, "the heuristic function failed")                           \
+  X(OVERFLOW, "a number of bytes is larger than 2**63 - 1")              \
+  X(BROKEN, "an invariant of the core does not hold: this is a bug")
+
+/* Codes are -1, -2, ... in the order of the list. */
+enum mgd_error_position {
+#define X(name, text) MGD_POS_##name,
+  MGD_ERRORS(X)
+#undef X
+};
+enum mgd_error {
+  MGD_OK = 0,
+#define X(name, text) MGD_E_##name = -1 - MGD_POS_##name,
+  MGD_ERRORS(X)
+#undef X
+};
+
+struct mgd_machine; /* opaque: see internal_machine.h for the core's own files */
+
+/* What the caller may choose when it creates a machine; zero means default. */
+struct mgd_config {
+  size_t trace_events;      /* ring size, default 4096 */
+  int64_t fail_allocation;  /* fail the n-th allocation of the core, 0 = never */
+};
+
+/* Who holds bytes of a device. */
+enum mgd_owner {
+  MGD_MANAGED,  /* torch's allocator on behalf of tensors */
+  MGD_REPLICA,  /* copies that exist to align operands */
+  MGD_RESERVED, /* promised by admission, not yet allocated */
+  MGD_FOREIGN,  /* other libraries and processes */
+  MGD_OWNERS
+};
+
+/* A snapshot of one device's ledger. Invariant: free >= 0, peak >= used. */
+struct mgd_usage {
+  int64_t capacity;
+  int64_t by_owner[MGD_OWNERS];
+  int64_t used; /* sum of by_owner */
+  int64_t free; /* capacity - used, never below 0 */
+  int64_t peak; /* highest used since the last reset */
+};
+
+/* Size heuristic: how many bytes to look for when a tensor has `size` bytes.
+ * Returns MGD_OK and *out >= 0, or MGD_E_CALLBACK. Called with no lock held. */
+typedef int (*mgd_heuristic_fn)(void *context, int64_t size, int64_t *out);
+
+/* A set of devices as a bit mask: bit i is device id i. */
+typedef uint64_t mgd_mask;
+
+/* ---- placement */
+
+struct mgd_object_request {
+  int64_t bytes;     /* after the heuristic; >= 0 */
+  bool disperse;     /* true: most free memory; false: the fullest that still fits */
+  mgd_mask allowed;  /* accelerators to consider; the host is the answer when none fits */
+  double reserved;   /* fraction of each capacity kept free, 0 <= reserved < 1 */
+};
+
+enum mgd_operand_flag {
+  MGD_OP_PINNED = 1,    /* must not move */
+  MGD_OP_WRITTEN = 2,   /* the operator writes it, or returns a view of it */
+  MGD_OP_VOTES = 4,     /* takes part in the vote: floating point when any operand is */
+  MGD_OP_GENERATOR = 8  /* a random generator: stands where it stands */
+};
+
+/* One operand of an operator, as placement sees it. */
+struct mgd_operand {
+  int device;
+  unsigned flags;
+  int64_t bytes;
+};
+
+/* Why a device was chosen; also the reason in a trace event. */
+#define MGD_REASONS(X)                                                          \
+  X(NONE, "")                                                                   \
+  X(PINNED, "an operand is pinned there")                                       \
+  X(WRITTEN, "the operator writes a tensor that lives there")                   \
+  X(GENERATOR, "the random generator lives there")                              \
+  X(ACCELERATOR, "an accelerator is preferred to the host")                     \
+  X(COST, "moving the others there costs least")                                \
+  X(HYSTERESIS, "most bytes are there and no other device is clearly cheaper")  \
+  X(ONLY, "all operands that count are there")                                  \
+  X(REQUIRED, "the operator demands this operand there")                        \
+  X(ASKED, "the program asked for it")                                          \
+  X(DISPERSED, "it has the most free memory")                                   \
+  X(PACKED, "it is the fullest device that still fits")                         \
+  X(NO_ROOM, "no accelerator has room")                                         \
+  X(WRITE_BACK, "the operator wrote a copy, which goes home")
+enum mgd_reason {
+#define X(name, text) MGD_WHY_##name,
+  MGD_REASONS(X)
+#undef X
+};
+
+/* ---- admission: a reservation holds bytes until it is released */
+
+struct mgd_ticket {
+  uint64_t id; /* 0 is no ticket */
+  int device;
+  int64_t bytes;
+};
+
+/* ---- trace */
+
+#define MGD_EVENTS(X)                                             \
+  X(MOVE, "move")             /* the tensor itself changed device */ \
+  X(COPY, "copy")             /* an operand was copied to align */   \
+  X(WRITE_BACK, "write_back") /* a written copy went home */         \
+  X(PLACE, "place")           /* a device was chosen for an object */\
+  X(PIN, "pin")                                                   \
+  X(UNPIN, "unpin")                                               \
+  X(WAITED, "waited")         /* a request for room was queued */    \
+  X(RESERVE, "reserve")                                           \
+  X(RELEASE, "release")
+enum mgd_event_kind {
+#define X(name, text) MGD_EV_##name,
+  MGD_EVENTS(X)
+#undef X
+  MGD_EV_KINDS
+};
+
+struct mgd_event {
+  uint64_t sequence; /* filled by the trace: 1, 2, ... */
+  uint64_t object;   /* id of the tensor or module the event is about, 0 if none */
+  int64_t time;      /* ns, the caller's clock */
+  int64_t duration;  /* ns, 0 when it was not timed */
+  int64_t bytes;
+  const char *operator_name; /* static lifetime, may be NULL */
+  int16_t kind, reason;
+  int16_t from, to; /* device ids, -1 when none */
+};
+
+/* ---- virtual clock (simulated devices) */
+
+#define MGD_MAX_STREAMS 64 /* per device; stream 0 is the default */
+
+/* What a simulated device or link can do; 0 in a field means "instantly". */
+struct mgd_speed {
+  double flops_per_ns;  /* peak arithmetic */
+  double bytes_per_ns;  /* memory bandwidth */
+  int64_t launch_ns;    /* fixed cost of one operator */
+};
+struct mgd_link {
+  int64_t latency_ns;
+  double bytes_per_ns;
+};
+
+#endif
