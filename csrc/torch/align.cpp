@@ -1,0 +1,188 @@
+// align.cpp: gathers the operands of a call, asks the core for a device, and
+// puts copies of the strays on the stack.
+//
+// Every copy is an ordinary operator call that passes the hook itself, so
+// marking and tracing come for free. The rules are the table of rules.cpp and
+// the order of preference in csrc/core/place.c; none is written down here.
+#include "align.h"
+
+#include <c10/core/GradMode.h>
+
+#include <sstream>
+
+#include "devices.h"
+#include "state.h"
+
+namespace managed {
+namespace {
+
+const at::Tensor* tensor_in(const c10::IValue& v) {
+  if (!v.isTensor()) return nullptr;
+  const at::Tensor& t = v.toTensor();
+  return t.defined() ? &t : nullptr;
+}
+
+Operands gather(const OpFacts& f, const torch::jit::Stack& stack, std::size_t base) {
+  Operands out;
+  for (const TensorArg& a : f.tensors) {
+    const c10::IValue& v = stack[base + a.index];
+    if (const at::Tensor* t = tensor_in(v)) {
+      out.push_back({*t, &a, -1});
+    } else if (a.shape != ArgShape::One && v.isList()) {
+      int position = 0;
+      for (const c10::IValue& e : v.toListRef()) {
+        if (const at::Tensor* t = tensor_in(e)) out.push_back({*t, &a, position});
+        position++;
+      }
+    }
+  }
+  return out;
+}
+
+// Who may vote is a property of the operator's arguments; who does, of the values.
+bool may_vote(const Operand& o) { return !o.is(kMetadata | kHostOnly | kHiddenWrite) && !o.is_number(); }
+bool is_floating(const Operand& o) { return o.tensor.is_floating_point() || o.tensor.is_complex(); }
+
+unsigned flags_of(const Operand& o, bool floats_vote) {
+  unsigned flags = 0;
+  if (!o.is(kMetadata | kHostOnly) && is_pinned(o.tensor)) flags |= MGD_OP_PINNED;
+  if (o.is(kWritten | kAliased)) flags |= MGD_OP_WRITTEN;
+  if (may_vote(o) && (!floats_vote || is_floating(o))) flags |= MGD_OP_VOTES;
+  return flags;
+}
+
+std::string describe_pin(const Operands& operands, int device) {
+  std::ostringstream s;
+  for (const Operand& o : operands)
+    if (is_pinned(o.tensor) && id_of(o.tensor.device()) == device) {
+      s << "'" << o.arg->name << "'";
+      if (o.position >= 0) s << "[" << o.position << "]";
+      s << " (" << o.tensor.dtype() << " " << o.tensor.sizes() << ") to " << o.tensor.device();
+      break;
+    }
+  return s.str();
+}
+
+[[noreturn]] void pin_conflict(const OpFacts& f, const Operands& operands, int first, int second) {
+  TORCH_CHECK(false, "managed: operands of ", f.name, " are pinned to different devices: ", describe_pin(operands, first),
+              " and ", describe_pin(operands, second), ". unpin() one of them, or move it with .to(device) first.");
+}
+
+// Where the kernel wants this operand when the call runs on `device`; nothing when it may stay.
+std::optional<c10::Device> wanted(const OpFacts& f, const Operand& o, c10::Device device) {
+  const c10::Device here = o.tensor.device(), want = o.is(kHostOnly) ? c10::Device(c10::kCPU) : device;
+  if (o.is(kMetadata) || here == want) return std::nullopt;
+  if (o.is(kHostAllowed) && here.is_cpu()) return std::nullopt;
+  if (f.scalars_stay && !o.is(kWritten | kHiddenWrite) && o.is_number()) return std::nullopt;
+  return want;
+}
+
+at::Tensor bring(const OpFacts& f, const Operand& o, c10::Device want, enum mgd_reason reason, WriteBacks& write_backs) {
+  const Cause cause{f.name.c_str(), MGD_EV_COPY, o.is(kHostOnly) ? MGD_WHY_REQUIRED : reason};
+  const bool hidden = o.is(kHiddenWrite);
+  if (!hidden && !o.is(kWritten)) return cross(o.tensor, want, cause);
+  at::Tensor copy = cross_written(o.tensor, want, hidden, cause);
+  write_backs.push_back({o.tensor, copy, hidden});
+  return copy;
+}
+
+// Replaces one element of a list argument. Lists are shared values, so the first replacement copies the list.
+void replace(c10::IValue& v, const Operand& o, at::Tensor t, bool first) {
+  if (o.position < 0) {
+    v = std::move(t);
+  } else if (o.arg->shape == ArgShape::List) {
+    if (first) v = v.toTensorList().copy();
+    v.toTensorList().set(o.position, std::move(t));
+  } else {
+    if (first) v = v.toOptionalTensorList().copy();
+    v.toOptionalTensorList().set(o.position, std::move(t));
+  }
+}
+
+} // namespace
+
+bool together(const OpFacts& f, const torch::jit::Stack& stack, std::size_t base) {
+  bool have = false;
+  c10::Device common(c10::kCPU);
+  auto agrees = [&](const c10::IValue& v, uint8_t flags) {
+    const c10::TensorImpl* t = v.unsafeToTensorImpl();
+    if (t == c10::UndefinedTensorImpl::singleton()) return true;
+    const c10::Device d = t->device();
+    if (f.scalars_stay && d.is_cpu() && !(flags & kWritten) && t->dim() == 0) return true;
+    if (have) return d == common;
+    have = true;
+    common = d;
+    return true;
+  };
+  for (const TensorArg& a : f.tensors) {
+    const c10::IValue& v = stack[base + a.index];
+    if (v.isTensor()) {
+      if (!agrees(v, a.flags)) return false;
+    } else if (a.shape != ArgShape::One && v.isList()) {
+      for (const c10::IValue& e : v.toListRef())
+        if (e.isTensor() && !agrees(e, a.flags)) return false;
+    }
+  }
+  return !f.has_host_only || common.is_cpu();
+}
+
+std::optional<Choice> choose(const OpFacts& f, const Operands& operands, const c10::IValue& generator) {
+  bool floats = false;
+  for (const Operand& o : operands) floats |= may_vote(o) && is_floating(o);
+  c10::SmallVector<mgd_operand, 8> core;
+  for (const Operand& o : operands) {
+    const int id = id_of(o.tensor.device());
+    if (id < 0) return std::nullopt;
+    core.push_back({id, flags_of(o, floats), bytes_of(o.tensor)});
+  }
+  if (generator.isGenerator() && generator.toGenerator().defined())
+    core.push_back({id_of(generator.toGenerator().device()), MGD_OP_GENERATOR, 0});
+  int device = 0, other = 0;
+  enum mgd_reason why = MGD_WHY_NONE;
+  const int code = mgd_place_operands(machine(), core.data(), core.size(), &device, &other, &why);
+  if (code == MGD_E_PIN_CONFLICT) pin_conflict(f, operands, device, other);
+  if (code != MGD_OK) return std::nullopt;
+  return Choice{device_of(device), why};
+}
+
+bool align(const OpFacts& f, torch::jit::Stack& stack, std::size_t base, WriteBacks& write_backs) {
+  const Operands operands = gather(f, stack, base);
+  if (operands.empty()) return false;
+  const auto choice = choose(f, operands, f.generator < 0 ? c10::IValue() : stack[base + f.generator]);
+  if (!choice) return false;
+  bool moved = false;
+  const TensorArg* copied_list = nullptr;
+  for (const Operand& o : operands)
+    if (const auto want = wanted(f, o, choice->device)) {
+      at::Tensor t = bring(f, o, *want, choice->reason, write_backs);
+      replace(stack[base + o.arg->index], o, std::move(t), copied_list != o.arg);
+      copied_list = o.arg;
+      moved = true;
+    }
+  return moved;
+}
+
+at::Tensor cross_written(const at::Tensor& t, c10::Device to, bool hidden, const Cause& cause) {
+  return hidden || !c10::GradMode::is_enabled() ? cross_values(t, to, cause) : cross(t, to, cause);
+}
+
+void finish(WriteBacks& write_backs) {
+  for (WriteBack& w : write_backs) {
+    mgd_event e{};
+    e.time = now();
+    TensorState* s = state_of(w.original);
+    e.object = s ? s->object : 0;
+    c10::AutoGradMode mode(!w.hidden && c10::GradMode::is_enabled());
+    if (w.original.sizes() != w.copy.sizes()) w.original.resize_(w.copy.sizes());
+    w.original.copy_(w.copy);
+    e.duration = now() - e.time;
+    e.bytes = bytes_of(w.copy);
+    e.kind = MGD_EV_WRITE_BACK;
+    e.reason = MGD_WHY_WRITE_BACK;
+    e.from = static_cast<int16_t>(id_of(w.copy.device()));
+    e.to = static_cast<int16_t>(id_of(w.original.device()));
+    mgd_trace_add(machine(), &e);
+  }
+}
+
+} // namespace managed

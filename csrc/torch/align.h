@@ -1,0 +1,53 @@
+// align.h: brings the operands of one call together.
+#pragma once
+#include <ATen/core/stack.h>
+#include <c10/util/SmallVector.h>
+
+#include <optional>
+
+#include "crossing.h"
+#include "facts.h"
+
+namespace managed {
+
+// One tensor among the arguments of a call.
+struct Operand {
+  at::Tensor tensor;
+  const TensorArg* arg;
+  int position; // in its list, or -1
+
+  bool is(uint8_t flags) const { return (arg->flags & flags) != 0; }
+  // A 0-dim CPU tensor is a number to operators that natively mix.
+  bool is_number() const { return tensor.device().is_cpu() && tensor.dim() == 0; }
+};
+using Operands = c10::SmallVector<Operand, 8>;
+
+// A written operand that ran as a copy: the result goes back into the original.
+struct WriteBack {
+  at::Tensor original, copy;
+  bool hidden; // a write that autograd does not see
+};
+using WriteBacks = c10::SmallVector<WriteBack, 2>;
+
+struct Choice {
+  c10::Device device;
+  enum mgd_reason reason;
+};
+
+// Are all operands where the kernel wants them? The only question on the hot path.
+bool together(const OpFacts& f, const torch::jit::Stack& stack, std::size_t base);
+
+// The device for these operands, or nothing when one of them is on a device that is not ours to align.
+std::optional<Choice> choose(const OpFacts& f, const Operands& operands, const c10::IValue& generator);
+
+// Puts copies of stray operands on the stack; returns whether any was made.
+bool align(const OpFacts& f, torch::jit::Stack& stack, std::size_t base, WriteBacks& write_backs);
+
+// A copy for a written operand, and the way back of all of them.
+at::Tensor cross_written(const at::Tensor& t, c10::Device to, bool hidden, const Cause& cause);
+void finish(WriteBacks& write_backs);
+
+// A list operator whose rows live on several devices: one call per device. Arguments are replaced by results.
+void call_rows(const c10::OperatorHandle& op, const OpFacts& f, torch::jit::Stack& stack);
+
+} // namespace managed

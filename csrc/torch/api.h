@@ -1,0 +1,77 @@
+/* api.h: what csrc/torch offers to csrc/python, in C.
+ *
+ * Tensors cross as PyObject*. A function that returns int gives 0 (or a truth
+ * value) or -1 with a Python exception set; one that returns PyObject* gives a
+ * new reference or NULL with an exception set. All are called with the GIL.
+ */
+#ifndef MGD_TORCH_API_H
+#define MGD_TORCH_API_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "../core/internal.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- api.cpp: start */
+/* Registers the hook and creates the machine, once a process; an error text if the key is taken. */
+int mgd_torch_init(void);
+struct mgd_machine *mgd_torch_machine(void);
+
+/* ---- devices.cpp: torch's devices as ids of the machine */
+/* Adds the accelerators torch knows now (CUDA, then "sim"); initialises a driver only here. Returns their number or -1. */
+int mgd_torch_discover(void);
+/* The hook's half of bridge.h as a capsule "managed._C.bridge", for managed._cuda. */
+PyObject *mgd_torch_bridge(void);
+/* Attaches the simulator: `capsule` is managed._sim's bridge; adds its devices, replaces earlier simulated ones. */
+int mgd_torch_attach_sim(PyObject *capsule, int devices);
+/* Device object, "cuda:1", "sim", "cpu" or int -> id. "cuda" means a simulated device where there is no CUDA.
+ * *any is set when a device type without an index was named ("cuda"). ValueError for what does not exist. */
+int mgd_torch_device_id(PyObject *device, int *id, int *any);
+PyObject *mgd_torch_device(int id); /* a torch.device */
+/* Reads free memory of every accelerator into the ledger. */
+int mgd_torch_observe(void);
+/* How often bytes have come back. Read it BEFORE asking whether there is room, then wait for it to change. */
+uint64_t mgd_torch_freed_count(void);
+/* Blocks without the GIL until mgd_torch_freed_count() differs from `seen` or `deadline` (ns of mgd_torch_now) has passed; 1 = woken, 0 = time is over. */
+int mgd_torch_wait_freed(uint64_t seen, int64_t deadline);
+/* Wakes everybody who waits: a reservation was released. */
+void mgd_torch_notify_freed(void);
+int64_t mgd_torch_now(void);
+
+/* ---- state.cpp: what a tensor carries beside the key */
+int mgd_torch_is_tensor(PyObject *o);
+int mgd_torch_is_managed(PyObject *tensor);      /* no error: 0 for anything else */
+PyObject *mgd_torch_alias(PyObject *tensor);     /* x.alias(), marked: what as_subclass gives */
+int mgd_torch_mark(PyObject *tensor);            /* makes this very tensor managed */
+int mgd_torch_unmark(PyObject *tensor);
+int mgd_torch_pin(PyObject *tensor, int pinned); /* 1 pins to its device, 0 unpins */
+int mgd_torch_pinned(PyObject *tensor);
+uint64_t mgd_torch_object(PyObject *tensor, int create); /* the id under which the trace knows it; 0 if none */
+int64_t mgd_torch_nbytes(PyObject *tensor);      /* bytes of the tensor's elements; -1 on error */
+int mgd_torch_device_of(PyObject *tensor);       /* id, or -1 on error (meta) */
+
+/* ---- move.cpp */
+/* A new tensor on the device, recorded by autograd, managed, traced: what x.to(device) gives. */
+PyObject *mgd_torch_to(PyObject *tensor, int device, int non_blocking, enum mgd_reason why);
+/* Moves the tensor itself (and its .grad) in place; object, ties and hooks stay. Refused for pinned tensors and non-leaves. */
+int mgd_torch_move(PyObject *tensor, int device, enum mgd_reason why);
+
+/* ---- hook.cpp: knobs */
+int mgd_torch_set_frozen(int frozen); /* thread-local; returns the old value */
+/* Extra counters of the hook as a dict: slow_calls, aligned, grouped, ... */
+PyObject *mgd_torch_counters(void);
+int mgd_torch_reset_counters(void);
+
+/* ---- engine.cpp */
+int mgd_torch_engine_started(void); /* 1 once a backward has sized the engine's queues */
+/* Runs the given callable (torch's _engine_run_backward) with the key included in TLS. */
+PyObject *mgd_torch_run_backward(PyObject *callable, PyObject *args, PyObject *kwargs);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

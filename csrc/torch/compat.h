@@ -1,0 +1,28 @@
+// compat.h: the one place where torch versions differ.
+//
+// Differences are probed from the headers' types, not guessed from version
+// numbers, so that a nightly or a patched build works as well.
+#pragma once
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/autograd/edge.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+namespace managed {
+
+// Autograd nodes are std::shared_ptr before torch 2.13, intrusive_ptr since.
+using NodePtr = std::decay_t<decltype(torch::autograd::Edge::function)>;
+
+template <class T, class... Args>
+NodePtr make_node(Args&&... args) {
+  if constexpr (std::is_same_v<NodePtr, std::shared_ptr<torch::autograd::Node>>)
+    // Found by argument-dependent lookup where it exists; it frees deep graphs without recursion.
+    return NodePtr(new T(std::forward<Args>(args)...), [](T* node) { deleteNode(node); });
+  else
+    return c10::make_intrusive<T>(std::forward<Args>(args)...);
+}
+
+} // namespace managed

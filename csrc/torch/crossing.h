@@ -1,0 +1,23 @@
+// crossing.h: copies of one tensor on another device, recorded by autograd.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include "../core/internal.h"
+
+namespace managed {
+
+// Who asked for a crossing and why; ends up in the trace.
+struct Cause {
+  const char* operator_name; // static lifetime
+  enum mgd_event_kind kind;
+  enum mgd_reason reason;
+};
+
+// t's values on `to`, managed. With grad mode on, a gradient of the copy
+// arrives at t on t's own device. Expanded tensors cross once and stay expanded.
+at::Tensor cross(const at::Tensor& t, c10::Device to, const Cause& cause);
+
+// The same without autograd, whatever the grad mode.
+at::Tensor cross_values(const at::Tensor& t, c10::Device to, const Cause& cause);
+
+} // namespace managed

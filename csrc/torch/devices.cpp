@@ -1,0 +1,298 @@
+// devices.cpp: owns the machine and the mapping between c10::Device and its ids.
+//
+// Accelerators are looked up when somebody first asks for one, so importing
+// the package initialises no driver. Memory is read through torch's own
+// DeviceAllocator interface, which CUDA and the simulator both implement.
+#include "devices.h"
+
+#include <ATen/Context.h>
+#include <ATen/SparseCsrTensorImpl.h>
+#include <ATen/SparseTensorImpl.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/csrc/Device.h>
+#include <torch/csrc/Exceptions.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+
+#include "api.h"
+#include "bridge.h"
+#include "guard.h"
+
+namespace managed {
+namespace {
+
+constexpr int kMaxIndex = 64;
+
+struct Registry {
+  std::mutex mutex; // discovery and attaching
+  struct mgd_machine* machine = nullptr;
+  std::atomic<bool> discovered{false};
+  std::atomic<int> count{1};                            // ids in use, the host included
+  std::array<c10::Device, MGD_MAX_DEVICES> devices;     // by id; written before count grows
+  std::array<std::atomic<int8_t>, kMaxIndex> cuda, sim; // index -> id, -1 when there is none
+  Bridge* bridge = nullptr;
+
+  // Waiting for bytes to come back.
+  std::mutex freed_mutex;
+  std::condition_variable freed;
+  std::atomic<int> waiters{0};
+  std::atomic<uint64_t> freed_count{0};
+
+  template <std::size_t... I>
+  explicit Registry(std::index_sequence<I...>) : devices{((void)I, c10::Device(c10::kCPU))...} {
+    for (auto& id : cuda) id = -1;
+    for (auto& id : sim) id = -1;
+  }
+};
+
+Registry& registry() {
+  static auto* r = new Registry(std::make_index_sequence<MGD_MAX_DEVICES>{}); // never destroyed: threads may outlive static destructors
+  return *r;
+}
+
+void check(int code, const char* what) {
+  TORCH_CHECK(code == MGD_OK, "managed: ", what, ": ", mgd_error_text(code));
+}
+
+int add(c10::Device d, int64_t capacity) {
+  Registry& r = registry();
+  int id = 0;
+  check(mgd_device_add(r.machine, d.str().c_str(), capacity, &id), "adding a device");
+  r.devices[id] = d;
+  (d.is_cuda() ? r.cuda : r.sim)[d.index()] = static_cast<int8_t>(id);
+  r.count = id + 1;
+  return id;
+}
+
+int device_count(c10::DeviceType type) {
+  return c10::impl::hasDeviceGuardImpl(type) ? c10::impl::getDeviceGuardImpl(type)->deviceCount() : 0;
+}
+
+std::pair<int64_t, int64_t> memory_info(c10::Device d) {
+  auto [free, total] = c10::getDeviceAllocator(d.type())->getMemoryInfo(d.index());
+  return {static_cast<int64_t>(free), static_cast<int64_t>(total)};
+}
+
+void discover_cuda() {
+  const int n = std::min(device_count(c10::kCUDA), kMaxIndex);
+  if (n > 0) at::globalContext().lazyInitDevice(c10::kCUDA);
+  for (int i = 0; i < n; i++) {
+    const c10::Device d(c10::kCUDA, static_cast<c10::DeviceIndex>(i));
+    add(d, memory_info(d).second);
+  }
+}
+
+void observe_one(int id) {
+  const c10::Device d = device_of(id);
+  auto [free, total] = memory_info(d);
+  const auto stats = c10::getDeviceAllocator(d.type())->getDeviceStats(d.index());
+  const int64_t allocated = stats.allocated_bytes[0].current, cached = stats.reserved_bytes[0].current;
+  const int64_t foreign = std::max<int64_t>(0, total - free - cached);
+  check(mgd_ledger_observe(machine(), id, allocated, foreign), "reading device memory");
+}
+
+// Called on every free, so it takes no lock while nobody waits. The count goes
+// up first: whoever registers as a waiter afterwards sees it and does not sleep.
+void bytes_came_back(int, std::size_t) {
+  Registry& r = registry();
+  r.freed_count++;
+  if (r.waiters.load() == 0) return;
+  { std::lock_guard<std::mutex> lock(r.freed_mutex); }
+  r.freed.notify_all();
+}
+
+void attach_links(const Bridge& bridge, int first, int devices) {
+  auto set = [&](int from, int to) {
+    struct mgd_link link{};
+    bridge.link(from, to, &link.latency_ns, &link.bytes_per_ns);
+    auto id = [&](int i) { return i < 0 ? MGD_HOST : first + i; };
+    check(mgd_link_set(machine(), id(from), id(to), link), "describing a link");
+  };
+  for (int a = -1; a < devices; a++)
+    for (int b = -1; b < devices; b++)
+      if (a != b) set(a, b);
+}
+
+void attach_sim(Bridge* bridge, int devices) {
+  Registry& r = registry();
+  std::lock_guard<std::mutex> lock(r.mutex);
+  TORCH_CHECK(!r.bridge, "managed: the simulator is already attached");
+  TORCH_CHECK(bridge->version == Bridge{}.version, "managed: _sim was built for another version of managed; build both again");
+  int first = -1;
+  for (int i = 0; i < devices; i++) {
+    const c10::Device d(c10::kPrivateUse1, static_cast<c10::DeviceIndex>(i));
+    const int id = add(d, memory_info(d).second);
+    if (i == 0) first = id;
+  }
+  attach_links(*bridge, first, devices);
+  bridge->freed = &bytes_came_back;
+  r.bridge = bridge;
+}
+
+int64_t to_int64(std::chrono::steady_clock::duration d) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(d).count();
+}
+
+// "cuda" names a simulated device where simulation is on; without CUDA nothing else is meant.
+int resolve(c10::Device d, bool* any) {
+  Registry& r = registry();
+  *any = d.type() != c10::kCPU && !d.has_index();
+  if (d.is_cpu()) return MGD_HOST;
+  discover();
+  const bool wants_sim = d.type() == c10::kPrivateUse1 || (d.is_cuda() && r.bridge);
+  if (!d.has_index()) return wants_sim ? r.sim[0].load() : d.is_cuda() ? r.cuda[0].load() : -1;
+  if (d.index() < 0 || d.index() >= kMaxIndex) return -1;
+  return wants_sim ? r.sim[d.index()].load() : d.is_cuda() ? r.cuda[d.index()].load() : -1;
+}
+
+std::string known_devices() {
+  std::string s = "cpu";
+  for (int id = 1; id < registry().count; id++) s += ", " + device_of(id).str();
+  return s;
+}
+
+} // namespace
+
+struct mgd_machine* machine() { return registry().machine; }
+
+int id_of(c10::Device d) {
+  Registry& r = registry();
+  if (d.is_cpu()) return MGD_HOST;
+  const bool cuda = d.is_cuda();
+  if ((!cuda && d.type() != c10::kPrivateUse1) || d.index() < 0 || d.index() >= kMaxIndex) return -1;
+  if (C10_UNLIKELY(cuda && !r.discovered)) discover();
+  return (cuda ? r.cuda : r.sim)[d.index()].load(std::memory_order_relaxed);
+}
+
+c10::Device device_of(int id) { return registry().devices[id]; }
+
+void discover() {
+  Registry& r = registry();
+  if (r.discovered) return;
+  std::lock_guard<std::mutex> lock(r.mutex);
+  if (r.discovered) return;
+  discover_cuda();
+  r.discovered = true;
+}
+
+void observe() {
+  discover();
+  for (int id = 1; id < registry().count; id++) observe_one(id);
+}
+
+int64_t now() { return to_int64(std::chrono::steady_clock::now().time_since_epoch()); }
+
+int64_t bytes_of(const at::Tensor& t) {
+  if (!t.defined()) return 0;
+  switch (t.layout()) {
+    case at::kStrided:
+      return static_cast<int64_t>(t.nbytes());
+    case at::kSparse:
+      return bytes_of(t._indices()) + bytes_of(t._values());
+    case at::kSparseCsr:
+    case at::kSparseCsc:
+    case at::kSparseBsr:
+    case at::kSparseBsc: {
+      auto* s = static_cast<at::SparseCsrTensorImpl*>(t.unsafeGetTensorImpl());
+      return bytes_of(s->compressed_indices()) + bytes_of(s->plain_indices()) + bytes_of(s->values());
+    }
+    default:
+      return t.has_storage() ? static_cast<int64_t>(t.storage().nbytes()) : 0;
+  }
+}
+
+void create_machine() {
+  Registry& r = registry();
+  if (!r.machine) check(mgd_machine_create(nullptr, &r.machine), "starting");
+}
+
+} // namespace managed
+
+using namespace managed;
+
+struct mgd_machine* mgd_torch_machine(void) { return machine(); }
+int64_t mgd_torch_now(void) { return now(); }
+
+int mgd_torch_discover(void) {
+  return guarded([] {
+    discover();
+    return mgd_device_count(machine()) - 1;
+  });
+}
+
+int mgd_torch_observe(void) {
+  return guarded([] {
+    observe();
+    return 0;
+  });
+}
+
+int mgd_torch_attach_sim(PyObject* capsule, int devices) {
+  auto* bridge = static_cast<Bridge*>(PyCapsule_GetPointer(capsule, "managed._sim.bridge"));
+  if (!bridge) return -1;
+  return guarded([&] {
+    attach_sim(bridge, devices);
+    return 0;
+  });
+}
+
+int mgd_torch_device_id(PyObject* o, int* id, int* any) {
+  return guarded([&] {
+    c10::Device d(c10::kCPU);
+    if (THPDevice_Check(o)) {
+      d = reinterpret_cast<THPDevice*>(o)->device;
+    } else if (PyUnicode_Check(o)) {
+      const char* text = PyUnicode_AsUTF8(o);
+      if (!text) throw python_error();
+      d = c10::Device(std::string(text));
+    } else {
+      TORCH_CHECK_TYPE(PyLong_Check(o) && !PyBool_Check(o), "managed: a device is a torch.device, a string or an int, not ", Py_TYPE(o)->tp_name);
+      const long index = PyLong_AsLong(o);
+      if (index == -1 && PyErr_Occurred()) throw python_error();
+      TORCH_CHECK_VALUE(index >= 0 && index < kMaxIndex, "managed: there is no device ", index, "; there are ", known_devices());
+      d = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
+    }
+    bool unnamed = false;
+    const int found = resolve(d, &unnamed);
+    // "cuda" alone lets the manager pick, also when there is nothing to pick from.
+    TORCH_CHECK_VALUE(found >= 0 || (unnamed && (d.is_cuda() || d.type() == c10::kPrivateUse1)), "managed: there is no device ", d, "; there are ", known_devices(),
+                      registry().bridge || registry().count > 1 ? "" : ". Without a GPU, managed.simulate(devices=4) makes simulated ones");
+    *id = found;
+    *any = unnamed;
+    return 0;
+  });
+}
+
+PyObject* mgd_torch_device(int id) { return guarded([&] { return THPDevice_New(device_of(id)); }); }
+
+uint64_t mgd_torch_freed_count(void) { return registry().freed_count; }
+void mgd_torch_notify_freed(void) { bytes_came_back(0, 0); }
+
+PyObject* mgd_torch_bridge(void) {
+  static Bridge hook = [] {
+    Bridge b;
+    b.freed = &bytes_came_back;
+    return b;
+  }();
+  return PyCapsule_New(&hook, "managed._C.bridge", nullptr);
+}
+
+int mgd_torch_wait_freed(uint64_t seen, int64_t deadline) {
+  Registry& r = registry();
+  int woken = 0;
+  Py_BEGIN_ALLOW_THREADS;
+  r.waiters++;
+  {
+    std::unique_lock<std::mutex> lock(r.freed_mutex);
+    const auto until = std::chrono::steady_clock::time_point(std::chrono::nanoseconds(deadline));
+    woken = r.freed.wait_until(lock, until, [&] { return r.freed_count != seen; });
+  }
+  r.waiters--;
+  Py_END_ALLOW_THREADS;
+  return woken;
+}

@@ -1,0 +1,79 @@
+// facts.h: what the chokepoint must know about an operator before it sees a call.
+//
+// Facts are computed once per operator from its schema, plus one table
+// (rules.cpp) for what schemas do not say. They are immutable and live as long
+// as the process, because kernels registered with the dispatcher carry them.
+#pragma once
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <string_view>
+
+namespace managed {
+
+// How a call goes on after alignment.
+enum class Route : uint8_t {
+  Leaf,        // the key is excluded below: nothing inside needs the hook
+  Open,        // the key stays on: inner operators come to the hook themselves
+  AlignOnly,   // a composite whose body compares devices: operands are aligned, nothing else
+  Fallthrough, // any other composite: never reaches us, its leaves do
+};
+
+// What alignment may do with the operands.
+enum class Mixing : uint8_t {
+  Align, // bring them together
+  Never, // this operator is how tensors cross devices, or only looks at them
+  Rows,  // a list operator: rows agree among themselves, devices may differ between rows
+};
+
+enum ArgFlag : uint8_t {
+  kWritten = 1,      // the schema says that it is written
+  kAliased = 2,      // a result is a view of it
+  kHostOnly = 4,     // the kernel demands it on the CPU
+  kHostAllowed = 8,  // the kernel takes it from the CPU as well
+  kHiddenWrite = 16, // written although the schema does not say so
+  kMetadata = 32,    // only its shape or dtype is read
+};
+
+enum class ArgShape : uint8_t { One, List, OptionalList };
+
+struct TensorArg {
+  uint16_t index; // position in the schema
+  ArgShape shape;
+  uint8_t flags;
+  const char* name; // owned by the facts' copy of the schema's names
+};
+
+struct OpFacts {
+  std::string name; // "aten::add.Tensor"
+  uint16_t arguments = 0, returns = 0;
+  c10::SmallVector<TensorArg, 8> tensors;
+  c10::SmallVector<int16_t, 4> returned; // argument that return r is, or -1 when it is fresh
+  int generator = -1;                    // position of a Generator argument
+  Route route = Route::Leaf;
+  Mixing mixing = Mixing::Align;
+  bool scalars_stay = false; // 0-dim CPU tensors count as numbers
+  bool writes_lists = false; // written lists come back as arguments, not as results
+  bool has_host_only = false;
+  std::deque<std::string> names; // storage of TensorArg::name
+};
+
+// The facts of an operator; computed on first use, then found by handle.
+const OpFacts& facts_of(const c10::OperatorHandle& op);
+
+// The table of rules.cpp: `base` is the name without namespace and overload.
+struct OpRule {
+  Mixing mixing = Mixing::Align;
+  bool scalars_stay_always = false;
+};
+OpRule rule_of(std::string_view base);
+uint8_t arg_rule_of(std::string_view base, std::string_view argument); // flags to add
+bool scalars_move(std::string_view base);      // pointwise by tag, yet its kernel compares devices
+bool checks_devices(std::string_view base);    // composite that must be aligned as a whole
+bool reads_raw_memory(std::string_view full);  // composite that must run as a leaf
+bool calls_composites(std::string_view full);  // leaf whose device kernel is a composite
+
+} // namespace managed

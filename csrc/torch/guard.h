@@ -1,0 +1,36 @@
+// guard.h: the border between C++ exceptions and Python's.
+// Only files that implement api.h include it.
+#pragma once
+#include <Python.h>
+#include <torch/csrc/Exceptions.h>
+
+#include <type_traits>
+#include <utility>
+
+namespace managed {
+
+// Runs f; a C++ exception becomes the Python exception torch itself would
+// raise for it, and the result is NULL for pointers and -1 for numbers.
+template <class F>
+auto guarded(F&& f) -> decltype(f()) {
+  using R = decltype(f());
+  R failed{};
+  if constexpr (!std::is_pointer_v<R>) failed = static_cast<R>(-1);
+  HANDLE_TH_ERRORS
+  return std::forward<F>(f)();
+  END_HANDLE_TH_ERRORS_RET(failed)
+}
+
+// Lets other Python threads run while bytes are copied.
+class NoGil {
+ public:
+  NoGil() : state_(PyEval_SaveThread()) {}
+  ~NoGil() { PyEval_RestoreThread(state_); }
+  NoGil(const NoGil&) = delete;
+  NoGil& operator=(const NoGil&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
+} // namespace managed

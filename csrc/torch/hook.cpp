@@ -1,0 +1,179 @@
+// hook.cpp: the chokepoint. Every operator call that meets a managed tensor,
+// from Python, C++, TorchScript or the autograd engine, passes here.
+//
+// On the path where nothing has to move it compares devices, lets the operator
+// run below the key, and marks what comes out; it takes no lock and calls no
+// Python. Which device, what to copy and what stays is decided elsewhere
+// (align.cpp, rules.cpp, core/place.c).
+#include "hook.h"
+
+#include <torch/library.h>
+
+#include <atomic>
+#include <vector>
+
+#include "align.h"
+#include "api.h"
+#include "devices.h"
+#include "guard.h"
+#include "state.h"
+
+namespace managed {
+namespace {
+
+struct Counters {
+  std::atomic<int64_t> misaligned{0}; // calls whose operands stood apart
+  std::atomic<int64_t> aligned{0};    // of these, calls for which something was copied
+  std::atomic<int64_t> grouped{0};    // list operators split by device
+};
+Counters counters;
+
+// The operator whose operands this thread has just brought together. callBoxed
+// starts again at the top with the right key set and meets the hook once more;
+// the mark lets that one call pass without a second look.
+thread_local const OpFacts* aligned_call = nullptr;
+
+thread_local bool frozen = false;
+
+bool just_aligned(const OpFacts& f) {
+  if (C10_LIKELY(aligned_call != &f)) return false;
+  aligned_call = nullptr;
+  return true;
+}
+
+void mark_value(const c10::IValue& v) {
+  if (v.isTensor()) {
+    mark(v.toTensor());
+  } else if (v.isList()) {
+    for (const c10::IValue& e : v.toListRef()) {
+      if (!e.isTensor() && !e.isList() && !e.isNone()) return;
+      mark_value(e);
+    }
+  }
+}
+
+// Written lists come back as arguments, so they are remembered before the kernel takes the stack.
+c10::SmallVector<c10::IValue, 2> written_lists(const OpFacts& f, const torch::jit::Stack& stack) {
+  c10::SmallVector<c10::IValue, 2> lists;
+  if (C10_UNLIKELY(f.writes_lists))
+    for (const TensorArg& a : f.tensors)
+      if ((a.flags & kWritten) && a.shape != ArgShape::One) lists.push_back(stack[stack.size() - f.arguments + a.index]);
+  return lists;
+}
+
+void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
+  if (f.route == Route::AlignOnly) return op.redispatchBoxed(ks, &stack); // its leaves mark their own results
+  const auto lists = written_lists(f, stack);
+  if (f.route == Route::Open || C10_UNLIKELY(ks.has_any(kOpen))) {
+    op.redispatchBoxed(ks, &stack);
+  } else {
+    c10::impl::ExcludeDispatchKeyGuard no_key(kKey);
+    op.redispatchBoxed(ks, &stack);
+  }
+  for (std::size_t i = stack.size() - f.returns; i < stack.size(); i++) mark_value(stack[i]);
+  for (const c10::IValue& list : lists) mark_value(list);
+}
+
+// Aligns and calls again from the top; false when nothing moved and the call may simply go on.
+bool realign(const c10::OperatorHandle& op, torch::jit::Stack& stack, const OpFacts& f) {
+  counters.misaligned.fetch_add(1, std::memory_order_relaxed);
+  if (f.mixing == Mixing::Rows) {
+    counters.grouped.fetch_add(1, std::memory_order_relaxed);
+    call_rows(op, f, stack);
+    return true;
+  }
+  const std::size_t base = stack.size() - f.arguments;
+  std::vector<c10::IValue> originals;
+  for (const int16_t argument : f.returned) originals.push_back(argument < 0 ? c10::IValue() : stack[base + argument]);
+  WriteBacks write_backs;
+  if (!align(f, stack, base, write_backs)) return false;
+  counters.aligned.fetch_add(1, std::memory_order_relaxed);
+  call_aligned(op, f, stack);
+  if (write_backs.empty()) return true;
+  finish(write_backs);
+  for (std::size_t r = 0; r < f.returns; r++)
+    if (f.returned[r] >= 0) stack[stack.size() - f.returns + r] = originals[r];
+  return true;
+}
+
+// A kernel that carries its operator's facts, so that no call looks anything up.
+struct Hook final : c10::OperatorKernel {
+  explicit Hook(const OpFacts& f) : facts(f) {}
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack* stack) {
+    chokepoint(op, ks, *stack, facts);
+  }
+  const OpFacts& facts;
+};
+
+void register_operator(c10::Dispatcher& dispatcher, const c10::OperatorName& name, std::vector<c10::RegistrationHandleRAII>& kept) {
+  const auto op = dispatcher.findSchema(name);
+  if (!op) return;
+  const OpFacts& f = facts_of(*op);
+  auto kernel = f.route == Route::Fallthrough ? c10::KernelFunction::makeFallthrough()
+                                              : c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Hook>(f));
+  kept.push_back(dispatcher.registerImpl(name, kKey, std::move(kernel), std::nullopt, nullptr, "managed"));
+}
+
+void register_fallback() {
+  static auto* library = new torch::Library(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__); // registrations last as long as the process
+  try {
+    library->fallback(torch::CppFunction::makeFromBoxedFunction<&boxed>());
+  } catch (const c10::Error& e) {
+    TORCH_CHECK(false, "managed: another library already uses the dispatch key ", toString(kKey),
+                ", which managed needs for itself (torchdistx does, for example). Only one of them can be imported in a process.");
+  }
+}
+
+} // namespace
+
+void call_aligned(const c10::OperatorHandle& op, const OpFacts& f, torch::jit::Stack& stack) {
+  struct Restore {
+    const OpFacts* outer = aligned_call;
+    ~Restore() { aligned_call = outer; }
+  } restore;
+  aligned_call = &f;
+  op.callBoxed(&stack);
+}
+
+void chokepoint(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
+  if (f.mixing != Mixing::Never && !just_aligned(f) && C10_UNLIKELY(!together(f, stack, stack.size() - f.arguments)))
+    if (!frozen && realign(op, stack, f)) return;
+  run_below(op, ks & kBelow, stack, f);
+}
+
+void boxed(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack* stack) {
+  chokepoint(op, ks, *stack, facts_of(op));
+}
+
+void register_hook() {
+  static bool done = false;
+  if (done) return;
+  register_fallback();
+  register_typed();
+  static auto* kept = new std::vector<c10::RegistrationHandleRAII>;
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames())
+    if (name.name.compare(0, 6, "aten::") == 0 && !is_typed(name.overload_name.empty() ? name.name : name.name + "." + name.overload_name))
+      register_operator(dispatcher, name, *kept);
+  done = true;
+}
+
+} // namespace managed
+
+using namespace managed;
+
+int mgd_torch_set_frozen(int value) {
+  const bool old = frozen;
+  frozen = value != 0;
+  return old;
+}
+
+PyObject* mgd_torch_counters(void) {
+  return Py_BuildValue("{s:L,s:L,s:L}", "misaligned_calls", static_cast<long long>(counters.misaligned), "aligned_calls",
+                       static_cast<long long>(counters.aligned), "grouped_calls", static_cast<long long>(counters.grouped));
+}
+
+int mgd_torch_reset_counters(void) {
+  counters.misaligned = counters.aligned = counters.grouped = 0;
+  return 0;
+}

@@ -1,0 +1,36 @@
+// hook.h: the chokepoint.
+#pragma once
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "facts.h"
+#include "key.h"
+
+namespace managed {
+
+// The keys below ours: where a call goes on.
+inline const c10::DispatchKeySet kBelow(c10::DispatchKeySet::FULL_AFTER, kKey);
+
+// Keys whose kernels call operators again on tensors of their own (casts,
+// unwrapped batches): the key stays on, so that those calls come here too.
+inline const c10::DispatchKeySet kOpen =
+    c10::DispatchKeySet(
+        {c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::FuncTorchVmapMode,
+         c10::DispatchKey::Batched, c10::DispatchKey::VmapMode, c10::DispatchKey::Python, c10::DispatchKey::Functionalize,
+         c10::DispatchKey::FuncTorchDynamicLayerBackMode, c10::DispatchKey::Tracer}) |
+    c10::autocast_dispatch_keyset;
+
+// Registers everything with the dispatcher; throws c10::Error when the key is taken.
+void register_hook();
+void register_typed(); // typed.cpp, called by register_hook
+bool is_typed(const std::string& name);
+
+// One call, arguments on the stack: aligned, run below the key, results marked.
+void chokepoint(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f);
+void boxed(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack* stack); // looks the facts up
+
+// Calls op from the top with operands that need no second look.
+void call_aligned(const c10::OperatorHandle& op, const OpFacts& f, torch::jit::Stack& stack);
+
+} // namespace managed

@@ -1,0 +1,33 @@
+// key.h: the one place that names the dispatch key that makes a tensor managed.
+//
+// DeferredInit is declared and unused in torch 2.11 to 2.15: it lies above
+// Autocast, Autograd and Tracer and below functorch's front mode. If upstream
+// ever takes it, this header changes and nothing else.
+#pragma once
+#include <c10/core/TensorImpl.h>
+
+namespace managed {
+
+constexpr c10::DispatchKey kKey = c10::DispatchKey::DeferredInit;
+
+// TensorImpl keeps its key set protected; a pointer to member taken through a
+// derived struct is the legal way in.
+struct KeySetAccess : c10::TensorImpl {
+  using c10::TensorImpl::key_set_;
+};
+inline c10::DispatchKeySet& key_set_of(c10::TensorImpl* t) {
+  constexpr c10::DispatchKeySet c10::TensorImpl::*member = &KeySetAccess::key_set_;
+  return t->*member;
+}
+
+inline bool has_key(const c10::TensorImpl* t) { return t->key_set().has(kKey); }
+inline void add_key(c10::TensorImpl* t) {
+  auto& ks = key_set_of(t);
+  ks = ks.add(kKey);
+}
+inline void remove_key(c10::TensorImpl* t) {
+  auto& ks = key_set_of(t);
+  ks = ks.remove(kKey);
+}
+
+} // namespace managed

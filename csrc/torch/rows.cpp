@@ -1,0 +1,126 @@
+// rows.cpp: list operators (_foreach_*, _fused_*, _amp_foreach_*) whose rows
+// live on several devices. Row j is the j-th tensor of every list of full
+// length; rows are independent, so each device gets one call with its rows.
+#include <ATen/core/jit_type.h>
+
+#include "align.h"
+#include "hook.h"
+
+namespace managed {
+namespace {
+
+class Rows {
+ public:
+  Rows(const c10::OperatorHandle& op, const OpFacts& f, std::vector<c10::IValue> arguments)
+      : op_(op), f_(f), arguments_(std::move(arguments)), results_(f.returns) {
+    for (const TensorArg& a : f.tensors)
+      if (a.shape != ArgShape::One && arguments_[a.index].isList())
+        count_ = std::max(count_, arguments_[a.index].toListRef().size());
+    for (auto& r : results_) r.resize(count_);
+    for (std::size_t row = 0; row < count_; row++) choices_.push_back(choose_row(row));
+  }
+
+  void run(torch::jit::Stack& stack) {
+    std::vector<bool> done(count_, false);
+    for (std::size_t first = 0; first < count_; first++) {
+      if (done[first]) continue;
+      std::vector<std::size_t> same;
+      for (std::size_t row = first; row < count_; row++)
+        if (!done[row] && choices_[row].device == choices_[first].device) {
+          same.push_back(row);
+          done[row] = true;
+        }
+      call(same, choices_[first]);
+    }
+    push_results(stack);
+  }
+
+ private:
+  bool per_row(const c10::IValue& v) const { return v.isList() && v.toListRef().size() == count_; }
+
+  Choice choose_row(std::size_t row) const {
+    Operands operands;
+    for (const TensorArg& a : f_.tensors) {
+      const c10::IValue& v = arguments_[a.index];
+      if (a.shape == ArgShape::One || !per_row(v)) continue;
+      const c10::IValue& e = v.toListRef()[row];
+      if (e.isTensor() && e.toTensor().defined()) operands.push_back({e.toTensor(), &a, static_cast<int>(row)});
+    }
+    if (operands.empty()) return {c10::Device(c10::kCPU), MGD_WHY_NONE};
+    const auto choice = choose(f_, operands, c10::IValue());
+    return choice ? *choice : Choice{operands[0].tensor.device(), MGD_WHY_NONE};
+  }
+
+  at::Tensor bring(const at::Tensor& t, const TensorArg& a, const Choice& c, WriteBacks& write_backs) const {
+    if (!t.defined() || t.device() == c.device) return t;
+    const Operand o{t, &a, 0};
+    if (o.is_number() && !o.is(kWritten)) return t;
+    const Cause cause{f_.name.c_str(), MGD_EV_COPY, c.reason};
+    if (!o.is(kWritten)) return cross(t, c.device, cause);
+    at::Tensor copy = cross_written(t, c.device, false, cause);
+    write_backs.push_back({t, copy, false});
+    return copy;
+  }
+
+  c10::IValue pick_tensors(const c10::IValue& v, const TensorArg& a, const std::vector<std::size_t>& rows, const Choice& c,
+                           WriteBacks& write_backs) const {
+    c10::List<at::Tensor> out;
+    const auto list = v.toListRef();
+    if (per_row(v))
+      for (std::size_t row : rows) out.push_back(bring(list[row].toTensor(), a, c, write_backs));
+    else
+      for (const c10::IValue& e : list) out.push_back(bring(e.toTensor(), a, c, write_backs));
+    return out;
+  }
+
+  // Lists of numbers, one a row.
+  static c10::IValue pick_values(const c10::IValue& v, const std::vector<std::size_t>& rows) {
+    const auto list = v.toList();
+    c10::impl::GenericList out(list.elementType());
+    for (std::size_t row : rows) out.push_back(list.get(row));
+    return out;
+  }
+
+  void call(const std::vector<std::size_t>& rows, const Choice& c) {
+    WriteBacks write_backs;
+    torch::jit::Stack stack;
+    for (std::size_t i = 0; i < arguments_.size(); i++) {
+      const c10::IValue& v = arguments_[i];
+      const TensorArg* a = nullptr;
+      for (const TensorArg& t : f_.tensors)
+        if (t.index == i) a = &t;
+      if (a && v.isTensor()) stack.emplace_back(bring(v.toTensor(), *a, c, write_backs));
+      else if (a && v.isList()) stack.push_back(pick_tensors(v, *a, rows, c, write_backs));
+      else if (per_row(v)) stack.push_back(pick_values(v, rows));
+      else stack.push_back(v);
+    }
+    call_aligned(op_, f_, stack);
+    finish(write_backs);
+    for (std::size_t r = 0; r < f_.returns; r++)
+      if (f_.returned[r] < 0 && stack[r].isTensorList())
+        for (std::size_t k = 0; k < rows.size(); k++) results_[r][rows[k]] = stack[r].toListRef()[k].toTensor();
+  }
+
+  void push_results(torch::jit::Stack& stack) {
+    for (std::size_t r = 0; r < f_.returns; r++)
+      if (f_.returned[r] >= 0) stack.push_back(arguments_[f_.returned[r]]);
+      else stack.emplace_back(c10::List<at::Tensor>(c10::ArrayRef<at::Tensor>(results_[r])));
+  }
+
+  const c10::OperatorHandle& op_;
+  const OpFacts& f_;
+  std::vector<c10::IValue> arguments_;
+  std::size_t count_ = 0;
+  std::vector<Choice> choices_;
+  std::vector<std::vector<at::Tensor>> results_;
+};
+
+} // namespace
+
+void call_rows(const c10::OperatorHandle& op, const OpFacts& f, torch::jit::Stack& stack) {
+  std::vector<c10::IValue> arguments(stack.end() - f.arguments, stack.end());
+  torch::jit::drop(stack, f.arguments);
+  Rows(op, f, std::move(arguments)).run(stack);
+}
+
+} // namespace managed

@@ -1,0 +1,141 @@
+// rules.cpp: the table of what schemas do not say.
+//
+// Owns nothing but constant data. Each row was found by running PyTorch's
+// operator database with operands scattered over devices; to add one, add the
+// row and a test in tests/test_align_rules.py (docs/developer_notes/rules.md).
+#include <algorithm>
+#include <array>
+
+#include "facts.h"
+
+namespace managed {
+namespace {
+
+template <std::size_t N>
+bool contains(const std::array<std::string_view, N>& names, std::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// Operators that carry data between devices, or only look at tensors.
+constexpr std::array<std::string_view, 24> kNeverAligned{
+    "copy_", "_copy_from", "_copy_from_and_resize", "to", "_to_copy", "type_as",
+    "set_", "set_data", "is_set_to", "record_stream", "pin_memory", "_pin_memory",
+    "is_pinned", "_has_same_storage_numel", "_has_compatible_shallow_copy_type", "is_same_size",
+    "broadcast_tensors", "atleast_1d", "atleast_2d", "atleast_3d", "_backward", "result_type",
+    "can_cast", "_has_any_zero_dim"};
+
+// Composites whose body compares the devices of its arguments.
+constexpr std::array<std::string_view, 15> kChecksDevices{
+    "scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu",
+    "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "tensor_split",
+    "take_along_dim", "linalg_multi_dot", "cartesian_prod", "chain_matmul", "inner"};
+
+// Tagged pointwise, but their kernels do not take a CPU number beside an accelerator tensor.
+constexpr std::array<std::string_view, 3> kScalarsMoveByPrefix{"masked_fill", "logical_", "float_power"};
+
+constexpr std::array<std::string_view, 4> kListPrefixes{"_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad"};
+
+struct ArgRow {
+  std::string_view op, argument;
+  uint8_t flags;
+};
+constexpr ArgRow kArguments[] = {
+    {"view_as", "other", kMetadata},
+    {"expand_as", "other", kMetadata},
+    {"reshape_as", "other", kMetadata},
+    {"resize_as_", "the_template", kMetadata},
+    {"resize_as", "the_template", kMetadata},
+    {"resize_as_sparse_", "the_template", kMetadata},
+
+    {"index", "indices", kHostAllowed},
+    {"index_put", "indices", kHostAllowed},
+    {"index_put_", "indices", kHostAllowed},
+    {"_index_put_impl_", "indices", kHostAllowed},
+    {"_unsafe_index", "indices", kHostAllowed},
+    {"_unsafe_index_put", "indices", kHostAllowed},
+    {"_unsafe_masked_index", "indices", kHostAllowed},
+
+    {"_pack_padded_sequence", "lengths", kHostOnly},
+    {"_pack_padded_sequence_backward", "batch_sizes", kHostOnly},
+    {"_pad_packed_sequence", "batch_sizes", kHostOnly},
+    {"lstm", "batch_sizes", kHostOnly},
+    {"gru", "batch_sizes", kHostOnly},
+    {"rnn_tanh", "batch_sizes", kHostOnly},
+    {"rnn_relu", "batch_sizes", kHostOnly},
+    {"tensor_split", "tensor_indices_or_sections", kHostOnly},
+    {"ctc_loss", "input_lengths", kHostOnly},
+    {"ctc_loss", "target_lengths", kHostOnly},
+    {"_ctc_loss", "input_lengths", kHostOnly},
+    {"_ctc_loss", "target_lengths", kHostOnly},
+
+    {"batch_norm", "running_mean", kHiddenWrite},
+    {"batch_norm", "running_var", kHiddenWrite},
+    {"native_batch_norm", "running_mean", kHiddenWrite},
+    {"native_batch_norm", "running_var", kHiddenWrite},
+    {"_batch_norm_impl_index", "running_mean", kHiddenWrite},
+    {"_batch_norm_impl_index", "running_var", kHiddenWrite},
+    {"instance_norm", "running_mean", kHiddenWrite},
+    {"instance_norm", "running_var", kHiddenWrite},
+    {"_native_batch_norm_legit", "running_mean", kHiddenWrite},
+    {"_native_batch_norm_legit", "running_var", kHiddenWrite},
+    {"cudnn_batch_norm", "running_mean", kHiddenWrite},
+    {"cudnn_batch_norm", "running_var", kHiddenWrite},
+    {"miopen_batch_norm", "running_mean", kHiddenWrite},
+    {"miopen_batch_norm", "running_var", kHiddenWrite},
+    {"batch_norm_with_update", "running_mean", kHiddenWrite},
+    {"batch_norm_with_update", "running_var", kHiddenWrite},
+    {"_batch_norm_with_update", "running_mean", kHiddenWrite},
+    {"_batch_norm_with_update", "running_var", kHiddenWrite},
+    {"batch_norm_gather_stats", "running_mean", kHiddenWrite},
+    {"batch_norm_gather_stats", "running_var", kHiddenWrite},
+    {"batch_norm_gather_stats_with_counts", "running_mean", kHiddenWrite},
+    {"batch_norm_gather_stats_with_counts", "running_var", kHiddenWrite},
+    {"batch_norm_update_stats", "running_mean", kHiddenWrite},
+    {"batch_norm_update_stats", "running_var", kHiddenWrite},
+    {"rrelu_with_noise", "noise", kHiddenWrite},
+    {"fused_moving_avg_obs_fake_quant", "observer_on", kHiddenWrite},
+    {"fused_moving_avg_obs_fake_quant", "running_min", kHiddenWrite},
+    {"fused_moving_avg_obs_fake_quant", "running_max", kHiddenWrite},
+    {"fused_moving_avg_obs_fake_quant", "scale", kHiddenWrite},
+    {"fused_moving_avg_obs_fake_quant", "zero_point", kHiddenWrite},
+};
+
+} // namespace
+
+OpRule rule_of(std::string_view base) {
+  OpRule rule;
+  if (contains(kNeverAligned, base)) rule.mixing = Mixing::Never;
+  auto starts = [&](std::string_view prefix) { return base.substr(0, prefix.size()) == prefix; };
+  if (std::any_of(kListPrefixes.begin(), kListPrefixes.end(), starts) || starts("_amp_foreach"))
+    rule.mixing = Mixing::Rows;
+  rule.scalars_stay_always = base == "where" || base == "clamp_";
+  return rule;
+}
+
+uint8_t arg_rule_of(std::string_view base, std::string_view argument) {
+  uint8_t flags = 0;
+  for (const ArgRow& row : kArguments)
+    if (row.op == base && row.argument == argument) flags |= row.flags;
+  return flags;
+}
+
+bool scalars_move(std::string_view base) {
+  for (auto prefix : kScalarsMoveByPrefix)
+    if (base.substr(0, prefix.size()) == prefix) return true;
+  return base.find("pow") != std::string_view::npos;
+}
+
+bool checks_devices(std::string_view base) { return contains(kChecksDevices, base); }
+
+// Bodies that keep raw pointers, or read memory, between the operators they call.
+bool reads_raw_memory(std::string_view full) {
+  return full == "aten::ctc_loss.Tensor" || full == "aten::ctc_loss.IntList" ||
+      full == "aten::tensor_split.tensor_indices_or_sections";
+}
+
+// On simulated devices these fused kernels are composites (csrc/sim), so their insides must reach the hook.
+bool calls_composites(std::string_view full) {
+  return full == "aten::_thnn_fused_lstm_cell" || full == "aten::_thnn_fused_gru_cell";
+}
+
+} // namespace managed

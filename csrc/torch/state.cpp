@@ -1,0 +1,127 @@
+// state.cpp: creates and reads TensorState; the C face of marking and pinning.
+// Never moves a tensor.
+#include "state.h"
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include "api.h"
+#include "devices.h"
+#include "guard.h"
+
+namespace managed {
+
+TensorState* state_of(const at::Tensor& t) {
+  return t.defined() ? dynamic_cast<TensorState*>(t.unsafeGetTensorImpl()->get_backend_meta()) : nullptr;
+}
+
+TensorState& make_state(const at::Tensor& t) {
+  if (TensorState* s = state_of(t)) return *s;
+  auto state = c10::make_intrusive<TensorState>();
+  state->object = mgd_trace_new_object(machine());
+  TensorState& s = *state;
+  t.unsafeGetTensorImpl()->set_backend_meta(std::move(state));
+  return s;
+}
+
+bool is_pinned(const at::Tensor& t) {
+  if (TensorState* s = state_of(t)) return s->pinned.load(std::memory_order_relaxed);
+  if (!t.is_view()) return false;
+  TensorState* s = state_of(at::Tensor(t._base()));
+  return s && s->pinned.load(std::memory_order_relaxed);
+}
+
+namespace {
+
+void record(enum mgd_event_kind kind, const at::Tensor& t, const TensorState& s) {
+  mgd_event e{};
+  e.object = s.object;
+  e.time = now();
+  e.kind = static_cast<int16_t>(kind);
+  e.reason = MGD_WHY_ASKED;
+  e.from = e.to = static_cast<int16_t>(id_of(t.device()));
+  e.bytes = bytes_of(t);
+  mgd_trace_add(machine(), &e);
+}
+
+// What this version cannot keep is refused where the tensor is wrapped, not later inside an operator.
+void check_wrappable(const at::Tensor& t) {
+  TORCH_CHECK_TYPE(!t.is_quantized(), "managed: quantized tensors cannot be managed; dequantize() it first");
+  TORCH_CHECK_TYPE(!t.is_meta(), "managed: a meta tensor has no bytes to manage; materialise it on a device first");
+}
+
+} // namespace
+} // namespace managed
+
+using namespace managed;
+
+int mgd_torch_is_tensor(PyObject* o) { return THPVariable_Check(o); }
+
+int mgd_torch_is_managed(PyObject* o) {
+  return THPVariable_Check(o) && has_key(THPVariable_Unpack(o).unsafeGetTensorImpl());
+}
+
+PyObject* mgd_torch_alias(PyObject* o) {
+  return guarded([&]() -> PyObject* {
+    const at::Tensor& t = THPVariable_Unpack(o);
+    check_wrappable(t);
+    at::Tensor r = t.alias();
+    mark(r);
+    make_state(r);
+    return THPVariable_Wrap(std::move(r));
+  });
+}
+
+int mgd_torch_mark(PyObject* o) {
+  return guarded([&] {
+    const at::Tensor& t = THPVariable_Unpack(o);
+    check_wrappable(t);
+    mark(t);
+    if (has_key(t.unsafeGetTensorImpl())) make_state(t);
+    return 0;
+  });
+}
+
+int mgd_torch_unmark(PyObject* o) {
+  return guarded([&] {
+    remove_key(THPVariable_Unpack(o).unsafeGetTensorImpl());
+    return 0;
+  });
+}
+
+int mgd_torch_pin(PyObject* o, int pinned) {
+  return guarded([&] {
+    const at::Tensor& t = THPVariable_Unpack(o);
+    TensorState& s = make_state(t);
+    if (s.pinned.exchange(pinned != 0) != (pinned != 0)) record(pinned ? MGD_EV_PIN : MGD_EV_UNPIN, t, s);
+    return 0;
+  });
+}
+
+int mgd_torch_pinned(PyObject* o) {
+  return guarded([&] { return static_cast<int>(is_pinned(THPVariable_Unpack(o))); });
+}
+
+uint64_t mgd_torch_object(PyObject* o, int create) {
+  uint64_t id = 0;
+  guarded([&] {
+    const at::Tensor& t = THPVariable_Unpack(o);
+    if (create) make_state(t);
+    if (TensorState* s = state_of(t)) id = s->object;
+    return 0;
+  });
+  return id;
+}
+
+int64_t mgd_torch_nbytes(PyObject* o) {
+  return guarded([&] { return bytes_of(THPVariable_Unpack(o)); });
+}
+
+int mgd_torch_device_of(PyObject* o) {
+  return guarded([&] {
+    const at::Tensor& t = THPVariable_Unpack(o);
+    const int id = id_of(t.device());
+    TORCH_CHECK_VALUE(id >= 0, "managed: ", t.device(), " is not a device that managed knows");
+    return id;
+  });
+}

@@ -1,0 +1,43 @@
+// state.h: what a tensor carries beside the key.
+//
+// The state lives in the TensorImpl's BackendMeta, so it dies with the tensor
+// and is shared by its shallow copies (detach, .data), which is right: they
+// are the same bytes. It is created only where the program names the tensor
+// (wrapping, pinning, moving), never inside an operator: another thread may be
+// reading the TensorImpl then.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <c10/core/TensorImpl.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "key.h"
+
+namespace managed {
+
+struct TensorState : c10::BackendMeta {
+  std::atomic<bool> pinned{false};
+  uint64_t object = 0; // the id under which the trace knows it
+};
+
+TensorState* state_of(const at::Tensor& t); // null when it has none
+TensorState& make_state(const at::Tensor& t);
+
+// A view is pinned when its base is: they are the same bytes.
+bool is_pinned(const at::Tensor& t);
+
+// Makes the tensor managed. Wrapper subclasses, functorch's wrappers and meta
+// tensors hold no bytes of their own and are left alone.
+inline void mark(const at::Tensor& t) {
+  constexpr c10::DispatchKeySet wrappers(
+      {c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper,
+       c10::DispatchKey::Functionalize});
+  c10::TensorImpl* impl = t.unsafeGetTensorImpl();
+  const c10::DispatchKeySet ks = impl->key_set();
+  if (C10_LIKELY(ks.has(kKey)) || !t.defined()) return;
+  if (C10_UNLIKELY(ks.has_any(wrappers) || impl->is_meta())) return;
+  add_key(impl);
+}
+
+} // namespace managed
