@@ -1,0 +1,44 @@
+"""The exceptions of the sweeps, each with its reason. An entry that no longer fails is an error."""
+
+from dataclasses import dataclass
+
+# Their values are whatever the memory held; sizes, strides and dtype are compared.
+UNDEFINED_VALUES = frozenset(
+    (
+        "empty",
+        "empty_like",
+        "empty_permuted",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+    )
+)
+
+@dataclass(frozen=True)
+class Known:
+    reason: str
+    always: bool = True  # False: whether it shows depends on the samples and on the draw
+    dtypes: tuple = ()  # empty: all
+
+
+BY_DEVICE_TYPE = Known(
+    "torch picks its accumulation policy by device type (LinearCrossEntropyOptions)",
+    always=False,
+    dtypes=("bfloat16",),
+)
+
+# On plain simulated tensors these differ from the CPU, and rightly.
+ON_DEVICE = {
+    "tensor_split": Known("torch demands its indices on the CPU, on any accelerator", False),
+    "nn.functional.linear_cross_entropy.chunked": BY_DEVICE_TYPE,
+    "nn.functional.linear_cross_entropy.chunked_none": BY_DEVICE_TYPE,
+}
+
+# With scattered managed operands.
+NO_OPERAND = Known("for an empty matrix torch makes the answer without its operand", False)
+SCATTERED = {
+    "nn.functional.linear_cross_entropy.chunked": BY_DEVICE_TYPE,
+    "nn.functional.linear_cross_entropy.chunked_none": BY_DEVICE_TYPE,
+    "linalg.matrix_rank": NO_OPERAND,
+    "linalg.matrix_rank.hermitian": NO_OPERAND,
+}

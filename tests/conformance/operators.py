@@ -1,0 +1,188 @@
+"""One operator of torch's database, run plain on the CPU and once more elsewhere, and compared."""
+
+import contextlib
+import gc
+import itertools
+import signal
+import time
+import warnings
+
+import torch
+
+from .compare import difference, tensors
+from .known import UNDEFINED_VALUES
+from .placement import copied
+from .tally import Outcome
+
+SECONDS = 120  # for all samples of one operator; the slowest needs about ten
+
+
+class TooSlow(Exception):
+    pass
+
+
+@contextlib.contextmanager
+def limit(seconds):
+    """Raises TooSlow where an operator would hang the whole sweep."""
+
+    def ring(signum, frame):
+        raise TooSlow(f"not done in {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def attempt(function, *args, **kwargs):
+    """(result, None), or (None, what it raised in one line); warnings are the operator's own affair."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return function(*args, **kwargs), None
+    except TooSlow:
+        raise
+    except Exception as error:
+        return None, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def full_name(op):
+    return ".".join(filter(None, (op.name, op.variant_test_name)))
+
+
+def float_kind(dtype):
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def left_over():
+    """Bytes still allocated on simulated devices, per device that has some.
+
+    The engine's threads drop their last tensors a little after backward has returned, so that
+    a rest is looked at again for a second before it counts.
+    """
+    deadline = time.monotonic() + 1
+    while True:
+        used = {i: torch.sim.memory_allocated(i) for i in range(torch.sim.device_count())}
+        used = {i: n for i, n in used.items() if n}
+        if not used or time.monotonic() > deadline:
+            return used
+        gc.collect()
+
+
+def run_operator(op, dtype, placement, *, samples, seed):
+    """Forward and, where it is defined, backward of up to `samples` samples of `op`."""
+    outcome = Outcome(full_name(op), str(dtype).removeprefix("torch."))
+    try:
+        with limit(SECONDS):
+            for k, sample in enumerate(_samples(op, dtype, samples, seed, outcome)):
+                where = placement(f"{seed}/{outcome.operator}/{outcome.kind}/{k}")
+                _run_sample(op, sample, where, outcome, k)
+    except TooSlow as error:
+        outcome.forward.append(str(error))
+    left = left_over()
+    if left:
+        outcome.forward.append(f"bytes left over: {left}")
+    return outcome
+
+
+def _samples(op, dtype, number, seed, outcome):
+    grad = op.supports_autograd and float_kind(dtype)
+    torch.manual_seed(seed)
+    made, error = attempt(
+        lambda: list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=grad), number))
+    )
+    if error:
+        outcome.refused.append(f"no sample inputs: {error}")
+    return made or []
+
+
+def _with_generator(kwargs, make):
+    """A sample that brings a generator gets one of the same seed on the right device."""
+    return {
+        k: make(v.initial_seed()) if isinstance(v, torch.Generator) else v
+        for k, v in kwargs.items()
+    }
+
+
+def _call(function, operands, kwargs, seed=1):
+    torch.manual_seed(seed)
+    return function(operands[0], *operands[1], **kwargs)
+
+
+def _run_sample(op, sample, where, outcome, k):
+    here = copied((sample.input, sample.args, sample.kwargs))
+    there = where.operands((sample.input, sample.args, sample.kwargs))
+    expected, error = attempt(
+        _call, op, here, _with_generator(here[2], lambda s: torch.Generator().manual_seed(s))
+    )
+    if error:  # torch's own refusal: nothing to compare with
+        outcome.refused.append(f"sample {k}: {error}")
+        return
+    outcome.samples += 1
+    outcome.mixed += where.mixed()
+    actual, error = attempt(_call, op, there, _with_generator(there[2], where.generator))
+    found = error or _compare(expected, actual, op, where) or _inputs(here, there, op)
+    if found:
+        outcome.forward.append(f"sample {k}, {where}: {found}")
+        return
+    pairs = _differentiable(expected, actual)
+    if pairs:
+        _run_backward(pairs, tensors(here), tensors(there), where, outcome, k)
+
+
+def _compare(expected, actual, op, where):
+    found = difference(expected, actual, values=op.name not in UNDEFINED_VALUES)
+    return found or next(filter(None, map(where.objection, tensors(actual))), None)
+
+
+def _inputs(here, there, op):
+    """What a call did to its operands must be equal too."""
+    found = difference(tensors(here), tensors(there), values=op.name not in UNDEFINED_VALUES)
+    return found and f"operand {found}"
+
+
+def _differentiable(expected, actual):
+    return [
+        (x, y)
+        for x, y in zip(tensors(expected), tensors(actual), strict=True)
+        if x.requires_grad and float_kind(x.dtype) and x.layout is torch.strided
+    ]
+
+
+def _run_backward(pairs, here, there, where, outcome, k):
+    torch.manual_seed(3)
+    roots = [torch.randn_like(x) if x.is_nested else _root(x) for x, _ in pairs]
+    mine = [t for t in here if t.requires_grad]
+    theirs = [t for t in there if t.requires_grad]
+    expected, error = attempt(_grad, [x for x, _ in pairs], mine, roots)
+    if error:
+        outcome.refused.append(f"sample {k}, backward: {error}")
+        return
+    outcome.differentiated += 1
+    moved = [root.to(y.device) for root, (_, y) in zip(roots, pairs, strict=True)]
+    actual, error = attempt(_grad, [y for _, y in pairs], theirs, moved)
+    found = error or difference(expected, actual, strides=where.gradient_strides)
+    if not found:
+        found = next(
+            (
+                f"gradient on {g.device} for a leaf on {leaf.device}"
+                for g, leaf in zip(actual, theirs, strict=True)
+                if g is not None and g.device != leaf.device
+            ),
+            None,
+        )
+    if found:
+        outcome.backward.append(f"sample {k}, {where}: {found}")
+
+
+def _root(x):
+    """A gradient for `x` with its strides: random, so that a transposition cannot hide."""
+    return torch.randn_like(x.detach(), memory_format=torch.preserve_format)
+
+
+def _grad(outputs, leaves, roots):
+    torch.manual_seed(2)
+    return torch.autograd.grad(outputs, leaves, roots, allow_unused=True)

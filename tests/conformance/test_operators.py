@@ -1,0 +1,54 @@
+"""torch's database of operators: on one simulated device, and scattered over four places."""
+
+import zlib
+
+import pytest
+import torch
+
+from .conftest import SAMPLES
+from .known import ON_DEVICE, SCATTERED
+from .operators import full_name, run_operator
+from .placement import OnDevice, Scattered
+
+CHUNKS = 12
+PLACEMENTS = {"device": (OnDevice, ON_DEVICE), "scattered": (Scattered, SCATTERED)}
+
+
+def operators(dtype):
+    from torch.testing._internal.common_methods_invocations import op_db  # takes seconds
+
+    return [op for op in op_db if dtype in op.supported_dtypes("cpu")]
+
+
+def run(placement, dtype, chosen, samples, seed):
+    kind, known = PLACEMENTS[placement]
+    outcomes = [run_operator(op, dtype, kind, samples=samples, seed=seed) for op in chosen]
+    return outcomes, known
+
+
+@pytest.mark.conformance
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("dtype", ["float32", "complex64", "bfloat16", "int64", "bool"])
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_every_operator(placement, dtype, chunk, sweep, seed):
+    kind = getattr(torch, dtype)
+    outcomes, known = run(placement, kind, operators(kind)[chunk::CHUNKS], SAMPLES, seed)
+    sweep(f"{placement} {dtype}", outcomes, chunk, CHUNKS, known)
+
+
+@pytest.mark.parametrize("chunk", range(2))
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_every_operator_once(placement, chunk, sweep, seed):
+    """Two samples of each operator in float32: most of what the full sweep finds, in seconds."""
+    outcomes, known = run(placement, torch.float32, operators(torch.float32)[chunk::2], 2, seed)
+    sweep(f"{placement} float32, two samples", outcomes, chunk, 2, known)
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "bfloat16", "int64", "bool"])
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_fifth_of_the_operators(placement, dtype, sweep, seed):
+    """The other dtypes on a part of the operators that does not depend on their order."""
+    kind = getattr(torch, dtype)
+    chosen = [op for op in operators(kind) if zlib.crc32(full_name(op).encode()) % 5 == 0]
+    outcomes, known = run(placement, kind, chosen, 2, seed)
+    sweep(f"{placement} {dtype}, a fifth", outcomes, known=known)

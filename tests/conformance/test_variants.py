@@ -1,0 +1,120 @@
+"""In-place forms and list operators with scattered operands: what is written must be right and stay where it was."""
+
+import itertools
+
+import pytest
+import torch
+
+from .compare import difference, tensors
+from .conftest import SAMPLES
+from .operators import SECONDS, TooSlow, attempt, full_name, left_over, limit
+from .placement import Scattered, copied
+from .tally import Outcome
+
+CHUNKS = 4
+
+
+def operators_in_place():
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return [
+        op
+        for op in op_db
+        if torch.float32 in op.supported_dtypes("cpu") and op.inplace_variant is not None
+    ]
+
+
+def list_operators():
+    from torch.testing._internal import common_methods_invocations as found
+
+    kinds = ("unary", "binary", "pointwise", "reduce", "other")
+    every = itertools.chain(*(getattr(found, f"foreach_{kind}_op_db") for kind in kinds))
+    return [op for op in every if torch.float32 in op.supported_dtypes("cpu")]
+
+
+def forms_of(op):
+    """A list operator as a function of fresh lists and as one that writes to its first list."""
+    return [(k, f) for k, f in (("new", op.method_variant), ("in place", op.inplace_variant)) if f]
+
+
+def sweep_one(op, kind, function, samples, seed):
+    """Runs `function` of `op` on CPU operands and on scattered ones; operands are compared after it."""
+    outcome = Outcome(full_name(op), kind)
+    torch.manual_seed(seed)
+    made, error = attempt(lambda: list(itertools.islice(op.sample_inputs("cpu", torch.float32), samples)))
+    if error:
+        outcome.refused.append(f"no sample inputs: {error}")
+    try:
+        with limit(SECONDS):
+            for k, sample in enumerate(made or []):
+                where = Scattered(f"{seed}/{outcome.operator}/{kind}/{k}")
+                found = _run(function, sample, where, outcome, k)
+                if found:
+                    outcome.forward.append(f"sample {k}, {where}: {found}")
+    except TooSlow as error:
+        outcome.forward.append(str(error))
+    left = left_over()
+    if left:
+        outcome.forward.append(f"bytes left over: {left}")
+    return outcome
+
+
+def _run(function, sample, where, outcome, k):
+    here = copied((sample.input, sample.args, sample.kwargs))
+    there = where.operands((sample.input, sample.args, sample.kwargs))
+    before = [(t.device, id(t)) for t in tensors(there)]
+    expected, error = attempt(_call, function, here)
+    if error:
+        outcome.refused.append(f"sample {k}: {error}")
+        return None
+    outcome.samples += 1
+    outcome.mixed += where.mixed()
+    actual, error = attempt(_call, function, there)
+    if error:
+        return error
+    if (expected is here[0]) != (actual is there[0]):
+        return "not the operand itself is returned"
+    if before != [(t.device, id(t)) for t in tensors(there)]:
+        return "an operand moved"
+    found = difference(expected, actual) or difference(tensors(here), tensors(there))
+    return found or next(filter(None, map(where.objection, tensors(actual))), None)
+
+
+def _call(function, operands):
+    torch.manual_seed(1)
+    return function(operands[0], *operands[1], **operands[2])
+
+
+@pytest.mark.conformance
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_every_operator_in_place(chunk, sweep, seed):
+    chosen = operators_in_place()[chunk::CHUNKS]
+    found = [sweep_one(op, "in place", op.inplace_variant, SAMPLES, seed) for op in chosen]
+    sweep("scattered, in place", found, chunk, CHUNKS)
+
+
+@pytest.mark.conformance
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_every_list_operator(chunk, sweep, seed):
+    found = [
+        sweep_one(op, kind, form, SAMPLES, seed)
+        for op in list_operators()[chunk::CHUNKS]
+        for kind, form in forms_of(op)
+    ]
+    sweep("scattered, lists", found, chunk, CHUNKS)
+
+
+def test_operators_in_place(sweep, seed):
+    found = [
+        sweep_one(op, "in place", op.inplace_variant, 2, seed) for op in operators_in_place()
+    ]
+    sweep("scattered, in place, two samples", found)
+
+
+def test_list_operators(sweep, seed):
+    found = [
+        sweep_one(op, kind, form, 4, seed)
+        for op in list_operators()
+        for kind, form in forms_of(op)
+    ]
+    sweep("scattered, lists, four samples", found)
