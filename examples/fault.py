@@ -71,8 +71,8 @@ def arguments(description: str, simulated: bool = False) -> argparse.Namespace:
     parser.add_argument("--patches", type=int, default=128, help="number of patches")
     parser.add_argument("--out", default="build/demo", help="folder for the picture")
     if simulated:
-        parser.add_argument("--devices", type=int, default=4, help="simulated devices, where there is no GPU")
-        parser.add_argument("--memory", default="512MiB", help="memory of each simulated device")
+        parser.add_argument("--devices", type=int, default=4, help="simulated, if there is no GPU")
+        parser.add_argument("--memory", default="512MiB", help="of each simulated device")
     return parser.parse_args()
 
 
@@ -151,17 +151,19 @@ def patch(surface: Surface, r0: int, r1: int, c0: int, c1: int) -> Patch:
     """The system of one rectangle and its margin; beyond, the surface stays as it is now."""
     node = np.arange(surface.height.size).reshape(surface.height.shape)
     inside = node[max(r0 - HALO, 0) : r1 + HALO, max(c0 - HALO, 0) : c1 + HALO].ravel()
-    matrix, rhs, *_ = skfem.condense(surface.matrix, surface.rhs, x=surface.height.ravel(), I=inside)
+    now = surface.height.ravel()
+    matrix, rhs, *_ = skfem.condense(surface.matrix, surface.rhs, x=now, I=inside)
     return Patch(slice(r0, r1), slice(c0, c1), inside, matrix.tocsr(), rhs)
 
 
 def as_tensor(p: Patch) -> torch.Tensor:
-    """The matrix of a patch on the host, float64: dense where it is small, compressed rows where it is large."""
+    """The float64 matrix of a patch on the host: dense if it is small, else compressed rows."""
     if p.dense:
         return torch.from_numpy(p.matrix.toarray())
-    a = p.matrix
-    rows, columns = torch.from_numpy(a.indptr).long(), torch.from_numpy(a.indices).long()
-    return torch.sparse_csr_tensor(rows, columns, torch.from_numpy(a.data), a.shape, check_invariants=True)
+    rows = torch.from_numpy(p.matrix.indptr).long()
+    columns = torch.from_numpy(p.matrix.indices).long()
+    values = torch.from_numpy(p.matrix.data)
+    return torch.sparse_csr_tensor(rows, columns, values, p.matrix.shape, check_invariants=True)
 
 
 def solve(matrix: torch.Tensor, p: Patch) -> np.ndarray:
@@ -171,8 +173,13 @@ def solve(matrix: torch.Tensor, p: Patch) -> np.ndarray:
     return x.cpu().numpy()
 
 
-def conjugate_gradients(matrix: torch.Tensor, rhs: torch.Tensor, tolerance: float = 1e-13) -> torch.Tensor:
-    """Solves a symmetric positive definite system until the residual is `tolerance` of the right hand side."""
+def conjugate_gradients(
+    matrix: torch.Tensor, rhs: torch.Tensor, tolerance: float = 1e-13
+) -> torch.Tensor:
+    """Solves a symmetric positive definite system.
+
+    It stops when the residual has `tolerance` times the norm of the right hand side.
+    """
     x = torch.zeros_like(rhs)
     residual = rhs.clone()
     direction = rhs.clone()

@@ -6,9 +6,10 @@ Without a GPU the devices are simulated. pde_fault_single.py is the same for one
 from concurrent.futures import ThreadPoolExecutor
 
 import fault
-import managed
 import torch
-from fault_report import MemoryLog, report
+from fault_report import memory_log, report
+
+import managed
 from managed import ManagedTensor
 
 
@@ -25,7 +26,7 @@ def main():
 
     surface = fault.load()
     patches = fault.cut(surface, args.patches)
-    with MemoryLog() as log, ThreadPoolExecutor(args.threads) as pool:
+    with memory_log() as log, ThreadPoolExecutor(args.threads) as pool:
         matrices = place(patches)
         devices = [str(matrix.device) for matrix in matrices]
         solutions = pool.map(fault.solve, matrices, patches)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import fault
 import torch
-from fault_report import MemoryLog, report
+from fault_report import memory_log, report
 
 
 def place(patches):
@@ -21,7 +21,7 @@ def main():
 
     surface = fault.load()
     patches = fault.cut(surface, args.patches)
-    with MemoryLog() as log, ThreadPoolExecutor(args.threads) as pool:
+    with memory_log() as log, ThreadPoolExecutor(args.threads) as pool:
         matrices = place(patches)
         devices = [str(matrix.device) for matrix in matrices]
         solutions = pool.map(fault.solve, matrices, patches)
