@@ -1,0 +1,108 @@
+/* binding.h: the table of contents of the Python binding.
+ *
+ * Every function that crosses a file of csrc/python stands here under the name
+ * of the file that defines it. Functions that return int give 0 (or a truth
+ * value) or -1 with a Python exception set; functions that return PyObject *
+ * give a new reference or NULL with an exception set. All are called with the
+ * GIL. Tensors are touched only through torch/api.h.
+ */
+#ifndef MGD_BINDING_H
+#define MGD_BINDING_H
+
+#include "../torch/api.h"
+
+/* What the module owns; lives in the module object and dies with it.
+ * All members are strong references, or NULL before exec has filled them. */
+struct mgd_state {
+  PyObject *tensor_type;    /* torch.Tensor */
+  PyObject *parameter_type; /* torch.nn.Parameter */
+  PyObject *managed_tensor; /* the class that is only a name; NULL until install() */
+  PyObject *managed_error;
+  PyObject *pin_conflict;
+  PyObject *out_of_memory;
+  PyObject *logger;            /* logging.getLogger("managed") */
+  PyObject *default_heuristic; /* the built-in formula as a callable */
+  PyObject *heuristic;         /* HEURISTIC_FUNCTION as the user set it, or NULL */
+  PyObject *manager;           /* the DeviceManager that x.cuda() asks; NULL until install() */
+  PyTypeObject *manager_type;
+  PyTypeObject *reservation_type;
+  PyTypeObject *engine_type;
+  int use_heuristic;
+  unsigned long long moves; /* tensors moved in place, ever */
+};
+
+/* DeviceManager. Invariant: 0 <= reserved < 1, retry_limit >= 0,
+ * wait_time >= 0 seconds, own_waiting says that comm_interface is the time module. */
+struct mgd_manager {
+  PyObject_HEAD
+  struct mgd_state *state;  /* borrowed: the type keeps the module alive */
+  PyObject *comm_interface; /* strong */
+  int own_waiting;
+  mgd_mask chosen; /* the accelerators the user named; 0 means all there are */
+  double reserved;
+  long retry_limit;
+  double wait_time;
+  int default_level;
+};
+
+/* ---- module.c: the module and what it is made of */
+/* The state of the module that defines `type`; never fails for our own final types. */
+struct mgd_state *mgd_module_state(PyObject *module);
+struct mgd_state *mgd_module_state_of(PyTypeObject *type);
+int mgd_module_ready(void); /* -1 and RuntimeError before install() has run */
+
+/* ---- errors.c: one mapping from the core's codes to exceptions */
+int mgd_errors_init(struct mgd_state *st);
+/* Sets the exception of `code`, saying what was attempted; always returns -1. */
+int mgd_errors_raise(struct mgd_state *st, int code, const char *attempted);
+/* OutOfMemoryError that says who asked for what where; `waited` is in ns. */
+int mgd_errors_no_room(struct mgd_state *st, int device, int64_t bytes, double reserved, int64_t waited);
+int mgd_errors_pinned(struct mgd_state *st, PyObject *tensor, int device);
+/* Device object, name or index -> id as mgd_torch_device_id, but every bad name is a ValueError. */
+int mgd_errors_device_id(PyObject *device, int *id, int *any);
+/* A count of bytes from an int or a finite float (rounded up); ValueError when it is negative or not finite. */
+int mgd_errors_bytes(PyObject *value, const char *name, int64_t *bytes);
+
+/* ---- settings.c: knobs that reach the core */
+int mgd_settings_init(PyObject *module);
+int mgd_settings_estimate(struct mgd_state *st, int64_t size, int64_t *out);
+extern PyMethodDef mgd_settings_methods[];
+
+/* ---- admit.c: asking the core for room, and waiting for it */
+int mgd_admit_init(PyObject *module);
+mgd_mask mgd_admit_allowed(struct mgd_manager *m); /* accelerators the manager may use; looks for devices first */
+/* Chooses a device for `bytes` and reserves them; ticket->device is the host when nothing fits. */
+int mgd_admit_pick(struct mgd_manager *m, int64_t bytes, int disperse, struct mgd_ticket *ticket, enum mgd_reason *why);
+/* Waits until `bytes` fit on `device` and reserves them; OutOfMemoryError when the time is over. */
+int mgd_admit_wait(struct mgd_manager *m, int device, int64_t bytes, struct mgd_ticket *ticket);
+void mgd_admit_give_back(struct mgd_ticket *ticket); /* keeps an exception that is set */
+extern PyMethodDef mgd_admit_methods[];
+
+/* ---- send.c: tensors, modules and nests of them to a device */
+/* A managed tensor on `device`; the tensor itself when it is managed and there already. */
+PyObject *mgd_send_carry(struct mgd_state *st, PyObject *tensor, int device, int non_blocking, enum mgd_reason why);
+/* The manager picks; a tensor that is on one of its accelerators stays. */
+PyObject *mgd_send_place(struct mgd_manager *m, PyObject *tensor, int disperse, int non_blocking);
+PyObject *mgd_send_nest(struct mgd_manager *m, PyObject *nest, PyObject *device, int64_t estimate);
+PyObject *mgd_send_cuda(struct mgd_manager *m, PyObject *nest, int disperse);
+
+/* ---- manager.c: DeviceManager */
+int mgd_manager_init(PyObject *module);
+PyObject *mgd_manager_new(struct mgd_state *st); /* one with default arguments */
+/* A line for the logger "managed" at the given level; errors of handlers are not ours to raise. */
+void mgd_manager_log(struct mgd_state *st, int level, const char *format, ...);
+
+/* ---- tensor.c: all that import adds to torch.Tensor */
+int mgd_tensor_install(struct mgd_state *st);
+
+/* ---- engine.c: the autograd engine's Python face */
+int mgd_engine_init(PyObject *module);
+int mgd_engine_install(struct mgd_state *st);
+
+/* ---- explain.c: what happened, in numbers and in order */
+extern PyMethodDef mgd_explain_methods[];
+
+/* ---- walk.c: what managed.module needs to walk a module */
+extern PyMethodDef mgd_walk_methods[];
+
+#endif

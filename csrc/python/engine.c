@@ -1,0 +1,90 @@
+/* engine.c: owns the object that stands in for torch's autograd engine at
+ * torch.autograd.Variable._execution_engine.
+ *
+ * What autograd saved before a result was marked carries no key, so a backward
+ * pass runs with the key included in thread-local state; only run_backward is
+ * changed, every other attribute is the engine's own.
+ */
+#include "binding.h"
+
+struct engine {
+  PyObject_HEAD
+  PyObject *wrapped;      /* strong: torch's engine */
+  PyObject *run_backward; /* strong: its bound method */
+};
+
+static PyObject *engine_run_backward(PyObject *self, PyObject *args, PyObject *kwargs) {
+  return mgd_torch_run_backward(((struct engine *)self)->run_backward, args, kwargs);
+}
+
+static PyObject *engine_getattro(PyObject *self, PyObject *name) {
+  PyObject *value = PyObject_GenericGetAttr(self, name);
+  if (value || !PyErr_ExceptionMatches(PyExc_AttributeError)) return value;
+  PyErr_Clear();
+  return PyObject_GetAttr(((struct engine *)self)->wrapped, name);
+}
+
+static int engine_traverse(PyObject *self, visitproc visit, void *arg) {
+  Py_VISIT(Py_TYPE(self));
+  Py_VISIT(((struct engine *)self)->wrapped);
+  Py_VISIT(((struct engine *)self)->run_backward);
+  return 0;
+}
+
+static int engine_clear(PyObject *self) {
+  Py_CLEAR(((struct engine *)self)->wrapped);
+  Py_CLEAR(((struct engine *)self)->run_backward);
+  return 0;
+}
+
+static void engine_dealloc(PyObject *self) {
+  PyTypeObject *type = Py_TYPE(self);
+  PyObject_GC_UnTrack(self);
+  engine_clear(self);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+static PyMethodDef engine_methods[] = {{"run_backward", (PyCFunction)(void (*)(void))engine_run_backward, METH_VARARGS | METH_KEYWORDS,
+                                        PyDoc_STR("torch's run_backward, with managed tensors kept managed on the way back.")},
+                                       {NULL, NULL, 0, NULL}};
+
+static PyType_Slot engine_slots[] = {{Py_tp_dealloc, engine_dealloc},
+                                     {Py_tp_traverse, engine_traverse},
+                                     {Py_tp_clear, engine_clear},
+                                     {Py_tp_getattro, engine_getattro},
+                                     {Py_tp_methods, engine_methods},
+                                     {Py_tp_doc, PyDoc_STR("Stands in for torch's autograd engine.")},
+                                     {0, NULL}};
+static PyType_Spec engine_spec = {"managed._C.Engine", sizeof(struct engine), 0,
+                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, engine_slots};
+
+int mgd_engine_init(PyObject *module) {
+  struct mgd_state *st = mgd_module_state(module);
+  st->engine_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &engine_spec, NULL);
+  if (!st->engine_type) return -1;
+  return PyModule_AddObjectRef(module, "Engine", (PyObject *)st->engine_type);
+}
+
+/* A stand-in for `wrapped`, of which it takes a new reference. */
+static PyObject *engine_around(struct mgd_state *st, PyObject *wrapped) {
+  PyObject *self = st->engine_type->tp_alloc(st->engine_type, 0);
+  if (!self) return NULL;
+  ((struct engine *)self)->wrapped = Py_NewRef(wrapped);
+  ((struct engine *)self)->run_backward = PyObject_GetAttrString(wrapped, "run_backward");
+  if (!((struct engine *)self)->run_backward) Py_CLEAR(self);
+  return self;
+}
+
+int mgd_engine_install(struct mgd_state *st) {
+  PyObject *autograd = PyImport_ImportModule("torch.autograd.variable");
+  PyObject *variable = autograd ? PyObject_GetAttrString(autograd, "Variable") : NULL;
+  PyObject *wrapped = variable ? PyObject_GetAttrString(variable, "_execution_engine") : NULL;
+  PyObject *ours = wrapped ? engine_around(st, wrapped) : NULL;
+  const int failed = !ours || PyObject_SetAttrString(variable, "_execution_engine", ours) < 0;
+  Py_XDECREF(ours);
+  Py_XDECREF(wrapped);
+  Py_XDECREF(variable);
+  Py_XDECREF(autograd);
+  return failed ? -1 : 0;
+}

@@ -1,0 +1,225 @@
+/* send.c: brings tensors, modules and nests of them to a device.
+ *
+ * A tensor gives a new tensor, a module is moved in place, a nest (whatever
+ * torch's pytree flattens) gives the same nest. Room is reserved before the
+ * first byte is copied, and nothing of the program changes when a copy fails.
+ * Which device is decided in the core; modules are walked by managed.module.
+ */
+#include "binding.h"
+
+/* ---- one tensor */
+
+PyObject *mgd_send_carry(struct mgd_state *st, PyObject *tensor, int device, int non_blocking, enum mgd_reason why) {
+  const int here = mgd_torch_device_of(tensor);
+  if (here < 0) return NULL;
+  if (here == device) return mgd_torch_is_managed(tensor) ? Py_NewRef(tensor) : mgd_torch_alias(tensor);
+  const int pinned = mgd_torch_pinned(tensor);
+  if (pinned > 0) mgd_errors_pinned(st, tensor, device);
+  return pinned ? NULL : mgd_torch_to(tensor, device, non_blocking, why);
+}
+
+static int estimate_of(struct mgd_state *st, PyObject *tensor, int64_t *out) {
+  const int64_t bytes = mgd_torch_nbytes(tensor);
+  return bytes < 0 ? -1 : mgd_settings_estimate(st, bytes, out);
+}
+
+/* A line for those who wonder why nothing moved; silent where there is nothing to move to. */
+static void log_no_room(struct mgd_manager *m, int64_t bytes) {
+  if (mgd_device_count(mgd_torch_machine()) > 1)
+    mgd_manager_log(m->state, m->default_level, "%lld bytes fit on no accelerator now: they stay where they are", (long long)bytes);
+}
+
+PyObject *mgd_send_place(struct mgd_manager *m, PyObject *tensor, int disperse, int non_blocking) {
+  const mgd_mask allowed = mgd_admit_allowed(m);
+  const int here = PyErr_Occurred() ? -1 : mgd_torch_device_of(tensor);
+  if (here < 0) return NULL;
+  if (allowed >> here & 1) return mgd_send_carry(m->state, tensor, here, non_blocking, MGD_WHY_ONLY);
+  const int pinned = mgd_torch_pinned(tensor);
+  if (pinned > 0) mgd_errors_pinned(m->state, tensor, -1);
+  if (pinned) return NULL;
+  struct mgd_ticket ticket = {0};
+  enum mgd_reason why = MGD_WHY_NONE;
+  int64_t bytes = 0;
+  if (estimate_of(m->state, tensor, &bytes) < 0 || mgd_admit_pick(m, bytes, disperse, &ticket, &why) < 0) return NULL;
+  const int target = ticket.device == MGD_HOST ? here : ticket.device;
+  if (ticket.device == MGD_HOST) log_no_room(m, bytes);
+  PyObject *result = mgd_send_carry(m->state, tensor, target, non_blocking, why);
+  mgd_admit_give_back(&ticket);
+  return result;
+}
+
+/* ---- nests */
+
+/* A nest taken apart: strong references to its leaves (a list) and to what puts it together again. */
+struct nest {
+  PyObject *pytree;
+  PyObject *leaves;
+  PyObject *spec;
+};
+
+static void nest_clear(struct nest *n) {
+  Py_CLEAR(n->pytree);
+  Py_CLEAR(n->leaves);
+  Py_CLEAR(n->spec);
+}
+
+static int nest_open(struct nest *n, PyObject *object) {
+  *n = (struct nest){0};
+  n->pytree = PyImport_ImportModule("torch.utils._pytree");
+  PyObject *pair = n->pytree ? PyObject_CallMethod(n->pytree, "tree_flatten", "O", object) : NULL;
+  if (pair && PyArg_ParseTuple(pair, "O!O", &PyList_Type, &n->leaves, &n->spec)) {
+    n->leaves = PyList_GetSlice(n->leaves, 0, PY_SSIZE_T_MAX);
+    Py_INCREF(n->spec);
+  }
+  Py_XDECREF(pair);
+  if (!PyErr_Occurred()) return 0;
+  nest_clear(n);
+  return -1;
+}
+
+static PyObject *nest_close(struct nest *n) { return PyObject_CallMethod(n->pytree, "tree_unflatten", "OO", n->leaves, n->spec); }
+
+enum leaf { LEAF_OTHER, LEAF_TENSOR, LEAF_MODULE };
+
+/* What a leaf is, or -1; `module_type` is torch.nn.Module. */
+static int leaf_kind(PyObject *leaf, PyObject *module_type) {
+  if (mgd_torch_is_tensor(leaf)) return LEAF_TENSOR;
+  const int module = PyObject_IsInstance(leaf, module_type);
+  return module < 0 ? -1 : module ? LEAF_MODULE : LEAF_OTHER;
+}
+
+static PyObject *module_type(void) {
+  PyObject *nn = PyImport_ImportModule("torch.nn");
+  PyObject *type = nn ? PyObject_GetAttrString(nn, "Module") : NULL;
+  Py_XDECREF(nn);
+  return type;
+}
+
+/* Something that is no tensor, no module and no container of them was asked to go somewhere. */
+static int check_sendable(struct nest *n, PyObject *object, PyObject *modules) {
+  if (PyList_GET_SIZE(n->leaves) != 1 || PyList_GET_ITEM(n->leaves, 0) != object) return 0;
+  const int kind = leaf_kind(object, modules);
+  if (kind == LEAF_OTHER) PyErr_Format(PyExc_TypeError, "managed: a tensor, a module or a nest of them can be sent, not %.100s", Py_TYPE(object)->tp_name);
+  return kind > LEAF_OTHER ? 0 : -1;
+}
+
+/* The modules among the leaves, as a list. */
+static PyObject *modules_of(struct nest *n, PyObject *type) {
+  PyObject *found = PyList_New(0);
+  for (Py_ssize_t i = 0; found && i < PyList_GET_SIZE(n->leaves); i++) {
+    PyObject *leaf = PyList_GET_ITEM(n->leaves, i);
+    const int kind = leaf_kind(leaf, type);
+    if (kind < 0 || (kind == LEAF_MODULE && PyList_Append(found, leaf) < 0)) Py_CLEAR(found);
+  }
+  return found;
+}
+
+/* Calls managed.module.<name>(modules, ...); `format` as for PyObject_CallFunction. */
+static PyObject *call_walker(const char *name, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  PyObject *walker = PyImport_ImportModule("managed.module");
+  PyObject *function = walker ? PyObject_GetAttrString(walker, name) : NULL;
+  PyObject *tuple = Py_VaBuildValue(format, arguments);
+  PyObject *result = function && tuple ? PyObject_CallObject(function, tuple) : NULL;
+  va_end(arguments);
+  Py_XDECREF(tuple);
+  Py_XDECREF(function);
+  Py_XDECREF(walker);
+  return result;
+}
+
+/* Adds up the room the leaves need where they are not yet; device -1 counts all of them. */
+static int room_needed(struct mgd_state *st, struct nest *n, PyObject *modules, int device, int64_t *total) {
+  *total = 0;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(n->leaves); i++) {
+    PyObject *leaf = PyList_GET_ITEM(n->leaves, i);
+    int64_t bytes = 0;
+    if (!mgd_torch_is_tensor(leaf)) continue;
+    const int here = mgd_torch_device_of(leaf);
+    if (here < 0 || (here != device && estimate_of(st, leaf, &bytes) < 0)) return -1;
+    if (bytes > INT64_MAX - *total) return mgd_errors_raise(st, MGD_E_OVERFLOW, "adding up sizes");
+    *total += bytes;
+  }
+  if (PyList_GET_SIZE(modules) == 0) return 0;
+  PyObject *target = device < 0 ? Py_NewRef(Py_None) : mgd_torch_device(device);
+  PyObject *more = target ? call_walker("_room_needed", "(ON)", modules, target) : NULL;
+  int64_t bytes = 0;
+  const int ok = more && mgd_errors_bytes(more, "the size of a module", &bytes) == 0;
+  Py_XDECREF(more);
+  *total += bytes;
+  return ok ? 0 : -1;
+}
+
+/* Replaces tensor leaves by their copies, then moves the modules: copies can be
+ * dropped, and the walker puts modules back when one of them fails. */
+static int carry_leaves(struct mgd_state *st, struct nest *n, PyObject *modules, int device, enum mgd_reason why) {
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(n->leaves); i++) {
+    PyObject *leaf = PyList_GET_ITEM(n->leaves, i);
+    if (!mgd_torch_is_tensor(leaf)) continue;
+    PyObject *copy = mgd_send_carry(st, leaf, device, 0, why);
+    if (!copy || PyList_SetItem(n->leaves, i, copy) < 0) return -1; /* steals copy */
+  }
+  if (PyList_GET_SIZE(modules) == 0) return 0;
+  PyObject *target = mgd_torch_device(device);
+  PyObject *done = target ? call_walker("_move", "(ONi)", modules, target, (int)why) : NULL;
+  Py_XDECREF(done);
+  return done ? 0 : -1;
+}
+
+/* Where a nest goes, with its room reserved. The device is asked for, or picked
+ * when it is not (then the host is a fine answer and nobody waits). */
+static int admit_nest(struct mgd_manager *m, struct nest *n, PyObject *modules, PyObject *device, int64_t estimate, struct mgd_ticket *ticket,
+                      enum mgd_reason *why) {
+  int id = -1, any = 1;
+  if (device && device != Py_None && mgd_errors_device_id(device, &id, &any) < 0) return -1;
+  int64_t bytes = estimate;
+  if (bytes < 0 && room_needed(m->state, n, modules, any ? -1 : id, &bytes) < 0) return -1;
+  if (any) return mgd_admit_pick(m, bytes, 0, ticket, why);
+  *why = MGD_WHY_ASKED;
+  ticket->device = id;
+  return id == MGD_HOST || bytes == 0 ? 0 : mgd_admit_wait(m, id, bytes, ticket);
+}
+
+PyObject *mgd_send_nest(struct mgd_manager *m, PyObject *object, PyObject *device, int64_t estimate) {
+  struct nest n;
+  struct mgd_ticket ticket = {0};
+  enum mgd_reason why = MGD_WHY_NONE;
+  PyObject *result = NULL, *modules = NULL, *type = module_type();
+  if (!type || mgd_module_ready() < 0 || nest_open(&n, object) < 0) goto end;
+  modules = modules_of(&n, type);
+  if (modules && check_sendable(&n, object, type) == 0 && admit_nest(m, &n, modules, device, estimate, &ticket, &why) == 0 &&
+      carry_leaves(m->state, &n, modules, ticket.device, why) == 0)
+    result = nest_close(&n);
+  mgd_admit_give_back(&ticket);
+  nest_clear(&n);
+end:
+  Py_XDECREF(modules);
+  Py_XDECREF(type);
+  return result;
+}
+
+/* Every tensor finds its own place; modules are planned one after the other. */
+static int place_leaves(struct mgd_manager *m, struct nest *n, PyObject *type, int disperse) {
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(n->leaves); i++) {
+    PyObject *leaf = PyList_GET_ITEM(n->leaves, i), *placed;
+    const int kind = leaf_kind(leaf, type);
+    if (kind < 0) return -1;
+    if (kind == LEAF_OTHER) continue;
+    if (kind == LEAF_TENSOR) placed = mgd_send_place(m, leaf, disperse, 0);
+    else placed = call_walker("_place", "(OOO)", leaf, m, disperse ? Py_True : Py_False);
+    if (!placed || PyList_SetItem(n->leaves, i, placed) < 0) return -1; /* steals placed */
+  }
+  return 0;
+}
+
+PyObject *mgd_send_cuda(struct mgd_manager *m, PyObject *object, int disperse) {
+  struct nest n;
+  PyObject *result = NULL, *type = module_type();
+  if (type && mgd_module_ready() == 0 && nest_open(&n, object) == 0) {
+    if (check_sendable(&n, object, type) == 0 && place_leaves(m, &n, type, disperse) == 0) result = nest_close(&n);
+    nest_clear(&n);
+  }
+  Py_XDECREF(type);
+  return result;
+}

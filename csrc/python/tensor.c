@@ -1,0 +1,378 @@
+/* tensor.c: ALL that importing managed adds to torch.Tensor, and nothing else:
+ *
+ *   __class__               says ManagedTensor for a managed tensor
+ *   pin(), unpin(), pinned  exist for managed tensors only
+ *   as_subclass             as_subclass(ManagedTensor) gives a managed alias
+ *   cuda, to                for managed tensors the manager picks a device, and
+ *                           simulated devices serve where there is no CUDA
+ *   new, new_tensor         torch derives their result's type from the key set
+ *                           and does not know our key, so they work on an alias
+ *                           without it, and their result is managed
+ *
+ * A plain tensor takes one test of a bit and goes on to what torch had there.
+ * torch.Tensor refuses setattr for some of these names, so they are put into
+ * its own dict, which is what a class statement would have done.
+ */
+#include "binding.h"
+
+#include <string.h>
+
+enum original { AS_SUBCLASS, CUDA, TO, NEW, NEW_TENSOR, ORIGINALS };
+
+/* The one static of the binding: there is one torch.Tensor in a process. It is
+ * written once, before the descriptors that read it can be reached. */
+static struct {
+  struct mgd_state *state;
+  PyObject *object_class; /* object.__dict__["__class__"] */
+  PyObject *original[ORIGINALS];
+  PyObject *listens; /* torch.overrides.has_torch_function_unary */
+  PyObject *hand_over; /* torch.overrides.handle_torch_function */
+} patch;
+
+/* Tensor subclasses keep their own manners; wrappers such as FakeTensor must. */
+static int is_ours(PyObject *self) {
+  PyTypeObject *type = Py_TYPE(self);
+  if ((PyObject *)type != patch.state->tensor_type && (PyObject *)type != patch.state->parameter_type) return 0;
+  return mgd_torch_is_managed(self);
+}
+
+/* Calls what torch had under this name. */
+static PyObject *call_original(enum original which, PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+  const Py_ssize_t total = nargs + (kwnames ? PyTuple_GET_SIZE(kwnames) : 0);
+  PyObject *small[8], **all = small;
+  if (total + 1 > (Py_ssize_t)(sizeof small / sizeof *small)) all = PyMem_New(PyObject *, (size_t)total + 1);
+  if (!all) return PyErr_NoMemory();
+  all[0] = self;
+  if (total) memcpy(all + 1, args, (size_t)total * sizeof *args);
+  PyObject *result = PyObject_Vectorcall(patch.original[which], all, (size_t)nargs + 1, kwnames);
+  if (all != small) PyMem_Free(all);
+  return result;
+}
+
+/* ---- __class__ */
+
+static PyObject *class_get(PyObject *self, void *unused) {
+  (void)unused;
+  return Py_NewRef(is_ours(self) ? patch.state->managed_tensor : (PyObject *)Py_TYPE(self));
+}
+
+static int class_set(PyObject *self, PyObject *value, void *unused) {
+  (void)unused;
+  return Py_TYPE(patch.object_class)->tp_descr_set(patch.object_class, self, value);
+}
+
+/* ---- pin, unpin, pinned: a plain tensor keeps any attribute of its own by these names */
+
+static PyObject *tensor_pin(PyObject *self, PyObject *unused) {
+  (void)unused;
+  return mgd_torch_pin(self, 1) < 0 ? NULL : Py_NewRef(self);
+}
+
+static PyObject *tensor_unpin(PyObject *self, PyObject *unused) {
+  (void)unused;
+  return mgd_torch_pin(self, 0) < 0 ? NULL : Py_NewRef(self);
+}
+
+static PyMethodDef pin_method = {"pin", tensor_pin, METH_NOARGS,
+                                 PyDoc_STR("pin($self, /)\n--\n\nKeeps this managed tensor on its device; operators come to it. Returns the tensor.")};
+static PyMethodDef unpin_method = {"unpin", tensor_unpin, METH_NOARGS, PyDoc_STR("unpin($self, /)\n--\n\nLets the tensor move again. Returns the tensor.")};
+
+static PyObject *plain_attribute(PyObject *self, const char *name) {
+  PyObject *dict = PyObject_GenericGetDict(self, NULL);
+  if (!dict) return NULL;
+  PyObject *value = PyMapping_GetItemString(dict, name);
+  Py_DECREF(dict);
+  if (value || !PyErr_ExceptionMatches(PyExc_KeyError)) return value;
+  PyErr_Clear();
+  PyErr_Format(PyExc_AttributeError, "'%.100s' object has no attribute '%s': it is not managed, see as_subclass(ManagedTensor)", Py_TYPE(self)->tp_name, name);
+  return NULL;
+}
+
+static PyObject *pin_get(PyObject *self, void *name) {
+  if (!mgd_torch_is_managed(self)) return plain_attribute(self, name);
+  if (strcmp(name, "pin") == 0) return PyCFunction_New(&pin_method, self);
+  if (strcmp(name, "unpin") == 0) return PyCFunction_New(&unpin_method, self);
+  const int pinned = mgd_torch_pinned(self);
+  return pinned < 0 ? NULL : PyBool_FromLong(pinned);
+}
+
+static int pin_set(PyObject *self, PyObject *value, void *name) {
+  if (mgd_torch_is_managed(self)) {
+    PyErr_Format(PyExc_AttributeError, "managed: '%s' of a managed tensor cannot be set; call pin() or unpin()", (const char *)name);
+    return -1;
+  }
+  PyObject *dict = PyObject_GenericGetDict(self, NULL);
+  if (!dict) return -1;
+  int failed = value ? PyDict_SetItemString(dict, name, value) : PyDict_DelItemString(dict, name);
+  if (failed && !value && PyErr_ExceptionMatches(PyExc_KeyError)) PyErr_SetString(PyExc_AttributeError, name);
+  Py_DECREF(dict);
+  return failed;
+}
+
+static PyGetSetDef getsets[] = {
+    {"__class__", class_get, class_set, PyDoc_STR("ManagedTensor for a managed tensor, otherwise its type."), NULL},
+    {"pin", pin_get, pin_set, PyDoc_STR("pin(): keeps a managed tensor on its device."), (void *)"pin"},
+    {"unpin", pin_get, pin_set, PyDoc_STR("unpin(): lets a managed tensor move again."), (void *)"unpin"},
+    {"pinned", pin_get, pin_set, PyDoc_STR("Whether a managed tensor is pinned."), (void *)"pinned"},
+};
+
+/* ---- as_subclass */
+
+static PyObject *tensor_as_subclass(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+  const Py_ssize_t total = nargs + (kwnames ? PyTuple_GET_SIZE(kwnames) : 0);
+  if (total == 1 && args[0] == patch.state->managed_tensor) return mgd_torch_alias(self);
+  return call_original(AS_SUBCLASS, self, args, nargs, kwnames);
+}
+
+/* ---- cuda and to */
+
+/* A vectorcall's arguments as the tuple and the dict that PyArg_Parse... wants. */
+static int collect(PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **tuple, PyObject **dict) {
+  *tuple = PyTuple_New(nargs);
+  *dict = PyDict_New();
+  for (Py_ssize_t i = 0; *tuple && i < nargs; i++) PyTuple_SET_ITEM(*tuple, i, Py_NewRef(args[i]));
+  int failed = !*tuple || !*dict;
+  for (Py_ssize_t i = 0; !failed && kwnames && i < PyTuple_GET_SIZE(kwnames); i++)
+    failed = PyDict_SetItem(*dict, PyTuple_GET_ITEM(kwnames, i), args[nargs + i]) < 0;
+  if (!failed) return 0;
+  Py_CLEAR(*tuple);
+  Py_CLEAR(*dict);
+  return -1;
+}
+
+/* Modes of torch.overrides see cuda and to of managed tensors as they see
+ * torch's own: *answer is theirs when one is active. 1 handed over, 0 not. */
+static int hand_to_mode(const char *name, PyObject *self, PyObject *tuple, PyObject *dict, PyObject **answer) {
+  PyObject *listens = PyObject_CallOneArg(patch.listens, self);
+  const int yes = listens ? PyObject_IsTrue(listens) : -1;
+  Py_XDECREF(listens);
+  if (yes <= 0) return yes;
+  PyObject *api = PyObject_GetAttrString(patch.state->tensor_type, name);
+  PyObject *head = api ? Py_BuildValue("(O(O)O)", api, self, self) : NULL;
+  PyObject *all = head ? PySequence_Concat(head, tuple) : NULL;
+  *answer = all ? PyObject_Call(patch.hand_over, all, dict) : NULL;
+  Py_XDECREF(all);
+  Py_XDECREF(head);
+  Py_XDECREF(api);
+  return 1;
+}
+
+/* To the device named, or to the one the manager picks when none or only a kind is. */
+static PyObject *transfer(PyObject *self, PyObject *device, int disperse, int non_blocking) {
+  struct mgd_state *st = patch.state;
+  int id = -1, any = 1;
+  const int named = device && device != Py_None;
+  if (named && mgd_errors_device_id(device, &id, &any) < 0) return NULL;
+  if (any) return mgd_send_place((struct mgd_manager *)st->manager, self, disperse, non_blocking);
+  if (disperse || id == MGD_HOST) {
+    PyErr_Format(PyExc_ValueError,
+                 id == MGD_HOST ? "managed: cuda(%R) names no accelerator; use cpu()" : "managed: disperse=True chooses a device; it cannot go with %R", device);
+    return NULL;
+  }
+  return mgd_send_carry(st, self, id, non_blocking, MGD_WHY_ASKED);
+}
+
+/* result.to(**{name: value}) of torch; steals `tensor`, gives a new reference. */
+static PyObject *then_to(PyObject *tensor, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+  if (!tensor) return NULL;
+  PyObject *result = call_original(TO, tensor, args, nargs, kwnames);
+  Py_DECREF(tensor);
+  return result;
+}
+
+static PyObject *cuda_parsed(PyObject *self, PyObject *tuple, PyObject *dict) {
+  static char *names[] = {"device", "non_blocking", "memory_format", "disperse", NULL};
+  PyObject *device = Py_None, *format = Py_None, *answer = NULL;
+  int non_blocking = 0, disperse = 0;
+  const int taken = hand_to_mode("cuda", self, tuple, dict, &answer);
+  if (taken) return answer;
+  if (!PyArg_ParseTupleAndKeywords(tuple, dict, "|OpO$p:cuda", names, &device, &non_blocking, &format, &disperse)) return NULL;
+  PyObject *moved = transfer(self, device, disperse, non_blocking);
+  if (format == Py_None) return moved;
+  PyObject *kwnames = Py_BuildValue("(s)", "memory_format");
+  PyObject *result = kwnames ? then_to(moved, &format, 0, kwnames) : NULL;
+  if (!kwnames) Py_XDECREF(moved);
+  Py_XDECREF(kwnames);
+  return result;
+}
+
+static PyObject *tensor_cuda(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+  if (!is_ours(self)) return call_original(CUDA, self, args, nargs, kwnames);
+  PyObject *tuple, *dict;
+  if (collect(args, nargs, kwnames, &tuple, &dict) < 0) return NULL;
+  PyObject *result = cuda_parsed(self, tuple, dict);
+  Py_DECREF(tuple);
+  Py_DECREF(dict);
+  return result;
+}
+
+/* Where the device stands among the arguments of to(), or -1. */
+static Py_ssize_t device_position(Py_ssize_t nargs, PyObject *kwnames) {
+  const Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
+  for (Py_ssize_t i = 0; i < named; i++)
+    if (PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(kwnames, i), "device") == 0) return nargs + i;
+  return nargs ? 0 : -1;
+}
+
+/* Whether an argument names an accelerator: an index, or a device or a string whose kind is ours. */
+static int names_accelerator(PyObject *device) {
+  if (PyLong_Check(device)) return !PyBool_Check(device);
+  PyObject *kind = PyUnicode_Check(device) ? Py_NewRef(device) : NULL;
+  if (!kind && strcmp(Py_TYPE(device)->tp_name, "torch.device") == 0) kind = PyObject_GetAttrString(device, "type");
+  const char *text = kind ? PyUnicode_AsUTF8(kind) : NULL;
+  const int yes = text && (strncmp(text, "cuda", 4) == 0 || strncmp(text, "sim", 3) == 0);
+  Py_XDECREF(kind);
+  return PyErr_Occurred() ? -1 : yes;
+}
+
+/* non_blocking as given to to(device, ...): the only argument that a bare transfer takes. */
+static int bare_transfer(PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, int *non_blocking) {
+  const Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
+  if (nargs > 1) return 0;
+  for (Py_ssize_t i = 0; i < named; i++) {
+    PyObject *name = PyTuple_GET_ITEM(kwnames, i);
+    if (PyUnicode_CompareWithASCIIString(name, "non_blocking") == 0) *non_blocking = PyObject_IsTrue(args[nargs + i]);
+    else if (PyUnicode_CompareWithASCIIString(name, "device") != 0) return 0;
+  }
+  return *non_blocking < 0 ? -1 : 1;
+}
+
+/* The rest of to(device, dtype, ...) happens on the device where the tensor has arrived. */
+static PyObject *finish_to(PyObject *moved, Py_ssize_t at, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+  const Py_ssize_t total = nargs + (kwnames ? PyTuple_GET_SIZE(kwnames) : 0);
+  PyObject *device = PyObject_GetAttrString(moved, "device");
+  PyObject **all = PyMem_New(PyObject *, (size_t)total);
+  PyObject *result = NULL;
+  if (device && all) {
+    memcpy(all, args, (size_t)total * sizeof *args);
+    all[at] = device;
+    result = call_original(TO, moved, all, nargs, kwnames);
+  } else if (!all) {
+    PyErr_NoMemory();
+  }
+  PyMem_Free(all);
+  Py_XDECREF(device);
+  return result;
+}
+
+/* 1: the modes answered; 0: nobody listens. */
+static int modes_answer(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **answer) {
+  PyObject *tuple, *dict;
+  if (collect(args, nargs, kwnames, &tuple, &dict) < 0) return -1;
+  const int taken = hand_to_mode("to", self, tuple, dict, answer);
+  Py_DECREF(tuple);
+  Py_DECREF(dict);
+  return taken;
+}
+
+static PyObject *tensor_to(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+  const Py_ssize_t at = is_ours(self) ? device_position(nargs, kwnames) : -1;
+  const int ours = at < 0 ? 0 : names_accelerator(args[at]);
+  if (ours < 0) return NULL;
+  if (!ours) return call_original(TO, self, args, nargs, kwnames);
+  PyObject *answer = NULL;
+  if (modes_answer(self, args, nargs, kwnames, &answer)) return answer;
+  int non_blocking = 0;
+  const int bare = bare_transfer(args, nargs, kwnames, &non_blocking);
+  if (bare < 0) return NULL;
+  PyObject *moved = transfer(self, args[at], 0, non_blocking);
+  if (!moved || bare) return moved;
+  PyObject *result = finish_to(moved, at, args, nargs, kwnames);
+  Py_DECREF(moved);
+  return result;
+}
+
+/* ---- new and new_tensor */
+
+/* A meta tensor has no bytes to manage and stays plain. */
+static int mark_result(PyObject *result) {
+  if (!mgd_torch_is_tensor(result)) return 0;
+  PyObject *meta = PyObject_GetAttrString(result, "is_meta");
+  const int is_meta = meta ? PyObject_IsTrue(meta) : -1;
+  Py_XDECREF(meta);
+  return is_meta ? (is_meta < 0 ? -1 : 0) : mgd_torch_mark(result);
+}
+
+/* On an alias, so that no other thread ever meets this tensor without its key. */
+static PyObject *call_unmarked(enum original which, PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+  if (!is_ours(self)) return call_original(which, self, args, nargs, kwnames);
+  PyObject *plain = mgd_torch_alias(self), *result = NULL;
+  if (plain && mgd_torch_unmark(plain) == 0) result = call_original(which, plain, args, nargs, kwnames);
+  Py_XDECREF(plain);
+  if (result && mark_result(result) < 0) Py_CLEAR(result);
+  return result;
+}
+
+static PyObject *tensor_new(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+  return call_unmarked(NEW, self, args, nargs, kwnames);
+}
+
+static PyObject *tensor_new_tensor(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+  return call_unmarked(NEW_TENSOR, self, args, nargs, kwnames);
+}
+
+/* ---- installation */
+
+#define FAST(f) (PyCFunction)(void (*)(void)) f, METH_FASTCALL | METH_KEYWORDS
+/* The docstrings are torch's own: they are filled in at installation. */
+static PyMethodDef methods[ORIGINALS] = {
+    [AS_SUBCLASS] = {"as_subclass", FAST(tensor_as_subclass), NULL}, [CUDA] = {"cuda", FAST(tensor_cuda), NULL},
+    [TO] = {"to", FAST(tensor_to), NULL},                            [NEW] = {"new", FAST(tensor_new), NULL},
+    [NEW_TENSOR] = {"new_tensor", FAST(tensor_new_tensor), NULL},
+};
+
+/* torch.Tensor's own dict, borrowed. */
+static PyObject *dict_of(PyTypeObject *type) {
+#if PY_VERSION_HEX >= 0x030C0000
+  PyObject *dict = PyType_GetDict(type);
+  Py_XDECREF(dict); /* the type keeps it */
+  return dict;
+#else
+  return type->tp_dict;
+#endif
+}
+
+static int find_original(enum original which) {
+  PyObject *found = PyObject_GetAttrString(patch.state->tensor_type, methods[which].ml_name);
+  PyObject *doc = found ? PyObject_GetAttrString(found, "__doc__") : NULL;
+  if (!doc) {
+    Py_XDECREF(found);
+    return -1;
+  }
+  if (PyUnicode_Check(doc)) methods[which].ml_doc = PyUnicode_AsUTF8(doc);
+  patch.original[which] = found; /* `doc` is kept too: ml_doc points into it */
+  return 0;
+}
+
+static int find_originals(void) {
+  PyObject *dict = PyObject_GetAttrString((PyObject *)&PyBaseObject_Type, "__dict__");
+  patch.object_class = dict ? PyMapping_GetItemString(dict, "__class__") : NULL;
+  Py_XDECREF(dict);
+  PyObject *overrides = patch.object_class ? PyImport_ImportModule("torch.overrides") : NULL;
+  if (!overrides) return -1;
+  patch.listens = PyObject_GetAttrString(overrides, "has_torch_function_unary");
+  patch.hand_over = PyObject_GetAttrString(overrides, "handle_torch_function");
+  Py_DECREF(overrides);
+  for (int which = 0; which < ORIGINALS; which++)
+    if (find_original((enum original)which) < 0) return -1;
+  return patch.listens && patch.hand_over ? 0 : -1;
+}
+
+/* Steals `descriptor`. */
+static int put(PyObject *dict, const char *name, PyObject *descriptor) {
+  const int failed = !descriptor || PyDict_SetItemString(dict, name, descriptor) < 0;
+  Py_XDECREF(descriptor);
+  return failed ? -1 : 0;
+}
+
+int mgd_tensor_install(struct mgd_state *st) {
+  patch.state = st;
+  if (find_originals() < 0) return -1;
+  PyTypeObject *type = (PyTypeObject *)st->tensor_type;
+  PyObject *dict = dict_of(type);
+  int failed = 0;
+  for (size_t i = 0; !failed && i < sizeof getsets / sizeof *getsets; i++) failed = put(dict, getsets[i].name, PyDescr_NewGetSet(type, &getsets[i]));
+  for (int which = 0; !failed && which < ORIGINALS; which++) failed = put(dict, methods[which].ml_name, PyDescr_NewMethod(type, &methods[which]));
+  PyType_Modified(type);
+  return failed;
+}

@@ -1,0 +1,172 @@
+/* walk.c: what managed.module needs to walk a module: marking, pinning and
+ * moving one tensor in place, and the plan that says which layer goes where.
+ *
+ * These functions are private to the package. They check their arguments,
+ * because a private function that crashes is still a crash.
+ */
+#include "binding.h"
+
+static int need_tensor(PyObject *o) {
+  if (mgd_torch_is_tensor(o)) return mgd_module_ready();
+  PyErr_Format(PyExc_TypeError, "managed: expected a torch.Tensor, not %.100s", Py_TYPE(o)->tp_name);
+  return -1;
+}
+
+static PyObject *is_managed(PyObject *module, PyObject *o) {
+  (void)module;
+  return PyBool_FromLong(mgd_torch_is_managed(o));
+}
+
+static PyObject *mark(PyObject *module, PyObject *o) {
+  (void)module;
+  return need_tensor(o) < 0 || mgd_torch_mark(o) < 0 ? NULL : Py_NewRef(o);
+}
+
+static PyObject *unmark(PyObject *module, PyObject *o) {
+  (void)module;
+  return need_tensor(o) < 0 || mgd_torch_unmark(o) < 0 ? NULL : Py_NewRef(o);
+}
+
+static PyObject *pin(PyObject *module, PyObject *args) {
+  (void)module;
+  PyObject *o;
+  int pinned;
+  if (!PyArg_ParseTuple(args, "Op:pin", &o, &pinned) || need_tensor(o) < 0 || mgd_torch_pin(o, pinned) < 0) return NULL;
+  Py_RETURN_NONE;
+}
+
+static PyObject *pinned(PyObject *module, PyObject *o) {
+  (void)module;
+  const int yes = need_tensor(o) < 0 ? -1 : mgd_torch_pinned(o);
+  return yes < 0 ? NULL : PyBool_FromLong(yes);
+}
+
+static PyObject *nbytes(PyObject *module, PyObject *o) {
+  (void)module;
+  const int64_t bytes = need_tensor(o) < 0 ? -1 : mgd_torch_nbytes(o);
+  return bytes < 0 ? NULL : PyLong_FromLongLong(bytes);
+}
+
+/* A torch.device with its index, for any way to name one; None when only a kind is named ("cuda"). */
+static PyObject *device(PyObject *module, PyObject *o) {
+  (void)module;
+  int id = 0, any = 0;
+  if (mgd_module_ready() < 0 || mgd_errors_device_id(o, &id, &any) < 0) return NULL;
+  if (any) Py_RETURN_NONE;
+  return mgd_torch_device(id);
+}
+
+static PyObject *move(PyObject *module, PyObject *args) {
+  PyObject *o, *target;
+  int id, any, why = MGD_WHY_ASKED;
+  if (!PyArg_ParseTuple(args, "OO|i:move", &o, &target, &why) || need_tensor(o) < 0 || mgd_errors_device_id(target, &id, &any) < 0) return NULL;
+  const int here = any ? -1 : mgd_torch_device_of(o);
+  if (here < 0 && !PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "managed: %R names a kind of device and not one device", target);
+  if (here < 0) return NULL;
+  if (here == id) Py_RETURN_FALSE;
+  const int fixed = mgd_torch_pinned(o);
+  if (fixed > 0) mgd_errors_pinned(mgd_module_state(module), o, id);
+  if (fixed || mgd_torch_move(o, id, (enum mgd_reason)why) < 0) return NULL;
+  mgd_module_state(module)->moves++;
+  Py_RETURN_TRUE;
+}
+
+/* How many tensors have been moved in place so far; never goes back, unlike the trace's totals. */
+static PyObject *move_count(PyObject *module, PyObject *unused) {
+  (void)unused;
+  return PyLong_FromUnsignedLongLong(mgd_module_state(module)->moves);
+}
+
+/* ---- plans */
+
+/* A sequence of byte counts as a fresh array of *n; PyMem_Free it. */
+static int64_t *byte_array(PyObject *o, const char *name, size_t *n) {
+  PyObject *list = PySequence_Fast(o, "managed: a plan takes sequences of byte counts");
+  if (!list) return NULL;
+  *n = (size_t)PySequence_Fast_GET_SIZE(list);
+  int64_t *array = PyMem_New(int64_t, *n + 1); /* never empty: NULL is an error */
+  if (!array) PyErr_NoMemory();
+  for (size_t i = 0; array && i < *n; i++) {
+    if (mgd_errors_bytes(PySequence_Fast_GET_ITEM(list, (Py_ssize_t)i), name, &array[i]) == 0) continue;
+    PyMem_Free(array);
+    array = NULL;
+  }
+  Py_DECREF(list);
+  return array;
+}
+
+static PyObject *plan_list(const int *plan, size_t n) {
+  PyObject *list = PyList_New((Py_ssize_t)n);
+  for (size_t i = 0; list && i < n; i++) {
+    PyObject *index = PyLong_FromLong(plan[i]);
+    if (index) PyList_SET_ITEM(list, (Py_ssize_t)i, index); /* steals */
+    else Py_CLEAR(list);
+  }
+  return list;
+}
+
+static PyObject *plan(PyObject *module, const int64_t *bytes, const int64_t *border, size_t n, const int64_t *room, size_t devices) {
+  int *out = PyMem_New(int, n + 1);
+  if (!out) return PyErr_NoMemory();
+  const int code = mgd_place_layers(mgd_torch_machine(), bytes, border, n, room, devices, out);
+  PyObject *result = code == MGD_OK ? plan_list(out, n) : code == MGD_E_NO_ROOM ? Py_NewRef(Py_None) : NULL;
+  PyMem_Free(out);
+  if (!result && !PyErr_Occurred()) mgd_errors_raise(mgd_module_state(module), code, "planning layers");
+  return result;
+}
+
+static PyObject *plan_layers(PyObject *module, PyObject *args) {
+  PyObject *sizes, *crossing, *rooms, *result = NULL;
+  size_t n = 0, borders = 0, devices = 0;
+  int64_t *bytes = NULL, *border = NULL, *room = NULL;
+  if (!PyArg_ParseTuple(args, "OOO:plan_layers", &sizes, &crossing, &rooms) || mgd_module_ready() < 0) return NULL;
+  if (!(bytes = byte_array(sizes, "a layer", &n)) || !(room = byte_array(rooms, "room", &devices))) goto end;
+  if (crossing != Py_None && !(border = byte_array(crossing, "a border", &borders))) goto end;
+  if (border && borders + 1 != n) {
+    PyErr_Format(PyExc_ValueError, "managed: %zu layers have %zu borders between them, not %zu", n, n ? n - 1 : 0, borders);
+    goto end;
+  }
+  result = n == 0 ? PyList_New(0) : devices == 0 ? Py_NewRef(Py_None) : plan(module, bytes, border, n, room, devices);
+end:
+  PyMem_Free(bytes);
+  PyMem_Free(border);
+  PyMem_Free(room);
+  return result;
+}
+
+/* ---- the simulator and the engine */
+
+static PyObject *attach_sim(PyObject *module, PyObject *args) {
+  (void)module;
+  PyObject *capsule;
+  int devices;
+  if (!PyArg_ParseTuple(args, "Oi:attach_sim", &capsule, &devices) || mgd_module_ready() < 0) return NULL;
+  if (mgd_torch_attach_sim(capsule, devices) < 0) return NULL;
+  Py_RETURN_NONE;
+}
+
+static PyObject *engine_started(PyObject *module, PyObject *unused) {
+  (void)module;
+  (void)unused;
+  const int started = mgd_torch_engine_started();
+  return started < 0 ? NULL : PyBool_FromLong(started);
+}
+
+PyMethodDef mgd_walk_methods[] = {
+    {"is_managed", is_managed, METH_O, PyDoc_STR("is_managed(o, /)\n--\n\nWhether `o` is a managed tensor; False for anything else.")},
+    {"mark", mark, METH_O, PyDoc_STR("mark(tensor, /)\n--\n\nMakes this very tensor managed and returns it.")},
+    {"unmark", unmark, METH_O, PyDoc_STR("unmark(tensor, /)\n--\n\nMakes this very tensor plain again and returns it.")},
+    {"pin", pin, METH_VARARGS, PyDoc_STR("pin(tensor, pinned, /)\n--\n\nPins the tensor to its device, or lets it move again.")},
+    {"pinned", pinned, METH_O, PyDoc_STR("pinned(tensor, /)\n--\n\nWhether the tensor is pinned.")},
+    {"nbytes", nbytes, METH_O, PyDoc_STR("nbytes(tensor, /)\n--\n\nBytes of the tensor's elements, of all parts of a sparse one.")},
+    {"device", device, METH_O, PyDoc_STR("device(device, /)\n--\n\nThe torch.device that a name means here; None when only a kind is named.")},
+    {"move", move, METH_VARARGS,
+     PyDoc_STR("move(tensor, device, reason=ASKED, /)\n--\n\nMoves the tensor itself and its .grad; False when it was there already.")},
+    {"move_count", move_count, METH_NOARGS, PyDoc_STR("move_count()\n--\n\nHow many tensors have been moved in place so far.")},
+    {"plan_layers", plan_layers, METH_VARARGS,
+     PyDoc_STR("plan_layers(bytes, border, room, /)\n--\n\n"
+               "Contiguous layers over devices: an index into `room` for each layer, or None when no contiguous plan fits.\n"
+               "border[i] are the bytes that cross between layers i and i + 1; None means that all borders are alike.")},
+    {"attach_sim", attach_sim, METH_VARARGS, PyDoc_STR("attach_sim(capsule, devices, /)\n--\n\nMakes the simulator's devices known.")},
+    {"engine_started", engine_started, METH_NOARGS, PyDoc_STR("engine_started()\n--\n\nWhether a backward pass has run in this process.")},
+    {NULL, NULL, 0, NULL}};

@@ -1,0 +1,54 @@
+"""PyTorch tensors and modules that are placed on, and aligned over, several devices by a C core.
+
+A managed tensor is an ordinary torch.Tensor with one more dispatch key. Operators that meet the key
+bring their operands together; everything else stays as torch has it. Importing this package starts
+no thread, initialises no driver and prints nothing; NO_MANAGED=1 makes it inert.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+from managed import errors
+from managed._attributes import Attributes
+from managed._backend import INERT, C
+from managed.errors import OutOfMemoryError
+from managed.explain import explain, stats
+from managed.module import ManagedModule
+from managed.settings import apply_environment, budget, frozen
+from managed.sim import simulate, simulate_from_environment
+from managed.tensor import ManagedTensor
+
+__all__ = [
+    "HEURISTIC_FUNCTION",
+    "USE_HEURISTIC",
+    "DeviceManager",
+    "ManagedModule",
+    "ManagedTensor",
+    "OutOfMemoryError",
+    "budget",
+    "device_manager",
+    "errors",
+    "explain",
+    "frozen",
+    "simulate",
+    "stats",
+]
+
+__version__ = "0.1.0"
+
+DeviceManager = C.DeviceManager
+
+# Attributes with effect: managed._attributes has their getters and setters.
+USE_HEURISTIC: bool
+HEURISTIC_FUNCTION: Callable[[int], int]
+HEUSRISTIC_FUNCTION: Callable[[int], int]
+device_manager: DeviceManager
+
+C.install(ManagedTensor)
+sys.modules[__name__].__class__ = Attributes
+apply_environment()
+if not INERT and os.environ.get("MANAGED_SIM"):
+    simulate_from_environment()

@@ -1,0 +1,59 @@
+"""The module attributes with effect: what is assigned to them reaches the C core."""
+
+import warnings
+from collections.abc import Callable
+from types import ModuleType
+
+from managed._backend import C
+
+__all__ = ["Attributes"]
+
+
+def _warn() -> None:
+    warnings.warn(
+        "managed.HEUSRISTIC_FUNCTION is a misspelling that is kept for old programs; "
+        "use managed.HEURISTIC_FUNCTION",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+
+
+class Attributes(ModuleType):
+    """The class that the package `managed` gives itself."""
+
+    @property
+    def USE_HEURISTIC(self) -> bool:
+        """Whether sizes pass through HEURISTIC_FUNCTION. TypeError for anything but a bool."""
+        return C.get_use_heuristic()
+
+    @USE_HEURISTIC.setter
+    def USE_HEURISTIC(self, value: bool) -> None:
+        C.set_use_heuristic(value)
+
+    @property
+    def HEURISTIC_FUNCTION(self) -> Callable[[int], int]:
+        """Bytes to look for when a tensor has that many: size + int(1.5 * sqrt(size)) at first."""
+        return C.get_heuristic()
+
+    @HEURISTIC_FUNCTION.setter
+    def HEURISTIC_FUNCTION(self, function: Callable[[int], int]) -> None:
+        C.set_heuristic(function)
+
+    @property
+    def HEUSRISTIC_FUNCTION(self) -> Callable[[int], int]:
+        _warn()
+        return C.get_heuristic()
+
+    @HEUSRISTIC_FUNCTION.setter
+    def HEUSRISTIC_FUNCTION(self, function: Callable[[int], int]) -> None:
+        _warn()
+        C.set_heuristic(function)
+
+    @property
+    def device_manager(self) -> C.DeviceManager:
+        """The DeviceManager that `x.cuda()` and `module.cuda()` ask; another one can be assigned."""
+        return C.get_manager()
+
+    @device_manager.setter
+    def device_manager(self, manager: C.DeviceManager) -> None:
+        C.set_manager(manager)

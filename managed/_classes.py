@@ -1,0 +1,72 @@
+"""The class that `from_module` gives an object: a subclass of its own class and of ManagedModule.
+
+It carries the name of the original, as torch.nn.utils.parametrize does it, is made once a class,
+and never reaches a file: pickling goes through the original class and `_rebuild`.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+__all__: list[str] = []
+
+_made: weakref.WeakKeyDictionary[type, weakref.ref[type]] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def managed_class(original: type[nn.Module], base: type[nn.Module]) -> type[nn.Module]:
+    """The class that stands for `original`; `base` is ManagedModule.
+
+    `original` comes first, so its methods stay in force and their super() reaches `base`.
+    """
+    if issubclass(original, base):
+        return original
+    with _lock:
+        reference = _made.get(original)
+        found = reference() if reference else None
+        if found is None:
+            found = _make(original, base)
+            _made[original] = weakref.ref(found)
+    return found
+
+
+def _make(original: type[nn.Module], base: type[nn.Module]) -> type[nn.Module]:
+    body = {
+        "__module__": original.__module__,
+        "__qualname__": original.__qualname__,
+        "__doc__": original.__doc__,
+        "__reduce_ex__": _reduce_ex,
+        "_managed_original": original,
+    }
+    bases = (base,) if original is nn.Module else (original, base)
+    return type(original.__name__, bases, body)
+
+
+def _original(value: Any) -> Any:
+    """The original class for one of ours, anything else as it is."""
+    return vars(value).get("_managed_original", value) if isinstance(value, type) else value
+
+
+def _reduce_ex(self: nn.Module, protocol: Any) -> Any:
+    ours = next(c for c in type(self).__mro__ if "_managed_original" in vars(c))
+    reduced = super(ours, self).__reduce_ex__(protocol)
+    if isinstance(reduced, str):
+        return reduced
+    function, arguments, *rest = reduced
+    return (_rebuild, (_original(function), *map(_original, arguments)), *rest)
+
+
+def _rebuild(function: Callable[..., nn.Module], *arguments: Any) -> nn.Module:
+    """Makes the object that was pickled or copied and gives it its managed class again."""
+    from managed.module import ManagedModule
+
+    module = function(*arguments)
+    if "_modules" in module.__dict__:  # complete: its own __reduce__ made it
+        return ManagedModule.from_module(module)
+    module.__class__ = managed_class(type(module), ManagedModule)
+    return module

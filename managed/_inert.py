@@ -1,0 +1,121 @@
+"""Stands in for the compiled module under NO_MANAGED=1: everything is there, nothing happens.
+
+Tensors and modules stay where the program puts them; knobs keep what they are given.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+__all__: list[str] = []
+
+ASKED = DISPERSED = 0
+_logger = logging.getLogger("managed")
+_knobs: dict[str, Any] = {"use_heuristic": True}
+
+
+class DeviceManager:
+    """Knows the host only: find_device is cpu, send is `to`, cuda leaves things where they are."""
+
+    def __init__(
+        self,
+        comm_interface: Any = time,
+        cuda_devices: Any = None,
+        reserved: float = 0.1,
+        retry_limit: int = 10,
+        wait_time: float = 0.1,
+    ) -> None:
+        self.comm_interface = comm_interface
+        self.cuda_devices: list[torch.device] = []
+        self.reserved, self.retry_limit, self.wait_time = reserved, retry_limit, wait_time
+        self.default_level = logging.INFO
+        self.cpu_device = torch.device("cpu")
+        self.devices = [self.cpu_device]
+
+    def log(self, message: object, level: int | None = None) -> None:
+        _logger.log(self.default_level if level is None else level, "%s", message)
+
+    def send(self, tensors: Any, device: Any = None, space_estimate: int = -1) -> Any:
+        if device is None:
+            return tensors
+        movable = (torch.Tensor, torch.nn.Module)
+        return tree_map(lambda x: x.to(device) if isinstance(x, movable) else x, tensors)
+
+    def find_device(self, space_estimate: float, disperse: bool = False) -> torch.device:
+        return self.cpu_device
+
+    def cuda(self, obj: Any, disperse: bool = False) -> Any:
+        return obj
+
+
+_knobs["manager"] = DeviceManager()
+
+
+def install(name_class: type) -> None:
+    """Installs nothing."""
+
+
+def default_heuristic(size: int) -> int:
+    return size + int(1.5 * size**0.5)
+
+
+_knobs["heuristic"] = default_heuristic
+
+
+def get_manager() -> DeviceManager:
+    return _knobs["manager"]  # type: ignore[no-any-return]
+
+
+def set_manager(manager: DeviceManager) -> None:
+    _knobs["manager"] = manager
+
+
+def get_heuristic() -> Callable[[int], int]:
+    return _knobs["heuristic"]  # type: ignore[no-any-return]
+
+
+def set_heuristic(function: Callable[[int], int]) -> None:
+    _knobs["heuristic"] = function
+
+
+def get_use_heuristic() -> bool:
+    return bool(_knobs["use_heuristic"])
+
+
+def set_use_heuristic(value: bool) -> None:
+    _knobs["use_heuristic"] = value
+
+
+def is_managed(o: object) -> bool:
+    return False
+
+
+def mark(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def pin(tensor: torch.Tensor, pinned: bool) -> None:
+    """Nothing moves by itself, so nothing has to be kept."""
+
+
+def set_frozen(value: bool) -> bool:
+    return True
+
+
+def stats(reset: bool = False) -> dict[str, Any]:
+    return {}
+
+
+def history(tensor: object) -> tuple[list[Any], int]:
+    return [], 0
+
+
+def budget(*unused: object) -> nullcontext[None]:
+    return nullcontext()

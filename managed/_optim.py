@@ -1,0 +1,42 @@
+"""Brings optimizer state along: it must stand where its parameter stands.
+
+Foreach and fused optimizers group parameters by device and expect the state there. One pre-hook of
+all optimizers compares a counter of moves, and looks at the state only after something has moved.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from managed._backend import C
+
+__all__: list[str] = []
+
+
+def install() -> None:
+    register_optimizer_step_pre_hook(_follow)
+
+
+def _follow(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    count = C.move_count()
+    if optimizer.__dict__.get("_managed_moves", 0) == count:
+        return
+    for group in optimizer.param_groups:
+        on_device = bool(group.get("capturable") or group.get("fused"))
+        for parameter in group["params"]:
+            if C.is_managed(parameter) and parameter in optimizer.state:
+                _bring(parameter, optimizer.state[parameter], on_device)
+    optimizer.__dict__["_managed_moves"] = count
+
+
+def _bring(parameter: torch.Tensor, state: dict[str, Any], on_device: bool) -> None:
+    for value in state.values():
+        if not isinstance(value, torch.Tensor) or value.device == parameter.device:
+            continue
+        # Scalars such as `step` live on the host, unless the kernel reads them on the device.
+        if value.dim() == 0 and value.device.type == "cpu" and not on_device:
+            continue
+        C.move(value, parameter.device)

@@ -1,0 +1,159 @@
+"""Walks modules: their tensors in registration order, moving them, and spreading them.
+
+Which device is decided in the core; this file only lists what there is and carries out the answer,
+all or nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from managed._backend import C
+from managed.errors import PinConflictError
+from managed.settings import logger
+
+__all__: list[str] = []
+
+#: How often a plan is made again when other threads took the room in the meantime.
+_PLANS = 4
+
+
+class Slot(NamedTuple):
+    """A tensor and where a module keeps it."""
+
+    module: nn.Module
+    name: str
+    tensor: torch.Tensor
+
+    def move(self, device: torch.device, reason: int) -> Callable[[], object]:
+        """Moves the tensor and returns what undoes it. Only buffers that are results are replaced."""
+        home, old = self.tensor.device, self.tensor
+        if old.is_leaf:
+            C.move(old, device, reason)
+            return lambda: C.move(old, home, reason)
+        self.module._buffers[self.name] = old.to(device)
+        return lambda: self.module._buffers.update({self.name: old})
+
+
+def own_slots(module: nn.Module) -> Iterator[Slot]:
+    """The tensors that the module itself has registered."""
+    for kept in (module._parameters, module._buffers):
+        for name, tensor in kept.items():
+            if tensor is not None:
+                yield Slot(module, name, tensor)
+
+
+def layers(modules: Iterable[nn.Module]) -> list[list[Slot]]:
+    """The tensors of each module that has some of its own, in registration order.
+
+    A tied tensor is counted once and belongs to its first user.
+    """
+    seen: set[int] = set()
+    found = []
+    for root in modules:
+        for module in root.modules():
+            fresh = [s for s in own_slots(module) if id(s.tensor) not in seen]
+            seen.update(id(s.tensor) for s in fresh)
+            if fresh:
+                found.append(fresh)
+    return found
+
+
+def slots(modules: Iterable[nn.Module]) -> list[Slot]:
+    return [slot for layer in layers(modules) for slot in layer]
+
+
+def markable(tensor: torch.Tensor) -> bool:
+    """Whether the tensor has bytes of its own that can be managed."""
+    return not (tensor.is_meta or tensor.is_quantized or is_lazy(tensor))
+
+
+def room(found: Iterable[Slot]) -> int:
+    """Bytes to look for, after the heuristic."""
+    return sum(C.estimate(C.nbytes(s.tensor)) for s in found)
+
+
+def carry(targets: list[tuple[Slot, torch.device]], reason: int) -> None:
+    """Moves every tensor to its device, or none: what moved goes back when one fails."""
+    targets = [(s, d) for s, d in targets if s.tensor.device != d]
+    for slot, device in targets:
+        if C.pinned(slot.tensor):
+            raise PinConflictError(
+                f"managed: {type(slot.module).__name__}.{slot.name} is pinned to "
+                f"{slot.tensor.device} and was asked to go to {device}; call unpin() first"
+            )
+    undo: list[Callable[[], object]] = []
+    try:
+        for slot, device in targets:
+            undo.append(slot.move(device, reason))
+    except BaseException:
+        for step in reversed(undo):
+            step()
+        raise
+    for module in {id(s.module): s.module for s, _ in targets}.values():
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()  # cuDNN wants the weights in one block again
+
+
+def gather(found: list[Slot], manager: C.DeviceManager) -> None:
+    """All of it on the one device that find_device names; stays where nothing has room."""
+    accelerators = {device for device, _ in C.rooms(manager)}
+    if all(s.tensor.device in accelerators for s in found):
+        return
+    with C.admit(manager, room(found), False) as held:
+        if held.device.type == "cpu":
+            if accelerators:
+                logger.log(manager.default_level, "a module of %d bytes fits nowhere", held.bytes)
+            return
+        carry([(s, held.device) for s in found], held.reason)
+
+
+def spread(groups: list[list[Slot]], manager: C.DeviceManager) -> None:
+    """Contiguous layers over the manager's devices; stays where no plan fits."""
+    for _ in range(_PLANS):
+        targets = _plan(groups, manager)
+        if targets is None:
+            break
+        with ExitStack() as stack:
+            if _reserve(targets, manager, stack):
+                carry(targets, C.DISPERSED)
+                return
+    logger.log(manager.default_level, "no plan for %d layers fits: they stay", len(groups))
+
+
+def _plan(
+    groups: list[list[Slot]], manager: C.DeviceManager
+) -> list[tuple[Slot, torch.device]] | None:
+    # What the module holds on a device now is room for its own plan.
+    held: Counter[torch.device] = Counter()
+    for slot in (s for layer in groups for s in layer):
+        held[slot.tensor.device] += C.nbytes(slot.tensor)
+    rooms = [(device, free + held[device]) for device, free in C.rooms(manager)]
+    sizes = [room(layer) for layer in groups]
+    plan = C.plan_layers(sizes, None, [free for _, free in rooms])
+    if plan is None:
+        return None
+    return [(s, rooms[i][0]) for layer, i in zip(groups, plan, strict=True) for s in layer]
+
+
+def _reserve(
+    targets: list[tuple[Slot, torch.device]], manager: C.DeviceManager, stack: ExitStack
+) -> bool:
+    """Holds what will arrive on each device; False when another thread was quicker."""
+    arriving: dict[torch.device, list[Slot]] = {}
+    for slot, device in targets:
+        if slot.tensor.device != device:
+            arriving.setdefault(device, []).append(slot)
+    for device, found in arriving.items():
+        held = C.reserve(manager, device, room(found))
+        if held is None:
+            return False
+        stack.enter_context(held)
+    return True

@@ -1,0 +1,86 @@
+"""What happened to a tensor or a module, and why; and the counters of the whole process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from managed._backend import C
+
+__all__ = ["Event", "History", "explain", "stats"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened. Times are in ns of a monotonic clock, sizes in bytes."""
+
+    sequence: int  #: 1, 2, ... over all tensors
+    time: int  #: when it began
+    duration: int  #: 0 when it was not timed
+    kind: str  #: "move", "copy", "write_back", "place", "pin", "unpin", ...
+    reason: str  #: why, in words
+    operator: str | None  #: the operator that needed it
+    bytes: int
+    source: str | None  #: device name
+    target: str | None  #: device name
+    tensor: str = ""  #: name of the parameter or buffer, when a module was asked about
+
+    def __str__(self) -> str:
+        way = " -> ".join(dict.fromkeys(d for d in (self.source, self.target) if d))
+        parts = [self.tensor, self.kind, way, f"{self.bytes} bytes", self.operator or ""]
+        took = f", {self.duration / 1e3:.1f} us" if self.duration else ""
+        return " ".join(p for p in parts if p) + took + (f": {self.reason}" if self.reason else "")
+
+
+class History(list[Event]):
+    """Events, oldest first; `dropped` counts those the ring no longer holds."""
+
+    def __init__(self, events: Iterator[Event], dropped: int = 0) -> None:
+        super().__init__(events)
+        self.dropped = dropped
+
+    def __str__(self) -> str:
+        if not self:
+            return "nothing has been recorded"
+        start = self[0].time
+        lines = [f"{(e.time - start) / 1e6:10.3f} ms  {e}" for e in self]
+        if self.dropped:
+            lines.insert(0, f"({self.dropped} older events are no longer held)")
+        return "\n".join(lines)
+
+
+def _history(tensor: torch.Tensor | None) -> History:
+    events, dropped = C.history(tensor)
+    return History((Event(*e) for e in events), dropped)
+
+
+def _module_history(module: torch.nn.Module) -> History:
+    named = [*module.named_parameters(), *module.named_buffers()]
+    found = [(name, _history(t)) for name, t in named]
+    events = (replace(e, tensor=name) for name, history in found for e in history)
+    ordered = sorted(events, key=lambda e: e.sequence)
+    return History(iter(ordered), max((h.dropped for _, h in found), default=0))
+
+
+def explain(x: torch.Tensor | torch.nn.Module | None = None) -> History:
+    """The history of a tensor, of a module's tensors, or of everything, with reasons.
+
+    `print(managed.explain(x))` shows one line an event. TypeError for anything else.
+    """
+    if isinstance(x, torch.nn.Module):
+        return _module_history(x)
+    return _history(x)
+
+
+def stats(reset: bool = False) -> dict[str, Any]:
+    """Counters since the start or the last reset, as a plain dict.
+
+    For each kind of event `kind`, `kind_bytes` and `kind_ns` ("move", "copy", "write_back", "place",
+    "pin", "unpin", "waited", "reserve", "release"); "links": bytes per link used, like
+    {"cpu->sim:0": 4096}; "devices": bytes per device by owner, with its capacity, free and peak;
+    and the hook's own counters. `reset=True` returns the figures and starts again from zero.
+    """
+    return C.stats(reset=reset)

@@ -1,0 +1,147 @@
+"""What can be set: environment variables, byte sizes, budgets, frozen blocks and the logger."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from managed._backend import C
+
+__all__ = ["VARIABLES", "Budget", "Variable", "budget", "frozen", "parse_bytes"]
+
+logger = logging.getLogger("managed")
+logger.addHandler(logging.NullHandler())
+
+_UNITS = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGT", start=1):
+    _UNITS |= {f"{_letter}IB": 1024**_power, f"{_letter}B": 1000**_power, _letter: 1024**_power}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_bytes(size: int | str) -> int:
+    """Bytes of 4096, "4096", "300MiB" (1024s), "300MB" (1000s) or "1.5G" (1024s).
+
+    ValueError for anything else, TypeError for something that is neither an int nor a string.
+    """
+    if isinstance(size, int) and not isinstance(size, bool):
+        if size < 0:
+            raise ValueError(f"managed: {size} is no size; it is a number of bytes, 0 or more")
+        return size
+    if not isinstance(size, str):
+        raise TypeError(f"managed: a size is an int or a string such as '300MiB', not {size!r}")
+    match = _SIZE.fullmatch(size)
+    unit = _UNITS.get(match[2].upper()) if match else None
+    if not match or unit is None:
+        raise ValueError(f"managed: {size!r} is no size; say '300MiB', '2GB' or a number of bytes")
+    return int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
+
+
+class Budget:
+    """A cap that stands; as a context manager it puts the old one back at the end of the block."""
+
+    def __init__(self, device: str, bytes: int, old: int) -> None:
+        self.device, self.bytes, self.old = device, bytes, old
+
+    def __enter__(self) -> Budget:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        C.set_capacity(self.device, self.old)
+
+    def __repr__(self) -> str:
+        return f"Budget({self.device!r}, {self.bytes} bytes, before: {self.old} bytes)"
+
+
+def budget(device: str | int | torch.device, size: int | str | None) -> Budget:
+    """Caps what placement may use on one accelerator; None lifts the cap.
+
+    `managed.budget("sim:0", "300MiB")` stands until it is changed; in a with statement the old cap
+    comes back. ValueError for a device that does not exist, for a size that cannot be read and for
+    more bytes than the device has.
+    """
+    name, old = C.device_name(device), C.capacity(device)
+    there = torch.device(name)
+    _, total = torch.get_device_module(there).mem_get_info(there.index)
+    cap = total if size is None else parse_bytes(size)
+    if cap > total:
+        raise ValueError(f"managed: {name} has {total} bytes; a budget of {cap} is more than that")
+    C.set_capacity(name, cap)
+    return Budget(name, cap, old)
+
+
+@contextmanager
+def frozen() -> Iterator[None]:
+    """In this block, and in this thread, nothing moves by itself.
+
+    An operator whose operands are on different devices then fails with torch's own error. Explicit
+    moves (`to`, `cuda`, `send`) still work. Also a decorator.
+    """
+    old = C.set_frozen(True)
+    try:
+        yield
+    finally:
+        C.set_frozen(old)
+
+
+def _log_to_stderr(level: str) -> None:
+    logger.setLevel(level.upper())
+    logger.addHandler(logging.StreamHandler())
+
+
+def _set_on_manager(name: str, convert: Callable[[str], Any]) -> Callable[[str], None]:
+    def apply(value: str) -> None:
+        setattr(C.get_manager(), name, convert(value))
+
+    return apply
+
+
+def _set_heuristic(value: str) -> None:
+    if value not in ("0", "1"):
+        raise ValueError("it is 0 or 1")
+    C.set_use_heuristic(value == "1")
+
+
+class Variable(NamedTuple):
+    """One environment variable, read once when the package is imported."""
+
+    default: str
+    meaning: str
+    apply: Callable[[str], None] | None = None  #: None: read elsewhere, before or after the rest
+
+
+#: Every environment variable that managed reads.
+VARIABLES = {
+    "NO_MANAGED": Variable("0", "1 makes the package inert: it imports and changes nothing"),
+    "MANAGED_SIM": Variable("", "simulates devices from the start: 4x512MiB"),
+    "MANAGED_RESERVED": Variable(
+        "0.1",
+        "device_manager.reserved: the fraction of each device to leave free",
+        _set_on_manager("reserved", float),
+    ),
+    "MANAGED_RETRY_LIMIT": Variable(
+        "10", "device_manager.retry_limit: waits for room", _set_on_manager("retry_limit", int)
+    ),
+    "MANAGED_WAIT_TIME": Variable(
+        "0.1", "device_manager.wait_time: seconds of one wait", _set_on_manager("wait_time", float)
+    ),
+    "MANAGED_HEURISTIC": Variable("1", "0 starts with USE_HEURISTIC = False", _set_heuristic),
+    "MANAGED_LOG": Variable("", "a logging level: shows the logger on stderr", _log_to_stderr),
+}
+
+
+def apply_environment() -> None:
+    """Gives every variable that is set its effect; a ValueError names the one that is wrong."""
+    for name, variable in VARIABLES.items():
+        value = os.environ.get(name)
+        if not value or not variable.apply:
+            continue
+        try:
+            variable.apply(value)
+        except ValueError as error:
+            raise ValueError(f"managed: {name}={value!r} cannot be used: {error}") from None
