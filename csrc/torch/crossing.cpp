@@ -103,6 +103,13 @@ bool needs_torch(const at::Tensor& t) {
 
 } // namespace
 
+at::Tensor alias_of(const at::Tensor& t) {
+  if (t.layout() == at::kStrided) return t.alias();
+  at::Tensor r = t.detach(); // aten::alias knows strided tensors only
+  if (c10::GradMode::is_enabled() && t.requires_grad()) connect(t, r);
+  return r;
+}
+
 at::Tensor cross_values(const at::Tensor& t, c10::Device to, const Cause& cause) {
   Traced trace(t, to, cause);
   int64_t bytes = 0;

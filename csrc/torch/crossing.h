@@ -20,4 +20,7 @@ at::Tensor cross(const at::Tensor& t, c10::Device to, const Cause& cause);
 // The same without autograd, whatever the grad mode.
 at::Tensor cross_values(const at::Tensor& t, c10::Device to, const Cause& cause);
 
+// Another tensor object over the same bytes, connected to t by autograd and not yet managed.
+at::Tensor alias_of(const at::Tensor& t);
+
 } // namespace managed

@@ -25,10 +25,10 @@ constexpr std::array<std::string_view, 24> kNeverAligned{
     "can_cast", "_has_any_zero_dim"};
 
 // Composites whose body compares the devices of its arguments.
-constexpr std::array<std::string_view, 15> kChecksDevices{
+constexpr std::array<std::string_view, 16> kChecksDevices{
     "scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu",
     "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "tensor_split",
-    "take_along_dim", "linalg_multi_dot", "cartesian_prod", "chain_matmul", "inner"};
+    "take_along_dim", "linalg_multi_dot", "cartesian_prod", "chain_matmul", "inner", "meshgrid"};
 
 // Tagged pointwise, but their kernels do not take a CPU number beside an accelerator tensor.
 constexpr std::array<std::string_view, 3> kScalarsMoveByPrefix{"masked_fill", "logical_", "float_power"};

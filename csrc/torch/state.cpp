@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "api.h"
+#include "crossing.h"
 #include "devices.h"
 #include "guard.h"
 
@@ -65,7 +66,7 @@ PyObject* mgd_torch_alias(PyObject* o) {
   return guarded([&]() -> PyObject* {
     const at::Tensor& t = THPVariable_Unpack(o);
     check_wrappable(t);
-    at::Tensor r = t.alias();
+    at::Tensor r = alias_of(t);
     mark(r);
     make_state(r);
     return THPVariable_Wrap(std::move(r));
