@@ -46,12 +46,13 @@ def sources(*patterns: str) -> list[str]:
 
 
 def cuda_include() -> Path | None:
-    """The folder of cuda_runtime_api.h that goes with this torch: its pip packages' or a toolkit's."""
+    """The folder of CUDA's runtime headers: of this torch's pip packages, a toolkit, or triton."""
     site = TORCH.parent
-    folders = sorted(site.glob("nvidia/cu*/include")) + [site / "nvidia/cuda_runtime/include"]
+    folders = [*sorted(site.glob("nvidia/cu*/include")), site / "nvidia/cuda_runtime/include"]
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
-    folders.append(Path(home) / "include")
-    return next((f for f in folders if (f / "cuda_runtime_api.h").is_file()), None)
+    folders += [Path(home) / "include", site / "triton/backends/nvidia/include"]
+    needed = ("cuda_runtime_api.h", "crt/host_config.h")  # the second has a pip package of its own
+    return next((f for f in folders if all((f / n).is_file() for n in needed)), None)
 
 
 def extensions() -> list[Extension]:
@@ -72,7 +73,7 @@ def extensions() -> list[Extension]:
     if torch.version.cuda and (TORCH / "lib/libc10_cuda.so").exists():
         include = cuda_include()
         if include is None:
-            print("managed._cuda is left out: cuda_runtime_api.h was not found (set CUDA_HOME)")
+            print("managed._cuda is left out: CUDA's runtime headers were not found (set CUDA_HOME)")
         else:
             found.append(
                 Extension(
