@@ -23,7 +23,7 @@ RATES = (0.003, 0.006, 0.012, 0.025)
 
 @dataclass
 class Job:
-    """One model and what it needs to learn; `steps` and `loss` (on rows held out) are the result."""
+    """One model and what it learns; `steps` and `loss`, on rows held out, are the result."""
 
     number: int
     data: str
@@ -74,7 +74,7 @@ def perceptron(inputs: int, width: int, outputs: int) -> nn.Module:
 
 
 def place(jobs: list[Job]) -> None:
-    """One after the other, largest first, so that the same model gets the same device every time."""
+    """One after the other, largest first: a model gets the same device every time."""
     for job in sorted(jobs, key=lambda job: -job.nbytes):
         ManagedModule.from_module(job.model).cuda(disperse=True)
 

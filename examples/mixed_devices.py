@@ -57,7 +57,7 @@ def training(devices: list[torch.device], steps: int) -> None:
         assert p.grad.device == p.device  # a gradient comes home to its parameter
         print(f"{name:>9} and its gradient on {p.device}")
     stats = managed.stats()
-    print(f"{stats['copies']} copies with {stats['bytes']:,} bytes between devices")
+    print(f"{stats['copy']} copies with {stats['copy_bytes']:,} bytes between devices")
 
 
 def pins(devices: list[torch.device]) -> None:

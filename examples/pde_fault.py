@@ -18,6 +18,15 @@ def place(patches):
     return [fault.as_tensor(p).as_subclass(ManagedTensor).cuda(disperse=True) for p in patches]
 
 
+def solve(patches, threads):
+    matrices = place(patches)
+    devices = [str(matrix.device) for matrix in matrices]
+    with ThreadPoolExecutor(threads) as pool:
+        solutions = pool.map(fault.solve, matrices, patches)
+        del matrices  # so that each is freed as soon as its patch is solved
+        return devices, list(solutions)
+
+
 def main():
     args = fault.arguments(__doc__, simulated=True)
     torch.set_num_threads(1)  # the threads of the pool are the parallelism
@@ -26,12 +35,8 @@ def main():
 
     surface = fault.load()
     patches = fault.cut(surface, args.patches)
-    with memory_log() as log, ThreadPoolExecutor(args.threads) as pool:
-        matrices = place(patches)
-        devices = [str(matrix.device) for matrix in matrices]
-        solutions = pool.map(fault.solve, matrices, patches)
-        del matrices  # so that each is freed as soon as its patch is solved
-        solutions = list(solutions)
+    with memory_log() as log:
+        devices, solutions = solve(patches, args.threads)
     report(surface, patches, devices, solutions, log, args.out)
 
 
