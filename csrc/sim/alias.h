@@ -1,0 +1,56 @@
+// alias.h: tensors of simulated devices seen as CPU tensors, and back.
+//
+// Owns the translation for one operator call. An operand becomes a CPU tensor
+// over the twin of its storage; a result whose storage is some operand's twin
+// becomes a view of that operand, any other storage is adopted. Views are
+// therefore right without one line about views. Must never run a kernel on
+// data, except to give a result its own bytes when it aliases a CPU operand.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+
+#include "storage.h"
+
+namespace managed::sim {
+
+// COO and the compressed formats: tensors made of other tensors.
+inline bool is_sparse(const at::Tensor& t) {
+  return t.layout() != at::kStrided && t.layout() != at::kMkldnn && t.layout() != at::kJagged;
+}
+inline bool on_sim(const at::Tensor& t) { return t.device().type() == kSim; }
+
+class Aliases {
+ public:
+  explicit Aliases(int device = -1) : device_(device) {}
+
+  // Where results go; -1 until an operand or an argument told.
+  int device() const { return device_; }
+  void set_device(int device) { device_ = device; }
+  // Some operand needs the dispatcher to choose the kernel (sparse, mkldnn, zero tensors).
+  bool special() const { return special_; }
+
+  at::Tensor to_cpu(const at::Tensor& t);
+  at::Tensor to_sim(const at::Tensor& t);
+  // After the call: the kernel may have resized the operand it wrote, or given it another storage.
+  void write_back(const at::Tensor& sim, const at::Tensor& cpu);
+
+ private:
+  struct Pair {
+    c10::StorageImpl* cpu; // kept alive by the sim storage
+    c10::Storage sim;
+  };
+  c10::Storage twin(const c10::Storage& sim);
+  const c10::Storage* known(const c10::StorageImpl* cpu) const;
+  void note_host(const at::Tensor& t);
+  at::Tensor special_to_cpu(const at::Tensor& t);
+  at::Tensor dense_to_sim(const at::Tensor& t);
+  void write_back_sparse(const at::Tensor& sim, const at::Tensor& cpu);
+
+  c10::SmallVector<Pair, 8> pairs_;
+  c10::SmallVector<c10::StorageImpl*, 2> host_; // storages of CPU operands
+  c10::SmallVector<c10::Storage, 2> looks_;     // CPU storages over foreign bytes
+  int device_;
+  bool special_ = false;
+};
+
+} // namespace managed::sim

@@ -1,0 +1,96 @@
+// api.cpp: see api.h. The border between C++ exceptions and Python's.
+#include "api.h"
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/Generator.h>
+
+#include <mutex>
+
+#include "device.h"
+#include "engine.h"
+#include "generator.h"
+#include "register.h"
+#include "timeline.h"
+
+using namespace managed::sim;
+
+static_assert(MGD_SIM_MAX_DEVICES == kMaxDevices);
+
+namespace {
+
+template <class F>
+int guarded(F&& f) {
+  HANDLE_TH_ERRORS
+  f();
+  return 0;
+  END_HANDLE_TH_ERRORS_RET(-1)
+}
+
+void create(const mgd_sim_config& c) {
+  static std::mutex once;
+  std::lock_guard<std::mutex> held(once);
+  TORCH_CHECK(device_count() == 0, "devices are already simulated in this process (", device_count(),
+              " of them); their number cannot change: start a new process");
+  TORCH_CHECK(!engine_started(), "a backward pass has already run in this process: autograd made its threads then, one for each device "
+              "it knew, and makes no more. Call managed.simulate() (or set MANAGED_SIM) before the first backward");
+  check_unclaimed();
+  timeline_create(c.devices, c.speed, c.host, c.peer);
+  devices_create(c.devices, c.capacity);
+  register_backend();
+  bridge().link = &link_between;
+  devices_survive_fork();
+}
+
+} // namespace
+
+int mgd_sim_create(const mgd_sim_config* config) {
+  return guarded([&] { create(*config); });
+}
+
+void* mgd_sim_bridge(void) { return &bridge(); }
+int mgd_sim_device_count(void) { return device_count(); }
+int mgd_sim_current_device(void) { return current_device(); }
+
+int mgd_sim_set_device(int device) {
+  return guarded([&] {
+    check_device(device);
+    set_current_device(device);
+  });
+}
+
+int mgd_sim_report(int device, struct mgd_sim_usage* out) {
+  return guarded([&] {
+    check_device(device);
+    const Memory m = memory_of(device);
+    *out = {m.capacity, m.used, m.peak, device_time(device)};
+  });
+}
+
+int mgd_sim_set_capacity(int device, size_t bytes) {
+  return guarded([&] {
+    check_device(device);
+    set_capacity(device, bytes);
+  });
+}
+
+int mgd_sim_reset_peak(int device) {
+  return guarded([&] {
+    check_device(device);
+    reset_peak(device);
+  });
+}
+
+int64_t mgd_sim_host_time(void) { return device_count() ? host_time() : 0; }
+
+PyObject* mgd_sim_generator(int device) {
+  HANDLE_TH_ERRORS
+  check_device(device);
+  return THPGenerator_Wrap(default_generator(device));
+  END_HANDLE_TH_ERRORS
+}
+
+void mgd_sim_park(void) {
+  Py_BEGIN_ALLOW_THREADS
+  park_engine_threads();
+  Py_END_ALLOW_THREADS
+}

@@ -1,0 +1,51 @@
+/* api.h: what the simulator offers to its Python module, in C.
+ *
+ * Functions that return int give 0 or -1 with a Python exception set; those that
+ * return PyObject * give a new reference or NULL. All are called with the GIL.
+ */
+#ifndef MGD_SIM_API_H
+#define MGD_SIM_API_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "../core/types.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define MGD_SIM_MAX_DEVICES 16
+
+struct mgd_sim_config {
+  int devices;
+  size_t capacity[MGD_SIM_MAX_DEVICES]; /* bytes */
+  struct mgd_speed speed;
+  struct mgd_link host, peer; /* between a device and the host; between two devices */
+};
+
+/* What torch.sim reports of one device. Bytes and ns of virtual time. */
+struct mgd_sim_usage {
+  size_t capacity, used, peak;
+  int64_t time;
+};
+
+/* Registers the backend, once a process. RuntimeError, and nothing registered, after a first
+ * backward, when PrivateUse1 belongs to another library, or the second time. */
+int mgd_sim_create(const struct mgd_sim_config *config);
+void *mgd_sim_bridge(void);
+int mgd_sim_device_count(void);
+int mgd_sim_current_device(void);
+int mgd_sim_set_device(int device);
+int mgd_sim_report(int device, struct mgd_sim_usage *out);
+int mgd_sim_set_capacity(int device, size_t bytes);
+int mgd_sim_reset_peak(int device);
+int64_t mgd_sim_host_time(void); /* ns */
+PyObject *mgd_sim_generator(int device); /* the default torch.Generator of the device */
+/* Lets the engine's device threads come to rest; to be called when the interpreter begins to exit. */
+void mgd_sim_park(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

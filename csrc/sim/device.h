@@ -1,0 +1,71 @@
+// device.h: the simulated devices and their bytes.
+//
+// Owns: how many devices there are, what each may hold, what it holds now, and
+// the text of the error when it is full. Must never hold a device's lock while
+// it calls the managed hook, and never touches a tensor.
+#pragma once
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/Device.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "../torch/bridge.h"
+
+namespace managed::sim {
+
+constexpr c10::DeviceType kSim = c10::DeviceType::PrivateUse1;
+constexpr int kMaxDevices = 16;
+
+// Bytes taken from a device for as long as the object lives. Living
+// reservations of a device form a list, so that an out-of-memory error can say
+// who is large. Never moved: the list holds its address.
+class Reservation {
+ public:
+  // Throws c10::OutOfMemoryError when the device is full and the managed hook
+  // could make no room.
+  Reservation(int device, std::size_t bytes);
+  ~Reservation();
+  Reservation(const Reservation&) = delete;
+  Reservation& operator=(const Reservation&) = delete;
+
+  int device() const { return device_; }
+  std::size_t bytes() const { return bytes_; }
+  const Reservation* next() const { return next_; }
+
+ private:
+  friend struct Device;
+  int device_;
+  std::size_t bytes_;
+  Reservation* previous_ = nullptr;
+  Reservation* next_ = nullptr;
+};
+
+struct Memory {
+  std::size_t capacity, used, peak;
+};
+
+// Called once, before anything else here; `capacities` holds `count` sizes.
+void devices_create(int count, const std::size_t* capacities);
+int device_count() noexcept;
+
+// The calling thread's device. Autograd's threads and user threads each have one.
+int current_device() noexcept;
+void set_current_device(int device) noexcept;
+// Throws unless 0 <= device < device_count().
+void check_device(int device);
+
+Memory memory_of(int device);
+// Below what is in use is allowed: nothing is freed, nothing more fits.
+void set_capacity(int device, std::size_t bytes);
+void reset_peak(int device);
+void reset_accumulated(int device);
+c10::CachingDeviceAllocator::DeviceStats stats_of(int device);
+
+// The hook's and the simulator's function pointers; exported as a capsule.
+Bridge& bridge() noexcept;
+
+// A child of fork() inherits devices whose locks other threads may have held.
+void devices_survive_fork();
+
+} // namespace managed::sim

@@ -1,0 +1,52 @@
+// engine.cpp: see engine.h.
+#include "engine.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/ones.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/basic_ops.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "device.h"
+
+namespace managed::sim {
+namespace {
+
+using torch::autograd::Engine;
+
+// The engine's members are protected; a pointer to member taken through a
+// derived struct is the legal way in.
+struct EngineAccess : Engine {
+  // The pool for re-entrant passes is the first thing the first pass makes, on
+  // every build; the device queues stay empty where there is no device.
+  static constexpr auto pool = &EngineAccess::thread_pool_shared_;
+  static constexpr auto queues = &EngineAccess::device_ready_queues_;
+};
+
+// One gradient through the device's thread. Its queue is served in order, so
+// the thread has left everything before it when this returns.
+void visit(int device) {
+  at::AutoGradMode grad(true);
+  const at::TensorOptions options = at::TensorOptions().device(c10::Device(kSim, static_cast<c10::DeviceIndex>(device)));
+  at::Tensor x = at::ones({}, options).set_requires_grad(true);
+  at::Tensor y = x.alias();
+  torch::autograd::edge_list roots{torch::autograd::impl::gradient_edge(y)};
+  Engine::get_default_engine().execute(roots, {at::ones({}, options)}, false, false, true);
+}
+
+} // namespace
+
+bool engine_started() { return Engine::get_default_engine().*EngineAccess::pool != nullptr; }
+
+void park_engine_threads() noexcept {
+  const auto threads = (Engine::get_default_engine().*EngineAccess::queues).size();
+  for (int i = 0; i < device_count() && static_cast<size_t>(i) < threads; i++) {
+    try {
+      visit(i);
+    } catch (...) { // a full device: nothing can be done at exit, and nothing must be printed
+    }
+  }
+}
+
+} // namespace managed::sim

@@ -1,0 +1,15 @@
+// engine.h: what the simulator needs of autograd's engine.
+#pragma once
+
+namespace managed::sim {
+
+// True once a backward pass has run: the engine has then made its device
+// threads, one for each device known at that moment, and makes no more.
+bool engine_started();
+
+// Returns when every device thread of the engine has finished what it was doing,
+// destructors of the last graph included, and waits for work. Called at exit without the GIL:
+// a thread that asks for the GIL during the interpreter's end aborts the process.
+void park_engine_threads() noexcept;
+
+} // namespace managed::sim

@@ -1,0 +1,101 @@
+// guard.cpp: torch's view of current devices, streams and events.
+//
+// Streams are small ids on the virtual clock; an event is a moment on it.
+// Kernels have always finished in real time, so waiting only moves virtual time.
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include "register.h"
+#include "timeline.h"
+
+namespace managed::sim {
+namespace {
+
+using c10::Device;
+using c10::DeviceIndex;
+using c10::Stream;
+
+struct Event {
+  int64_t ns;
+};
+
+Event* event(void* p) { return static_cast<Event*>(p); }
+
+int index_of(Device d) { return d.index() < 0 ? current_device() : d.index(); }
+
+Stream stream_at(int device, int id) {
+  return Stream(Stream::UNSAFE, Device(kSim, static_cast<DeviceIndex>(device)), id);
+}
+
+int id_of(const Stream& s) { return static_cast<int>(s.id()); }
+
+// Somebody who polls has nothing else to move the host's time, so a poll that
+// finds work unfinished lets it finish for the next one: loops end.
+bool poll(int64_t until) {
+  if (host_time() >= until) return true;
+  host_wait(until);
+  return false;
+}
+
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  c10::DeviceType type() const override { return kSim; }
+
+  Device getDevice() const override { return {kSim, static_cast<DeviceIndex>(current_device())}; }
+  void setDevice(Device d) const override {
+    TORCH_CHECK(d.type() == kSim, "expected a sim device, got ", d);
+    check_device(d.index());
+    set_current_device(d.index());
+  }
+  Device exchangeDevice(Device d) const override {
+    const Device before = getDevice();
+    setDevice(d);
+    return before;
+  }
+  void uncheckedSetDevice(Device d) const noexcept override {
+    if (d.index() >= 0) set_current_device(d.index());
+  }
+  DeviceIndex deviceCount() const noexcept override { return static_cast<DeviceIndex>(device_count()); }
+
+  Stream getStream(Device d) const override { return stream_at(index_of(d), current_stream(index_of(d))); }
+  Stream getDefaultStream(Device d) const override { return stream_at(index_of(d), 0); }
+  Stream getNewStream(Device d, int) const override {
+    check_device(index_of(d));
+    return stream_at(index_of(d), new_stream(index_of(d)));
+  }
+  Stream getStreamFromGlobalPool(Device d, bool) const override { return getNewStream(d, 0); }
+  Stream exchangeStream(Stream s) const override { return stream_at(s.device_index(), exchange_stream(s.device_index(), id_of(s))); }
+  void* getStreamNativeHandle(const Stream s) const override { return reinterpret_cast<void*>(s.id()); }
+
+  bool queryStream(const Stream& s) const override { return poll(stream_time(s.device_index(), id_of(s))); }
+  void synchronizeStream(const Stream& s) const override { host_wait(stream_time(s.device_index(), id_of(s))); }
+  void synchronizeDevice(const DeviceIndex d) const override {
+    const int device = d < 0 ? current_device() : d;
+    check_device(device);
+    host_wait(device_time(device));
+  }
+
+  void record(void** e, const Stream& s, const DeviceIndex, const c10::EventFlag) const override {
+    if (!*e) *e = new Event;
+    // A stream with nothing to do reaches the event when the host hands it over.
+    event(*e)->ns = std::max(stream_time(s.device_index(), id_of(s)), host_time());
+  }
+  void block(void* e, const Stream& s) const override {
+    if (e) stream_wait(s.device_index(), id_of(s), event(e)->ns);
+  }
+  bool queryEvent(void* e) const override { return !e || poll(event(e)->ns); }
+  void synchronizeEvent(void* e) const override {
+    if (e) host_wait(event(e)->ns);
+  }
+  double elapsedTime(void* from, void* to, const DeviceIndex) const override {
+    TORCH_CHECK(from && to, "Both events must be recorded before calculating elapsed time.");
+    return static_cast<double>(event(to)->ns - event(from)->ns) * 1e-6; // ms
+  }
+  void destroyEvent(void* e, const DeviceIndex) const noexcept override { delete event(e); }
+
+  void recordDataPtrOnStream(const c10::DataPtr&, const Stream&) const override {}
+};
+
+} // namespace
+
+void register_guard() { c10::impl::DeviceGuardImplRegistrar(kSim, new Guard); }
+
+} // namespace managed::sim

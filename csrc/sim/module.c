@@ -1,0 +1,175 @@
+/* module.c: the Python module managed._sim.
+ *
+ * Owns turning Python arguments into C and nothing else. Importing it registers
+ * nothing; create() does. Values are checked in managed/sim.py, which speaks to
+ * people; here only what would be undefined behaviour is refused.
+ */
+#include "api.h"
+
+#define BRIDGE_NAME "managed._sim.bridge"
+
+static int read_capacities(PyObject *list, struct mgd_sim_config *config) {
+  Py_ssize_t n = PyList_GET_SIZE(list);
+  if (n < 1 || n > MGD_SIM_MAX_DEVICES) {
+    PyErr_Format(PyExc_ValueError, "1 to %d devices can be simulated, not %zd", MGD_SIM_MAX_DEVICES, n);
+    return -1;
+  }
+  config->devices = (int)n;
+  for (Py_ssize_t i = 0; i < n; i++) {
+    config->capacity[i] = PyLong_AsSize_t(PyList_GET_ITEM(list, i));
+    if (PyErr_Occurred()) {
+      return -1;
+    }
+  }
+  return 0;
+}
+
+static PyObject *none_or_null(int code) {
+  if (code < 0) {
+    return NULL;
+  }
+  Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(create_doc,
+             "create(capacities, speed, host_link, peer_link)\n--\n\n"
+             "Registers simulated devices with torch, once a process.\n\n"
+             "capacities: list of bytes, one a device. speed: (flops/ns, bytes/ns, launch ns).\n"
+             "links: (latency ns, bytes/ns). Raises RuntimeError and registers nothing after a first\n"
+             "backward, beside another PrivateUse1 backend, or the second time.");
+static PyObject *sim_create(PyObject *Py_UNUSED(module), PyObject *args) {
+  struct mgd_sim_config c = {0};
+  PyObject *capacities;
+  long long launch, host, peer;
+  if (!PyArg_ParseTuple(args, "O!(ddL)(Ld)(Ld):create", &PyList_Type, &capacities, &c.speed.flops_per_ns, &c.speed.bytes_per_ns, &launch,
+                        &host, &c.host.bytes_per_ns, &peer, &c.peer.bytes_per_ns)) {
+    return NULL;
+  }
+  c.speed.launch_ns = launch;
+  c.host.latency_ns = host;
+  c.peer.latency_ns = peer;
+  if (read_capacities(capacities, &c) < 0) {
+    return NULL;
+  }
+  return none_or_null(mgd_sim_create(&c));
+}
+
+PyDoc_STRVAR(device_count_doc, "device_count()\n--\n\nNumber of simulated devices; 0 before create().");
+static PyObject *sim_device_count(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
+  return PyLong_FromLong(mgd_sim_device_count());
+}
+
+PyDoc_STRVAR(current_device_doc, "current_device()\n--\n\nIndex of the calling thread's device.");
+static PyObject *sim_current_device(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
+  return PyLong_FromLong(mgd_sim_current_device());
+}
+
+PyDoc_STRVAR(set_device_doc, "set_device(index)\n--\n\nMakes a device the calling thread's current one.");
+static PyObject *sim_set_device(PyObject *Py_UNUSED(module), PyObject *args) {
+  int device;
+  if (!PyArg_ParseTuple(args, "i:set_device", &device)) {
+    return NULL;
+  }
+  return none_or_null(mgd_sim_set_device(device));
+}
+
+PyDoc_STRVAR(report_doc,
+             "report(index)\n--\n\n"
+             "(capacity, used, peak) in bytes and the device's virtual time in ns.");
+static PyObject *sim_report(PyObject *Py_UNUSED(module), PyObject *args) {
+  int device;
+  struct mgd_sim_usage r;
+  if (!PyArg_ParseTuple(args, "i:report", &device) || mgd_sim_report(device, &r) < 0) {
+    return NULL;
+  }
+  return Py_BuildValue("nnnL", (Py_ssize_t)r.capacity, (Py_ssize_t)r.used, (Py_ssize_t)r.peak, (long long)r.time);
+}
+
+PyDoc_STRVAR(set_capacity_doc,
+             "set_capacity(index, bytes)\n--\n\n"
+             "Changes what a device may hold. Below what is in use: nothing is freed and nothing more fits.");
+static PyObject *sim_set_capacity(PyObject *Py_UNUSED(module), PyObject *args) {
+  int device;
+  Py_ssize_t bytes;
+  if (!PyArg_ParseTuple(args, "in:set_capacity", &device, &bytes)) {
+    return NULL;
+  }
+  if (bytes < 0) {
+    PyErr_Format(PyExc_ValueError, "a device cannot hold %zd bytes", bytes);
+    return NULL;
+  }
+  return none_or_null(mgd_sim_set_capacity(device, (size_t)bytes));
+}
+
+PyDoc_STRVAR(reset_peak_doc, "reset_peak(index)\n--\n\nForgets the highest use so far.");
+static PyObject *sim_reset_peak(PyObject *Py_UNUSED(module), PyObject *args) {
+  int device;
+  if (!PyArg_ParseTuple(args, "i:reset_peak", &device)) {
+    return NULL;
+  }
+  return none_or_null(mgd_sim_reset_peak(device));
+}
+
+PyDoc_STRVAR(host_time_doc, "host_time()\n--\n\nThe host's virtual time in ns.");
+static PyObject *sim_host_time(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
+  return PyLong_FromLongLong(mgd_sim_host_time());
+}
+
+PyDoc_STRVAR(generator_doc, "generator(index)\n--\n\nThe default torch.Generator of a device.");
+static PyObject *sim_generator(PyObject *Py_UNUSED(module), PyObject *args) {
+  int device;
+  if (!PyArg_ParseTuple(args, "i:generator", &device)) {
+    return NULL;
+  }
+  return mgd_sim_generator(device);
+}
+
+PyDoc_STRVAR(park_doc, "park()\n--\n\nWaits until autograd's device threads rest. For atexit.");
+static PyObject *sim_park(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
+  mgd_sim_park();
+  Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"create", sim_create, METH_VARARGS, create_doc},
+    {"device_count", sim_device_count, METH_NOARGS, device_count_doc},
+    {"current_device", sim_current_device, METH_NOARGS, current_device_doc},
+    {"set_device", sim_set_device, METH_VARARGS, set_device_doc},
+    {"report", sim_report, METH_VARARGS, report_doc},
+    {"set_capacity", sim_set_capacity, METH_VARARGS, set_capacity_doc},
+    {"reset_peak", sim_reset_peak, METH_VARARGS, reset_peak_doc},
+    {"host_time", sim_host_time, METH_NOARGS, host_time_doc},
+    {"generator", sim_generator, METH_VARARGS, generator_doc},
+    {"park", sim_park, METH_NOARGS, park_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static int sim_exec(PyObject *module) {
+  PyObject *capsule = PyCapsule_New(mgd_sim_bridge(), BRIDGE_NAME, NULL);
+  if (!capsule) {
+    return -1;
+  }
+  int code = PyModule_AddObjectRef(module, "bridge", capsule);
+  Py_DECREF(capsule);
+  return code;
+}
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, sim_exec},
+#if PY_VERSION_HEX >= 0x030D0000
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+    {0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "managed._sim",
+    .m_doc = "Simulated devices: see managed.simulate() and torch.sim.",
+    .m_size = 0,
+    .m_methods = methods,
+    .m_slots = slots,
+};
+
+PyMODINIT_FUNC PyInit__sim(void); /* no header declares it */
+PyMODINIT_FUNC PyInit__sim(void) { return PyModuleDef_Init(&definition); }

@@ -1,0 +1,89 @@
+// timeline.cpp: see timeline.h.
+#include "timeline.h"
+
+#include <c10/util/Exception.h>
+
+#include <array>
+#include <atomic>
+
+namespace managed::sim {
+namespace {
+
+mgd_clock* g_clock = nullptr; // made once, before the first operator; leaked
+mgd_link g_host_link{}, g_peer_link{};
+std::array<std::atomic<int>, kMaxDevices> g_streams_given{};
+thread_local std::array<int, kMaxDevices> t_stream{};
+
+void check(int code) { TORCH_CHECK(code == MGD_OK, "the virtual clock failed: ", mgd_error_text(code)); }
+
+} // namespace
+
+void timeline_create(int devices, const mgd_speed& speed, const mgd_link& host, const mgd_link& peer) {
+  check(mgd_clock_create(devices, &g_clock));
+  g_host_link = host;
+  g_peer_link = peer;
+  for (int i = 0; i < devices; i++) {
+    check(mgd_clock_set_speed(g_clock, i, speed));
+    check(mgd_clock_set_link(g_clock, kHost, i, host));
+    check(mgd_clock_set_link(g_clock, i, kHost, host));
+    for (int j = 0; j < devices; j++)
+      if (i != j) check(mgd_clock_set_link(g_clock, i, j, peer));
+  }
+}
+
+int current_stream(int device) noexcept { return t_stream[device]; }
+
+int exchange_stream(int device, int stream) noexcept {
+  const int before = t_stream[device];
+  t_stream[device] = stream;
+  return before;
+}
+
+// Round robin over the streams beside the default one, as CUDA's pool does.
+int new_stream(int device) noexcept {
+  return 1 + g_streams_given[device].fetch_add(1, std::memory_order_relaxed) % (MGD_MAX_STREAMS - 1);
+}
+
+void charge(int device, double flops, double bytes) {
+  int64_t end;
+  check(mgd_clock_run(g_clock, device, t_stream[device], flops, bytes, &end));
+}
+
+void charge_copy(int from, int to, std::int64_t bytes, bool blocking) {
+  int64_t end;
+  if (from == to) {
+    check(mgd_clock_run(g_clock, to, t_stream[to], 0, 2.0 * static_cast<double>(bytes), &end));
+    return;
+  }
+  const int from_stream = from == kHost ? 0 : t_stream[from];
+  const int to_stream = to == kHost ? 0 : t_stream[to];
+  check(mgd_clock_copy(g_clock, from, from_stream, to, to_stream, bytes, &end));
+  if (blocking) check(mgd_clock_host_wait(g_clock, end));
+}
+
+std::int64_t stream_time(int device, int stream) {
+  int64_t ns;
+  check(mgd_clock_stream_time(g_clock, device, stream, &ns));
+  return ns;
+}
+
+void stream_wait(int device, int stream, std::int64_t until) { check(mgd_clock_stream_wait(g_clock, device, stream, until)); }
+
+void host_wait(std::int64_t until) { check(mgd_clock_host_wait(g_clock, until)); }
+
+std::int64_t host_time() { return device_time(kHost); }
+
+std::int64_t device_time(int device) {
+  int64_t ns;
+  check(mgd_clock_device_time(g_clock, device, &ns));
+  return ns;
+}
+
+void link_between(int from, int to, std::int64_t* latency_ns, double* bytes_per_ns) {
+  const mgd_link none{0, 0};
+  const mgd_link& l = from == to ? none : from == kHost || to == kHost ? g_host_link : g_peer_link;
+  *latency_ns = l.latency_ns;
+  *bytes_per_ns = l.bytes_per_ns;
+}
+
+} // namespace managed::sim

@@ -1,0 +1,292 @@
+"""torch.sim: the module of the simulated devices, after torch.cuda's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Event, Stream
+
+from managed import _sim
+from managed._sim_presets import DEFAULT, Preset
+from managed.settings import parse_bytes
+
+__all__ = [
+    "Event",
+    "Stream",
+    "can_device_access_peer",
+    "current_device",
+    "current_stream",
+    "default_stream",
+    "device",
+    "device_count",
+    "device_of",
+    "empty_cache",
+    "get_amp_supported_dtype",
+    "get_device_name",
+    "get_device_properties",
+    "get_rng_state",
+    "get_rng_state_all",
+    "init",
+    "initial_seed",
+    "is_available",
+    "is_bf16_supported",
+    "is_initialized",
+    "manual_seed",
+    "manual_seed_all",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory_allocated",
+    "memory_reserved",
+    "memory_stats",
+    "reset_accumulated_memory_stats",
+    "reset_peak_memory_stats",
+    "seed",
+    "seed_all",
+    "set_capacity",
+    "set_device",
+    "set_rng_state",
+    "set_rng_state_all",
+    "set_stream",
+    "stream",
+    "synchronize",
+    "virtual_time",
+]
+
+_Device = torch.device | str | int | None
+
+# torch.utils.checkpoint and torch.random skip a module that does not say so.
+_initialized = True
+_preset: Preset = DEFAULT
+
+
+class DeviceProperties(NamedTuple):
+    """What torch.cuda.get_device_properties has that makes sense here."""
+
+    name: str
+    total_memory: int  #: bytes
+    flops_per_second: float
+    bytes_per_second: float
+
+
+def _index(device: _Device) -> int:
+    """Index of "sim:1", 1, a torch.device, or the current device; ValueError if there is none."""
+    if device is None:
+        return _sim.current_device()
+    if isinstance(device, int):
+        index = device
+    else:
+        named = torch.device(device)
+        if named.type != "sim":
+            raise ValueError(f"torch.sim speaks of simulated devices, not of {named}")
+        index = _sim.current_device() if named.index is None else named.index
+    if not 0 <= index < _sim.device_count():
+        raise ValueError(
+            f"there is no device sim:{index}: this process simulates {_sim.device_count()} devices"
+        )
+    return index
+
+
+def _is_in_bad_fork() -> bool:
+    """Never: a child of fork() has a copy of the devices and of what they hold."""
+    return False
+
+
+def init() -> None:
+    """Nothing: the devices are ready when managed.simulate() returns."""
+
+
+_lazy_init = init
+
+
+def is_available() -> bool:
+    return _sim.device_count() > 0
+
+
+def is_initialized() -> bool:
+    return _sim.device_count() > 0
+
+
+def device_count() -> int:
+    return _sim.device_count()
+
+
+def current_device() -> int:
+    """Index of the calling thread's device."""
+    return _sim.current_device()
+
+
+def set_device(device: _Device) -> None:
+    _sim.set_device(_index(device))
+
+
+class device:
+    """Context manager: makes a device the calling thread's current one."""
+
+    def __init__(self, device: _Device) -> None:
+        self.idx = _index(device)
+        self._before: list[int] = []
+
+    def __enter__(self) -> None:
+        self._before.append(_sim.current_device())
+        _sim.set_device(self.idx)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        _sim.set_device(self._before.pop())
+
+
+class device_of(device):
+    """Context manager: the device of a tensor; nothing for tensors elsewhere."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        super().__init__(tensor.device if tensor.device.type == "sim" else None)
+
+
+def can_device_access_peer(device: _Device, peer_device: _Device) -> bool:
+    return _index(device) != _index(peer_device)
+
+
+def get_device_name(device: _Device = None) -> str:
+    return f"{_preset.name} {_index(device)}"
+
+
+def get_device_properties(device: _Device = None) -> DeviceProperties:
+    return DeviceProperties(
+        get_device_name(device),
+        _sim.report(_index(device))[0],
+        _preset.flops_per_ns * 1e9,
+        _preset.bytes_per_ns * 1e9,
+    )
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    return [torch.float16, torch.bfloat16]
+
+
+def is_bf16_supported() -> bool:
+    return True
+
+
+# ---- memory, in bytes; nothing is cached, so reserved is allocated
+
+
+def memory_allocated(device: _Device = None) -> int:
+    return _sim.report(_index(device))[1]
+
+
+def max_memory_allocated(device: _Device = None) -> int:
+    return _sim.report(_index(device))[2]
+
+
+memory_reserved = memory_allocated
+max_memory_reserved = max_memory_allocated
+
+
+def reset_peak_memory_stats(device: _Device = None) -> None:
+    _sim.reset_peak(_index(device))
+
+
+def reset_accumulated_memory_stats(device: _Device = None) -> None:
+    torch.accelerator.memory.reset_accumulated_memory_stats(_index(device))
+
+
+def mem_get_info(device: _Device = None) -> tuple[int, int]:
+    """Free bytes and all bytes."""
+    capacity, used, _, _ = _sim.report(_index(device))
+    return max(0, capacity - used), capacity
+
+
+def memory_stats(device: _Device = None) -> dict[str, Any]:
+    return dict(torch.accelerator.memory.memory_stats(_index(device)))
+
+
+def empty_cache() -> None:
+    """Nothing: freed bytes are free at once."""
+
+
+def set_capacity(memory: int | str, device: _Device = None) -> None:
+    """Changes what a device may hold; below what is in use, nothing is freed and nothing fits."""
+    _sim.set_capacity(_index(device), parse_bytes(memory))
+
+
+# ---- time
+
+
+def synchronize(device: _Device = None) -> None:
+    """Moves the host's virtual time to the end of the device's work."""
+    torch.accelerator.synchronize(_index(device))
+
+
+def virtual_time(device: _Device = None) -> float:
+    """Virtual seconds since simulate(): when the device's last operator ends; "cpu" is the host."""
+    if device == "cpu" or device == torch.device("cpu"):
+        return _sim.host_time() * 1e-9
+    return _sim.report(_index(device))[3] * 1e-9
+
+
+def current_stream(device: _Device = None) -> Stream:
+    return torch.accelerator.current_stream(_index(device))
+
+
+def default_stream(device: _Device = None) -> Stream:
+    named = torch.device("sim", _index(device))
+    return Stream(stream_id=0, device_index=named.index, device_type=current_stream().device_type)
+
+
+def set_stream(stream: Stream) -> None:
+    torch.accelerator.set_stream(stream)
+
+
+def stream(stream: Stream) -> Stream:
+    """The stream itself, which is a context manager."""
+    return stream
+
+
+# ---- random numbers
+
+
+def manual_seed(seed: int) -> None:
+    _sim.generator(_sim.current_device()).manual_seed(int(seed))
+
+
+def manual_seed_all(seed: int) -> None:
+    for index in range(_sim.device_count()):
+        _sim.generator(index).manual_seed(int(seed))
+
+
+def seed() -> int:
+    """Seeds the current device's generator from the operating system; returns the seed."""
+    return _sim.generator(_sim.current_device()).seed()
+
+
+def seed_all() -> None:
+    manual_seed_all(seed())
+
+
+def initial_seed() -> int:
+    return _sim.generator(_sim.current_device()).initial_seed()
+
+
+def get_rng_state(device: _Device = None) -> torch.Tensor:
+    return _sim.generator(_index(device)).get_state()
+
+
+def set_rng_state(new_state: torch.Tensor, device: _Device = None) -> None:
+    _sim.generator(_index(device)).set_state(new_state)
+
+
+def get_rng_state_all() -> list[torch.Tensor]:
+    return [get_rng_state(index) for index in range(_sim.device_count())]
+
+
+def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
+    for index, state in enumerate(new_states):
+        set_rng_state(state, index)

@@ -1,0 +1,131 @@
+"""Simulated devices: `managed.simulate()` gives the process devices "sim:0", "sim:1", ...
+
+Values are the CPU's, bit by bit; memory is counted to the byte; time is virtual. torch.sim is the
+device module, with what torch.cuda has. Child processes made by fork() keep a copy of the devices
+and of what they hold, with a clock that starts anew; as with CUDA, torch refuses a backward pass
+in such a child once the parent has run one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from managed._backend import C
+from managed._sim_presets import DEFAULT, PRESETS, Preset
+from managed.settings import parse_bytes
+
+__all__ = ["simulate", "simulate_from_environment"]
+
+MAX_DEVICES = 16
+_UNNAMED = "privateuseone"  # what torch calls the backend that nobody has claimed
+_FORM = re.compile(r"\s*(\d+)\s*[xX]\s*(\S.*)")
+
+
+class _Plan(NamedTuple):
+    capacities: list[int]
+    preset: Preset
+
+
+def _capacities(devices: int, memory: int | str | Sequence[int | str]) -> list[int]:
+    each = [memory] * devices if isinstance(memory, int | str) else list(memory)
+    if len(each) != devices:
+        raise ValueError(
+            f"managed: memory lists {len(each)} sizes for {devices} simulated devices; "
+            "give one size for all or one for each"
+        )
+    sizes = [parse_bytes(size) for size in each]
+    for size in sizes:
+        if not 0 < size < 2**62:
+            raise ValueError(f"managed: a simulated device cannot have {size} bytes of memory")
+    return sizes
+
+
+def _plan(
+    devices: int, memory: int | str | Sequence[int | str] | None, preset: str | None
+) -> _Plan:
+    """Checks everything that can be wrong with the values and changes nothing."""
+    if isinstance(devices, bool) or not isinstance(devices, int):
+        raise TypeError(f"managed: devices is a number of simulated devices, not {devices!r}")
+    if not 1 <= devices <= MAX_DEVICES:
+        raise ValueError(f"managed: 1 to {MAX_DEVICES} devices can be simulated, not {devices}")
+    if preset is not None and preset not in PRESETS:
+        raise ValueError(
+            f"managed: there is no preset {preset!r}; there are {', '.join(sorted(PRESETS))}"
+        )
+    chosen = DEFAULT if preset is None else PRESETS[preset]
+    return _Plan(_capacities(devices, chosen.memory if memory is None else memory), chosen)
+
+
+def simulate(
+    devices: int = 4,
+    memory: int | str | Sequence[int | str] | None = None,
+    preset: str | None = None,
+) -> None:
+    """Gives this process simulated devices, "sim:0" and up, once.
+
+    devices: 1 to 16. memory: bytes of each, as an int or with a unit ("512MiB" counts in 1024s,
+    "2GB" in 1000s), or a list with one size a device; 512 MiB by default, or what the preset has.
+    preset: the speed of a real device ("a100-40g", "h100-sxm", "rtx4090", "t4"), for virtual time.
+
+    ValueError for values that make no sense. RuntimeError when devices are simulated already, when
+    a backward pass has run (autograd's threads are made then, once), and when another library
+    owns torch's PrivateUse1 backend. Whenever it raises, nothing has changed.
+    """
+    plan = _plan(devices, memory, preset)
+    _refuse_other_backend()
+    from managed import _sim
+
+    p = plan.preset
+    _sim.create(
+        plan.capacities,
+        (p.flops_per_ns, p.bytes_per_ns, p.launch_ns),
+        (p.host_latency_ns, p.host_bytes_per_ns),
+        (p.peer_latency_ns, p.peer_bytes_per_ns),
+    )
+    atexit.register(_sim.park)
+    _name_backend(p)
+    C.attach_sim(_sim.bridge, devices)
+
+
+def simulate_from_environment() -> None:
+    """Does what MANAGED_SIM says: "4x512MiB", or "512MiB,512MiB,1GiB" with one size a device.
+
+    ValueError when it says something else; nothing when it is empty.
+    """
+    text = os.environ.get("MANAGED_SIM", "").strip()
+    if not text:
+        return
+    match = _FORM.fullmatch(text)
+    try:
+        if match:
+            simulate(int(match[1]), match[2])
+        else:
+            sizes = text.split(",")
+            simulate(len(sizes), sizes)
+    except ValueError as error:
+        raise ValueError(f"MANAGED_SIM={text!r} is not like '4x512MiB': {error}") from error
+
+
+def _refuse_other_backend() -> None:
+    name = torch._C._get_privateuse1_backend_name()
+    if name not in (_UNNAMED, "sim"):
+        raise RuntimeError(
+            f"managed: another library has named torch's PrivateUse1 backend {name!r}; torch allows "
+            "one a process, so simulated devices cannot be had beside it"
+        )
+
+
+def _name_backend(preset: Preset) -> None:
+    from managed import _sim_device
+
+    _sim_device._preset = preset
+    torch.utils.rename_privateuse1_backend("sim")
+    torch._register_device_module("sim", sys.modules[_sim_device.__name__])
+    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
