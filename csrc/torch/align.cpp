@@ -16,6 +16,9 @@
 namespace managed {
 namespace {
 
+// From this many bytes on, a fresh look at free memory (some 10 us on CUDA) is cheap beside the copy.
+constexpr int64_t kWorthAsking = int64_t{1} << 20;
+
 const at::Tensor* tensor_in(const c10::IValue& v) {
   if (!v.isTensor()) return nullptr;
   const at::Tensor& t = v.toTensor();
@@ -31,7 +34,7 @@ Operands gather(const OpFacts& f, const torch::jit::Stack& stack, std::size_t ba
     } else if (a.shape != ArgShape::One && v.isList()) {
       int position = 0;
       for (const c10::IValue& e : v.toListRef()) {
-        if (const at::Tensor* t = tensor_in(e)) out.push_back({*t, &a, position});
+        if (const at::Tensor* element = tensor_in(e)) out.push_back({*element, &a, position});
         position++;
       }
     }
@@ -130,11 +133,14 @@ std::optional<Choice> choose(const OpFacts& f, const Operands& operands, const c
   bool floats = false;
   for (const Operand& o : operands) floats |= may_vote(o) && is_floating(o);
   c10::SmallVector<mgd_operand, 8> core;
+  int64_t total = 0;
   for (const Operand& o : operands) {
     const int id = id_of(o.tensor.device());
     if (id < 0) return std::nullopt;
     core.push_back({id, flags_of(o, floats), bytes_of(o.tensor)});
+    total += core.back().bytes;
   }
+  if (total >= kWorthAsking) observe();
   if (generator.isGenerator() && generator.toGenerator().defined())
     core.push_back({id_of(generator.toGenerator().device()), MGD_OP_GENERATOR, 0});
   int device = 0, other = 0;

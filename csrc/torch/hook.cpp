@@ -115,13 +115,10 @@ void register_operator(c10::Dispatcher& dispatcher, const c10::OperatorName& nam
 }
 
 void register_fallback() {
+  TORCH_CHECK(!c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(kKey), "managed: another library already uses the dispatch key ",
+              toString(kKey), ", which managed needs for itself (torchdistx does, for example). Only one of them can be imported in a process.");
   static auto* library = new torch::Library(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__); // registrations last as long as the process
-  try {
-    library->fallback(torch::CppFunction::makeFromBoxedFunction<&boxed>());
-  } catch (const c10::Error& e) {
-    TORCH_CHECK(false, "managed: another library already uses the dispatch key ", toString(kKey),
-                ", which managed needs for itself (torchdistx does, for example). Only one of them can be imported in a process.");
-  }
+  library->fallback(torch::CppFunction::makeFromBoxedFunction<&boxed>());
 }
 
 } // namespace

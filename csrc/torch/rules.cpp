@@ -17,9 +17,9 @@ bool contains(const std::array<std::string_view, N>& names, std::string_view nam
 }
 
 // Operators that carry data between devices, or only look at tensors.
-constexpr std::array<std::string_view, 24> kNeverAligned{
+constexpr std::array<std::string_view, 25> kNeverAligned{
     "copy_", "_copy_from", "_copy_from_and_resize", "to", "_to_copy", "type_as",
-    "set_", "set_data", "is_set_to", "record_stream", "pin_memory", "_pin_memory",
+    "set_", "set_data", "shallow_copy_data_", "is_set_to", "record_stream", "pin_memory", "_pin_memory",
     "is_pinned", "_has_same_storage_numel", "_has_compatible_shallow_copy_type", "is_same_size",
     "broadcast_tensors", "atleast_1d", "atleast_2d", "atleast_3d", "_backward", "result_type",
     "can_cast", "_has_any_zero_dim"};
