@@ -1,0 +1,80 @@
+/* expect.h: what every test of the core needs: expectations that say where
+ * they failed, random numbers that repeat, and small machines.
+ *
+ * A failed expectation prints the line and ends the program with status 1: what
+ * follows a wrong state proves nothing.
+ */
+#ifndef EXPECT_H
+#define EXPECT_H
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../../csrc/core/internal.h"
+
+#define MIB ((int64_t)1 << 20)
+
+#define EXPECT(condition)                                                      \
+  do {                                                                         \
+    if (!(condition)) {                                                        \
+      fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition); \
+      exit(1);                                                                 \
+    }                                                                          \
+  } while (0)
+
+#define EXPECT_INT(actual, expected) expect_int(__FILE__, __LINE__, #actual, (int64_t)(actual), (int64_t)(expected))
+#define EXPECT_TEXT(actual, expected) expect_text(__FILE__, __LINE__, #actual, actual, expected)
+/* Codes are compared by name, which is what a reader wants to see. */
+#define EXPECT_CODE(call, code) expect_text(__FILE__, __LINE__, #call, mgd_error_name(call), mgd_error_name(code))
+#define EXPECT_OK(call) EXPECT_CODE(call, MGD_OK)
+
+static inline void expect_int(const char *file, int line, const char *what, int64_t actual, int64_t expected) {
+  if (actual != expected) {
+    fprintf(stderr, "%s:%d: %s is %" PRId64 ", expected %" PRId64 "\n", file, line, what, actual, expected);
+    exit(1);
+  }
+}
+
+static inline void expect_text(const char *file, int line, const char *what, const char *actual, const char *expected) {
+  if (strcmp(actual, expected) != 0) {
+    fprintf(stderr, "%s:%d: %s is %s, expected %s\n", file, line, what, actual, expected);
+    exit(1);
+  }
+}
+
+/* splitmix64 (Steele, Lea, Flood, OOPSLA 2014): one word of state. */
+static inline uint64_t next_random(uint64_t *state) {
+  uint64_t z = (*state += 0x9e3779b97f4a7c15u);
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
+
+/* A number from 0 to below `limit`. */
+static inline int64_t pick(uint64_t *state, int64_t limit) { return (int64_t)(next_random(state) % (uint64_t)limit); }
+
+/* A machine with accelerators "sim:0", ... of the given capacity each. */
+static inline struct mgd_machine *new_machine(int accelerators, int64_t capacity) {
+  struct mgd_machine *m = NULL;
+  EXPECT_OK(mgd_machine_create(NULL, &m));
+  for (int i = 0; i < accelerators; i++) {
+    char name[32];
+    int id = -1;
+    (void)snprintf(name, sizeof name, "sim:%d", i);
+    EXPECT_OK(mgd_device_add(m, name, capacity, &id));
+    EXPECT_INT(id, i + 1);
+  }
+  return m;
+}
+
+static inline struct mgd_usage usage_of(struct mgd_machine *m, int device) {
+  struct mgd_usage u;
+  EXPECT_OK(mgd_ledger_usage(m, device, &u));
+  return u;
+}
+
+static inline int64_t reserved_of(struct mgd_machine *m, int device) { return usage_of(m, device).by_owner[MGD_RESERVED]; }
+
+#endif

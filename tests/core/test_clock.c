@@ -1,0 +1,233 @@
+/* Virtual time: rooflines on streams, copies on links, a host that goes on. */
+#include <math.h>
+
+#include "expect.h"
+
+#define HOST (-1)
+
+static struct mgd_clock *new_clock(int devices) {
+  struct mgd_clock *c = NULL;
+  EXPECT_OK(mgd_clock_create(devices, &c));
+  for (int d = 0; d < devices; d++) {
+    EXPECT_OK(mgd_clock_set_speed(c, d, (struct mgd_speed){.flops_per_ns = 100.0, .bytes_per_ns = 10.0, .launch_ns = 5}));
+    EXPECT_OK(mgd_clock_set_link(c, HOST, d, (struct mgd_link){.latency_ns = 10, .bytes_per_ns = 1.0}));
+    EXPECT_OK(mgd_clock_set_link(c, d, HOST, (struct mgd_link){.latency_ns = 20, .bytes_per_ns = 1.0}));
+    for (int to = 0; to < devices; to++) {
+      if (to != d) {
+        EXPECT_OK(mgd_clock_set_link(c, d, to, (struct mgd_link){.latency_ns = 1, .bytes_per_ns = 2.0}));
+      }
+    }
+  }
+  return c;
+}
+
+static int64_t run(struct mgd_clock *c, int device, int stream, double flops, double bytes) {
+  int64_t end = -1, seen = -1;
+  EXPECT_OK(mgd_clock_run(c, device, stream, flops, bytes, &end));
+  EXPECT_OK(mgd_clock_stream_time(c, device, stream, &seen));
+  EXPECT_INT(seen, end);
+  return end;
+}
+
+static int64_t copy(struct mgd_clock *c, int from, int from_stream, int to, int to_stream, int64_t bytes) {
+  int64_t end = -1;
+  EXPECT_OK(mgd_clock_copy(c, from, from_stream, to, to_stream, bytes, &end));
+  return end;
+}
+
+static int64_t time_of(struct mgd_clock *c, int device) {
+  int64_t ns = -1;
+  EXPECT_OK(mgd_clock_device_time(c, device, &ns));
+  return ns;
+}
+
+static void an_operator_takes_the_roofline_plus_its_launch(void) {
+  struct mgd_clock *c = new_clock(1);
+  EXPECT_INT(run(c, 0, 0, 1000.0, 10.0), 5 + 10);    /* bound by arithmetic */
+  EXPECT_INT(run(c, 0, 0, 10.0, 1000.0), 15 + 105);  /* bound by memory */
+  EXPECT_INT(run(c, 0, 0, 0.0, 0.0), 125);           /* nothing but its launch */
+  EXPECT_INT(run(c, 0, 0, 0.0, 1.0), 125 + 5 + 1);   /* parts of a ns round up */
+  mgd_clock_destroy(c);
+}
+
+static void streams_run_beside_each_other(void) {
+  struct mgd_clock *c = new_clock(2);
+  EXPECT_INT(run(c, 0, 0, 1000.0, 0.0), 15);
+  EXPECT_INT(run(c, 0, 7, 3000.0, 0.0), 35);
+  EXPECT_INT(run(c, 1, 0, 2000.0, 0.0), 25);
+  EXPECT_INT(time_of(c, 0), 35);
+  EXPECT_INT(time_of(c, 1), 25);
+  EXPECT_INT(time_of(c, HOST), 0); /* the host only launched them */
+  mgd_clock_destroy(c);
+}
+
+static void the_host_waits_when_it_says_so_and_never_goes_back(void) {
+  struct mgd_clock *c = new_clock(1);
+  int64_t end = run(c, 0, 0, 1000.0, 0.0);
+  EXPECT_OK(mgd_clock_host_wait(c, end));
+  EXPECT_INT(time_of(c, HOST), 15);
+  EXPECT_OK(mgd_clock_host_wait(c, 3));
+  EXPECT_INT(time_of(c, HOST), 15);
+  EXPECT_OK(mgd_clock_host_wait(c, 100));
+  EXPECT_INT(run(c, 0, 3, 1000.0, 0.0), 115); /* launched at host time, though the stream was free */
+  mgd_clock_destroy(c);
+}
+
+static void work_on_the_host_moves_its_time(void) {
+  struct mgd_clock *c = new_clock(1);
+  EXPECT_OK(mgd_clock_set_speed(c, HOST, (struct mgd_speed){.flops_per_ns = 1.0, .bytes_per_ns = 0.0, .launch_ns = 0}));
+  EXPECT_INT(run(c, HOST, 0, 50.0, 1e9), 50); /* a rate of 0 is instant */
+  EXPECT_INT(time_of(c, HOST), 50);
+  EXPECT_INT(run(c, 0, 0, 0.0, 0.0), 55);
+  mgd_clock_destroy(c);
+}
+
+static void a_stream_waits_for_an_event(void) {
+  struct mgd_clock *c = new_clock(1);
+  int64_t event = run(c, 0, 1, 1000.0, 0.0);
+  EXPECT_OK(mgd_clock_stream_wait(c, 0, 2, event));
+  EXPECT_INT(run(c, 0, 2, 0.0, 0.0), 20);
+  EXPECT_OK(mgd_clock_stream_wait(c, 0, 2, 1)); /* long past */
+  EXPECT_INT(run(c, 0, 2, 0.0, 0.0), 25);
+  mgd_clock_destroy(c);
+}
+
+static void a_copy_occupies_both_streams_and_the_link(void) {
+  struct mgd_clock *c = new_clock(2);
+  run(c, 0, 0, 1000.0, 0.0);                            /* until 15 */
+  EXPECT_INT(copy(c, 0, 0, 1, 3, 100), 15 + 1 + 50);    /* waits for its source */
+  EXPECT_INT(run(c, 0, 0, 0.0, 0.0), 71);
+  EXPECT_INT(run(c, 1, 3, 0.0, 0.0), 71);
+  EXPECT_INT(run(c, 1, 0, 0.0, 0.0), 5);                /* another stream is not held up */
+  mgd_clock_destroy(c);
+}
+
+static void a_link_carries_one_copy_at_a_time_in_each_direction(void) {
+  struct mgd_clock *c = new_clock(3);
+  EXPECT_INT(copy(c, 0, 0, 1, 0, 100), 51);
+  EXPECT_INT(copy(c, 0, 1, 1, 1, 100), 102); /* other streams, same link */
+  EXPECT_INT(copy(c, 1, 2, 0, 2, 100), 51);  /* the way back is another link */
+  EXPECT_INT(copy(c, 0, 3, 2, 0, 100), 51);
+  mgd_clock_destroy(c);
+}
+
+static void the_host_hands_a_copy_over_and_goes_on(void) {
+  struct mgd_clock *c = new_clock(2);
+  EXPECT_INT(copy(c, HOST, 0, 0, 0, 100), 110);
+  EXPECT_INT(copy(c, HOST, 0, 0, 1, 100), 220); /* its link is busy */
+  EXPECT_INT(copy(c, HOST, 0, 1, 0, 100), 110); /* the other device has its own */
+  EXPECT_INT(time_of(c, HOST), 0);
+  EXPECT_INT(copy(c, 0, 0, HOST, 0, 100), 230);
+  EXPECT_INT(time_of(c, HOST), 0);
+  mgd_clock_destroy(c);
+}
+
+/* Read and written at 10 bytes a ns, like any operator; no link is involved. */
+static void a_copy_within_a_device_reads_and_writes_its_memory(void) {
+  struct mgd_clock *c = new_clock(1);
+  EXPECT_INT(copy(c, 0, 0, 0, 1, 100), 5 + 20);
+  EXPECT_INT(time_of(c, 0), 25);
+  EXPECT_INT(copy(c, 0, 2, 0, 3, 100), 25);
+  EXPECT_INT(copy(c, HOST, 0, HOST, 0, 100), 0); /* the host's speed was never set: instant, and it goes on */
+  mgd_clock_destroy(c);
+}
+
+static void same_calls_give_same_times(void) {
+  int64_t ends[2] = {0, 0};
+  for (int turn = 0; turn < 2; turn++) {
+    struct mgd_clock *c = new_clock(4);
+    uint64_t state = 5;
+    for (int i = 0; i < 2000; i++) {
+      int a = (int)pick(&state, 4), b = (int)pick(&state, 5) - 1;
+      int s = (int)pick(&state, MGD_MAX_STREAMS), t = b == HOST ? 0 : (int)pick(&state, MGD_MAX_STREAMS);
+      run(c, a, s, (double)pick(&state, 100000), (double)pick(&state, 100000));
+      ends[turn] += copy(c, a, s, b, t, pick(&state, 100000));
+      if (pick(&state, 10) == 0) {
+        EXPECT_OK(mgd_clock_host_wait(c, time_of(c, a)));
+      }
+    }
+    mgd_clock_destroy(c);
+  }
+  EXPECT_INT(ends[0], ends[1]);
+}
+
+static void nonsense_is_refused_and_moves_no_time(void) {
+  struct mgd_clock *c = new_clock(1);
+  const struct mgd_speed bad_speeds[] = {{-1.0, 0.0, 0}, {0.0, (double)NAN, 0}, {0.0, 0.0, -1}};
+  const struct mgd_link bad_links[] = {{-1, 1.0}, {0, (double)INFINITY}}, good = {0, 1.0};
+  int64_t ns = 77;
+  for (size_t i = 0; i < 3; i++) {
+    EXPECT_CODE(mgd_clock_set_speed(c, 0, bad_speeds[i]), MGD_E_INVALID);
+  }
+  EXPECT_CODE(mgd_clock_set_speed(c, 1, (struct mgd_speed){0}), MGD_E_NO_DEVICE);
+  EXPECT_CODE(mgd_clock_set_speed(c, -2, (struct mgd_speed){0}), MGD_E_NO_DEVICE);
+  EXPECT_CODE(mgd_clock_set_link(c, HOST, 0, bad_links[0]), MGD_E_INVALID);
+  EXPECT_CODE(mgd_clock_set_link(c, HOST, 0, bad_links[1]), MGD_E_INVALID);
+  EXPECT_CODE(mgd_clock_set_link(c, 0, 0, good), MGD_E_INVALID);
+  EXPECT_CODE(mgd_clock_set_link(c, 0, 1, good), MGD_E_NO_DEVICE);
+  EXPECT_CODE(mgd_clock_set_link(c, 1, 0, good), MGD_E_NO_DEVICE);
+  EXPECT_CODE(mgd_clock_run(c, 0, 0, -1.0, 0.0, &ns), MGD_E_INVALID);
+  EXPECT_CODE(mgd_clock_run(c, 0, 0, 0.0, (double)NAN, &ns), MGD_E_INVALID);
+  EXPECT_CODE(mgd_clock_run(c, 0, MGD_MAX_STREAMS, 0.0, 0.0, &ns), MGD_E_INVALID);
+  EXPECT_CODE(mgd_clock_run(c, 0, -1, 0.0, 0.0, &ns), MGD_E_INVALID);
+  EXPECT_CODE(mgd_clock_run(c, HOST, 1, 0.0, 0.0, &ns), MGD_E_INVALID);
+  EXPECT_CODE(mgd_clock_run(c, 1, 0, 0.0, 0.0, &ns), MGD_E_NO_DEVICE);
+  EXPECT_CODE(mgd_clock_copy(c, HOST, 0, 0, 0, -1, &ns), MGD_E_INVALID);
+  EXPECT_CODE(mgd_clock_copy(c, HOST, 0, 0, 99, 1, &ns), MGD_E_INVALID);
+  EXPECT_CODE(mgd_clock_copy(c, 1, 0, 0, 0, 1, &ns), MGD_E_NO_DEVICE);
+  EXPECT_CODE(mgd_clock_copy(c, 0, 0, 1, 0, 1, &ns), MGD_E_NO_DEVICE);
+  EXPECT_CODE(mgd_clock_stream_time(c, 0, -1, &ns), MGD_E_INVALID);
+  EXPECT_CODE(mgd_clock_stream_wait(c, 0, 0, -1), MGD_E_INVALID);
+  EXPECT_CODE(mgd_clock_stream_wait(c, 1, 0, 1), MGD_E_NO_DEVICE);
+  EXPECT_CODE(mgd_clock_host_wait(c, -1), MGD_E_INVALID);
+  EXPECT_CODE(mgd_clock_device_time(c, 1, &ns), MGD_E_NO_DEVICE);
+  EXPECT_INT(ns, 77);
+  EXPECT_INT(time_of(c, 0), 0);
+  EXPECT_INT(time_of(c, HOST), 0);
+  mgd_clock_destroy(c);
+}
+
+static void times_beyond_int64_overflow_and_move_nothing(void) {
+  struct mgd_clock *c = new_clock(1);
+  int64_t ns = 77;
+  EXPECT_CODE(mgd_clock_run(c, 0, 0, 1e300, 0.0, &ns), MGD_E_OVERFLOW);
+  EXPECT_OK(mgd_clock_set_link(c, HOST, 0, (struct mgd_link){0, 1e-300}));
+  EXPECT_CODE(mgd_clock_copy(c, HOST, 0, 0, 0, 1, &ns), MGD_E_OVERFLOW);
+  EXPECT_OK(mgd_clock_stream_wait(c, 0, 0, INT64_MAX));
+  EXPECT_CODE(mgd_clock_run(c, 0, 0, 0.0, 0.0, &ns), MGD_E_OVERFLOW);
+  EXPECT_CODE(mgd_clock_copy(c, 0, 0, HOST, 0, 1, &ns), MGD_E_OVERFLOW);
+  EXPECT_INT(ns, 77);
+  mgd_clock_destroy(c);
+}
+
+static void creation_fails_cleanly(void) {
+  struct mgd_clock *c = NULL;
+  EXPECT_CODE(mgd_clock_create(-1, &c), MGD_E_INVALID);
+  EXPECT_CODE(mgd_clock_create(MGD_MAX_DEVICES, &c), MGD_E_INVALID);
+  EXPECT_CODE(mgd_clock_create_failing(1, -1, &c), MGD_E_INVALID);
+  for (int64_t n = 1; n <= 4; n++) {
+    EXPECT_CODE(mgd_clock_create_failing(2, n, &c), MGD_E_NOMEM);
+    EXPECT(!c);
+  }
+  EXPECT_OK(mgd_clock_create_failing(0, 5, &c)); /* a host alone */
+  EXPECT_INT(time_of(c, HOST), 0);
+  mgd_clock_destroy(c);
+  mgd_clock_destroy(NULL);
+}
+
+int main(void) {
+  an_operator_takes_the_roofline_plus_its_launch();
+  streams_run_beside_each_other();
+  the_host_waits_when_it_says_so_and_never_goes_back();
+  work_on_the_host_moves_its_time();
+  a_stream_waits_for_an_event();
+  a_copy_occupies_both_streams_and_the_link();
+  a_link_carries_one_copy_at_a_time_in_each_direction();
+  the_host_hands_a_copy_over_and_goes_on();
+  a_copy_within_a_device_reads_and_writes_its_memory();
+  same_calls_give_same_times();
+  nonsense_is_refused_and_moves_no_time();
+  times_beyond_int64_overflow_and_move_nothing();
+  creation_fails_cleanly();
+  return 0;
+}

@@ -1,0 +1,124 @@
+/* Devices have ids in the order of arrival, unique names and capacities. */
+#include "expect.h"
+
+static void ids_follow_the_order_of_arrival(void) {
+  struct mgd_machine *m = new_machine(3, MIB);
+  int id = -1;
+  char name[32];
+  EXPECT_INT(mgd_device_count(m), 4);
+  EXPECT_OK(mgd_device_find(m, "sim:1", &id));
+  EXPECT_INT(id, 2);
+  EXPECT_OK(mgd_device_find(m, "cpu", &id));
+  EXPECT_INT(id, MGD_HOST);
+  EXPECT_OK(mgd_device_name(m, 3, name));
+  EXPECT_TEXT(name, "sim:2");
+  EXPECT_INT(usage_of(m, 3).capacity, MIB);
+  mgd_machine_destroy(m);
+}
+
+static void bad_devices_are_refused_and_change_nothing(void) {
+  struct mgd_machine *m = new_machine(1, MIB);
+  int id = 77;
+  const char *const long_name = "0123456789012345678901234567890"; /* 31 bytes: the longest */
+  EXPECT_CODE(mgd_device_add(m, "sim:0", MIB, &id), MGD_E_EXISTS);
+  EXPECT_CODE(mgd_device_add(m, "cpu", MIB, &id), MGD_E_EXISTS);
+  EXPECT_CODE(mgd_device_add(m, "", MIB, &id), MGD_E_INVALID);
+  EXPECT_CODE(mgd_device_add(m, NULL, MIB, &id), MGD_E_INVALID);
+  EXPECT_CODE(mgd_device_add(m, "x", -1, &id), MGD_E_INVALID);
+  EXPECT_CODE(mgd_device_add(m, "01234567890123456789012345678901", MIB, &id), MGD_E_INVALID);
+  EXPECT_INT(id, 77);
+  EXPECT_INT(mgd_device_count(m), 2);
+  EXPECT_OK(mgd_device_add(m, long_name, 0, &id));
+  EXPECT_INT(id, 2);
+  mgd_machine_destroy(m);
+}
+
+static void sixty_three_accelerators_are_the_most(void) {
+  struct mgd_machine *m = new_machine(63, MIB);
+  int id = 77;
+  EXPECT_CODE(mgd_device_add(m, "one too many", MIB, &id), MGD_E_FULL);
+  EXPECT_INT(mgd_device_count(m), MGD_MAX_DEVICES);
+  mgd_machine_destroy(m);
+}
+
+static void strangers_are_not_found(void) {
+  struct mgd_machine *m = new_machine(1, MIB);
+  int id = 77;
+  char name[32] = "untouched";
+  EXPECT_CODE(mgd_device_find(m, "sim:9", &id), MGD_E_NO_DEVICE);
+  EXPECT_CODE(mgd_device_find(m, NULL, &id), MGD_E_INVALID);
+  EXPECT_CODE(mgd_device_name(m, 2, name), MGD_E_NO_DEVICE);
+  EXPECT_CODE(mgd_device_name(m, -1, name), MGD_E_NO_DEVICE);
+  EXPECT_CODE(mgd_device_set_capacity(m, 2, MIB), MGD_E_NO_DEVICE);
+  EXPECT_INT(id, 77);
+  EXPECT_TEXT(name, "untouched");
+  mgd_machine_destroy(m);
+}
+
+static void a_capacity_may_change_and_never_be_negative(void) {
+  struct mgd_machine *m = new_machine(1, MIB);
+  EXPECT_OK(mgd_device_set_capacity(m, 1, 5 * MIB));
+  EXPECT_CODE(mgd_device_set_capacity(m, 1, -1), MGD_E_INVALID);
+  EXPECT_INT(usage_of(m, 1).capacity, 5 * MIB);
+  EXPECT_OK(mgd_device_set_capacity(m, MGD_HOST, 3 * MIB));
+  EXPECT_INT(usage_of(m, MGD_HOST).free, 3 * MIB);
+  mgd_machine_destroy(m);
+}
+
+/* A device that takes an old id begins empty: no bytes, no link, no totals. */
+static void the_last_devices_can_be_removed(void) {
+  struct mgd_machine *m = new_machine(3, MIB);
+  const struct mgd_event copy = {.kind = MGD_EV_COPY, .from = 1, .to = 3, .bytes = 10};
+  const struct mgd_link slow = {.latency_ns = 5, .bytes_per_ns = 1.0};
+  int id = -1;
+  int64_t bytes = -1, ns = -1;
+  uint64_t count = 77;
+  EXPECT_OK(mgd_trace_add(m, &copy));
+  EXPECT_OK(mgd_link_set(m, 1, 3, slow));
+  EXPECT_OK(mgd_ledger_add(m, 3, MGD_MANAGED, 100));
+  EXPECT_OK(mgd_device_truncate(m, 1));
+  EXPECT_INT(mgd_device_count(m), 2);
+  EXPECT_CODE(mgd_device_find(m, "sim:2", &id), MGD_E_NO_DEVICE);
+  EXPECT_OK(mgd_device_add(m, "gpu:0", MIB, &id));
+  EXPECT_OK(mgd_device_add(m, "gpu:1", MIB, &id));
+  EXPECT_INT(id, 3);
+  EXPECT_INT(usage_of(m, 3).used, 0);
+  EXPECT_OK(mgd_link_cost(m, 1, 3, 0, &ns));
+  EXPECT_INT(ns, 10000);
+  EXPECT_OK(mgd_trace_link_bytes(m, 1, 3, &bytes, &count));
+  EXPECT_INT(bytes, 0);
+  EXPECT_INT(count, 0);
+  EXPECT_OK(mgd_device_truncate(m, 40)); /* nothing stands above */
+  EXPECT_INT(mgd_device_count(m), 4);
+  EXPECT_CODE(mgd_device_truncate(m, -1), MGD_E_INVALID);
+  EXPECT_OK(mgd_device_truncate(m, 0));
+  EXPECT_INT(mgd_device_count(m), 1);
+  mgd_machine_destroy(m);
+}
+
+static void promised_bytes_hold_their_device(void) {
+  struct mgd_machine *m = new_machine(2, 100);
+  struct mgd_ticket all = {0}, none = {0}, waits = {0};
+  EXPECT_OK(mgd_admit_request(m, 2, 0, 0.0, 0, 0, &none));
+  EXPECT_CODE(mgd_device_truncate(m, 1), MGD_E_INVALID); /* even of no bytes */
+  EXPECT_OK(mgd_admit_request(m, 2, 100, 0.0, 0, 0, &all));
+  EXPECT_OK(mgd_admit_release(m, &none));
+  EXPECT_CODE(mgd_admit_request(m, 2, 50, 0.0, 0, 10, &waits), MGD_E_WAIT);
+  EXPECT_OK(mgd_admit_release(m, &all));
+  EXPECT_CODE(mgd_device_truncate(m, 1), MGD_E_INVALID); /* somebody waits */
+  EXPECT_OK(mgd_device_truncate(m, 2));
+  EXPECT_OK(mgd_admit_release(m, &waits));
+  EXPECT_OK(mgd_device_truncate(m, 1));
+  mgd_machine_destroy(m);
+}
+
+int main(void) {
+  ids_follow_the_order_of_arrival();
+  bad_devices_are_refused_and_change_nothing();
+  sixty_three_accelerators_are_the_most();
+  strangers_are_not_found();
+  a_capacity_may_change_and_never_be_negative();
+  the_last_devices_can_be_removed();
+  promised_bytes_hold_their_device();
+  return 0;
+}

@@ -1,0 +1,101 @@
+/* The ledger counts bytes by owner exactly, and cannot be made to lie. */
+#include "expect.h"
+
+static void bytes_are_counted_by_owner(void) {
+  struct mgd_machine *m = new_machine(2, 1000);
+  EXPECT_OK(mgd_ledger_add(m, 1, MGD_MANAGED, 300));
+  EXPECT_OK(mgd_ledger_add(m, 1, MGD_REPLICA, 20));
+  EXPECT_OK(mgd_ledger_add(m, 1, MGD_FOREIGN, 1));
+  EXPECT_OK(mgd_ledger_add(m, 1, MGD_MANAGED, -100));
+  struct mgd_usage u = usage_of(m, 1);
+  EXPECT_INT(u.by_owner[MGD_MANAGED], 200);
+  EXPECT_INT(u.by_owner[MGD_REPLICA], 20);
+  EXPECT_INT(u.by_owner[MGD_RESERVED], 0);
+  EXPECT_INT(u.by_owner[MGD_FOREIGN], 1);
+  EXPECT_INT(u.used, 221);
+  EXPECT_INT(u.free, 779);
+  EXPECT_INT(u.peak, 321);
+  EXPECT_INT(usage_of(m, 2).used, 0);
+  mgd_machine_destroy(m);
+}
+
+static void the_peak_is_the_highest_use_since_its_reset(void) {
+  struct mgd_machine *m = new_machine(1, 1000);
+  EXPECT_OK(mgd_ledger_add(m, 1, MGD_MANAGED, 500));
+  EXPECT_OK(mgd_ledger_add(m, 1, MGD_MANAGED, -400));
+  EXPECT_INT(usage_of(m, 1).peak, 500);
+  EXPECT_OK(mgd_ledger_reset_peak(m, 1));
+  EXPECT_INT(usage_of(m, 1).peak, 100);
+  EXPECT_OK(mgd_ledger_observe(m, 1, 60, 7));
+  EXPECT_INT(usage_of(m, 1).peak, 100);
+  EXPECT_OK(mgd_ledger_observe(m, 1, 160, 7));
+  EXPECT_INT(usage_of(m, 1).peak, 167);
+  mgd_machine_destroy(m);
+}
+
+/* What a driver reports replaces what we counted; replicas and promises stay. */
+static void an_observation_replaces_managed_and_foreign(void) {
+  struct mgd_machine *m = new_machine(1, 1000);
+  struct mgd_ticket ticket = {0};
+  EXPECT_OK(mgd_ledger_add(m, 1, MGD_REPLICA, 5));
+  EXPECT_OK(mgd_admit_request(m, 1, 40, 0.0, 0, 0, &ticket));
+  EXPECT_OK(mgd_ledger_observe(m, 1, 100, 200));
+  EXPECT_OK(mgd_ledger_observe(m, 1, 300, 1));
+  EXPECT_INT(usage_of(m, 1).by_owner[MGD_MANAGED], 300);
+  EXPECT_INT(usage_of(m, 1).by_owner[MGD_FOREIGN], 1);
+  EXPECT_INT(usage_of(m, 1).used, 346);
+  mgd_machine_destroy(m);
+}
+
+static void a_device_may_hold_more_than_its_capacity_and_free_is_then_zero(void) {
+  struct mgd_machine *m = new_machine(1, 100);
+  EXPECT_OK(mgd_ledger_observe(m, 1, 80, 90));
+  EXPECT_INT(usage_of(m, 1).used, 170);
+  EXPECT_INT(usage_of(m, 1).free, 0);
+  mgd_machine_destroy(m);
+}
+
+static void nonsense_is_refused_and_changes_nothing(void) {
+  struct mgd_machine *m = new_machine(1, 100);
+  struct mgd_usage u = {.capacity = 77};
+  EXPECT_OK(mgd_ledger_add(m, 1, MGD_MANAGED, 10));
+  EXPECT_CODE(mgd_ledger_add(m, 1, MGD_MANAGED, -11), MGD_E_INVALID);
+  EXPECT_CODE(mgd_ledger_add(m, 1, MGD_REPLICA, -1), MGD_E_INVALID);
+  EXPECT_CODE(mgd_ledger_add(m, 1, MGD_MANAGED, INT64_MIN), MGD_E_INVALID);
+  EXPECT_CODE(mgd_ledger_add(m, 1, MGD_RESERVED, 1), MGD_E_INVALID);
+  EXPECT_CODE(mgd_ledger_add(m, 1, MGD_OWNERS, 1), MGD_E_INVALID);
+  EXPECT_CODE(mgd_ledger_observe(m, 1, -1, 0), MGD_E_INVALID);
+  EXPECT_CODE(mgd_ledger_observe(m, 1, 0, -1), MGD_E_INVALID);
+  EXPECT_CODE(mgd_ledger_add(m, 2, MGD_MANAGED, 1), MGD_E_NO_DEVICE);
+  EXPECT_CODE(mgd_ledger_observe(m, 2, 1, 1), MGD_E_NO_DEVICE);
+  EXPECT_CODE(mgd_ledger_usage(m, -1, &u), MGD_E_NO_DEVICE);
+  EXPECT_CODE(mgd_ledger_reset_peak(m, 2), MGD_E_NO_DEVICE);
+  EXPECT_INT(u.capacity, 77);
+  EXPECT_INT(usage_of(m, 1).used, 10);
+  EXPECT_INT(usage_of(m, 1).peak, 10);
+  mgd_machine_destroy(m);
+}
+
+static void a_sum_beyond_int64_overflows_and_changes_nothing(void) {
+  struct mgd_machine *m = new_machine(1, 100);
+  EXPECT_OK(mgd_ledger_add(m, 1, MGD_MANAGED, INT64_MAX - 5));
+  EXPECT_CODE(mgd_ledger_add(m, 1, MGD_REPLICA, 6), MGD_E_OVERFLOW);
+  EXPECT_CODE(mgd_ledger_add(m, 1, MGD_MANAGED, 6), MGD_E_OVERFLOW);
+  EXPECT_OK(mgd_ledger_add(m, 1, MGD_REPLICA, 5));
+  EXPECT(usage_of(m, 1).used == INT64_MAX);
+  EXPECT_CODE(mgd_ledger_observe(m, 1, INT64_MAX, 0), MGD_E_OVERFLOW); /* the replica's 5 bytes */
+  EXPECT_CODE(mgd_ledger_observe(m, 1, 1, INT64_MAX - 5), MGD_E_OVERFLOW);
+  EXPECT(usage_of(m, 1).used == INT64_MAX);
+  EXPECT_OK(mgd_ledger_observe(m, 1, INT64_MAX - 6, 1));
+  mgd_machine_destroy(m);
+}
+
+int main(void) {
+  bytes_are_counted_by_owner();
+  the_peak_is_the_highest_use_since_its_reset();
+  an_observation_replaces_managed_and_foreign();
+  a_device_may_hold_more_than_its_capacity_and_free_is_then_zero();
+  nonsense_is_refused_and_changes_nothing();
+  a_sum_beyond_int64_overflows_and_changes_nothing();
+  return 0;
+}

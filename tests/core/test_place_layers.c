@@ -1,0 +1,280 @@
+/* Layers over devices: exact against a brute-force optimum, fast on large cases.
+ *
+ * Usage: test_place_layers [seed] [steps]; steps / 100 random cases are tried.
+ */
+#include <math.h>
+#include <time.h>
+
+#include "expect.h"
+
+#define MAX_LAYERS 7
+#define MAX_DEVICES 4
+
+__extension__ typedef __int128 wide;
+
+/* What a plan is worth; the order of fields is the order of importance. */
+struct worth {
+  bool fits;
+  int64_t load, room; /* heaviest relative load as a fraction */
+  int64_t border;
+  int used;
+  double squares;
+};
+
+struct question {
+  size_t n, devices;
+  int64_t bytes[MAX_LAYERS], border[MAX_LAYERS], room[MAX_DEVICES];
+  bool has_border;
+};
+
+static struct worth weigh(const struct question *q, const int *plan) {
+  struct worth w = {.fits = true, .room = 1};
+  int64_t load[MAX_DEVICES] = {0};
+  for (size_t i = 0; i < q->n; i++) {
+    load[plan[i]] += q->bytes[i];
+    w.border += q->has_border && i > 0 && plan[i] != plan[i - 1] ? q->border[i - 1] : 0;
+  }
+  for (size_t j = 0; j < q->devices; j++) {
+    w.fits = w.fits && load[j] <= q->room[j];
+    w.used += load[j] > 0;
+    if (load[j] > 0 && q->room[j] > 0) {
+      double share = (double)load[j] / (double)q->room[j];
+      w.squares += share * share;
+      if ((wide)load[j] * w.room > (wide)w.load * q->room[j]) {
+        w.load = load[j];
+        w.room = q->room[j];
+      }
+    }
+  }
+  return w;
+}
+
+/* Below 0 when a is better, above when b is, 0 when equal as far as doubles tell. */
+static int compare(const struct worth *a, const struct worth *b) {
+  wide left = (wide)a->load * b->room, right = (wide)b->load * a->room;
+  if (a->fits != b->fits) {
+    return a->fits ? -1 : 1;
+  }
+  if (left != right) {
+    return left < right ? -1 : 1;
+  }
+  if (a->border != b->border) {
+    return a->border < b->border ? -1 : 1;
+  }
+  if (a->used != b->used) {
+    return a->used > b->used ? -1 : 1;
+  }
+  if (fabs(a->squares - b->squares) > 1e-9) {
+    return a->squares < b->squares ? -1 : 1;
+  }
+  return 0;
+}
+
+/* Tries every way to give layers i.. to devices from `device` on. */
+static void try_all(const struct question *q, int *plan, size_t i, int device, struct worth *best) {
+  if (i == q->n) {
+    struct worth w = weigh(q, plan);
+    if (compare(&w, best) < 0) {
+      *best = w;
+    }
+    return;
+  }
+  for (int d = device; d < (int)q->devices; d++) {
+    plan[i] = d;
+    try_all(q, plan, i + 1, d, best);
+  }
+}
+
+static int solve(struct mgd_machine *m, const struct question *q, int *plan) {
+  return mgd_place_layers(m, q->bytes, q->has_border ? q->border : NULL, q->n, q->room, q->devices, plan);
+}
+
+static void expect_best(struct mgd_machine *m, const struct question *q, uint64_t seed) {
+  int plan[MAX_LAYERS], scratch[MAX_LAYERS];
+  struct worth best = {.fits = false, .load = 1, .room = 1};
+  for (size_t i = 0; i < MAX_LAYERS; i++) {
+    plan[i] = 77;
+  }
+  try_all(q, scratch, 0, 0, &best);
+  int code = solve(m, q, plan);
+  struct worth got = {0};
+  bool right = best.fits ? code == MGD_OK : code == MGD_E_NO_ROOM && plan[0] == 77;
+  for (size_t i = 0; right && best.fits && i < q->n; i++) {
+    right = plan[i] >= (i ? plan[i - 1] : 0) && plan[i] < (int)q->devices;
+  }
+  if (right && best.fits) {
+    got = weigh(q, plan);
+    right = compare(&got, &best) == 0;
+  }
+  if (!right) {
+    fprintf(stderr, "seed %" PRIu64 ": %s, %zu layers over %zu devices; got load %" PRId64 "/%" PRId64 " border %" PRId64
+            " used %d squares %g, best %" PRId64 "/%" PRId64 " %" PRId64 " %d %g\n",
+            seed, mgd_error_name(code), q->n, q->devices, got.load, got.room, got.border, got.used, got.squares, best.load,
+            best.room, best.border, best.used, best.squares);
+    exit(1);
+  }
+}
+
+/* Small numbers make ties, zeros and tight rooms; large ones test exactness. */
+static struct question invent(uint64_t *state) {
+  struct question q = {.n = (size_t)pick(state, MAX_LAYERS + 1), .devices = 1 + (size_t)pick(state, MAX_DEVICES)};
+  int64_t scale = pick(state, 3) ? 1 : (int64_t)1 << 58;
+  int64_t most = pick(state, 2) ? 4 : 12;
+  int64_t noise = scale > 1 ? 3 : 1;
+  for (size_t i = 0; i < q.n; i++) {
+    q.bytes[i] = pick(state, 4) ? pick(state, most + 1) % 13 * scale / 2 + pick(state, noise) : 0;
+    q.border[i] = pick(state, most);
+  }
+  bool same = pick(state, 2);
+  for (size_t j = 0; j < q.devices; j++) {
+    q.room[j] = same ? 30 * (scale / 2 + 1) : pick(state, 30) * (scale / 2 + pick(state, 2));
+  }
+  q.has_border = pick(state, 4);
+  return q;
+}
+
+static void random_cases_equal_the_optimum(uint64_t seed, int64_t cases) {
+  struct mgd_machine *m = new_machine(0, 0);
+  uint64_t state = seed;
+  for (int64_t i = 0; i < cases; i++) {
+    struct question q = invent(&state);
+    expect_best(m, &q, seed);
+  }
+  mgd_machine_destroy(m);
+}
+
+/* ---- by hand */
+
+static void expect_plan(int line, struct question q, const char *expected) {
+  struct mgd_machine *m = new_machine(0, 0);
+  int plan[MAX_LAYERS];
+  char text[MAX_LAYERS + 1] = "";
+  EXPECT_OK(solve(m, &q, plan));
+  for (size_t i = 0; i < q.n; i++) {
+    text[i] = (char)('0' + plan[i]);
+  }
+  expect_text(__FILE__, line, "the plan", text, expected);
+  mgd_machine_destroy(m);
+}
+#define EXPECT_PLAN(expected, ...) expect_plan(__LINE__, (struct question){__VA_ARGS__}, expected)
+
+static void plans_read_as_one_would_draw_them(void) {
+  EXPECT_PLAN("0011", .n = 4, .devices = 2, .bytes = {1, 1, 1, 1}, .room = {9, 9});
+  EXPECT_PLAN("0001", .n = 4, .devices = 2, .bytes = {1, 1, 1, 3}, .room = {9, 9});
+  EXPECT_PLAN("0111", .n = 4, .devices = 2, .bytes = {1, 1, 1, 1}, .room = {3, 9}); /* loads follow rooms */
+  EXPECT_PLAN("111", .n = 3, .devices = 2, .bytes = {1, 1, 1}, .room = {0, 9});
+  EXPECT_PLAN("0", .n = 1, .devices = 3, .bytes = {5}, .room = {9, 9, 9});
+  EXPECT_PLAN("", .n = 0, .devices = 3, .room = {9, 9, 9});
+  EXPECT_PLAN("000", .n = 3, .devices = 2, .bytes = {0, 0, 0}, .room = {0, 0});
+}
+
+static void among_equal_loads_the_fewest_border_bytes_win(void) {
+  EXPECT_PLAN("00111", .n = 5, .devices = 2, .bytes = {2, 1, 1, 1, 2}, .room = {9, 9}, .has_border = true, .border = {1, 1, 9, 1});
+  EXPECT_PLAN("00011", .n = 5, .devices = 2, .bytes = {2, 1, 1, 1, 2}, .room = {9, 9}, .has_border = true, .border = {1, 9, 1, 1});
+  /* Three devices could be used, at the price of border bytes: two are. */
+  EXPECT_PLAN("011", .n = 3, .devices = 3, .bytes = {4, 2, 2}, .room = {9, 9, 9}, .has_border = true, .border = {1, 1});
+}
+
+static void free_borders_use_every_device_and_even_out_the_rest(void) {
+  EXPECT_PLAN("012", .n = 3, .devices = 3, .bytes = {4, 2, 2}, .room = {9, 9, 9});
+  EXPECT_PLAN("0112233", .n = 7, .devices = 4, .bytes = {9, 1, 1, 1, 1, 1, 1}, .room = {9, 9, 9, 9});
+}
+
+static void layers_without_bytes_go_where_the_cut_is_cheapest(void) {
+  EXPECT_PLAN("0001", .n = 4, .devices = 2, .bytes = {1, 0, 0, 1}, .room = {9, 9}, .has_border = true, .border = {5, 3, 1});
+  EXPECT_PLAN("0111", .n = 4, .devices = 2, .bytes = {1, 0, 0, 1}, .room = {9, 9}, .has_border = true, .border = {1, 3, 5});
+  EXPECT_PLAN("0011", .n = 4, .devices = 2, .bytes = {0, 1, 1, 0}, .room = {9, 9}, .has_border = true, .border = {0, 3, 0});
+}
+
+static void one_byte_decides_even_among_huge_layers(void) {
+  const int64_t huge = (int64_t)1 << 60;
+  EXPECT_PLAN("011", .n = 3, .devices = 2, .bytes = {huge + 1, 1, huge}, .room = {2 * huge, 2 * huge});
+  EXPECT_PLAN("001", .n = 3, .devices = 2, .bytes = {huge, 1, huge + 1}, .room = {2 * huge, 2 * huge});
+}
+
+/* ---- what goes wrong */
+
+static void impossible_and_meaningless_questions_are_refused(void) {
+  struct mgd_machine *m = new_machine(0, 0);
+  const int64_t bytes[] = {5, 6}, negative[] = {5, -1}, large[] = {INT64_MAX, 1}, room[] = {10, 5}, bad_room[] = {10, -1};
+  int out[2] = {77, 77};
+  EXPECT_CODE(mgd_place_layers(m, bytes, NULL, 2, room, 2, out), MGD_E_NO_ROOM);
+  EXPECT_CODE(mgd_place_layers(m, negative, NULL, 2, room, 2, out), MGD_E_INVALID);
+  EXPECT_CODE(mgd_place_layers(m, bytes, &negative[1], 2, room, 2, out), MGD_E_INVALID);
+  EXPECT_CODE(mgd_place_layers(m, bytes, NULL, 2, bad_room, 2, out), MGD_E_INVALID);
+  EXPECT_CODE(mgd_place_layers(m, bytes, NULL, 2, room, 0, out), MGD_E_INVALID);
+  EXPECT_CODE(mgd_place_layers(m, bytes, NULL, 2, room, MGD_MAX_DEVICES + 1, out), MGD_E_INVALID);
+  EXPECT_CODE(mgd_place_layers(m, bytes, NULL, UINT32_MAX, room, 2, out), MGD_E_INVALID);
+  EXPECT_CODE(mgd_place_layers(m, large, NULL, 2, room, 2, out), MGD_E_OVERFLOW);
+  EXPECT_INT(out[0], 77);
+  EXPECT_INT(out[1], 77);
+  mgd_machine_destroy(m);
+}
+
+static void each_allocation_may_fail(void) {
+  const int64_t bytes[] = {5, 6}, room[] = {10, 10};
+  for (int64_t n = 4; n <= 10; n++) {
+    struct mgd_machine *m = NULL;
+    const struct mgd_config config = {.fail_allocation = n};
+    int out[2] = {77, 77};
+    EXPECT_OK(mgd_machine_create(&config, &m));
+    EXPECT_CODE(mgd_place_layers(m, bytes, NULL, 2, room, 2, out), n < 10 ? MGD_E_NOMEM : MGD_OK);
+    EXPECT_INT(out[0], n < 10 ? 77 : 0);
+    EXPECT_INT(out[1], n < 10 ? 77 : 1);
+    mgd_machine_destroy(m);
+  }
+}
+
+/* ---- size */
+
+static void large_case(const char *what, size_t devices, int64_t first, bool borders, uint64_t seed) {
+  enum { LAYERS = 10000 };
+  static int64_t bytes[LAYERS], border[LAYERS], room[MGD_MAX_DEVICES];
+  static int plan[LAYERS];
+  struct mgd_machine *m = new_machine(0, 0);
+  uint64_t state = seed;
+  int64_t load[MGD_MAX_DEVICES] = {0}, total = 0, heaviest = 0, largest = 0;
+  for (size_t i = 0; i < LAYERS; i++) {
+    bytes[i] = i == 0 ? first : 1 + pick(&state, 1 << 20);
+    border[i] = pick(&state, 1 << 16);
+    total += bytes[i];
+    largest = bytes[i] > largest ? bytes[i] : largest;
+  }
+  for (size_t j = 0; j < devices; j++) {
+    room[j] = total;
+  }
+  clock_t begin = clock();
+  EXPECT_OK(mgd_place_layers(m, bytes, borders ? border : NULL, LAYERS, room, devices, plan));
+  double ms = 1e3 * (double)(clock() - begin) / CLOCKS_PER_SEC;
+  for (size_t i = 0; i < LAYERS; i++) {
+    load[plan[i]] += bytes[i];
+  }
+  for (size_t j = 0; j < devices; j++) {
+    heaviest = load[j] > heaviest ? load[j] : heaviest;
+    EXPECT(load[j] > 0);
+  }
+  EXPECT(heaviest <= total / (int64_t)devices + largest); /* no contiguous plan needs more */
+  printf("10000 layers over %zu devices, %s: %.1f ms\n", devices, what, ms);
+  EXPECT(ms < 2000.0);
+  mgd_machine_destroy(m);
+}
+
+int main(int argc, char **argv) {
+  uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
+  int64_t steps = argc > 2 ? strtoll(argv[2], NULL, 10) : 1000000;
+  printf("test_place_layers: seed %" PRIu64 ", %" PRId64 " cases\n", seed, steps / 100);
+  plans_read_as_one_would_draw_them();
+  among_equal_loads_the_fewest_border_bytes_win();
+  free_borders_use_every_device_and_even_out_the_rest();
+  layers_without_bytes_go_where_the_cut_is_cheapest();
+  one_byte_decides_even_among_huge_layers();
+  impossible_and_meaningless_questions_are_refused();
+  each_allocation_may_fail();
+  random_cases_equal_the_optimum(seed, steps / 100);
+  if (steps >= 100000) { /* not under the slow tools */
+    large_case("like layers", 16, 1000, true, seed);
+    large_case("one giant layer", 16, (int64_t)1 << 40, false, seed);
+    large_case("like layers", 63, 1000, false, seed);
+  }
+  return 0;
+}
