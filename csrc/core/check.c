@@ -1,4 +1,5 @@
-/* check.c: the invariants that the structs of internal_machine.h state.
+/* check.c: the invariants that the structs of internal_machine.h and
+ * internal_clock.h state.
  *
  * Each function below verifies one struct's comment, in the same words. It
  * reads and never repairs: a broken invariant is a bug to be found, not a
@@ -7,6 +8,7 @@
  * a million transitions is affordable.
  */
 #include "arithmetic.h"
+#include "internal_clock.h"
 #include "internal_machine.h"
 
 #include <string.h>
@@ -102,9 +104,21 @@ static int32_t free_length(const struct mgd_claims *claims) {
   return length;
 }
 
+/* What every claim in use says of itself. */
+static bool is_claim_sound(const struct mgd_machine *m, const struct mgd_claim *c) {
+  bool fraction = c->reserved >= 0.0 && c->reserved < 1.0;
+  bool stands = c->state == MGD_CLAIM_LATE || mgd_device_known_locked(m, c->device);
+  return c->state == MGD_CLAIM_FREE || (c->bytes >= 0 && fraction && stands && c->arrival <= m->claims.arrivals);
+}
+
 /* Queues hold exactly the waiting claims, and the free chain the free ones. */
 static bool are_claims_sound(const struct mgd_machine *m) {
   int32_t queued = 0;
+  for (int32_t slot = 0; slot < m->claims.size; slot++) {
+    if (!is_claim_sound(m, &m->claims.slots[slot])) {
+      return false;
+    }
+  }
   for (int id = 0; id < m->count; id++) {
     int32_t length = queue_length(m, id);
     if (length < 0) {
@@ -139,7 +153,40 @@ int mgd_check_locked(const struct mgd_machine *m) {
 
 int mgd_check(struct mgd_machine *m) {
   mgd_machine_enter(m);
-  int code = mgd_check_locked(m);
-  int after = mgd_machine_leave(m, code);
-  return after;
+  return mgd_machine_leave(m, mgd_check_locked(m));
+}
+
+/* ---- the clock */
+
+static bool is_place_sound(const struct mgd_clock *c, int device) {
+  const struct mgd_clock_place *place = mgd_clock_place_of(c, device);
+  bool sound = mgd_is_amount(place->speed.flops_per_ns) && mgd_is_amount(place->speed.bytes_per_ns);
+  sound = sound && place->speed.launch_ns >= 0;
+  for (int s = 0; s < MGD_MAX_STREAMS; s++) {
+    sound = sound && place->streams[s] >= 0;
+  }
+  return sound;
+}
+
+/* Whether something at this end of a link accounts for its being busy. */
+static bool explains(const struct mgd_clock *c, int device, int64_t free_at) {
+  return device == MGD_CLOCK_HOST || free_at <= mgd_clock_latest(c, device);
+}
+
+static bool is_clock_link_sound(const struct mgd_clock *c, int from, int to) {
+  const struct mgd_clock_link *link = mgd_clock_link_of(c, from, to);
+  bool sound = link->cost.latency_ns >= 0 && mgd_is_amount(link->cost.bytes_per_ns) && link->free_at >= 0;
+  sound = sound && (from != to || link->free_at == 0);
+  return sound && explains(c, from, link->free_at) && explains(c, to, link->free_at);
+}
+
+int mgd_check_clock(const struct mgd_clock *c) {
+  bool sound = true;
+  for (int from = MGD_CLOCK_HOST; from < c->devices; from++) {
+    sound = sound && is_place_sound(c, from);
+    for (int to = MGD_CLOCK_HOST; to < c->devices; to++) {
+      sound = sound && is_clock_link_sound(c, from, to);
+    }
+  }
+  return sound ? MGD_OK : MGD_E_BROKEN;
 }

@@ -9,41 +9,11 @@
  * An operator's time is the roofline max(flops / peak, bytes / bandwidth)
  * (Williams, Waterman, Patterson, CACM 52(4), 2009) plus a fixed launch.
  */
-#include <pthread.h>
-#include <stdlib.h>
-
 #include "arithmetic.h"
+#include "internal_clock.h"
 #include "internal_machine.h"
 
-#define HOST (-1)
-
-/* One place where operations run. The host is a place with one stream, whose
- * time is the host's own. */
-struct place {
-  struct mgd_speed speed;
-  int64_t streams[MGD_MAX_STREAMS]; /* when each is free, ns */
-};
-
-struct link {
-  struct mgd_link cost;
-  int64_t free_at; /* ns */
-};
-
-/* Invariants: all times >= 0; a link is never busy longer than the busiest
- * stream of either device at its ends (the host excepted, which does not wait
- * for its copies); speeds and bandwidths are finite and >= 0. */
-struct mgd_clock {
-  pthread_mutex_t mutex;
-  int devices;
-  struct place *places; /* [0] is the host, [d + 1] is accelerator d */
-  struct link *links;   /* [(from + 1) * (devices + 1) + to + 1] */
-};
-
-static struct place *place_of(const struct mgd_clock *c, int device) { return &c->places[device + 1]; }
-
-static struct link *link_of(const struct mgd_clock *c, int from, int to) {
-  return &c->links[(size_t)(from + 1) * (size_t)(c->devices + 1) + (size_t)(to + 1)];
-}
+#define HOST MGD_CLOCK_HOST
 
 static bool is_place(const struct mgd_clock *c, int device) { return device >= HOST && device < c->devices; }
 
@@ -55,21 +25,19 @@ static int find_stream(const struct mgd_clock *c, int device, int stream, int64_
   if (stream < 0 || stream >= (device == HOST ? 1 : MGD_MAX_STREAMS)) {
     return MGD_E_INVALID;
   }
-  *out = &place_of(c, device)->streams[stream];
+  *out = &mgd_clock_place_of(c, device)->streams[stream];
   return MGD_OK;
 }
 
-static int64_t latest(const struct mgd_clock *c, int device) {
+int64_t mgd_clock_latest(const struct mgd_clock *c, int device) {
   int64_t ns = 0;
   for (int s = 0; s < MGD_MAX_STREAMS; s++) {
-    ns = mgd_max(ns, place_of(c, device)->streams[s]);
+    ns = mgd_max(ns, mgd_clock_place_of(c, device)->streams[s]);
   }
   return ns;
 }
 
-static int64_t host_time(const struct mgd_clock *c) { return place_of(c, HOST)->streams[0]; }
-
-/* ---- invariants */
+static int64_t host_time(const struct mgd_clock *c) { return mgd_clock_place_of(c, HOST)->streams[0]; }
 
 static bool is_speed(struct mgd_speed s) {
   return mgd_is_amount(s.flops_per_ns) && mgd_is_amount(s.bytes_per_ns) && s.launch_ns >= 0;
@@ -77,33 +45,11 @@ static bool is_speed(struct mgd_speed s) {
 
 static bool is_link(struct mgd_link l) { return l.latency_ns >= 0 && mgd_is_amount(l.bytes_per_ns); }
 
-#if MGD_DEBUG >= 2
-static bool is_link_sound(const struct mgd_clock *c, int from, int to) {
-  const struct link *link = link_of(c, from, to);
-  bool in_time = (from == HOST || link->free_at <= latest(c, from)) && (to == HOST || link->free_at <= latest(c, to));
-  return is_link(link->cost) && link->free_at >= 0 && in_time && (from != to || link->free_at == 0);
-}
-
-static bool is_sound(const struct mgd_clock *c) {
-  bool sound = true;
-  for (int from = HOST; from < c->devices; from++) {
-    sound = sound && is_speed(place_of(c, from)->speed);
-    for (int s = 0; s < MGD_MAX_STREAMS; s++) {
-      sound = sound && place_of(c, from)->streams[s] >= 0;
-    }
-    for (int to = HOST; to < c->devices; to++) {
-      sound = sound && is_link_sound(c, from, to);
-    }
-  }
-  return sound;
-}
-#endif
-
 static void enter(struct mgd_clock *c) { (void)pthread_mutex_lock(&c->mutex); }
 
 static int leave(struct mgd_clock *c, int code) {
 #if MGD_DEBUG >= 2
-  if (!is_sound(c)) {
+  if (mgd_check_clock(c) != MGD_OK) {
     code = MGD_E_BROKEN;
   }
 #endif
@@ -165,7 +111,7 @@ int mgd_clock_set_speed(struct mgd_clock *c, int device, struct mgd_speed speed)
     return MGD_E_INVALID;
   }
   enter(c);
-  place_of(c, device)->speed = speed;
+  mgd_clock_place_of(c, device)->speed = speed;
   return leave(c, MGD_OK);
 }
 
@@ -177,7 +123,7 @@ int mgd_clock_set_link(struct mgd_clock *c, int from, int to, struct mgd_link li
     return MGD_E_INVALID;
   }
   enter(c);
-  link_of(c, from, to)->cost = link;
+  mgd_clock_link_of(c, from, to)->cost = link;
   return leave(c, MGD_OK);
 }
 
@@ -189,7 +135,7 @@ static int run(struct mgd_clock *c, int device, int stream, double flops, double
   if (code != MGD_OK) {
     return code;
   }
-  const struct mgd_speed *speed = &place_of(c, device)->speed;
+  const struct mgd_speed *speed = &mgd_clock_place_of(c, device)->speed;
   double work = fmax(mgd_duration(flops, speed->flops_per_ns), mgd_duration(bytes, speed->bytes_per_ns));
   int64_t cost, done;
   code = mgd_to_ns(speed->launch_ns, work, &cost);
@@ -212,10 +158,10 @@ int mgd_clock_run(struct mgd_clock *c, int device, int stream, double flops, dou
  * that reads and writes every byte. */
 static int copy_cost(const struct mgd_clock *c, int from, int to, int64_t bytes, int64_t *ns) {
   if (from == to) {
-    const struct mgd_speed *speed = &place_of(c, from)->speed;
+    const struct mgd_speed *speed = &mgd_clock_place_of(c, from)->speed;
     return mgd_to_ns(speed->launch_ns, mgd_duration(2.0 * (double)bytes, speed->bytes_per_ns), ns);
   }
-  const struct mgd_link *link = &link_of(c, from, to)->cost;
+  const struct mgd_link *link = &mgd_clock_link_of(c, from, to)->cost;
   return mgd_to_ns(link->latency_ns, mgd_duration((double)bytes, link->bytes_per_ns), ns);
 }
 
@@ -229,7 +175,7 @@ static int copy(struct mgd_clock *c, int from, int from_stream, int to, int to_s
   if (code != MGD_OK) {
     return code;
   }
-  struct link *link = link_of(c, from, to);
+  struct mgd_clock_link *link = mgd_clock_link_of(c, from, to);
   int64_t start = mgd_max(host_time(c), mgd_max(link->free_at, mgd_max(*source, *sink)));
   if (!mgd_add(start, cost, &done)) {
     return MGD_E_OVERFLOW;
@@ -281,6 +227,6 @@ int mgd_clock_device_time(struct mgd_clock *c, int device, int64_t *ns) {
     return MGD_E_NO_DEVICE;
   }
   enter(c);
-  *ns = latest(c, device);
+  *ns = mgd_clock_latest(c, device);
   return leave(c, MGD_OK);
 }

@@ -51,7 +51,9 @@ enum mgd_claim_state {
 
 /* A claim is what a ticket stands for.
  * Invariants: a WAITING claim is in exactly one queue, that of its device, and
- * queues are in order of arrival; no other claim is in any queue. A ticket's id
+ * queues are in order of arrival; no other claim is in any queue. A claim in
+ * use has bytes >= 0, reserved in 0..1, a device that exists (unless LATE, which
+ * holds nothing) and an arrival that was given out. A ticket's id
  * is (generation << 32 | slot + 1), so a stale ticket is recognised. */
 struct mgd_claim {
   enum mgd_claim_state state;

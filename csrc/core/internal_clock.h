@@ -1,0 +1,52 @@
+/* internal_clock.h: what a struct mgd_clock is made of.
+ *
+ * Private to clock.c and check.c, and to the test that breaks a clock on
+ * purpose. A clock belongs to no machine and locks by itself.
+ */
+#ifndef MGD_INTERNAL_CLOCK_H
+#define MGD_INTERNAL_CLOCK_H
+
+#include <pthread.h>
+
+#include "internal.h"
+
+#define MGD_CLOCK_HOST (-1)
+
+/* One place where operations run. The host is a place with one stream, whose
+ * time is the host's own. */
+struct mgd_clock_place {
+  struct mgd_speed speed;
+  int64_t streams[MGD_MAX_STREAMS]; /* when each is free, ns */
+};
+
+struct mgd_clock_link {
+  struct mgd_link cost;
+  int64_t free_at; /* ns */
+};
+
+/* Invariants: all times are >= 0; a link is never busy longer than the busiest
+ * stream of the devices at its ends (of the host not, which does not wait for
+ * its copies); a device's link to itself is never busy; speeds and bandwidths
+ * are finite and >= 0. */
+struct mgd_clock {
+  pthread_mutex_t mutex;
+  int devices;
+  struct mgd_clock_place *places; /* [0] is the host, [d + 1] is accelerator d */
+  struct mgd_clock_link *links;   /* [(from + 1) * (devices + 1) + to + 1] */
+};
+
+static inline struct mgd_clock_place *mgd_clock_place_of(const struct mgd_clock *c, int device) {
+  return &c->places[device + 1];
+}
+
+static inline struct mgd_clock_link *mgd_clock_link_of(const struct mgd_clock *c, int from, int to) {
+  return &c->links[(size_t)(from + 1) * (size_t)(c->devices + 1) + (size_t)(to + 1)];
+}
+
+/* ---- clock.c */
+int64_t mgd_clock_latest(const struct mgd_clock *c, int device); /* over the device's streams */
+
+/* ---- check.c */
+int mgd_check_clock(const struct mgd_clock *c); /* OK or BROKEN; the clock's mutex is held */
+
+#endif

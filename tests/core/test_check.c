@@ -1,0 +1,173 @@
+/* Each invariant stated in internal_machine.h and internal_clock.h, broken on
+ * purpose: mgd_check must see it, and so must the next transition of a debug
+ * build. The state is put back afterwards, so that each case stands alone. */
+#include "../../csrc/core/internal_clock.h"
+#include "../../csrc/core/internal_machine.h"
+#include "expect.h"
+
+/* Two devices, one granted and two waiting claims on the first, some events. */
+static struct mgd_machine *busy_machine(void) {
+  struct mgd_machine *m = new_machine(2, 100);
+  struct mgd_ticket t = {0};
+  const struct mgd_event e = {.kind = MGD_EV_COPY, .from = 1, .to = 2, .bytes = 5};
+  EXPECT_OK(mgd_admit_request(m, 1, 80, 0.0, 0, 9, &t));
+  EXPECT_CODE(mgd_admit_request(m, 1, 90, 0.0, 0, 9, &t), MGD_E_WAIT);
+  EXPECT_CODE(mgd_admit_request(m, 1, 70, 0.0, 0, 9, &t), MGD_E_WAIT);
+  EXPECT_OK(mgd_trace_add(m, &e));
+  EXPECT_OK(mgd_trace_add(m, &e));
+  return m;
+}
+
+#define EXPECT_BROKEN(m, field, value) expect_broken(__LINE__, m, &(field), sizeof(field), &(value))
+
+static void expect_broken(int line, struct mgd_machine *m, void *field, size_t size, const void *value) {
+  unsigned char before[64];
+  memcpy(before, field, size);
+  memcpy(field, value, size);
+  if (mgd_check(m) != MGD_E_BROKEN) {
+    fprintf(stderr, "test_check.c:%d: not noticed\n", line);
+    exit(1);
+  }
+  struct mgd_usage u;
+  EXPECT_CODE(mgd_ledger_usage(m, 0, &u), MGD_DEBUG >= 2 ? MGD_E_BROKEN : MGD_OK);
+  memcpy(field, before, size);
+  EXPECT_OK(mgd_check(m));
+}
+
+static const int64_t minus = -1, much = INT64_MAX;
+static const double too_slow = -1.0, above_one = 1.5;
+static const int32_t astray = 999, end = -1, below = -2;
+static const int none = 0, too_many = MGD_MAX_DEVICES + 1, elsewhere = 2, unknown = 3;
+
+static void the_machine(void) {
+  struct mgd_machine *m = busy_machine();
+  const mgd_heuristic_fn nothing = NULL;
+  const char name[MGD_NAME_BYTES] = "gpu";
+  EXPECT_BROKEN(m, m->count, none);
+  EXPECT_BROKEN(m, m->count, too_many);
+  EXPECT_BROKEN(m, m->heuristic, nothing);
+  EXPECT_BROKEN(m, m->devices[MGD_HOST].name, name);
+  mgd_machine_destroy(m);
+}
+
+static void devices_and_their_ledger(void) {
+  struct mgd_machine *m = busy_machine();
+  struct mgd_device *d = &m->devices[1];
+  const char empty[MGD_NAME_BYTES] = "", same[MGD_NAME_BYTES] = "sim:1";
+  char endless[MGD_NAME_BYTES];
+  memset(endless, 'x', sizeof endless);
+  const int64_t other_reserve = 79, low_peak = 79;
+  EXPECT_BROKEN(m, d->name, empty);
+  EXPECT_BROKEN(m, d->name, same);
+  EXPECT_BROKEN(m, d->name, endless);
+  EXPECT_BROKEN(m, d->capacity, minus);
+  EXPECT_BROKEN(m, d->by_owner[MGD_MANAGED], minus);
+  EXPECT_BROKEN(m, d->by_owner[MGD_FOREIGN], much);
+  EXPECT_BROKEN(m, d->by_owner[MGD_RESERVED], other_reserve);
+  EXPECT_BROKEN(m, d->peak, low_peak);
+  mgd_machine_destroy(m);
+}
+
+static void links(void) {
+  struct mgd_machine *m = busy_machine();
+  const struct mgd_link slow_self = {1, 0.0}, fast_self = {0, 5.0};
+  EXPECT_BROKEN(m, m->links[0][1].latency_ns, minus);
+  EXPECT_BROKEN(m, m->links[1][2].bytes_per_ns, too_slow);
+  EXPECT_BROKEN(m, m->links[1][1], slow_self);
+  EXPECT_BROKEN(m, m->links[1][1], fast_self);
+  mgd_machine_destroy(m);
+}
+
+static void claims_and_queues(void) {
+  struct mgd_machine *m = busy_machine();
+  struct mgd_claim *granted = &m->claims.slots[0], *first = &m->claims.slots[1], *last = &m->claims.slots[2];
+  const enum mgd_claim_state states[] = {MGD_CLAIM_FREE, MGD_CLAIM_GRANTED, MGD_CLAIM_WAITING, MGD_CLAIM_LATE};
+  const uint64_t future = 999;
+  const double nothing = -0.5;
+  EXPECT_BROKEN(m, m->devices[1].first_waiter, end);     /* a waiter in no queue */
+  EXPECT_BROKEN(m, m->devices[1].first_waiter, astray);
+  EXPECT_BROKEN(m, m->devices[1].first_waiter, below);
+  EXPECT_BROKEN(m, m->devices[1].last_waiter, end);
+  EXPECT_BROKEN(m, m->devices[2].last_waiter, astray);
+  EXPECT_BROKEN(m, last->next, m->devices[1].first_waiter); /* a ring */
+  EXPECT_BROKEN(m, last->previous, end);
+  EXPECT_BROKEN(m, first->arrival, last->arrival);       /* out of order */
+  EXPECT_BROKEN(m, first->device, elsewhere);
+  EXPECT_BROKEN(m, first->state, states[0]);
+  EXPECT_BROKEN(m, first->state, states[1]);
+  EXPECT_BROKEN(m, granted->state, states[2]);
+  EXPECT_BROKEN(m, granted->state, states[3]);
+  EXPECT_BROKEN(m, granted->bytes, minus);
+  EXPECT_BROKEN(m, granted->device, unknown);
+  EXPECT_BROKEN(m, granted->reserved, above_one);
+  EXPECT_BROKEN(m, granted->reserved, nothing);
+  EXPECT_BROKEN(m, granted->arrival, future);
+  EXPECT_BROKEN(m, m->claims.first_free, end);           /* free slots lost */
+  EXPECT_BROKEN(m, m->claims.first_free, astray);
+  EXPECT_BROKEN(m, m->claims.first_free, below);
+  const int32_t taken = 0, three = 3;
+  EXPECT_BROKEN(m, m->claims.first_free, taken);
+  EXPECT_BROKEN(m, m->claims.slots[m->claims.size - 1].next, three); /* a ring of free slots */
+  mgd_machine_destroy(m);
+}
+
+static void the_ring(void) {
+  struct mgd_machine *m = busy_machine();
+  struct mgd_trace *t = &m->trace;
+  const size_t three = 3, large = 5000;
+  const uint64_t one = 1, five = 5;
+  EXPECT_BROKEN(m, t->held, three); /* more than were added */
+  EXPECT_BROKEN(m, t->held, large);
+  EXPECT_BROKEN(m, t->next, large);
+  EXPECT_BROKEN(m, t->added, one);
+  EXPECT_BROKEN(m, t->added, five);
+  EXPECT_BROKEN(m, t->ring[0].sequence, five); /* a gap */
+  EXPECT_BROKEN(m, t->ring[1].sequence, five);
+  mgd_machine_destroy(m);
+}
+
+#define EXPECT_CLOCK_BROKEN(c, field, value) expect_clock_broken(__LINE__, c, &(field), sizeof(field), &(value))
+
+static void expect_clock_broken(int line, struct mgd_clock *c, void *field, size_t size, const void *value) {
+  unsigned char before[64];
+  int64_t ns;
+  memcpy(before, field, size);
+  memcpy(field, value, size);
+  if (mgd_check_clock(c) != MGD_E_BROKEN) {
+    fprintf(stderr, "test_check.c:%d: not noticed\n", line);
+    exit(1);
+  }
+  EXPECT_CODE(mgd_clock_device_time(c, 0, &ns), MGD_DEBUG >= 2 ? MGD_E_BROKEN : MGD_OK);
+  memcpy(field, before, size);
+  EXPECT_OK(mgd_check_clock(c));
+}
+
+static void the_clock(void) {
+  struct mgd_clock *c = NULL;
+  EXPECT_OK(mgd_clock_create(2, &c));
+  struct mgd_clock_place *place = mgd_clock_place_of(c, 0);
+  EXPECT_CLOCK_BROKEN(c, place->speed.flops_per_ns, too_slow);
+  EXPECT_CLOCK_BROKEN(c, place->speed.bytes_per_ns, too_slow);
+  EXPECT_CLOCK_BROKEN(c, place->speed.launch_ns, minus);
+  EXPECT_CLOCK_BROKEN(c, place->streams[5], minus);
+  struct mgd_clock_link *link = mgd_clock_link_of(c, 0, 1);
+  EXPECT_CLOCK_BROKEN(c, link->cost.latency_ns, minus);
+  EXPECT_CLOCK_BROKEN(c, link->cost.bytes_per_ns, too_slow);
+  EXPECT_CLOCK_BROKEN(c, link->free_at, minus);
+  EXPECT_CLOCK_BROKEN(c, link->free_at, much); /* nobody's stream explains it */
+  EXPECT_CLOCK_BROKEN(c, mgd_clock_link_of(c, 0, MGD_CLOCK_HOST)->free_at, much);
+  EXPECT_OK(mgd_clock_stream_wait(c, 0, 0, INT64_MAX)); /* explained at one end only */
+  EXPECT_CLOCK_BROKEN(c, link->free_at, much);
+  EXPECT_CLOCK_BROKEN(c, mgd_clock_link_of(c, 0, 0)->free_at, much); /* its own link is never busy */
+  mgd_clock_destroy(c);
+}
+
+int main(void) {
+  the_machine();
+  devices_and_their_ledger();
+  links();
+  claims_and_queues();
+  the_ring();
+  the_clock();
+  return 0;
+}
