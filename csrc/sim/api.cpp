@@ -39,6 +39,7 @@ void create(const mgd_sim_config& c) {
   register_backend();
   bridge().link = &link_between;
   devices_survive_fork();
+  timeline_survives_fork();
 }
 
 } // namespace

@@ -92,9 +92,9 @@ Situation look(Device& d) {
   const char* advice = bytes > s.capacity
       ? "This can never fit here: split the tensor, use a device with more memory, or simulate with a larger memory=."
       : "Free tensors, use smaller batches, move something to another device, or simulate with a larger memory=.";
-  TORCH_CHECK_WITH(OutOfMemoryError, false, "sim:", device, " out of memory. Tried to allocate ", exact(bytes),
-                   ". Of a capacity of ", exact(s.capacity), ", ", exact(s.used), " are used by ", s.blocks,
-                   " storages (the largest holds ", readable(s.largest), ") and ", exact(room), " are free. ", advice);
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "sim:", device, " out of memory. Tried to allocate ", exact(bytes), ". Capacity ",
+                   exact(s.capacity), ", used ", exact(s.used), " in ", s.blocks, " storages (largest ", exact(s.largest),
+                   "), free ", exact(room), ". ", advice);
 }
 
 // The hook may run Python-free code that waits for other threads, and those may

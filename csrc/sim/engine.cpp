@@ -5,8 +5,12 @@
 #include <ATen/ops/ones.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/variable.h>
+
+#include <chrono>
+#include <future>
+#include <memory>
+#include <thread>
 
 #include "device.h"
 
@@ -14,6 +18,10 @@ namespace managed::sim {
 namespace {
 
 using torch::autograd::Engine;
+
+// A device thread may be stuck in a hook of the program for ever. torch's engine
+// waits for its threads at exit for as long (TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT).
+constexpr int kPatience = 10; // seconds
 
 // The engine's members are protected; a pointer to member taken through a
 // derived struct is the legal way in.
@@ -39,14 +47,32 @@ void visit(int device) {
 
 bool engine_started() { return Engine::get_default_engine().*EngineAccess::pool != nullptr; }
 
-void park_engine_threads() noexcept {
-  const auto threads = (Engine::get_default_engine().*EngineAccess::queues).size();
+namespace {
+
+void visit_all(size_t threads) noexcept {
   for (int i = 0; i < device_count() && static_cast<size_t>(i) < threads; i++) {
     try {
       visit(i);
-    } catch (...) { // a full device: nothing can be done at exit, and nothing must be printed
+    } catch (...) { // a full device, or a child of fork(): nothing can be done at exit, and nothing must be printed
     }
   }
+}
+
+} // namespace
+
+void park_engine_threads() noexcept try {
+  const auto threads = (Engine::get_default_engine().*EngineAccess::queues).size();
+  if (threads == 0) return;
+  // On a thread of its own, so that none of the caller's thread-local state (which may
+  // hold Python objects) travels to the engine, and so that the wait can end.
+  auto done = std::make_shared<std::promise<void>>();
+  auto arrived = done->get_future();
+  std::thread([done, threads] {
+    visit_all(threads);
+    done->set_value();
+  }).detach();
+  arrived.wait_for(std::chrono::seconds(kPatience));
+} catch (...) { // no thread to be had: leave as torch would
 }
 
 } // namespace managed::sim

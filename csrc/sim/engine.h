@@ -8,8 +8,9 @@ namespace managed::sim {
 bool engine_started();
 
 // Returns when every device thread of the engine has finished what it was doing,
-// destructors of the last graph included, and waits for work. Called at exit without the GIL:
-// a thread that asks for the GIL during the interpreter's end aborts the process.
+// destructors of the last graph included, and waits for work. Called at exit,
+// without the GIL: a thread that asks for the GIL while the interpreter ends
+// aborts the process.
 void park_engine_threads() noexcept;
 
 } // namespace managed::sim

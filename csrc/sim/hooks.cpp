@@ -2,6 +2,7 @@
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/CPUAllocator.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <map>
@@ -25,6 +26,8 @@ class PinnedMemory {
     std::lock_guard<std::mutex> held(lock_);
     blocks_.erase(p);
   }
+  void lock() { lock_.lock(); }
+  void unlock() { lock_.unlock(); }
   // Addresses inside a block count: views of a pinned tensor are pinned.
   bool holds(const void* p) {
     std::lock_guard<std::mutex> held(lock_);
@@ -48,6 +51,10 @@ void unpin(void* p) {
   pinned().remove(p);
   c10::GetCPUAllocator()->raw_deallocate(p);
 }
+
+// A pinning thread may be at work when a data loader forks its workers.
+void before_fork() { pinned().lock(); }
+void after_fork() { pinned().unlock(); }
 
 struct PinnedAllocator final : at::HostAllocator {
   c10::DataPtr allocate(size_t n) override {
@@ -101,6 +108,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
 void register_hooks() {
   at::setHostAllocator(kSim, pinned_allocator());
   at::RegisterPrivateUse1HooksInterface(new Hooks);
+  pthread_atfork(&before_fork, &after_fork, &after_fork);
 }
 
 } // namespace managed::sim

@@ -2,6 +2,7 @@
 #include "timeline.h"
 
 #include <c10/util/Exception.h>
+#include <pthread.h>
 
 #include <array>
 #include <atomic>
@@ -10,26 +11,46 @@ namespace managed::sim {
 namespace {
 
 mgd_clock* g_clock = nullptr; // made once, before the first operator; leaked
+int g_devices = 0;
+mgd_speed g_speed{};
 mgd_link g_host_link{}, g_peer_link{};
 std::array<std::atomic<int>, kMaxDevices> g_streams_given{};
 thread_local std::array<int, kMaxDevices> t_stream{};
 
 void check(int code) { TORCH_CHECK(code == MGD_OK, "the virtual clock failed: ", mgd_error_text(code)); }
 
+mgd_clock* new_clock() {
+  mgd_clock* clock;
+  check(mgd_clock_create(g_devices, &clock));
+  for (int i = 0; i < g_devices; i++) {
+    check(mgd_clock_set_speed(clock, i, g_speed));
+    check(mgd_clock_set_link(clock, kHost, i, g_host_link));
+    check(mgd_clock_set_link(clock, i, kHost, g_host_link));
+    for (int j = 0; j < g_devices; j++)
+      if (i != j) check(mgd_clock_set_link(clock, i, j, g_peer_link));
+  }
+  return clock;
+}
+
+// Another thread may have held the clock's lock at fork(): a child starts a new one.
+void restart() noexcept {
+  try {
+    g_clock = new_clock();
+  } catch (...) { // out of memory: the old one will do in most cases
+  }
+}
+
 } // namespace
 
 void timeline_create(int devices, const mgd_speed& speed, const mgd_link& host, const mgd_link& peer) {
-  check(mgd_clock_create(devices, &g_clock));
+  g_devices = devices;
+  g_speed = speed;
   g_host_link = host;
   g_peer_link = peer;
-  for (int i = 0; i < devices; i++) {
-    check(mgd_clock_set_speed(g_clock, i, speed));
-    check(mgd_clock_set_link(g_clock, kHost, i, host));
-    check(mgd_clock_set_link(g_clock, i, kHost, host));
-    for (int j = 0; j < devices; j++)
-      if (i != j) check(mgd_clock_set_link(g_clock, i, j, peer));
-  }
+  g_clock = new_clock();
 }
+
+void timeline_survives_fork() { pthread_atfork(nullptr, nullptr, &restart); }
 
 int current_stream(int device) noexcept { return t_stream[device]; }
 

@@ -16,6 +16,9 @@ constexpr int kHost = -1;
 
 void timeline_create(int devices, const mgd_speed& speed, const mgd_link& host, const mgd_link& peer);
 
+// A child of fork() starts at time 0.
+void timeline_survives_fork();
+
 // The calling thread's stream on a device: 0 is the default stream.
 int current_stream(int device) noexcept;
 int exchange_stream(int device, int stream) noexcept;
