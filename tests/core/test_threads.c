@@ -1,0 +1,145 @@
+/* Four threads on one machine and one clock: nothing is lost, nothing is
+ * promised twice, and ThreadSanitizer has nothing to say.
+ *
+ * Usage: test_threads [seed] [steps]; each thread makes steps / 20 rounds.
+ */
+#include <pthread.h>
+
+#include "expect.h"
+
+#define THREADS 4
+#define CAPACITY 1000
+#define ALL (~(mgd_mask)0)
+
+struct worker {
+  struct mgd_machine *m;
+  struct mgd_clock *c;
+  uint64_t random;
+  int64_t rounds, copies, bytes;
+};
+
+static int double_it(void *context, int64_t size, int64_t *out) {
+  *out = 2 * size + 0 * mgd_device_count(context);
+  return MGD_OK;
+}
+
+/* Reserves, waits if it must, uses what it got and gives it back. */
+static void hold_some(struct worker *w, int64_t now) {
+  struct mgd_ticket t = {0};
+  int device = 1 + (int)pick(&w->random, 3);
+  int64_t bytes = pick(&w->random, CAPACITY / 2);
+  int code = mgd_admit_request(w->m, device, bytes, 0.0, now, now + 50, &t);
+  for (int64_t tries = 0; code == MGD_E_WAIT; tries++) {
+    code = mgd_admit_poll(w->m, &t, now + tries);
+  }
+  EXPECT(code == MGD_OK || code == MGD_E_DEADLINE);
+  EXPECT((code == MGD_OK) == (t.id != 0));
+  struct mgd_usage u = usage_of(w->m, device);
+  EXPECT(u.by_owner[MGD_RESERVED] <= u.capacity);
+  if (code == MGD_OK) {
+    EXPECT(u.by_owner[MGD_RESERVED] >= bytes);
+    EXPECT_OK(mgd_admit_release(w->m, &t));
+  }
+}
+
+static void place_some(struct worker *w, int64_t now) {
+  const struct mgd_object_request r = {pick(&w->random, CAPACITY), pick(&w->random, 2), ALL, 0.1};
+  const struct mgd_operand o[] = {{1, MGD_OP_VOTES, 10}, {2, MGD_OP_VOTES, pick(&w->random, 99)}};
+  const int64_t layers[] = {3, 1, 2}, room[] = {9, 9};
+  struct mgd_ticket t = {0};
+  enum mgd_reason why;
+  int device = -1, other = -1, plan[3];
+  EXPECT_OK(mgd_admit_object(w->m, &r, now, &t, &why));
+  EXPECT(t.id == 0 || mgd_admit_release(w->m, &t) == MGD_OK);
+  EXPECT_OK(mgd_place_object(w->m, &r, &device, &why));
+  EXPECT_OK(mgd_place_operands(w->m, o, 2, &device, &other, &why));
+  EXPECT(device == 1 || device == 2);
+  EXPECT_OK(mgd_place_layers(w->m, layers, NULL, 3, room, 2, plan));
+}
+
+static void record_some(struct worker *w, int64_t now) {
+  struct mgd_event e = {.kind = MGD_EV_COPY, .object = mgd_trace_new_object(w->m), .time = now,
+                        .bytes = pick(&w->random, 100), .from = 0, .to = 1};
+  struct mgd_event seen[8];
+  size_t n = 8;
+  uint64_t dropped;
+  EXPECT_OK(mgd_trace_add(w->m, &e));
+  w->copies++;
+  w->bytes += e.bytes;
+  EXPECT_OK(mgd_trace_read(w->m, 0, seen, &n, &dropped));
+  for (size_t i = 1; i < n; i++) {
+    EXPECT_INT(seen[i].sequence, seen[i - 1].sequence + 1);
+  }
+}
+
+static void change_some(struct worker *w) {
+  int64_t out = -1, bytes = pick(&w->random, 50);
+  EXPECT_OK(mgd_ledger_add(w->m, 1, MGD_REPLICA, bytes));
+  EXPECT_OK(mgd_heuristic_set(w->m, pick(&w->random, 2) ? double_it : NULL, w->m));
+  EXPECT_OK(mgd_heuristic_apply(w->m, 100, &out));
+  EXPECT(out == 115 || out == 200);
+  EXPECT_OK(mgd_ledger_add(w->m, 1, MGD_REPLICA, -bytes));
+}
+
+static void simulate_some(struct worker *w) {
+  int64_t end = -1, now = -1;
+  int device = (int)pick(&w->random, 2);
+  EXPECT_OK(mgd_clock_run(w->c, device, 0, 10.0, 10.0, &end));
+  EXPECT_OK(mgd_clock_copy(w->c, device, 0, 1 - device, 0, 10, &end));
+  EXPECT_OK(mgd_clock_host_wait(w->c, end));
+  EXPECT_OK(mgd_clock_device_time(w->c, -1, &now));
+  EXPECT(now >= end);
+}
+
+static void *work(void *argument) {
+  struct worker *w = argument;
+  for (int64_t now = 0; now < w->rounds; now++) {
+    hold_some(w, now);
+    place_some(w, now);
+    record_some(w, now);
+    change_some(w);
+    simulate_some(w);
+  }
+  return NULL;
+}
+
+static void nothing_is_left_over(struct mgd_machine *m, const struct worker *w) {
+  uint64_t count;
+  int64_t bytes, ns, copies = 0, sum = 0;
+  for (int i = 0; i < THREADS; i++) {
+    copies += w[i].copies;
+    sum += w[i].bytes;
+  }
+  EXPECT_OK(mgd_trace_totals(m, MGD_EV_COPY, &count, &bytes, &ns));
+  EXPECT_INT(count, copies);
+  EXPECT_INT(bytes, sum);
+  EXPECT_INT(mgd_trace_new_object(m), copies + 1);
+  for (int d = 0; d < 4; d++) {
+    EXPECT_INT(usage_of(m, d).used, 0);
+  }
+  EXPECT_OK(mgd_device_truncate(m, 0)); /* no promise stands */
+}
+
+int main(int argc, char **argv) {
+  uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
+  int64_t steps = argc > 2 ? strtoll(argv[2], NULL, 10) : 1000000;
+  printf("test_threads: seed %" PRIu64 ", %" PRId64 " rounds in each of %d threads\n", seed, steps / 20, THREADS);
+  (void)fflush(stdout);
+  struct mgd_machine *m = new_machine(3, CAPACITY);
+  struct mgd_clock *c = NULL;
+  struct worker w[THREADS];
+  pthread_t thread[THREADS];
+  EXPECT_OK(mgd_clock_create(2, &c));
+  EXPECT_OK(mgd_clock_set_speed(c, 0, (struct mgd_speed){1.0, 1.0, 1}));
+  for (int i = 0; i < THREADS; i++) {
+    w[i] = (struct worker){.m = m, .c = c, .random = seed + (uint64_t)i, .rounds = steps / 20};
+    EXPECT_INT(pthread_create(&thread[i], NULL, work, &w[i]), 0);
+  }
+  for (int i = 0; i < THREADS; i++) {
+    EXPECT_INT(pthread_join(thread[i], NULL), 0);
+  }
+  nothing_is_left_over(m, w);
+  mgd_clock_destroy(c);
+  mgd_machine_destroy(m);
+  return 0;
+}
