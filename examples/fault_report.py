@@ -166,7 +166,7 @@ def draw_solution(axis: Axes, surface: Surface, new: np.ndarray) -> None:
 
 def draw_patches(axis: Axes, surface: Surface, patches: list[Patch]) -> None:
     sizes = [p.rhs.size for p in patches]
-    scale = ScalarMappable(LogNorm(min(sizes), max(sizes)), "cividis")
+    scale = ScalarMappable(LogNorm(min(sizes), max(sizes) + 1), "cividis")
     colours = [scale.to_rgba(size) for size in sizes]
     paint_patches(axis, surface, patches, colours, "Patches: small where it is steep")
     bar = colorbar(axis, scale, "unknowns of a patch")

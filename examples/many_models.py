@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 import managed
-from managed import ManagedModule
+from managed import ManagedModule, device_manager
 
 WIDTHS = (8, 16, 32, 64, 128)
 RATES = (0.003, 0.006, 0.012, 0.025)
@@ -76,7 +76,9 @@ def perceptron(inputs: int, width: int, outputs: int) -> nn.Module:
 def place(jobs: list[Job]) -> None:
     """One after the other, largest first: a model gets the same device every time."""
     for job in sorted(jobs, key=lambda job: -job.nbytes):
-        ManagedModule.from_module(job.model).cuda(disperse=True)
+        # A model so small stays whole; model.cuda(disperse=True) would spread its layers.
+        device = device_manager.find_device(job.nbytes, disperse=True)
+        ManagedModule.from_module(job.model).to(device)
 
 
 def train(job: Job, most: int, patience: int = 10) -> None:

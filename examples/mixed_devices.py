@@ -10,7 +10,6 @@ from torch import nn
 
 import managed
 from managed import ManagedModule, ManagedTensor, device_manager
-from managed.errors import PinConflictError
 
 
 def on(device: torch.device, *shape: int) -> torch.Tensor:
@@ -69,7 +68,7 @@ def pins(devices: list[torch.device]) -> None:
     first.pin()
     try:
         first[:4] + last
-    except PinConflictError as error:
+    except RuntimeError as error:
         print(f"with both pinned: {error}")
 
 

@@ -174,8 +174,8 @@ def test_fault_runs_at_another_size(tmp_path: Path) -> None:
 
 
 def test_fault_single_is_the_same_for_one_device(tmp_path: Path) -> None:
-    text = example("pde_fault_single.py", "--patches", "48", "--out", str(tmp_path))
-    assert re.search(r"^ +cpu +48 ", text, re.M)
+    text = example("pde_fault_single.py", "--patches", "80", "--out", str(tmp_path))
+    assert re.search(r"^ +cpu +80 ", text, re.M)
     assert (tmp_path / "pde_fault.png").stat().st_size > 10_000
 
 
@@ -204,29 +204,39 @@ def test_fault_single_differs_by_a_few_lines() -> None:
     ]
 
 
-def test_many_models_do_not_depend_on_the_number_of_threads() -> None:
-    one = example("many_models.py", "--models", "24", "--steps", "60", "--threads", "1")
-    eight = example("many_models.py", "--models", "24", "--steps", "60", "--threads", "8")
-    assert one == eight
+@pytest.fixture(scope="module")
+def models() -> str:
+    return example("many_models.py", "--steps", "40", "--threads", "8")
 
 
-def test_many_models_are_shared_out() -> None:
-    text = example("many_models.py", "--steps", "20")
-    models, summary = text.split("\n\n")
-    assert len(models.splitlines()) == 101
-    losses = [float(line.split()[6]) for line in models.splitlines()[1:]]
-    assert np.isfinite(losses).all()
-    rows = re.findall(r"^ +(sim:\d) +(\d+) +([\d,]+) +([\d,]+)$", summary, re.M)
-    assert [row[0] for row in rows] == ["sim:0", "sim:1", "sim:2", "sim:3"]
-    assert sum(int(row[1]) for row in rows) == 100
-    sizes = [int(row[3].replace(",", "")) for row in rows]
-    assert max(sizes) <= 1.10 * sum(sizes) / 4
+def model_rows(text: str) -> list[list[str]]:
+    """The columns of the first table: model, data, width, rate, device, steps, loss, bytes."""
+    return [line.split() for line in text.split("\n\n")[0].splitlines()[1:]]
 
 
-def test_many_models_converge_at_different_speeds() -> None:
-    text = example("many_models.py", "--models", "20", "--threads", "2")
-    steps = [int(line.split()[5]) for line in text.split("\n\n")[0].splitlines()[1:]]
-    assert max(steps) >= 4 * min(steps)
+def test_many_models_do_not_depend_on_the_number_of_threads(models: str) -> None:
+    assert models == example("many_models.py", "--steps", "40", "--threads", "2")
+
+
+def test_many_models_are_shared_out(models: str) -> None:
+    rows = model_rows(models)
+    assert [int(row[0]) for row in rows] == list(range(100))
+    held = dict.fromkeys(("sim:0", "sim:1", "sim:2", "sim:3"), 0)
+    for row in rows:
+        held[row[4]] += int(row[7].replace(",", ""))
+    assert max(held.values()) <= 1.10 * sum(held.values()) / 4
+    summary = re.findall(r"^ +(sim:\d) +\d+ +[\d,]+ +([\d,]+)$", models, re.M)
+    assert {name: int(size.replace(",", "")) for name, size in summary} == held
+
+
+def test_many_models_learn_at_different_speeds(models: str) -> None:
+    steps = [int(row[5]) for row in model_rows(models)]
+    assert min(steps) == 20
+    assert max(steps) == 40
+    digits = [float(row[6]) for row in model_rows(models) if row[1] == "digits"]
+    diabetes = [float(row[6]) for row in model_rows(models) if row[1] == "diabetes"]
+    assert min(digits) < 0.2 < np.log(10)  # the loss of a guess
+    assert min(diabetes) < 0.7 < 1  # the variance of what is predicted
 
 
 def test_mixed_devices() -> None:
@@ -240,8 +250,10 @@ def test_mixed_devices() -> None:
     for layer, device in (("0.weight", "sim:0"), ("2.bias", "sim:1"), ("4.weight", "sim:2")):
         assert f" {layer} and its gradient on {device}" in text
     assert "with last pinned it is on sim:2" in text
-    assert re.search(r"with both pinned: .*sim:0.*sim:2", text, re.S)
-    assert re.search(r"place .*: it has the most free memory", text)
+    assert re.search(r"with both pinned: .*sim:0.*sim:2", text)
+    assert re.search(r"move cpu -> sim:\d 1024 bytes.*: it has the most free memory", text)
+    assert re.search(r"copy sim:\d -> sim:2 1024 bytes aten::add", text)
+    assert re.search(r"pin sim:\d 1024 bytes", text)
 
 
 def test_every_script_is_tested() -> None:
