@@ -45,7 +45,6 @@ int64_t mgd_torch_now(void);
 /* ---- state.cpp: what a tensor carries beside the key */
 int mgd_torch_is_tensor(PyObject *o);
 int mgd_torch_is_managed(PyObject *tensor);      /* no error: 0 for anything else */
-PyObject *mgd_torch_alias(PyObject *tensor);     /* x.alias(), marked: what as_subclass gives */
 int mgd_torch_mark(PyObject *tensor);            /* makes this very tensor managed */
 int mgd_torch_unmark(PyObject *tensor);
 int mgd_torch_pin(PyObject *tensor, int pinned); /* 1 pins to its device, 0 unpins */
@@ -55,6 +54,8 @@ int64_t mgd_torch_nbytes(PyObject *tensor);      /* bytes of the tensor's elemen
 int mgd_torch_device_of(PyObject *tensor);       /* id, or -1 on error (meta) */
 
 /* ---- move.cpp */
+/* Another tensor over the same bytes, connected by autograd, managed: what as_subclass gives. */
+PyObject *mgd_torch_alias(PyObject *tensor);
 /* A new tensor on the device, recorded by autograd, managed, traced: what x.to(device) gives. */
 PyObject *mgd_torch_to(PyObject *tensor, int device, int non_blocking, enum mgd_reason why);
 /* Moves the tensor itself (and its .grad) in place; object, ties and hooks stay. Refused for pinned tensors and non-leaves. */

@@ -1,5 +1,6 @@
-// move.cpp: explicit moves: a copy that the program asked for, and the move of
-// a tensor in place that keeps its Python object, ties, hooks and optimizers.
+// move.cpp: what the program asks for by name: a managed alias, a copy on a
+// device, and the move of a tensor in place that keeps its Python object, ties,
+// hooks and optimizers.
 //
 // Torch's own `p.data = other` refuses CPU -> PrivateUse1 and leaves .grad
 // behind, so the in-place move shallow-copies the metadata itself.
@@ -56,6 +57,17 @@ void move(const at::Tensor& t, c10::Device to, enum mgd_reason why) {
 } // namespace managed
 
 using namespace managed;
+
+PyObject* mgd_torch_alias(PyObject* o) {
+  return guarded([&]() -> PyObject* {
+    const at::Tensor& t = THPVariable_Unpack(o);
+    check_wrappable(t);
+    at::Tensor r = alias_of(t);
+    mark(r);
+    make_state(r);
+    return THPVariable_Wrap(std::move(r));
+  });
+}
 
 PyObject* mgd_torch_to(PyObject* o, int device, int non_blocking, enum mgd_reason why) {
   return guarded([&]() -> PyObject* {

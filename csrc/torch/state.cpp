@@ -6,7 +6,6 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "api.h"
-#include "crossing.h"
 #include "devices.h"
 #include "guard.h"
 
@@ -45,13 +44,13 @@ void record(enum mgd_event_kind kind, const at::Tensor& t, const TensorState& s)
   mgd_trace_add(machine(), &e);
 }
 
-// What this version cannot keep is refused where the tensor is wrapped, not later inside an operator.
+} // namespace
+
 void check_wrappable(const at::Tensor& t) {
   TORCH_CHECK_TYPE(!t.is_quantized(), "managed: quantized tensors cannot be managed; dequantize() it first");
   TORCH_CHECK_TYPE(!t.is_meta(), "managed: a meta tensor has no bytes to manage; materialise it on a device first");
 }
 
-} // namespace
 } // namespace managed
 
 using namespace managed;
@@ -60,17 +59,6 @@ int mgd_torch_is_tensor(PyObject* o) { return THPVariable_Check(o); }
 
 int mgd_torch_is_managed(PyObject* o) {
   return THPVariable_Check(o) && has_key(THPVariable_Unpack(o).unsafeGetTensorImpl());
-}
-
-PyObject* mgd_torch_alias(PyObject* o) {
-  return guarded([&]() -> PyObject* {
-    const at::Tensor& t = THPVariable_Unpack(o);
-    check_wrappable(t);
-    at::Tensor r = alias_of(t);
-    mark(r);
-    make_state(r);
-    return THPVariable_Wrap(std::move(r));
-  });
 }
 
 int mgd_torch_mark(PyObject* o) {

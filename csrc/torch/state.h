@@ -27,6 +27,9 @@ TensorState& make_state(const at::Tensor& t);
 // A view is pinned when its base is: they are the same bytes.
 bool is_pinned(const at::Tensor& t);
 
+// Throws for what cannot be managed, where the program wraps it and not later inside an operator.
+void check_wrappable(const at::Tensor& t);
+
 // Makes the tensor managed. Wrapper subclasses, functorch's wrappers and meta
 // tensors hold no bytes of their own and are left alone.
 inline void mark(const at::Tensor& t) {
