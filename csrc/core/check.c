@@ -55,12 +55,13 @@ static bool is_link_sound(const struct mgd_machine *m, int from, int to) {
   return link->latency_ns >= 0 && mgd_is_amount(link->bytes_per_ns) && (from != to || is_free);
 }
 
-/* Length of a device's queue if every link of it is sound, else -1. */
+/* Length of a device's queue if every link of it is sound, else -1. It cannot
+ * be a ring, because arrivals must ascend. */
 static int32_t queue_length(const struct mgd_machine *m, int id) {
   int32_t length = 0, previous = -1;
   uint64_t arrival = 0;
   for (int32_t slot = m->devices[id].first_waiter; slot != -1; length++) {
-    if (slot < 0 || slot >= m->claims.size || length >= m->claims.size) {
+    if (slot < 0 || slot >= m->claims.size) {
       return -1;
     }
     const struct mgd_claim *c = &m->claims.slots[slot];

@@ -18,7 +18,7 @@ static int take(mgd_mask *set) {
   return device;
 }
 
-static bool is_single(mgd_mask set) { return set && !(set & (set - 1)); }
+static bool is_single(mgd_mask set) { return !(set & (set - 1)); } /* never asked of an empty one */
 
 /* ---- one object */
 

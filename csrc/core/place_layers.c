@@ -124,7 +124,7 @@ static int find_caps(struct problem *p) {
 
 static bool is_better(const struct score *a, const struct score *b) {
   if (a->used < 0 || b->used < 0) {
-    return a->used >= 0 && b->used < 0;
+    return a->used > b->used;
   }
   if (a->border != b->border) {
     return a->border < b->border;

@@ -235,7 +235,7 @@ static void stale_and_invented_tickets_are_recognised(void) {
 
 /* Slots are allocated in powers of two from 16 on: a hundred tickets grow them
  * four times, and each growth may fail without harm. */
-static void running_out_of_host_memory_is_an_answer(void) {
+static void running_out_of_host_memory_is_an_answer(bool objects) {
   for (int64_t n = 4; n <= 7; n++) {
     struct mgd_machine *m = NULL;
     const struct mgd_config config = {.fail_allocation = n};
@@ -246,7 +246,7 @@ static void running_out_of_host_memory_is_an_answer(void) {
     EXPECT_OK(mgd_machine_create(&config, &m));
     EXPECT_OK(mgd_device_add(m, "sim:0", 1000, &id));
     for (int i = 0; i < 100; i++) {
-      int code = i % 2 ? mgd_admit_object(m, &r, 0, &t[i], &why) : mgd_admit_request(m, 1, 1, 0.0, 0, 1, &t[i]);
+      int code = objects ? mgd_admit_object(m, &r, 0, &t[i], &why) : mgd_admit_request(m, 1, 1, 0.0, 0, 1, &t[i]);
       EXPECT(code == MGD_OK || (code == MGD_E_NOMEM && t[i].id == 0));
       failures += code == MGD_E_NOMEM;
     }
@@ -276,6 +276,7 @@ int main(void) {
   an_object_passes_by_devices_where_somebody_waits();
   nonsense_is_refused_and_changes_nothing();
   stale_and_invented_tickets_are_recognised();
-  running_out_of_host_memory_is_an_answer();
+  running_out_of_host_memory_is_an_answer(false);
+  running_out_of_host_memory_is_an_answer(true);
   return 0;
 }

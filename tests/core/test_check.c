@@ -98,6 +98,8 @@ static void claims_and_queues(void) {
   EXPECT_BROKEN(m, granted->state, states[2]);
   EXPECT_BROKEN(m, granted->state, states[3]);
   EXPECT_BROKEN(m, granted->bytes, minus);
+  EXPECT_BROKEN(m, first->bytes, minus);
+  EXPECT_BROKEN(m, last->arrival, future);
   EXPECT_BROKEN(m, granted->device, unknown);
   EXPECT_BROKEN(m, granted->reserved, above_one);
   EXPECT_BROKEN(m, granted->reserved, nothing);
@@ -108,6 +110,27 @@ static void claims_and_queues(void) {
   const int32_t taken = 0, three = 3;
   EXPECT_BROKEN(m, m->claims.first_free, taken);
   EXPECT_BROKEN(m, m->claims.slots[m->claims.size - 1].next, three); /* a ring of free slots */
+  mgd_machine_destroy(m);
+}
+
+static void a_waiter_that_is_in_no_queue(void) {
+  struct mgd_machine *m = busy_machine();
+  const struct mgd_object_request r = {1, true, ~(mgd_mask)0, 0.0};
+  const enum mgd_claim_state waiting = MGD_CLAIM_WAITING;
+  struct mgd_ticket t = {0};
+  enum mgd_reason why;
+  EXPECT_OK(mgd_admit_object(m, &r, 10, &t, &why)); /* both waiters are late now */
+  EXPECT_BROKEN(m, m->claims.slots[1].state, waiting);
+  mgd_machine_destroy(m);
+}
+
+/* The one transition that has work left after it leaves must not do it. */
+static void a_broken_machine_asks_no_callback(void) {
+  struct mgd_machine *m = busy_machine();
+  int64_t out = 77;
+  m->devices[1].capacity = -1;
+  EXPECT_CODE(mgd_heuristic_apply(m, 5, &out), MGD_DEBUG >= 2 ? MGD_E_BROKEN : MGD_OK);
+  EXPECT_INT(out, MGD_DEBUG >= 2 ? 77 : 8);
   mgd_machine_destroy(m);
 }
 
@@ -167,6 +190,8 @@ int main(void) {
   devices_and_their_ledger();
   links();
   claims_and_queues();
+  a_waiter_that_is_in_no_queue();
+  a_broken_machine_asks_no_callback();
   the_ring();
   the_clock();
   return 0;

@@ -193,6 +193,8 @@ static void times_beyond_int64_overflow_and_move_nothing(void) {
   EXPECT_CODE(mgd_clock_run(c, 0, 0, 1e300, 0.0, &ns), MGD_E_OVERFLOW);
   EXPECT_OK(mgd_clock_set_link(c, HOST, 0, (struct mgd_link){0, 1e-300}));
   EXPECT_CODE(mgd_clock_copy(c, HOST, 0, 0, 0, 1, &ns), MGD_E_OVERFLOW);
+  EXPECT_OK(mgd_clock_set_speed(c, 0, (struct mgd_speed){1.0, 1.0, INT64_MAX}));
+  EXPECT_CODE(mgd_clock_run(c, 0, 0, 1.0, 0.0, &ns), MGD_E_OVERFLOW);
   EXPECT_OK(mgd_clock_stream_wait(c, 0, 0, INT64_MAX));
   EXPECT_CODE(mgd_clock_run(c, 0, 0, 0.0, 0.0, &ns), MGD_E_OVERFLOW);
   EXPECT_CODE(mgd_clock_copy(c, 0, 0, HOST, 0, 1, &ns), MGD_E_OVERFLOW);
