@@ -8,19 +8,22 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 COMPAT ?= 2.11.0 2.15.0
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
-PYTEST_FLAGS ?=
+# A test that hangs for ten minutes shows its threads and ends the run.
+PYTEST_FLAGS ?= -n 2
+PYTEST = -m pytest -o faulthandler_exit_on_timeout=true
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip --quiet --disable-pip-version-check
+PIP := $(BIN)/pip -qq --disable-pip-version-check
 export MAX_JOBS := $(JOBS)
 export MANAGED_WERROR ?= 1
 
-.PHONY: help build demo test ctest asan tsan valgrind conformance bench docs compat gpu lint wheel clean
+.PHONY: help build demo test ctest asan tsan valgrind conformance asan-python bench docs compat gpu lint wheel clean
+.PRECIOUS: .venv-compat-%/.torch .venv-compat-%/.test # made on the way, kept
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo | test | build | ctest | asan | tsan | valgrind | conformance | bench"
-	@echo "     docs | lint | wheel | compat | gpu | clean"
+	@echo "     asan-python | docs | lint | wheel | compat | gpu | clean"
 
 # ---- environment
 
@@ -33,7 +36,7 @@ $(VENV)/.torch: | $(BIN)/python
 	@touch $@
 
 # Makes the package importable from the environment without building it yet.
-$(VENV)/.editable: pyproject.toml setup.py $(VENV)/.torch
+$(VENV)/.editable: pyproject.toml $(VENV)/.torch
 	MANAGED_ONLY=none $(PIP) install --no-build-isolation --no-deps --config-settings editable_mode=compat --editable .
 	@touch $@
 
@@ -46,3 +49,81 @@ $(VENV)/.%: pyproject.toml $(VENV)/.editable
 
 build: $(VENV)/.editable
 	@$(BIN)/python setup.py --quiet build_ext --inplace
+
+# ---- what a newcomer runs
+
+demo: $(VENV)/.examples build
+	@$(BIN)/python examples/pde_fault.py --devices 4 --out build/demo
+
+# pytest comes last: its closing line is the result.
+test: $(VENV)/.test build ctest
+	@$(BIN)/python $(PYTEST) -m "not conformance" $(PYTEST_FLAGS)
+
+# ---- the core alone: C, no torch
+
+ctest:
+	@$(MAKE) --no-print-directory -C tests/core run
+asan tsan valgrind:
+	@$(MAKE) --no-print-directory -C tests/core $@
+
+# ---- longer checks
+
+conformance: $(VENV)/.test build
+	@$(BIN)/python $(PYTEST) -m conformance tests/conformance $(PYTEST_FLAGS)
+
+# The Python suite with the extensions under AddressSanitizer; torch itself is not instrumented.
+# Leaks are not asked for: the interpreter and torch keep much until the very end.
+asan-python: export MANAGED_SANITIZE := address,undefined
+asan-python: $(VENV)/.test build
+	@status=0; PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" \
+	  $(BIN)/python $(PYTEST) -m "not conformance" --ignore=tests/conformance --ignore=tests/test_build.py -n 0 || status=$$?; \
+	MANAGED_SANITIZE= $(BIN)/python setup.py --quiet build_ext --inplace; exit $$status
+
+bench: $(VENV)/.examples build
+	@$(BIN)/python benchmarks/overhead.py $(BENCH_FLAGS)
+
+docs: $(VENV)/.docs build
+	@NO_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --strict --quiet --site-dir build/site
+
+SOURCES := $(shell git ls-files '*.c' '*.cpp' '*.h' 2>/dev/null)
+lint: $(VENV)/.test $(VENV)/.lint build
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/codespell
+	$(BIN)/shellcheck .ci/run $(wildcard tools/*.sh)
+	$(BIN)/clang-format --dry-run -Werror $(SOURCES)
+
+wheel: $(VENV)/.torch
+	$(BIN)/pip wheel . -qq --no-deps --no-build-isolation --wheel-dir dist
+
+# ---- other torches
+
+# CUDA builds, each in an environment of its own: managed._cuda is compiled and linked there
+# although there may be no GPU. The installed wheel is tested, not the source tree.
+compat: $(COMPAT:%=compat-%)
+
+.venv-compat-%/.torch:
+	$(PYTHON) -m venv .venv-compat-$*
+	.venv-compat-$*/bin/pip install -qq --upgrade pip "setuptools>=77" wheel ninja numpy
+	.venv-compat-$*/bin/pip install -qq torch==$*
+	@touch $@
+
+# CUDA's compiler headers, which the runtime's headers include, come in a package of their own.
+.venv-compat-%/.test: pyproject.toml .venv-compat-%/.torch
+	echo "torch==$*" > .venv-compat-$*/constraint.txt
+	cuda=$$(.venv-compat-$*/bin/python -c "import torch; print(torch.version.cuda)") && \
+	  .venv-compat-$*/bin/pip install -qq "nvidia-cuda-crt==$$cuda.*"
+	MANAGED_ONLY=none .venv-compat-$*/bin/pip install -qq --no-build-isolation --constraint .venv-compat-$*/constraint.txt ".[test]"
+	@touch $@
+
+compat-%: .venv-compat-%/.test
+	MANAGED_REQUIRE_CUDA=1 .venv-compat-$*/bin/pip install -qq --no-deps --no-build-isolation --force-reinstall .
+	cd tests && ../.venv-compat-$*/bin/python $(PYTEST) -m "not conformance" --rootdir=.. -c ../pyproject.toml . $(PYTEST_FLAGS)
+
+# On a machine with a GPU, with the torch and the tools that are there; nothing is downloaded.
+gpu:
+	@bash tools/gpu.sh $(PYTHON)
+
+clean:
+	rm -rf build dist site managed/*.so managed.egg-info

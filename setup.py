@@ -1,43 +1,28 @@
 """Builds the extensions: managed._C, managed._sim and, with a CUDA torch, managed._cuda.
 
-Owns how sources become shared objects and nothing else; metadata lives in pyproject.toml.
-Sources are globbed, compiled by ninja with dependency files (so a second build compiles only
-what changed), and linked without a run path: `import torch` has loaded the libraries before.
+Owns which sources make which extension; tools/ninja_build.py owns how they are built and
+pyproject.toml the metadata.
 
 Environment:
     MANAGED_ONLY       comma-separated extensions to build ("_sim"), or "none"
     MANAGED_DEBUG      0, 1 or 2: the MGD_DEBUG level of the checks compiled in (0)
     MANAGED_SANITIZE   address, thread, undefined or a comma-separated list of them
     MANAGED_WERROR     1 makes warnings errors
+    MANAGED_REQUIRE_CUDA  1 makes it an error when managed._cuda cannot be built
     MAX_JOBS           parallel compilations (number of processors)
 """
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import os
-import shutil
-import subprocess
 import sys
-import sysconfig
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 from setuptools import Extension, setup
-from setuptools.command.build_ext import build_ext
 
-ROOT = Path(__file__).resolve().parent
-TORCH = Path(torch.__file__).resolve().parent
-
-STRICT = ["-Wall", "-Wextra", "-Wshadow"]
-STRICT_C = ["-Wconversion", "-Wstrict-prototypes", "-Wmissing-prototypes", "-Wundef"]
-# Only the module's entry point leaves a shared object, templates of libstdc++ included.
-EXPORTS = "{ global: PyInit_*; local: *; };\n"
+sys.path.insert(0, str(Path(__file__).resolve().parent / "tools"))
+from ninja_build import ROOT, TORCH, CleanBuild, NinjaBuild, Options
 
 
 def sources(*patterns: str) -> list[str]:
@@ -70,189 +55,24 @@ def extensions() -> list[Extension]:
             libraries=torch_libraries,
         ),
     ]
-    if torch.version.cuda and (TORCH / "lib/libc10_cuda.so").exists():
-        include = cuda_include()
-        if include is None:
-            print("managed._cuda is left out: CUDA's runtime headers were not found (set CUDA_HOME)")
-        else:
-            found.append(
-                Extension(
-                    "managed._cuda",
-                    sources("cuda/*.cpp"),
-                    libraries=["c10", "c10_cuda"],
-                    include_dirs=[str(include)],
-                )
+    include = cuda_include() if torch.version.cuda else None
+    if include is not None:
+        found.append(
+            Extension(
+                "managed._cuda",
+                sources("cuda/*.cpp"),
+                libraries=["c10", "c10_cuda"],
+                include_dirs=[str(include)],
             )
+        )
+    elif os.environ.get("MANAGED_REQUIRE_CUDA") == "1":
+        raise SystemExit(
+            "managed._cuda cannot be built: this torch is built without CUDA, or CUDA's "
+            "runtime headers were not found (set CUDA_HOME)"
+        )
+    elif torch.version.cuda:
+        print("managed._cuda is left out: CUDA's runtime headers were not found (set CUDA_HOME)")
     return found
-
-
-@dataclass
-class Options:
-    """What the environment asked for; its tag keeps objects of different builds apart."""
-
-    debug: str = field(default_factory=lambda: os.environ.get("MANAGED_DEBUG", "0"))
-    sanitize: str = field(default_factory=lambda: os.environ.get("MANAGED_SANITIZE", ""))
-    werror: bool = field(default_factory=lambda: os.environ.get("MANAGED_WERROR", "0") == "1")
-
-    def __post_init__(self) -> None:
-        if self.debug not in ("0", "1", "2"):
-            raise SystemExit(f"MANAGED_DEBUG is {self.debug!r}; it is 0, 1 or 2")
-        for name in filter(None, self.sanitize.split(",")):
-            if name not in ("address", "thread", "undefined"):
-                raise SystemExit(
-                    f"MANAGED_SANITIZE names {name!r}; it is address, thread or undefined"
-                )
-
-    @property
-    def tag(self) -> str:
-        # Another virtual environment may hold the same version at another place.
-        place = hashlib.sha256(f"{TORCH}{sys.version}".encode()).hexdigest()[:8]
-        return "-".join(filter(None, [torch.__version__, place, f"d{self.debug}", self.sanitize]))
-
-    def shared(self) -> list[str]:
-        flags = ["-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-pthread"]
-        flags += [f"-DMGD_DEBUG={self.debug}", *STRICT]
-        if self.sanitize:
-            flags += [f"-fsanitize={self.sanitize}", "-fno-omit-frame-pointer"]
-        if self.werror:
-            flags.append("-Werror")
-        return flags
-
-
-def escape(path: str | Path) -> str:
-    return str(path).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
-
-
-class NinjaBuild(build_ext):
-    """build_ext that leaves compiling and linking to ninja."""
-
-    user_options: ClassVar[list[tuple[str, str | None, str]]] = [
-        *build_ext.user_options,
-        ("only=", None, "comma-separated extensions to build (_C, _sim, _cuda), or none"),
-    ]
-
-    def initialize_options(self) -> None:
-        super().initialize_options()
-        self.only: str | None = os.environ.get("MANAGED_ONLY")
-
-    def run(self) -> None:
-        self.failed = False
-        super().run()  # builds, and then copies in place when asked to
-        if self.failed:
-            raise SystemExit("managed was not built: the compiler's messages stand above")
-
-    def build_extensions(self) -> None:
-        if self.only:
-            names = self.only.split(",")
-            self.extensions = [e for e in self.extensions if e.name.split(".")[-1] in names]
-        if not self.extensions:
-            return
-        options = Options()
-        folder = ROOT / "build" / options.tag
-        folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder / "lock"):
-            (folder / "exports.map").write_text(EXPORTS)
-            outputs = self.write_ninja(folder, options)
-            self.failed = not self.run_ninja(folder)
-            # What could be linked is put in place even when another extension failed.
-            self.extensions = [e for e, built in outputs if built.exists()]
-            for extension, built in outputs:
-                if built.exists():
-                    replace(built, Path(self.get_ext_fullpath(extension.name)))
-
-    def copy_extensions_to_source(self) -> None:
-        library = Path(self.build_lib)
-        for extension in self.extensions:
-            name = self.get_ext_filename(extension.name)
-            replace(library / name, ROOT / name)
-
-    def write_ninja(self, folder: Path, options: Options) -> list[tuple[Extension, Path]]:
-        lines = rules(options, folder)
-        outputs, seen = [], set()
-        for extension in self.extensions:
-            objects = []
-            extra = " ".join(f"-isystem {escape(d)}" for d in extension.include_dirs)
-            for source in extension.sources:
-                obj = folder / "obj" / f"{source}.o"
-                objects.append(escape(obj))
-                if obj not in seen:  # the core belongs to two extensions
-                    rule = "cc" if source.endswith(".c") else "cxx"
-                    lines += [f"build {escape(obj)}: {rule} {escape(ROOT / source)}"]
-                    lines += [f"  extra = {extra}"]
-                    seen.add(obj)
-            built = folder / Path(self.get_ext_filename(extension.name)).name
-            libraries = " ".join(f"-l{name}" for name in extension.libraries)
-            lines += [f"build {escape(built)}: link {' '.join(objects)} | {escape(folder)}/exports.map"]
-            lines += [f"  libraries = {libraries}"]
-            outputs.append((extension, built))
-        text = "\n".join(lines) + "\n"
-        path = folder / "build.ninja"
-        if not path.exists() or path.read_text() != text:
-            path.write_text(text)
-        return outputs
-
-    def run_ninja(self, folder: Path) -> bool:
-        jobs = os.environ.get("MAX_JOBS") or str(os.cpu_count() or 1)
-        command = [find_ninja(), "-C", str(folder), "-j", jobs, "-k", "0"]
-        if not self.verbose:
-            command.append("--quiet")
-        return subprocess.run(command, check=False).returncode == 0
-
-
-def rules(options: Options, folder: Path) -> list[str]:
-    """The head of build.ninja: one rule a language, one to link."""
-    launcher = shutil.which("ccache") or ""
-    cc = f"{launcher} {os.environ.get('CC', 'gcc')}".strip()
-    cxx = f"{launcher} {os.environ.get('CXX', 'g++')}".strip()
-    python = escape(sysconfig.get_path("include"))
-    includes = [f"-isystem {escape(TORCH / 'include')}"]
-    includes += [f"-isystem {escape(TORCH / 'include/torch/csrc/api/include')}"]
-    abi = int(torch.compiled_with_cxx11_abi())
-    shared = " ".join([*options.shared(), f"-isystem {python}"])
-    c_flags = ["-std=c11", *STRICT_C, *(["-DNDEBUG"] if options.debug == "0" else [])]
-    # NDEBUG always: torch's inline assertions are those of the libraries, which were built with it.
-    cxx_flags = ["-std=c++20", "-DNDEBUG", f"-D_GLIBCXX_USE_CXX11_ABI={abi}", *includes]
-    sanitize = f"-fsanitize={options.sanitize}" if options.sanitize else ""
-    link = f"-shared -pthread -Wl,--as-needed -Wl,--version-script={escape(folder)}/exports.map"
-    depfile = "-MMD -MF $out.d"
-    return [
-        "ninja_required_version = 1.5",
-        f"rule cc\n  command = {cc} {shared} {' '.join(c_flags)} $extra {depfile} -c $in -o $out",
-        "  depfile = $out.d\n  deps = gcc\n  description = CC $in",
-        f"rule cxx\n  command = {cxx} {shared} {' '.join(cxx_flags)} $extra {depfile} -c $in -o $out",
-        "  depfile = $out.d\n  deps = gcc\n  description = CXX $in",
-        f"rule link\n  command = {cxx} {sanitize} {link} $in -L{escape(TORCH / 'lib')} $libraries -o $out",
-        "  description = LINK $out",
-    ]
-
-
-def find_ninja() -> str:
-    try:
-        import ninja
-    except ImportError:
-        found = shutil.which("ninja")
-        if found is None:
-            raise SystemExit("managed needs ninja to build: pip install ninja") from None
-        return found
-    return str(Path(ninja.BIN_DIR) / "ninja")
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """One build at a time in a folder; others wait."""
-    with path.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-
-
-def replace(built: Path, target: Path) -> None:
-    """Puts a new inode in place: a process that has the old module mapped keeps it whole."""
-    if target.exists() and target.stat().st_mtime_ns == built.stat().st_mtime_ns:
-        return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_suffix(f".{os.getpid()}.tmp")
-    shutil.copy2(built, temporary)
-    temporary.replace(target)
 
 
 # The C++ interface of torch holds within one minor version, so the wheel asks for that one.
@@ -260,6 +80,8 @@ MINOR = ".".join(torch.__version__.split(".")[:2])
 
 setup(
     ext_modules=extensions(),
-    cmdclass={"build_ext": NinjaBuild},
+    cmdclass={"build": CleanBuild, "build_ext": NinjaBuild},
+    # Staged apart for each torch, as the objects are: a wheel must not take up another's modules.
+    options={"build": {"build_base": f"build/{Options().tag}"}},
     install_requires=[f"torch=={MINOR}.*"],
 )

@@ -1,0 +1,90 @@
+"""What every test finds: four simulated devices of 256 MiB, printed seeds, fresh interpreters.
+
+A process can simulate devices once and only before its first backward pass, so the whole run
+shares one set of devices; a test that needs others runs its own interpreter (`run_python`).
+TEST_SEED repeats the random choices of a run.
+"""
+
+import os
+import random
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+import managed
+
+SEED = int(os.environ.get("TEST_SEED", "0"))
+INERT = os.environ.get("NO_MANAGED", "0") not in ("", "0")
+ON_CUDA = os.environ.get("MANAGED_TEST_DEVICES") == "cuda"
+
+
+def pytest_report_header(config):
+    return f"torch {torch.__version__}, CUDA {torch.version.cuda}, TEST_SEED={SEED}"
+
+
+def _no_gpu_suite():
+    """Why tests marked gpu cannot run here, or None."""
+    if torch.version.cuda is None:
+        return "needs a CUDA device; this torch is built without CUDA"
+    if not torch.cuda.is_available():
+        return "needs a CUDA device; there is none"
+    if not ON_CUDA:
+        return "needs a run without simulated devices, which take the place of CUDA's: make gpu"
+    return None
+
+
+def pytest_collection_modifyitems(items):
+    reason = _no_gpu_suite()
+    if reason is None:
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def machine():
+    """Simulated devices for the run, unless managed is inert or CUDA's own are asked for."""
+    if not INERT and not ON_CUDA:
+        managed.simulate(devices=4, memory="256MiB")
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """Random numbers start at the printed seed in every test, so a test can be run alone."""
+    random.seed(SEED)
+    torch.manual_seed(SEED)
+
+
+@pytest.fixture
+def run_python(tmp_path):
+    """Runs a program in an interpreter of its own and returns what it printed.
+
+    The environment is this one's less every MANAGED variable, with the keywords added. Anything on
+    standard error fails the test, as does an exit status other than `status`; a program that is
+    meant to fail is checked by what is in `stderr`, and then its standard error is returned.
+    """
+
+    def run(code, *arguments, status=0, stderr=None, timeout=120, cwd=tmp_path, **environment):
+        kept = {k: v for k, v in os.environ.items() if "MANAGED" not in k}
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", textwrap.dedent(code), *map(str, arguments)],
+            env=kept | {k: str(v) for k, v in environment.items()},
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        told = f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == status, told
+        if stderr is None:
+            assert done.stderr == "", told
+            return done.stdout
+        assert stderr in done.stderr, told
+        return done.stderr
+
+    return run

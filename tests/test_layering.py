@@ -1,0 +1,174 @@
+"""The house keeps its order: who includes whom, what the core never names, how long a file grows.
+
+Checked on the text of the sources, so that a breach is found where it is written.
+"""
+
+import re
+import shutil
+import statistics
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+CSRC = ROOT / "csrc"
+NATIVE = sorted(p for p in CSRC.rglob("*") if p.suffix in (".c", ".cpp", ".h"))
+PYTHON = sorted((ROOT / "managed").glob("*.py*"))
+SHARED = sorted((ROOT / "managed").glob("*.so"))
+
+# From each folder: the folders whose headers it may include.
+ALLOWED = {
+    "core": {"core"},
+    "torch": {"core", "torch"},
+    "sim": {"core", "sim"},
+    "cuda": {"cuda"},
+    "python": {"core", "torch", "python"},
+}
+# Folders that know of the hook only what stands in these headers.
+BRIDGE = {"sim": {"bridge.h", "key.h"}, "cuda": {"bridge.h"}}
+
+LIBRARIES = {
+    "_C": {"libc10.so", "libtorch.so", "libtorch_cpu.so", "libtorch_python.so"},
+    "_sim": {"libc10.so", "libtorch.so", "libtorch_cpu.so", "libtorch_python.so"},
+    "_cuda": {"libc10.so", "libc10_cuda.so"},
+}
+SYSTEM = re.compile(r"lib(c|m|gcc_s|stdc\+\+|pthread|asan|tsan|ubsan)\.so|ld-linux")
+
+
+def without_comments(text):
+    """The code alone, line for line; strings stay, since what is said in them counts."""
+    token = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
+    keep = lambda m: m[0] if m[0][0] in "\"'" else "\n" * m[0].count("\n")  # noqa: E731
+    return token.sub(keep, text)
+
+
+def code(path):
+    return without_comments(path.read_text())
+
+
+def name(path):
+    return str(path.relative_to(ROOT))
+
+
+def includes(path):
+    return re.findall(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', code(path), re.M)
+
+
+def test_there_is_something_to_check():
+    assert {p.parent.name for p in NATIVE} == set(ALLOWED)
+    assert PYTHON
+
+
+@pytest.mark.parametrize("path", NATIVE, ids=name)
+def test_includes_follow_the_layers(path):
+    room = path.parent.name
+    for kind, header in includes(path):
+        if kind == "<":
+            continue
+        target = (path.parent / header).resolve()
+        assert target.is_file(), f'"{header}" is not in the tree'
+        there = target.parent.name
+        bridge = there == "torch" and target.name in BRIDGE.get(room, ())
+        assert there in ALLOWED[room] or bridge, f"{room} may not include {there}/{target.name}"
+
+
+FORBIDDEN_IN_CORE = {
+    "Python": r"\bPy[A-Z_]\w*|Python\.h",
+    "torch": r"\b(?:torch|at|c10)::|<(?:torch|ATen|c10)/",
+    "CUDA": r"\bcuda\w*|\bCUDA\w*",
+    "output": r"\bf?printf\b|\bv?fprintf\b|\bputs\b|\bputchar\b|\bperror\b|\bstd(?:out|err)\b",
+    "ending the process": r"\babort\b|\bexit\b|\b_exit\b|\bassert\b",
+    "the environment": r"\b(?:secure_)?getenv\b|\bsetenv\b",
+    "time of its own": r"\bclock_gettime\b|\bgettimeofday\b|\btime\s*\(\s*(?:NULL|0)\s*\)",
+    "randomness of its own": r"\bs?rand(?:om)?\s*\(",
+}
+
+
+@pytest.mark.parametrize("path", [p for p in NATIVE if p.parent.name == "core"], ids=name)
+@pytest.mark.parametrize("what", FORBIDDEN_IN_CORE)
+def test_core_knows_nothing_of(what, path):
+    found = re.findall(FORBIDDEN_IN_CORE[what], code(path))
+    assert not found, f"the core names {sorted(set(found))}"
+
+
+CORE = [p for p in NATIVE if p.parent.name == "core" and p.suffix == ".c"]
+
+
+@pytest.mark.parametrize("path", CORE, ids=name)
+def test_core_has_no_variables_of_its_own(path, tmp_path):
+    """Everything hangs from a machine: what is compiled holds code and constants, no data."""
+    built = tmp_path / "core.o"
+    tool("gcc", "-std=c11", "-DMGD_DEBUG=2", "-fPIC", "-c", path, "-o", built)
+    sizes = dict(re.findall(r"^(\.[\w.]+)\s+(\d+)", tool("size", "-A", built), re.M))
+    writable = {k: v for k, v in sizes.items() if re.match(r"\.(t?data|t?bss)(?!\.rel\.ro)", k)}
+    assert all(int(size) == 0 for size in writable.values()), writable
+
+
+@pytest.mark.parametrize("path", NATIVE, ids=name)
+def test_native_files_stay_small(path):
+    lines = path.read_text().count("\n")
+    limit = 160 if path.suffix == ".h" else 500
+    if path.name in ("internal.h", "types.h"):
+        limit = 250  # the core's table of contents, and the data it is about
+    assert lines <= limit, f"{lines} lines, at most {limit}: split it by idea"
+
+
+@pytest.mark.parametrize("path", PYTHON, ids=name)
+def test_python_modules_stay_small(path):
+    lines = path.read_text().count("\n")
+    assert lines <= 250, f"{lines} lines, at most 250: split it by idea"
+
+
+@pytest.mark.parametrize("path", NATIVE, ids=name)
+def test_a_file_opens_with_its_contract(path):
+    first = path.read_text().splitlines()[0]
+    assert re.match(rf"(?:/\*|//) {re.escape(path.name)}: \S", first), first
+
+
+def function_lengths(path):
+    """Lines from the line of a function's opening brace at file level to its closing one."""
+    start, lengths = None, []
+    for number, line in enumerate(code(path).splitlines()):
+        if (
+            start is None
+            and re.search(r"\)[^;={]*\{\s*$", line)
+            and not line.startswith((" ", "}"))
+        ):
+            start = number
+        elif start is not None and line.startswith("}"):
+            lengths.append(number - start + 1)
+            start = None
+    return lengths
+
+
+@pytest.mark.parametrize("room", ["core", "python"])
+def test_functions_fit_on_a_screen(room):
+    lengths = {p: function_lengths(p) for p in NATIVE if p.parent.name == room and p.suffix == ".c"}
+    long = {name(p): max(found) for p, found in lengths.items() if found and max(found) >= 40}
+    assert not long, f"functions of 40 lines and more: {long}"
+    every = [n for found in lengths.values() for n in found]
+    assert statistics.median(every) < 12
+
+
+def tool(*command):
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{command[0]} is not installed")
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("path", SHARED, ids=lambda p: p.name)
+def test_only_the_entry_point_is_exported(path):
+    module = path.name.split(".")[0]
+    symbols = [line.split()[-1] for line in tool("nm", "-D", "--defined-only", path).splitlines()]
+    assert symbols == [f"PyInit_{module}"]
+
+
+@pytest.mark.parametrize("path", SHARED, ids=lambda p: p.name)
+def test_modules_need_only_what_the_torch_of_a_version_has(path):
+    """One build serves the CPU and the CUDA wheels, wherever torch is installed: no run path."""
+    dynamic = tool("readelf", "-d", path)
+    needed = set(re.findall(r"NEEDED.*\[(.*)\]", dynamic))
+    extra = {n for n in needed if not SYSTEM.match(n)} - LIBRARIES[path.name.split(".")[0]]
+    assert not extra
+    assert not re.search(r"\((?:RPATH|RUNPATH)\)", dynamic)

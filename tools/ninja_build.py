@@ -1,0 +1,217 @@
+"""How sources become shared objects: setuptools asks, ninja compiles and links.
+
+Knows nothing of which extensions there are (setup.py lists them). Dependency files make a second
+build compile only what changed; objects of different torches, debug levels and sanitizers live in
+folders of their own; one build at a time uses a folder. Modules are linked without a run path:
+`import torch` has loaded the libraries before.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from setuptools import Extension
+from setuptools.command.build import build
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parents[1]
+TORCH = Path(torch.__file__).resolve().parent
+
+STRICT = ["-Wall", "-Wextra", "-Wshadow"]
+STRICT_C = ["-Wconversion", "-Wstrict-prototypes", "-Wmissing-prototypes", "-Wundef"]
+# Only the module's entry point leaves a shared object, templates of libstdc++ included.
+EXPORTS = "{ global: PyInit_*; local: *; };\n"
+
+
+@dataclass
+class Options:
+    """What the environment asked for; its tag keeps objects of different builds apart."""
+
+    debug: str = field(default_factory=lambda: os.environ.get("MANAGED_DEBUG", "0"))
+    sanitize: str = field(default_factory=lambda: os.environ.get("MANAGED_SANITIZE", ""))
+    werror: bool = field(default_factory=lambda: os.environ.get("MANAGED_WERROR", "0") == "1")
+
+    def __post_init__(self) -> None:
+        if self.debug not in ("0", "1", "2"):
+            raise SystemExit(f"MANAGED_DEBUG is {self.debug!r}; it is 0, 1 or 2")
+        for name in filter(None, self.sanitize.split(",")):
+            if name not in ("address", "thread", "undefined"):
+                raise SystemExit(
+                    f"MANAGED_SANITIZE names {name!r}; it is address, thread or undefined"
+                )
+
+    @property
+    def tag(self) -> str:
+        # Another virtual environment may hold the same version at another place.
+        place = hashlib.sha256(f"{TORCH}{sys.version}".encode()).hexdigest()[:8]
+        sanitize = self.sanitize.replace(",", "+")  # a comma would end an option to the linker
+        return "-".join(filter(None, [torch.__version__, place, f"d{self.debug}", sanitize]))
+
+    def shared(self) -> list[str]:
+        flags = ["-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-pthread"]
+        flags += [f"-DMGD_DEBUG={self.debug}", *STRICT]
+        if self.sanitize:
+            flags += [f"-fsanitize={self.sanitize}", "-fno-omit-frame-pointer"]
+        if self.werror:
+            flags.append("-Werror")
+        return flags
+
+
+def escape(path: str | Path) -> str:
+    return str(path).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
+
+
+class CleanBuild(build):
+    """build that forgets what an earlier one staged: a deleted module has no place in a wheel."""
+
+    def run(self) -> None:
+        shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
+
+
+class NinjaBuild(build_ext):
+    """build_ext that leaves compiling and linking to ninja."""
+
+    user_options: ClassVar[list[tuple[str, str | None, str]]] = [
+        *build_ext.user_options,
+        ("only=", None, "comma-separated extensions to build (_C, _sim, _cuda), or none"),
+    ]
+
+    def initialize_options(self) -> None:
+        super().initialize_options()
+        self.only: str | None = os.environ.get("MANAGED_ONLY")
+
+    def run(self) -> None:
+        self.failed = False
+        super().run()  # builds, and then copies in place when asked to
+        if self.failed:
+            raise SystemExit("managed was not built: the compiler's messages stand above")
+
+    def build_extensions(self) -> None:
+        if self.only:
+            names = self.only.split(",")
+            self.extensions = [e for e in self.extensions if e.name.split(".")[-1] in names]
+        if not self.extensions:
+            return
+        options = Options()
+        folder = ROOT / "build" / options.tag
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder / "lock"):
+            (folder / "exports.map").write_text(EXPORTS)
+            outputs = self.write_ninja(folder, options)
+            self.failed = not self.run_ninja(folder)
+            # What could be linked is put in place even when another extension failed.
+            self.extensions = [e for e, built in outputs if built.exists()]
+            for extension, built in outputs:
+                if built.exists():
+                    replace(built, Path(self.get_ext_fullpath(extension.name)))
+
+    def copy_extensions_to_source(self) -> None:
+        library = Path(self.build_lib)
+        for extension in self.extensions:
+            name = self.get_ext_filename(extension.name)
+            replace(library / name, ROOT / name)
+
+    def write_ninja(self, folder: Path, options: Options) -> list[tuple[Extension, Path]]:
+        lines = rules(options, folder)
+        outputs, seen = [], set()
+        for extension in self.extensions:
+            objects = []
+            extra = " ".join(f"-isystem {escape(d)}" for d in extension.include_dirs)
+            for source in extension.sources:
+                obj = folder / "obj" / f"{source}.o"
+                objects.append(escape(obj))
+                if obj not in seen:  # the core belongs to two extensions
+                    rule = "cc" if source.endswith(".c") else "cxx"
+                    lines += [f"build {escape(obj)}: {rule} {escape(ROOT / source)}"]
+                    lines += [f"  extra = {extra}"]
+                    seen.add(obj)
+            built = folder / Path(self.get_ext_filename(extension.name)).name
+            libraries = " ".join(f"-l{name}" for name in extension.libraries)
+            lines += [
+                f"build {escape(built)}: link {' '.join(objects)} | {escape(folder)}/exports.map"
+            ]
+            lines += [f"  libraries = {libraries}"]
+            outputs.append((extension, built))
+        text = "\n".join(lines) + "\n"
+        path = folder / "build.ninja"
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+        return outputs
+
+    def run_ninja(self, folder: Path) -> bool:
+        jobs = os.environ.get("MAX_JOBS") or str(os.cpu_count() or 1)
+        command = [find_ninja(), "-C", str(folder), "-j", jobs, "-k", "0"]
+        if not self.verbose:
+            command.append("--quiet")
+        return subprocess.run(command, check=False).returncode == 0
+
+
+def rules(options: Options, folder: Path) -> list[str]:
+    """The head of build.ninja: one rule a language, one to link."""
+    launcher = shutil.which("ccache") or ""
+    cc = f"{launcher} {os.environ.get('CC', 'gcc')}".strip()
+    cxx = f"{launcher} {os.environ.get('CXX', 'g++')}".strip()
+    python = escape(sysconfig.get_path("include"))
+    includes = [f"-isystem {escape(TORCH / 'include')}"]
+    includes += [f"-isystem {escape(TORCH / 'include/torch/csrc/api/include')}"]
+    abi = int(torch.compiled_with_cxx11_abi())
+    shared = " ".join([*options.shared(), f"-isystem {python}"])
+    c_flags = ["-std=c11", *STRICT_C, *(["-DNDEBUG"] if options.debug == "0" else [])]
+    # NDEBUG always: torch's inline assertions are those of the libraries, which were built with it.
+    cxx_flags = ["-std=c++20", "-DNDEBUG", f"-D_GLIBCXX_USE_CXX11_ABI={abi}", *includes]
+    sanitize = f"-fsanitize={options.sanitize}" if options.sanitize else ""
+    link = f"-shared -pthread -Wl,--as-needed -Wl,--version-script={escape(folder)}/exports.map"
+    compile_rule = "  command = {} $extra -MMD -MF $out.d -c $in -o $out"
+    deps = "  depfile = $out.d\n  deps = gcc"
+    inputs = f"$in -L{escape(TORCH / 'lib')} $libraries"
+    return [
+        "ninja_required_version = 1.5",
+        "rule cc\n" + compile_rule.format(f"{cc} {shared} {' '.join(c_flags)}"),
+        f"{deps}\n  description = CC $in",
+        "rule cxx\n" + compile_rule.format(f"{cxx} {shared} {' '.join(cxx_flags)}"),
+        f"{deps}\n  description = CXX $in",
+        f"rule link\n  command = {cxx} {sanitize} {link} {inputs} -o $out",
+        "  description = LINK $out",
+    ]
+
+
+def find_ninja() -> str:
+    try:
+        import ninja
+    except ImportError:
+        found = shutil.which("ninja")
+        if found is None:
+            raise SystemExit("managed needs ninja to build: pip install ninja") from None
+        return found
+    return str(Path(ninja.BIN_DIR) / "ninja")
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One build at a time in a folder; others wait."""
+    with path.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def replace(built: Path, target: Path) -> None:
+    """Puts a new inode in place: a process that has the old module mapped keeps it whole."""
+    if target.exists() and target.stat().st_mtime_ns == built.stat().st_mtime_ns:
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_suffix(f".{os.getpid()}.tmp")
+    shutil.copy2(built, temporary)
+    temporary.replace(target)
