@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from managed import errors
+from managed import _optim, errors
 from managed._attributes import Attributes
 from managed._backend import INERT, C
 from managed.errors import OutOfMemoryError
@@ -48,6 +48,8 @@ HEUSRISTIC_FUNCTION: Callable[[int], int]
 device_manager: DeviceManager
 
 C.install(ManagedTensor)
+if not INERT:
+    _optim.install()
 sys.modules[__name__].__class__ = Attributes
 apply_environment()
 if not INERT and os.environ.get("MANAGED_SIM"):

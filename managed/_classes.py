@@ -53,7 +53,7 @@ def _original(value: Any) -> Any:
 
 
 def _reduce_ex(self: nn.Module, protocol: Any) -> Any:
-    ours = next(c for c in type(self).__mro__ if "_managed_original" in vars(c))
+    ours: Any = next(c for c in type(self).__mro__ if "_managed_original" in vars(c))
     reduced = super(ours, self).__reduce_ex__(protocol)
     if isinstance(reduced, str):
         return reduced

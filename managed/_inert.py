@@ -105,8 +105,20 @@ def pin(tensor: torch.Tensor, pinned: bool) -> None:
     """Nothing moves by itself, so nothing has to be kept."""
 
 
+def pinned(tensor: torch.Tensor) -> bool:
+    return False
+
+
 def set_frozen(value: bool) -> bool:
     return True
+
+
+def attach_sim(capsule: object, devices: int) -> None:
+    """Simulated devices are torch's then, and nothing is placed on them by itself."""
+
+
+def engine_started() -> bool:
+    return False
 
 
 def stats(reset: bool = False) -> dict[str, Any]:

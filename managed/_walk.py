@@ -21,8 +21,8 @@ from managed.settings import logger
 
 __all__: list[str] = []
 
-#: How often a plan is made again when other threads took the room in the meantime.
-_PLANS = 4
+#: How often a plan is made again when other threads' copies were in its way.
+_PLANS = 16
 
 
 class Slot(NamedTuple):
@@ -119,12 +119,12 @@ def spread(groups: list[list[Slot]], manager: C.DeviceManager) -> None:
     """Contiguous layers over the manager's devices; stays where no plan fits."""
     for _ in range(_PLANS):
         targets = _plan(groups, manager)
-        if targets is None:
-            break
         with ExitStack() as stack:
-            if _reserve(targets, manager, stack):
+            if targets is not None and _reserve(targets, manager, stack):
                 carry(targets, C.DISPERSED)
                 return
+        if not C.settle(manager):
+            break
     logger.log(manager.default_level, "no plan for %d layers fits: they stay", len(groups))
 
 

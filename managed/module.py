@@ -61,7 +61,7 @@ class ManagedModule(nn.Module):
         self._managed_arrival(name)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         _mark_own(self)
 
     def _managed_arrival(self, name: str) -> None:
@@ -115,12 +115,17 @@ class ManagedModule(nn.Module):
             return super().to(*args, **kwargs)
         self.cpu() if device.type == "cpu" else self.cuda(device)
         if dtype is not None or layout is not None:
-            super().to(dtype=dtype, non_blocking=non_blocking, memory_format=layout)
+            rest: Any = {"dtype": dtype, "non_blocking": non_blocking, "memory_format": layout}
+            super().to(**rest)
         return self
 
     def _apply(self: Self, fn: Callable[..., Any], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)
+        # A conversion gives each tensor new contents, and with them loses its mark and its pin.
+        pinned = [s.tensor for s in _walk.own_slots(self) if C.pinned(s.tensor)]
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         _mark_own(self)
+        for tensor in pinned:
+            C.pin(tensor, True)
         return self
 
     # ---- pins

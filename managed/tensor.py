@@ -18,7 +18,7 @@ __all__ = ["ManagedTensor"]
 class _Name(torch._C._TensorMeta):
     """Whoever carries the key is an instance, whatever its type."""
 
-    __instancecheck__ = staticmethod(C.is_managed)  # type: ignore[assignment]
+    __instancecheck__ = staticmethod(C.is_managed)
 
 
 class ManagedTensor(torch.Tensor, metaclass=_Name):

@@ -25,22 +25,60 @@ static mgd_mask preferred_devices(struct mgd_machine *machine) {
   return simulated ? simulated : all;
 }
 
-mgd_mask mgd_admit_allowed(struct mgd_manager *m) {
-  if (mgd_torch_discover() < 0) return 0;
-  return m->chosen ? m->chosen : preferred_devices(mgd_torch_machine());
+static int has_cuda(struct mgd_machine *machine) {
+  const int count = mgd_device_count(machine);
+  char name[32];
+  for (int id = 1; id < count; id++)
+    if (mgd_device_name(machine, id, name) == MGD_OK && strncmp(name, "cuda", 4) == 0) return 1;
+  return 0;
 }
 
-int mgd_admit_pick(struct mgd_manager *m, int64_t bytes, int disperse, struct mgd_ticket *ticket, enum mgd_reason *why) {
-  if (mgd_module_ready() < 0) return -1;
-  const mgd_mask allowed = mgd_admit_allowed(m);
-  if (PyErr_Occurred() || mgd_torch_observe() < 0) return -1;
-  const struct mgd_object_request request = {bytes, disperse != 0, allowed, m->reserved};
-  const int code = mgd_admit_object(mgd_torch_machine(), &request, mgd_torch_now(), ticket, why);
-  return code == MGD_OK ? 0 : mgd_errors_raise(m->state, code, "choosing a device");
+/* managed._cuda tells us of freed bytes; it can do so once CUDA is initialised,
+ * which discovery has just done. A build without CUDA has no such module. */
+static int attach_cuda(struct mgd_state *st) {
+  PyObject *cuda = PyImport_ImportModule("managed._cuda"), *bridge = NULL, *attached = NULL;
+  if (!cuda && PyErr_ExceptionMatches(PyExc_ImportError)) {
+    PyErr_Clear();
+    st->cuda_attached = 1;
+    return 0;
+  }
+  if (cuda) bridge = mgd_torch_bridge();
+  if (bridge) attached = PyObject_CallMethod(cuda, "attach", "O", bridge);
+  if (attached) st->cuda_attached = attached == Py_True;
+  Py_XDECREF(bridge);
+  Py_XDECREF(cuda);
+  Py_XDECREF(attached);
+  return PyErr_Occurred() ? -1 : 0;
+}
+
+mgd_mask mgd_admit_allowed(struct mgd_manager *m) {
+  struct mgd_machine *machine = mgd_torch_machine();
+  if (mgd_torch_discover() < 0) return 0;
+  if (!m->state->cuda_attached && has_cuda(machine) && attach_cuda(m->state) < 0) return 0;
+  return m->chosen ? m->chosen : preferred_devices(machine);
+}
+
+static void record(enum mgd_event_kind kind, enum mgd_reason why, int device, int64_t bytes, int64_t since) {
+  struct mgd_event event = {0};
+  const int64_t now = mgd_torch_now();
+  event.time = since ? since : now;
+  event.duration = since ? now - since : 0;
+  event.bytes = bytes;
+  event.kind = (int16_t)kind;
+  event.reason = (int16_t)why;
+  event.from = -1;
+  event.to = (int16_t)device;
+  mgd_trace_add(mgd_torch_machine(), &event);
+}
+
+/* A reservation is an event of its device; the host's answer holds nothing. */
+static void record_reserved(const struct mgd_ticket *ticket, enum mgd_reason why) {
+  if (ticket->id) record(MGD_EV_RESERVE, why, ticket->device, ticket->bytes, 0);
 }
 
 void mgd_admit_give_back(struct mgd_ticket *ticket) {
   if (!ticket->id) return;
+  record(MGD_EV_RELEASE, MGD_WHY_NONE, ticket->device, ticket->bytes, 0);
   mgd_admit_release(mgd_torch_machine(), ticket);
   ticket->id = 0;
   mgd_torch_notify_freed();
@@ -91,12 +129,56 @@ int mgd_admit_wait(struct mgd_manager *m, int device, int64_t bytes, struct mgd_
   const int never = code == MGD_E_NO_ROOM;
   if (code == MGD_E_WAIT) {
     code = wait_granted(m, ticket, deadline);
+    record(MGD_EV_WAITED, MGD_WHY_NONE, device, bytes, now);
     if (code != MGD_OK) mgd_admit_give_back(ticket);
   }
-  if (code == MGD_OK) return 0;
+  if (code == MGD_OK) {
+    record_reserved(ticket, MGD_WHY_ASKED);
+    return 0;
+  }
   if (PyErr_Occurred()) return -1;
   if (never || code == MGD_E_DEADLINE) return mgd_errors_no_room(m->state, device, bytes, m->reserved, never ? 0 : patience(m));
   return mgd_errors_raise(m->state, code, "waiting for room");
+}
+
+/* ---- choosing */
+
+/* Whether a copy is under way to a device that could take `bytes`. Until it has
+ * ended its bytes count twice there, as reserved and as allocated. */
+static int copies_under_way(const struct mgd_manager *m, mgd_mask allowed, int64_t bytes) {
+  struct mgd_usage usage;
+  for (int id = 1; id < MGD_MAX_DEVICES; id++) {
+    if (!(allowed >> id & 1) || mgd_ledger_usage(mgd_torch_machine(), id, &usage) != MGD_OK) continue;
+    if (usage.by_owner[MGD_RESERVED] > 0 && (double)bytes <= (1 - m->reserved) * (double)usage.capacity) return 1;
+  }
+  return 0;
+}
+
+/* One look; 1 when it is worth another one once a copy has ended. */
+static int look(struct mgd_manager *m, const struct mgd_object_request *request, struct mgd_ticket *ticket, enum mgd_reason *why) {
+  if (mgd_torch_observe() < 0) return -1;
+  const int busy = copies_under_way(m, request->allowed, request->bytes);
+  const int code = mgd_admit_object(mgd_torch_machine(), request, mgd_torch_now(), ticket, why);
+  if (code != MGD_OK) return mgd_errors_raise(m->state, code, "choosing a device");
+  return busy && ticket->device == MGD_HOST;
+}
+
+int mgd_admit_pick(struct mgd_manager *m, int64_t bytes, int disperse, struct mgd_ticket *ticket, enum mgd_reason *why) {
+  if (mgd_module_ready() < 0) return -1;
+  const mgd_mask allowed = mgd_admit_allowed(m);
+  if (PyErr_Occurred()) return -1;
+  const struct mgd_object_request request = {bytes, disperse != 0, allowed, m->reserved};
+  const int64_t deadline = deadline_of(m, mgd_torch_now());
+  for (long tries = 0;; tries++) {
+    const uint64_t seen = mgd_torch_freed_count();
+    const int again = look(m, &request, ticket, why);
+    if (again < 0) return -1;
+    if (!again || tries >= m->retry_limit || mgd_torch_now() >= deadline) break;
+    if (pause_once(m, seen, deadline) < 0) return -1;
+  }
+  record(MGD_EV_PLACE, *why, ticket->device, bytes, 0);
+  record_reserved(ticket, *why);
+  return 0;
 }
 
 /* ---- Reservation: a ticket that gives itself back */
@@ -212,11 +294,26 @@ static PyObject *reserve(PyObject *module, PyObject *args) {
   if (mgd_errors_device_id(device, &id, &any) < 0 || mgd_errors_bytes(size, "bytes", &bytes) < 0 || mgd_torch_observe() < 0) return NULL;
   const int64_t now = mgd_torch_now();
   const int code = mgd_admit_request(mgd_torch_machine(), id, bytes, m->reserved, now, now, &ticket);
-  if (code == MGD_OK) return reservation_new(st, ticket, MGD_WHY_ASKED);
+  if (code == MGD_OK) {
+    record_reserved(&ticket, MGD_WHY_ASKED);
+    return reservation_new(st, ticket, MGD_WHY_ASKED);
+  }
   if (code == MGD_E_WAIT) mgd_admit_give_back(&ticket);
   if (code == MGD_E_WAIT || code == MGD_E_NO_ROOM || code == MGD_E_DEADLINE) Py_RETURN_NONE;
   mgd_errors_raise(st, code, "reserving");
   return NULL;
+}
+
+/* Waits until a copy that is under way anywhere has ended; False when there is none, or the time is over. */
+static PyObject *settle(PyObject *module, PyObject *o) {
+  struct mgd_manager *m;
+  if (parse_manager(mgd_module_state(module), o, &m) < 0) return NULL;
+  const mgd_mask allowed = mgd_admit_allowed(m);
+  const uint64_t seen = mgd_torch_freed_count();
+  if (PyErr_Occurred()) return NULL;
+  if (!copies_under_way(m, allowed, 0)) Py_RETURN_FALSE;
+  if (pause_once(m, seen, deadline_of(m, mgd_torch_now())) < 0) return NULL;
+  return PyBool_FromLong(mgd_torch_freed_count() != seen);
 }
 
 /* (device, bytes that may still be used there) of one accelerator; steals nothing. */
@@ -252,6 +349,7 @@ PyMethodDef mgd_admit_methods[] = {
      PyDoc_STR("admit(manager, bytes, disperse, /)\n--\n\nChooses a device for `bytes` as find_device does and holds them there until released.")},
     {"reserve", reserve, METH_VARARGS,
      PyDoc_STR("reserve(manager, device, bytes, /)\n--\n\nHolds `bytes` on the device; None when they do not fit there now.")},
+    {"settle", settle, METH_O, PyDoc_STR("settle(manager, /)\n--\n\nWaits for a copy that is under way; False when there is none or none ended in time.")},
     {"rooms", rooms, METH_O, PyDoc_STR("rooms(manager, /)\n--\n\n(device, free bytes after what is kept in reserve) of each of the manager's accelerators.")},
     {NULL, NULL, 0, NULL}};
 

@@ -28,6 +28,7 @@ struct mgd_state {
   PyTypeObject *reservation_type;
   PyTypeObject *engine_type;
   int use_heuristic;
+  int cuda_attached; /* nothing more to ask of managed._cuda */
   unsigned long long moves; /* tensors moved in place, ever */
 };
 
