@@ -1,4 +1,4 @@
-"""Four simulated devices for the whole run, the `sweep` fixture, and the table at the end.
+"""The `sweep` fixture, the least that a whole sweep must reach, and the table at the end.
 
 CONFORMANCE_SEED (default 0) draws devices and inputs; CONFORMANCE_SAMPLES limits the samples
 of an operator in the full sweeps.
@@ -8,8 +8,6 @@ import os
 
 import pytest
 import torch
-
-import managed
 
 from .tally import as_property, counts, from_property, settle
 
@@ -21,11 +19,6 @@ FLOORS = {
     "device float32": {"ran": 672, "forward equal": 671, "backward equal": 536},
     "scattered float32": {"ran": 672, "forward equal": 670, "backward equal": 537, "mixed": 480},
 }
-
-
-@pytest.fixture(scope="session", autouse=True)
-def machine():
-    managed.simulate(devices=4, memory="1GiB")
 
 
 @pytest.fixture(autouse=True)

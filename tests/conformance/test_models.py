@@ -4,7 +4,6 @@ No gradient clipping: the order of a norm over devices is not the order on one d
 """
 
 import copy
-import gc
 import random
 
 import pytest
@@ -53,17 +52,14 @@ def check(name, expected, actual):
         assert not found, found
 
 
-@pytest.fixture
-def nothing_left():
-    yield
-    gc.collect()
-    assert not left_over()
-
-
-@pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", MODELS)
 def test_on_a_device(name, optimizer, seed):
+    on_a_device(name, optimizer, seed)
+    assert not left_over()
+
+
+def on_a_device(name, optimizer, seed):
     model, batches, loss = make(name, seed, steps=4)
     device = random.Random(f"{seed}/{name}").choice(ACCELERATORS)
     there = scatter(copy.deepcopy(model), lambda: device, finish=lambda t: t)
@@ -84,16 +80,15 @@ def scattered(name, draw, optimizer, seed):
     check(name, expected, actual)
 
 
-@pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("optimizer", ["AdamW"])
 @pytest.mark.parametrize("name", MODELS)
 def test_scattered(name, optimizer, seed):
     rng = random.Random(f"{seed}/{name}")
     scattered(name, lambda: rng.choice(Scattered.devices), optimizer, seed)
+    assert not left_over()
 
 
 @pytest.mark.conformance
-@pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("draws", range(3))
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("devices", [Scattered.devices, ACCELERATORS], ids=["all", "accelerators"])
@@ -101,3 +96,4 @@ def test_scattered(name, optimizer, seed):
 def test_scattered_in_many_ways(name, devices, optimizer, draws, seed):
     rng = random.Random(f"{seed}/{name}/{draws}")
     scattered(name, lambda: rng.choice(devices), optimizer, seed + draws)
+    assert not left_over()

@@ -1,0 +1,255 @@
+"""On which device an operator over several devices runs, and which operands stay where they are.
+
+Every result must be the CPU's to the bit: the copies are copies and the kernels are the same.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import managed
+from managed import ManagedTensor
+
+
+def put(t, device):
+    return t.to(device).as_subclass(ManagedTensor)
+
+
+def at(device, *sizes):
+    return put(torch.randn(sizes), device)
+
+
+def copies(function):
+    """What `function` returns, and how many tensors were copied between devices for it."""
+    before = managed.stats()["copy"]
+    result = function()
+    return result, managed.stats()["copy"] - before
+
+
+def why(result_of, operand):
+    """The reason that the history of `operand` gives for its last copy."""
+    result_of()
+    return str(managed.explain(operand)).splitlines()[-1].rpartition(": ")[2]
+
+
+def same(actual, expected):
+    return isinstance(actual, ManagedTensor) and torch.equal(actual.cpu(), expected.cpu())
+
+
+# ---- who is chosen
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_an_accelerator_comes_before_the_cpu_whatever_the_order_and_the_sizes(swapped):
+    near, far = at("sim:1", 1, 4), at("cpu", 1000, 4)
+    result, copied = copies(lambda: far + near if swapped else near + far)
+    assert result.device == torch.device("sim:1")
+    assert copied == 1
+    assert same(result, near.cpu() + far)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_of_two_accelerators_the_one_with_most_bytes(swapped):
+    small, large = at("sim:0", 1, 64), at("sim:2", 64, 64)
+    result, copied = copies(lambda: large * small if swapped else small * large)
+    assert result.device == torch.device("sim:2")
+    assert copied == 1
+
+
+def test_bytes_are_summed_per_device():
+    parts = [at("sim:0", 600), at("sim:1", 400), at("sim:1", 400)]
+    assert torch.cat(parts).device == torch.device("sim:1")
+
+
+def test_equal_bytes_give_the_same_device_whatever_the_order():
+    a, b = at("sim:0", 8), at("sim:3", 8)
+    assert (a + b).device == (b + a).device
+
+
+def test_floating_operands_decide_before_integers():
+    mask, values = at("sim:0", 1000) > 0, at("sim:1", 1000)
+    assert torch.where(mask, values, 0.0).device == torch.device("sim:1")
+    index = put(torch.zeros(2000, dtype=torch.long), "sim:2")
+    assert F.embedding(index, at("sim:1", 3, 4)).device == torch.device("sim:1")
+    assert values.take(index).device == torch.device("sim:1")
+
+
+def test_integers_decide_among_themselves():
+    a, b = put(torch.arange(4), "cpu"), put(torch.arange(4), "sim:2")
+    assert (a + b).device == torch.device("sim:2")
+
+
+def test_a_generator_decides():
+    there = torch.Generator("sim:1").manual_seed(5)
+    here = torch.Generator().manual_seed(5)
+    p = torch.full((100,), 0.3)
+    result = torch.bernoulli(put(p, "sim:0"), generator=there)
+    assert result.device == torch.device("sim:1")
+    assert same(result, torch.bernoulli(p, generator=here))
+
+
+def test_one_device_copies_nothing():
+    a, b = at("sim:1", 4, 4), at("sim:1", 4, 4)
+    before = managed.stats()
+    (a @ b + a).relu().sum()
+    after = managed.stats()
+    assert (after["misaligned_calls"], after["copy"]) == (before["misaligned_calls"], before["copy"])
+
+
+def test_a_plain_operand_is_aligned_with_a_managed_one():
+    plain = torch.randn(4, device="sim:2")
+    result = at("sim:0", 400) [:4] + plain
+    assert isinstance(result, ManagedTensor)
+    with pytest.raises(RuntimeError, match="same device"):
+        plain + torch.randn(4, device="sim:0")  # nothing managed takes part: torch's own rules
+
+
+def test_a_reason_is_given():
+    host = at("cpu", 4)
+    assert why(lambda: host + at("sim:1", 4), host) == "an accelerator is preferred to the host"
+    assert str(managed.explain(host)).count("copy cpu -> sim:1 16 bytes aten::add.Tensor") == 1
+
+
+# ---- pins
+
+
+def test_a_pin_comes_before_bytes_and_before_accelerators():
+    small, large = at("cpu", 4), at("sim:1", 1000, 4)
+    small.pin()
+    assert (small + large).device == torch.device("cpu")
+    small.unpin()
+    assert (small + large).device == torch.device("sim:1")
+
+
+def test_two_pins_on_one_device_agree():
+    a, b = at("sim:1", 4), at("sim:1", 4)
+    a.pin()
+    b.pin()
+    assert torch.addcmul(at("sim:0", 1000, 4), a, b).device == torch.device("sim:1")
+
+
+def test_a_pin_conflict_names_both_tensors_and_devices_and_changes_nothing():
+    a, b = at("sim:0", 3, 4), at("sim:2", 4, 5)
+    a.pin()
+    b.pin()
+    before = managed.stats()["copy"]
+    with pytest.raises(RuntimeError) as raised:
+        a @ b
+    for words in ("'self'", "[3, 4]", "sim:0", "'mat2'", "[4, 5]", "sim:2", "unpin()"):
+        assert words in str(raised.value)
+    assert managed.stats()["copy"] == before
+    assert (a.device, b.device) == (torch.device("sim:0"), torch.device("sim:2"))
+    b.unpin()
+    assert (a @ b).device == torch.device("sim:0")
+
+
+def test_a_pin_conflict_inside_a_list_gives_the_position():
+    parts = [at("sim:0", 2), at("sim:1", 2), at("sim:2", 2)]
+    parts[1].pin()
+    parts[2].pin()
+    with pytest.raises(RuntimeError, match=r"'tensors'\[1\].*sim:1.*'tensors'\[2\].*sim:2"):
+        torch.cat(parts)
+
+
+def test_a_written_operand_wins_over_a_pin_that_is_only_read():
+    x, pinned = at("sim:1", 4), at("sim:0", 4)
+    pinned.pin()
+    expected = x.cpu() + pinned.cpu()
+    x += pinned
+    assert x.device == torch.device("sim:1")
+    assert same(x, expected)
+
+
+# ---- what stays
+
+
+def test_a_zero_dimensional_cpu_tensor_is_a_number():
+    x = at("sim:1", 4)
+    for number in (torch.tensor(2.5), put(torch.tensor(2.5), "cpu")):
+        result, copied = copies(lambda n=number: (x * n, n - x, x.clamp(max=n), x / n))
+        assert copied == 0
+        assert {r.device for r in result} == {x.device}
+        assert same(result[1], 2.5 - x.cpu())
+    assert x.sum().add(at("cpu")).device == torch.device("sim:1")
+
+
+def test_a_zero_dimensional_tensor_of_an_accelerator_is_copied():
+    x = at("sim:1", 4)
+    result, copied = copies(lambda: x * at("sim:0"))
+    assert (result.device, copied) == (x.device, 1)
+
+
+@pytest.mark.parametrize("operator", ["pow", "float_power", "logical_and", "logical_xor"])
+def test_operators_whose_kernels_take_no_cpu_number(operator):
+    x, number = at("sim:1", 4).abs(), torch.tensor(2.0)
+    result = getattr(torch, operator)(x, number)
+    assert result.device == x.device
+    assert same(result, getattr(torch, operator)(x.cpu(), number))
+
+
+def test_masked_fill_with_a_cpu_number():
+    x = at("sim:1", 4)
+    result = x.masked_fill(x > 0, torch.tensor(7.0))
+    assert same(result, x.cpu().masked_fill(x.cpu() > 0, 7.0))
+
+
+def test_cpu_indices_stay_where_torch_allows_them():
+    x, index = at("sim:1", 5, 4), torch.tensor([3, 0, 3])
+    result, copied = copies(lambda: x[index])
+    assert copied == 0
+    assert same(result, x.cpu()[index])
+    far, copied = copies(lambda: x[put(index, "sim:2")])
+    assert copied == 1
+    assert same(far, x.cpu()[index])
+
+
+def test_gather_and_index_select_align_their_indices():
+    x, index = at("sim:1", 5, 4), put(torch.tensor([3, 0]), "cpu")
+    result, copied = copies(lambda: x.index_select(0, index))
+    assert (result.device, copied) == (x.device, 1)
+    assert same(result, x.cpu().index_select(0, index))
+    columns = put(torch.tensor([[0, 1, 2, 3]]), "sim:0")
+    assert same(x.gather(0, columns), x.cpu().gather(0, columns.cpu()))
+
+
+def test_copy_and_to_go_where_they_are_told():
+    x = at("sim:1", 4)
+    target = at("cpu", 4)
+    (_, copied) = copies(lambda: target.copy_(x))
+    assert copied == 0
+    assert target.device == torch.device("cpu")
+    assert torch.equal(target, x.cpu())
+    assert x.to("sim:2").device == torch.device("sim:2")
+    assert x.type_as(target).device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("operator", ["view_as", "expand_as", "reshape_as"])
+def test_an_operand_of_which_only_the_sizes_matter(operator):
+    x, shape = at("sim:1", 1, 4), at("sim:2", 1, 4)
+    shape.pin()
+    result, copied = copies(lambda: getattr(x, operator)(shape))
+    assert (result.device, copied) == (x.device, 0)
+
+
+def test_looking_at_tensors_moves_nothing():
+    a, b = at("cpu", 4), at("sim:1", 3, 1)
+    _, copied = copies(lambda: (a.is_same_size(b), torch.result_type(a, b), a.is_set_to(a)))
+    assert copied == 0
+    (x, y), copied = copies(lambda: torch.broadcast_tensors(a, b))
+    assert (x.device, y.device, copied) == (a.device, b.device, 0)
+    assert x.data_ptr() == a.data_ptr()  # still views of what they were made from
+    (x, y), copied = copies(lambda: torch.atleast_2d(a, b))
+    assert (x.device, y.device, copied) == (a.device, b.device, 0)
+
+
+def test_a_device_argument_is_obeyed():
+    x = at("sim:1", 4)
+    assert torch.zeros_like(x, device="sim:2").device == torch.device("sim:2")
+    assert x.new_zeros(2, device="cpu").device == torch.device("cpu")
+
+
+def test_frozen_leaves_the_devices_to_torch():
+    a, b = at("sim:0", 4), at("sim:1", 4)
+    with managed.frozen(), pytest.raises(RuntimeError, match=r"same device|frozen"):
+        a + b
+    assert (a + b).device.type == "sim"
