@@ -96,6 +96,15 @@ def test_one_device_copies_nothing():
     assert (after["misaligned_calls"], after["copy"]) == (before["misaligned_calls"], before["copy"])
 
 
+def test_a_tensor_given_twice_is_copied_once():
+    x, y = at("cpu", 4), at("sim:1", 4)
+    result, copied = copies(lambda: torch.addcmul(y, x, x))
+    assert copied == 1
+    assert same(result, torch.addcmul(y.cpu(), x, x))
+    _, copied = copies(lambda: torch.cat([y, x, x]))
+    assert copied == 1
+
+
 def test_a_plain_operand_is_aligned_with_a_managed_one():
     plain = torch.randn(4, device="sim:2")
     result = at("sim:0", 400) [:4] + plain
