@@ -5,6 +5,7 @@ shares one set of devices; a test that needs others runs its own interpreter (`r
 TEST_SEED repeats the random choices of a run.
 """
 
+import json
 import os
 import random
 import subprocess
@@ -66,14 +67,25 @@ def run_python(tmp_path):
     The environment is this one's less every MANAGED variable, with the keywords added. Anything on
     standard error fails the test, as does an exit status other than `status`; a program that is
     meant to fail is checked by what is in `stderr`, and then its standard error is returned.
+    `input` is given to the program as JSON on its standard input.
     """
 
-    def run(code, *arguments, status=0, stderr=None, timeout=120, cwd=tmp_path, **environment):
+    def run(
+        code,
+        *arguments,
+        status=0,
+        stderr=None,
+        input=None,
+        timeout=120,
+        cwd=tmp_path,
+        **environment,
+    ):
         kept = {k: v for k, v in os.environ.items() if "MANAGED" not in k}
         done = subprocess.run(
             [sys.executable, "-W", "error", "-c", textwrap.dedent(code), *map(str, arguments)],
             env=kept | {k: str(v) for k, v in environment.items()},
             cwd=cwd,
+            input=json.dumps(input),
             capture_output=True,
             text=True,
             timeout=timeout,
