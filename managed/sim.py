@@ -34,6 +34,8 @@ class _Plan(NamedTuple):
 
 
 def _capacities(devices: int, memory: int | str | Sequence[int | str]) -> list[int]:
+    if not isinstance(memory, int | str | Sequence):
+        raise TypeError(f"managed: memory is bytes, a string such as '512MiB', or a list, not {memory!r}")
     each = [memory] * devices if isinstance(memory, int | str) else list(memory)
     if len(each) != devices:
         raise ValueError(
