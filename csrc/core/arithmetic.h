@@ -29,9 +29,7 @@ static inline int64_t mgd_max(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline bool mgd_is_amount(double x) { return isfinite(x) && x >= 0.0; }
 
 /* ns that `amount` takes at `per_ns`; a rate of 0 means instantly. */
-static inline double mgd_duration(double amount, double per_ns) {
-  return per_ns > 0.0 ? amount / per_ns : 0.0;
-}
+static inline double mgd_duration(double amount, double per_ns) { return per_ns > 0.0 ? amount / per_ns : 0.0; }
 
 /* fixed + amount, rounded up to whole ns: work never takes less than its time. */
 static inline int mgd_to_ns(int64_t fixed, double amount, int64_t *ns) {

@@ -13,9 +13,7 @@
 
 #include <string.h>
 
-static bool is_name(const char name[MGD_NAME_BYTES]) {
-  return name[0] != '\0' && memchr(name, '\0', MGD_NAME_BYTES);
-}
+static bool is_name(const char name[MGD_NAME_BYTES]) { return name[0] != '\0' && memchr(name, '\0', MGD_NAME_BYTES); }
 
 static bool is_unique(const struct mgd_machine *m, int id) {
   for (int other = 0; other < id; other++) {
@@ -127,8 +125,7 @@ static bool are_claims_sound(const struct mgd_machine *m) {
     }
     queued += length;
   }
-  return queued == count_claims(m, MGD_CLAIM_WAITING) &&
-         free_length(&m->claims) == count_claims(m, MGD_CLAIM_FREE);
+  return queued == count_claims(m, MGD_CLAIM_WAITING) && free_length(&m->claims) == count_claims(m, MGD_CLAIM_FREE);
 }
 
 static bool is_trace_sound(const struct mgd_trace *t) {
@@ -170,9 +167,7 @@ static bool is_place_sound(const struct mgd_clock *c, int device) {
 }
 
 /* Whether something at this end of a link accounts for its being busy. */
-static bool explains(const struct mgd_clock *c, int device, int64_t free_at) {
-  return device == MGD_CLOCK_HOST || free_at <= mgd_clock_latest(c, device);
-}
+static bool explains(const struct mgd_clock *c, int device, int64_t free_at) { return device == MGD_CLOCK_HOST || free_at <= mgd_clock_latest(c, device); }
 
 static bool is_clock_link_sound(const struct mgd_clock *c, int from, int to) {
   const struct mgd_clock_link *link = mgd_clock_link_of(c, from, to);

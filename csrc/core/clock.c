@@ -39,9 +39,7 @@ int64_t mgd_clock_latest(const struct mgd_clock *c, int device) {
 
 static int64_t host_time(const struct mgd_clock *c) { return mgd_clock_place_of(c, HOST)->streams[0]; }
 
-static bool is_speed(struct mgd_speed s) {
-  return mgd_is_amount(s.flops_per_ns) && mgd_is_amount(s.bytes_per_ns) && s.launch_ns >= 0;
-}
+static bool is_speed(struct mgd_speed s) { return mgd_is_amount(s.flops_per_ns) && mgd_is_amount(s.bytes_per_ns) && s.launch_ns >= 0; }
 
 static bool is_link(struct mgd_link l) { return l.latency_ns >= 0 && mgd_is_amount(l.bytes_per_ns); }
 
@@ -165,8 +163,7 @@ static int copy_cost(const struct mgd_clock *c, int from, int to, int64_t bytes,
   return mgd_to_ns(link->latency_ns, mgd_duration((double)bytes, link->bytes_per_ns), ns);
 }
 
-static int copy(struct mgd_clock *c, int from, int from_stream, int to, int to_stream, int64_t bytes,
-                int64_t *end) {
+static int copy(struct mgd_clock *c, int from, int from_stream, int to, int to_stream, int64_t bytes, int64_t *end) {
   int64_t *source, *sink;
   int code = find_stream(c, from, from_stream, &source);
   code = code == MGD_OK ? find_stream(c, to, to_stream, &sink) : code;
@@ -188,8 +185,7 @@ static int copy(struct mgd_clock *c, int from, int from_stream, int to, int to_s
   return MGD_OK;
 }
 
-int mgd_clock_copy(struct mgd_clock *c, int from, int from_stream, int to, int to_stream, int64_t bytes,
-                   int64_t *end) {
+int mgd_clock_copy(struct mgd_clock *c, int from, int from_stream, int to, int to_stream, int64_t bytes, int64_t *end) {
   if (bytes < 0) {
     return MGD_E_INVALID;
   }

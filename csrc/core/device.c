@@ -8,9 +8,7 @@
 
 #include <string.h>
 
-bool mgd_device_known_locked(const struct mgd_machine *m, int id) {
-  return id >= 0 && id < m->count;
-}
+bool mgd_device_known_locked(const struct mgd_machine *m, int id) { return id >= 0 && id < m->count; }
 
 /* The id of the device with this name, or -1. */
 static int find(const struct mgd_machine *m, const char *name) {
@@ -22,9 +20,7 @@ static int find(const struct mgd_machine *m, const char *name) {
   return -1;
 }
 
-static bool is_name(const char *name) {
-  return name && name[0] != '\0' && memchr(name, '\0', MGD_NAME_BYTES);
-}
+static bool is_name(const char *name) { return name && name[0] != '\0' && memchr(name, '\0', MGD_NAME_BYTES); }
 
 static int add(struct mgd_machine *m, const char *name, int64_t capacity, int *id) {
   if (find(m, name) >= 0) {

@@ -8,17 +8,15 @@
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
-static const char *const error_names[] = {
-    "OK",
+static const char *const error_names[] = {"OK",
 #define X(name, text) #name,
-    MGD_ERRORS(X)
+                                          MGD_ERRORS(X)
 #undef X
 };
 
-static const char *const error_texts[] = {
-    "no error",
+static const char *const error_texts[] = {"no error",
 #define X(name, text) text,
-    MGD_ERRORS(X)
+                                          MGD_ERRORS(X)
 #undef X
 };
 
@@ -39,22 +37,12 @@ static const char *by_code(const char *const *table, size_t count, int code, con
   return code <= 0 && code > -(int)count ? table[-code] : unknown;
 }
 
-static const char *by_number(const char *const *table, size_t count, int number) {
-  return number >= 0 && number < (int)count ? table[number] : "UNKNOWN";
-}
+static const char *by_number(const char *const *table, size_t count, int number) { return number >= 0 && number < (int)count ? table[number] : "UNKNOWN"; }
 
-const char *mgd_error_name(int code) {
-  return by_code(error_names, COUNT(error_names), code, "UNKNOWN");
-}
+const char *mgd_error_name(int code) { return by_code(error_names, COUNT(error_names), code, "UNKNOWN"); }
 
-const char *mgd_error_text(int code) {
-  return by_code(error_texts, COUNT(error_texts), code, "an unknown error code: this is a bug");
-}
+const char *mgd_error_text(int code) { return by_code(error_texts, COUNT(error_texts), code, "an unknown error code: this is a bug"); }
 
-const char *mgd_reason_text(int reason) {
-  return by_number(reason_texts, COUNT(reason_texts), reason);
-}
+const char *mgd_reason_text(int reason) { return by_number(reason_texts, COUNT(reason_texts), reason); }
 
-const char *mgd_event_name(int kind) {
-  return by_number(event_names, COUNT(event_names), kind);
-}
+const char *mgd_event_name(int kind) { return by_number(event_names, COUNT(event_names), kind); }

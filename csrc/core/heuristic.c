@@ -22,7 +22,7 @@ int mgd_heuristic_default(void *unused, int64_t size, int64_t *out) {
 int mgd_heuristic_set(struct mgd_machine *m, mgd_heuristic_fn fn, void *context) {
   mgd_machine_enter(m);
   m->heuristic = fn ? fn : mgd_heuristic_default;
-  m->heuristic_context = fn ? context : NULL;
+  m->heuristic_context = context;
   return mgd_machine_leave(m, MGD_OK);
 }
 

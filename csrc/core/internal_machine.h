@@ -57,11 +57,11 @@ enum mgd_claim_state {
  * is (generation << 32 | slot + 1), so a stale ticket is recognised. */
 struct mgd_claim {
   enum mgd_claim_state state;
-  uint32_t generation;     /* how often the slot was given back */
-  int32_t next, previous;  /* neighbours in the queue or free list, -1 at an end */
+  uint32_t generation;    /* how often the slot was given back */
+  int32_t next, previous; /* neighbours in the queue or free list, -1 at an end */
   int device;
   int64_t bytes;
-  double reserved;         /* fraction of the capacity this claim leaves free */
+  double reserved; /* fraction of the capacity this claim leaves free */
   int64_t deadline;
   uint64_t arrival;
 };

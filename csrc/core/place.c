@@ -27,8 +27,7 @@ int mgd_place_validate(const struct mgd_object_request *request) {
   return good ? MGD_OK : MGD_E_INVALID; /* a NaN is neither >= 0 nor < 1 */
 }
 
-int mgd_place_pick_locked(const struct mgd_machine *m, const struct mgd_object_request *request,
-                          mgd_mask allowed, enum mgd_reason *why) {
+int mgd_place_pick_locked(const struct mgd_machine *m, const struct mgd_object_request *request, mgd_mask allowed, enum mgd_reason *why) {
   int best = MGD_HOST;
   int64_t best_room = 0;
   for (int id = 1; id < m->count; id++) {
@@ -49,8 +48,7 @@ int mgd_place_pick_locked(const struct mgd_machine *m, const struct mgd_object_r
   return best;
 }
 
-int mgd_place_object(struct mgd_machine *m, const struct mgd_object_request *request, int *device,
-                     enum mgd_reason *why) {
+int mgd_place_object(struct mgd_machine *m, const struct mgd_object_request *request, int *device, enum mgd_reason *why) {
   int code = mgd_place_validate(request);
   if (code != MGD_OK) {
     return code;
@@ -165,8 +163,7 @@ static double price(const struct mgd_machine *m, const struct ballot *b, int at)
 /* The cheapest candidate, unless the one that holds most bytes is within 20 %
  * of it. The margin (PaRSEC's load-balance skew has the same size) keeps
  * tensors from wandering between devices that cost about the same. */
-static int cheapest(const struct mgd_machine *m, const struct ballot *b, mgd_mask candidates,
-                    enum mgd_reason *why) {
+static int cheapest(const struct mgd_machine *m, const struct ballot *b, mgd_mask candidates, enum mgd_reason *why) {
   int best = NOWHERE, holder = NOWHERE;
   double best_price = 0.0, holder_price = 0.0;
   while (candidates) {
@@ -202,8 +199,7 @@ static int elect(const struct mgd_machine *m, const struct ballot *b, enum mgd_r
   return cheapest(m, b, candidates, why);
 }
 
-int mgd_place_operands(struct mgd_machine *m, const struct mgd_operand *operands, size_t n, int *device,
-                       int *other, enum mgd_reason *why) {
+int mgd_place_operands(struct mgd_machine *m, const struct mgd_operand *operands, size_t n, int *device, int *other, enum mgd_reason *why) {
   struct ballot b;
   mgd_machine_enter(m);
   int code = count_operands(&b, operands, n, m->count);

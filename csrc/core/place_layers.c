@@ -31,10 +31,10 @@ struct score {
  * layers k - 1 and k where the fewest bytes, cut[k], cross. */
 struct problem {
   size_t n, devices;
-  int64_t *sum;    /* n + 1: layers k .. i - 1 weigh sum[i] - sum[k] */
-  int64_t *cut;    /* n + 1 */
-  size_t *start;   /* n + 1; start[n] is the caller's n */
-  uint32_t *from;  /* devices rows of n + 1: where the run that ends before i begins */
+  int64_t *sum;                 /* n + 1: layers k .. i - 1 weigh sum[i] - sum[k] */
+  int64_t *cut;                 /* n + 1 */
+  size_t *start;                /* n + 1; start[n] is the caller's n */
+  uint32_t *from;               /* devices rows of n + 1: where the run that ends before i begins */
   struct score *before, *after; /* n + 1 each */
   const int64_t *room;
   int64_t cap[MGD_MAX_DEVICES]; /* bytes that each device may take now */
@@ -86,11 +86,12 @@ static void cap_at(struct problem *p, int64_t t) {
   }
 }
 
-/* Caps of load / room of each room, or the largest ones strictly below. */
+/* Caps of load / room of each room, or the largest ones strictly below; a cap
+ * of -1 lets nothing in, as 0 does. */
 static void cap_by(struct problem *p, int64_t load, int64_t room, bool below) {
   for (size_t j = 0; j < p->devices; j++) {
     wide product = (wide)p->room[j] * load;
-    p->cap[j] = (int64_t)((product - (below && product > 0)) / room);
+    p->cap[j] = (int64_t)((product - below) / room);
   }
 }
 
@@ -165,9 +166,10 @@ static void score_ends(struct problem *p, size_t j, size_t low, size_t high, siz
     return;
   }
   size_t i = low + (high - low) / 2;
-  size_t first = earliest(p, j, i), best = first;
+  size_t first = earliest(p, j, i);
+  size_t best = first > left ? first : left;
   struct score most = {.used = -1};
-  for (size_t k = first > left ? first : left; k < i && k <= right; k++) {
+  for (size_t k = best; k < i && k <= right; k++) {
     struct score s = extend(p, j, k, i);
     if (is_better(&s, &most)) {
       most = s;
@@ -177,8 +179,8 @@ static void score_ends(struct problem *p, size_t j, size_t low, size_t high, siz
   bool takes = is_better(&most, &p->before[i]); /* or the device stays empty */
   p->after[i] = takes ? most : p->before[i];
   p->from[j * (p->n + 1) + i] = (uint32_t)(takes ? best : i);
-  score_ends(p, j, low, i, left, best < right ? best : right);
-  score_ends(p, j, i + 1, high, best > left ? best : left, right);
+  score_ends(p, j, low, i, left, best);
+  score_ends(p, j, i + 1, high, best, right);
 }
 
 static void score_all(struct problem *p) {
@@ -239,14 +241,15 @@ static int validate(const int64_t *bytes, const int64_t *border, size_t n, const
   return code == MGD_OK && border && n > 1 ? sum_of(border, n - 1, &sum) : code;
 }
 
-/* Gathers the layers that have bytes and the cheapest cut before each. */
+/* Gathers the layers that have bytes and the cheapest cut before each, the last
+ * of equals: a layer without bytes, an activation say, stays with its input. */
 static void gather(struct problem *p, const int64_t *bytes, const int64_t *border, size_t n) {
   int64_t cheapest = 0; /* cut since the last layer that has bytes; none before the first */
   size_t where = 0;
   bool inside = false; /* behind a layer that has bytes, no cut seen yet */
   for (size_t i = 0; i < n; i++) {
     int64_t crossing = i > 0 && border ? border[i - 1] : 0;
-    if (inside || (p->n > 0 && crossing < cheapest)) {
+    if (inside || (p->n > 0 && crossing <= cheapest)) {
       cheapest = crossing;
       where = i;
     }
@@ -281,8 +284,7 @@ static void close_problem(struct problem *p) {
   mgd_alloc_free(p->from);
 }
 
-int mgd_place_layers(struct mgd_machine *m, const int64_t *bytes, const int64_t *border, size_t n,
-                     const int64_t *room, size_t devices, int *out) {
+int mgd_place_layers(struct mgd_machine *m, const int64_t *bytes, const int64_t *border, size_t n, const int64_t *room, size_t devices, int *out) {
   int code = validate(bytes, border, n, room, devices);
   if (code != MGD_OK) {
     return code;

@@ -19,9 +19,7 @@ static bool is_transfer(const struct mgd_event *e) {
   return kind && e->from >= 0 && e->to >= 0;
 }
 
-static bool is_known_or_none(const struct mgd_machine *m, int id) {
-  return id == -1 || mgd_device_known_locked(m, id);
-}
+static bool is_known_or_none(const struct mgd_machine *m, int id) { return id == -1 || mgd_device_known_locked(m, id); }
 
 /* total plus one event; false, and `out` of no use, when that overflows. */
 static bool sum(struct mgd_total total, const struct mgd_event *e, struct mgd_total *out) {
@@ -77,8 +75,7 @@ static size_t read_back(const struct mgd_trace *t, uint64_t object, struct mgd_e
   return found;
 }
 
-int mgd_trace_read(struct mgd_machine *m, uint64_t object, struct mgd_event *out, size_t *n,
-                   uint64_t *dropped) {
+int mgd_trace_read(struct mgd_machine *m, uint64_t object, struct mgd_event *out, size_t *n, uint64_t *dropped) {
   mgd_machine_enter(m);
   size_t found = read_back(&m->trace, object, out, *n);
   if (found < *n) {

@@ -16,12 +16,12 @@
 
 #define MIB ((int64_t)1 << 20)
 
-#define EXPECT(condition)                                                      \
-  do {                                                                         \
-    if (!(condition)) {                                                        \
+#define EXPECT(condition)                                                       \
+  do {                                                                          \
+    if (!(condition)) {                                                         \
       fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition); \
-      exit(1);                                                                 \
-    }                                                                          \
+      exit(1);                                                                  \
+    }                                                                           \
   } while (0)
 
 #define EXPECT_INT(actual, expected) expect_int(__FILE__, __LINE__, #actual, (int64_t)(actual), (int64_t)(expected))

@@ -156,6 +156,20 @@ static void who_can_no_longer_be_served_holds_nobody_up(void) {
   mgd_machine_destroy(m);
 }
 
+/* The middle one can never be served any more; the first still can, and waits. */
+static void who_holds_nobody_up_lets_nobody_past_another(void) {
+  struct mgd_machine *m = new_machine(1, 100);
+  struct mgd_ticket holder = granted(m, 1, 60), first = waiting(m, 1, 70, FOREVER), middle = waiting(m, 1, 90, FOREVER);
+  struct mgd_ticket last = waiting(m, 1, 10, FOREVER);
+  EXPECT_OK(mgd_device_set_capacity(m, 1, 80));
+  EXPECT_CODE(mgd_admit_poll(m, &last, 1), MGD_E_WAIT);
+  EXPECT_OK(mgd_admit_release(m, &first));
+  EXPECT_OK(mgd_admit_poll(m, &last, 1));
+  EXPECT_OK(mgd_admit_release(m, &middle));
+  EXPECT_OK(mgd_admit_release(m, &holder));
+  mgd_machine_destroy(m);
+}
+
 /* ---- an object: choosing and reserving in one step */
 
 static void objects_never_take_the_same_bytes(void) {
@@ -272,6 +286,7 @@ int main(void) {
   a_waiter_that_wakes_at_its_deadline_looks_once_more();
   who_is_late_holds_nobody_up();
   who_can_no_longer_be_served_holds_nobody_up();
+  who_holds_nobody_up_lets_nobody_past_another();
   objects_never_take_the_same_bytes();
   an_object_passes_by_devices_where_somebody_waits();
   nonsense_is_refused_and_changes_nothing();

@@ -84,14 +84,14 @@ static void claims_and_queues(void) {
   const enum mgd_claim_state states[] = {MGD_CLAIM_FREE, MGD_CLAIM_GRANTED, MGD_CLAIM_WAITING, MGD_CLAIM_LATE};
   const uint64_t future = 999;
   const double nothing = -0.5;
-  EXPECT_BROKEN(m, m->devices[1].first_waiter, end);     /* a waiter in no queue */
+  EXPECT_BROKEN(m, m->devices[1].first_waiter, end); /* a waiter in no queue */
   EXPECT_BROKEN(m, m->devices[1].first_waiter, astray);
   EXPECT_BROKEN(m, m->devices[1].first_waiter, below);
   EXPECT_BROKEN(m, m->devices[1].last_waiter, end);
   EXPECT_BROKEN(m, m->devices[2].last_waiter, astray);
   EXPECT_BROKEN(m, last->next, m->devices[1].first_waiter); /* a ring */
   EXPECT_BROKEN(m, last->previous, end);
-  EXPECT_BROKEN(m, first->arrival, last->arrival);       /* out of order */
+  EXPECT_BROKEN(m, first->arrival, last->arrival); /* out of order */
   EXPECT_BROKEN(m, first->device, elsewhere);
   EXPECT_BROKEN(m, first->state, states[0]);
   EXPECT_BROKEN(m, first->state, states[1]);
@@ -104,7 +104,7 @@ static void claims_and_queues(void) {
   EXPECT_BROKEN(m, granted->reserved, above_one);
   EXPECT_BROKEN(m, granted->reserved, nothing);
   EXPECT_BROKEN(m, granted->arrival, future);
-  EXPECT_BROKEN(m, m->claims.first_free, end);           /* free slots lost */
+  EXPECT_BROKEN(m, m->claims.first_free, end); /* free slots lost */
   EXPECT_BROKEN(m, m->claims.first_free, astray);
   EXPECT_BROKEN(m, m->claims.first_free, below);
   const int32_t taken = 0, three = 3;

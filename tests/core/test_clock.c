@@ -43,10 +43,10 @@ static int64_t time_of(struct mgd_clock *c, int device) {
 
 static void an_operator_takes_the_roofline_plus_its_launch(void) {
   struct mgd_clock *c = new_clock(1);
-  EXPECT_INT(run(c, 0, 0, 1000.0, 10.0), 5 + 10);    /* bound by arithmetic */
-  EXPECT_INT(run(c, 0, 0, 10.0, 1000.0), 15 + 105);  /* bound by memory */
-  EXPECT_INT(run(c, 0, 0, 0.0, 0.0), 125);           /* nothing but its launch */
-  EXPECT_INT(run(c, 0, 0, 0.0, 1.0), 125 + 5 + 1);   /* parts of a ns round up */
+  EXPECT_INT(run(c, 0, 0, 1000.0, 10.0), 5 + 10);   /* bound by arithmetic */
+  EXPECT_INT(run(c, 0, 0, 10.0, 1000.0), 15 + 105); /* bound by memory */
+  EXPECT_INT(run(c, 0, 0, 0.0, 0.0), 125);          /* nothing but its launch */
+  EXPECT_INT(run(c, 0, 0, 0.0, 1.0), 125 + 5 + 1);  /* parts of a ns round up */
   mgd_clock_destroy(c);
 }
 
@@ -94,11 +94,11 @@ static void a_stream_waits_for_an_event(void) {
 
 static void a_copy_occupies_both_streams_and_the_link(void) {
   struct mgd_clock *c = new_clock(2);
-  run(c, 0, 0, 1000.0, 0.0);                            /* until 15 */
-  EXPECT_INT(copy(c, 0, 0, 1, 3, 100), 15 + 1 + 50);    /* waits for its source */
+  run(c, 0, 0, 1000.0, 0.0);                         /* until 15 */
+  EXPECT_INT(copy(c, 0, 0, 1, 3, 100), 15 + 1 + 50); /* waits for its source */
   EXPECT_INT(run(c, 0, 0, 0.0, 0.0), 71);
   EXPECT_INT(run(c, 1, 3, 0.0, 0.0), 71);
-  EXPECT_INT(run(c, 1, 0, 0.0, 0.0), 5);                /* another stream is not held up */
+  EXPECT_INT(run(c, 1, 0, 0.0, 0.0), 5); /* another stream is not held up */
   mgd_clock_destroy(c);
 }
 
@@ -119,6 +119,8 @@ static void the_host_hands_a_copy_over_and_goes_on(void) {
   EXPECT_INT(time_of(c, HOST), 0);
   EXPECT_INT(copy(c, 0, 0, HOST, 0, 100), 230);
   EXPECT_INT(time_of(c, HOST), 0);
+  EXPECT_OK(mgd_clock_host_wait(c, 1000));
+  EXPECT_INT(copy(c, 1, 5, 0, 5, 100), 1051); /* handed over at host time, though all was free before */
   mgd_clock_destroy(c);
 }
 

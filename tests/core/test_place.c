@@ -121,20 +121,19 @@ static void bad_requests_are_refused(void) {
 
 /* ---- operands */
 
-static void expect_operands(int line, struct mgd_machine *m, const struct mgd_operand *operands, size_t n, int device,
-                            enum mgd_reason why) {
+static void expect_operands(int line, struct mgd_machine *m, const struct mgd_operand *operands, size_t n, int device, enum mgd_reason why) {
   int got = -1, other = 77;
   enum mgd_reason reason = MGD_WHY_NONE;
   int code = mgd_place_operands(m, operands, n, &got, &other, &reason);
   if (code != MGD_OK || got != device || reason != why || other != 77) {
-    fprintf(stderr, "test_place.c:%d: %s, device %d (expected %d) because %s (expected %s)\n", line, mgd_error_name(code),
-            got, device, mgd_reason_text((int)reason), mgd_reason_text((int)why));
+    fprintf(stderr, "test_place.c:%d: %s, device %d (expected %d) because %s (expected %s)\n", line, mgd_error_name(code), got, device,
+            mgd_reason_text((int)reason), mgd_reason_text((int)why));
     exit(1);
   }
 }
-#define EXPECT_RUNS(device, why, ...)                                                     \
-  expect_operands(__LINE__, m, (const struct mgd_operand[]){__VA_ARGS__},                 \
-                  sizeof((const struct mgd_operand[]){__VA_ARGS__}) / sizeof(struct mgd_operand), device, why)
+#define EXPECT_RUNS(device, why, ...)                                                                                                                     \
+  expect_operands(__LINE__, m, (const struct mgd_operand[]){__VA_ARGS__}, sizeof((const struct mgd_operand[]){__VA_ARGS__}) / sizeof(struct mgd_operand), \
+                  device, why)
 
 static void operands_in_one_place_stay_there(void) {
   struct mgd_machine *m = new_machine(3, MIB);

@@ -107,10 +107,11 @@ static void expect_best(struct mgd_machine *m, const struct question *q, uint64_
     right = compare(&got, &best) == 0;
   }
   if (!right) {
-    fprintf(stderr, "seed %" PRIu64 ": %s, %zu layers over %zu devices; got load %" PRId64 "/%" PRId64 " border %" PRId64
-            " used %d squares %g, best %" PRId64 "/%" PRId64 " %" PRId64 " %d %g\n",
-            seed, mgd_error_name(code), q->n, q->devices, got.load, got.room, got.border, got.used, got.squares, best.load,
-            best.room, best.border, best.used, best.squares);
+    fprintf(stderr,
+            "seed %" PRIu64 ": %s, %zu layers over %zu devices; got load %" PRId64 "/%" PRId64 " border %" PRId64 " used %d squares %g, best %" PRId64
+            "/%" PRId64 " %" PRId64 " %d %g\n",
+            seed, mgd_error_name(code), q->n, q->devices, got.load, got.room, got.border, got.used, got.squares, best.load, best.room, best.border, best.used,
+            best.squares);
     exit(1);
   }
 }
@@ -183,6 +184,7 @@ static void free_borders_use_every_device_and_even_out_the_rest(void) {
 static void layers_without_bytes_go_where_the_cut_is_cheapest(void) {
   EXPECT_PLAN("0001", .n = 4, .devices = 2, .bytes = {1, 0, 0, 1}, .room = {9, 9}, .has_border = true, .border = {5, 3, 1});
   EXPECT_PLAN("0111", .n = 4, .devices = 2, .bytes = {1, 0, 0, 1}, .room = {9, 9}, .has_border = true, .border = {1, 3, 5});
+  EXPECT_PLAN("0001", .n = 4, .devices = 2, .bytes = {1, 0, 0, 1}, .room = {9, 9}); /* all equal: with its input */
   EXPECT_PLAN("0011", .n = 4, .devices = 2, .bytes = {0, 1, 1, 0}, .room = {9, 9}, .has_border = true, .border = {0, 3, 0});
 }
 

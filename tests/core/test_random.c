@@ -36,15 +36,11 @@ struct model {
 
 static int64_t roll(struct model *x, int64_t limit) { return pick(&x->random, limit); }
 
-static int64_t used(const struct model *x, int d) {
-  return x->owner[d][0] + x->owner[d][1] + x->owner[d][2] + x->owner[d][3];
-}
+static int64_t used(const struct model *x, int d) { return x->owner[d][0] + x->owner[d][1] + x->owner[d][2] + x->owner[d][3]; }
 
 static void touch(struct model *x, int d) { x->peak[d] = used(x, d) > x->peak[d] ? used(x, d) : x->peak[d]; }
 
-static int64_t limit(const struct model *x, int d, double reserved) {
-  return x->capacity[d] - (int64_t)(reserved * (double)x->capacity[d]);
-}
+static int64_t limit(const struct model *x, int d, double reserved) { return x->capacity[d] - (int64_t)(reserved * (double)x->capacity[d]); }
 
 static int64_t room(const struct model *x, int d, double reserved) {
   int64_t left = limit(x, d, reserved) - used(x, d);
@@ -181,8 +177,11 @@ static void step_request(struct model *x) {
   if (!c) {
     return;
   }
-  *c = (struct claim){.device = (int)roll(x, DEVICES), .bytes = roll(x, 600), .reserved = (double)roll(x, 4) / 8.0,
-                      .deadline = x->now + roll(x, 60) - 5, .arrival = ++x->arrivals};
+  *c = (struct claim){.device = (int)roll(x, DEVICES),
+                      .bytes = roll(x, 600),
+                      .reserved = (double)roll(x, 4) / 8.0,
+                      .deadline = x->now + roll(x, 60) - 5,
+                      .arrival = ++x->arrivals};
   int expected = MGD_E_NO_ROOM;
   if (c->bytes <= limit(x, c->device, c->reserved)) {
     bool blocked = serve(x, c->device, NULL);
@@ -332,8 +331,7 @@ static void step_operands(struct model *x) {
   }
   int expected = expected_device(x, o, n, &expected_other);
   enum mgd_reason why;
-  EXPECT_CODE(mgd_place_operands(x->m, o, (size_t)n, &device, &other, &why),
-              expected_other >= 0 ? MGD_E_PIN_CONFLICT : MGD_OK);
+  EXPECT_CODE(mgd_place_operands(x->m, o, (size_t)n, &device, &other, &why), expected_other >= 0 ? MGD_E_PIN_CONFLICT : MGD_OK);
   EXPECT_INT(device, expected);
   EXPECT_INT(other, expected_other);
 }
@@ -341,8 +339,12 @@ static void step_operands(struct model *x) {
 /* ---- trace */
 
 static void step_trace(struct model *x) {
-  struct mgd_event e = {.kind = (int16_t)roll(x, KINDS), .object = (uint64_t)roll(x, 4), .time = x->now,
-                        .duration = roll(x, 9), .bytes = roll(x, 99), .from = (int16_t)(roll(x, DEVICES + 1) - 1),
+  struct mgd_event e = {.kind = (int16_t)roll(x, KINDS),
+                        .object = (uint64_t)roll(x, 4),
+                        .time = x->now,
+                        .duration = roll(x, 9),
+                        .bytes = roll(x, 99),
+                        .from = (int16_t)(roll(x, DEVICES + 1) - 1),
                         .to = (int16_t)(roll(x, DEVICES + 1) - 1)};
   EXPECT_OK(mgd_trace_add(x->m, &e));
   e.sequence = ++x->events;
@@ -416,13 +418,12 @@ static struct model *new_model(uint64_t seed) {
 }
 
 static void step(struct model *x) {
-  static void (*const steps[])(struct model *) = {
-      step_ledger, step_ledger,  step_observe,      step_place_object, step_request,  step_request, step_admit_object,
-      step_poll,   step_poll,    step_poll,         step_release,      step_release,  step_operands, step_operands,
-      step_trace,  step_trace,   step_read};
+  static void (*const steps[])(struct model *) = {step_ledger,       step_ledger,   step_observe, step_place_object, step_request, step_request,
+                                                  step_admit_object, step_poll,     step_poll,    step_poll,         step_release, step_release,
+                                                  step_operands,     step_operands, step_trace,   step_trace,        step_read};
   int64_t which = roll(x, 18);
   if (which == 17) {
-    (roll(x, 20) ? step_ledger : step_capacity)(x);
+    step_capacity(x);
   } else {
     steps[which](x);
   }

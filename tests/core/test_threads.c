@@ -58,8 +58,7 @@ static void place_some(struct worker *w, int64_t now) {
 }
 
 static void record_some(struct worker *w, int64_t now) {
-  struct mgd_event e = {.kind = MGD_EV_COPY, .object = mgd_trace_new_object(w->m), .time = now,
-                        .bytes = pick(&w->random, 100), .from = 0, .to = 1};
+  struct mgd_event e = {.kind = MGD_EV_COPY, .object = mgd_trace_new_object(w->m), .time = now, .bytes = pick(&w->random, 100), .from = 0, .to = 1};
   struct mgd_event seen[8];
   size_t n = 8;
   uint64_t dropped;

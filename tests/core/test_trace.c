@@ -14,8 +14,14 @@ static struct mgd_machine *small_ring(size_t events, int accelerators) {
 }
 
 static void add(struct mgd_machine *m, int kind, uint64_t object, int from, int to, int64_t bytes) {
-  const struct mgd_event e = {.kind = (int16_t)kind, .object = object, .from = (int16_t)from, .to = (int16_t)to,
-                              .bytes = bytes, .duration = 2, .time = 5, .operator_name = "aten::add",
+  const struct mgd_event e = {.kind = (int16_t)kind,
+                              .object = object,
+                              .from = (int16_t)from,
+                              .to = (int16_t)to,
+                              .bytes = bytes,
+                              .duration = 2,
+                              .time = 5,
+                              .operator_name = "aten::add",
                               .reason = MGD_WHY_COST};
   EXPECT_OK(mgd_trace_add(m, &e));
 }
@@ -141,8 +147,8 @@ static void objects_get_ids_from_1_on(void) {
 
 static void nonsense_is_refused_and_changes_nothing(void) {
   struct mgd_machine *m = small_ring(4, 1);
-  const struct mgd_event invalid[] = {{.kind = -1}, {.kind = MGD_EV_KINDS}, {.reason = -1},
-                                      {.reason = MGD_WHY_WRITE_BACK + 1}, {.bytes = -1}, {.duration = -1}};
+  const struct mgd_event invalid[] = {{.kind = -1},  {.kind = MGD_EV_KINDS}, {.reason = -1}, {.reason = MGD_WHY_WRITE_BACK + 1},
+                                      {.bytes = -1}, {.duration = -1}};
   const struct mgd_event nowhere[] = {{.from = 2}, {.to = 2}, {.from = -2}, {.to = -2}};
   for (size_t i = 0; i < 6; i++) {
     EXPECT_CODE(mgd_trace_add(m, &invalid[i]), MGD_E_INVALID);
