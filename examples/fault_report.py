@@ -90,7 +90,7 @@ def report(
 
     Path(out).mkdir(parents=True, exist_ok=True)
     path = Path(out) / "pde_fault.png"
-    title = f"{len(patches)} linear systems, {unknowns:,} unknowns, relative error {worst:.0e}"
+    title = f"{len(patches)} linear systems with {unknowns:,} unknowns in all"
     draw(surface, patches, devices, held, new, log, title, path)
     print(f"picture: {path}")
 
@@ -216,4 +216,4 @@ def draw_memory(axis: Axes, log: MemoryLog) -> None:
         return
     colours = [COLOURS[i % len(COLOURS)] for i in range(len(mib))]
     axis.stackplot(log.seconds, mib, colors=colours, linewidth=0)
-    axis.margins(0)
+    axis.set(xlim=(0, log.seconds[-1]), ylim=(0, 1.05 * mib.sum(axis=0).max() + 1))
