@@ -95,6 +95,34 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     return example("pde_fault.py", "--devices", "4", "--out", str(out)), out / "pde_fault.png"
 
 
+def test_fault_elements_are_those_of_the_surface(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forms, written in map coordinates, give the matrices of the triangles in space.
+
+    Linear elements on triangles in space: mass area / 12 (1 + delta_ij), stiffness by the
+    cotangents of the angles (Pinkall and Polthier 1993).
+    """
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import fault
+    import skfem
+
+    height = np.random.default_rng(0).normal(size=(5, 6))
+    mesh = fault.tessellate(height, (3.0, 2.0))
+    basis = skfem.Basis(mesh, skfem.ElementTriP1())
+    field = basis.interpolate(height.ravel())
+    mass, stiffness = np.zeros((2, 30, 30))
+    points = np.vstack([mesh.p, height.ravel()]).T
+    for triangle in mesh.t.T:
+        corners = points[triangle]
+        area = np.linalg.norm(np.cross(corners[1] - corners[0], corners[2] - corners[0])) / 2
+        mass[np.ix_(triangle, triangle)] += area / 12 * (1 + np.eye(3))
+        edges = corners[[2, 0, 1]] - corners[[1, 2, 0]]  # opposite to each corner
+        stiffness[np.ix_(triangle, triangle)] += edges @ edges.T / (4 * area)
+    for form, expected in ((fault.mass, mass), (fault.stiffness, stiffness)):
+        np.testing.assert_allclose(
+            form.assemble(basis, height=field).toarray(), expected, atol=1e-12
+        )
+
+
 @pytest.mark.slow
 def test_fault_solves_every_patch(measured: dict) -> None:
     assert len(measured["unknowns"]) == 128
