@@ -2,7 +2,8 @@
  *
  * Every function that crosses a file stands here under the name of the file
  * that defines it. Functions return MGD_OK or a negative mgd_error, and give
- * results through the last parameters, which are untouched on failure.
+ * results through the last parameters, which are untouched on failure
+ * unless a comment says otherwise.
  * Every function that takes a machine may be called from any thread.
  */
 #ifndef MGD_INTERNAL_H
@@ -56,7 +57,16 @@ int mgd_heuristic_apply(struct mgd_machine *m, int64_t size, int64_t *out);
 /* ---- place.c: which device */
 /* Room is capacity less every owner's bytes less the reserved fraction. Bits of `allowed` that are no accelerator are ignored. */
 int mgd_place_object(struct mgd_machine *m, const struct mgd_object_request *request, int *device, enum mgd_reason *why);
-/* Design section 6. Ties go to the lower id. PIN_CONFLICT: *device and *other are the two pins. */
+/* Where one operator runs, by the first rule that applies:
+ *   1. two pins on different devices: PIN_CONFLICT, and *device and *other are the first two;
+ *   2. a random generator's device;
+ *   3. the pin, unless operands are written and none of them stands there;
+ *   4. the first written operand's device;
+ *   5. among operands that vote (all, where none does) the only accelerator, or
+ *      of several the one where bringing all other operands plus evicting what
+ *      then does not fit costs least, except that the holder of most bytes stays
+ *      unless another costs less than 80 %; the host where no accelerator votes.
+ * Ties go to the lower id. *other is written by PIN_CONFLICT alone. n > 0. */
 int mgd_place_operands(struct mgd_machine *m, const struct mgd_operand *operands, size_t n, int *device, int *other, enum mgd_reason *why);
 
 /* ---- place_layers.c */

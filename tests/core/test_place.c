@@ -1,4 +1,4 @@
-/* Where one object goes and where one operator runs: design rules, one by one. */
+/* Where one object goes and where one operator runs: the rules, one by one. */
 #include <math.h>
 
 #include "expect.h"

@@ -10,7 +10,10 @@
 #define RING 16
 #define KINDS MGD_EV_KINDS
 
-enum claim_state { UNUSED, GRANTED, WAITING, LATE };
+enum claim_state { UNUSED,
+                   GRANTED,
+                   WAITING,
+                   LATE };
 
 struct claim {
   enum claim_state state;
@@ -186,7 +189,8 @@ static void step_request(struct model *x) {
   if (c->bytes <= limit(x, c->device, c->reserved)) {
     bool blocked = serve(x, c->device, NULL);
     bool free = !blocked && c->bytes <= room(x, c->device, c->reserved);
-    expected = free ? MGD_OK : x->now >= c->deadline ? MGD_E_DEADLINE : MGD_E_WAIT;
+    expected = free ? MGD_OK : x->now >= c->deadline ? MGD_E_DEADLINE
+                                                     : MGD_E_WAIT;
   }
   EXPECT_CODE(mgd_admit_request(x->m, c->device, c->bytes, c->reserved, x->now, c->deadline, &c->ticket), expected);
   if (expected == MGD_OK) {
@@ -223,7 +227,8 @@ static void step_poll(struct model *x) {
     (void)serve(x, c->device, c);
     expected = x->now >= c->deadline ? MGD_E_DEADLINE : MGD_E_WAIT;
   }
-  expected = c->state == GRANTED ? MGD_OK : c->state == LATE ? MGD_E_DEADLINE : expected;
+  expected = c->state == GRANTED ? MGD_OK : c->state == LATE ? MGD_E_DEADLINE
+                                                             : expected;
   EXPECT_CODE(mgd_admit_poll(x->m, &c->ticket, x->now), expected);
   if (expected == MGD_E_DEADLINE) {
     EXPECT_INT(c->ticket.id, 0);
@@ -418,9 +423,9 @@ static struct model *new_model(uint64_t seed) {
 }
 
 static void step(struct model *x) {
-  static void (*const steps[])(struct model *) = {step_ledger,       step_ledger,   step_observe, step_place_object, step_request, step_request,
-                                                  step_admit_object, step_poll,     step_poll,    step_poll,         step_release, step_release,
-                                                  step_operands,     step_operands, step_trace,   step_trace,        step_read};
+  static void (*const steps[])(struct model *) = {step_ledger, step_ledger, step_observe, step_place_object, step_request, step_request,
+                                                  step_admit_object, step_poll, step_poll, step_poll, step_release, step_release,
+                                                  step_operands, step_operands, step_trace, step_trace, step_read};
   int64_t which = roll(x, 18);
   if (which == 17) {
     step_capacity(x);

@@ -147,8 +147,7 @@ static void objects_get_ids_from_1_on(void) {
 
 static void nonsense_is_refused_and_changes_nothing(void) {
   struct mgd_machine *m = small_ring(4, 1);
-  const struct mgd_event invalid[] = {{.kind = -1},  {.kind = MGD_EV_KINDS}, {.reason = -1}, {.reason = MGD_WHY_WRITE_BACK + 1},
-                                      {.bytes = -1}, {.duration = -1}};
+  const struct mgd_event invalid[] = {{.kind = -1}, {.kind = MGD_EV_KINDS}, {.reason = -1}, {.reason = MGD_WHY_WRITE_BACK + 1}, {.bytes = -1}, {.duration = -1}};
   const struct mgd_event nowhere[] = {{.from = 2}, {.to = 2}, {.from = -2}, {.to = -2}};
   for (size_t i = 0; i < 6; i++) {
     EXPECT_CODE(mgd_trace_add(m, &invalid[i]), MGD_E_INVALID);
