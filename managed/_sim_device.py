@@ -4,14 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Event, Stream
 
 from managed import _sim
+from managed._sim_memory import (
+    Device,
+    empty_cache,
+    index_of,
+    max_memory_allocated,
+    max_memory_reserved,
+    mem_get_info,
+    memory_allocated,
+    memory_reserved,
+    memory_stats,
+    reset_accumulated_memory_stats,
+    reset_peak_memory_stats,
+    set_capacity,
+)
 from managed._sim_presets import DEFAULT, Preset
-from managed.settings import parse_bytes
 
 __all__ = [
     "Event",
@@ -56,8 +69,6 @@ __all__ = [
     "virtual_time",
 ]
 
-_Device = torch.device | str | int | None
-
 # torch.utils.checkpoint and torch.random skip a module that does not say so.
 _initialized = True
 _preset: Preset = DEFAULT
@@ -70,24 +81,6 @@ class DeviceProperties(NamedTuple):
     total_memory: int  #: bytes
     flops_per_second: float
     bytes_per_second: float
-
-
-def _index(device: _Device) -> int:
-    """Index of "sim:1", 1, a torch.device, or the current device; ValueError if there is none."""
-    if device is None:
-        return _sim.current_device()
-    if isinstance(device, int):
-        index = device
-    else:
-        named = torch.device(device)
-        if named.type != "sim":
-            raise ValueError(f"torch.sim speaks of simulated devices, not of {named}")
-        index = _sim.current_device() if named.index is None else named.index
-    if not 0 <= index < _sim.device_count():
-        raise ValueError(
-            f"there is no device sim:{index}: this process simulates {_sim.device_count()} devices"
-        )
-    return index
 
 
 def _is_in_bad_fork() -> bool:
@@ -119,15 +112,15 @@ def current_device() -> int:
     return _sim.current_device()
 
 
-def set_device(device: _Device) -> None:
-    _sim.set_device(_index(device))
+def set_device(device: Device) -> None:
+    _sim.set_device(index_of(device))
 
 
 class device:
     """Context manager: makes a device the calling thread's current one."""
 
-    def __init__(self, device: _Device) -> None:
-        self.idx = _index(device)
+    def __init__(self, device: Device) -> None:
+        self.idx = index_of(device)
         self._before: list[int] = []
 
     def __enter__(self) -> None:
@@ -150,18 +143,18 @@ class device_of(device):
         super().__init__(tensor.device if tensor.device.type == "sim" else None)
 
 
-def can_device_access_peer(device: _Device, peer_device: _Device) -> bool:
-    return _index(device) != _index(peer_device)
+def can_device_access_peer(device: Device, peer_device: Device) -> bool:
+    return index_of(device) != index_of(peer_device)
 
 
-def get_device_name(device: _Device = None) -> str:
-    return f"{_preset.name} {_index(device)}"
+def get_device_name(device: Device = None) -> str:
+    return f"{_preset.name} {index_of(device)}"
 
 
-def get_device_properties(device: _Device = None) -> DeviceProperties:
+def get_device_properties(device: Device = None) -> DeviceProperties:
     return DeviceProperties(
         get_device_name(device),
-        _sim.report(_index(device))[0],
+        _sim.report(index_of(device))[0],
         _preset.flops_per_ns * 1e9,
         _preset.bytes_per_ns * 1e9,
     )
@@ -175,69 +168,27 @@ def is_bf16_supported() -> bool:
     return True
 
 
-# ---- memory, in bytes; nothing is cached, so reserved is allocated
-
-
-def memory_allocated(device: _Device = None) -> int:
-    return _sim.report(_index(device))[1]
-
-
-def max_memory_allocated(device: _Device = None) -> int:
-    return _sim.report(_index(device))[2]
-
-
-memory_reserved = memory_allocated
-max_memory_reserved = max_memory_allocated
-
-
-def reset_peak_memory_stats(device: _Device = None) -> None:
-    _sim.reset_peak(_index(device))
-
-
-def reset_accumulated_memory_stats(device: _Device = None) -> None:
-    torch.accelerator.memory.reset_accumulated_memory_stats(_index(device))
-
-
-def mem_get_info(device: _Device = None) -> tuple[int, int]:
-    """Free bytes and all bytes."""
-    capacity, used, _, _ = _sim.report(_index(device))
-    return max(0, capacity - used), capacity
-
-
-def memory_stats(device: _Device = None) -> dict[str, Any]:
-    return dict(torch.accelerator.memory.memory_stats(_index(device)))
-
-
-def empty_cache() -> None:
-    """Nothing: freed bytes are free at once."""
-
-
-def set_capacity(memory: int | str, device: _Device = None) -> None:
-    """Changes what a device may hold; below what is in use, nothing is freed and nothing fits."""
-    _sim.set_capacity(_index(device), parse_bytes(memory))
-
-
 # ---- time
 
 
-def synchronize(device: _Device = None) -> None:
+def synchronize(device: Device = None) -> None:
     """Moves the host's virtual time to the end of the device's work."""
-    torch.accelerator.synchronize(_index(device))
+    torch.accelerator.synchronize(index_of(device))
 
 
-def virtual_time(device: _Device = None) -> float:
+def virtual_time(device: Device = None) -> float:
     """Virtual seconds since simulate(): when the device's last operator ends; "cpu" is the host."""
     if device == "cpu" or device == torch.device("cpu"):
         return _sim.host_time() * 1e-9
-    return _sim.report(_index(device))[3] * 1e-9
+    return _sim.report(index_of(device))[3] * 1e-9
 
 
-def current_stream(device: _Device = None) -> Stream:
-    return torch.accelerator.current_stream(_index(device))
+def current_stream(device: Device = None) -> Stream:
+    return torch.accelerator.current_stream(index_of(device))
 
 
-def default_stream(device: _Device = None) -> Stream:
-    named = torch.device("sim", _index(device))
+def default_stream(device: Device = None) -> Stream:
+    named = torch.device("sim", index_of(device))
     return Stream(stream_id=0, device_index=named.index, device_type=current_stream().device_type)
 
 
@@ -275,12 +226,12 @@ def initial_seed() -> int:
     return _sim.generator(_sim.current_device()).initial_seed()
 
 
-def get_rng_state(device: _Device = None) -> torch.Tensor:
-    return _sim.generator(_index(device)).get_state()
+def get_rng_state(device: Device = None) -> torch.Tensor:
+    return _sim.generator(index_of(device)).get_state()
 
 
-def set_rng_state(new_state: torch.Tensor, device: _Device = None) -> None:
-    _sim.generator(_index(device)).set_state(new_state)
+def set_rng_state(new_state: torch.Tensor, device: Device = None) -> None:
+    _sim.generator(index_of(device)).set_state(new_state)
 
 
 def get_rng_state_all() -> list[torch.Tensor]:

@@ -16,6 +16,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from torch.utils.backend_registration import (
+    generate_methods_for_privateuse1_backend,
+    rename_privateuse1_backend,
+)
 
 from managed._backend import C
 from managed._sim_presets import DEFAULT, PRESETS, Preset
@@ -35,7 +39,9 @@ class _Plan(NamedTuple):
 
 def _capacities(devices: int, memory: int | str | Sequence[int | str]) -> list[int]:
     if not isinstance(memory, int | str | Sequence):
-        raise TypeError(f"managed: memory is bytes, a string such as '512MiB', or a list, not {memory!r}")
+        raise TypeError(
+            f"managed: memory is bytes, a string such as '512MiB', or a list, not {memory!r}"
+        )
     each = [memory] * devices if isinstance(memory, int | str) else list(memory)
     if len(each) != devices:
         raise ValueError(
@@ -119,8 +125,8 @@ def _refuse_other_backend() -> None:
     name = torch._C._get_privateuse1_backend_name()
     if name not in (_UNNAMED, "sim"):
         raise RuntimeError(
-            f"managed: another library has named torch's PrivateUse1 backend {name!r}; torch allows "
-            "one a process, so simulated devices cannot be had beside it"
+            f"managed: another library has named torch's PrivateUse1 backend {name!r}; torch "
+            "allows one a process, so simulated devices cannot be had beside it"
         )
 
 
@@ -128,6 +134,6 @@ def _name_backend(preset: Preset) -> None:
     from managed import _sim_device
 
     _sim_device._preset = preset
-    torch.utils.rename_privateuse1_backend("sim")
-    torch._register_device_module("sim", sys.modules[_sim_device.__name__])
-    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    rename_privateuse1_backend("sim")
+    torch._register_device_module("sim", sys.modules[_sim_device.__name__])  # type: ignore[no-untyped-call]
+    generate_methods_for_privateuse1_backend(for_storage=True)

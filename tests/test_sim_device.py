@@ -16,11 +16,13 @@ def current_device():
 
 
 def test_it_is_torchs_device_module():
-    assert torch.sim.is_available() and torch.sim.is_initialized()
+    assert torch.sim.is_available()
+    assert torch.sim.is_initialized()
     assert torch.sim.device_count() == 4 == torch.accelerator.device_count()
     assert torch.get_device_module("sim") is torch.sim
     assert torch.accelerator.current_accelerator().type == "sim"
-    assert torch.ones(1).to("sim").is_sim and torch.ones(1).sim(2).device == torch.device(B)
+    assert torch.ones(1).to("sim").is_sim
+    assert torch.ones(1).sim(2).device == torch.device(B)
     assert torch.nn.Linear(1, 1).to(A).weight.device == torch.device(A)
     assert torch.sim.get_amp_supported_dtype() == [torch.float16, torch.bfloat16]
     assert all(hasattr(torch.sim, name) for name in torch.sim.__all__)
@@ -30,7 +32,8 @@ def test_properties():
     properties = torch.sim.get_device_properties(A)
     assert properties.total_memory == 256 * 1024**2
     assert properties.name == torch.sim.get_device_name(1) == "simulated device 1"
-    assert torch.sim.can_device_access_peer(0, 1) and not torch.sim.can_device_access_peer(1, 1)
+    assert torch.sim.can_device_access_peer(0, 1)
+    assert not torch.sim.can_device_access_peer(1, 1)
 
 
 def test_the_current_device_is_each_threads_own():
@@ -39,7 +42,8 @@ def test_the_current_device_is_each_threads_own():
     thread = threading.Thread(target=lambda: seen.append(torch.sim.current_device()))
     thread.start()
     thread.join()
-    assert seen == [0] and torch.sim.current_device() == 1
+    assert seen == [0]
+    assert torch.sim.current_device() == 1
     assert torch.empty(1, device="sim").device == torch.device(A)
     with torch.sim.device(B):
         assert torch.empty(1, device="sim").device == torch.device(B)
@@ -57,7 +61,7 @@ def test_the_current_device_is_each_threads_own():
 def test_devices_that_do_not_exist(bad):
     with pytest.raises(ValueError, match="sim"):
         torch.sim.memory_allocated(bad)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="sim"):
         torch.sim.set_device(bad)
     assert torch.sim.current_device() == 0
 
@@ -104,7 +108,8 @@ def test_generators():
     assert torch.equal(
         torch.rand(3, device=A, generator=g), torch.rand(3, device=A, generator=other)
     )
-    assert g.device == torch.device(A) and g.initial_seed() == 5
+    assert g.device == torch.device(A)
+    assert g.initial_seed() == 5
     twin = g.clone_state()
     assert torch.equal(
         torch.rand(3, device=A, generator=g), torch.rand(3, device=A, generator=twin)
@@ -168,7 +173,8 @@ def test_the_same_program_takes_the_same_virtual_time(run_python):
         print(*(torch.sim.virtual_time(d) for d in (0, 1, "cpu")))
     """
     first = run_python(program)
-    assert first == run_python(program) and all(float(t) > 0 for t in first.split())
+    assert first == run_python(program)
+    assert all(float(t) > 0 for t in first.split())
 
 
 def test_streams_run_beside_each_other():
@@ -201,7 +207,8 @@ def test_a_stream_waits_for_an_event():
     late = torch.Event("sim", enable_timing=True)
     late.record(second)
     assert not late.query()  # the host has not waited yet; polling lets it
-    assert late.query() and second.query()
+    assert late.query()
+    assert second.query()
     assert done.elapsed_time(late) == 0
     x.record_stream(first)
 
@@ -231,7 +238,9 @@ def test_events_that_were_not_recorded():
 
 def test_pinned_memory():
     x = torch.ones(10).pin_memory()
-    assert x.is_pinned() and x[3:].is_pinned() and not torch.ones(10).is_pinned()
+    assert x.is_pinned()
+    assert x[3:].is_pinned()
+    assert not torch.ones(10).is_pinned()
     assert torch.empty(3, pin_memory=True).is_pinned()
     assert torch.empty(0, pin_memory=True).numel() == 0
     assert torch.equal(x.to(A, non_blocking=True).cpu(), x)

@@ -1,4 +1,4 @@
-"""Models and operators on a simulated device give the CPU's bits, forward and backward, with strides."""
+"""Models and operators on simulated devices give the CPU's bits, backward and strides included."""
 
 import copy
 import gc
@@ -33,7 +33,7 @@ def one_thread():
 
 def same(host, sim, what):
     assert sim.device == torch.device(DEVICE), what
-    assert host.dtype == sim.dtype and host.shape == sim.shape and host.layout == sim.layout, what
+    assert (host.dtype, host.shape, host.layout) == (sim.dtype, sim.shape, sim.layout), what
     if host.layout == torch.strided:
         assert host.stride() == sim.stride(), what
     a, b = host.detach(), sim.detach().cpu()
@@ -66,7 +66,9 @@ def check(function, *inputs, module=None):
         targets = [o for o in outputs if o.requires_grad]
         grads = ()
         if targets:
-            grads = torch.autograd.grad([o.abs().square().sum() for o in targets], wanted, allow_unused=True)
+            grads = torch.autograd.grad(
+                [o.abs().square().sum() for o in targets], wanted, allow_unused=True
+            )
         results.append((outputs, grads))
     (outputs, grads), (sim_outputs, sim_grads) = results
     for i, (a, b) in enumerate(zip(outputs, sim_outputs, strict=True)):
@@ -87,14 +89,26 @@ def wanted(*shape, dtype=torch.float32):
 
 MODELS = {
     "mlp": (
-        lambda: nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Dropout(0.3), nn.Linear(16, 4)),
+        lambda: nn.Sequential(
+            nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Dropout(0.3), nn.Linear(16, 4)
+        ),
         lambda: torch.randn(5, 8),
     ),
     "cnn": (
-        lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 3)),
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 8, 3),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(72, 3),
+        ),
         lambda: torch.randn(4, 3, 8, 8),
     ),
-    "lstm": (lambda: First(nn.LSTM(6, 7, 2, dropout=0.2, bidirectional=True)), lambda: torch.randn(5, 3, 6)),
+    "lstm": (
+        lambda: First(nn.LSTM(6, 7, 2, dropout=0.2, bidirectional=True)),
+        lambda: torch.randn(5, 3, 6),
+    ),
     "gru": (lambda: First(nn.GRU(6, 7, 2, batch_first=True)), lambda: torch.randn(5, 3, 6)),
     "encoder": (
         lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), 2),
@@ -112,7 +126,9 @@ class First(nn.Module):
         return self.inner(x)[0]
 
 
-@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True:UserWarning")  # about inference only
+@pytest.mark.filterwarnings(
+    "ignore:enable_nested_tensor is True:UserWarning"
+)  # about inference only
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("foreach", [False, True])
 def test_training_is_bitwise_equal(name, foreach):
@@ -157,11 +173,19 @@ def test_packed_recurrent_layers(kind, options):
     check(run, wanted(5, 3, 6), module=kind(6, 7, **options))
 
 
-@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported:UserWarning")  # on the CPU
+@pytest.mark.filterwarnings(
+    "ignore:LSTM with projections is not supported:UserWarning"
+)  # on the CPU
 def test_projections_relu_states_and_no_grad():
     check(call, wanted(5, 3, 6), module=nn.LSTM(6, 8, 2, proj_size=3, bidirectional=True))
     check(call, wanted(5, 3, 6), module=nn.RNN(6, 7, nonlinearity="relu"))
-    check(lambda m, x, h, c: m(x, (h, c)), wanted(5, 3, 6), wanted(1, 3, 7), wanted(1, 3, 7), module=nn.LSTM(6, 7))
+    check(
+        lambda m, x, h, c: m(x, (h, c)),
+        wanted(5, 3, 6),
+        wanted(1, 3, 7),
+        wanted(1, 3, 7),
+        module=nn.LSTM(6, 7),
+    )
     with torch.no_grad():
         check(call, torch.randn(5, 3, 6), module=nn.LSTM(6, 7))
         check(call, torch.randn(5, 3, 6), module=nn.GRU(6, 7))
@@ -180,14 +204,29 @@ def test_bad_recurrent_input_is_refused():
     with pytest.raises(RuntimeError, match="hidden states of shape"):
         torch.lstm(x, (state, state), lstm._flat_weights, True, 1, 0.0, True, False, False)
     with pytest.raises(RuntimeError, match="batch_sizes"):
-        torch.lstm(x[0], x[0, 0], (state[:1], state[:1]), lstm._flat_weights, True, 1, 0.0, True, False)
+        torch.lstm(
+            x[0], x[0, 0], (state[:1], state[:1]), lstm._flat_weights, True, 1, 0.0, True, False
+        )
     with pytest.raises(RuntimeError, match="larger than 0"):
-        torch.gru(x[:0], state[:1], nn.GRU(6, 7).to(DEVICE)._flat_weights, True, 1, 0.0, True, False, False)
+        torch.gru(
+            x[:0],
+            state[:1],
+            nn.GRU(6, 7).to(DEVICE)._flat_weights,
+            True,
+            1,
+            0.0,
+            True,
+            False,
+            False,
+        )
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
 def test_dropout(p):
-    check(lambda m, x: (F.dropout(x, p), F.dropout(x.t(), p), F.dropout(x * 1, p, inplace=True)), wanted(64, 8))
+    check(
+        lambda m, x: (F.dropout(x, p), F.dropout(x.t(), p), F.dropout(x * 1, p, inplace=True)),
+        wanted(64, 8),
+    )
     check(lambda m, x: (F.dropout2d(x, p), F.alpha_dropout(x, p / 2)), wanted(3, 4, 5, 5))
     check(lambda m, x: torch.native_dropout(x, p, True)[0], wanted(64, 8))
     with pytest.raises((RuntimeError, ValueError), match="probability"):
@@ -209,7 +248,20 @@ def test_attention(kind):
         return F.scaled_dot_product_attention(q, k, v, **options[kind])
 
     check(run, *(wanted(2, 3, 6, 8) for _ in range(3)), mask.requires_grad_(kind == "learned mask"))
-    check(lambda m, x: m(x, x, x), wanted(2, 5, 16), module=nn.MultiheadAttention(16, 4, batch_first=True))
+    check(
+        lambda m, x: m(x, x, x),
+        wanted(2, 5, 16),
+        module=nn.MultiheadAttention(16, 4, batch_first=True),
+    )
+
+
+def test_a_tensor_given_twice_is_one_tensor_to_the_kernel():
+    attention = nn.MultiheadAttention(16, 4, batch_first=True).eval()
+    with torch.no_grad():  # the fast path asks whether query, key and value are the same tensor
+        check(
+            lambda m, x: m(x, x, x, need_weights=False)[0], torch.randn(2, 5, 16), module=attention
+        )
+    check(lambda m, x: (torch.add(x, x), torch.dot(x[0], x[0]), x.clone().mul_(x)), wanted(4, 4))
 
 
 def test_views_in_place_and_complex():
@@ -219,7 +271,16 @@ def test_views_in_place_and_complex():
         y.t()[0].mul_(2)
         y.transpose_(0, 1)
         z = torch.complex(y, y.cos())
-        return y, y.unfold(0, 2, 1), y.diagonal(), z.conj(), z.mH @ z, z.imag.neg(), torch.fft.fft2(z), z.conj().clone()
+        return (
+            y,
+            y.unfold(0, 2, 1),
+            y.diagonal(),
+            z.conj(),
+            z.mH @ z,
+            z.imag.neg(),
+            torch.fft.fft2(z),
+            z.conj().clone(),
+        )
 
     check(run, wanted(4, 4))
 
@@ -228,12 +289,21 @@ def test_indexing():
     i = torch.tensor([0, 3, 1])
 
     def run(m, x, i):
-        return x[i], x[:, i], x.gather(0, i[None].expand(2, 3)), x[x > 0], x.scatter_add(0, i[None], x[:1, :3]), x.sort(1)[0]
+        return (
+            x[i],
+            x[:, i],
+            x.gather(0, i[None].expand(2, 3)),
+            x[x > 0],
+            x.scatter_add(0, i[None], x[:1, :3]),
+            x.sort(1)[0],
+        )
 
     check(run, wanted(5, 6), i)
 
 
-@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")  # torch's notice of a beta
+@pytest.mark.filterwarnings(
+    "ignore:Sparse CSR tensor support:UserWarning"
+)  # torch's notice of a beta
 def test_sparse():
     i, v = torch.tensor([[0, 1, 2, 2], [1, 0, 2, 0]]), wanted(4)
 
@@ -288,7 +358,8 @@ def test_grad_scaler_skips_a_step_with_infinities():
     scaler.scale((w * float("inf")).sum()).backward()
     scaler.step(optimizer)
     scaler.update()
-    assert w.tolist() == [1, 1, 1] and scaler.get_scale() == 4.0
+    assert w.tolist() == [1, 1, 1]
+    assert scaler.get_scale() == 4.0
 
 
 def test_list_operators():
@@ -306,7 +377,8 @@ def test_copies_between_all_places():
     x = torch.randn(4, 6, dtype=torch.complex64)
     for source in (x, x.t(), x.conj(), x[::2], x.imag):
         there = source.to(DEVICE)
-        assert torch.equal(there.cpu(), source) and torch.equal(there.to("sim:2").cpu(), source)
+        assert torch.equal(there.cpu(), source)
+        assert torch.equal(there.to("sim:2").cpu(), source)
         assert torch.equal(torch.empty_like(there).copy_(source).cpu(), source)
     assert torch.equal(x.to(DEVICE).to(torch.complex128).cpu(), x.to(torch.complex128))
 
@@ -317,4 +389,6 @@ def test_operators_of_other_libraries_with_a_cpu_kernel():
         library.impl("twice", lambda x, count: (count.add_(1), x * 2)[1], "CPU")
         count = torch.zeros((), device=DEVICE)
         y = torch.ops.sim_test.twice(torch.ones(3, device=DEVICE), count)
-        assert y.device == torch.device(DEVICE) and y.tolist() == [2, 2, 2] and count.item() == 1
+        assert y.device == torch.device(DEVICE)
+        assert y.tolist() == [2, 2, 2]
+        assert count.item() == 1

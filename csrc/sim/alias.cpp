@@ -15,36 +15,34 @@ using at::Tensor;
 using c10::DispatchKey;
 using c10::DispatchKeySet;
 
+constexpr size_t kRemembered = 8;  // operands whose identity is kept
+
 c10::Device place(int device) { return c10::Device(kSim, static_cast<c10::DeviceIndex>(device)); }
 
 // Marks that say how to read the bytes travel with the bytes.
-DispatchKeySet reading_marks(DispatchKeySet ks) {
-  return ks & DispatchKeySet({DispatchKey::Conjugate, DispatchKey::Negative, DispatchKey::ZeroTensor});
-}
+DispatchKeySet reading_marks(DispatchKeySet ks) { return ks & DispatchKeySet({DispatchKey::Conjugate, DispatchKey::Negative, DispatchKey::ZeroTensor}); }
 
-void copy_shape(c10::TensorImpl* to, const c10::TensorImpl* from) {
-  to->set_sizes_and_strides(from->sizes(), from->strides(), from->storage_offset());
-}
+void copy_shape(c10::TensorImpl *to, const c10::TensorImpl *from) { to->set_sizes_and_strides(from->sizes(), from->strides(), from->storage_offset()); }
 
-Tensor dense_over(c10::Storage s, DispatchKey key, const c10::TensorImpl* like) {
+Tensor dense_over(c10::Storage s, DispatchKey key, const c10::TensorImpl *like) {
   auto r = c10::make_intrusive<c10::TensorImpl>(std::move(s), DispatchKeySet(key) | reading_marks(like->key_set()), like->dtype());
   copy_shape(r.get(), like);
   if (like->is_wrapped_number()) r->set_wrapped_number(true);
   return Tensor(std::move(r));
 }
 
-at::SparseTensorImpl* coo(const Tensor& t) { return static_cast<at::SparseTensorImpl*>(t.unsafeGetTensorImpl()); }
-at::SparseCsrTensorImpl* csr(const Tensor& t) { return static_cast<at::SparseCsrTensorImpl*>(t.unsafeGetTensorImpl()); }
+at::SparseTensorImpl *coo(const Tensor &t) { return static_cast<at::SparseTensorImpl *>(t.unsafeGetTensorImpl()); }
+at::SparseCsrTensorImpl *csr(const Tensor &t) { return static_cast<at::SparseCsrTensorImpl *>(t.unsafeGetTensorImpl()); }
 
 // A sparse tensor on `where` whose members are f(member).
 template <class F>
-Tensor map_coo(const Tensor& t, c10::Device where, F f) {
-  auto* s = coo(t);
+Tensor map_coo(const Tensor &t, c10::Device where, F f) {
+  auto *s = coo(t);
   // The constructor allocates its empty members on the current device.
   c10::OptionalDeviceGuard guard;
   if (where.type() == kSim) guard.reset_device(where);
-  auto r = c10::make_intrusive<at::SparseTensorImpl>(
-      DispatchKeySet(where.type() == kSim ? DispatchKey::SparsePrivateUse1 : DispatchKey::SparseCPU), s->dtype());
+  auto r =
+      c10::make_intrusive<at::SparseTensorImpl>(DispatchKeySet(where.type() == kSim ? DispatchKey::SparsePrivateUse1 : DispatchKey::SparseCPU), s->dtype());
   r->raw_resize_(s->sparse_dim(), s->dense_dim(), s->sizes());
   r->set_indices_and_values_unsafe(f(s->indices()), f(s->values()));
   r->set_coalesced(s->coalesced());
@@ -52,33 +50,32 @@ Tensor map_coo(const Tensor& t, c10::Device where, F f) {
 }
 
 template <class F>
-Tensor map_compressed(const Tensor& t, c10::Device where, F f) {
-  auto* s = csr(t);
-  auto r = c10::make_intrusive<at::SparseCsrTensorImpl>(
-      DispatchKeySet(where.type() == kSim ? DispatchKey::SparseCsrPrivateUse1 : DispatchKey::SparseCsrCPU), where, s->layout(),
-      s->dtype());
+Tensor map_compressed(const Tensor &t, c10::Device where, F f) {
+  auto *s = csr(t);
+  auto r = c10::make_intrusive<at::SparseCsrTensorImpl>(DispatchKeySet(where.type() == kSim ? DispatchKey::SparseCsrPrivateUse1 : DispatchKey::SparseCsrCPU),
+                                                        where, s->layout(), s->dtype());
   r->set_member_tensors(f(s->compressed_indices()), f(s->plain_indices()), f(s->values()), s->sizes());
   return Tensor(std::move(r));
 }
 
 template <class F>
-Tensor map_sparse(const Tensor& t, c10::Device where, F f) {
+Tensor map_sparse(const Tensor &t, c10::Device where, F f) {
   return t.layout() == at::kSparse ? map_coo(t, where, f) : map_compressed(t, where, f);
 }
 
-} // namespace
+}  // namespace
 
-const c10::Storage* Aliases::known(const c10::StorageImpl* cpu) const {
-  for (const Pair& p : pairs_)
+const c10::Storage *Aliases::known(const c10::StorageImpl *cpu) const {
+  for (const Pair &p : pairs_)
     if (p.cpu == cpu) return &p.sim;
   return nullptr;
 }
 
-c10::Storage Aliases::twin(const c10::Storage& sim) {
+c10::Storage Aliases::twin(const c10::Storage &sim) {
   c10::Storage out = twin_of(sim);
   if (C10_UNLIKELY(!out)) {
     // Two operands over the same foreign bytes must stay aliases of each other.
-    for (const Pair& p : pairs_)
+    for (const Pair &p : pairs_)
       if (p.sim.is_alias_of(sim)) return c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(p.cpu);
     out = look_at(sim);
     looks_.push_back(out);
@@ -87,7 +84,7 @@ c10::Storage Aliases::twin(const c10::Storage& sim) {
   return out;
 }
 
-void Aliases::note_host(const Tensor& t) {
+void Aliases::note_host(const Tensor &t) {
   if (!t.defined()) return;
   if (is_sparse(t) || t.is_mkldnn()) {
     special_ = true;
@@ -96,16 +93,16 @@ void Aliases::note_host(const Tensor& t) {
   }
 }
 
-Tensor Aliases::special_to_cpu(const Tensor& t) {
+Tensor Aliases::special_to_cpu(const Tensor &t) {
   special_ = true;
   if (!is_sparse(t)) return at::_efficientzerotensor(t.sizes(), t.options().device(c10::kCPU));
-  Tensor r = map_sparse(t, c10::Device(c10::kCPU), [&](const Tensor& member) { return to_cpu(member); });
+  Tensor r = map_sparse(t, c10::Device(c10::kCPU), [&](const Tensor &member) { return to_cpu(member); });
   // Some CPU sparse kernels look at requires_grad: _sparse_mm_reduce_impl computes arg_out only then.
   if (t.requires_grad()) r.unsafeGetTensorImpl()->set_requires_grad(true);
   return r;
 }
 
-Tensor Aliases::to_cpu(const Tensor& t) {
+Tensor Aliases::to_cpu(const Tensor &t) {
   if (!t.defined() || !on_sim(t)) {
     note_host(t);
     return t;
@@ -113,16 +110,27 @@ Tensor Aliases::to_cpu(const Tensor& t) {
   if (C10_UNLIKELY(is_sparse(t) || t.key_set().has(DispatchKey::ZeroTensor))) return special_to_cpu(t);
   TORCH_CHECK(t.has_storage(), "simulated devices hold strided and sparse tensors only; this tensor on ", t.device(),
               " has no storage (strided nested tensors are such: use layout=torch.jagged)");
-  return dense_over(twin(t.storage()), DispatchKey::CPU, t.unsafeGetTensorImpl());
+  return dense_to_cpu(t);
 }
 
-Tensor Aliases::dense_to_sim(const Tensor& t) {
-  auto* impl = t.unsafeGetTensorImpl();
-  auto* cpu = t.storage().unsafeGetStorageImpl();
-  if (const auto* sim = known(cpu)) return dense_over(*sim, DispatchKey::PrivateUse1, impl);
+// Some kernels ask whether two operands are the same tensor (attention's query and key), so
+// one tensor has one alias. Long lists of operands belong to kernels that do not ask.
+Tensor Aliases::dense_to_cpu(const Tensor &t) {
+  auto *impl = t.unsafeGetTensorImpl();
+  for (const Seen &s : seen_)
+    if (s.sim == impl) return s.cpu;
+  Tensor cpu = dense_over(twin(t.storage()), DispatchKey::CPU, impl);
+  if (seen_.size() < kRemembered) seen_.push_back({impl, cpu});
+  return cpu;
+}
+
+Tensor Aliases::dense_to_sim(const Tensor &t) {
+  auto *impl = t.unsafeGetTensorImpl();
+  auto *cpu = t.storage().unsafeGetStorageImpl();
+  if (const auto *sim = known(cpu)) return dense_over(*sim, DispatchKey::PrivateUse1, impl);
   if (t.key_set().has(DispatchKey::ZeroTensor)) return dense_over(bare_storage(device_, cpu->nbytes()), DispatchKey::PrivateUse1, impl);
-  for (auto* h : host_) {
-    if (h != cpu) continue; // a result that aliases a CPU operand gets bytes of its own
+  for (auto *h : host_) {
+    if (h != cpu) continue;  // a result that aliases a CPU operand gets bytes of its own
     c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset);
     return to_sim(t.clone());
   }
@@ -131,35 +139,35 @@ Tensor Aliases::dense_to_sim(const Tensor& t) {
   return dense_over(std::move(fresh), DispatchKey::PrivateUse1, impl);
 }
 
-Tensor Aliases::to_sim(const Tensor& t) {
+Tensor Aliases::to_sim(const Tensor &t) {
   if (!t.defined() || !t.device().is_cpu()) return t;
-  if (C10_UNLIKELY(is_sparse(t))) return map_sparse(t, place(device_), [&](const Tensor& member) { return to_sim(member); });
+  if (C10_UNLIKELY(is_sparse(t))) return map_sparse(t, place(device_), [&](const Tensor &member) { return to_sim(member); });
   TORCH_CHECK(!t.is_quantized(), "simulated devices have no quantized tensors: quantize on the CPU, or dequantize first");
-  TORCH_CHECK(!t.is_mkldnn() && t.has_storage(), "this operator's result has a layout that simulated devices do not have (",
-              t.layout(), "): run it on the CPU");
+  TORCH_CHECK(!t.is_mkldnn() && t.has_storage(), "this operator's result has a layout that simulated devices do not have (", t.layout(),
+              "): run it on the CPU");
   return dense_to_sim(t);
 }
 
-void Aliases::write_back_sparse(const Tensor& sim, const Tensor& cpu) {
+void Aliases::write_back_sparse(const Tensor &sim, const Tensor &cpu) {
   const Tensor now = to_sim(cpu);
   if (sim.layout() == at::kSparse) {
-    auto* to = coo(sim);
-    auto* from = coo(now);
+    auto *to = coo(sim);
+    auto *from = coo(now);
     to->raw_resize_(from->sparse_dim(), from->dense_dim(), from->sizes());
     to->set_indices_and_values_unsafe(from->indices(), from->values());
     to->set_coalesced(from->coalesced());
   } else {
-    auto* from = csr(now);
+    auto *from = csr(now);
     csr(sim)->set_member_tensors(from->compressed_indices(), from->plain_indices(), from->values(), from->sizes());
   }
 }
 
-void Aliases::write_back(const Tensor& sim, const Tensor& cpu) {
+void Aliases::write_back(const Tensor &sim, const Tensor &cpu) {
   if (!sim.defined() || !on_sim(sim)) return;
   if (C10_UNLIKELY(is_sparse(sim))) return write_back_sparse(sim, cpu);
-  auto* to = sim.unsafeGetTensorImpl();
-  auto* from = cpu.unsafeGetTensorImpl();
-  const auto* storage = known(cpu.storage().unsafeGetStorageImpl());
+  auto *to = sim.unsafeGetTensorImpl();
+  auto *from = cpu.unsafeGetTensorImpl();
+  const auto *storage = known(cpu.storage().unsafeGetStorageImpl());
   if (!storage) {
     to->set_storage_keep_dtype(dense_to_sim(cpu).storage());
   } else if (!storage->is_alias_of(sim.storage())) {
@@ -170,4 +178,4 @@ void Aliases::write_back(const Tensor& sim, const Tensor& cpu) {
   if (to->sizes() != from->sizes() || to->strides() != from->strides() || to->storage_offset() != from->storage_offset()) copy_shape(to, from);
 }
 
-} // namespace managed::sim
+}  // namespace managed::sim

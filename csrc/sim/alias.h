@@ -14,10 +14,8 @@
 namespace managed::sim {
 
 // COO and the compressed formats: tensors made of other tensors.
-inline bool is_sparse(const at::Tensor& t) {
-  return t.layout() != at::kStrided && t.layout() != at::kMkldnn && t.layout() != at::kJagged;
-}
-inline bool on_sim(const at::Tensor& t) { return t.device().type() == kSim; }
+inline bool is_sparse(const at::Tensor &t) { return t.layout() != at::kStrided && t.layout() != at::kMkldnn && t.layout() != at::kJagged; }
+inline bool on_sim(const at::Tensor &t) { return t.device().type() == kSim; }
 
 class Aliases {
  public:
@@ -29,28 +27,35 @@ class Aliases {
   // Some operand needs the dispatcher to choose the kernel (sparse, mkldnn, zero tensors).
   bool special() const { return special_; }
 
-  at::Tensor to_cpu(const at::Tensor& t);
-  at::Tensor to_sim(const at::Tensor& t);
+  at::Tensor to_cpu(const at::Tensor &t);
+  at::Tensor to_sim(const at::Tensor &t);
   // After the call: the kernel may have resized the operand it wrote, or given it another storage.
-  void write_back(const at::Tensor& sim, const at::Tensor& cpu);
+  void write_back(const at::Tensor &sim, const at::Tensor &cpu);
 
  private:
   struct Pair {
-    c10::StorageImpl* cpu; // kept alive by the sim storage
+    c10::StorageImpl *cpu;  // kept alive by the sim storage
     c10::Storage sim;
   };
-  c10::Storage twin(const c10::Storage& sim);
-  const c10::Storage* known(const c10::StorageImpl* cpu) const;
-  void note_host(const at::Tensor& t);
-  at::Tensor special_to_cpu(const at::Tensor& t);
-  at::Tensor dense_to_sim(const at::Tensor& t);
-  void write_back_sparse(const at::Tensor& sim, const at::Tensor& cpu);
+  c10::Storage twin(const c10::Storage &sim);
+  const c10::Storage *known(const c10::StorageImpl *cpu) const;
+  at::Tensor dense_to_cpu(const at::Tensor &t);
+  void note_host(const at::Tensor &t);
+  at::Tensor special_to_cpu(const at::Tensor &t);
+  at::Tensor dense_to_sim(const at::Tensor &t);
+  void write_back_sparse(const at::Tensor &sim, const at::Tensor &cpu);
+
+  struct Seen {
+    const c10::TensorImpl *sim;
+    at::Tensor cpu;
+  };
 
   c10::SmallVector<Pair, 8> pairs_;
-  c10::SmallVector<c10::StorageImpl*, 2> host_; // storages of CPU operands
-  c10::SmallVector<c10::Storage, 2> looks_;     // CPU storages over foreign bytes
+  c10::SmallVector<Seen, 4> seen_;                // the first operands
+  c10::SmallVector<c10::StorageImpl *, 2> host_;  // storages of CPU operands
+  c10::SmallVector<c10::Storage, 2> looks_;       // CPU storages over foreign bytes
   int device_;
   bool special_ = false;
 };
 
-} // namespace managed::sim
+}  // namespace managed::sim

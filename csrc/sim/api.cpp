@@ -19,19 +19,20 @@ static_assert(MGD_SIM_MAX_DEVICES == kMaxDevices);
 namespace {
 
 template <class F>
-int guarded(F&& f) {
+int guarded(F &&f) {
   HANDLE_TH_ERRORS
   f();
   return 0;
   END_HANDLE_TH_ERRORS_RET(-1)
 }
 
-void create(const mgd_sim_config& c) {
+void create(const mgd_sim_config &c) {
   static std::mutex once;
   std::lock_guard<std::mutex> held(once);
   TORCH_CHECK(device_count() == 0, "devices are already simulated in this process (", device_count(),
               " of them); their number cannot change: start a new process");
-  TORCH_CHECK(!engine_started(), "a backward pass has already run in this process: autograd made its threads then, one for each device "
+  TORCH_CHECK(!engine_started(),
+              "a backward pass has already run in this process: autograd made its threads then, one for each device "
               "it knew, and makes no more. Call managed.simulate() (or set MANAGED_SIM) before the first backward");
   check_unclaimed();
   timeline_create(c.devices, c.speed, c.host, c.peer);
@@ -42,13 +43,13 @@ void create(const mgd_sim_config& c) {
   timeline_survives_fork();
 }
 
-} // namespace
+}  // namespace
 
-int mgd_sim_create(const mgd_sim_config* config) {
+int mgd_sim_create(const mgd_sim_config *config) {
   return guarded([&] { create(*config); });
 }
 
-void* mgd_sim_bridge(void) { return &bridge(); }
+void *mgd_sim_bridge(void) { return &bridge(); }
 int mgd_sim_device_count(void) { return device_count(); }
 int mgd_sim_current_device(void) { return current_device(); }
 
@@ -59,7 +60,7 @@ int mgd_sim_set_device(int device) {
   });
 }
 
-int mgd_sim_report(int device, struct mgd_sim_usage* out) {
+int mgd_sim_report(int device, struct mgd_sim_usage *out) {
   return guarded([&] {
     check_device(device);
     const Memory m = memory_of(device);
@@ -83,7 +84,7 @@ int mgd_sim_reset_peak(int device) {
 
 int64_t mgd_sim_host_time(void) { return device_count() ? host_time() : 0; }
 
-PyObject* mgd_sim_generator(int device) {
+PyObject *mgd_sim_generator(int device) {
   HANDLE_TH_ERRORS
   check_device(device);
   return THPGenerator_Wrap(default_generator(device));
@@ -91,7 +92,6 @@ PyObject* mgd_sim_generator(int device) {
 }
 
 void mgd_sim_park(void) {
-  Py_BEGIN_ALLOW_THREADS
-  park_engine_threads();
+  Py_BEGIN_ALLOW_THREADS park_engine_threads();
   Py_END_ALLOW_THREADS
 }

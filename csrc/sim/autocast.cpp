@@ -10,8 +10,8 @@ namespace managed::sim {
 #define FP32_SET(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32_set_opt_dtype)
 #define PROMOTE(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, promote)
 
-void register_autocast(torch::Library& m) {
-  using namespace at; // torch's macros name at:: functions without it
+void register_autocast(torch::Library &m) {
+  using namespace at;  // torch's macros name at:: functions without it
   AT_FORALL_LOWER_PRECISION_FP(LOWER)
   AT_FORALL_FP32(FP32)
   AT_FORALL_FP32_SET_OPT_DTYPE(FP32_SET)
@@ -19,4 +19,4 @@ void register_autocast(torch::Library& m) {
   AT_FORALL_PROMOTE(PROMOTE)
 }
 
-} // namespace managed::sim
+}  // namespace managed::sim

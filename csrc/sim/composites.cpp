@@ -19,36 +19,36 @@ namespace {
 using at::Tensor;
 
 // Kept elements are 1 / (1 - p), others 0. In the memory order of x: the CPU draws in that order.
-Tensor dropout_noise(const Tensor& x, double p) { return at::empty_like(x).bernoulli_(1 - p).div_(1 - p); }
+Tensor dropout_noise(const Tensor &x, double p) { return at::empty_like(x).bernoulli_(1 - p).div_(1 - p); }
 
 void check_probability(double p) { TORCH_CHECK(p >= 0 && p <= 1, "dropout probability has to be between 0 and 1, but got ", p); }
 
-Tensor dropout(const Tensor& x, double p, bool train) {
+Tensor dropout(const Tensor &x, double p, bool train) {
   check_probability(p);
   if (p == 0 || !train || x.sym_numel() == 0) return x;
   return x.mul(p == 1 ? at::zeros({}, x.options()) : dropout_noise(x, p));
 }
 
-Tensor& dropout_(Tensor& x, double p, bool train) {
+Tensor &dropout_(Tensor &x, double p, bool train) {
   check_probability(p);
   if (p == 0 || !train || x.sym_numel() == 0) return x;
   return x.mul_(p == 1 ? at::zeros({}, x.options()) : dropout_noise(x, p));
 }
 
 // The CPU's flash kernel has no gradient for a mask.
-int64_t choose_attention(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& mask, double p, bool causal,
+int64_t choose_attention(const Tensor &q, const Tensor &k, const Tensor &v, const std::optional<Tensor> &mask, double p, bool causal,
                          std::optional<double> scale, bool gqa) {
   if (mask && mask->requires_grad() && c10::GradMode::is_enabled()) return static_cast<int64_t>(at::SDPBackend::math);
   return at::_fused_sdp_choice(q, k, v, mask, p, causal, scale, gqa);
 }
 
-} // namespace
+}  // namespace
 
-void register_dropout(torch::Library& m) {
+void register_dropout(torch::Library &m) {
   m.impl("dropout", &dropout);
   m.impl("dropout_", &dropout_);
 }
 
 void register_attention() { at::native::_fused_sdp_choice_stub.set_privateuse1_dispatch_ptr(&choose_attention); }
 
-} // namespace managed::sim
+}  // namespace managed::sim

@@ -15,15 +15,15 @@ namespace {
 
 using at::Tensor;
 
-int place_of(const Tensor& t) { return on_sim(t) ? t.device().index() : kHost; }
+int place_of(const Tensor &t) { return on_sim(t) ? t.device().index() : kHost; }
 
-int64_t bytes_of(const Tensor& t) {
+int64_t bytes_of(const Tensor &t) {
   if (!is_sparse(t)) return static_cast<int64_t>(t.nbytes());
   if (t.layout() == at::kSparse) return static_cast<int64_t>(t._indices().nbytes() + t._values().nbytes());
-  return static_cast<int64_t>(t.values().nbytes()); // of the compressed formats, within the model's error
+  return static_cast<int64_t>(t.values().nbytes());  // of the compressed formats, within the model's error
 }
 
-Tensor copy_from(const Tensor& source, const Tensor& target, bool non_blocking) {
+Tensor copy_from(const Tensor &source, const Tensor &target, bool non_blocking) {
   c10::impl::ExcludeDispatchKeyGuard unmanaged(kKey);
   const int from = place_of(source), to = place_of(target);
   Aliases aliases(to == kHost ? from : to);
@@ -38,24 +38,24 @@ Tensor copy_from(const Tensor& source, const Tensor& target, bool non_blocking) 
   return target;
 }
 
-Tensor& copy_(Tensor& self, const Tensor& source, bool non_blocking) {
+Tensor &copy_(Tensor &self, const Tensor &source, bool non_blocking) {
   if (!self.is_same(source)) copy_from(source, self, non_blocking);
   return self;
 }
 
-Tensor copy_from_and_resize(const Tensor& source, const Tensor& target) {
+Tensor copy_from_and_resize(const Tensor &source, const Tensor &target) {
   if (target.sizes() != source.sizes()) target.resize_(source.sizes());
   return copy_from(source, target, false);
 }
 
-} // namespace
+}  // namespace
 
-void register_copies(torch::Library& m) {
+void register_copies(torch::Library &m) {
   m.impl("copy_", &copy_);
   m.impl("_copy_from", &copy_from);
   m.impl("_copy_from_and_resize", &copy_from_and_resize);
 }
 
-void register_sparse_copies(torch::Library& m) { m.impl("copy_", &copy_); }
+void register_sparse_copies(torch::Library &m) { m.impl("copy_", &copy_); }
 
-} // namespace managed::sim
+}  // namespace managed::sim

@@ -11,7 +11,7 @@
 namespace managed::sim {
 
 // Bytes a kernel has to read or write for this tensor: expanded elements are read once.
-double touched_bytes(const at::Tensor& t);
+double touched_bytes(const at::Tensor &t);
 
 // Arithmetic of one call: fixed + per_output * (elements of the first result).
 // Convolutions know their output's size only afterwards.
@@ -20,4 +20,4 @@ struct Arithmetic {
 };
 Arithmetic count_flops(Flops kind, c10::ArrayRef<c10::IValue> arguments);
 
-} // namespace managed::sim
+}  // namespace managed::sim

@@ -19,19 +19,19 @@ struct Device {
   std::mutex lock;
   std::size_t capacity = 0;
   std::size_t used = 0;
-  Reservation* first = nullptr;
+  Reservation *first = nullptr;
   c10::CachingDeviceAllocator::DeviceStats stats;
 
-  bool try_take(Reservation* r);
-  void give_back(Reservation* r);
-  void link(Reservation* r);
-  void unlink(Reservation* r);
+  bool try_take(Reservation *r);
+  void give_back(Reservation *r);
+  void link(Reservation *r);
+  void unlink(Reservation *r);
 };
 
 namespace {
 
 // Leaked: tensors may be freed after static destructors have run.
-Device* const g_devices = new Device[kMaxDevices];
+Device *const g_devices = new Device[kMaxDevices];
 std::atomic<int> g_count{0};
 thread_local int t_current = 0;
 Bridge g_bridge;
@@ -39,24 +39,22 @@ Bridge g_bridge;
 // torch keeps three arrays per figure (all, small pool, large pool); there are no pools here.
 constexpr std::size_t kAll = 0;
 
-void count_up(c10::CachingDeviceAllocator::DeviceStats& s, std::size_t n) {
+void count_up(c10::CachingDeviceAllocator::DeviceStats &s, std::size_t n) {
   s.allocation[kAll].increase(1);
   s.active[kAll].increase(1);
-  for (auto* sum : {&s.allocated_bytes, &s.active_bytes, &s.reserved_bytes, &s.requested_bytes})
-    (*sum)[kAll].increase(n);
+  for (auto *sum : {&s.allocated_bytes, &s.active_bytes, &s.reserved_bytes, &s.requested_bytes}) (*sum)[kAll].increase(n);
   s.num_device_alloc++;
 }
 
-void count_down(c10::CachingDeviceAllocator::DeviceStats& s, std::size_t n) {
+void count_down(c10::CachingDeviceAllocator::DeviceStats &s, std::size_t n) {
   s.allocation[kAll].decrease(1);
   s.active[kAll].decrease(1);
-  for (auto* sum : {&s.allocated_bytes, &s.active_bytes, &s.reserved_bytes, &s.requested_bytes})
-    (*sum)[kAll].decrease(n);
+  for (auto *sum : {&s.allocated_bytes, &s.active_bytes, &s.reserved_bytes, &s.requested_bytes}) (*sum)[kAll].decrease(n);
   s.num_device_free++;
 }
 
 std::string readable(std::size_t bytes) {
-  static const char* const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
+  static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
   double value = static_cast<double>(bytes);
   int unit = 0;
   while (value >= 1024 && unit < 4) value /= 1024, unit++;
@@ -75,10 +73,10 @@ struct Situation {
   std::size_t capacity, used, largest, blocks;
 };
 
-Situation look(Device& d) {
+Situation look(Device &d) {
   std::lock_guard<std::mutex> held(d.lock);
   Situation s{d.capacity, d.used, 0, 0};
-  for (const Reservation* r = d.first; r; r = r->next()) {
+  for (const Reservation *r = d.first; r; r = r->next()) {
     s.largest = std::max(s.largest, r->bytes());
     s.blocks++;
   }
@@ -89,12 +87,10 @@ Situation look(Device& d) {
 [[noreturn]] void fail(int device, std::size_t bytes) {
   const Situation s = look(g_devices[device]);
   const std::size_t room = s.capacity > s.used ? s.capacity - s.used : 0;
-  const char* advice = bytes > s.capacity
-      ? "This can never fit here: split the tensor, use a device with more memory, or simulate with a larger memory=."
-      : "Free tensors, use smaller batches, move something to another device, or simulate with a larger memory=.";
-  TORCH_CHECK_WITH(OutOfMemoryError, false, "sim:", device, " out of memory. Tried to allocate ", exact(bytes), ". Capacity ",
-                   exact(s.capacity), ", used ", exact(s.used), " in ", s.blocks, " storages (largest ", exact(s.largest),
-                   "), free ", exact(room), ". ", advice);
+  const char *advice = bytes > s.capacity ? "This can never fit here: split the tensor, use a device with more memory, or simulate with a larger memory=."
+                                          : "Free tensors, use smaller batches, move something to another device, or simulate with a larger memory=.";
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "sim:", device, " out of memory. Tried to allocate ", exact(bytes), ". Capacity ", exact(s.capacity), ", used ",
+                   exact(s.used), " in ", s.blocks, " storages (largest ", exact(s.largest), "), free ", exact(room), ". ", advice);
 }
 
 // The hook may run Python-free code that waits for other threads, and those may
@@ -106,7 +102,7 @@ bool ask_for_room(int device, std::size_t bytes) {
     if (bytes > g_devices[device].capacity) return false;
     g_devices[device].stats.num_alloc_retries++;
   }
-  PyThreadState* gil = PyGILState_Check() ? PyEval_SaveThread() : nullptr;
+  PyThreadState *gil = PyGILState_Check() ? PyEval_SaveThread() : nullptr;
   const bool again = g_bridge.make_room(device, bytes);
   if (gil) PyEval_RestoreThread(gil);
   return again;
@@ -119,9 +115,9 @@ void after_fork() {
   for (int i = kMaxDevices; i-- > 0;) g_devices[i].lock.unlock();
 }
 
-} // namespace
+}  // namespace
 
-bool Device::try_take(Reservation* r) {
+bool Device::try_take(Reservation *r) {
   std::lock_guard<std::mutex> held(lock);
   if (r->bytes_ && (used > capacity || r->bytes_ > capacity - used)) return false;
   used += r->bytes_;
@@ -130,20 +126,20 @@ bool Device::try_take(Reservation* r) {
   return true;
 }
 
-void Device::give_back(Reservation* r) {
+void Device::give_back(Reservation *r) {
   std::lock_guard<std::mutex> held(lock);
   used -= r->bytes_;
   unlink(r);
   count_down(stats, r->bytes_);
 }
 
-void Device::link(Reservation* r) {
+void Device::link(Reservation *r) {
   r->next_ = first;
   if (first) first->previous_ = r;
   first = r;
 }
 
-void Device::unlink(Reservation* r) {
+void Device::unlink(Reservation *r) {
   (r->previous_ ? r->previous_->next_ : first) = r->next_;
   if (r->next_) r->next_->previous_ = r->previous_;
 }
@@ -161,7 +157,7 @@ Reservation::~Reservation() {
   if (bytes_ && g_bridge.freed) g_bridge.freed(device_, bytes_);
 }
 
-void devices_create(int count, const std::size_t* capacities) {
+void devices_create(int count, const std::size_t *capacities) {
   for (int i = 0; i < count; i++) set_capacity(i, capacities[i]);
   g_count.store(count, std::memory_order_release);
 }
@@ -171,35 +167,34 @@ int current_device() noexcept { return t_current; }
 void set_current_device(int device) noexcept { t_current = device; }
 
 void check_device(int device) {
-  TORCH_CHECK(device >= 0 && device < device_count(), "there is no device sim:", device, ": this process simulates ",
-              device_count(), " devices, sim:0 to sim:", device_count() - 1);
+  TORCH_CHECK(device >= 0 && device < device_count(), "there is no device sim:", device, ": this process simulates ", device_count(),
+              " devices, sim:0 to sim:", device_count() - 1);
 }
 
 Memory memory_of(int device) {
-  Device& d = g_devices[device];
+  Device &d = g_devices[device];
   std::lock_guard<std::mutex> held(d.lock);
   return {d.capacity, d.used, static_cast<std::size_t>(d.stats.allocated_bytes[kAll].peak)};
 }
 
 void set_capacity(int device, std::size_t bytes) {
-  Device& d = g_devices[device];
+  Device &d = g_devices[device];
   std::lock_guard<std::mutex> held(d.lock);
   d.capacity = bytes;
 }
 
 void reset_peak(int device) {
-  auto& d = g_devices[device];
+  auto &d = g_devices[device];
   std::lock_guard<std::mutex> held(d.lock);
-  auto& s = d.stats;
-  for (auto* figure : {&s.allocation, &s.active, &s.allocated_bytes, &s.active_bytes, &s.reserved_bytes, &s.requested_bytes})
-    (*figure)[kAll].reset_peak();
+  auto &s = d.stats;
+  for (auto *figure : {&s.allocation, &s.active, &s.allocated_bytes, &s.active_bytes, &s.reserved_bytes, &s.requested_bytes}) (*figure)[kAll].reset_peak();
 }
 
 void reset_accumulated(int device) {
-  auto& d = g_devices[device];
+  auto &d = g_devices[device];
   std::lock_guard<std::mutex> held(d.lock);
-  auto& s = d.stats;
-  for (auto* figure : {&s.allocation, &s.active, &s.allocated_bytes, &s.active_bytes, &s.reserved_bytes, &s.requested_bytes})
+  auto &s = d.stats;
+  for (auto *figure : {&s.allocation, &s.active, &s.allocated_bytes, &s.active_bytes, &s.reserved_bytes, &s.requested_bytes})
     (*figure)[kAll].reset_accumulated();
   s.num_alloc_retries = s.num_ooms = 0;
 }
@@ -209,8 +204,8 @@ c10::CachingDeviceAllocator::DeviceStats stats_of(int device) {
   return g_devices[device].stats;
 }
 
-Bridge& bridge() noexcept { return g_bridge; }
+Bridge &bridge() noexcept { return g_bridge; }
 
 void devices_survive_fork() { pthread_atfork(&before_fork, &after_fork, &after_fork); }
 
-} // namespace managed::sim
+}  // namespace managed::sim

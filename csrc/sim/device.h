@@ -26,19 +26,19 @@ class Reservation {
   // could make no room.
   Reservation(int device, std::size_t bytes);
   ~Reservation();
-  Reservation(const Reservation&) = delete;
-  Reservation& operator=(const Reservation&) = delete;
+  Reservation(const Reservation &) = delete;
+  Reservation &operator=(const Reservation &) = delete;
 
   int device() const { return device_; }
   std::size_t bytes() const { return bytes_; }
-  const Reservation* next() const { return next_; }
+  const Reservation *next() const { return next_; }
 
  private:
   friend struct Device;
   int device_;
   std::size_t bytes_;
-  Reservation* previous_ = nullptr;
-  Reservation* next_ = nullptr;
+  Reservation *previous_ = nullptr;
+  Reservation *next_ = nullptr;
 };
 
 struct Memory {
@@ -46,7 +46,7 @@ struct Memory {
 };
 
 // Called once, before anything else here; `capacities` holds `count` sizes.
-void devices_create(int count, const std::size_t* capacities);
+void devices_create(int count, const std::size_t *capacities);
 int device_count() noexcept;
 
 // The calling thread's device. Autograd's threads and user threads each have one.
@@ -63,9 +63,9 @@ void reset_accumulated(int device);
 c10::CachingDeviceAllocator::DeviceStats stats_of(int device);
 
 // The hook's and the simulator's function pointers; exported as a capsule.
-Bridge& bridge() noexcept;
+Bridge &bridge() noexcept;
 
 // A child of fork() inherits devices whose locks other threads may have held.
 void devices_survive_fork();
 
-} // namespace managed::sim
+}  // namespace managed::sim

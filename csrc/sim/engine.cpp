@@ -21,7 +21,7 @@ using torch::autograd::Engine;
 
 // A device thread may be stuck in a hook of the program for ever. torch's engine
 // waits for its threads at exit for as long (TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT).
-constexpr int kPatience = 10; // seconds
+constexpr int kPatience = 10;  // seconds
 
 // The engine's members are protected; a pointer to member taken through a
 // derived struct is the legal way in.
@@ -43,7 +43,7 @@ void visit(int device) {
   Engine::get_default_engine().execute(roots, {at::ones({}, options)}, false, false, true);
 }
 
-} // namespace
+}  // namespace
 
 bool engine_started() { return Engine::get_default_engine().*EngineAccess::pool != nullptr; }
 
@@ -53,12 +53,12 @@ void visit_all(size_t threads) noexcept {
   for (int i = 0; i < device_count() && static_cast<size_t>(i) < threads; i++) {
     try {
       visit(i);
-    } catch (...) { // a full device, or a child of fork(): nothing can be done at exit, and nothing must be printed
+    } catch (...) {  // a full device, or a child of fork(): nothing can be done at exit, and nothing must be printed
     }
   }
 }
 
-} // namespace
+}  // namespace
 
 void park_engine_threads() noexcept try {
   const auto threads = (Engine::get_default_engine().*EngineAccess::queues).size();
@@ -72,7 +72,7 @@ void park_engine_threads() noexcept try {
     done->set_value();
   }).detach();
   arrived.wait_for(std::chrono::seconds(kPatience));
-} catch (...) { // no thread to be had: leave as torch would
+} catch (...) {  // no thread to be had: leave as torch would
 }
 
-} // namespace managed::sim
+}  // namespace managed::sim

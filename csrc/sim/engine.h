@@ -13,4 +13,4 @@ bool engine_started();
 // aborts the process.
 void park_engine_threads() noexcept;
 
-} // namespace managed::sim
+}  // namespace managed::sim

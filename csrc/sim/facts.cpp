@@ -9,65 +9,75 @@ namespace {
 
 // torch's kernels on real accelerators take CPU index tensors here, and copy_
 // is what crosses devices.
-const std::unordered_set<std::string>& mixing() {
+const std::unordered_set<std::string> &mixing() {
   static const std::unordered_set<std::string> names = {
-      "aten::index.Tensor", "aten::index.Tensor_out", "aten::index_put_", "aten::index_put", "aten::index_put.out",
-      "aten::_index_put_impl_", "aten::_unsafe_index.Tensor", "aten::_unsafe_index_put", "aten::copy_", "aten::_copy_from",
+      "aten::index.Tensor",          "aten::index.Tensor_out",      "aten::index_put_",        "aten::index_put", "aten::index_put.out",
+      "aten::_index_put_impl_",      "aten::_unsafe_index.Tensor",  "aten::_unsafe_index_put", "aten::copy_",     "aten::_copy_from",
       "aten::_copy_from_and_resize", "aten::_pack_padded_sequence", "aten::is_set_to"};
   return names;
 }
 
-Flops flops_of(const std::string& base) {
-  static const std::unordered_map<std::string, Flops> table = {
-      {"aten::mm", Flops::mm}, {"aten::bmm", Flops::mm}, {"aten::_int_mm", Flops::mm},
-      {"aten::addmm", Flops::addmm}, {"aten::addmm_", Flops::addmm}, {"aten::_addmm_activation", Flops::addmm},
-      {"aten::baddbmm", Flops::addmm}, {"aten::baddbmm_", Flops::addmm}, {"aten::addbmm", Flops::addmm}, {"aten::addbmm_", Flops::addmm},
-      {"aten::mv", Flops::mv}, {"aten::addmv", Flops::addmv}, {"aten::addmv_", Flops::addmv},
-      {"aten::dot", Flops::dot}, {"aten::vdot", Flops::dot},
-      {"aten::convolution", Flops::convolution}, {"aten::convolution_overrideable", Flops::convolution},
-      {"aten::convolution_backward", Flops::convolution_backward},
-      {"aten::convolution_backward_overrideable", Flops::convolution_backward},
-      {"aten::_scaled_dot_product_flash_attention_for_cpu", Flops::attention},
-      {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", Flops::attention_backward},
-      {"aten::mkldnn_rnn_layer", Flops::rnn_layer},
-      {"aten::_linalg_solve_ex", Flops::solve}, {"aten::linalg_lu_factor_ex", Flops::factor},
-      {"aten::linalg_cholesky_ex", Flops::factor}, {"aten::linalg_inv_ex", Flops::factor}};
+Flops flops_of(const std::string &base) {
+  static const std::unordered_map<std::string, Flops> table = {{"aten::mm", Flops::mm},
+                                                               {"aten::bmm", Flops::mm},
+                                                               {"aten::_int_mm", Flops::mm},
+                                                               {"aten::addmm", Flops::addmm},
+                                                               {"aten::addmm_", Flops::addmm},
+                                                               {"aten::_addmm_activation", Flops::addmm},
+                                                               {"aten::baddbmm", Flops::addmm},
+                                                               {"aten::baddbmm_", Flops::addmm},
+                                                               {"aten::addbmm", Flops::addmm},
+                                                               {"aten::addbmm_", Flops::addmm},
+                                                               {"aten::mv", Flops::mv},
+                                                               {"aten::addmv", Flops::addmv},
+                                                               {"aten::addmv_", Flops::addmv},
+                                                               {"aten::dot", Flops::dot},
+                                                               {"aten::vdot", Flops::dot},
+                                                               {"aten::convolution", Flops::convolution},
+                                                               {"aten::convolution_overrideable", Flops::convolution},
+                                                               {"aten::convolution_backward", Flops::convolution_backward},
+                                                               {"aten::convolution_backward_overrideable", Flops::convolution_backward},
+                                                               {"aten::_scaled_dot_product_flash_attention_for_cpu", Flops::attention},
+                                                               {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", Flops::attention_backward},
+                                                               {"aten::mkldnn_rnn_layer", Flops::rnn_layer},
+                                                               {"aten::_linalg_solve_ex", Flops::solve},
+                                                               {"aten::linalg_lu_factor_ex", Flops::factor},
+                                                               {"aten::linalg_cholesky_ex", Flops::factor},
+                                                               {"aten::linalg_inv_ex", Flops::factor}};
   auto it = table.find(base);
   return it == table.end() ? Flops::none : it->second;
 }
 
-bool is_kind(const c10::Argument& a, c10::TypeKind kind) {
+bool is_kind(const c10::Argument &a, c10::TypeKind kind) {
   auto type = a.type();
   if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
   return type->kind() == kind;
 }
 
-bool writes(const c10::Argument& a) { return a.alias_info() && a.alias_info()->isWrite(); }
+bool writes(const c10::Argument &a) { return a.alias_info() && a.alias_info()->isWrite(); }
 
 // Which written argument a result is, by the letter they share in the schema.
-int written_argument(const c10::FunctionSchema& s, const OperatorFacts& f, const c10::Argument& result) {
+int written_argument(const c10::FunctionSchema &s, const OperatorFacts &f, const c10::Argument &result) {
   if (!writes(result)) return -1;
   for (int i : f.written)
     if (*s.arguments()[i].alias_info() == *result.alias_info()) return i;
   return -1;
 }
 
-} // namespace
+}  // namespace
 
-std::string full_name(const c10::OperatorName& name) {
-  return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
-}
+std::string full_name(const c10::OperatorName &name) { return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name; }
 
-OperatorFacts facts_of(const c10::OperatorHandle& op) {
+OperatorFacts facts_of(const c10::OperatorHandle &op) {
   OperatorFacts f;
-  const auto& s = op.schema();
+  const auto &s = op.schema();
   f.name = full_name(op.operator_name());
   for (size_t i = 0; i < s.arguments().size(); i++) {
-    const auto& a = s.arguments()[i];
+    const auto &a = s.arguments()[i];
     if (is_kind(a, c10::TypeKind::GeneratorType)) f.generator = static_cast<int>(i);
     if (writes(a)) f.written.push_back(static_cast<int>(i));
   }
-  for (const auto& r : s.returns()) {
+  for (const auto &r : s.returns()) {
     f.returned.push_back(written_argument(s, f, r));
     if (r.alias_info() && !r.alias_info()->isWrite()) f.view = true;
   }
@@ -77,4 +87,4 @@ OperatorFacts facts_of(const c10::OperatorHandle& op) {
   return f;
 }
 
-} // namespace managed::sim
+}  // namespace managed::sim

@@ -12,19 +12,19 @@ namespace managed::sim {
 enum class Flops { none, mm, addmm, mv, addmv, dot, convolution, convolution_backward, attention, attention_backward, rnn_layer, solve, factor };
 
 struct OperatorFacts {
-  std::string name; // "aten::add.Tensor"
-  c10::SmallVector<int, 4> written; // arguments the operator writes
-  c10::SmallVector<int, 4> returned; // per result: the written argument it is, or -1
-  int generator = -1; // argument that takes a random generator, -1 when none does
-  bool may_mix = false; // accepts CPU operands with dimensions beside simulated ones
-  bool has_cpu_kernel = false; // may go straight to the CPU key
-  bool view = false; // results are views: no work is done
+  std::string name;                   // "aten::add.Tensor"
+  c10::SmallVector<int, 4> written;   // arguments the operator writes
+  c10::SmallVector<int, 4> returned;  // per result: the written argument it is, or -1
+  int generator = -1;                 // argument that takes a random generator, -1 when none does
+  bool may_mix = false;               // accepts CPU operands with dimensions beside simulated ones
+  bool has_cpu_kernel = false;        // may go straight to the CPU key
+  bool view = false;                  // results are views: no work is done
   Flops flops = Flops::none;
 };
 
-OperatorFacts facts_of(const c10::OperatorHandle& op);
+OperatorFacts facts_of(const c10::OperatorHandle &op);
 
 // "aten::add.Tensor" of an operator's name.
-std::string full_name(const c10::OperatorName& name);
+std::string full_name(const c10::OperatorName &name);
 
-} // namespace managed::sim
+}  // namespace managed::sim

@@ -21,7 +21,7 @@ using torch::jit::Stack;
 
 class Call {
  public:
-  Call(const c10::OperatorHandle& op, const OperatorFacts& facts, Stack* stack)
+  Call(const c10::OperatorHandle &op, const OperatorFacts &facts, Stack *stack)
       : op_(op), facts_(facts), stack_(stack), count_(op.schema().arguments().size()), base_(stack->size() - count_) {}
 
   void operator()() {
@@ -42,16 +42,16 @@ class Call {
  private:
   c10::ArrayRef<IValue> arguments() const { return c10::ArrayRef<IValue>(*stack_).slice(base_, count_); }
 
-  void keep_written(c10::SmallVector<IValue, 4>& into) {
+  void keep_written(c10::SmallVector<IValue, 4> &into) {
     for (int i : facts_.written) into.push_back((*stack_)[base_ + i]);
   }
 
-  [[noreturn]] void mixed(const std::string& other, size_t argument) const {
-    TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, sim:", aliases_.device(), " and ",
-                other, "! (when checking argument for argument ", op_.schema().arguments()[argument].name(), " in method ", facts_.name, ")");
+  [[noreturn]] void mixed(const std::string &other, size_t argument) const {
+    TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, sim:", aliases_.device(), " and ", other,
+                "! (when checking argument for argument ", op_.schema().arguments()[argument].name(), " in method ", facts_.name, ")");
   }
 
-  void see_sim(const Tensor& t, size_t argument) {
+  void see_sim(const Tensor &t, size_t argument) {
     any_sim_ = true;
     const int device = t.device().index();
     if (aliases_.device() < 0) aliases_.set_device(device);
@@ -60,7 +60,7 @@ class Call {
   }
 
   // 0-dim CPU tensors are numbers and go with anything, unless they are written.
-  void see_host(const Tensor& t, size_t argument) {
+  void see_host(const Tensor &t, size_t argument) {
     TORCH_CHECK(!t.device().is_meta(), facts_.name, ": argument ", op_.schema().arguments()[argument].name(),
                 " is a meta tensor, which has no values to compute with on a simulated device");
     if (!t.device().is_cpu() || host_argument_ >= 0) return;
@@ -68,28 +68,28 @@ class Call {
     if (t.dim() != 0 || written) host_argument_ = static_cast<int>(argument);
   }
 
-  Tensor take_tensor(const Tensor& t, size_t argument) {
+  Tensor take_tensor(const Tensor &t, size_t argument) {
     if (!t.defined()) return t;
     on_sim(t) ? see_sim(t, argument) : see_host(t, argument);
     return aliases_.to_cpu(t);
   }
 
-  void take_list(IValue& v, size_t argument) {
+  void take_list(IValue &v, size_t argument) {
     const auto in = v.toListRef();
     if (v.isOptionalTensorList()) {
       c10::List<std::optional<Tensor>> out;
       out.reserve(in.size());
-      for (const IValue& x : in) out.push_back(x.isTensor() ? std::optional<Tensor>(take_tensor(x.toTensor(), argument)) : std::nullopt);
+      for (const IValue &x : in) out.push_back(x.isTensor() ? std::optional<Tensor>(take_tensor(x.toTensor(), argument)) : std::nullopt);
       v = std::move(out);
       return;
     }
     c10::List<Tensor> out;
     out.reserve(in.size());
-    for (const IValue& x : in) out.push_back(take_tensor(x.toTensor(), argument));
+    for (const IValue &x : in) out.push_back(take_tensor(x.toTensor(), argument));
     v = std::move(out);
   }
 
-  void take(IValue& v, size_t argument) {
+  void take(IValue &v, size_t argument) {
     if (v.isTensor()) {
       v = take_tensor(v.toTensor(), argument);
     } else if (v.isTensorList() || v.isOptionalTensorList()) {
@@ -105,7 +105,7 @@ class Call {
     }
   }
 
-  void take_generator(IValue& v) {
+  void take_generator(IValue &v) {
     const at::Generator g = v.toGenerator();
     if (!g.defined() || g.device().type() != kSim) return;
     if (aliases_.device() < 0) aliases_.set_device(g.device().index());
@@ -114,7 +114,7 @@ class Call {
 
   void choose_generator() {
     if (facts_.generator < 0) return;
-    IValue& v = (*stack_)[base_ + facts_.generator];
+    IValue &v = (*stack_)[base_ + facts_.generator];
     if (v.isNone()) v = cpu_generator(default_generator(aliases_.device()));
   }
 
@@ -127,7 +127,7 @@ class Call {
     }
   }
 
-  void write_back(const IValue& sim, const IValue& cpu) {
+  void write_back(const IValue &sim, const IValue &cpu) {
     if (sim.isTensor()) {
       aliases_.write_back(sim.toTensor(), cpu.toTensor());
     } else if (sim.isTensorList()) {
@@ -136,7 +136,7 @@ class Call {
     }
   }
 
-  Tensor give_tensor(const Tensor& t, size_t result) {
+  Tensor give_tensor(const Tensor &t, size_t result) {
     Tensor r = aliases_.to_sim(t);
     if (result == 0 && r.defined()) outputs_ = static_cast<double>(r.numel());
     if (!facts_.view) bytes_ += touched_bytes(r);
@@ -146,45 +146,45 @@ class Call {
   void give_results() {
     const size_t n = facts_.returned.size(), first = stack_->size() - n;
     for (size_t r = 0; r < n; r++) {
-      IValue& v = (*stack_)[first + r];
+      IValue &v = (*stack_)[first + r];
       if (facts_.returned[r] >= 0) {
         v = written(facts_.returned[r]);
       } else if (v.isTensor()) {
         v = give_tensor(v.toTensor(), r);
       } else if (v.isTensorList()) {
         c10::List<Tensor> out;
-        for (const IValue& x : v.toListRef()) out.push_back(give_tensor(x.toTensor(), r));
+        for (const IValue &x : v.toListRef()) out.push_back(give_tensor(x.toTensor(), r));
         v = std::move(out);
       }
     }
   }
 
-  const IValue& written(int argument) const {
+  const IValue &written(int argument) const {
     const auto at = std::find(facts_.written.begin(), facts_.written.end(), argument);
     return sim_[static_cast<size_t>(at - facts_.written.begin())];
   }
 
-  const c10::OperatorHandle& op_;
-  const OperatorFacts& facts_;
-  Stack* stack_;
+  const c10::OperatorHandle &op_;
+  const OperatorFacts &facts_;
+  Stack *stack_;
   const size_t count_, base_;
   Aliases aliases_;
-  c10::SmallVector<IValue, 4> sim_, cpu_; // written arguments, as given and as CPU tensors
+  c10::SmallVector<IValue, 4> sim_, cpu_;  // written arguments, as given and as CPU tensors
   Arithmetic arithmetic_;
   double bytes_ = 0, outputs_ = 0;
-  int host_argument_ = -1; // the first CPU operand that is not a number
+  int host_argument_ = -1;  // the first CPU operand that is not a number
   bool any_sim_ = false;
 };
 
-void run_call(const c10::OperatorHandle& op, const OperatorFacts& facts, Stack* stack) {
+void run_call(const c10::OperatorHandle &op, const OperatorFacts &facts, Stack *stack) {
   c10::impl::ExcludeDispatchKeyGuard unmanaged(kKey);
   Call(op, facts, stack)();
 }
 
-} // namespace
+}  // namespace
 
-void OperatorKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) { run_call(op, facts, stack); }
+void OperatorKernel::operator()(const c10::OperatorHandle &op, c10::DispatchKeySet, Stack *stack) { run_call(op, facts, stack); }
 
-void unknown_operator(const c10::OperatorHandle& op, Stack* stack) { run_call(op, facts_of(op), stack); }
+void unknown_operator(const c10::OperatorHandle &op, Stack *stack) { run_call(op, facts_of(op), stack); }
 
-} // namespace managed::sim
+}  // namespace managed::sim

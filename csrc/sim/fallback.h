@@ -14,11 +14,11 @@ namespace managed::sim {
 // Registered per operator: carries the operator's facts, so nothing is looked up.
 struct OperatorKernel final : c10::OperatorKernel {
   explicit OperatorKernel(OperatorFacts f) : facts(std::move(f)) {}
-  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack);
+  void operator()(const c10::OperatorHandle &op, c10::DispatchKeySet, torch::jit::Stack *stack);
   const OperatorFacts facts;
 };
 
 // For operators that appear later (other libraries' with a CPU kernel).
-void unknown_operator(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+void unknown_operator(const c10::OperatorHandle &op, torch::jit::Stack *stack);
 
-} // namespace managed::sim
+}  // namespace managed::sim

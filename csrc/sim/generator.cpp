@@ -22,20 +22,20 @@ struct SimGenerator final : c10::GeneratorImpl {
   uint64_t get_offset() const override { return cpu.get_offset(); }
   uint64_t current_seed() const override { return cpu.current_seed(); }
   uint64_t seed() override { return cpu.seed(); }
-  void set_state(const c10::TensorImpl& state) override { cpu.unsafeGetGeneratorImpl()->set_state(state); }
+  void set_state(const c10::TensorImpl &state) override { cpu.unsafeGetGeneratorImpl()->set_state(state); }
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override { return cpu.unsafeGetGeneratorImpl()->get_state(); }
-  SimGenerator* clone_impl() const override {
-    auto* copy = new SimGenerator(device_.index());
+  SimGenerator *clone_impl() const override {
+    auto *copy = new SimGenerator(device_.index());
     copy->cpu = cpu.clone();
     return copy;
   }
 };
 
-} // namespace
+}  // namespace
 
-const at::Generator& default_generator(int device) {
-  static const auto* const all = [] {
-    auto* v = new std::vector<at::Generator>;
+const at::Generator &default_generator(int device) {
+  static const auto *const all = [] {
+    auto *v = new std::vector<at::Generator>;
     for (int i = 0; i < kMaxDevices; i++) v->push_back(at::make_generator<SimGenerator>(static_cast<c10::DeviceIndex>(i)));
     return v;
   }();
@@ -50,9 +50,9 @@ at::Generator new_generator(int device) {
   return at::make_generator<SimGenerator>(static_cast<c10::DeviceIndex>(chosen));
 }
 
-at::Generator cpu_generator(const at::Generator& g) {
+at::Generator cpu_generator(const at::Generator &g) {
   if (!g.defined() || g.device().type() != kSim) return g;
-  return static_cast<SimGenerator*>(g.unsafeGetGeneratorImpl())->cpu;
+  return static_cast<SimGenerator *>(g.unsafeGetGeneratorImpl())->cpu;
 }
 
-} // namespace managed::sim
+}  // namespace managed::sim

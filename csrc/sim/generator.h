@@ -7,9 +7,9 @@
 namespace managed::sim {
 
 // -1 means the current device.
-const at::Generator& default_generator(int device);
+const at::Generator &default_generator(int device);
 at::Generator new_generator(int device);
 // CPU kernels demand a generator whose device is the CPU: the one inside.
-at::Generator cpu_generator(const at::Generator& g);
+at::Generator cpu_generator(const at::Generator &g);
 
-} // namespace managed::sim
+}  // namespace managed::sim

@@ -18,15 +18,13 @@ struct Event {
   int64_t ns;
 };
 
-Event* event(void* p) { return static_cast<Event*>(p); }
+Event *event(void *p) { return static_cast<Event *>(p); }
 
 int index_of(Device d) { return d.index() < 0 ? current_device() : d.index(); }
 
-Stream stream_at(int device, int id) {
-  return Stream(Stream::UNSAFE, Device(kSim, static_cast<DeviceIndex>(device)), id);
-}
+Stream stream_at(int device, int id) { return Stream(Stream::UNSAFE, Device(kSim, static_cast<DeviceIndex>(device)), id); }
 
-int id_of(const Stream& s) { return static_cast<int>(s.id()); }
+int id_of(const Stream &s) { return static_cast<int>(s.id()); }
 
 // Somebody who polls has nothing else to move the host's time, so a poll that
 // finds work unfinished lets it finish for the next one: loops end.
@@ -63,39 +61,39 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   Stream getStreamFromGlobalPool(Device d, bool) const override { return getNewStream(d, 0); }
   Stream exchangeStream(Stream s) const override { return stream_at(s.device_index(), exchange_stream(s.device_index(), id_of(s))); }
-  void* getStreamNativeHandle(const Stream s) const override { return reinterpret_cast<void*>(s.id()); }
+  void *getStreamNativeHandle(const Stream s) const override { return reinterpret_cast<void *>(s.id()); }
 
-  bool queryStream(const Stream& s) const override { return poll(stream_time(s.device_index(), id_of(s))); }
-  void synchronizeStream(const Stream& s) const override { host_wait(stream_time(s.device_index(), id_of(s))); }
+  bool queryStream(const Stream &s) const override { return poll(stream_time(s.device_index(), id_of(s))); }
+  void synchronizeStream(const Stream &s) const override { host_wait(stream_time(s.device_index(), id_of(s))); }
   void synchronizeDevice(const DeviceIndex d) const override {
     const int device = d < 0 ? current_device() : d;
     check_device(device);
     host_wait(device_time(device));
   }
 
-  void record(void** e, const Stream& s, const DeviceIndex, const c10::EventFlag) const override {
+  void record(void **e, const Stream &s, const DeviceIndex, const c10::EventFlag) const override {
     if (!*e) *e = new Event;
     // A stream with nothing to do reaches the event when the host hands it over.
     event(*e)->ns = std::max(stream_time(s.device_index(), id_of(s)), host_time());
   }
-  void block(void* e, const Stream& s) const override {
+  void block(void *e, const Stream &s) const override {
     if (e) stream_wait(s.device_index(), id_of(s), event(e)->ns);
   }
-  bool queryEvent(void* e) const override { return !e || poll(event(e)->ns); }
-  void synchronizeEvent(void* e) const override {
+  bool queryEvent(void *e) const override { return !e || poll(event(e)->ns); }
+  void synchronizeEvent(void *e) const override {
     if (e) host_wait(event(e)->ns);
   }
-  double elapsedTime(void* from, void* to, const DeviceIndex) const override {
+  double elapsedTime(void *from, void *to, const DeviceIndex) const override {
     TORCH_CHECK(from && to, "Both events must be recorded before calculating elapsed time.");
-    return static_cast<double>(event(to)->ns - event(from)->ns) * 1e-6; // ms
+    return static_cast<double>(event(to)->ns - event(from)->ns) * 1e-6;  // ms
   }
-  void destroyEvent(void* e, const DeviceIndex) const noexcept override { delete event(e); }
+  void destroyEvent(void *e, const DeviceIndex) const noexcept override { delete event(e); }
 
-  void recordDataPtrOnStream(const c10::DataPtr&, const Stream&) const override {}
+  void recordDataPtrOnStream(const c10::DataPtr &, const Stream &) const override {}
 };
 
-} // namespace
+}  // namespace
 
 void register_guard() { c10::impl::DeviceGuardImplRegistrar(kSim, new Guard); }
 
-} // namespace managed::sim
+}  // namespace managed::sim

@@ -41,8 +41,8 @@ static PyObject *sim_create(PyObject *Py_UNUSED(module), PyObject *args) {
   struct mgd_sim_config c = {0};
   PyObject *capacities;
   long long launch, host, peer;
-  if (!PyArg_ParseTuple(args, "O!(ddL)(Ld)(Ld):create", &PyList_Type, &capacities, &c.speed.flops_per_ns, &c.speed.bytes_per_ns, &launch,
-                        &host, &c.host.bytes_per_ns, &peer, &c.peer.bytes_per_ns)) {
+  if (!PyArg_ParseTuple(args, "O!(ddL)(Ld)(Ld):create", &PyList_Type, &capacities, &c.speed.flops_per_ns, &c.speed.bytes_per_ns, &launch, &host,
+                        &c.host.bytes_per_ns, &peer, &c.peer.bytes_per_ns)) {
     return NULL;
   }
   c.speed.launch_ns = launch;
@@ -55,14 +55,10 @@ static PyObject *sim_create(PyObject *Py_UNUSED(module), PyObject *args) {
 }
 
 PyDoc_STRVAR(device_count_doc, "device_count()\n--\n\nNumber of simulated devices; 0 before create().");
-static PyObject *sim_device_count(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
-  return PyLong_FromLong(mgd_sim_device_count());
-}
+static PyObject *sim_device_count(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) { return PyLong_FromLong(mgd_sim_device_count()); }
 
 PyDoc_STRVAR(current_device_doc, "current_device()\n--\n\nIndex of the calling thread's device.");
-static PyObject *sim_current_device(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
-  return PyLong_FromLong(mgd_sim_current_device());
-}
+static PyObject *sim_current_device(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) { return PyLong_FromLong(mgd_sim_current_device()); }
 
 PyDoc_STRVAR(set_device_doc, "set_device(index)\n--\n\nMakes a device the calling thread's current one.");
 static PyObject *sim_set_device(PyObject *Py_UNUSED(module), PyObject *args) {
@@ -111,9 +107,7 @@ static PyObject *sim_reset_peak(PyObject *Py_UNUSED(module), PyObject *args) {
 }
 
 PyDoc_STRVAR(host_time_doc, "host_time()\n--\n\nThe host's virtual time in ns.");
-static PyObject *sim_host_time(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
-  return PyLong_FromLongLong(mgd_sim_host_time());
-}
+static PyObject *sim_host_time(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) { return PyLong_FromLongLong(mgd_sim_host_time()); }
 
 PyDoc_STRVAR(generator_doc, "generator(index)\n--\n\nThe default torch.Generator of a device.");
 static PyObject *sim_generator(PyObject *Py_UNUSED(module), PyObject *args) {
@@ -163,12 +157,8 @@ static PyModuleDef_Slot slots[] = {
 };
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT,
-    .m_name = "managed._sim",
-    .m_doc = "Simulated devices: see managed.simulate() and torch.sim.",
-    .m_size = 0,
-    .m_methods = methods,
-    .m_slots = slots,
+    PyModuleDef_HEAD_INIT, .m_name = "managed._sim", .m_doc = "Simulated devices: see managed.simulate() and torch.sim.",
+    .m_size = 0,           .m_methods = methods,     .m_slots = slots,
 };
 
 PyMODINIT_FUNC PyInit__sim(void); /* no header declares it */

@@ -7,14 +7,14 @@
 namespace managed::sim {
 
 // Whether an operator is written by hand, so that the fallback leaves it alone.
-bool written_by_hand(const std::string& name);
+bool written_by_hand(const std::string &name);
 
-void register_memory(torch::Library& m);     // memory.cpp: empty, set_, record_stream
-void register_copies(torch::Library& m);     // copy.cpp: copy_, _copy_from
-void register_sparse_copies(torch::Library& m);
-void register_rnn(torch::Library& m);        // rnn.cpp
-void register_dropout(torch::Library& m);    // composites.cpp: dropout
-void register_attention();                   // composites.cpp: which attention kernel is chosen
-void register_autocast(torch::Library& m);   // autocast.cpp
+void register_memory(torch::Library &m);  // memory.cpp: empty, set_, record_stream
+void register_copies(torch::Library &m);  // copy.cpp: copy_, _copy_from
+void register_sparse_copies(torch::Library &m);
+void register_rnn(torch::Library &m);       // rnn.cpp
+void register_dropout(torch::Library &m);   // composites.cpp: dropout
+void register_attention();                  // composites.cpp: which attention kernel is chosen
+void register_autocast(torch::Library &m);  // autocast.cpp
 
-} // namespace managed::sim
+}  // namespace managed::sim

@@ -23,15 +23,15 @@ namespace {
 using c10::DispatchKey;
 using torch::CppFunction;
 
-torch::Library& library(const char* ns, DispatchKey key) {
-  static auto* const kept = new std::vector<std::unique_ptr<torch::Library>>; // leaked: a backend lasts as long as the process
+torch::Library &library(const char *ns, DispatchKey key) {
+  static auto *const kept = new std::vector<std::unique_ptr<torch::Library>>;  // leaked: a backend lasts as long as the process
   kept->push_back(std::make_unique<torch::Library>(torch::Library::IMPL, ns, key, __FILE__, __LINE__));
   return *kept->back();
 }
 
 // Composites that torch computes differently off the CPU: taking the whole
 // operator to the CPU is what gives the CPU's bits.
-const std::unordered_set<std::string>& forced() {
+const std::unordered_set<std::string> &forced() {
   static const std::unordered_set<std::string> names = {"aten::convolution", "aten::convolution_backward", "aten::convolution_overrideable",
                                                         "aten::convolution_backward_overrideable"};
   return names;
@@ -39,9 +39,9 @@ const std::unordered_set<std::string>& forced() {
 
 // Everything that has a CPU kernel goes there directly; else torch would prefer
 // a generic decomposition with other rounding, other strides.
-void register_operator(const c10::OperatorHandle& op, torch::Library& dense, torch::Library& coo, torch::Library& compressed) {
+void register_operator(const c10::OperatorHandle &op, torch::Library &dense, torch::Library &coo, torch::Library &compressed) {
   const OperatorFacts facts = facts_of(op);
-  const char* name = facts.name.c_str() + sizeof("aten::") - 1;
+  const char *name = facts.name.c_str() + sizeof("aten::") - 1;
   auto kernel = [&] { return CppFunction::makeFromBoxedFunctor(std::make_unique<OperatorKernel>(facts)); };
   if (facts.name != "aten::copy_") {
     if (op.hasKernelForDispatchKey(DispatchKey::SparseCPU)) coo.impl(name, kernel());
@@ -52,11 +52,11 @@ void register_operator(const c10::OperatorHandle& op, torch::Library& dense, tor
 }
 
 void register_kernels() {
-  auto& dense = library("aten", DispatchKey::PrivateUse1);
-  auto& coo = library("aten", DispatchKey::SparsePrivateUse1);
-  auto& compressed = library("aten", DispatchKey::SparseCsrPrivateUse1);
-  auto& dispatcher = c10::Dispatcher::singleton();
-  for (const auto& name : dispatcher.getAllOpNames()) {
+  auto &dense = library("aten", DispatchKey::PrivateUse1);
+  auto &coo = library("aten", DispatchKey::SparsePrivateUse1);
+  auto &compressed = library("aten", DispatchKey::SparseCsrPrivateUse1);
+  auto &dispatcher = c10::Dispatcher::singleton();
+  for (const auto &name : dispatcher.getAllOpNames()) {
     if (name.name.rfind("aten::", 0) != 0) continue;
     auto op = dispatcher.findSchema(name);
     if (op) register_operator(*op, dense, coo, compressed);
@@ -69,7 +69,7 @@ void register_kernels() {
 
 void register_composites() {
   for (DispatchKey key : {DispatchKey::PrivateUse1, DispatchKey::AutogradPrivateUse1}) {
-    auto& m = library("aten", key);
+    auto &m = library("aten", key);
     register_rnn(m);
     register_dropout(m);
   }
@@ -81,25 +81,24 @@ void register_fallbacks() {
     library("_", key).fallback(CppFunction::makeFromBoxedFunction<&unknown_operator>());
   library("_", DispatchKey::AutocastPrivateUse1).fallback(CppFunction::makeFallthrough());
   // copy_ falls through these keys and _copy_from does not: the clone of a conjugate view would recurse for ever.
-  for (DispatchKey key : {DispatchKey::Conjugate, DispatchKey::Negative})
-    library("aten", key).impl("_copy_from", CppFunction::makeFallthrough());
+  for (DispatchKey key : {DispatchKey::Conjugate, DispatchKey::Negative}) library("aten", key).impl("_copy_from", CppFunction::makeFallthrough());
 }
 
-} // namespace
+}  // namespace
 
-bool written_by_hand(const std::string& name) {
-  static const std::unordered_set<std::string> names = {
-      "aten::empty.memory_format", "aten::empty_strided", "aten::set_", "aten::set_.source_Storage", "aten::set_.source_Storage_storage_offset",
-      "aten::set_.source_Tensor", "aten::record_stream", "aten::_lazy_clone", "aten::copy_", "aten::_copy_from", "aten::_copy_from_and_resize",
-      "aten::dropout", "aten::dropout_",
-      // torch's generic versions ask the hooks (pinned memory) or copy_ (_to_copy), which is right here.
-      "aten::_pin_memory", "aten::is_pinned", "aten::_to_copy"};
+bool written_by_hand(const std::string &name) {
+  static const std::unordered_set<std::string> names = {"aten::empty.memory_format", "aten::empty_strided", "aten::set_", "aten::set_.source_Storage",
+                                                        "aten::set_.source_Storage_storage_offset", "aten::set_.source_Tensor", "aten::record_stream",
+                                                        "aten::_lazy_clone", "aten::copy_", "aten::_copy_from", "aten::_copy_from_and_resize", "aten::dropout",
+                                                        "aten::dropout_",
+                                                        // torch's generic versions ask the hooks (pinned memory) or copy_ (_to_copy), which is right here.
+                                                        "aten::_pin_memory", "aten::is_pinned", "aten::_to_copy"};
   return names.count(name) > 0;
 }
 
 void check_unclaimed() {
   const bool taken = c10::impl::device_guard_impl_registry[static_cast<size_t>(kSim)].load() || at::isPrivateUse1HooksRegistered() ||
-      c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(DispatchKey::PrivateUse1);
+                     c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(DispatchKey::PrivateUse1);
   TORCH_CHECK(!taken, "another library has registered the PrivateUse1 backend (as \"", c10::get_privateuse1_backend(),
               "\"); torch allows one a process, so simulated devices cannot be had beside it");
 }
@@ -114,4 +113,4 @@ void register_backend() {
   register_guard();
 }
 
-} // namespace managed::sim
+}  // namespace managed::sim

@@ -8,7 +8,7 @@ void check_unclaimed();
 // Devices must have been created. Cannot be undone.
 void register_backend();
 
-void register_guard(); // guard.cpp
-void register_hooks(); // hooks.cpp
+void register_guard();  // guard.cpp
+void register_hooks();  // hooks.cpp
 
-} // namespace managed::sim
+}  // namespace managed::sim

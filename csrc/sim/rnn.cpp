@@ -28,10 +28,10 @@ using at::Tensor;
 using at::TensorList;
 
 struct Weights {
-  Tensor ih, hh, b_ih, b_hh, hr; // biases and the projection may be undefined
-  Tensor of_input(const Tensor& x) const { return at::linear(x, ih, b_ih); }
-  Tensor of_hidden(const Tensor& h) const { return at::linear(h, hh, b_hh); }
-  Tensor project(const Tensor& h) const { return hr.defined() ? at::matmul(h, hr.t()) : h; }
+  Tensor ih, hh, b_ih, b_hh, hr;  // biases and the projection may be undefined
+  Tensor of_input(const Tensor &x) const { return at::linear(x, ih, b_ih); }
+  Tensor of_hidden(const Tensor &h) const { return at::linear(h, hh, b_hh); }
+  Tensor project(const Tensor &h) const { return hr.defined() ? at::matmul(h, hr.t()) : h; }
 };
 
 // What a step hands to the next; c is undefined except for LSTM.
@@ -40,9 +40,9 @@ struct State {
 };
 
 // Takes the input already multiplied with its weights.
-using Cell = State (*)(const Tensor& from_input, const State&, const Weights&);
+using Cell = State (*)(const Tensor &from_input, const State &, const Weights &);
 
-State lstm_step(const Tensor& from_input, const State& s, const Weights& w) {
+State lstm_step(const Tensor &from_input, const State &s, const Weights &w) {
   const auto gates = w.of_hidden(s.h).add_(from_input).unsafe_chunk(4, 1);
   const Tensor in = Tensor(gates[0]).sigmoid_(), forget = Tensor(gates[1]).sigmoid_();
   const Tensor cell = Tensor(gates[2]).tanh_(), out = Tensor(gates[3]).sigmoid_();
@@ -50,7 +50,7 @@ State lstm_step(const Tensor& from_input, const State& s, const Weights& w) {
   return {w.project(out.mul(c.tanh())), c};
 }
 
-State gru_step(const Tensor& from_input, const State& s, const Weights& w) {
+State gru_step(const Tensor &from_input, const State &s, const Weights &w) {
   const auto i = from_input.unsafe_chunk(3, 1);
   const auto h = w.of_hidden(s.h).unsafe_chunk(3, 1);
   const Tensor reset = Tensor(h[0]).add_(i[0]).sigmoid_();
@@ -59,21 +59,21 @@ State gru_step(const Tensor& from_input, const State& s, const Weights& w) {
   return {s.h.sub(fresh).mul_(update).add_(fresh), {}};
 }
 
-State tanh_step(const Tensor& from_input, const State& s, const Weights& w) { return {w.of_hidden(s.h).add_(from_input).tanh(), {}}; }
-State relu_step(const Tensor& from_input, const State& s, const Weights& w) { return {w.of_hidden(s.h).add_(from_input).relu(), {}}; }
+State tanh_step(const Tensor &from_input, const State &s, const Weights &w) { return {w.of_hidden(s.h).add_(from_input).tanh(), {}}; }
+State relu_step(const Tensor &from_input, const State &s, const Weights &w) { return {w.of_hidden(s.h).add_(from_input).relu(), {}}; }
 
 struct Result {
   Tensor output;
   State last;
 };
 // One layer in one direction over a whole input.
-using Layer = std::function<Result(const Tensor& x, const State& first, const Weights& w, bool reversed)>;
+using Layer = std::function<Result(const Tensor &x, const State &first, const Weights &w, bool reversed)>;
 
-Result run_full(Cell cell, const Tensor& x, State s, const Weights& w, bool reversed) {
+Result run_full(Cell cell, const Tensor &x, State s, const Weights &w, bool reversed) {
   std::vector<Tensor> steps = w.of_input(x).unbind(0), outputs;
   TORCH_CHECK(!steps.empty(), "Expected sequence length to be larger than 0 in RNN");
   if (reversed) std::reverse(steps.begin(), steps.end());
-  for (const Tensor& step : steps) {
+  for (const Tensor &step : steps) {
     s = cell(step, s, w);
     outputs.push_back(s.h);
   }
@@ -81,13 +81,11 @@ Result run_full(Cell cell, const Tensor& x, State s, const Weights& w, bool reve
   return {at::stack(outputs, 0), s};
 }
 
-State rows(const State& s, int64_t from, int64_t to) {
-  return {s.h.narrow(0, from, to - from), s.c.defined() ? s.c.narrow(0, from, to - from) : Tensor()};
-}
+State rows(const State &s, int64_t from, int64_t to) { return {s.h.narrow(0, from, to - from), s.c.defined() ? s.c.narrow(0, from, to - from) : Tensor()}; }
 
-State join(const std::vector<State>& parts) {
+State join(const std::vector<State> &parts) {
   std::vector<Tensor> h, c;
-  for (const State& p : parts) {
+  for (const State &p : parts) {
     h.push_back(p.h);
     if (p.c.defined()) c.push_back(p.c);
   }
@@ -96,7 +94,7 @@ State join(const std::vector<State>& parts) {
 
 // Sequences of decreasing length stand packed: sizes[i] of them are alive at step i.
 // Forward, a finished sequence's state is put aside and joined at the end.
-Result run_packed_forward(Cell cell, const Tensor& x, State s, const Weights& w, c10::IntArrayRef sizes) {
+Result run_packed_forward(Cell cell, const Tensor &x, State s, const Weights &w, c10::IntArrayRef sizes) {
   const Tensor input = w.of_input(x);
   std::vector<Tensor> outputs;
   std::vector<State> finished;
@@ -118,7 +116,7 @@ Result run_packed_forward(Cell cell, const Tensor& x, State s, const Weights& w,
 }
 
 // Backward, sequences join in as their ends are reached.
-Result run_packed_reversed(Cell cell, const Tensor& x, const State& first, const Weights& w, c10::IntArrayRef sizes) {
+Result run_packed_reversed(Cell cell, const Tensor &x, const State &first, const Weights &w, c10::IntArrayRef sizes) {
   const Tensor input = w.of_input(x);
   std::vector<Tensor> outputs;
   int64_t offset = x.size(0), alive = sizes.back();
@@ -144,7 +142,7 @@ struct Outcome {
   Tensor output, h, c;
 };
 
-Outcome stack_layers(const Layer& layer, Tensor x, const std::vector<State>& first, const std::vector<Weights>& weights, const Options& o) {
+Outcome stack_layers(const Layer &layer, Tensor x, const std::vector<State> &first, const std::vector<Weights> &weights, const Options &o) {
   const size_t directions = o.bidirectional ? 2 : 1, runs = static_cast<size_t>(o.layers) * directions;
   TORCH_CHECK(first.size() == runs, "Expected ", runs, " hidden states in stacked_rnn, got ", first.size());
   TORCH_CHECK(weights.size() == runs, "Expected weights of ", runs, " layers and directions in stacked_rnn, got ", weights.size());
@@ -176,7 +174,7 @@ std::vector<Weights> gather(TensorList flat, bool biases, bool projections) {
   return all;
 }
 
-std::vector<State> states(const Tensor& h, const Tensor& c = {}) {
+std::vector<State> states(const Tensor &h, const Tensor &c = {}) {
   std::vector<State> all;
   const auto hs = h.unbind(0);
   const auto cs = c.defined() ? c.unbind(0) : std::vector<Tensor>();
@@ -185,33 +183,33 @@ std::vector<State> states(const Tensor& h, const Tensor& c = {}) {
 }
 
 template <Cell cell>
-Result full_layer(const Tensor& x, const State& first, const Weights& w, bool reversed) {
+Result full_layer(const Tensor &x, const State &first, const Weights &w, bool reversed) {
   return run_full(cell, x, first, w, reversed);
 }
 
 template <Cell cell>
-Layer packed_layer(const Tensor& batch_sizes) {
+Layer packed_layer(const Tensor &batch_sizes) {
   TORCH_CHECK(batch_sizes.device().is_cpu() && batch_sizes.dim() == 1 && batch_sizes.numel() > 0 && batch_sizes.scalar_type() == at::kLong,
               "batch_sizes is a non-empty 1-D int64 tensor on the CPU");
   const Tensor kept = batch_sizes.contiguous();
-  return [kept](const Tensor& x, const State& first, const Weights& w, bool reversed) {
+  return [kept](const Tensor &x, const State &first, const Weights &w, bool reversed) {
     const c10::IntArrayRef sizes(kept.const_data_ptr<int64_t>(), static_cast<size_t>(kept.numel()));
     return reversed ? run_packed_reversed(cell, x, first, w, sizes) : run_packed_forward(cell, x, first, w, sizes);
   };
 }
 
 template <Cell cell>
-std::tuple<Tensor, Tensor> one_hidden(const Tensor& x, const Tensor& h, TensorList params, bool biases, int64_t layers, double dropout,
-                                      bool train, bool bidirectional, bool batch_first) {
-  auto r = stack_layers(&full_layer<cell>, batch_first ? x.transpose(0, 1) : x, states(h), gather(params, biases, false),
-                        {layers, dropout, train, bidirectional});
+std::tuple<Tensor, Tensor> one_hidden(const Tensor &x, const Tensor &h, TensorList params, bool biases, int64_t layers, double dropout, bool train,
+                                      bool bidirectional, bool batch_first) {
+  auto r =
+      stack_layers(&full_layer<cell>, batch_first ? x.transpose(0, 1) : x, states(h), gather(params, biases, false), {layers, dropout, train, bidirectional});
   if (batch_first) r.output.transpose_(0, 1);
   return {r.output, r.h};
 }
 
 template <Cell cell>
-std::tuple<Tensor, Tensor> one_hidden_packed(const Tensor& data, const Tensor& batch_sizes, const Tensor& h, TensorList params, bool biases,
-                                             int64_t layers, double dropout, bool train, bool bidirectional) {
+std::tuple<Tensor, Tensor> one_hidden_packed(const Tensor &data, const Tensor &batch_sizes, const Tensor &h, TensorList params, bool biases, int64_t layers,
+                                             double dropout, bool train, bool bidirectional) {
   auto r = stack_layers(packed_layer<cell>(batch_sizes), data, states(h), gather(params, biases, false), {layers, dropout, train, bidirectional});
   return {r.output, r.h};
 }
@@ -219,44 +217,47 @@ std::tuple<Tensor, Tensor> one_hidden_packed(const Tensor& data, const Tensor& b
 void check_lstm_state(TensorList hx, int64_t layers, bool bidirectional) {
   TORCH_CHECK(hx.size() == 2, "lstm expects two hidden states");
   const int64_t expected = layers * (bidirectional ? 2 : 1);
-  for (const Tensor& t : hx)
+  for (const Tensor &t : hx)
     TORCH_CHECK(t.dim() == 3 && t.size(0) == expected, "lstm expects hidden states of shape (", expected,
                 ", batch, size), that is (num_layers * num_directions, batch, size), but got ", t.sizes());
 }
 
-bool onednn_has(const char* question) {
+bool onednn_has(const char *question) {
   auto op = c10::Dispatcher::singleton().findSchema({question, ""});
   return op && op->typed<bool()>().call();
 }
 
 // When torch hands an LSTM on the CPU to oneDNN.
-bool onednn_takes(const Tensor& x) {
+bool onednn_takes(const Tensor &x) {
   if (!at::globalContext().userEnabledMkldnn() || x.numel() == 0) return false;
   switch (x.scalar_type()) {
-    case at::kFloat: return true;
-    case at::kBFloat16: return onednn_has("mkldnn::_is_mkldnn_bf16_supported");
-    case at::kHalf: return !c10::GradMode::is_enabled() && onednn_has("mkldnn::_is_mkldnn_fp16_supported");
-    default: return false;
+    case at::kFloat:
+      return true;
+    case at::kBFloat16:
+      return onednn_has("mkldnn::_is_mkldnn_bf16_supported");
+    case at::kHalf:
+      return !c10::GradMode::is_enabled() && onednn_has("mkldnn::_is_mkldnn_fp16_supported");
+    default:
+      return false;
   }
 }
 
-constexpr int64_t kOneDnnLstm = 2; // the mode of mkldnn_rnn_layer
+constexpr int64_t kOneDnnLstm = 2;  // the mode of mkldnn_rnn_layer
 
-Layer onednn_layer(const Options& o, bool biases) {
-  return [o, biases](const Tensor& x, const State& first, const Weights& w, bool reversed) -> Result {
+Layer onednn_layer(const Options &o, bool biases) {
+  return [o, biases](const Tensor &x, const State &first, const Weights &w, bool reversed) -> Result {
     const int64_t hidden = first.h.size(-1);
     const Tensor b_ih = biases ? w.b_ih : at::zeros({w.ih.size(0)}, w.ih.options());
     const Tensor b_hh = biases ? w.b_hh : at::zeros({w.ih.size(0)}, w.ih.options());
-    auto r = at::mkldnn_rnn_layer(x, w.ih, w.hh, b_ih, b_hh, first.h, first.c, reversed, {}, kOneDnnLstm, hidden, o.layers, biases,
-                                  o.bidirectional, false, o.train);
+    auto r =
+        at::mkldnn_rnn_layer(x, w.ih, w.hh, b_ih, b_hh, first.h, first.c, reversed, {}, kOneDnnLstm, hidden, o.layers, biases, o.bidirectional, false, o.train);
     return {std::get<0>(r), {std::get<1>(r), std::get<2>(r)}};
   };
 }
 
 using Three = std::tuple<Tensor, Tensor, Tensor>;
 
-Three lstm(const Tensor& x, TensorList hx, TensorList params, bool biases, int64_t layers, double dropout, bool train, bool bidirectional,
-           bool batch_first) {
+Three lstm(const Tensor &x, TensorList hx, TensorList params, bool biases, int64_t layers, double dropout, bool train, bool bidirectional, bool batch_first) {
   check_lstm_state(hx, layers, bidirectional);
   const bool projections = hx[0].size(2) != hx[1].size(2);
   const Options o{layers, dropout, train, bidirectional};
@@ -269,8 +270,8 @@ Three lstm(const Tensor& x, TensorList hx, TensorList params, bool biases, int64
   return {batch_first ? r.output.transpose(0, 1) : r.output, r.h, r.c};
 }
 
-Three lstm_packed(const Tensor& data, const Tensor& batch_sizes, TensorList hx, TensorList params, bool biases, int64_t layers, double dropout,
-                  bool train, bool bidirectional) {
+Three lstm_packed(const Tensor &data, const Tensor &batch_sizes, TensorList hx, TensorList params, bool biases, int64_t layers, double dropout, bool train,
+                  bool bidirectional) {
   check_lstm_state(hx, layers, bidirectional);
   const bool projections = hx[0].size(2) != hx[1].size(2);
   auto r = stack_layers(packed_layer<&lstm_step>(batch_sizes), data, states(hx[0], hx[1]), gather(params, biases, projections),
@@ -280,14 +281,14 @@ Three lstm_packed(const Tensor& data, const Tensor& batch_sizes, TensorList hx, 
 
 using Bias = std::optional<Tensor>;
 
-Weights cell_weights(const Tensor& x, const Tensor& h, const Tensor& ih, const Tensor& hh, const Bias& b_ih, const Bias& b_hh) {
+Weights cell_weights(const Tensor &x, const Tensor &h, const Tensor &ih, const Tensor &hh, const Bias &b_ih, const Bias &b_hh) {
   TORCH_CHECK(x.dim() == 2 && x.size(1) == ih.size(1), "input has inconsistent input_size: got ", x.sizes(), ", expected (batch, ", ih.size(1), ")");
-  TORCH_CHECK(h.size(0) == x.size(0) && h.size(1) == hh.size(1), "hidden has an inconsistent shape: got ", h.sizes(), ", expected (", x.size(0),
-              ", ", hh.size(1), ")");
+  TORCH_CHECK(h.size(0) == x.size(0) && h.size(1) == hh.size(1), "hidden has an inconsistent shape: got ", h.sizes(), ", expected (", x.size(0), ", ",
+              hh.size(1), ")");
   return {ih, hh, b_ih.value_or(Tensor()), b_hh.value_or(Tensor()), {}};
 }
 
-std::tuple<Tensor, Tensor> lstm_cell(const Tensor& x, TensorList hx, const Tensor& ih, const Tensor& hh, const Bias& b_ih, const Bias& b_hh) {
+std::tuple<Tensor, Tensor> lstm_cell(const Tensor &x, TensorList hx, const Tensor &ih, const Tensor &hh, const Bias &b_ih, const Bias &b_hh) {
   TORCH_CHECK(hx.size() == 2, "lstm_cell expects two hidden states");
   const Weights w = cell_weights(x, hx[0], ih, hh, b_ih, b_hh);
   // The CPU multiplies the hidden state first; the order matters to nobody but the clock.
@@ -295,14 +296,14 @@ std::tuple<Tensor, Tensor> lstm_cell(const Tensor& x, TensorList hx, const Tenso
   return {s.h, s.c};
 }
 
-Tensor gru_cell(const Tensor& x, const Tensor& h, const Tensor& ih, const Tensor& hh, const Bias& b_ih, const Bias& b_hh) {
+Tensor gru_cell(const Tensor &x, const Tensor &h, const Tensor &ih, const Tensor &hh, const Bias &b_ih, const Bias &b_hh) {
   const Weights w = cell_weights(x, h, ih, hh, b_ih, b_hh);
   return gru_step(w.of_input(x), {h, {}}, w).h;
 }
 
-} // namespace
+}  // namespace
 
-void register_rnn(torch::Library& m) {
+void register_rnn(torch::Library &m) {
   m.impl("lstm.input", &lstm);
   m.impl("lstm.data", &lstm_packed);
   m.impl("lstm_cell", &lstm_cell);
@@ -315,4 +316,4 @@ void register_rnn(torch::Library& m) {
   m.impl("rnn_relu.data", &one_hidden_packed<&relu_step>);
 }
 
-} // namespace managed::sim
+}  // namespace managed::sim

@@ -17,11 +17,11 @@ struct TwinBytes {
   TwinBytes(int device, std::size_t n) : reservation(device, n) {}
 };
 
-void drop_bytes(void* p) { delete static_cast<TwinBytes*>(p); }
-void drop_twin(void* p) { c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(p)); }
+void drop_bytes(void *p) { delete static_cast<TwinBytes *>(p); }
+void drop_twin(void *p) { c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl *>(p)); }
 
 c10::DataPtr own_bytes(std::unique_ptr<TwinBytes> own) {
-  void* data = own->bytes.get();
+  void *data = own->bytes.get();
   return {data, own.release(), &drop_bytes, c10::Device(c10::kCPU)};
 }
 
@@ -30,16 +30,16 @@ c10::DataPtr own_bytes(std::unique_ptr<TwinBytes> own) {
 struct TwinAllocator final : c10::Allocator {
   int device = 0;
   c10::DataPtr allocate(std::size_t n) override {
-    auto own = std::make_unique<TwinBytes>(device, n); // reserve before touching the host's memory
+    auto own = std::make_unique<TwinBytes>(device, n);  // reserve before touching the host's memory
     own->bytes = c10::GetCPUAllocator()->allocate(n);
     return own_bytes(std::move(own));
   }
-  void copy_data(void* to, const void* from, std::size_t n) const override { default_copy_data(to, from, n); }
+  void copy_data(void *to, const void *from, std::size_t n) const override { default_copy_data(to, from, n); }
 };
 
-TwinAllocator* twin_allocator(int device) {
-  static TwinAllocator* const all = [] {
-    auto* a = new TwinAllocator[kMaxDevices];
+TwinAllocator *twin_allocator(int device) {
+  static TwinAllocator *const all = [] {
+    auto *a = new TwinAllocator[kMaxDevices];
     for (int i = 0; i < kMaxDevices; i++) a[i].device = i;
     return a;
   }();
@@ -47,33 +47,32 @@ TwinAllocator* twin_allocator(int device) {
 }
 
 c10::DataPtr sim_pointer(c10::Storage twin, int device) {
-  void* data = const_cast<void*>(twin.unsafeGetStorageImpl()->data());
+  void *data = const_cast<void *>(twin.unsafeGetStorageImpl()->data());
   return {data, twin.unsafeReleaseStorageImpl(), &drop_twin, c10::Device(kSim, static_cast<c10::DeviceIndex>(device))};
 }
 
 c10::Storage new_twin(int device, std::size_t n) {
-  auto* a = twin_allocator(device);
+  auto *a = twin_allocator(device);
   return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), n, a->allocate(n), a, true);
 }
 
 c10::Storage over(c10::Storage twin, int device) {
   const std::size_t n = twin.nbytes();
-  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), n,
-                                               sim_pointer(std::move(twin), device), allocator_of(device), true);
+  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), n, sim_pointer(std::move(twin), device), allocator_of(device), true);
 }
 
 struct SimAllocator final : c10::Allocator {
   int device = 0;
   c10::DataPtr allocate(std::size_t n) override { return sim_pointer(new_twin(device, n), device); }
-  void copy_data(void* to, const void* from, std::size_t n) const override { default_copy_data(to, from, n); }
+  void copy_data(void *to, const void *from, std::size_t n) const override { default_copy_data(to, from, n); }
 };
 
 struct CurrentDeviceAllocator final : c10::DeviceAllocator {
   c10::DataPtr allocate(std::size_t n) override { return allocator_of(current_device())->allocate(n); }
-  void copy_data(void* to, const void* from, std::size_t n) const override { default_copy_data(to, from, n); }
+  void copy_data(void *to, const void *from, std::size_t n) const override { default_copy_data(to, from, n); }
   bool initialized() override { return device_count() > 0; }
-  void emptyCache(c10::MempoolId_t) override {} // nothing is cached
-  void recordStream(const c10::DataPtr&, c10::Stream) override {} // kernels have finished when they return
+  void emptyCache(c10::MempoolId_t) override {}                     // nothing is cached
+  void recordStream(const c10::DataPtr &, c10::Stream) override {}  // kernels have finished when they return
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex d) override {
     check_device(d);
     return stats_of(d);
@@ -93,16 +92,16 @@ struct CurrentDeviceAllocator final : c10::DeviceAllocator {
   }
 };
 
-} // namespace
+}  // namespace
 
-c10::DeviceAllocator* device_allocator() {
-  static auto* const a = new CurrentDeviceAllocator;
+c10::DeviceAllocator *device_allocator() {
+  static auto *const a = new CurrentDeviceAllocator;
   return a;
 }
 
-c10::Allocator* allocator_of(int device) {
-  static SimAllocator* const all = [] {
-    auto* a = new SimAllocator[kMaxDevices];
+c10::Allocator *allocator_of(int device) {
+  static SimAllocator *const all = [] {
+    auto *a = new SimAllocator[kMaxDevices];
     for (int i = 0; i < kMaxDevices; i++) a[i].device = i;
     return a;
   }();
@@ -112,8 +111,8 @@ c10::Allocator* allocator_of(int device) {
 c10::Storage new_storage(int device, std::size_t bytes) { return over(new_twin(device, bytes), device); }
 
 c10::Storage adopt(c10::Storage cpu, int device) {
-  auto* impl = cpu.unsafeGetStorageImpl();
-  auto& pointer = impl->_mutable_data_ptr_no_checks();
+  auto *impl = cpu.unsafeGetStorageImpl();
+  auto &pointer = impl->_mutable_data_ptr_no_checks();
   // The context tells: an earlier adoption of this very storage has reserved its bytes.
   if (pointer.get_deleter() != &drop_bytes) {
     auto own = std::make_unique<TwinBytes>(device, impl->nbytes());
@@ -125,41 +124,40 @@ c10::Storage adopt(c10::Storage cpu, int device) {
 }
 
 c10::Storage bare_storage(int device, std::size_t bytes) {
-  return c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), bytes,
-      c10::DataPtr(nullptr, c10::Device(kSim, static_cast<c10::DeviceIndex>(device))), allocator_of(device), false);
+  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                               c10::DataPtr(nullptr, c10::Device(kSim, static_cast<c10::DeviceIndex>(device))), allocator_of(device), false);
 }
 
-c10::Storage twin_of(const c10::Storage& sim) {
-  const auto& pointer = sim.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+c10::Storage twin_of(const c10::Storage &sim) {
+  const auto &pointer = sim.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
   if (pointer.get_deleter() != &drop_twin) return {};
-  return c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(static_cast<c10::StorageImpl*>(pointer.get_context()));
+  return c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(static_cast<c10::StorageImpl *>(pointer.get_context()));
 }
 
-c10::Storage look_at(const c10::Storage& sim) {
-  void* data = sim.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get();
+c10::Storage look_at(const c10::Storage &sim) {
+  void *data = sim.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get();
   TORCH_CHECK(data || !sim.nbytes(), "this storage of ", sim.nbytes(), " bytes on ", sim.device(),
               " has no memory: its bytes were released while a tensor still used them");
-  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), sim.nbytes(),
-                                               c10::DataPtr(data, c10::Device(c10::kCPU)), c10::GetCPUAllocator(), true);
+  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), sim.nbytes(), c10::DataPtr(data, c10::Device(c10::kCPU)),
+                                               c10::GetCPUAllocator(), true);
 }
 
-void put_block(c10::StorageImpl* sim, c10::Storage twin) {
+void put_block(c10::StorageImpl *sim, c10::Storage twin) {
   const std::size_t n = twin.nbytes();
   const int device = sim->device().index();
   sim->set_data_ptr_noswap(sim_pointer(std::move(twin), device));
   sim->set_nbytes(n);
 }
 
-void follow_twin(c10::StorageImpl* sim, const c10::Storage& twin) {
-  auto* t = twin.unsafeGetStorageImpl();
+void follow_twin(c10::StorageImpl *sim, const c10::Storage &twin) {
+  auto *t = twin.unsafeGetStorageImpl();
   if (sim->_mutable_data_ptr_no_checks().get() == t->data() && sim->nbytes() == t->nbytes()) return;
   put_block(sim, twin);
 }
 
-void resize_storage(const c10::Storage& sim, std::size_t bytes) {
+void resize_storage(const c10::Storage &sim, std::size_t bytes) {
   TORCH_CHECK(sim.resizable(), "Trying to resize storage that is not resizable");
-  auto* impl = sim.unsafeGetStorageImpl();
+  auto *impl = sim.unsafeGetStorageImpl();
   const int device = sim.device().index();
   c10::Storage fresh = new_twin(device, bytes);
   const std::size_t kept = std::min(bytes, sim.nbytes());
@@ -167,4 +165,4 @@ void resize_storage(const c10::Storage& sim, std::size_t bytes) {
   put_block(impl, std::move(fresh));
 }
 
-} // namespace managed::sim
+}  // namespace managed::sim

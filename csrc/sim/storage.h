@@ -12,9 +12,9 @@
 namespace managed::sim {
 
 // torch's allocator of the device type: gives memory of the current device.
-c10::DeviceAllocator* device_allocator();
+c10::DeviceAllocator *device_allocator();
 // Memory of one device, whatever is current: what storages remember for resizing.
-c10::Allocator* allocator_of(int device);
+c10::Allocator *allocator_of(int device);
 
 c10::Storage new_storage(int device, std::size_t bytes);
 // A storage on the device that becomes the owner of a CPU kernel's result; its bytes are
@@ -24,17 +24,17 @@ c10::Storage adopt(c10::Storage cpu, int device);
 c10::Storage bare_storage(int device, std::size_t bytes);
 
 // The twin of a simulated storage; empty when its bytes are foreign (made by from_blob).
-c10::Storage twin_of(const c10::Storage& sim);
+c10::Storage twin_of(const c10::Storage &sim);
 // A CPU storage that looks at foreign bytes without owning them.
-c10::Storage look_at(const c10::Storage& sim);
+c10::Storage look_at(const c10::Storage &sim);
 
 // The only place where a storage that exists gets another block: its bytes are
 // from now on those of `twin`.
-void put_block(c10::StorageImpl* sim, c10::Storage twin);
+void put_block(c10::StorageImpl *sim, c10::Storage twin);
 // A CPU kernel may have resized the twin it was given: follow it.
-void follow_twin(c10::StorageImpl* sim, const c10::Storage& twin);
+void follow_twin(c10::StorageImpl *sim, const c10::Storage &twin);
 // Keeps the first min(old, new) bytes. Old and new exist together for a moment,
 // and both count, as on real devices.
-void resize_storage(const c10::Storage& sim, std::size_t bytes);
+void resize_storage(const c10::Storage &sim, std::size_t bytes);
 
-} // namespace managed::sim
+}  // namespace managed::sim

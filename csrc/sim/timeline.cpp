@@ -10,7 +10,7 @@
 namespace managed::sim {
 namespace {
 
-mgd_clock* g_clock = nullptr; // made once, before the first operator; leaked
+mgd_clock *g_clock = nullptr;  // made once, before the first operator; leaked
 int g_devices = 0;
 mgd_speed g_speed{};
 mgd_link g_host_link{}, g_peer_link{};
@@ -19,8 +19,8 @@ thread_local std::array<int, kMaxDevices> t_stream{};
 
 void check(int code) { TORCH_CHECK(code == MGD_OK, "the virtual clock failed: ", mgd_error_text(code)); }
 
-mgd_clock* new_clock() {
-  mgd_clock* clock;
+mgd_clock *new_clock() {
+  mgd_clock *clock;
   check(mgd_clock_create(g_devices, &clock));
   for (int i = 0; i < g_devices; i++) {
     check(mgd_clock_set_speed(clock, i, g_speed));
@@ -36,13 +36,13 @@ mgd_clock* new_clock() {
 void restart() noexcept {
   try {
     g_clock = new_clock();
-  } catch (...) { // out of memory: the old one will do in most cases
+  } catch (...) {  // out of memory: the old one will do in most cases
   }
 }
 
-} // namespace
+}  // namespace
 
-void timeline_create(int devices, const mgd_speed& speed, const mgd_link& host, const mgd_link& peer) {
+void timeline_create(int devices, const mgd_speed &speed, const mgd_link &host, const mgd_link &peer) {
   g_devices = devices;
   g_speed = speed;
   g_host_link = host;
@@ -61,9 +61,7 @@ int exchange_stream(int device, int stream) noexcept {
 }
 
 // Round robin over the streams beside the default one, as CUDA's pool does.
-int new_stream(int device) noexcept {
-  return 1 + g_streams_given[device].fetch_add(1, std::memory_order_relaxed) % (MGD_MAX_STREAMS - 1);
-}
+int new_stream(int device) noexcept { return 1 + g_streams_given[device].fetch_add(1, std::memory_order_relaxed) % (MGD_MAX_STREAMS - 1); }
 
 void charge(int device, double flops, double bytes) {
   int64_t end;
@@ -100,11 +98,11 @@ std::int64_t device_time(int device) {
   return ns;
 }
 
-void link_between(int from, int to, std::int64_t* latency_ns, double* bytes_per_ns) {
+void link_between(int from, int to, std::int64_t *latency_ns, double *bytes_per_ns) {
   const mgd_link none{0, 0};
-  const mgd_link& l = from == to ? none : from == kHost || to == kHost ? g_host_link : g_peer_link;
+  const mgd_link &l = from == to ? none : from == kHost || to == kHost ? g_host_link : g_peer_link;
   *latency_ns = l.latency_ns;
   *bytes_per_ns = l.bytes_per_ns;
 }
 
-} // namespace managed::sim
+}  // namespace managed::sim

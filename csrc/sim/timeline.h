@@ -14,7 +14,7 @@ namespace managed::sim {
 
 constexpr int kHost = -1;
 
-void timeline_create(int devices, const mgd_speed& speed, const mgd_link& host, const mgd_link& peer);
+void timeline_create(int devices, const mgd_speed &speed, const mgd_link &host, const mgd_link &peer);
 
 // A child of fork() starts at time 0.
 void timeline_survives_fork();
@@ -33,9 +33,9 @@ std::int64_t stream_time(int device, int stream);
 void stream_wait(int device, int stream, std::int64_t until);
 void host_wait(std::int64_t until);
 std::int64_t host_time();
-std::int64_t device_time(int device); // the latest of its streams
+std::int64_t device_time(int device);  // the latest of its streams
 
 // For the bridge: latency and bandwidth between two places.
-void link_between(int from, int to, std::int64_t* latency_ns, double* bytes_per_ns);
+void link_between(int from, int to, std::int64_t *latency_ns, double *bytes_per_ns);
 
-} // namespace managed::sim
+}  // namespace managed::sim

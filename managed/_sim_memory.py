@@ -1,0 +1,85 @@
+"""Memory of simulated devices, as torch.sim reports it: bytes, exact at any moment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from managed import _sim
+from managed.settings import parse_bytes
+
+__all__ = [
+    "Device",
+    "empty_cache",
+    "index_of",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory_allocated",
+    "memory_reserved",
+    "memory_stats",
+    "reset_accumulated_memory_stats",
+    "reset_peak_memory_stats",
+    "set_capacity",
+]
+
+Device = torch.device | str | int | None
+
+
+def index_of(device: Device) -> int:
+    """Index of "sim:1", 1, a torch.device, or the current device; ValueError if there is none."""
+    if device is None:
+        return _sim.current_device()
+    if isinstance(device, int):
+        index = device
+    else:
+        named = torch.device(device)
+        if named.type != "sim":
+            raise ValueError(f"torch.sim speaks of simulated devices, not of {named}")
+        index = _sim.current_device() if named.index is None else named.index
+    if not 0 <= index < _sim.device_count():
+        raise ValueError(
+            f"there is no device sim:{index}: this process simulates {_sim.device_count()} devices"
+        )
+    return index
+
+
+def memory_allocated(device: Device = None) -> int:
+    return _sim.report(index_of(device))[1]
+
+
+def max_memory_allocated(device: Device = None) -> int:
+    return _sim.report(index_of(device))[2]
+
+
+# Nothing is cached, so what is reserved is what is allocated.
+memory_reserved = memory_allocated
+max_memory_reserved = max_memory_allocated
+
+
+def reset_peak_memory_stats(device: Device = None) -> None:
+    _sim.reset_peak(index_of(device))
+
+
+def reset_accumulated_memory_stats(device: Device = None) -> None:
+    torch.accelerator.memory.reset_accumulated_memory_stats(index_of(device))
+
+
+def mem_get_info(device: Device = None) -> tuple[int, int]:
+    """Free bytes and all bytes."""
+    capacity, used, _, _ = _sim.report(index_of(device))
+    return max(0, capacity - used), capacity
+
+
+def memory_stats(device: Device = None) -> dict[str, Any]:
+    return dict(torch.accelerator.memory.memory_stats(index_of(device)))
+
+
+def empty_cache() -> None:
+    """Nothing: freed bytes are free at once."""
+
+
+def set_capacity(memory: int | str, device: Device = None) -> None:
+    """Changes what a device may hold; below what is in use, nothing is freed and nothing fits."""
+    _sim.set_capacity(index_of(device), parse_bytes(memory))
