@@ -99,8 +99,6 @@ def bits(t):
     t = t.resolve_conj().resolve_neg()
     if t.is_quantized:
         t = t.int_repr()
-    if t.is_complex():
-        t = torch.view_as_real(t)
     fresh = t.clone(memory_format=torch.contiguous_format)
     return fresh.reshape(-1).view(torch.uint8)
 

@@ -61,15 +61,16 @@ def left_over():
     """Bytes still allocated on simulated devices, per device that has some.
 
     The engine's threads drop their last tensors a little after backward has returned, so that
-    a rest is looked at again for a second before it counts.
+    a rest is looked at again for some seconds before it counts.
     """
-    deadline = time.monotonic() + 1
+    deadline = time.monotonic() + 5
     while True:
         used = {i: torch.sim.memory_allocated(i) for i in range(torch.sim.device_count())}
         used = {i: n for i, n in used.items() if n}
         if not used or time.monotonic() > deadline:
             return used
         gc.collect()
+        time.sleep(0.005)  # lets those threads have the interpreter
 
 
 def run_operator(op, dtype, placement, *, samples, seed):

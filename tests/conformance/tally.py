@@ -31,25 +31,27 @@ class Outcome:
 def settle(outcomes, known):
     """Divides failures into (unexpected, texts of expected ones) and finds idle operators.
 
-    `known` maps an operator to the reason why it fails; one that passes is a failure too,
+    `known` maps an operator to what is known of it; an entry that nothing needs is a failure too,
     so that the list cannot outlive its reasons. An operator of which nothing ran is a failure
     unless torch refused every sample.
     """
     wrong, expected = [], []
     for outcome in outcomes:
-        failures = outcome.failures()
-        entry = known.get(outcome.operator)
-        if entry and entry.dtypes and outcome.kind not in entry.dtypes:
-            entry = None
-        if entry and failures:
+        entry = _entry(outcome, known)
+        excused = [text for text in outcome.failures() if entry and entry.text in text]
+        wrong += [text for text in outcome.failures() if text not in excused]
+        if excused:
             expected.append(f"{outcome.operator} ({outcome.kind}): {entry.reason}")
         elif entry and entry.always and outcome.samples:
             wrong.append(f"{outcome.operator} ({outcome.kind}) passes; known as: {entry.reason}")
-        else:
-            wrong += failures
         if not outcome.samples and not outcome.refused:
             wrong.append(f"{outcome.operator} ({outcome.kind}): nothing ran")
     return wrong, expected
+
+
+def _entry(outcome, known):
+    entry = known.get(outcome.operator)
+    return None if entry and entry.dtypes and outcome.kind not in entry.dtypes else entry
 
 
 def counts(outcomes):
