@@ -54,7 +54,15 @@ PyModuleDef_Slot slots[] = {
 };
 
 PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, "managed._cuda", "The allocator of CUDA, attached to managed.", 0, methods, slots, nullptr, nullptr, nullptr,
+    PyModuleDef_HEAD_INIT,
+    "managed._cuda",
+    "The allocator of CUDA, attached to managed.",
+    0,
+    methods,
+    slots,
+    nullptr,
+    nullptr,
+    nullptr,
 };
 
 } // namespace
