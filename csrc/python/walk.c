@@ -145,13 +145,6 @@ static PyObject *attach_sim(PyObject *module, PyObject *args) {
   Py_RETURN_NONE;
 }
 
-static PyObject *engine_started(PyObject *module, PyObject *unused) {
-  (void)module;
-  (void)unused;
-  const int started = mgd_torch_engine_started();
-  return started < 0 ? NULL : PyBool_FromLong(started);
-}
-
 PyMethodDef mgd_walk_methods[] = {
     {"is_managed", is_managed, METH_O, PyDoc_STR("is_managed(o, /)\n--\n\nWhether `o` is a managed tensor; False for anything else.")},
     {"mark", mark, METH_O, PyDoc_STR("mark(tensor, /)\n--\n\nMakes this very tensor managed and returns it.")},
@@ -168,5 +161,4 @@ PyMethodDef mgd_walk_methods[] = {
                "Contiguous layers over devices: an index into `room` for each layer, or None when no contiguous plan fits.\n"
                "border[i] are the bytes that cross between layers i and i + 1; None means that all borders are alike.")},
     {"attach_sim", attach_sim, METH_VARARGS, PyDoc_STR("attach_sim(capsule, devices, /)\n--\n\nMakes the simulator's devices known.")},
-    {"engine_started", engine_started, METH_NOARGS, PyDoc_STR("engine_started()\n--\n\nWhether a backward pass has run in this process.")},
     {NULL, NULL, 0, NULL}};

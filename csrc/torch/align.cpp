@@ -10,6 +10,7 @@
 
 #include <sstream>
 
+#include "conflict.h"
 #include "devices.h"
 #include "state.h"
 
@@ -67,8 +68,8 @@ std::string describe_pin(const Operands& operands, int device) {
 }
 
 [[noreturn]] void pin_conflict(const OpFacts& f, const Operands& operands, int first, int second) {
-  TORCH_CHECK(false, "managed: operands of ", f.name, " are pinned to different devices: ", describe_pin(operands, first),
-              " and ", describe_pin(operands, second), ". unpin() one of them, or move it with .to(device) first.");
+  throw_pin_conflict(c10::str("managed: operands of ", f.name, " are pinned to different devices: ", describe_pin(operands, first), " and ",
+                              describe_pin(operands, second), ". unpin() one of them first."));
 }
 
 // Where the kernel wants this operand when the call runs on `device`; nothing when it may stay.
@@ -80,13 +81,28 @@ std::optional<c10::Device> wanted(const OpFacts& f, const Operand& o, c10::Devic
   return want;
 }
 
-at::Tensor bring(const OpFacts& f, const Operand& o, c10::Device want, enum mgd_reason reason, WriteBacks& write_backs) {
+// A tensor that is given twice stays one tensor: kernels may ask for identity.
+struct Copy {
+  const c10::TensorImpl* original;
+  c10::Device device;
+  at::Tensor tensor;
+};
+using Copies = c10::SmallVector<Copy, 4>;
+
+const Copy* find(const Copies& copies, const at::Tensor& t, c10::Device device) {
+  for (const Copy& c : copies)
+    if (c.original == t.unsafeGetTensorImpl() && c.device == device) return &c;
+  return nullptr;
+}
+
+Copy bring(const OpFacts& f, const Operand& o, c10::Device want, enum mgd_reason reason, bool hidden_writes, const Copies& copies,
+           WriteBacks& write_backs) {
+  if (const Copy* same = find(copies, o.tensor, want)) return *same;
   const Cause cause{f.name.c_str(), MGD_EV_COPY, o.is(kHostOnly) ? MGD_WHY_REQUIRED : reason};
-  const bool hidden = o.is(kHiddenWrite);
-  if (!hidden && !o.is(kWritten)) return cross(o.tensor, want, cause);
-  at::Tensor copy = cross_written(o.tensor, want, hidden, cause);
-  write_backs.push_back({o.tensor, copy, hidden});
-  return copy;
+  const bool hidden = hidden_writes && o.is(kHiddenWrite);
+  at::Tensor copy = hidden || o.is(kWritten) ? cross_written(o.tensor, want, hidden, cause) : cross(o.tensor, want, cause);
+  if (hidden || o.is(kWritten)) write_backs.push_back({o.tensor, copy, hidden});
+  return {o.tensor.unsafeGetTensorImpl(), want, std::move(copy)};
 }
 
 // Replaces one element of a list argument. Lists are shared values, so the first replacement copies the list.
@@ -100,6 +116,10 @@ void replace(c10::IValue& v, const Operand& o, at::Tensor t, bool first) {
     if (first) v = v.toOptionalTensorList().copy();
     v.toOptionalTensorList().set(o.position, std::move(t));
   }
+}
+
+bool generator_agrees(const c10::IValue& v, c10::Device d) {
+  return !v.isGenerator() || !v.toGenerator().defined() || v.toGenerator().device() == d;
 }
 
 } // namespace
@@ -126,6 +146,7 @@ bool together(const OpFacts& f, const torch::jit::Stack& stack, std::size_t base
         if (e.isTensor() && !agrees(e, a.flags)) return false;
     }
   }
+  if (f.generator >= 0 && have && !generator_agrees(stack[base + f.generator], common)) return false;
   return !f.has_host_only || common.is_cpu();
 }
 
@@ -156,16 +177,16 @@ bool align(const OpFacts& f, torch::jit::Stack& stack, std::size_t base, WriteBa
   if (operands.empty()) return false;
   const auto choice = choose(f, operands, f.generator < 0 ? c10::IValue() : stack[base + f.generator]);
   if (!choice) return false;
-  bool moved = false;
+  const bool hidden_writes = f.training < 0 || !stack[base + f.training].isBool() || stack[base + f.training].toBool();
+  Copies copies;
   const TensorArg* copied_list = nullptr;
   for (const Operand& o : operands)
     if (const auto want = wanted(f, o, choice->device)) {
-      at::Tensor t = bring(f, o, *want, choice->reason, write_backs);
-      replace(stack[base + o.arg->index], o, std::move(t), copied_list != o.arg);
+      const Copy& copy = copies.emplace_back(bring(f, o, *want, choice->reason, hidden_writes, copies, write_backs));
+      replace(stack[base + o.arg->index], o, copy.tensor, copied_list != o.arg);
       copied_list = o.arg;
-      moved = true;
     }
-  return moved;
+  return !copies.empty();
 }
 
 at::Tensor cross_written(const at::Tensor& t, c10::Device to, bool hidden, const Cause& cause) {

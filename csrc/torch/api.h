@@ -61,6 +61,9 @@ PyObject *mgd_torch_to(PyObject *tensor, int device, int non_blocking, enum mgd_
 /* Moves the tensor itself (and its .grad) in place; object, ties and hooks stay. Refused for pinned tensors and non-leaves. */
 int mgd_torch_move(PyObject *tensor, int device, enum mgd_reason why);
 
+/* ---- conflict.cpp */
+void mgd_torch_set_pin_conflict(PyObject *type); /* what operands pinned to different devices raise; keeps a reference */
+
 /* ---- hook.cpp: knobs */
 int mgd_torch_set_frozen(int frozen); /* thread-local; returns the old value */
 /* Extra counters of the hook as a dict: slow_calls, aligned, grouped, ... */
@@ -68,7 +71,6 @@ PyObject *mgd_torch_counters(void);
 int mgd_torch_reset_counters(void);
 
 /* ---- engine.cpp */
-int mgd_torch_engine_started(void); /* 1 once a backward has sized the engine's queues */
 /* Runs the given callable (torch's _engine_run_backward) with the key included in TLS. */
 PyObject *mgd_torch_run_backward(PyObject *callable, PyObject *args, PyObject *kwargs);
 

@@ -5,22 +5,12 @@
 // in thread-local state for the whole pass covers it; the engine hands that
 // state to its own threads. Plain models are left alone.
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "api.h"
-#include "guard.h"
 #include "key.h"
 
 namespace {
-
-// The engine sizes its device queues once, at the first backward of the process.
-struct Queues : torch::autograd::Engine {
-  static bool made() {
-    constexpr auto queues = &Queues::device_ready_queues_;
-    return !(torch::autograd::Engine::get_default_engine().*queues).empty();
-  }
-};
 
 bool any_managed(PyObject* roots) {
   if (!PyTuple_Check(roots)) return false;
@@ -30,10 +20,6 @@ bool any_managed(PyObject* roots) {
 }
 
 } // namespace
-
-int mgd_torch_engine_started(void) {
-  return managed::guarded([] { return static_cast<int>(Queues::made()); });
-}
 
 PyObject* mgd_torch_run_backward(PyObject* callable, PyObject* args, PyObject* kwargs) {
   PyObject* roots = PyTuple_GET_SIZE(args) > 0 ? PyTuple_GET_ITEM(args, 0) : nullptr;

@@ -48,6 +48,8 @@ void read_arguments(OpFacts& f, const c10::FunctionSchema& schema, std::string_v
     c10::TypePtr type = a.type();
     if (auto o = type->cast<c10::OptionalType>()) type = o->getElementType();
     if (type->kind() == c10::TypeKind::GeneratorType) f.generator = static_cast<int>(i);
+    if (type->kind() == c10::TypeKind::BoolType && (a.name() == "training" || a.name() == "train" || a.name() == "use_input_stats"))
+      f.training = static_cast<int>(i);
     ArgShape shape;
     if (!tensor_shape(a.type(), &shape)) continue;
     uint8_t flags = aten ? arg_rule_of(base, a.name()) : 0;
@@ -76,7 +78,7 @@ Route route_of(const c10::OperatorHandle& op, const OpFacts& f, std::string_view
   if (reads_raw_memory(f.name)) return Route::Leaf;
   if (calls_composites(f.name)) return Route::Open;
   if (!is_composite(op)) return Route::Leaf;
-  return checks_devices(base) || f.has_host_only ? Route::AlignOnly : Route::Fallthrough;
+  return aligned_whole(base) || f.has_host_only ? Route::AlignOnly : Route::Fallthrough;
 }
 
 std::unique_ptr<OpFacts> compute(const c10::OperatorHandle& op) {

@@ -18,7 +18,7 @@ namespace managed {
 enum class Route : uint8_t {
   Leaf,        // the key is excluded below: nothing inside needs the hook
   Open,        // the key stays on: inner operators come to the hook themselves
-  AlignOnly,   // a composite whose body compares devices: operands are aligned, nothing else
+  AlignOnly,   // a composite that is aligned as a whole: its leaves do the rest
   Fallthrough, // any other composite: never reaches us, its leaves do
 };
 
@@ -53,6 +53,7 @@ struct OpFacts {
   c10::SmallVector<TensorArg, 8> tensors;
   c10::SmallVector<int16_t, 4> returned; // argument that return r is, or -1 when it is fresh
   int generator = -1;                    // position of a Generator argument
+  int training = -1;                     // position of the bool without which hidden writes do not happen
   Route route = Route::Leaf;
   Mixing mixing = Mixing::Align;
   bool scalars_stay = false; // 0-dim CPU tensors count as numbers
@@ -72,7 +73,7 @@ struct OpRule {
 OpRule rule_of(std::string_view base);
 uint8_t arg_rule_of(std::string_view base, std::string_view argument); // flags to add
 bool scalars_move(std::string_view base);      // pointwise by tag, yet its kernel compares devices
-bool checks_devices(std::string_view base);    // composite that must be aligned as a whole
+bool aligned_whole(std::string_view base);     // composite that must be aligned as a whole
 bool reads_raw_memory(std::string_view full);  // composite that must run as a leaf
 bool calls_composites(std::string_view full);  // leaf whose device kernel is a composite
 

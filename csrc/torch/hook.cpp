@@ -114,6 +114,19 @@ void register_operator(c10::Dispatcher& dispatcher, const c10::OperatorName& nam
   kept.push_back(dispatcher.registerImpl(name, kKey, std::move(kernel), std::nullopt, nullptr, "managed"));
 }
 
+// `x.data = y` asks whether the two key sets allow it. Ours says nothing about
+// layout or device, so it must not make them differ.
+bool same_kind(const at::Tensor& self, const at::Tensor& from) {
+  const c10::DispatchKeySet ks = from.key_set();
+  return self.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(has_key(self.unsafeGetTensorImpl()) ? ks.add(kKey) : ks.remove(kKey));
+}
+constexpr auto kSameKind = "aten::_has_compatible_shallow_copy_type";
+
+void register_same_kind() {
+  static auto* library = new torch::Library(torch::Library::IMPL, "aten", kKey, __FILE__, __LINE__);
+  library->impl(kSameKind, TORCH_FN(same_kind));
+}
+
 void register_fallback() {
   TORCH_CHECK(!c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(kKey), "managed: another library already uses the dispatch key ",
               toString(kKey), ", which managed needs for itself (torchdistx does, for example). Only one of them can be imported in a process.");
@@ -147,11 +160,13 @@ void register_hook() {
   if (done) return;
   register_fallback();
   register_typed();
+  register_same_kind();
   static auto* kept = new std::vector<c10::RegistrationHandleRAII>;
   auto& dispatcher = c10::Dispatcher::singleton();
-  for (const auto& name : dispatcher.getAllOpNames())
-    if (name.name.compare(0, 6, "aten::") == 0 && !is_typed(name.overload_name.empty() ? name.name : name.name + "." + name.overload_name))
-      register_operator(dispatcher, name, *kept);
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+    if (name.name.compare(0, 6, "aten::") == 0 && !is_typed(full) && full != kSameKind) register_operator(dispatcher, name, *kept);
+  }
   done = true;
 }
 

@@ -6,6 +6,7 @@
 // behind, so the in-place move shallow-copies the metadata itself.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -18,19 +19,36 @@
 namespace managed {
 namespace {
 
-// An accumulator remembers the device that gradients must arrive on.
-void forget_accumulator(const at::Tensor& t) {
+// Stands before an accumulator whose tensor has moved since its graph was made:
+// the gradient still arrives where the tensor was, and goes on to where it is.
+struct FollowTensor : torch::autograd::FunctionPreHook {
+  explicit FollowTensor(c10::TensorImpl* t) : tensor(t) {}
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
+    torch::autograd::variable_list out = grads;
+    if (out[0].defined() && out[0].device() != tensor->device()) out[0] = out[0].to(tensor->device());
+    return out;
+  }
+  c10::TensorImpl* tensor; // kept alive by the accumulator, which owns us
+};
+
+// An accumulator remembers the device that gradients must arrive on. Later graphs
+// get a new one; the old one, if some graph still holds it, is taught to follow.
+void renew_accumulator(const at::Tensor& t) {
   auto* meta = torch::autograd::impl::get_autograd_meta(t);
   if (!meta) return;
   std::lock_guard<std::mutex> lock(meta->mutex_);
+  if (auto old = meta->grad_accumulator_.lock()) old->add_pre_hook(std::make_unique<FollowTensor>(t.unsafeGetTensorImpl()));
   meta->grad_accumulator_.reset();
 }
 
 void take_over(const at::Tensor& t, const at::Tensor& copy) {
-  const bool managed = has_key(t.unsafeGetTensorImpl());
-  t.unsafeGetTensorImpl()->shallow_copy_from(copy.getIntrusivePtr());
-  if (!managed) remove_key(t.unsafeGetTensorImpl());
-  forget_accumulator(t);
+  c10::TensorImpl* impl = t.unsafeGetTensorImpl();
+  const bool managed = has_key(impl);
+  auto state = impl->get_backend_meta_intrusive_ptr(); // the shallow copy would replace it
+  impl->shallow_copy_from(copy.getIntrusivePtr());
+  if (state) impl->set_backend_meta(std::move(state));
+  if (!managed) remove_key(impl);
+  renew_accumulator(t);
 }
 
 void check_movable(const at::Tensor& t, c10::Device to) {

@@ -24,11 +24,13 @@ constexpr std::array<std::string_view, 25> kNeverAligned{
     "broadcast_tensors", "atleast_1d", "atleast_2d", "atleast_3d", "_backward", "result_type",
     "can_cast", "_has_any_zero_dim"};
 
-// Composites whose body compares the devices of its arguments.
-constexpr std::array<std::string_view, 16> kChecksDevices{
+// Composites whose body compares the devices of its arguments, or uses them so
+// often that one copy each for the whole is cheaper and keeps the order of sums.
+constexpr std::array<std::string_view, 17> kAlignedWhole{
     "scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu",
     "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "tensor_split",
-    "take_along_dim", "linalg_multi_dot", "cartesian_prod", "chain_matmul", "inner", "meshgrid"};
+    "take_along_dim", "linalg_multi_dot", "cartesian_prod", "chain_matmul", "inner", "meshgrid",
+    "cosine_embedding_loss"};
 
 // Tagged pointwise, but their kernels do not take a CPU number beside an accelerator tensor.
 constexpr std::array<std::string_view, 3> kScalarsMoveByPrefix{"masked_fill", "logical_", "float_power"};
@@ -125,7 +127,7 @@ bool scalars_move(std::string_view base) {
   return base.find("pow") != std::string_view::npos;
 }
 
-bool checks_devices(std::string_view base) { return contains(kChecksDevices, base); }
+bool aligned_whole(std::string_view base) { return contains(kAlignedWhole, base); }
 
 // Bodies that keep raw pointers, or read memory, between the operators they call.
 bool reads_raw_memory(std::string_view full) {

@@ -17,18 +17,23 @@ TensorState* state_of(const at::Tensor& t) {
 
 TensorState& make_state(const at::Tensor& t) {
   if (TensorState* s = state_of(t)) return *s;
+  c10::TensorImpl* impl = t.unsafeGetTensorImpl();
+  if (t.is_view()) { // one state for the bytes, whoever names them
+    const at::Tensor base(t._base());
+    TensorState& s = make_state(base);
+    impl->set_backend_meta(base.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr());
+    return s;
+  }
   auto state = c10::make_intrusive<TensorState>();
   state->object = mgd_trace_new_object(machine());
   TensorState& s = *state;
-  t.unsafeGetTensorImpl()->set_backend_meta(std::move(state));
+  impl->set_backend_meta(std::move(state));
   return s;
 }
 
 bool is_pinned(const at::Tensor& t) {
   if (TensorState* s = state_of(t)) return s->pinned.load(std::memory_order_relaxed);
-  if (!t.is_view()) return false;
-  TensorState* s = state_of(at::Tensor(t._base()));
-  return s && s->pinned.load(std::memory_order_relaxed);
+  return t.is_view() && is_pinned(at::Tensor(t._base()));
 }
 
 namespace {
@@ -48,6 +53,9 @@ void record(enum mgd_event_kind kind, const at::Tensor& t, const TensorState& s)
 
 void check_wrappable(const at::Tensor& t) {
   TORCH_CHECK_TYPE(!t.is_quantized(), "managed: quantized tensors cannot be managed; dequantize() it first");
+  TORCH_CHECK_TYPE(!t.is_nested(), "managed: nested tensors cannot be managed; manage the tensors inside, or a padded one");
+  TORCH_CHECK_TYPE(!t.unsafeGetTensorImpl()->is_python_dispatch(),
+                   "managed: a tensor subclass with __torch_dispatch__ cannot be managed; manage the tensor that it wraps");
   TORCH_CHECK_TYPE(!t.is_meta(), "managed: a meta tensor has no bytes to manage; materialise it on a device first");
 }
 

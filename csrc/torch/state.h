@@ -24,7 +24,7 @@ struct TensorState : c10::BackendMeta {
 TensorState* state_of(const at::Tensor& t); // null when it has none
 TensorState& make_state(const at::Tensor& t);
 
-// A view is pinned when its base is: they are the same bytes.
+// A view is pinned when its base is: they are the same bytes and share one state.
 bool is_pinned(const at::Tensor& t);
 
 // Throws for what cannot be managed, where the program wraps it and not later inside an operator.

@@ -33,6 +33,13 @@ inline void each_tensor(const A& a, F&& f) {
   }
 }
 
+// A random generator that the caller chose takes part in the choice of the device.
+template <class A>
+inline bool names_generator(const A& a) {
+  if constexpr (std::is_same_v<A, std::optional<at::Generator>>) return a.has_value();
+  else return false;
+}
+
 // Do all tensors seen so far stand on one device?
 struct SameDevice {
   const c10::TensorImpl* first = nullptr;
@@ -70,6 +77,7 @@ struct Typed<Op, R(A...)> {
   }
 
   static bool together(const Plain<A>&... a) {
+    if ((names_generator(a) || ...)) return false;
     SameDevice all;
     (each_tensor(a, [&](const at::Tensor& t) { all.see(t); }), ...);
     if (C10_LIKELY(all.ok) || facts->mixing == Mixing::Never) return true;
