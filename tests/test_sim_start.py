@@ -4,6 +4,8 @@ import concurrent.futures
 
 import pytest
 
+from managed import sim
+
 UNCHANGED = """
     assert torch._C._get_privateuse1_backend_name() == "privateuseone" and not hasattr(torch, "sim")
     managed.simulate(2, "1MiB")
@@ -111,23 +113,31 @@ def test_sixteen_devices_each_run_backward(run_python):
         (" 2 X 1.5GiB ", [3 * 2**29] * 2),
         ("1KB,2KiB", [1000, 2048]),
         ("4096", [4096]),
-        ("", []),
+        ("", None),
     ],
 )
-def test_the_environment(run_python, text, expected):
-    code = """
-        count = torch.sim.device_count() if hasattr(torch, "sim") else 0
-        print([torch.sim.mem_get_info(i)[1] for i in range(count)])
-    """
-    assert run_python(program(code), MANAGED_SIM=text) == f"{expected}\n"
+def test_what_the_environment_may_say(monkeypatch, text, expected):
+    asked = []
+    monkeypatch.setenv("MANAGED_SIM", text)
+    monkeypatch.setattr(sim, "simulate", lambda *a: asked.append(sim._plan(*a, None).capacities))
+    sim.simulate_from_environment()
+    assert asked == ([] if expected is None else [expected])
 
 
 @pytest.mark.parametrize(
     "text", ["0x1MiB", "17x1MiB", "4x", "x4", "four", "4x-1", "1MiB,", "2x1MiB,2MiB"]
 )
-def test_an_environment_that_makes_no_sense(run_python, text):
-    message = run_python(program(), status=1, stderr="is not like '4x512MiB'", MANAGED_SIM=text)
-    assert f"MANAGED_SIM={text!r}" in message
+def test_what_it_may_not_say(monkeypatch, text):
+    monkeypatch.setenv("MANAGED_SIM", text)
+    with pytest.raises(ValueError, match="is not like '4x512MiB'"):
+        sim.simulate_from_environment()
+
+
+def test_the_environment_is_read_at_import(run_python):
+    code = "print(torch.sim.device_count(), torch.sim.mem_get_info(1))"
+    assert run_python(program(code), MANAGED_SIM="3x1MiB") == "3 (1048576, 1048576)\n"
+    message = run_python(program(), status=1, stderr="ValueError", MANAGED_SIM="3xlarge")
+    assert "MANAGED_SIM='3xlarge' is not like '4x512MiB'" in message
 
 
 # Everything a program may do in its last moments. Each ends right after work on the engine's
@@ -208,7 +218,7 @@ def test_a_stuck_backward_does_not_keep_the_interpreter(run_python):
         os._exit(0)
         """,
     )
-    assert run_python(code) == "parked\n"
+    assert run_python(code, TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT=0.5) == "parked\n"
 
 
 def test_a_forked_child_has_a_copy_of_the_devices(run_python):
@@ -233,3 +243,41 @@ def test_a_forked_child_has_a_copy_of_the_devices(run_python):
         print(os.waitstatus_to_exitcode(status), x.sum().item())
     """
     assert run_python(program(code)) == "7 100.0\n"
+
+
+def test_the_hook_makes_room_before_an_allocation_fails_and_hears_what_is_freed(run_python):
+    code = """
+        import ctypes
+        from managed import _sim
+
+        class Bridge(ctypes.Structure):  # csrc/torch/bridge.h
+            MakeRoom = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_int, ctypes.c_size_t)
+            Freed = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_size_t)
+            _fields_ = [("version", ctypes.c_int), ("make_room", MakeRoom), ("freed", Freed)]
+
+        managed.simulate(2, 1000)
+        pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        bridge = Bridge.from_address(pointer(_sim.bridge, b"managed._sim.bridge"))
+        victims = [torch.empty(400, dtype=torch.int8, device="sim:1") for _ in range(2)]
+        asked, freed = [], []
+
+        def make_room(device, n):
+            asked.append((device, n))
+            return bool(victims) and victims.pop() is not None
+
+        bridge.make_room = keep = Bridge.MakeRoom(make_room)
+        bridge.freed = keep_too = Bridge.Freed(lambda device, n: freed.append((device, n)))
+        x = torch.empty(900, dtype=torch.int8, device="sim:1")
+        assert asked == [(1, 900), (1, 900)] and freed == [(1, 400), (1, 400)], (asked, freed)
+        for size, times in ((200, 3), (1001, 3)):  # what can never fit asks nobody
+            try:
+                torch.empty(size, dtype=torch.int8, device="sim:1")
+            except torch.OutOfMemoryError:
+                assert len(asked) == times
+            else:
+                raise AssertionError
+        print(torch.sim.memory_allocated(1))
+        bridge.freed = Bridge.Freed()  # x outlives the function
+    """
+    assert run_python(program(code)) == "900\n"

@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <future>
 #include <memory>
 #include <thread>
@@ -19,9 +20,12 @@ namespace {
 
 using torch::autograd::Engine;
 
-// A device thread may be stuck in a hook of the program for ever. torch's engine
-// waits for its threads at exit for as long (TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT).
-constexpr int kPatience = 10;  // seconds
+// Seconds to wait: a device thread may be stuck in a hook of the program for ever.
+// torch's engine waits for its threads at exit and lets the same variable say how long.
+double patience() {
+  const char *limit = std::getenv("TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT");
+  return limit ? std::atof(limit) : 10.0;
+}
 
 // The engine's members are protected; a pointer to member taken through a
 // derived struct is the legal way in.
@@ -71,7 +75,7 @@ void park_engine_threads() noexcept try {
     visit_all(threads);
     done->set_value();
   }).detach();
-  arrived.wait_for(std::chrono::seconds(kPatience));
+  arrived.wait_for(std::chrono::duration<double>(patience()));
 } catch (...) {  // no thread to be had: leave as torch would
 }
 
