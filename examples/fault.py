@@ -6,8 +6,9 @@ the linear system (M + k t K) h_new = M h_now, with the mass matrix M and the st
 linear elements.
 
 The surface is cut into patches, small ones where it is steep. Each patch is a system of its own: it
-is solved with a margin of `HALO` cells around it, so that what lies beyond has no say any more in
-the part that is kept.
+is solved with a margin of `HALO` cells around it, so that what lies beyond has hardly any say in
+the part that is kept. Every patch is compared with scipy, and all of them with the whole surface
+as one system.
 """
 
 import argparse
@@ -22,14 +23,14 @@ import skfem
 import torch
 from matplotlib.cbook import get_sample_data
 
-CREEP = 0.01  # k in m^2 a year, a usual value for soil-mantled hills
+CREEP = 0.01  # k in m^2 a year, of the order seen on soil-mantled hills
 YEARS = 1_000_000.0  # length of the step; sqrt(k t) = 100 m is how far its influence reaches
 HALO = 8  # cells of about 83 m, so more than six times that far
 DENSE = 1600  # up to this many unknowns a patch is solved as a dense system
 METRES_PER_DEGREE = 111_200.0
 
 # torch says once a process that its CSR tensors are in beta; what is used of them here is checked
-# against scipy below.
+# against scipy.
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
 
 
