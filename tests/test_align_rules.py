@@ -1,10 +1,9 @@
-"""One test per row of the table in csrc/torch/rules.cpp that is not covered by choices and writes.
+"""The table of csrc/torch/rules.cpp, row by row, where choices and writes do not cover it.
 
-Operands that must be on the CPU, composites whose bodies compare devices, and operators that
-come from outside: custom ones, autocast, TorchScript, torch.func, other threads.
+Indices that may and lengths that must be on the CPU, writes that a schema does not tell, and
+composites whose bodies compare devices or use an operand many times.
 """
 
-import threading
 import warnings
 
 import pytest
@@ -12,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import managed
 from managed import ManagedTensor
 
 DEVICES = ("cpu", "sim:0", "sim:1", "sim:2")
@@ -26,14 +24,14 @@ def at(device, *sizes):
     return put(torch.randn(sizes), device)
 
 
-def spread(*tensors):
+def spread(*tensors, first=1):
     """The tensors on devices of their own, and the same tensors plain on the CPU."""
-    return [put(t, DEVICES[(i + 1) % 4]) for i, t in enumerate(tensors)], list(tensors)
+    return [put(t, DEVICES[(i + first) % 4]) for i, t in enumerate(tensors)], list(tensors)
 
 
-def agree(function, *tensors):
+def agree(function, *tensors, first=1):
     """`function` of tensors on four devices gives what it gives on the CPU, managed."""
-    there, here = spread(*tensors)
+    there, here = spread(*tensors, first=first)
     expected, actual = function(*here), function(*there)
     single = isinstance(expected, torch.Tensor)
     pairs = zip([expected] if single else expected, [actual] if single else actual, strict=True)
@@ -93,7 +91,80 @@ def test_indices_of_tensor_split(device):
         assert torch.equal(a, b.cpu())
 
 
-# ---- composites that compare devices
+# ---- indices that may be on the CPU
+
+
+INDEXED = {
+    "index": lambda x, i, v: torch.ops.aten.index(x, [None, i]),
+    "index_put": lambda x, i, v: torch.ops.aten.index_put(x, [i], v),
+    "index_put_": lambda x, i, v: torch.ops.aten.index_put_(x.clone(), [i], v),
+    "_index_put_impl_": lambda x, i, v: torch.ops.aten._index_put_impl_(x.clone(), [i], v),
+    "_unsafe_index": lambda x, i, v: torch.ops.aten._unsafe_index(x, [i]),
+    "_unsafe_index_put": lambda x, i, v: torch.ops.aten._unsafe_index_put(x, [i], v),
+    "_unsafe_masked_index": lambda x, i, v: torch.ops.aten._unsafe_masked_index(x, (i < 2)[:, None], [i], 0),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", INDEXED)
+def test_indices_on_any_device(name, device):
+    x, i, v = torch.randn(3, 4), torch.tensor([2, 0, 1]), torch.randn(3, 4)
+    result = INDEXED[name](put(x, "sim:1"), put(i, device), put(v, "sim:1"))
+    assert result.device == torch.device("sim:1")
+    assert torch.equal(result.cpu(), INDEXED[name](x, i, v))
+
+
+# ---- writes that the schema does not tell
+
+
+aten = torch.ops.aten
+STATISTICS = {
+    "batch_norm": lambda x, m, v: aten.batch_norm(x, None, None, m, v, True, 0.1, 1e-5, False),
+    "native_batch_norm": lambda x, m, v: aten.native_batch_norm(x, None, None, m, v, True, 0.1, 1e-5),
+    "_native_batch_norm_legit": lambda x, m, v: aten._native_batch_norm_legit(
+        x, None, None, m, v, True, 0.1, 1e-5
+    ),
+    "_batch_norm_impl_index": lambda x, m, v: aten._batch_norm_impl_index(
+        x, None, None, m, v, True, 0.1, 1e-5, False
+    ),
+    "_batch_norm_with_update": lambda x, m, v: aten._batch_norm_with_update(
+        x, None, None, m, v, 0.1, 1e-5
+    ),
+    "batch_norm_update_stats": lambda x, m, v: aten.batch_norm_update_stats(x, m, v, 0.1),
+    "instance_norm": lambda x, m, v: aten.instance_norm(x, None, None, m, v, True, 0.1, 1e-5, False),
+}
+
+
+@pytest.mark.parametrize("devices", [("sim:1", "cpu"), ("cpu", "sim:0"), ("sim:1", "sim:2")])
+@pytest.mark.parametrize("name", STATISTICS)
+def test_running_statistics_are_written_where_they_are(name, devices):
+    x, mean, var = torch.randn(2, 3, 4), torch.zeros(3), torch.ones(3)
+    there = [put(t.clone(), d) for t, d in zip((mean, var), devices, strict=True)]
+    STATISTICS[name](x, mean, var)
+    STATISTICS[name](put(x, "sim:0"), *there)
+    for t, device, expected in zip(there, devices, (mean, var), strict=True):
+        assert t.device == torch.device(device)
+        assert torch.equal(t.cpu(), expected)
+
+
+def test_observers_of_fake_quantisation_are_written_where_they_are():
+    def observe(x, low, high, scale, zero):
+        on = torch.ones(1, dtype=torch.long)
+        return torch.fused_moving_avg_obs_fake_quant(
+            x, on, on.clone(), low, high, scale, zero, 0.1, 0, 255, 0
+        )
+
+    state = [torch.tensor([-1.0]), torch.tensor([1.0]), torch.ones(1), torch.zeros(1).int()]
+    there = [put(t.clone(), DEVICES[i]) for i, t in enumerate(state)]
+    x = torch.randn(5) * 3
+    expected, result = observe(x, *state), observe(put(x, "sim:2"), *there)
+    assert torch.equal(result.cpu(), expected)
+    for i, (t, s) in enumerate(zip(there, state, strict=True)):
+        assert t.device == torch.device(DEVICES[i])
+        assert torch.equal(t.cpu(), s)
+
+
+# ---- composites that compare devices, or use an operand several times
 
 
 COMPOSITES = {
@@ -113,6 +184,11 @@ COMPOSITES = {
     "cat": (lambda *t: torch.cat(t), [(2, 3), (1, 3), (4, 3)]),
     "stack": (lambda *t: torch.stack(t), [(2, 3)] * 4),
     "cosine_embedding_loss": (F.cosine_embedding_loss, [(5, 4), (5, 4), (5,)]),
+    "kl_div": (lambda x, y: F.kl_div(x, y.abs(), reduction="sum"), [(5, 4), (5, 4)]),
+    "poisson_nll_loss": (lambda x, y: F.poisson_nll_loss(x, y.abs(), full=True), [(5, 4), (5, 4)]),
+    "cov": (lambda x, w: torch.cov(x, aweights=w.abs()), [(3, 4), (4,)]),
+    "gradient": (lambda x, s, t: torch.gradient(x, spacing=(s, t)), [(3, 4), (3,), (4,)]),
+    "stft": (lambda x, w: torch.stft(x, 8, window=w, return_complex=True), [(64,), (8,)]),
 }
 
 
@@ -121,7 +197,37 @@ def test_composites(name):
     function, sizes = COMPOSITES[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # chain_matmul is deprecated in favour of multi_dot
-        agree(function, *(torch.randn(s) for s in sizes))
+        for first in range(4):
+            agree(function, *(torch.randn(s) for s in sizes), first=first)
+
+
+@pytest.mark.parametrize("name", ["cosine_embedding_loss", "kl_div", "poisson_nll_loss", "cov"])
+def test_gradients_of_composites_that_use_an_operand_several_times(name):
+    function, sizes = COMPOSITES[name]
+    values = [torch.randn(s) for s in sizes]
+    here = [v.clone().requires_grad_() for v in values]
+    there = [put(v, DEVICES[(i + 1) % 4]).requires_grad_() for i, v in enumerate(values)]
+    for leaves in (here, there):
+        function(*leaves).sum().backward()
+    for x, y in zip(here, there, strict=True):
+        if x.grad is not None:
+            assert y.grad.device == y.device
+            assert torch.equal(x.grad, y.grad.cpu())
+
+
+@pytest.mark.parametrize("first", [0, 2, 3])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_convolutions_of_complex_numbers(rank, transposed, first):
+    function = getattr(F, f"conv{'_transpose' if transposed else ''}{rank}d")
+    sizes = (2, 3, *[5] * rank), (3, 3, *[2] * rank), (3,)
+    agree(function, *(torch.randn(s, dtype=torch.complex64) for s in sizes), first=first)
+
+
+def test_inverse_stft():
+    x, window = torch.randn(64), torch.hann_window(8)
+    spectrum = torch.stft(x, 8, window=window, return_complex=True)
+    agree(lambda s, w: torch.istft(s, 8, window=w), spectrum, window)
 
 
 def test_take_along_dim():
@@ -164,173 +270,3 @@ def test_multi_head_attention(fast):
         there = put(x, "sim:0")
         result = net(there, there, there, need_weights=False)[0]
     assert torch.equal(result.cpu(), expected)
-
-
-# ---- operators from outside aten
-
-
-@pytest.fixture(scope="module")
-def custom():
-    @torch.library.custom_op("align_test::scaled_sum", mutates_args=())
-    def scaled_sum(a: torch.Tensor, b: torch.Tensor, factor: float) -> torch.Tensor:
-        if a.device != b.device:
-            raise ValueError(f"operands on {a.device} and {b.device}")
-        return (a + b) * factor
-
-    @torch.library.custom_op("align_test::accumulate", mutates_args=("into",))
-    def accumulate(into: torch.Tensor, part: torch.Tensor) -> None:
-        if into.device != part.device:
-            raise ValueError(f"operands on {into.device} and {part.device}")
-        into.add_(part)
-
-    scaled_sum.register_autograd(
-        lambda ctx, g: (g * ctx.factor, g * ctx.factor, None),
-        setup_context=lambda ctx, inputs, output: setattr(ctx, "factor", inputs[2]),
-    )
-    return scaled_sum, accumulate
-
-
-def test_a_custom_operator(custom):
-    agree(lambda a, b: custom[0](a, b, 2.0), torch.randn(4), torch.randn(4))
-
-
-def test_a_custom_operator_backward(custom):
-    a, b = (put(torch.randn(4), d).requires_grad_() for d in ("sim:0", "sim:1"))
-    custom[0](a, b, 3.0).sum().backward()
-    for leaf in (a, b):
-        assert leaf.grad.device == leaf.device
-        assert torch.equal(leaf.grad.cpu(), torch.full((4,), 3.0))
-
-
-@pytest.mark.parametrize("home", DEVICES)
-def test_a_custom_operator_that_writes(custom, home):
-    into, part = at(home, 4), at("sim:1", 4)
-    expected = into.cpu() + part.cpu()
-    custom[1](into, part)
-    assert into.device == torch.device(home)
-    assert torch.equal(into.cpu(), expected)
-
-
-def test_an_operator_of_torch_library(custom):
-    library = torch.library.Library("align_test_open", "FRAGMENT")
-    library.define("twice(Tensor a, Tensor b) -> Tensor")
-    library.impl("twice", lambda a, b: 2 * (a + b), "CompositeExplicitAutograd")
-    agree(torch.ops.align_test_open.twice, torch.randn(3), torch.randn(3))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast(dtype):
-    w, x = torch.randn(8, 8), torch.randn(4, 8)
-    leaves = w.clone().requires_grad_(), put(w, "cpu").requires_grad_()
-    with torch.autocast("cpu", dtype=dtype):
-        expected = x @ leaves[0]
-    there = put(x, "sim:1")
-    with torch.autocast("sim", dtype=dtype), torch.autocast("cpu", dtype=dtype):
-        result = there @ leaves[1]
-    assert (result.dtype, result.device) == (dtype, torch.device("sim:1"))
-    assert torch.equal(result.cpu(), expected)
-    for out in (expected, result):
-        out.sum().backward()
-    assert leaves[1].grad.device == leaves[1].device
-    assert torch.equal(leaves[0].grad, leaves[1].grad)
-
-
-def test_torchscript():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch.jit is deprecated, and still used
-
-        @torch.jit.script
-        def body(x, w, b):
-            for _ in range(3):
-                x = torch.tanh(x @ w) + b
-            return x
-
-        agree(body, torch.randn(4, 4), torch.randn(4, 4), torch.randn(4))
-
-
-def test_threads_of_cpp():
-    """TorchScript's fork runs its operators on threads of torch, which Python never sees."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-
-        @torch.jit.script
-        def body(x, w):
-            parts = [torch.jit.fork(torch.matmul, x, w) for _ in range(8)]
-            return torch.stack([torch.jit.wait(p) for p in parts]).sum(0)
-
-        agree(body, torch.randn(4, 4), torch.randn(4, 4))
-
-
-def test_threads_of_python():
-    there, here = spread(torch.randn(16, 16), torch.randn(16, 16), torch.randn(16))
-    expected = torch.tanh(here[0] @ here[1]) + here[2]
-    wrong = []
-
-    def work():
-        for _ in range(50):
-            result = torch.tanh(there[0] @ there[1]) + there[2]
-            if not torch.equal(result.cpu(), expected):
-                wrong.append(result.cpu() - expected)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert not wrong
-
-
-def test_vmap():
-    agree(lambda a, b: torch.vmap(lambda x: x * b)(a), torch.randn(5, 4), torch.randn(4))
-
-
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # torch's own
-def test_jacobian_and_tangent_of_a_closure_over_another_device():
-    x, w = torch.randn(4), torch.randn(4)
-    there = put(w, "sim:1")
-    expected = torch.func.jacrev(lambda x: (x * w).sin())(x)
-    result = torch.func.jacrev(lambda x: (x.to("sim:1") * there).sin())(put(x, "sim:1"))
-    assert torch.equal(result.cpu(), expected)
-    tangent = torch.func.jvp(lambda x: x * w, (x,), (torch.ones(4),))[1]
-    result = torch.func.jvp(lambda x: x * there, (put(x, "sim:1"),), (put(torch.ones(4), "sim:1"),))[1]
-    assert torch.equal(result.cpu(), tangent)
-
-
-def test_gradient_transform_on_one_device():
-    w = at("sim:1", 4)
-    x = at("sim:1", 4)
-    g = torch.func.grad(lambda x: (x * w).sum())(x)
-    assert g.device == x.device
-    assert torch.equal(g.cpu(), w.cpu())
-
-
-def test_gradient_transform_over_devices():
-    x, w = at("sim:0", 4), at("sim:1", 400)
-    g = torch.func.grad(lambda x: (x.repeat(100) * w).sum())(x)
-    assert g.device == x.device
-    assert torch.equal(g.cpu(), torch.func.grad(lambda x: (x.repeat(100) * w.cpu()).sum())(x.cpu()))
-
-
-def test_sparse_operands():
-    i, v = torch.tensor([[0, 1, 2], [1, 0, 2]]), torch.randn(3)
-    dense = torch.randn(3, 2)
-    sparse = torch.sparse_coo_tensor(i, v, (3, 3), check_invariants=True)
-    agree(torch.sparse.mm, sparse, dense)
-    agree(lambda i, v: torch.sparse_coo_tensor(i, v, (3, 3), check_invariants=True).to_dense(), i, v)
-
-
-def test_inference_mode_then_training():
-    w, x = at("cpu", 4, 4).requires_grad_(), at("sim:1", 4, 4)
-    with torch.inference_mode():
-        assert (x @ w).is_inference()
-    (x @ w).sum().backward()
-    assert w.grad.device == w.device
-
-
-def test_results_inside_no_grad_need_no_gradient():
-    w, x = at("cpu", 4, 4).requires_grad_(), at("sim:1", 4, 4)
-    with torch.no_grad():
-        out = x @ w
-    assert not out.requires_grad
-    assert isinstance(out, ManagedTensor)
-    assert managed.stats()["copy"] > 0
