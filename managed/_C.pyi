@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any, Literal, TypeVar, final
+from typing import Any, TypeVar, final
 
 import torch
 

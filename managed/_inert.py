@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -117,10 +116,6 @@ def attach_sim(capsule: object, devices: int) -> None:
     """Simulated devices are torch's then, and nothing is placed on them by itself."""
 
 
-def engine_started() -> bool:
-    return False
-
-
 def stats(reset: bool = False) -> dict[str, Any]:
     return {}
 
@@ -129,5 +124,5 @@ def history(tensor: object) -> tuple[list[Any], int]:
     return [], 0
 
 
-def budget(*unused: object) -> nullcontext[None]:
-    return nullcontext()
+def set_capacity(device: str, bytes: int) -> None:
+    """No device is capped, because nothing is placed."""

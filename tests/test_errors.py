@@ -1,0 +1,125 @@
+"""The exceptions: what can be caught as what, and that private functions refuse nonsense cleanly."""
+
+import pytest
+import torch
+
+import managed
+from managed import _C, errors
+
+
+def test_hierarchy():
+    assert issubclass(errors.OutOfMemoryError, torch.OutOfMemoryError)
+    assert issubclass(errors.PinConflictError, RuntimeError)
+    for name in errors.__all__:
+        assert issubclass(getattr(errors, name), errors.ManagedError)
+    assert managed.OutOfMemoryError is errors.OutOfMemoryError
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda: _C.mark(3), TypeError),
+        (lambda: _C.unmark(None), TypeError),
+        (lambda: _C.pin(3, True), TypeError),
+        (lambda: _C.pinned("x"), TypeError),
+        (lambda: _C.nbytes([]), TypeError),
+        (lambda: _C.move(3, "cpu"), TypeError),
+        (lambda: _C.move(torch.ones(1), "cuda"), ValueError),
+        (lambda: _C.move(torch.ones(1, device="meta"), "sim:1"), ValueError),
+        (lambda: _C.history(3), TypeError),
+        (lambda: _C.estimate(-1), ValueError),
+        (lambda: _C.estimate("1"), TypeError),
+        (lambda: _C.admit(3, 1, False), TypeError),
+        (lambda: _C.rooms(None), TypeError),
+        (lambda: _C.settle(None), TypeError),
+        (lambda: _C.reserve(_C.get_manager(), "sim:9", 1), ValueError),
+        (lambda: _C.plan_layers([1], None, 3), TypeError),
+        (lambda: _C.plan_layers([-1], None, [1]), ValueError),
+        (lambda: _C.plan_layers([1, 2], [1, 1], [3]), ValueError),
+        (lambda: _C.capacity("cpu"), ValueError),
+        (lambda: _C.set_capacity("sim:0", -1), ValueError),
+        (lambda: _C.device_name("cuda"), ValueError),
+        (lambda: _C.attach_sim(3, 1), ValueError),
+        (lambda: _C.install(3), TypeError),
+        (lambda: _C.install(int), RuntimeError),
+        (lambda: _C.Reservation(), TypeError),
+        (lambda: _C.Engine(), TypeError),
+        (lambda: managed.explain(3), TypeError),
+        (lambda: type("Mine", (_C.DeviceManager,), {}), TypeError),
+    ],
+)
+def test_private_functions_refuse_nonsense(call, error):
+    with pytest.raises(error):
+        call()
+
+
+def test_reservations_give_themselves_back():
+    def reserved():
+        return managed.stats()["devices"]["sim:1"]["reserved"]
+
+    manager = _C.get_manager()
+    held = _C.reserve(manager, "sim:1", 1000)
+    assert (held.device, held.bytes, reserved()) == (torch.device("sim:1"), 1000, 1000)
+    held.release()
+    held.release()
+    assert reserved() == 0
+    with _C.reserve(manager, "sim:1", 500):
+        assert reserved() == 500
+    assert reserved() == 0
+    held = _C.reserve(manager, "sim:1", 300)
+    del held
+    assert reserved() == 0
+    assert _C.reserve(manager, "sim:1", 2**40) is None
+    assert _C.settle(manager) is False
+
+
+def test_stats_reset():
+    torch.ones(4).as_subclass(managed.ManagedTensor).cuda(1)
+    before = managed.stats(reset=True)
+    assert before["move"] >= 1
+    assert before["move_bytes"] >= 16
+    assert before["links"]["cpu->sim:1"] >= 16
+    after = managed.stats()
+    assert after["move"] == after["move_bytes"] == 0
+    assert after["links"] == {}
+    with pytest.raises(TypeError):
+        managed.stats(1, 2)
+
+
+def test_stats_count_to_the_byte():
+    managed.stats(reset=True)
+    a = torch.ones(100).as_subclass(managed.ManagedTensor).cuda(1)
+    b = a.cuda(2)
+    b.cpu()
+    counted = managed.stats()
+    assert counted["links"]["cpu->sim:1"] == 400
+    assert counted["links"]["sim:1->sim:2"] == 400
+    assert counted["move"] == 2
+    assert counted["move_bytes"] == 800
+
+
+def test_explain_tells_who_where_and_why():
+    x = torch.ones(100).as_subclass(managed.ManagedTensor)
+    assert str(managed.explain(x)) == "nothing has been recorded"
+    there = x.cuda(1)
+    there.pin()
+    there.unpin()
+    history = managed.explain(there)
+    assert [e.kind for e in history] == ["move", "pin", "unpin"]
+    assert (history[0].source, history[0].target, history[0].bytes) == ("cpu", "sim:1", 400)
+    assert history[0].reason == "the program asked for it"
+    lines = str(history).splitlines()
+    assert len(lines) == 3
+    assert "move cpu -> sim:1 400 bytes" in lines[0]
+    assert managed.explain(torch.ones(1)) == []
+
+
+def test_explain_a_module_names_its_tensors():
+    net = managed.ManagedModule.from_module(torch.nn.Linear(2, 2)).cuda(1)
+    history = managed.explain(net)
+    assert [(e.tensor, e.kind, e.target) for e in history] == [
+        ("weight", "move", "sim:1"),
+        ("bias", "move", "sim:1"),
+    ]
+    assert len(managed.explain()) >= 2
+    assert [e.sequence for e in history] == sorted(e.sequence for e in history)

@@ -1,0 +1,119 @@
+"""What importing managed does and does not do, each in a fresh interpreter."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+
+def test_importing_prints_nothing_starts_no_thread_and_no_driver(run_python):
+    printed = run_python(
+        """
+        import os, threading, torch
+        threads, tasks = threading.active_count(), len(os.listdir("/proc/self/task"))
+        import managed
+        assert threading.active_count() == threads
+        assert len(os.listdir("/proc/self/task")) == tasks
+        assert not torch.cuda.is_initialized()
+        assert managed.device_manager.retry_limit == 10
+        assert not torch.cuda.is_initialized()
+        assert torch._C._get_privateuse1_backend_name() == "privateuseone"
+        """
+    )
+    assert printed == ""
+
+
+def test_what_import_adds_to_torch_tensor(run_python):
+    run_python(
+        """
+        import torch
+        before = dict(vars(torch.Tensor))
+        base = dict(vars(torch._C.TensorBase))
+        import managed
+        changed = {k for k, v in vars(torch.Tensor).items() if before.get(k) is not v}
+        assert changed == {
+            "__class__", "pin", "unpin", "pinned", "as_subclass", "cuda", "to", "new", "new_tensor"
+        }, changed
+        assert set(before) <= set(vars(torch.Tensor))
+        assert dict(vars(torch._C.TensorBase)) == base
+        """
+    )
+
+
+def test_plain_programs_are_unchanged(run_python):
+    run_python(
+        """
+        import torch, managed
+        x = torch.ones(3, requires_grad=True)
+        assert x.__class__ is torch.Tensor
+        x.exp().sum().backward()
+        assert x.grad.__class__ is torch.Tensor
+        assert torch.nn.Linear(2, 2)(torch.ones(1, 2)).__class__ is torch.Tensor
+        assert managed.stats()["devices"] == {}
+        """
+    )
+
+
+def test_without_any_accelerator_things_stay_on_the_host(run_python):
+    run_python(
+        """
+        import torch, managed
+        if torch.cuda.is_available():
+            raise SystemExit
+        x = torch.ones(3).as_subclass(managed.ManagedTensor)
+        assert x.cuda() is x and x.to("cuda") is x and x.cuda(disperse=True) is x
+        net = managed.ManagedModule.from_module(torch.nn.Linear(2, 2))
+        net.cuda(); net.cuda(disperse=True)
+        assert net.weight.device.type == "cpu"
+        manager = managed.device_manager
+        assert manager.find_device(0) == torch.device("cpu")
+        assert manager.devices == [torch.device("cpu")] and manager.cuda_devices == []
+        assert manager.send([x], "cpu")[0] is x
+        for call in (lambda: x.cuda(0), lambda: manager.send(x, "cuda:1"), lambda: net.cuda(2)):
+            try:
+                call()
+            except ValueError as error:
+                assert "there are cpu" in str(error) and "simulate" in str(error), error
+            else:
+                raise AssertionError
+        """
+    )
+
+
+def test_the_compiled_module_alone_is_not_enough(run_python):
+    run_python(
+        """
+        import sys, types, importlib.util
+        import torch
+        import managed
+        spec = importlib.util.find_spec("managed._C")
+        again = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(again)
+        for call in (lambda: again.install(managed.ManagedTensor), ):
+            try:
+                call()
+            except RuntimeError as error:
+                assert "installed already" in str(error)
+            else:
+                raise AssertionError
+        """
+    )
+
+
+def test_all_is_there(run_python):
+    run_python("import managed; [getattr(managed, n) for n in managed.__all__]; managed.__version__")
+    run_python("from managed import *; DeviceManager; device_manager.log; ManagedTensor; simulate")
+
+
+@pytest.mark.slow
+def test_importing_is_quick():
+    """At most 60 ms over torch, the best of several, so that a busy machine does not count."""
+    code = (
+        "import time, torch; t = time.perf_counter(); import managed; print(time.perf_counter() - t)"
+    )
+    best, deadline = 1.0, time.monotonic() + 60
+    while best > 0.06 and time.monotonic() < deadline:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        best = min(best, float(done.stdout))
+    assert best <= 0.06

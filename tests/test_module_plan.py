@@ -1,0 +1,167 @@
+"""How a module is spread: against a brute-force optimum, with ties, pins, reservations and threads."""
+
+import itertools
+import threading
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import managed
+from managed import DeviceManager, ManagedModule, _C, device_manager
+
+MiB = 2**20
+
+
+def best_plan(sizes, borders, rooms):
+    """The least heaviest relative load, then the fewest border bytes, of all contiguous plans.
+
+    Layers keep their order and devices theirs; a device may stay empty.
+    """
+    plans = itertools.combinations_with_replacement(range(len(rooms)), len(sizes))
+    values = [value_of(plan, sizes, borders, rooms) for plan in plans]
+    return min((v for v in values if v[0] <= 1), default=None)
+
+
+def value_of(plan, sizes, borders, rooms):
+    load = Counter()
+    for device, size in zip(plan, sizes, strict=True):
+        load[device] += size
+    crossing = sum(b for b, (x, y) in zip(borders, itertools.pairwise(plan), strict=True) if x != y)
+    return max((load[d] / rooms[d] if load[d] else 0.0) for d in load), crossing
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)), min_size=1, max_size=7),
+    st.lists(st.integers(1, 120), min_size=1, max_size=3),
+)
+def test_plans_are_the_best_there_are(layers, rooms):
+    sizes, borders = [s for s, _ in layers], [b for _, b in layers][:-1]
+    plan = _C.plan_layers(sizes, borders, rooms)
+    best = best_plan(sizes, borders, rooms)
+    if best is None:
+        assert plan is None
+        return
+    assert plan == sorted(plan)
+    assert value_of(plan, sizes, borders, rooms) == pytest.approx(best)
+
+
+def test_plans_of_nothing():
+    assert _C.plan_layers([], None, [1]) == []
+    assert _C.plan_layers([1], None, []) is None
+    assert _C.plan_layers([5], None, [4]) is None
+
+
+def test_equal_layers_are_spread_to_within_one():
+    for layers in range(1, 13):
+        plan = _C.plan_layers([100] * layers, None, [10**6] * 4)
+        counts = [plan.count(d) for d in range(4)]
+        assert max(counts) - min(counts) <= 1
+        assert plan == sorted(plan)
+
+
+# ---- whole modules
+
+
+def places(net):
+    return [str(layer.weight.device) for layer in net]
+
+
+def chain(layers, width=64):
+    return ManagedModule.from_module(nn.Sequential(*[nn.Linear(width, width) for _ in range(layers)]))
+
+
+def test_equal_layers_of_a_module():
+    net = chain(8)
+    net.cuda(disperse=True)
+    assert places(net) == [f"sim:{i // 2}" for i in range(8)]
+    assert all(m.bias.device == m.weight.device for m in net)
+    x = torch.ones(2, 64)
+    assert torch.equal(net(x).cpu(), net.cpu()(x))
+
+
+def test_a_plan_repeats_and_fewer_layers_than_devices_work():
+    for layers in (1, 2, 3):
+        net = chain(layers)
+        found = places(net.cuda(disperse=True))
+        assert len(set(found)) == layers
+        assert places(net.cuda(disperse=True)) == found
+        assert places(net.cpu().cuda(disperse=True)) == found
+
+
+def test_a_tied_tensor_counts_once_and_stays_with_its_first_user():
+    net = chain(4)
+    net[3].weight = net[0].weight
+    net.cuda(disperse=True)
+    assert net[3].weight is net[0].weight
+    assert net[3].weight.device == net[0].bias.device
+    held = Counter(t.device for t in {id(t): t for t in net.parameters()}.values())
+    assert sum(held.values()) == 7
+
+
+def test_own_tensors_of_inner_modules_are_layers_too():
+    class Model(ManagedModule):
+        def __init__(self):
+            super().__init__()
+            self.token = nn.Parameter(torch.ones(1, 64))
+            self.body = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+            self.register_buffer("scale", torch.ones(64))
+
+    net = Model().cuda(disperse=True)
+    assert net.token.device == net.scale.device
+    assert all(t.device.type == "sim" for t in [*net.parameters(), *net.buffers()])
+
+
+def test_only_the_managers_devices_are_used():
+    manager = DeviceManager(cuda_devices=[1, 3])
+    net = manager.cuda(chain(4), disperse=True)
+    assert places(net) == ["sim:1", "sim:1", "sim:3", "sim:3"]
+
+
+def test_a_budget_makes_a_device_take_less():
+    with managed.budget("sim:0", "1MiB"), managed.budget("sim:2", 0):
+        net = chain(6, width=512).cuda(disperse=True)  # 1 MiB and a little each
+        assert set(places(net)) == {"sim:1", "sim:3"}
+
+
+def test_a_pinned_tensor_that_a_plan_would_move_stops_it():
+    net = chain(4)
+    net[0].weight.pin()
+    with pytest.raises(managed.errors.PinConflictError, match=r"Linear\.weight is pinned to cpu"):
+        net.cuda(disperse=True)
+    assert places(net) == ["cpu"] * 4
+    net[0].weight.unpin()
+
+
+def test_no_reservation_is_left():
+    chain(4).cuda(disperse=True)
+    chain(2).cuda()
+    assert all(d["reserved"] == 0 for d in managed.stats()["devices"].values())
+
+
+def test_threads_that_spread_modules_get_room_for_all():
+    """Four threads bring 4 x 40 MiB each to four devices of 256 MiB: 640 of 921 usable MiB."""
+    nets, barrier = [], threading.Barrier(4)
+
+    def bring():
+        net = ManagedModule.from_module(nn.Sequential())
+        for _ in range(4):
+            layer = nn.Module()
+            layer.weight = nn.Parameter(torch.empty(40 * MiB, dtype=torch.uint8), False)
+            net.append(layer)
+        barrier.wait()
+        nets.append(device_manager.cuda(net, disperse=True))
+
+    threads = [threading.Thread(target=bring) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = Counter(str(layer.weight.device) for net in nets for layer in net)
+    assert sum(found.values()) == 16
+    assert "cpu" not in found
+    assert max(found.values()) <= 5
