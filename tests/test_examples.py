@@ -16,6 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
+DEVICES = ("sim:0", "sim:1", "sim:2", "sim:3")
 SCRIPTS = sorted(
     p.name for p in EXAMPLES.glob("*.py") if p.name not in ("fault.py", "fault_report.py")
 )
@@ -30,6 +31,8 @@ torch.set_num_threads(1)
 managed.simulate(devices=4, memory="512MiB")
 patches = fault.cut(fault.load(), 128)
 
+made = {id(p): fault.as_tensor(p) for p in patches}  # once: what is asked is where they go
+fault.as_tensor = lambda p: made[id(p)]
 placements, held = [], []
 for _ in range(20):
     matrices = pde_fault.place(patches)
@@ -84,17 +87,6 @@ def panels(path: Path) -> list[np.ndarray]:
     return [image[r : r + rows, c : c + columns] for r in (0, rows) for c in (0, columns)]
 
 
-@pytest.fixture(scope="module")
-def measured() -> dict:
-    return json.loads(run("-c", f"import sys; sys.path.insert(0, {str(EXAMPLES)!r})\n{MEASURE}"))
-
-
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    out = tmp_path_factory.mktemp("demo")
-    return example("pde_fault.py", "--devices", "4", "--out", str(out)), out / "pde_fault.png"
-
-
 def test_fault_elements_are_those_of_the_surface(monkeypatch: pytest.MonkeyPatch) -> None:
     """The forms, written in map coordinates, give the matrices of the triangles in space.
 
@@ -124,59 +116,54 @@ def test_fault_elements_are_those_of_the_surface(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-def test_fault_solves_every_patch(measured: dict) -> None:
-    assert len(measured["unknowns"]) == 128
-    assert sum(measured["unknowns"]) >= 100_000
-    assert measured["kept"] == 344 * 403  # every node of the surface once
-    assert len(measured["errors"]) == 128
-    assert max(measured["errors"]) <= 1e-9
+def test_fault_at_full_size(subtests: pytest.Subtests) -> None:
+    """What is measured in one process: one test, so that it is run once however many workers."""
+    program = f"import sys; sys.path.insert(0, {str(EXAMPLES)!r})\n{MEASURE}"
+    measured = json.loads(run("-c", program))
+    placements, held = measured["placements"], measured["held"]
+
+    with subtests.test("there is something to solve, and every node of the surface is kept once"):
+        assert len(measured["unknowns"]) == 128
+        assert sum(measured["unknowns"]) >= 100_000
+        assert measured["kept"] == 344 * 403
+        assert max(measured["unknowns"]) > 3 * min(measured["unknowns"])
+        assert any(measured["dense"])
+        assert not all(measured["dense"])
+
+    with subtests.test("every patch agrees with scipy"):
+        assert len(measured["errors"]) == 128
+        assert max(measured["errors"]) <= 1e-9
+
+    with subtests.test("the heaviest device has at most a tenth more than the mean"):
+        by_device = dict.fromkeys(DEVICES, 0)
+        for name, size in zip(placements[0], measured["bytes"], strict=True):
+            by_device[name] += size
+        assert max(by_device.values()) <= 1.10 * sum(by_device.values()) / 4
+        assert held[0] == list(by_device.values())  # torch counts what we count, to the byte
+        assert max(held[0]) <= 1.10 * sum(held[0]) / 4
+
+    with subtests.test("20 runs in a row, and the solving ones, have the same placement"):
+        assert len(placements) == 22
+        assert all(placement == placements[0] for placement in placements)
+        assert all(bytes_ == held[0] for bytes_ in held)
+        assert measured["left"] == [0, 0, 0, 0]
+
+    with subtests.test("4 and 16 threads give the same numbers"):
+        assert measured["same"] == [True] * 128
 
 
 @pytest.mark.slow
-def test_fault_patches_are_small_and_large(measured: dict) -> None:
-    assert any(measured["dense"])
-    assert not all(measured["dense"])
-    assert max(measured["unknowns"]) > 3 * min(measured["unknowns"])
-
-
-@pytest.mark.slow
-def test_fault_is_balanced(measured: dict) -> None:
-    """The heaviest device holds at most a tenth more than the mean, by our count and torch's."""
-    by_device: dict[str, int] = {}
-    for name, size in zip(measured["placements"][0], measured["bytes"], strict=True):
-        by_device[name] = by_device.get(name, 0) + size
-    assert sorted(by_device) == ["sim:0", "sim:1", "sim:2", "sim:3"]
-    assert max(by_device.values()) <= 1.10 * sum(by_device.values()) / 4
-    for held in measured["held"]:
-        assert max(held) <= 1.10 * sum(held) / 4
-        assert sum(held) >= sum(measured["bytes"])
-
-
-@pytest.mark.slow
-def test_fault_is_placed_the_same_every_time(measured: dict) -> None:
-    assert len(measured["placements"]) == 22
-    assert all(placement == measured["placements"][0] for placement in measured["placements"])
-    assert all(held == measured["held"][0] for held in measured["held"])
-    assert measured["left"] == [0, 0, 0, 0]
-
-
-@pytest.mark.slow
-def test_fault_has_the_same_numbers_from_4_and_16_threads(measured: dict) -> None:
-    assert measured["same"] == [True] * 128
-
-
-@pytest.mark.slow
-def test_fault_prints_a_table(demo: tuple[str, Path], measured: dict) -> None:
-    text, _ = demo
+def test_fault_prints_a_table_and_draws_four_panels(tmp_path: Path) -> None:
+    text = example("pde_fault.py", "--devices", "4", "--out", str(tmp_path))
     rows = re.findall(r"^ +(sim:\d) +(\d+) +(\d+) +([\d,]+) +([\d,]+) +[\d.]+%$", text, re.M)
-    assert [row[0] for row in rows] == ["sim:0", "sim:1", "sim:2", "sim:3"]
-    for name, patches, _, _, size in rows:
-        mine = [
-            b
-            for b, d in zip(measured["bytes"], measured["placements"][0], strict=True)
-            if d == name
-        ]
-        assert (int(patches), int(size.replace(",", ""))) == (len(mine), sum(mine))
+    assert tuple(row[0] for row in rows) == DEVICES
+    patches, dense, unknowns, size = (
+        [int(row[i].replace(",", "")) for row in rows] for i in (1, 2, 3, 4)
+    )
+    assert sum(patches) == 128
+    assert 0 < sum(dense) < 128
+    assert max(size) <= 1.10 * sum(size) / 4
+    assert f"{sum(unknowns):,} unknowns in 128 systems" in text
     error = re.search(r"relative error of a patch against scipy: (\S+)$", text, re.M)
     assert error is not None
     assert float(error[1]) <= 1e-9
@@ -184,11 +171,7 @@ def test_fault_prints_a_table(demo: tuple[str, Path], measured: dict) -> None:
     assert apart is not None
     assert float(apart[1]) <= 0.1
 
-
-@pytest.mark.slow
-def test_fault_draws_four_panels(demo: tuple[str, Path]) -> None:
-    _, path = demo
-    for panel in panels(path):
+    for panel in panels(tmp_path / "pde_fault.png"):
         assert panel.min() < 0.3
         assert panel.max() > 0.9
         assert panel.var() > 0.01
@@ -232,39 +215,32 @@ def test_fault_single_differs_by_a_few_lines() -> None:
     ]
 
 
-@pytest.fixture(scope="module")
-def models() -> str:
-    return example("many_models.py", "--steps", "40", "--threads", "8")
+@pytest.mark.slow
+def test_many_models(subtests: pytest.Subtests) -> None:
+    text = example("many_models.py", "--steps", "40", "--threads", "8")
+    rows = [line.split() for line in text.split("\n\n")[0].splitlines()[1:]]
+    _, data, _, _, devices, steps, losses, sizes = zip(*rows, strict=True)
 
+    with subtests.test("a hundred models, shared out"):
+        assert len(rows) == 100
+        held = dict.fromkeys(DEVICES, 0)
+        for device, size in zip(devices, sizes, strict=True):
+            held[device] += int(size.replace(",", ""))
+        assert max(held.values()) <= 1.10 * sum(held.values()) / 4
+        summary = re.findall(r"^ +(sim:\d) +\d+ +[\d,]+ +([\d,]+)$", text, re.M)
+        assert {name: int(size.replace(",", "")) for name, size in summary} == held
 
-def model_rows(text: str) -> list[list[str]]:
-    """The columns of the first table: model, data, width, rate, device, steps, loss, bytes."""
-    return [line.split() for line in text.split("\n\n")[0].splitlines()[1:]]
+    with subtests.test("they learn, at different speeds"):
+        assert {int(n) for n in steps} == {20, 30, 40}
+        best = {
+            name: min(float(x) for x, d in zip(losses, data, strict=True) if d == name)
+            for name in data
+        }
+        assert best["digits"] < 0.2 < np.log(10)  # the loss of a guess
+        assert best["diabetes"] < 0.7 < 1  # the variance of what is predicted
 
-
-def test_many_models_do_not_depend_on_the_number_of_threads(models: str) -> None:
-    assert models == example("many_models.py", "--steps", "40", "--threads", "2")
-
-
-def test_many_models_are_shared_out(models: str) -> None:
-    rows = model_rows(models)
-    assert [int(row[0]) for row in rows] == list(range(100))
-    held = dict.fromkeys(("sim:0", "sim:1", "sim:2", "sim:3"), 0)
-    for row in rows:
-        held[row[4]] += int(row[7].replace(",", ""))
-    assert max(held.values()) <= 1.10 * sum(held.values()) / 4
-    summary = re.findall(r"^ +(sim:\d) +\d+ +[\d,]+ +([\d,]+)$", models, re.M)
-    assert {name: int(size.replace(",", "")) for name, size in summary} == held
-
-
-def test_many_models_learn_at_different_speeds(models: str) -> None:
-    steps = [int(row[5]) for row in model_rows(models)]
-    assert min(steps) == 20
-    assert max(steps) == 40
-    digits = [float(row[6]) for row in model_rows(models) if row[1] == "digits"]
-    diabetes = [float(row[6]) for row in model_rows(models) if row[1] == "diabetes"]
-    assert min(digits) < 0.2 < np.log(10)  # the loss of a guess
-    assert min(diabetes) < 0.7 < 1  # the variance of what is predicted
+    with subtests.test("the number of threads changes nothing"):
+        assert example("many_models.py", "--steps", "40", "--threads", "2") == text
 
 
 def test_mixed_devices() -> None:
