@@ -88,7 +88,7 @@ struct Typed<Op, R(A...)> {
   }
 
   static R run(c10::DispatchKeySet ks, A... a) {
-    if (C10_UNLIKELY(ks.has_any(kOpen))) return Op::redispatch(ks, std::forward<A>(a)...);
+    if (C10_UNLIKELY(ks.has_any(kOpen)) || facts->route != Route::Leaf) return Op::redispatch(ks, std::forward<A>(a)...);
     c10::impl::ExcludeDispatchKeyGuard no_key(kKey);
     return Op::redispatch(ks, std::forward<A>(a)...);
   }

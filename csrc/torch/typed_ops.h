@@ -18,6 +18,7 @@
 #include <ATen/ops/bmm_ops.h>
 #include <ATen/ops/cat_ops.h>
 #include <ATen/ops/clone_ops.h>
+#include <ATen/ops/conv2d_ops.h>
 #include <ATen/ops/convolution_ops.h>
 #include <ATen/ops/copy_ops.h>
 #include <ATen/ops/detach_ops.h>
@@ -42,6 +43,7 @@
 #include <ATen/ops/permute_ops.h>
 #include <ATen/ops/pow_ops.h>
 #include <ATen/ops/relu_ops.h>
+#include <ATen/ops/scaled_dot_product_attention_ops.h>
 #include <ATen/ops/select_ops.h>
 #include <ATen/ops/sigmoid_ops.h>
 #include <ATen/ops/slice_ops.h>
@@ -133,6 +135,8 @@ using TypedOps = OpList<
     at::_ops::_scaled_dot_product_flash_attention_for_cpu,
     at::_ops::bernoulli__float,
     at::_ops::div__Scalar,
-    at::_ops::convolution>;
+    at::_ops::convolution,
+    at::_ops::conv2d,
+    at::_ops::scaled_dot_product_attention>;
 
 } // namespace managed
