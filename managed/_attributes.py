@@ -51,7 +51,7 @@ class Attributes(ModuleType):
 
     @property
     def device_manager(self) -> C.DeviceManager:
-        """The DeviceManager that `x.cuda()` and `module.cuda()` ask; another one can be assigned."""
+        """The DeviceManager that `x.cuda()` and `module.cuda()` ask; assign another one."""
         return C.get_manager()
 
     @device_manager.setter

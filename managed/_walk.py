@@ -33,7 +33,7 @@ class Slot(NamedTuple):
     tensor: torch.Tensor
 
     def move(self, device: torch.device, reason: int) -> Callable[[], object]:
-        """Moves the tensor and returns what undoes it. Only buffers that are results are replaced."""
+        """Moves the tensor and returns what undoes it; a buffer that is a result is replaced."""
         home, old = self.tensor.device, self.tensor
         if old.is_leaf:
             C.move(old, device, reason)

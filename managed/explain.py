@@ -78,8 +78,8 @@ def explain(x: torch.Tensor | torch.nn.Module | None = None) -> History:
 def stats(reset: bool = False) -> dict[str, Any]:
     """Counters since the start or the last reset, as a plain dict.
 
-    For each kind of event `kind`, `kind_bytes` and `kind_ns` ("move", "copy", "write_back", "place",
-    "pin", "unpin", "waited", "reserve", "release"); "links": bytes per link used, like
+    For each kind of event `kind`, `kind_bytes` and `kind_ns` ("move", "copy", "write_back",
+    "place", "pin", "unpin", "waited", "reserve", "release"); "links": bytes per link used, like
     {"cpu->sim:0": 4096}; "devices": bytes per device by owner, with its capacity, free and peak;
     and the hook's own counters. `reset=True` returns the figures and starts again from zero.
     """

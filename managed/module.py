@@ -113,7 +113,10 @@ class ManagedModule(nn.Module):
         device, dtype, non_blocking, layout = torch._C._nn._parse_to(*args, **kwargs)
         if device is None or device.type == "meta":
             return super().to(*args, **kwargs)
-        self.cpu() if device.type == "cpu" else self.cuda(device)
+        if device.type == "cpu":
+            self.cpu()
+        else:
+            self.cuda(device)
         if dtype is not None or layout is not None:
             rest: Any = {"dtype": dtype, "non_blocking": non_blocking, "memory_format": layout}
             super().to(**rest)
@@ -166,7 +169,7 @@ def _adopt(module: nn.Module) -> None:
         module.register_forward_pre_hook(_adopt_when_ready)
         return
     _mark_own(module)
-    if isinstance(module, ManagedModule) or isinstance(module, torch.jit.ScriptModule):
+    if isinstance(module, (ManagedModule, torch.jit.ScriptModule)):
         return
     module.__class__ = managed_class(type(module), ManagedModule)
 

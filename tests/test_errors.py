@@ -1,4 +1,4 @@
-"""The exceptions: what can be caught as what, and that private functions refuse nonsense cleanly."""
+"""What can be caught as what, refusals of private functions, and the reports on what happened."""
 
 import pytest
 import torch

@@ -100,7 +100,7 @@ def test_hooks_stay():
 
 @pytest.mark.parametrize("thing", [3, torch.ones(2), nn.Linear, None])
 def test_wrapping_a_non_module(thing):
-    with pytest.raises(TypeError, match="from_module takes a torch.nn.Module"):
+    with pytest.raises(TypeError, match=r"from_module takes a torch\.nn\.Module"):
         ManagedModule.from_module(thing)
 
 
@@ -258,7 +258,9 @@ def test_moving_keeps_identity_ties_gradients_and_the_optimizer(train_first):
     assert devices(net) == {"cpu"}
     assert all(a is b for a, b in zip(net.parameters(), objects, strict=True))
     assert net.last.weight is net.first.weight
-    assert all(a is b for a, b in zip(optimizers[0].param_groups[0]["params"], objects, strict=True))
+    assert all(
+        a is b for a, b in zip(optimizers[0].param_groups[0]["params"], objects, strict=True)
+    )
     for ours, theirs in zip(net.state_dict().values(), plain.state_dict().values(), strict=True):
         assert torch.equal(ours, theirs)
 

@@ -1,4 +1,4 @@
-"""How a module is spread: against a brute-force optimum, with ties, pins, reservations and threads."""
+"""How a module is spread: against a brute-force optimum, with ties, pins, budgets and threads."""
 
 import itertools
 import threading
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import managed
-from managed import DeviceManager, ManagedModule, _C, device_manager
+from managed import _C, DeviceManager, ManagedModule, device_manager
 
 MiB = 2**20
 
@@ -72,7 +72,9 @@ def places(net):
 
 
 def chain(layers, width=64):
-    return ManagedModule.from_module(nn.Sequential(*[nn.Linear(width, width) for _ in range(layers)]))
+    return ManagedModule.from_module(
+        nn.Sequential(*[nn.Linear(width, width) for _ in range(layers)])
+    )
 
 
 def test_equal_layers_of_a_module():

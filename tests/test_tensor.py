@@ -373,7 +373,7 @@ def test_a_tensor_pinned_to_the_host_is_not_placed(x):
 def test_conflicting_pins_name_both_devices():
     a = torch.ones(2).as_subclass(ManagedTensor).cuda(0).pin()
     b = torch.ones(2).as_subclass(ManagedTensor).cuda(1).pin()
-    with pytest.raises(RuntimeError, match=r"(?s)sim:0.*sim:1"):
+    with pytest.raises(managed.errors.PinConflictError, match=r"(?s)sim:0.*sim:1"):
         a + b
     assert (a.device.index, b.device.index) == (0, 1)
     a.unpin()

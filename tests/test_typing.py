@@ -113,9 +113,7 @@ def test_pyright_is_clean_and_reveals_what_we_mean():
     pytest.importorskip("basedpyright")
     command = [sys.executable, "-m", "basedpyright", "--outputjson"]
     command += ["--pythonpath", sys.executable, str(EXAMPLE)]
-    done = subprocess.run(
-        command, cwd=PACKAGE.parent, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True, check=False)
     found = json.loads(done.stdout)["generalDiagnostics"]
     assert [d["message"] for d in found if d["severity"] == "error"] == []
     pattern = re.compile(r'Type of ".*" is "(.*)"', re.DOTALL)

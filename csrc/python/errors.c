@@ -105,7 +105,8 @@ int mgd_errors_device_id(PyObject *device, int *id, int *any) {
   /* torch's own complaint about a word that names no device is a RuntimeError. */
   if (!PyUnicode_Check(device) || !PyErr_ExceptionMatches(PyExc_RuntimeError)) return -1;
   PyErr_Clear();
-  PyErr_Format(PyExc_ValueError, "managed: %R names no device; say \"cpu\", \"cuda\", \"cuda:1\", \"sim:1\", an index or a torch.device. "
+  PyErr_Format(PyExc_ValueError,
+               "managed: %R names no device; say \"cpu\", \"cuda\", \"cuda:1\", \"sim:1\", an index or a torch.device. "
                "Simulated devices exist after managed.simulate(devices=4)",
                device);
   return -1;

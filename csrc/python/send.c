@@ -79,13 +79,16 @@ static int nest_open(struct nest *n, PyObject *object) {
 
 static PyObject *nest_close(struct nest *n) { return PyObject_CallMethod(n->pytree, "tree_unflatten", "OO", n->leaves, n->spec); }
 
-enum leaf { LEAF_OTHER, LEAF_TENSOR, LEAF_MODULE };
+enum leaf { LEAF_OTHER,
+            LEAF_TENSOR,
+            LEAF_MODULE };
 
 /* What a leaf is, or -1; `module_type` is torch.nn.Module. */
 static int leaf_kind(PyObject *leaf, PyObject *module_type) {
   if (mgd_torch_is_tensor(leaf)) return LEAF_TENSOR;
   const int module = PyObject_IsInstance(leaf, module_type);
-  return module < 0 ? -1 : module ? LEAF_MODULE : LEAF_OTHER;
+  return module < 0 ? -1 : module ? LEAF_MODULE
+                                  : LEAF_OTHER;
 }
 
 static PyObject *module_type(void) {

@@ -17,7 +17,12 @@
 
 #include <string.h>
 
-enum original { AS_SUBCLASS, CUDA, TO, NEW, NEW_TENSOR, ORIGINALS };
+enum original { AS_SUBCLASS,
+                CUDA,
+                TO,
+                NEW,
+                NEW_TENSOR,
+                ORIGINALS };
 
 /* The one static of the binding: there is one torch.Tensor in a process. It is
  * written once, before the descriptors that read it can be reached. */
@@ -316,8 +321,10 @@ static PyObject *tensor_new_tensor(PyObject *self, PyObject *const *args, Py_ssi
 #define FAST(f) (PyCFunction)(void (*)(void)) f, METH_FASTCALL | METH_KEYWORDS
 /* The docstrings are torch's own: they are filled in at installation. */
 static PyMethodDef methods[ORIGINALS] = {
-    [AS_SUBCLASS] = {"as_subclass", FAST(tensor_as_subclass), NULL}, [CUDA] = {"cuda", FAST(tensor_cuda), NULL},
-    [TO] = {"to", FAST(tensor_to), NULL},                            [NEW] = {"new", FAST(tensor_new), NULL},
+    [AS_SUBCLASS] = {"as_subclass", FAST(tensor_as_subclass), NULL},
+    [CUDA] = {"cuda", FAST(tensor_cuda), NULL},
+    [TO] = {"to", FAST(tensor_to), NULL},
+    [NEW] = {"new", FAST(tensor_new), NULL},
     [NEW_TENSOR] = {"new_tensor", FAST(tensor_new_tensor), NULL},
 };
 

@@ -109,7 +109,8 @@ static PyObject *plan(PyObject *module, const int64_t *bytes, const int64_t *bor
   int *out = PyMem_New(int, n + 1);
   if (!out) return PyErr_NoMemory();
   const int code = mgd_place_layers(mgd_torch_machine(), bytes, border, n, room, devices, out);
-  PyObject *result = code == MGD_OK ? plan_list(out, n) : code == MGD_E_NO_ROOM ? Py_NewRef(Py_None) : NULL;
+  PyObject *result = code == MGD_OK ? plan_list(out, n) : code == MGD_E_NO_ROOM ? Py_NewRef(Py_None)
+                                                                                : NULL;
   PyMem_Free(out);
   if (!result && !PyErr_Occurred()) mgd_errors_raise(mgd_module_state(module), code, "planning layers");
   return result;
@@ -126,7 +127,8 @@ static PyObject *plan_layers(PyObject *module, PyObject *args) {
     PyErr_Format(PyExc_ValueError, "managed: %zu layers have %zu borders between them, not %zu", n, n ? n - 1 : 0, borders);
     goto end;
   }
-  result = n == 0 ? PyList_New(0) : devices == 0 ? Py_NewRef(Py_None) : plan(module, bytes, border, n, room, devices);
+  result = n == 0 ? PyList_New(0) : devices == 0 ? Py_NewRef(Py_None)
+                                                 : plan(module, bytes, border, n, room, devices);
 end:
   PyMem_Free(bytes);
   PyMem_Free(border);

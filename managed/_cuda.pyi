@@ -1,0 +1,3 @@
+"""The allocator of CUDA, attached to managed. Private; built where torch has CUDA."""
+
+def attach(bridge: object, /) -> bool: ...
