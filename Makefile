@@ -82,8 +82,8 @@ asan-python: $(VENV)/.test build
 bench: $(VENV)/.examples build
 	@$(BIN)/python benchmarks/overhead.py $(BENCH_FLAGS)
 
-docs: $(VENV)/.docs build
-	@NO_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --strict --quiet --site-dir build/site
+docs: $(VENV)/.docs
+	@$(BIN)/python -m mkdocs build --strict --quiet --site-dir build/site
 
 # clang-format sees only what is not committed yet: the layout of the rest is its authors'.
 lint: $(VENV)/.test $(VENV)/.lint build
