@@ -155,6 +155,26 @@ def test_time_is_a_roofline_of_bytes_and_arithmetic():
     assert timed(lambda: a.view(-1).view(n, n).t()) == 0  # views do no work
 
 
+def test_the_host_waits_for_values_it_needs_and_for_nothing_else():
+    x = torch.ones(1024, 1024, device="sim:0")
+    torch.sim.synchronize(0)
+    begin = torch.sim.virtual_time("cpu")
+    y = x.sum()
+    assert y.is_contiguous()
+    assert torch.sim.virtual_time("cpu") == begin
+    y.item()
+    assert torch.sim.virtual_time("cpu") == torch.sim.virtual_time(0) > begin
+
+
+def test_questions_about_a_tensors_form_take_no_time():
+    s = torch.eye(4, device="sim:0").to_sparse()
+    before = torch.sim.virtual_time(0)
+    assert s.is_coalesced()
+    assert s.sparse_dim() == 2
+    assert s._nnz() == 4
+    assert torch.sim.virtual_time(0) == before
+
+
 def test_convolution_counts_its_products():
     preset = torch.sim.get_device_properties(0)
     x, w = torch.ones(2, 16, 20, 20, device="sim:0"), torch.ones(32, 16, 3, 3, device="sim:0")

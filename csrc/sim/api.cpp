@@ -82,7 +82,9 @@ int mgd_sim_reset_peak(int device) {
   });
 }
 
-int64_t mgd_sim_host_time(void) { return device_count() ? host_time() : 0; }
+int mgd_sim_host_time(int64_t *out) {
+  return guarded([&] { *out = device_count() ? host_time() : 0; });
+}
 
 PyObject *mgd_sim_generator(int device) {
   HANDLE_TH_ERRORS

@@ -40,7 +40,7 @@ int mgd_sim_set_device(int device);
 int mgd_sim_report(int device, struct mgd_sim_usage *out);
 int mgd_sim_set_capacity(int device, size_t bytes);
 int mgd_sim_reset_peak(int device);
-int64_t mgd_sim_host_time(void);         /* ns */
+int mgd_sim_host_time(int64_t *out); /* ns */
 PyObject *mgd_sim_generator(int device); /* the default torch.Generator of the device */
 /* Lets the engine's device threads come to rest; to be called when the interpreter begins to exit. */
 void mgd_sim_park(void);

@@ -11,11 +11,27 @@ namespace {
 // is what crosses devices.
 const std::unordered_set<std::string> &mixing() {
   static const std::unordered_set<std::string> names = {
-      "aten::index.Tensor",          "aten::index.Tensor_out",      "aten::index_put_",        "aten::index_put", "aten::index_put.out",
-      "aten::_index_put_impl_",      "aten::_unsafe_index.Tensor",  "aten::_unsafe_index_put", "aten::copy_",     "aten::_copy_from",
+      "aten::index.Tensor", "aten::index.Tensor_out", "aten::index_put_", "aten::index_put", "aten::index_put.out",
+      "aten::_index_put_impl_", "aten::_unsafe_index.Tensor", "aten::_unsafe_index_put", "aten::copy_", "aten::_copy_from",
       "aten::_copy_from_and_resize", "aten::_pack_padded_sequence", "aten::is_set_to"};
   return names;
 }
+
+bool is_kind(const c10::Argument &a, c10::TypeKind kind) {
+  auto type = a.type();
+  if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+  return type->kind() == kind;
+}
+
+// Where the program on the host cannot go on before the device has answered.
+bool host_waits(const std::string &name) {
+  static const std::unordered_set<std::string> names = {"aten::_local_scalar_dense", "aten::equal", "aten::nonzero",
+                                                        "aten::masked_select", "aten::_unique2", "aten::unique_dim",
+                                                        "aten::unique_consecutive", "aten::_unique", "aten::nonzero_numpy"};
+  return names.count(name) > 0;
+}
+
+bool is_tensor_like(const c10::Argument &a) { return is_kind(a, c10::TypeKind::TensorType) || is_kind(a, c10::TypeKind::ListType); }
 
 Flops flops_of(const std::string &base) {
   static const std::unordered_map<std::string, Flops> table = {{"aten::mm", Flops::mm},
@@ -48,12 +64,6 @@ Flops flops_of(const std::string &base) {
   return it == table.end() ? Flops::none : it->second;
 }
 
-bool is_kind(const c10::Argument &a, c10::TypeKind kind) {
-  auto type = a.type();
-  if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
-  return type->kind() == kind;
-}
-
 bool writes(const c10::Argument &a) { return a.alias_info() && a.alias_info()->isWrite(); }
 
 // Which written argument a result is, by the letter they share in the schema.
@@ -77,10 +87,14 @@ OperatorFacts facts_of(const c10::OperatorHandle &op) {
     if (is_kind(a, c10::TypeKind::GeneratorType)) f.generator = static_cast<int>(i);
     if (writes(a)) f.written.push_back(static_cast<int>(i));
   }
+  bool view = false, answer = false;
   for (const auto &r : s.returns()) {
     f.returned.push_back(written_argument(s, f, r));
-    if (r.alias_info() && !r.alias_info()->isWrite()) f.view = true;
+    view |= r.alias_info() && !r.alias_info()->isWrite();
+    answer |= is_tensor_like(r);
   }
+  f.waits = host_waits(op.operator_name().name);
+  f.free = view || (!answer && !f.waits && f.written.empty());
   f.may_mix = mixing().count(f.name) > 0;
   f.has_cpu_kernel = op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
   f.flops = flops_of(op.operator_name().name);

@@ -9,7 +9,19 @@
 namespace managed::sim {
 
 // How to count arithmetic; see cost.cpp.
-enum class Flops { none, mm, addmm, mv, addmv, dot, convolution, convolution_backward, attention, attention_backward, rnn_layer, solve, factor };
+enum class Flops { none,
+                   mm,
+                   addmm,
+                   mv,
+                   addmv,
+                   dot,
+                   convolution,
+                   convolution_backward,
+                   attention,
+                   attention_backward,
+                   rnn_layer,
+                   solve,
+                   factor };
 
 struct OperatorFacts {
   std::string name;                   // "aten::add.Tensor"
@@ -18,7 +30,8 @@ struct OperatorFacts {
   int generator = -1;                 // argument that takes a random generator, -1 when none does
   bool may_mix = false;               // accepts CPU operands with dimensions beside simulated ones
   bool has_cpu_kernel = false;        // may go straight to the CPU key
-  bool view = false;                  // results are views: no work is done
+  bool free = false;           // does no work on the device: views, and questions about a tensor's form
+  bool waits = false;          // the host needs the values, or how many there are, to go on
   Flops flops = Flops::none;
 };
 

@@ -19,6 +19,8 @@ using at::Tensor;
 using c10::IValue;
 using torch::jit::Stack;
 
+constexpr int64_t kAnswer = 8; // bytes of a scalar or a count on its way to the host
+
 class Call {
  public:
   Call(const c10::OperatorHandle &op, const OperatorFacts &facts, Stack *stack)
@@ -36,7 +38,9 @@ class Call {
     run();
     for (size_t k = 0; k < sim_.size(); k++) write_back(sim_[k], cpu_[k]);
     give_results();
-    if (!facts_.view) charge(aliases_.device(), arithmetic_.fixed + arithmetic_.per_output * outputs_, bytes_);
+    if (facts_.free) return;
+    charge(aliases_.device(), arithmetic_.fixed + arithmetic_.per_output * outputs_, bytes_);
+    if (facts_.waits) charge_copy(aliases_.device(), kHost, kAnswer, true);
   }
 
  private:
@@ -139,7 +143,7 @@ class Call {
   Tensor give_tensor(const Tensor &t, size_t result) {
     Tensor r = aliases_.to_sim(t);
     if (result == 0 && r.defined()) outputs_ = static_cast<double>(r.numel());
-    if (!facts_.view) bytes_ += touched_bytes(r);
+    if (!facts_.free) bytes_ += touched_bytes(r);
     return r;
   }
 

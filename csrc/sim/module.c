@@ -107,7 +107,13 @@ static PyObject *sim_reset_peak(PyObject *Py_UNUSED(module), PyObject *args) {
 }
 
 PyDoc_STRVAR(host_time_doc, "host_time()\n--\n\nThe host's virtual time in ns.");
-static PyObject *sim_host_time(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) { return PyLong_FromLongLong(mgd_sim_host_time()); }
+static PyObject *sim_host_time(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
+  int64_t ns;
+  if (mgd_sim_host_time(&ns) < 0) {
+    return NULL;
+  }
+  return PyLong_FromLongLong(ns);
+}
 
 PyDoc_STRVAR(generator_doc, "generator(index)\n--\n\nThe default torch.Generator of a device.");
 static PyObject *sim_generator(PyObject *Py_UNUSED(module), PyObject *args) {
@@ -157,8 +163,12 @@ static PyModuleDef_Slot slots[] = {
 };
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, .m_name = "managed._sim", .m_doc = "Simulated devices: see managed.simulate() and torch.sim.",
-    .m_size = 0,           .m_methods = methods,     .m_slots = slots,
+    PyModuleDef_HEAD_INIT,
+    .m_name = "managed._sim",
+    .m_doc = "Simulated devices: see managed.simulate() and torch.sim.",
+    .m_size = 0,
+    .m_methods = methods,
+    .m_slots = slots,
 };
 
 PyMODINIT_FUNC PyInit__sim(void); /* no header declares it */

@@ -98,7 +98,7 @@ bool written_by_hand(const std::string &name) {
 
 void check_unclaimed() {
   const bool taken = c10::impl::device_guard_impl_registry[static_cast<size_t>(kSim)].load() || at::isPrivateUse1HooksRegistered() ||
-                     c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(DispatchKey::PrivateUse1);
+      c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(DispatchKey::PrivateUse1);
   TORCH_CHECK(!taken, "another library has registered the PrivateUse1 backend (as \"", c10::get_privateuse1_backend(),
               "\"); torch allows one a process, so simulated devices cannot be had beside it");
 }

@@ -100,7 +100,8 @@ std::int64_t device_time(int device) {
 
 void link_between(int from, int to, std::int64_t *latency_ns, double *bytes_per_ns) {
   const mgd_link none{0, 0};
-  const mgd_link &l = from == to ? none : from == kHost || to == kHost ? g_host_link : g_peer_link;
+  const mgd_link &l = from == to ? none : from == kHost || to == kHost ? g_host_link
+                                                                       : g_peer_link;
   *latency_ns = l.latency_ns;
   *bytes_per_ns = l.bytes_per_ns;
 }
