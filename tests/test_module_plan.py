@@ -145,6 +145,20 @@ def test_no_reservation_is_left():
     assert all(d["reserved"] == 0 for d in managed.stats()["devices"].values())
 
 
+@pytest.mark.parametrize("disperse", [False, True])
+def test_room_is_held_while_a_module_moves(monkeypatch, disperse):
+    net, held, carry = chain(4), [], _walk.carry
+
+    def looking(targets, reason):
+        held.append(sum(d["reserved"] for d in managed.stats()["devices"].values()))
+        carry(targets, reason)
+
+    monkeypatch.setattr(_walk, "carry", looking)
+    net.cuda(disperse=disperse)
+    assert held == [_walk.room(_walk.slots([net]))]
+    assert all(place != "cpu" for place in places(net))
+
+
 def test_threads_that_spread_modules_get_room_for_all():
     """Four threads bring 4 x 40 MiB each to four devices of 256 MiB: 640 of 921 usable MiB."""
     nets, barrier = [], threading.Barrier(4)
