@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import managed
-from managed import _C, DeviceManager, ManagedModule, device_manager
+from managed import _C, DeviceManager, ManagedModule, _walk, device_manager
 
 MiB = 2**20
 
