@@ -285,6 +285,21 @@ def test_no_room_in_time_leaves_everything_as_it_was(impatient):
     del held
 
 
+def test_every_reservation_is_released_and_every_wait_counted(impatient):
+    managed.stats(reset=True)
+    held = sized(200, "sim:1")
+    with pytest.raises(OutOfMemoryError):
+        impatient.send(sized(100), "sim:1")
+    impatient.send(sized(1), "sim:1")
+    impatient.find_device(MiB)
+    counted = managed.stats()
+    assert counted["waited"] == 1
+    assert counted["waited_ns"] >= 50_000_000
+    assert counted["reserve"] == counted["release"] == 2
+    assert counted["reserve_bytes"] == counted["release_bytes"]
+    del held
+
+
 def test_the_estimate_decides_when_it_is_given(impatient):
     held = sized(200, "sim:1")
     with pytest.raises(OutOfMemoryError):

@@ -76,12 +76,17 @@ static void record_reserved(const struct mgd_ticket *ticket, enum mgd_reason why
   if (ticket->id) record(MGD_EV_RESERVE, why, ticket->device, ticket->bytes, 0);
 }
 
-void mgd_admit_give_back(struct mgd_ticket *ticket) {
-  if (!ticket->id) return;
-  record(MGD_EV_RELEASE, MGD_WHY_NONE, ticket->device, ticket->bytes, 0);
+/* Leaves the queue, or gives the bytes back. */
+static void drop(struct mgd_ticket *ticket) {
   mgd_admit_release(mgd_torch_machine(), ticket);
   ticket->id = 0;
   mgd_torch_notify_freed();
+}
+
+void mgd_admit_give_back(struct mgd_ticket *ticket) {
+  if (!ticket->id) return;
+  record(MGD_EV_RELEASE, MGD_WHY_NONE, ticket->device, ticket->bytes, 0);
+  drop(ticket);
 }
 
 /* ---- waiting */
@@ -130,7 +135,7 @@ int mgd_admit_wait(struct mgd_manager *m, int device, int64_t bytes, struct mgd_
   if (code == MGD_E_WAIT) {
     code = wait_granted(m, ticket, deadline);
     record(MGD_EV_WAITED, MGD_WHY_NONE, device, bytes, now);
-    if (code != MGD_OK) mgd_admit_give_back(ticket);
+    if (code != MGD_OK) drop(ticket);
   }
   if (code == MGD_OK) {
     record_reserved(ticket, MGD_WHY_ASKED);
@@ -298,7 +303,7 @@ static PyObject *reserve(PyObject *module, PyObject *args) {
     record_reserved(&ticket, MGD_WHY_ASKED);
     return reservation_new(st, ticket, MGD_WHY_ASKED);
   }
-  if (code == MGD_E_WAIT) mgd_admit_give_back(&ticket);
+  if (code == MGD_E_WAIT) drop(&ticket);
   if (code == MGD_E_WAIT || code == MGD_E_NO_ROOM || code == MGD_E_DEADLINE) Py_RETURN_NONE;
   mgd_errors_raise(st, code, "reserving");
   return NULL;
