@@ -23,8 +23,8 @@ class Preset(NamedTuple):
     peer_bytes_per_ns: float  #: between two devices, one direction
 
 
-# A kernel launch takes a few microseconds on every CUDA device; 5 us with 10 us for the start of a
-# copy over PCIe are the round numbers of the CUDA C++ Best Practices Guide's advice to batch both.
+# Assumptions, not measurements: a kernel launch takes a few microseconds on every CUDA device, and
+# starting a copy over PCIe about twice as long.
 _LAUNCH, _COPY = 5_000, 10_000
 
 PRESETS: dict[str, Preset] = {

@@ -2,8 +2,10 @@
 //
 // managed._sim exports a pointer to its Bridge in the capsule
 // "managed._sim.bridge"; managed._C attaches by filling the hook's half.
-// Both halves are plain function pointers, called without any lock held and
-// without the GIL, from any thread; they must not throw.
+// Both halves are plain function pointers, called from any thread and never
+// with a lock of ours held; they must not throw. make_room is called without
+// the GIL. freed is called by deleters, with or without it and possibly under a
+// lock of torch's allocator, so it takes leaf locks only and waits for nothing.
 #pragma once
 #include <cstddef>
 #include <cstdint>
