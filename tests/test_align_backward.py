@@ -1,4 +1,4 @@
-"""Backward over several devices: gradients are the CPU's to the bit and arrive where their leaf is."""
+"""Backward over devices: gradients are the CPU's to the bit and arrive where their leaf is."""
 
 import gc
 import time
@@ -12,6 +12,9 @@ from torch.utils.checkpoint import checkpoint
 import managed
 from managed import ManagedTensor
 
+torch_itself_scripts = pytest.mark.filterwarnings(
+    "ignore:.torch.jit.script. is deprecated:DeprecationWarning"
+)
 DEVICES = ("cpu", "sim:0", "sim:1", "sim:2")
 
 
@@ -140,7 +143,7 @@ def test_double_backward():
         assert torch.allclose(x.grad, y.grad.cpu(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # torch's own
+@torch_itself_scripts
 def test_forward_mode():
     x, t, w = torch.randn(4), torch.randn(4), torch.randn(4).to("sim:0").as_subclass(ManagedTensor)
     with forward_ad.dual_level():

@@ -13,6 +13,9 @@ import torch
 import managed
 from managed import ManagedTensor
 
+torch_itself_scripts = pytest.mark.filterwarnings(
+    "ignore:.torch.jit.script. is deprecated:DeprecationWarning"
+)
 DEVICES = ("cpu", "sim:0", "sim:1", "sim:2")
 
 
@@ -159,7 +162,7 @@ def test_vmap():
     agree(lambda a, b: torch.vmap(lambda x: x * b)(a), torch.randn(5, 4), torch.randn(4))
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # torch's own
+@torch_itself_scripts
 def test_jacobian_and_tangent_of_a_closure_over_another_device():
     x, w = torch.randn(4), torch.randn(4)
     there = put(w, "sim:1")
@@ -167,7 +170,9 @@ def test_jacobian_and_tangent_of_a_closure_over_another_device():
     result = torch.func.jacrev(lambda x: (x.to("sim:1") * there).sin())(put(x, "sim:1"))
     assert torch.equal(result.cpu(), expected)
     tangent = torch.func.jvp(lambda x: x * w, (x,), (torch.ones(4),))[1]
-    result = torch.func.jvp(lambda x: x * there, (put(x, "sim:1"),), (put(torch.ones(4), "sim:1"),))[1]
+    result = torch.func.jvp(
+        lambda x: x * there, (put(x, "sim:1"),), (put(torch.ones(4), "sim:1"),)
+    )[1]
     assert torch.equal(result.cpu(), tangent)
 
 
@@ -191,7 +196,9 @@ def test_sparse_operands():
     dense = torch.randn(3, 2)
     sparse = torch.sparse_coo_tensor(i, v, (3, 3), check_invariants=True)
     agree(torch.sparse.mm, sparse, dense)
-    agree(lambda i, v: torch.sparse_coo_tensor(i, v, (3, 3), check_invariants=True).to_dense(), i, v)
+    agree(
+        lambda i, v: torch.sparse_coo_tensor(i, v, (3, 3), check_invariants=True).to_dense(), i, v
+    )
 
 
 def test_inference_mode_then_training():

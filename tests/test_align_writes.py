@@ -1,4 +1,4 @@
-"""Operands that an operator writes: they stay where they are and hold what the CPU would have written."""
+"""Operands that an operator writes: they stay where they are and hold what the CPU would hold."""
 
 import pytest
 import torch

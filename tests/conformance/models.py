@@ -38,7 +38,12 @@ class Encoder(nn.Module):
 
 def mlp():
     return nn.Sequential(
-        nn.Linear(8, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 5)
+        nn.Linear(8, 32),
+        nn.GELU(),
+        nn.LayerNorm(32),
+        nn.Linear(32, 32),
+        nn.ReLU(),
+        nn.Linear(32, 5),
     )
 
 
@@ -87,9 +92,7 @@ def t5():
 
     shape = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
     ends = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
-    return T5ForConditionalGeneration(
-        T5Config(vocab_size=WORDS, dropout_rate=0.0, **shape, **ends)
-    )
+    return T5ForConditionalGeneration(T5Config(vocab_size=WORDS, dropout_rate=0.0, **shape, **ends))
 
 
 def classes(shape):

@@ -10,7 +10,7 @@ import warnings
 import torch
 
 from .compare import difference, tensors
-from .known import UNDEFINED_VALUES
+from .known import has_values
 from .placement import copied
 from .tally import Outcome
 
@@ -38,7 +38,7 @@ def limit(seconds):
 
 
 def attempt(function, *args, **kwargs):
-    """(result, None), or (None, what it raised in one line); warnings are the operator's own affair."""
+    """(result, None), or (None, what it raised in one line); warnings are the operator's affair."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -125,7 +125,9 @@ def _run_sample(op, sample, where, outcome, k):
     outcome.samples += 1
     outcome.mixed += where.mixed()
     actual, error = attempt(_call, op, there, _with_generator(there[2], where.generator))
-    found = error or _compare(expected, actual, op, where) or _inputs(here, there, op)
+    values = has_values(op, sample)
+    found = error or _compare(expected, actual, where, values)
+    found = found or _operands(here, there, values)
     if found:
         outcome.forward.append(f"sample {k}, {where}: {found}")
         return
@@ -134,14 +136,14 @@ def _run_sample(op, sample, where, outcome, k):
         _run_backward(pairs, tensors(here), tensors(there), where, outcome, k)
 
 
-def _compare(expected, actual, op, where):
-    found = difference(expected, actual, values=op.name not in UNDEFINED_VALUES)
+def _compare(expected, actual, where, values):
+    found = difference(expected, actual, values=values)
     return found or next(filter(None, map(where.objection, tensors(actual))), None)
 
 
-def _inputs(here, there, op):
+def _operands(here, there, values):
     """What a call did to its operands must be equal too."""
-    found = difference(tensors(here), tensors(there), values=op.name not in UNDEFINED_VALUES)
+    found = difference(tensors(here), tensors(there), values=values)
     return found and f"operand {found}"
 
 

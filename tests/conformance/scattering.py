@@ -1,6 +1,5 @@
 """Modules whose parameters and buffers lie on drawn devices, each by itself."""
 
-import torch
 from torch import nn
 from torch.nn.parameter import UninitializedTensorMixin
 

@@ -109,7 +109,10 @@ def test_an_operator_of_which_nothing_ran_is_a_failure_unless_torch_refused():
 
 
 def test_counts_survive_the_way_to_the_table():
-    found = [Outcome("f", "k", samples=3, differentiated=1), Outcome("g", "k", samples=1, forward=["x"])]
+    found = [
+        Outcome("f", "k", samples=3, differentiated=1),
+        Outcome("g", "k", samples=1, forward=["x"]),
+    ]
     again = from_property(as_property("sweep", found, 0, 1, []))
     assert counts(again) == counts(found)
     assert (counts(found)["forward equal"], counts(found)["forward failed"]) == (1, 1)

@@ -70,7 +70,11 @@ def on_a_device(name, optimizer, seed):
 
 
 def test_attention_fast_path():
-    """A fused kernel that asks whether query, key and value are one tensor."""
+    """A fused kernel that asks whether query, key and value are one tensor.
+
+    It then makes one product of three, which shows in the last bits from two threads on.
+    """
+    torch.set_num_threads(2)
     net = torch.nn.MultiheadAttention(16, 4, batch_first=True).eval()
     there = scatter(copy.deepcopy(net), lambda: "sim:1", finish=lambda t: t)
     x = torch.randn(2, 5, 16)

@@ -1,4 +1,4 @@
-"""In-place forms and list operators with scattered operands: what is written must be right and stay where it was."""
+"""In-place forms and list operators with scattered operands: what is written stays where it was."""
 
 import itertools
 
@@ -38,10 +38,12 @@ def forms_of(op):
 
 
 def sweep_one(op, kind, function, samples, seed):
-    """Runs `function` of `op` on CPU operands and on scattered ones; operands are compared after it."""
+    """Runs `function` of `op` on the CPU and scattered; the operands are compared after it."""
     outcome = Outcome(full_name(op), kind)
     torch.manual_seed(seed)
-    made, error = attempt(lambda: list(itertools.islice(op.sample_inputs("cpu", torch.float32), samples)))
+    made, error = attempt(
+        lambda: list(itertools.islice(op.sample_inputs("cpu", torch.float32), samples))
+    )
     if error:
         outcome.refused.append(f"no sample inputs: {error}")
     try:
@@ -105,16 +107,12 @@ def test_every_list_operator(chunk, sweep, seed):
 
 
 def test_operators_in_place(sweep, seed):
-    found = [
-        sweep_one(op, "in place", op.inplace_variant, 2, seed) for op in operators_in_place()
-    ]
+    found = [sweep_one(op, "in place", op.inplace_variant, 2, seed) for op in operators_in_place()]
     sweep("scattered, in place, two samples", found)
 
 
 def test_list_operators(sweep, seed):
     found = [
-        sweep_one(op, kind, form, 4, seed)
-        for op in list_operators()
-        for kind, form in forms_of(op)
+        sweep_one(op, kind, form, 4, seed) for op in list_operators() for kind, form in forms_of(op)
     ]
     sweep("scattered, lists, four samples", found)
