@@ -30,11 +30,13 @@ from tree import ROOT
 
 import managed
 
+# as_subclass gives a view, and views of views cost less than views of what owns its bytes; a
+# clone owns its bytes, so all kinds start alike.
 TENSORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "plain": lambda t: t,
-    "control": lambda t: t,
-    "managed": lambda t: t.as_subclass(managed.ManagedTensor),
-    "torch_function": lambda t: t.as_subclass(WalkingTensor),
+    "plain": lambda t: t.clone(),
+    "control": lambda t: t.clone(),
+    "managed": lambda t: t.as_subclass(managed.ManagedTensor).clone(),
+    "torch_function": lambda t: t.as_subclass(WalkingTensor).clone(),
 }
 MODULES: dict[str, Callable[[torch.nn.Module], torch.nn.Module]] = {
     "plain": lambda m: m,
