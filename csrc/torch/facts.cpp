@@ -72,13 +72,19 @@ void read_returns(OpFacts& f, const c10::FunctionSchema& schema) {
   }
 }
 
+// Autocast casts only operands that are on its kind of device, so they must be
+// there before it looks. It lies below us; its lists are the same on all devices.
+bool autocast_casts(const c10::OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(c10::DispatchKey::AutocastCUDA) || op.hasKernelForDispatchKey(c10::DispatchKey::AutocastCPU);
+}
+
 Route route_of(const c10::OperatorHandle& op, const OpFacts& f, std::string_view base, std::string_view ns) {
   if (ns == "prims") return Route::Leaf;
   if (ns != "aten") return Route::Open;
   if (reads_raw_memory(f.name)) return Route::Leaf;
   if (calls_composites(f.name)) return Route::Open;
   if (!is_composite(op)) return Route::Leaf;
-  return aligned_whole(base) || f.has_host_only ? Route::AlignOnly : Route::Fallthrough;
+  return aligned_whole(base) || f.has_host_only || autocast_casts(op) ? Route::AlignOnly : Route::Fallthrough;
 }
 
 std::unique_ptr<OpFacts> compute(const c10::OperatorHandle& op) {

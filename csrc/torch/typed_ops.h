@@ -21,6 +21,7 @@
 #include <ATen/ops/conv2d_ops.h>
 #include <ATen/ops/convolution_ops.h>
 #include <ATen/ops/copy_ops.h>
+#include <ATen/ops/cross_entropy_loss_ops.h>
 #include <ATen/ops/detach_ops.h>
 #include <ATen/ops/div_ops.h>
 #include <ATen/ops/embedding_ops.h>
@@ -29,6 +30,11 @@
 #include <ATen/ops/fill_ops.h>
 #include <ATen/ops/gelu_backward_ops.h>
 #include <ATen/ops/gelu_ops.h>
+#include <ATen/ops/group_norm_ops.h>
+#include <ATen/ops/layer_norm_ops.h>
+#include <ATen/ops/linear_ops.h>
+#include <ATen/ops/log_softmax_ops.h>
+#include <ATen/ops/matmul_ops.h>
 #include <ATen/ops/mean_ops.h>
 #include <ATen/ops/mm_ops.h>
 #include <ATen/ops/mul_ops.h>
@@ -39,6 +45,7 @@
 #include <ATen/ops/neg_ops.h>
 #include <ATen/ops/nll_loss_backward_ops.h>
 #include <ATen/ops/nll_loss_forward_ops.h>
+#include <ATen/ops/nll_loss_ops.h>
 #include <ATen/ops/ones_like_ops.h>
 #include <ATen/ops/permute_ops.h>
 #include <ATen/ops/pow_ops.h>
@@ -47,6 +54,7 @@
 #include <ATen/ops/select_ops.h>
 #include <ATen/ops/sigmoid_ops.h>
 #include <ATen/ops/slice_ops.h>
+#include <ATen/ops/softmax_ops.h>
 #include <ATen/ops/split_ops.h>
 #include <ATen/ops/sqrt_ops.h>
 #include <ATen/ops/squeeze_ops.h>
@@ -136,6 +144,14 @@ using TypedOps = OpList<
     at::_ops::bernoulli__float,
     at::_ops::div__Scalar,
     at::_ops::convolution,
+    at::_ops::linear,
+    at::_ops::matmul,
+    at::_ops::layer_norm,
+    at::_ops::cross_entropy_loss,
+    at::_ops::softmax_int,
+    at::_ops::log_softmax_int,
+    at::_ops::nll_loss,
+    at::_ops::group_norm,
     at::_ops::conv2d,
     at::_ops::scaled_dot_product_attention>;
 
