@@ -16,10 +16,6 @@ def put(t, device):
     return t.to(device).as_subclass(ManagedTensor)
 
 
-def at(device, *sizes):
-    return put(torch.randn(sizes), device)
-
-
 def spread(*tensors, first=1):
     """The tensors on devices of their own, and the same tensors plain on the CPU."""
     return [put(t, DEVICES[(i + first) % 4]) for i, t in enumerate(tensors)], list(tensors)

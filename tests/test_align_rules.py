@@ -17,10 +17,6 @@ def put(t, device):
     return t.to(device).as_subclass(ManagedTensor)
 
 
-def at(device, *sizes):
-    return put(torch.randn(sizes), device)
-
-
 # ---- operands that must be on the CPU
 
 
@@ -37,16 +33,22 @@ def test_lengths_of_packed_sequences(device):
     assert torch.equal(counted.cpu(), padded[1])
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_batch_sizes_of_a_packed_recurrent_network(kind):
+def test_batch_sizes_of_a_packed_recurrent_network(kind, device):
+    function = {nn.LSTM: torch.lstm, nn.GRU: torch.gru, nn.RNN: torch.rnn_tanh}[kind]
     net = kind(4, 6, 2)
     packed = nn.utils.rnn.pack_padded_sequence(torch.randn(5, 3, 4), [5, 3, 2])
-    expected = net(packed)[0].data
-    sizes = put(packed.batch_sizes, "sim:2")
-    for i, name in enumerate(net._flat_weights_names):
-        setattr(net, name, nn.Parameter(put(getattr(net, name).detach(), DEVICES[i % 4])))
-    there = nn.utils.rnn.PackedSequence(put(packed.data, "sim:1"), sizes.cpu())
-    result = net(there)[0].data
+    start = torch.zeros(2, 3, 6)
+
+    def run(data, sizes, start, weights):
+        start = (start, start) if kind is nn.LSTM else start
+        return function(data, sizes, start, weights, True, 2, 0.0, True, False)[0]
+
+    expected = run(packed.data, packed.batch_sizes, start, net._flat_weights)
+    weights = [put(w.detach(), DEVICES[i % 4]) for i, w in enumerate(net._flat_weights)]
+    sizes = put(packed.batch_sizes, device)
+    result = run(put(packed.data, "sim:1"), sizes, put(start, "sim:0"), weights)
     assert isinstance(result, ManagedTensor)
     assert torch.equal(result.cpu(), expected)
 
