@@ -62,9 +62,8 @@ c10::SmallVector<c10::IValue, 2> written_lists(const OpFacts& f, const torch::ji
 }
 
 void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
-  if (f.route == Route::AlignOnly) return op.redispatchBoxed(ks, &stack); // its leaves mark their own results
   const auto lists = written_lists(f, stack);
-  if (f.route == Route::Open || C10_UNLIKELY(ks.has_any(kOpen))) {
+  if (f.route != Route::Leaf || C10_UNLIKELY(ks.has_any(kOpen))) {
     op.redispatchBoxed(ks, &stack);
   } else {
     c10::impl::ExcludeDispatchKeyGuard no_key(kKey);
