@@ -108,9 +108,6 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.line(f"{name}{'' if whole else ' (in part)'}: {row}")
         for text in expected:
             terminalreporter.line(f"  known: {text}")
-        if any(o.near for o in outcomes):
-            names = ", ".join(sorted({o.operator for o in outcomes if o.near}))
-            terminalreporter.line(f"  equal but for the order of additions: {names}")
         idle = [o for o in outcomes if not o.samples]
         for outcome in idle:
             reason = outcome.refused[0] if outcome.refused else "nothing ran"

@@ -64,19 +64,3 @@ SCATTERED = {
     "linalg.matrix_rank": NO_OPERAND,
     "linalg.matrix_rank.hermitian": NO_OPERAND,
 }
-
-# Where one tensor is used three times or more, the engine adds its gradients in the order in which
-# they arrive; copies between devices change that order, and with it the last bits of the sum.
-# These modules may differ from the CPU by that much, in gradients only.
-REORDERED = frozenset(
-    (
-        "nn.GRU",
-        "nn.LSTM",
-        "nn.MultiheadAttention",
-        "nn.RNN",
-        "nn.Transformer",
-        "nn.TransformerDecoderLayer",
-        "nn.TransformerEncoder",
-        "nn.TransformerEncoderLayer",
-    )
-)

@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass, field
 class Outcome:
     """One operator (or module, or model) of a sweep.
 
-    `refused` are samples that plain torch on the CPU does not run either; `near` counts
-    samples that differ from the CPU by the order of additions only, where that is allowed;
-    `forward` and `backward` are failures, each with its sample and its reason.
+    `refused` are samples that plain torch on the CPU does not run either; `forward` and
+    `backward` are failures, each with its sample and its reason.
     """
 
     operator: str
@@ -17,7 +16,6 @@ class Outcome:
     samples: int = 0
     mixed: int = 0
     differentiated: int = 0
-    near: int = 0
     refused: list = field(default_factory=list)
     forward: list = field(default_factory=list)
     backward: list = field(default_factory=list)
@@ -68,7 +66,6 @@ def counts(outcomes):
         "backward failed": sum(bool(o.backward) for o in back),
         "samples": sum(o.samples for o in outcomes),
         "mixed": sum(o.mixed for o in outcomes),
-        "near": sum(o.near for o in outcomes),
         "refused samples": sum(len(o.refused) for o in outcomes),
     }
 

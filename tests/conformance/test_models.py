@@ -9,7 +9,7 @@ import random
 import pytest
 import torch
 
-from .compare import difference, tensors
+from .compare import difference
 from .models import MODELS, make
 from .operators import left_over
 from .placement import ACCELERATORS, Scattered
@@ -20,7 +20,6 @@ OPTIMIZERS = {
     "AdamW, one by one": lambda p: torch.optim.AdamW(p, lr=1e-2, foreach=False),
     "SGD": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9, foreach=True),
 }
-REORDERED = {"t5": 1e-6}  # its position bias is used in every layer: see known.REORDERED
 
 
 def train(model, batches, loss, optimizer, put=lambda t: t):
@@ -38,21 +37,17 @@ def train(model, batches, loss, optimizer, put=lambda t: t):
     return history
 
 
-def worst(expected, actual):
-    """The largest difference of two histories over all steps."""
-    pairs = zip(tensors(expected), tensors(actual), strict=True)
-    return max((x.double() - y.double()).abs().max().item() for x, y in pairs)
-
-
-def check(name, expected, actual):
+def check(expected, actual):
     found = difference(expected, actual, strides=False)
-    if found and name in REORDERED:
-        assert worst(expected, actual) <= REORDERED[name]
-    else:
-        assert not found, found
+    assert not found, found
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+# In the short run one optimizer is enough; `-m conformance` takes the others.
+FIRST, *OTHERS = OPTIMIZERS
+FEW = [FIRST, *(pytest.param(name, marks=pytest.mark.conformance) for name in OTHERS)]
+
+
+@pytest.mark.parametrize("optimizer", FEW)
 @pytest.mark.parametrize("name", MODELS)
 def test_on_a_device(name, optimizer, seed):
     on_a_device(name, optimizer, seed)
@@ -66,7 +61,7 @@ def on_a_device(name, optimizer, seed):
     expected = train(model, batches, loss, optimizer)
     actual = train(there, batches, loss, optimizer, lambda t: t.to(device))
     assert {p.device for p in there.parameters()} == {torch.device(device)}
-    check(name, expected, actual)
+    check(expected, actual)
 
 
 def test_attention_fast_path():
@@ -92,14 +87,13 @@ def scattered(name, draw, optimizer, seed):
     actual = train(there, batches, loss, optimizer, lambda t: managed_(t.to(draw())))
     assert len(set(before)) > 1
     assert before == [p.device for p in there.parameters()]
-    check(name, expected, actual)
+    check(expected, actual)
 
 
-@pytest.mark.parametrize("optimizer", ["AdamW"])
 @pytest.mark.parametrize("name", MODELS)
-def test_scattered(name, optimizer, seed):
+def test_scattered(name, seed):
     rng = random.Random(f"{seed}/{name}")
-    scattered(name, lambda: rng.choice(Scattered.devices), optimizer, seed)
+    scattered(name, lambda: rng.choice(Scattered.devices), FIRST, seed)
     assert not left_over()
 
 
