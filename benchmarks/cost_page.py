@@ -14,8 +14,8 @@ from tree import ROOT
 HEAD = """# Cost
 
 What being managed costs when nothing has to move. This page is written by
-`python benchmarks/overhead.py` followed by `python benchmarks/cost_page.py`; these figures are
-from {machine}, one thread.
+`python benchmarks/overhead.py`, `python benchmarks/placement.py` and
+`python benchmarks/cost_page.py`; these figures are from {machine}, one thread.
 
 Every block of the subject is timed between two blocks of plain PyTorch and compared with their
 mean. Time is CPU time of the thread. *Control* is plain PyTorch compared with itself in the same
@@ -43,11 +43,15 @@ IMPORT = """
 `import managed` after `import torch`, in fresh processes: {wall} ms on the wall, {cpu} ms of CPU
 time (medians of {pairs}). It starts {threads} threads, prints {printed} bytes and {cuda} CUDA.
 """
-TAIL = """
-## What it does not say
+PLACEMENT = """
+## When something has to be copied
 
-When operands have to be copied, the copies come on top; see `python benchmarks/placement.py` for
-what the manager adds to them. On simulated devices an operator also pays for the simulation.
+On simulated devices, where a transfer is a copy in host memory, so that what is left is the work
+of deciding, recording and counting. Microseconds per call of the program that moves the operand
+itself, as in `a + b.to("sim:0")`, and how much more it takes when the manager does it.
+"""
+CALLS = """
+Microseconds per call:
 """
 
 
@@ -78,28 +82,47 @@ def steps(report: Report) -> str:
     return table(columns, rows)
 
 
-def page(results: Report) -> str:
-    m = results["machine"]
+def copies(report: Report) -> str:
+    columns = ["", "by hand", "control", "managed", "interval"]
+    rows = []
+    for mode, words in (("no grad", ""), ("grad", ", recording gradients")):
+        for name, row in report[mode].items():
+            m = row["managed"]
+            shown = [f"{row[k]['median']:+.1f}" for k in ("control", "managed")]
+            interval = f"{m['low']:+.1f} to {m['high']:+.1f}"
+            rows.append([name + words, f"{row['by_hand_us']:.1f}", *shown, interval])
+    return table(columns, rows)
+
+
+def imports(report: Report) -> str:
+    return IMPORT.format(
+        wall=f"{report['import_ms']['median']:.0f}",
+        cpu=f"{report['import_cpu_ms']['median']:.0f}",
+        pairs=report["import_ms"]["pairs"],
+        threads=report["threads"] or "no",
+        printed=report["output_bytes"] or "no",
+        cuda="initialises" if report["cuda_initialised"] else "does not initialise",
+    )
+
+
+def page(overhead: Report, placement: Report) -> str:
+    m = overhead["machine"]
     machine = f"{', '.join(m['cpu'])}, Python {m['python']}, PyTorch {m['torch']}"
     text = HEAD.format(machine=machine)
     for mode, words in (("no grad", "without gradients"), ("grad", "recording gradients")):
-        text += OPERATORS.format(mode=words) + operators(results[f"operators, cpu, {mode}"])
-    text += STEPS + steps(results["steps, cpu"])
-    i = results["import"]
-    text += IMPORT.format(
-        wall=f"{i['import_ms']['median']:.0f}",
-        cpu=f"{i['import_cpu_ms']['median']:.0f}",
-        pairs=i["import_ms"]["pairs"],
-        threads=i["threads"] or "no",
-        printed=i["output_bytes"] or "no",
-        cuda="initialises" if i["cuda_initialised"] else "does not initialise",
-    )
-    return text + TAIL
+        text += OPERATORS.format(mode=words) + operators(overhead[f"operators, cpu, {mode}"])
+    text += STEPS + steps(overhead["steps, cpu"]) + imports(overhead["import"])
+    text += PLACEMENT + copies(placement)
+    calls = [[f"`{name}`", f"{us:.1f}"] for name, us in placement["calls"].items()]
+    return text + CALLS + table(["", "median"], calls)
 
 
 def main() -> None:
-    results = json.loads((ROOT / "build" / "bench" / "overhead.json").read_text())
-    (ROOT / "docs" / "cost.md").write_text(page(results))
+    folder = ROOT / "build" / "bench"
+    overhead, placement = (
+        json.loads((folder / f"{name}.json").read_text()) for name in ("overhead", "placement")
+    )
+    (ROOT / "docs" / "cost.md").write_text(page(overhead, placement))
     print("written: docs/cost.md")
 
 
