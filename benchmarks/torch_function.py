@@ -1,10 +1,10 @@
 """The other way to do it: a tensor subclass whose `__torch_function__` is Python.
 
-This is what the first `managed` did on every call, written again from the
+This is what github.com/bridgesign/managed does on every call, written again from a
 description of its behaviour: it walks all arguments to gather tensors, adds up
 the bytes each device already holds (the device coverage), takes the device with
-most, converts the others, calls, and gives the results the class. What the first
-version did besides (log lines, a walk over the autograd graph, waiting for room)
+most, converts the others, calls, and gives the results the class. What it does
+besides (log lines, a walk over the autograd graph, waiting for room)
 is left out, so the figures flatter it.
 """
 
