@@ -12,46 +12,51 @@ def tensors(tree):
     return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
 
 
-def difference(expected, actual, *, values=True, strides=True):
+def difference(expected, actual, *, values=True, form=True):
     """Why `actual` is not `expected`, in a few words, or None.
 
     Compares structure, Python values and, of each tensor, type, sizes, dtype, layout, strides,
     laziness (conjugate and negative bits), requires_grad and every bit of every element, NaN
-    payloads and signs of zero included. `values=False` leaves out the elements.
+    payloads and signs of zero included. `values=False` leaves out the elements, `form=False` what a
+    copy does not keep: strides and laziness.
     """
-    wanted, form = tree_flatten(expected)
-    got, other_form = tree_flatten(actual)
-    if form != other_form:
-        return f"structure {other_form} instead of {form}"
+    wanted, structure = tree_flatten(expected)
+    got, other = tree_flatten(actual)
+    if structure != other:
+        return f"structure {other} instead of {structure}"
     for place, (a, b) in enumerate(zip(wanted, got, strict=True)):
-        found = _leaf(a, b, values, strides)
+        found = _leaf(a, b, values, form)
         if found:
             return f"[{place}] {found}" if len(wanted) > 1 else found
     return None
 
 
-def _leaf(a, b, values, strides):
+def _leaf(a, b, values, form):
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return _meta(a, b, strides) or (_values(a, b) if values else None)
+        return _meta(a, b, form) or (_values(a, b) if values else None)
     if isinstance(a, torch.device) and isinstance(b, torch.device):
         return None  # where a result lies is the caller's question, not ours
     same = type(a) is type(b) and (a == b or (a != a and b != b))
     return None if same else f"{b!r} instead of {a!r}"
 
 
-def _meta(a, b, strides):
+def _meta(a, b, form):
     for what, x, y in (
         ("sizes", tuple(a.shape), tuple(b.shape)),
         ("dtype", a.dtype, b.dtype),
         ("layout", a.layout, b.layout),
         ("requires_grad", a.requires_grad, b.requires_grad),
-        ("conjugate bit", a.is_conj(), b.is_conj()),
-        ("negative bit", a.is_neg(), b.is_neg()),
     ):
         if x != y:
             return f"{what} {y} instead of {x}"
+    return _form(a, b) if form else None
+
+
+def _form(a, b):
+    if a.is_conj() != b.is_conj() or a.is_neg() != b.is_neg():
+        return f"conjugate, negative bits {b.is_conj(), b.is_neg()}"
     strided = a.layout == torch.strided and not a.is_nested
-    if strides and strided and a.stride() != b.stride():
+    if strided and a.stride() != b.stride():
         return f"strides {b.stride()} instead of {a.stride()}"
     return None
 

@@ -167,7 +167,7 @@ def _run_backward(pairs, here, there, where, outcome, k):
     outcome.differentiated += 1
     moved = [root.to(y.device) for root, (_, y) in zip(roots, pairs, strict=True)]
     actual, error = attempt(_grad, [y for _, y in pairs], theirs, moved)
-    found = error or difference(expected, actual, strides=where.gradient_strides)
+    found = error or difference(expected, actual, form=where.gradient_form)
     if not found:
         found = next(
             (

@@ -30,7 +30,7 @@ def _names_the_cpu(x):
 class OnDevice:
     """Plain tensors, all on one simulated device: what a port of torch would do."""
 
-    gradient_strides = True
+    gradient_form = True
 
     def __init__(self, seed):
         self.device = torch.device(random.Random(seed).choice(ACCELERATORS))
@@ -60,11 +60,11 @@ class OnDevice:
 class Scattered:
     """Managed operands, each on a device drawn at random: the CPU or an accelerator.
 
-    A gradient that was copied home is dense, so where the CPU's is a view of a larger tensor
-    its strides differ, and with them nothing else.
+    A gradient that was copied home is dense and resolved, so where the CPU's is a view of a
+    larger tensor, or conjugated when it is read, its form differs, and with it nothing else.
     """
 
-    gradient_strides = False
+    gradient_form = False
 
     devices = ("cpu", *ACCELERATORS)
 

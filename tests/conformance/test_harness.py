@@ -9,7 +9,7 @@ import managed
 
 from .compare import difference
 from .conftest import FLOORS
-from .known import Known
+from .known import IN_PYTHON, Known
 from .operators import run_operator
 from .placement import OnDevice, Scattered
 from .tally import Outcome, as_property, counts, from_property, settle
@@ -26,13 +26,14 @@ def uncoalesced(t):
 
 X = torch.arange(6.0).reshape(2, 3)
 SPARSE = X.to_sparse()
+COMPLEX = X.to(torch.complex64)
 DIFFERENT = {
     "sizes": (X, X[:1]),
     "dtype": (X, X.double()),
     "strides": (X, X.t().contiguous().t()),
     "layout": (X, X.to_sparse()),
     "requires_grad": (X, X.clone().requires_grad_()),
-    "conjugate": (X.to(torch.complex64), X.to(torch.complex64).conj()),
+    "conjugate": (COMPLEX, COMPLEX.conj_physical().conj()),
     "values differ by up to 1": (X, X + torch.eye(2, 3)),
     "NaN": (X / 0, X.log()),
     "NaN, infinity or the sign of zero": (torch.tensor([0.0]), torch.tensor([-0.0])),
@@ -42,6 +43,11 @@ DIFFERENT = {
     "2 instead of 1": (1, 2),
     "coalesced": (SPARSE, uncoalesced(SPARSE)),
 }
+
+
+def test_a_form_that_a_copy_does_not_keep_can_be_left_out():
+    for what in ("strides", "conjugate"):
+        assert difference(*DIFFERENT[what], form=False) is None
 
 
 @pytest.mark.parametrize("what", DIFFERENT)
@@ -91,6 +97,11 @@ def test_only_the_named_failure_of_a_known_operator_is_excused():
     known = {"f": Known("a reason", "values differ", dtypes=("float32",))}
     excused = Outcome("f", "float32", samples=1, forward=["sample 0: values differ"])
     assert settle([excused], known) == ([], ["f (float32): a reason"])
+    small = {"f": Known("a reason", IN_PYTHON.pattern)}
+    for apart, failures in (("1.86e-09", 0), ("9.9e-06", 0), ("1e-05", 1), ("0.2", 1), ("3", 1)):
+        text = f"sample 0: values differ by up to {apart} in 1 places"
+        found = settle([Outcome("f", "float32", samples=1, backward=[text])], small)[0]
+        assert bool(found) == bool(failures), apart
     other = Outcome("f", "float32", samples=1, forward=["sample 0: RuntimeError"])
     assert len(settle([other], known)[0]) == 2  # the failure, and the entry that nothing needed
     of_another_dtype = Outcome("f", "int64", samples=1, forward=["sample 0: values differ"])

@@ -38,7 +38,7 @@ def train(model, batches, loss, optimizer, put=lambda t: t):
 
 
 def check(expected, actual):
-    found = difference(expected, actual, strides=False)
+    found = difference(expected, actual, form=False)
     assert not found, found
 
 

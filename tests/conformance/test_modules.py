@@ -83,7 +83,7 @@ def _run(info, given, training, where, outcome, k):
         return
     error = _misplaced(scattered, tensors(there))
     expected, actual = _results(plain, here), _results(scattered, there)
-    error = error or difference(expected, actual, strides=False)
+    error = error or difference(expected, actual, form=False)
     if error:
         outcome.backward.append(f"input {k}, {where}: {error}")
 
