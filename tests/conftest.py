@@ -49,6 +49,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session", autouse=True)
 def machine():
     """Simulated devices for the run, unless managed is inert or CUDA's own are asked for."""
+    torch.set_num_threads(1)  # sums in one order; the engine's threads take it over when they start
     if not INERT and not ON_CUDA:
         managed.simulate(devices=4, memory="256MiB")
 

@@ -59,8 +59,7 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_make_targets_that_are_named_exist(page):
-    targets = set(
-        re.findall(r"^([a-z][\w-]*)(?: [\w -]*)?:(?!=)", (ROOT / "Makefile").read_text(), re.M)
-    )
+    rules = re.findall(r"^([a-z][\w -]*):(?!=)", (ROOT / "Makefile").read_text(), re.M)
+    targets = {target for rule in rules for target in rule.split()}
     told = set(re.findall(r"`make ([a-z-]+)`", page.read_text()))
     assert told <= targets | {"compat-"}, told - targets

@@ -22,15 +22,6 @@ def nothing_left():
     assert torch.sim.memory_allocated(DEVICE) == before
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Sums are added in one order, so that bits can be compared."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def same(host, sim, what):
     assert sim.device == torch.device(DEVICE), what
     assert (host.dtype, host.shape, host.layout) == (sim.dtype, sim.shape, sim.layout), what

@@ -97,11 +97,14 @@ const Copy* find(const Copies& copies, const at::Tensor& t, c10::Device device) 
 
 Copy bring(const OpFacts& f, const Operand& o, c10::Device want, enum mgd_reason reason, bool hidden_writes, const Copies& copies,
            WriteBacks& write_backs) {
-  if (const Copy* same = find(copies, o.tensor, want)) return *same;
+  const bool hidden = hidden_writes && o.is(kHiddenWrite), written = hidden || o.is(kWritten);
+  if (const Copy* same = find(copies, o.tensor, want)) {
+    if (written) write_backs.push_back({o.tensor, same->tensor, hidden}); // read first and written later: out= names an input
+    return *same;
+  }
   const Cause cause{f.name.c_str(), MGD_EV_COPY, o.is(kHostOnly) ? MGD_WHY_REQUIRED : reason};
-  const bool hidden = hidden_writes && o.is(kHiddenWrite);
-  at::Tensor copy = hidden || o.is(kWritten) ? cross_written(o.tensor, want, hidden, cause) : cross(o.tensor, want, cause);
-  if (hidden || o.is(kWritten)) write_backs.push_back({o.tensor, copy, hidden});
+  at::Tensor copy = written ? cross_written(o.tensor, want, hidden, cause) : cross(o.tensor, want, cause);
+  if (written) write_backs.push_back({o.tensor, copy, hidden});
   return {o.tensor.unsafeGetTensorImpl(), want, std::move(copy)};
 }
 

@@ -56,8 +56,8 @@ at::Tensor copy_expanded(const at::Tensor& t, c10::Device to, int64_t* bytes) {
 }
 
 at::Tensor copy_values(const at::Tensor& t, c10::Device to, int64_t* bytes) {
+  c10::InferenceMode no_inference(false); // the copy may meet autograd later; this guard turns grad mode on, so it comes first
   c10::AutoGradMode no_grad(false);
-  c10::InferenceMode no_inference(false); // the copy may meet autograd later
   at::Tensor d = t.detach();
   if (is_expanded(d)) return copy_expanded(d, to, bytes);
   *bytes = bytes_of(d);

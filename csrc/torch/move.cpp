@@ -21,7 +21,9 @@ namespace managed {
 namespace {
 
 // Stands before an accumulator whose tensor has moved since its graph was made:
-// the gradient still arrives where the tensor was, and goes on to where it is.
+// the tensor's own gradient still arrives where it was, and goes on to where it
+// is. What else that graph computes from the moved values may meet torch's
+// device check: modules are best moved between steps.
 struct FollowTensor : torch::autograd::FunctionPreHook {
   explicit FollowTensor(c10::TensorImpl* t) : tensor(t) {}
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
@@ -45,7 +47,10 @@ void renew_accumulator(const at::Tensor& t) {
 void take_over(const at::Tensor& t, const at::Tensor& copy) {
   c10::TensorImpl* impl = t.unsafeGetTensorImpl();
   const bool managed = has_key(impl);
-  auto state = impl->get_backend_meta_intrusive_ptr(); // the shallow copy would replace it
+  TensorState* old = state_of(t);
+  // A state of its own under the old id: aliases made before the move keep the old bytes and the old state.
+  auto state = old ? c10::make_intrusive<TensorState>() : nullptr;
+  if (state) state->object = old->object;
   impl->shallow_copy_from(copy.getIntrusivePtr());
   if (state) impl->set_backend_meta(std::move(state));
   if (!managed) remove_key(impl);
@@ -56,6 +61,7 @@ void check_movable(const at::Tensor& t, c10::Device to) {
   TORCH_CHECK(!is_pinned(t), "managed: this tensor is pinned to ", t.device(), " and cannot move to ", to, "; unpin() it first");
   TORCH_CHECK(t.is_leaf(), "managed: only leaf tensors move in place; this one is the result of ",
               t.grad_fn() ? t.grad_fn()->name() : "an operator", ". Use .to(", to, ") for a copy");
+  TORCH_CHECK(!t.is_view(), "managed: a view does not move in place, its base would stay behind. Use .to(", to, ") for a copy");
 }
 
 void move(const at::Tensor& t, c10::Device to, enum mgd_reason why) {

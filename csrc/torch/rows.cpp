@@ -20,7 +20,21 @@ class Rows {
     for (std::size_t row = 0; row < count_; row++) choices_.push_back(choose_row(row));
   }
 
+  // Lists of other lengths are the caller's mistake, which torch reports best.
+  bool lengths_agree() const {
+    for (const TensorArg& a : f_.tensors)
+      if (a.shape != ArgShape::One && arguments_[a.index].isList()) {
+        const std::size_t n = arguments_[a.index].toListRef().size();
+        if (n != 0 && n != count_) return false;
+      }
+    return true;
+  }
+
   void run(torch::jit::Stack& stack) {
+    if (!lengths_agree()) {
+      for (c10::IValue& v : arguments_) stack.push_back(std::move(v));
+      return call_aligned(op_, f_, stack);
+    }
     std::vector<bool> done(count_, false);
     for (std::size_t first = 0; first < count_; first++) {
       if (done[first]) continue;

@@ -16,13 +16,14 @@ bool contains(const std::array<std::string_view, N>& names, std::string_view nam
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// Operators that carry data between devices, or only look at tensors.
-constexpr std::array<std::string_view, 25> kNeverAligned{
+// Operators that carry data between devices, or only look at tensors
+// (shallow_copy_data_ is new in torch 2.15).
+constexpr std::array<std::string_view, 24> kNeverAligned{
     "copy_", "_copy_from", "_copy_from_and_resize", "to", "_to_copy", "type_as",
     "set_", "set_data", "shallow_copy_data_", "is_set_to", "record_stream", "pin_memory", "_pin_memory",
     "is_pinned", "_has_same_storage_numel", "_has_compatible_shallow_copy_type", "is_same_size",
     "broadcast_tensors", "atleast_1d", "atleast_2d", "atleast_3d", "_backward", "result_type",
-    "can_cast", "_has_any_zero_dim"};
+    "can_cast"};
 
 // Composites whose body compares the devices of its arguments, or uses them so
 // often that one copy each for the whole is cheaper and keeps the order of sums.
@@ -86,8 +87,6 @@ constexpr ArgRow kArguments[] = {
     {"cudnn_batch_norm", "running_var", kHiddenWrite},
     {"miopen_batch_norm", "running_mean", kHiddenWrite},
     {"miopen_batch_norm", "running_var", kHiddenWrite},
-    {"batch_norm_with_update", "running_mean", kHiddenWrite},
-    {"batch_norm_with_update", "running_var", kHiddenWrite},
     {"_batch_norm_with_update", "running_mean", kHiddenWrite},
     {"_batch_norm_with_update", "running_var", kHiddenWrite},
     {"batch_norm_gather_stats", "running_mean", kHiddenWrite},
