@@ -16,7 +16,8 @@ def test_an_operand_that_is_read_and_written_is_written_back():
     a, q = at("sim:0", [[4.0, 1.0], [2.0, 3.0]]), at("sim:1", torch.empty(2, 2))
     expected = torch.linalg.qr(a.cpu())
     torch.linalg.qr(a, out=(q, a))
-    assert torch.equal(q.cpu(), expected.Q) and torch.equal(a.cpu(), expected.R)
+    assert torch.equal(q.cpu(), expected.Q)
+    assert torch.equal(a.cpu(), expected.R)
     p, generator = at("sim:0", torch.full((64,), 0.5)), torch.Generator("sim:1").manual_seed(0)
     torch.bernoulli(p, generator=generator, out=p)
     assert set(p.tolist()) == {0.0, 1.0}
@@ -37,7 +38,8 @@ def test_an_alias_from_before_a_move_has_no_part_in_later_pins():
     old = net.weight.detach()
     net.cuda(1)
     net.weight.pin()
-    assert net.weight.pinned and not old.pinned
+    assert net.weight.pinned
+    assert not old.pinned
     assert (old + net.weight).device == torch.device("sim:1")
 
 
@@ -68,7 +70,8 @@ def test_copies_for_alignment_are_made_without_grad_mode():
     a, b = at("sim:0", [1.0]), at("sim:1", [2.0])
     with torch.no_grad(), GradModes() as modes:
         a + b
-    assert modes.seen and not any(modes.seen)
+    assert modes.seen
+    assert not any(modes.seen)
 
 
 def test_evaluation_does_not_touch_running_statistics():
