@@ -64,13 +64,18 @@ def left_over():
     a rest is looked at again for some seconds before it counts.
     """
     deadline = time.monotonic() + 5
-    while True:
-        used = {i: torch.sim.memory_allocated(i) for i in range(torch.sim.device_count())}
-        used = {i: n for i, n in used.items() if n}
-        if not used or time.monotonic() > deadline:
-            return used
-        gc.collect()
-        time.sleep(0.005)  # lets those threads have the interpreter
+    looks = 0
+    while (used := _allocated()) and time.monotonic() < deadline:
+        time.sleep(0.002)  # lets those threads have the interpreter
+        looks += 1
+        if looks % 10 == 0:
+            gc.collect()
+    return used
+
+
+def _allocated():
+    used = {i: torch.sim.memory_allocated(i) for i in range(torch.sim.device_count())}
+    return {i: n for i, n in used.items() if n}
 
 
 def run_operator(op, dtype, placement, *, samples, seed):
