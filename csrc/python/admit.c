@@ -95,8 +95,10 @@ void mgd_admit_give_back(struct mgd_ticket *ticket) {
  * that appeared since ends the pause at once. */
 static int pause_once(struct mgd_manager *m, uint64_t seen, int64_t deadline) {
   if (!m->own_waiting) {
-    PyObject *result = PyObject_CallMethod(m->comm_interface, "sleep", "d", m->wait_time);
+    PyObject *clock = Py_NewRef(m->comm_interface); /* its code may assign another one */
+    PyObject *result = PyObject_CallMethod(clock, "sleep", "d", m->wait_time);
     Py_XDECREF(result);
+    Py_DECREF(clock);
     return result ? 0 : -1;
   }
   const int64_t slice = mgd_torch_now() + SLICE_NS;
@@ -178,7 +180,8 @@ int mgd_admit_pick(struct mgd_manager *m, int64_t bytes, int disperse, struct mg
     const uint64_t seen = mgd_torch_freed_count();
     const int again = look(m, &request, ticket, why);
     if (again < 0) return -1;
-    if (!again || tries >= m->retry_limit || mgd_torch_now() >= deadline) break;
+    const int tired = !m->own_waiting && tries >= m->retry_limit; /* our own pauses end with any free: they have a deadline */
+    if (!again || tired || mgd_torch_now() >= deadline) break;
     if (pause_once(m, seen, deadline) < 0) return -1;
   }
   record(MGD_EV_PLACE, *why, ticket->device, bytes, 0);

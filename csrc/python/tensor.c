@@ -168,7 +168,12 @@ static PyObject *transfer(PyObject *self, PyObject *device, int disperse, int no
   int id = -1, any = 1;
   const int named = device && device != Py_None;
   if (named && mgd_errors_device_id(device, &id, &any) < 0) return NULL;
-  if (any) return mgd_send_place((struct mgd_manager *)st->manager, self, disperse, non_blocking);
+  if (any) {
+    PyObject *manager = Py_NewRef(st->manager); /* another one may be assigned while this one waits */
+    PyObject *placed = mgd_send_place((struct mgd_manager *)manager, self, disperse, non_blocking);
+    Py_DECREF(manager);
+    return placed;
+  }
   if (disperse || id == MGD_HOST) {
     PyErr_Format(PyExc_ValueError,
                  id == MGD_HOST ? "managed: cuda(%R) names no accelerator; use cpu()" : "managed: disperse=True chooses a device; it cannot go with %R", device);
