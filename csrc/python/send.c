@@ -132,18 +132,42 @@ static PyObject *call_walker(const char *name, const char *format, ...) {
   return result;
 }
 
-/* Adds up the room the leaves need where they are not yet; device -1 counts all of them. */
+/* 1 when the leaf was not in `seen`, the ids of those before it; it is there now. */
+static int first_time(PyObject *seen, PyObject *leaf) {
+  PyObject *id = PyLong_FromVoidPtr(leaf);
+  const int known = id ? PySet_Contains(seen, id) : -1;
+  const int failed = known < 0 || (!known && PySet_Add(seen, id) < 0);
+  Py_XDECREF(id);
+  return failed ? -1 : !known;
+}
+
+/* Adds the room that one tensor needs where it is not yet. */
+static int add_room(struct mgd_state *st, PyObject *tensor, int device, int64_t *total) {
+  int64_t bytes = 0;
+  const int here = mgd_torch_device_of(tensor);
+  if (here < 0 || (here != device && estimate_of(st, tensor, &bytes) < 0)) return -1;
+  if (bytes > INT64_MAX - *total) return mgd_errors_raise(st, MGD_E_OVERFLOW, "adding up sizes");
+  *total += bytes;
+  return 0;
+}
+
+/* Adds up the room the tensors need, each counted once; device -1 counts all of them. */
+static int tensors_room(struct mgd_state *st, struct nest *n, int device, int64_t *total) {
+  PyObject *seen = PySet_New(NULL);
+  int failed = !seen;
+  for (Py_ssize_t i = 0; !failed && i < PyList_GET_SIZE(n->leaves); i++) {
+    PyObject *leaf = PyList_GET_ITEM(n->leaves, i);
+    const int fresh = mgd_torch_is_tensor(leaf) ? first_time(seen, leaf) : 0;
+    failed = fresh < 0 || (fresh && add_room(st, leaf, device, total) < 0);
+  }
+  Py_XDECREF(seen);
+  return failed ? -1 : 0;
+}
+
+/* The same for tensors and modules together. */
 static int room_needed(struct mgd_state *st, struct nest *n, PyObject *modules, int device, int64_t *total) {
   *total = 0;
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(n->leaves); i++) {
-    PyObject *leaf = PyList_GET_ITEM(n->leaves, i);
-    int64_t bytes = 0;
-    if (!mgd_torch_is_tensor(leaf)) continue;
-    const int here = mgd_torch_device_of(leaf);
-    if (here < 0 || (here != device && estimate_of(st, leaf, &bytes) < 0)) return -1;
-    if (bytes > INT64_MAX - *total) return mgd_errors_raise(st, MGD_E_OVERFLOW, "adding up sizes");
-    *total += bytes;
-  }
+  if (tensors_room(st, n, device, total) < 0) return -1;
   if (PyList_GET_SIZE(modules) == 0) return 0;
   PyObject *target = device < 0 ? Py_NewRef(Py_None) : mgd_torch_device(device);
   PyObject *more = target ? call_walker("_room_needed", "(ON)", modules, target) : NULL;
@@ -154,15 +178,55 @@ static int room_needed(struct mgd_state *st, struct nest *n, PyObject *modules, 
   return ok ? 0 : -1;
 }
 
+/* ---- leaves and what comes of them */
+
+typedef PyObject *(*bring_fn)(PyObject *leaf, const void *context); /* new reference */
+
+/* Appends what comes of the leaf; one that stood in the nest before comes to the same. */
+static int replace_leaf(PyObject *results, PyObject *known, PyObject *leaf, bring_fn bring, const void *context) {
+  PyObject *id = PyLong_FromVoidPtr(leaf);
+  PyObject *result = id ? Py_XNewRef(PyDict_GetItemWithError(known, id)) : NULL;
+  if (id && !result && !PyErr_Occurred()) {
+    result = bring(leaf, context);
+    if (result && PyDict_SetItem(known, id, result) < 0) Py_CLEAR(result);
+  }
+  const int failed = !result || PyList_Append(results, result) < 0;
+  Py_XDECREF(result);
+  Py_XDECREF(id);
+  return failed ? -1 : 0;
+}
+
+/* The old leaves live until the end: their ids are what tells them apart. */
+static int replace_leaves(struct nest *n, bring_fn bring, const void *context) {
+  PyObject *results = PyList_New(0), *known = PyDict_New();
+  int failed = !results || !known;
+  for (Py_ssize_t i = 0; !failed && i < PyList_GET_SIZE(n->leaves); i++)
+    failed = replace_leaf(results, known, PyList_GET_ITEM(n->leaves, i), bring, context);
+  Py_XDECREF(known);
+  if (failed) {
+    Py_XDECREF(results);
+    return -1;
+  }
+  Py_SETREF(n->leaves, results);
+  return 0;
+}
+
+struct carrying {
+  struct mgd_state *st;
+  int device;
+  enum mgd_reason why;
+};
+
+static PyObject *carry_leaf(PyObject *leaf, const void *context) {
+  const struct carrying *c = context;
+  return mgd_torch_is_tensor(leaf) ? mgd_send_carry(c->st, leaf, c->device, 0, c->why) : Py_NewRef(leaf);
+}
+
 /* Replaces tensor leaves by their copies, then moves the modules: copies can be
  * dropped, and the walker puts modules back when one of them fails. */
 static int carry_leaves(struct mgd_state *st, struct nest *n, PyObject *modules, int device, enum mgd_reason why) {
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(n->leaves); i++) {
-    PyObject *leaf = PyList_GET_ITEM(n->leaves, i);
-    if (!mgd_torch_is_tensor(leaf)) continue;
-    PyObject *copy = mgd_send_carry(st, leaf, device, 0, why);
-    if (!copy || PyList_SetItem(n->leaves, i, copy) < 0) return -1; /* steals copy */
-  }
+  const struct carrying c = {st, device, why};
+  if (replace_leaves(n, carry_leaf, &c) < 0) return -1;
   if (PyList_GET_SIZE(modules) == 0) return 0;
   PyObject *target = mgd_torch_device(device);
   PyObject *done = target ? call_walker("_move", "(ONi)", modules, target, (int)why) : NULL;
@@ -202,25 +266,28 @@ end:
   return result;
 }
 
+struct placing {
+  struct mgd_manager *m;
+  PyObject *module_type;
+  int disperse;
+};
+
 /* Every tensor finds its own place; modules are planned one after the other. */
-static int place_leaves(struct mgd_manager *m, struct nest *n, PyObject *type, int disperse) {
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(n->leaves); i++) {
-    PyObject *leaf = PyList_GET_ITEM(n->leaves, i), *placed;
-    const int kind = leaf_kind(leaf, type);
-    if (kind < 0) return -1;
-    if (kind == LEAF_OTHER) continue;
-    if (kind == LEAF_TENSOR) placed = mgd_send_place(m, leaf, disperse, 0);
-    else placed = call_walker("_place", "(OOO)", leaf, m, disperse ? Py_True : Py_False);
-    if (!placed || PyList_SetItem(n->leaves, i, placed) < 0) return -1; /* steals placed */
-  }
-  return 0;
+static PyObject *place_leaf(PyObject *leaf, const void *context) {
+  const struct placing *p = context;
+  const int kind = leaf_kind(leaf, p->module_type);
+  if (kind < 0) return NULL;
+  if (kind == LEAF_OTHER) return Py_NewRef(leaf);
+  if (kind == LEAF_TENSOR) return mgd_send_place(p->m, leaf, p->disperse, 0);
+  return call_walker("_place", "(OOO)", leaf, p->m, p->disperse ? Py_True : Py_False);
 }
 
 PyObject *mgd_send_cuda(struct mgd_manager *m, PyObject *object, int disperse) {
   struct nest n;
   PyObject *result = NULL, *type = module_type();
+  const struct placing p = {m, type, disperse};
   if (type && mgd_module_ready() == 0 && nest_open(&n, object) == 0) {
-    if (check_sendable(&n, object, type) == 0 && place_leaves(m, &n, type, disperse) == 0) result = nest_close(&n);
+    if (check_sendable(&n, object, type) == 0 && replace_leaves(&n, place_leaf, &p) == 0) result = nest_close(&n);
     nest_clear(&n);
   }
   Py_XDECREF(type);
