@@ -21,7 +21,7 @@ class DeviceManager:
 
     def __new__(
         cls,
-        comm_interface: ModuleType | object = ...,
+        comm_interface: ModuleType | object | None = None,
         cuda_devices: Sequence[_Device] | None = None,
         reserved: float = 0.1,
         retry_limit: int = 10,

@@ -301,7 +301,7 @@ static PyObject *manager_create(PyTypeObject *type, PyObject *args, PyObject *kw
   static char *names[] = {"comm_interface", "cuda_devices", "reserved", "retry_limit", "wait_time", NULL};
   PyObject *comm = NULL, *devices = NULL, *reserved = NULL, *retries = NULL, *wait = NULL;
   if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OOOOO:DeviceManager", names, &comm, &devices, &reserved, &retries, &wait)) return NULL;
-  PyObject *clock = comm ? Py_NewRef(comm) : PyImport_ImportModule("time");
+  PyObject *clock = comm && comm != Py_None ? Py_NewRef(comm) : PyImport_ImportModule("time");
   PyObject *self = clock ? type->tp_alloc(type, 0) : NULL;
   if (self) {
     set_defaults(as_manager(self), mgd_module_state_of(type));
@@ -351,8 +351,9 @@ static PyType_Slot manager_slots[] = {
     {Py_tp_repr, manager_repr},
     {Py_tp_methods, manager_methods},
     {Py_tp_getset, manager_getset},
-    {Py_tp_doc, PyDoc_STR("DeviceManager(comm_interface=time, cuda_devices=None, reserved=0.1, retry_limit=10, wait_time=0.1)\n--\n\n"
-                          "Finds devices with room and brings tensors, modules and nests of them there.")},
+    {Py_tp_doc, PyDoc_STR("DeviceManager(comm_interface=None, cuda_devices=None, reserved=0.1, retry_limit=10, wait_time=0.1)\n--\n\n"
+                          "Finds devices with room and brings tensors, modules and nests of them there.\n\n"
+                          "comm_interface is whose sleep(seconds) waits for room; None means the time module.")},
     {0, NULL}};
 static PyType_Spec manager_spec = {"managed._C.DeviceManager", sizeof(struct mgd_manager), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, manager_slots};
 
