@@ -1,10 +1,12 @@
 """Stands in for the compiled module under NO_MANAGED=1: everything is there, nothing happens.
 
-Tensors and modules stay where the program puts them; knobs keep what they are given.
+Tensors and modules stay where the program puts them; knobs keep what they are given. Of torch, only
+the names that managed tensors have are added to torch.Tensor.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -25,13 +27,13 @@ class DeviceManager:
 
     def __init__(
         self,
-        comm_interface: Any = time,
+        comm_interface: Any = None,
         cuda_devices: Any = None,
         reserved: float = 0.1,
         retry_limit: int = 10,
         wait_time: float = 0.1,
     ) -> None:
-        self.comm_interface = comm_interface
+        self.comm_interface = time if comm_interface is None else comm_interface
         self.cuda_devices: list[torch.device] = []
         self.reserved, self.retry_limit, self.wait_time = reserved, retry_limit, wait_time
         self.default_level = logging.INFO
@@ -58,7 +60,24 @@ _knobs["manager"] = DeviceManager()
 
 
 def install(name_class: type) -> None:
-    """Installs nothing."""
+    """Adds to torch.Tensor the names that programs call on managed tensors; they move nothing."""
+    tensor: Any = torch.Tensor
+    cuda = tensor.cuda
+
+    @functools.wraps(cuda)
+    def cuda_or_stay(self: Any, *args: Any, disperse: bool = False, **kwargs: Any) -> Any:
+        if disperse and not torch.cuda.is_available():
+            return self
+        return cuda(self, *args, **kwargs)
+
+    tensor.cuda = cuda_or_stay
+    tensor.pin = tensor.unpin = _stay
+    tensor.pinned = False
+
+
+def _stay(self: torch.Tensor) -> torch.Tensor:
+    """Nothing moves by itself, so nothing has to be kept."""
+    return self
 
 
 def default_heuristic(size: int) -> int:
@@ -97,6 +116,10 @@ def is_managed(o: object) -> bool:
 
 
 def mark(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def unmark(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
