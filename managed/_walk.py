@@ -31,15 +31,24 @@ class Slot(NamedTuple):
     module: nn.Module
     name: str
     tensor: torch.Tensor
+    places: list[tuple[nn.Module, str]]  #: every module and name, the first user's first
 
     def move(self, device: torch.device, reason: int) -> Callable[[], object]:
-        """Moves the tensor and returns what undoes it; a buffer that is a result is replaced."""
+        """Moves the tensor and returns what undoes it.
+
+        A buffer that is a result or a view is replaced, wherever it is registered: in place, what
+        it was made from would stay behind. Parameters keep their objects, so they move in place.
+        """
         home, old = self.tensor.device, self.tensor
-        if old.is_leaf:
+        if isinstance(old, nn.Parameter) or (old.is_leaf and not old._is_view()):
             C.move(old, device, reason)
             return lambda: C.move(old, home, reason)
-        self.module._buffers[self.name] = old.to(device)
-        return lambda: self.module._buffers.update({self.name: old})
+        self._put(old.to(device))
+        return lambda: self._put(old)
+
+    def _put(self, tensor: torch.Tensor) -> None:
+        for module, name in self.places:
+            module._buffers[name] = tensor
 
 
 def own_slots(module: nn.Module) -> Iterator[Slot]:
@@ -47,7 +56,7 @@ def own_slots(module: nn.Module) -> Iterator[Slot]:
     for kept in (module._parameters, module._buffers):
         for name, tensor in kept.items():
             if tensor is not None:
-                yield Slot(module, name, tensor)
+                yield Slot(module, name, tensor, [(module, name)])
 
 
 def layers(modules: Iterable[nn.Module]) -> list[list[Slot]]:
@@ -55,15 +64,26 @@ def layers(modules: Iterable[nn.Module]) -> list[list[Slot]]:
 
     A tied tensor is counted once and belongs to its first user.
     """
-    seen: set[int] = set()
+    seen: dict[int, Slot] = {}
     found = []
-    for root in modules:
-        for module in root.modules():
-            fresh = [s for s in own_slots(module) if id(s.tensor) not in seen]
-            seen.update(id(s.tensor) for s in fresh)
-            if fresh:
-                found.append(fresh)
+    for module in _each_once(modules):
+        fresh = []
+        for slot in own_slots(module):
+            first = seen.setdefault(id(slot.tensor), slot)
+            if first is slot:
+                fresh.append(slot)
+            else:
+                first.places.extend(slot.places)
+        if fresh:
+            found.append(fresh)
     return found
+
+
+def _each_once(roots: Iterable[nn.Module]) -> Iterator[nn.Module]:
+    memo: set[nn.Module] = set()
+    for root in roots:
+        for _, module in root.named_modules(memo):
+            yield module
 
 
 def slots(modules: Iterable[nn.Module]) -> list[Slot]:
@@ -93,13 +113,35 @@ def carry(targets: list[tuple[Slot, torch.device]], reason: int) -> None:
     try:
         for slot, device in targets:
             undo.append(slot.move(device, reason))
-    except BaseException:
-        for step in reversed(undo):
-            step()
+    except BaseException as error:
+        _roll_back(targets, undo, error)
         raise
     for module in {id(s.module): s.module for s, _ in targets}.values():
         if isinstance(module, nn.RNNBase):
             module.flatten_parameters()  # cuDNN wants the weights in one block again
+
+
+def _roll_back(
+    targets: list[tuple[Slot, torch.device]],
+    undo: list[Callable[[], object]],
+    error: BaseException,
+) -> None:
+    """Takes every step back that can be; `error` names what had to stay where it went."""
+    stuck = []
+    for (slot, device), step in reversed(list(zip(targets, undo, strict=False))):
+        try:
+            step()
+        except Exception as another:
+            stuck.append(f"{type(slot.module).__name__}.{slot.name} stays on {device} ({another})")
+    if stuck:
+        _add_note(error, "managed: could not be moved back: " + "; ".join(stuck))
+
+
+def _add_note(error: BaseException, note: str) -> None:
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    else:  # Python 3.10
+        error.args = (f"{error.args[0]}\n{note}" if error.args else note, *error.args[1:])
 
 
 def gather(found: list[Slot], manager: C.DeviceManager) -> None:

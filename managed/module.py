@@ -7,6 +7,7 @@ Moving happens in place: Parameter objects, ties, hooks and what an optimizer ho
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, TypeVar, cast
 
 import torch
@@ -35,8 +36,10 @@ class ManagedModule(nn.Module):
         """
         if not isinstance(model, nn.Module):
             raise TypeError(f"managed: from_module takes a torch.nn.Module, not {model!r}")
-        for module in model.modules():
-            _adopt(module)
+        with ExitStack() as undo:  # a tensor that cannot be managed leaves the model as it was
+            for module in model.modules():
+                _adopt(module, undo)
+            undo.pop_all()
         return cast(ManagedModule, model)
 
     # ---- what arrives later
@@ -123,12 +126,15 @@ class ManagedModule(nn.Module):
         return self
 
     def _apply(self: Self, fn: Callable[..., Any], recurse: bool = True) -> Self:
-        # A conversion gives each tensor new contents, and with them loses its mark and its pin.
-        pinned = [s.tensor for s in _walk.own_slots(self) if C.pinned(s.tensor)]
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        _mark_own(self)
-        for tensor in pinned:
-            C.pin(tensor, True)
+        # A conversion gives parameters new contents and replaces buffers: marks and pins are lost.
+        pinned = {s.name for s in _walk.own_slots(self) if C.pinned(s.tensor)}
+        try:
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        finally:
+            _mark_own(self)
+            for slot in _walk.own_slots(self):
+                if slot.name in pinned and _walk.markable(slot.tensor):
+                    C.pin(slot.tensor, True)
         return self
 
     # ---- pins
@@ -151,11 +157,17 @@ class ManagedModule(nn.Module):
 # ---- making managed
 
 
-def _mark(tensor: torch.Tensor) -> None:
-    if _walk.markable(tensor) and not C.is_managed(tensor):
-        C.mark(tensor)
-        if tensor.grad is not None and _walk.markable(tensor.grad):
-            C.mark(tensor.grad)
+def _mark(tensor: torch.Tensor, undo: ExitStack | None = None) -> None:
+    """Makes the tensor and its gradient managed; a managed one may still lack its history."""
+    if not _walk.markable(tensor):
+        return
+    gradient = tensor.grad if tensor.is_leaf else None
+    for found in (tensor, gradient):
+        if found is None or not _walk.markable(found):
+            continue
+        if undo is not None and not C.is_managed(found):
+            undo.callback(C.unmark, found)
+        C.mark(found)
 
 
 def _mark_own(module: nn.Module) -> None:
@@ -163,14 +175,22 @@ def _mark_own(module: nn.Module) -> None:
         _mark(slot.tensor)
 
 
-def _adopt(module: nn.Module) -> None:
+def _mark_all(modules: list[nn.Module]) -> None:
+    """Walks again: a move may have replaced buffers."""
+    for slot in _walk.slots(modules):
+        _mark(slot.tensor)
+
+
+def _adopt(module: nn.Module, undo: ExitStack) -> None:
     """Marks the module's own tensors and gives it its class, where its class can be subclassed."""
     if any(is_lazy(s.tensor) for s in _walk.own_slots(module)):
-        module.register_forward_pre_hook(_adopt_when_ready)
+        undo.callback(module.register_forward_pre_hook(_adopt_when_ready).remove)
         return
-    _mark_own(module)
+    for slot in _walk.own_slots(module):
+        _mark(slot.tensor, undo)
     if isinstance(module, (ManagedModule, torch.jit.ScriptModule)):
         return
+    undo.callback(setattr, module, "__class__", type(module))
     module.__class__ = managed_class(type(module), ManagedModule)
 
 
@@ -179,7 +199,9 @@ def _adopt_when_ready(module: nn.Module, inputs: Any) -> None:
     for key, hook in list(module._forward_pre_hooks.items()):
         if hook is _adopt_when_ready:
             del module._forward_pre_hooks[key]
-    _adopt(module)
+    with ExitStack() as undo:
+        _adopt(module, undo)
+        undo.pop_all()
 
 
 # ---- what DeviceManager calls
@@ -194,8 +216,7 @@ def _move(modules: list[nn.Module], device: torch.device, reason: int = C.ASKED)
     """Moves modules in place, all of them or none; their tensors are managed afterwards."""
     found = _walk.slots(modules)
     _walk.carry([(s, device) for s in found], reason)
-    for slot in found:
-        _mark(slot.tensor)
+    _mark_all(modules)
 
 
 def _place(module: nn.Module, manager: C.DeviceManager, disperse: bool) -> nn.Module:
@@ -205,6 +226,5 @@ def _place(module: nn.Module, manager: C.DeviceManager, disperse: bool) -> nn.Mo
         _walk.spread(groups, manager)
     else:
         _walk.gather([s for layer in groups for s in layer], manager)
-    for slot in (s for layer in groups for s in layer):
-        _mark(slot.tensor)
+    _mark_all([module])
     return module

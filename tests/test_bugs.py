@@ -1,0 +1,226 @@
+"""One test for each bug that was fixed in the binding and in the package."""
+
+import gc
+import inspect
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
+
+import managed
+from managed import DeviceManager, ManagedModule, ManagedTensor, _walk
+
+MIB = 2**20
+
+
+def wrap(tensor):
+    return tensor.as_subclass(ManagedTensor)
+
+
+@pytest.fixture
+def hold():
+    """Reservations on the first device alone, given back at the end."""
+    from managed import _C
+
+    manager = DeviceManager(cuda_devices=["sim:0"], reserved=0.0, retry_limit=30, wait_time=0.1)
+    taken = []
+
+    def take(keep):
+        gc.collect()
+        [(_, free)] = _C.rooms(manager)
+        taken.append(_C.admit(manager, free - keep, False))
+        return taken[-1]
+
+    take.manager = manager
+    yield take
+    for reservation in taken:
+        reservation.release()
+
+
+def test_the_manager_that_is_asked_lives_until_it_has_answered(run_python):
+    """cuda() borrowed device_manager, and freed memory was read once another one was assigned."""
+    run_python(
+        """
+        import threading, torch, managed
+        from managed import DeviceManager, ManagedTensor
+        from managed._backend import C
+        managed.simulate(devices=1, memory="64MiB")
+
+        def heuristic(size):
+            managed.device_manager = DeviceManager(reserved=0.5)
+            return size
+
+        managed.HEURISTIC_FUNCTION = heuristic
+        for _ in range(3):
+            y = torch.rand(4).as_subclass(ManagedTensor).cuda()
+            assert y.device.type == "sim"
+        managed.HEURISTIC_FUNCTION = C.default_heuristic
+
+        class Clock:
+            def sleep(self, seconds):
+                managed.device_manager = DeviceManager()
+                manager().comm_interface = __import__("time")
+                held.release()
+
+        import weakref
+        managed.device_manager = DeviceManager(Clock(), reserved=0.0)
+        asked = managed.device_manager
+        manager = lambda: asked
+        held = C.admit(asked, 60 * 2**20, False)
+        x = torch.empty(30 * 2**20, dtype=torch.uint8).as_subclass(ManagedTensor)
+        assert x.cuda().device.type == "sim"
+        """
+    )
+
+
+def test_frees_elsewhere_do_not_use_up_the_patience(hold):
+    """Every free ended a pause, and retry_limit pauses ended the wait after a few ms."""
+    held = hold(MIB)
+    stop = threading.Event()
+
+    def churn():
+        while not stop.is_set():
+            torch.empty(1024, device="sim:1")
+            time.sleep(0.001)
+
+    threads = [threading.Thread(target=churn), threading.Timer(0.5, held.release)]
+    for thread in threads:
+        thread.start()
+    found = hold.manager.find_device(16 * MIB)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert found == torch.device("sim:0")
+
+
+def test_a_buffer_that_is_a_view_is_replaced_when_its_module_moves():
+    """It moved in place, and its base stayed on the old device."""
+
+    class Net(ManagedModule):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("b", wrap(torch.zeros(3)))
+            self.w = nn.Parameter(torch.ones(3))
+
+    net = Net()
+    net.tied = nn.Module()
+    net.tied.register_buffer("b", net.b)
+    old, base = net.b, net.b._base
+    net.cuda(1)
+    assert net.b.device == net.w.device == torch.device("sim:1")
+    assert net.tied.b is net.b and isinstance(net.b, ManagedTensor)
+    assert old.device.type == base.device.type == "cpu"
+    net.b.mul_(2).add_(net.w)
+    net.b.sum().backward()
+    assert net.w.grad.tolist() == [1, 1, 1] and net.b.tolist() == [1, 1, 1]
+
+
+def test_parameters_of_one_flat_tensor_move_and_keep_their_objects():
+    """Parameters over a view are no views: each gets memory of its own, as in torch."""
+    flat = torch.arange(6.0)
+    net = nn.Module()
+    net.a, net.b = nn.Parameter(flat[:3]), nn.Parameter(flat[3:])
+    a, b = net.a, net.b
+    ManagedModule.from_module(net).cuda(1)
+    assert net.a is a and net.b is b and a.device == b.device == torch.device("sim:1")
+    assert a.tolist() == [0, 1, 2] and b.tolist() == [3, 4, 5] and flat.device.type == "cpu"
+
+
+def test_a_sent_module_is_managed_where_buffers_were_replaced():
+    """The buffer that was replaced was marked, and not the one that took its place."""
+    net, base = nn.Module(), torch.zeros(4)
+    net.register_buffer("b", base[:2])
+    plain = net.b
+    managed.device_manager.send(net, "sim:1")
+    assert isinstance(net.b, ManagedTensor) and not isinstance(plain, ManagedTensor)
+
+
+def test_conversions_keep_pins_and_histories():
+    """double() lost the pins of floating buffers, and moves after it were not in the history."""
+    net = ManagedModule.from_module(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))).cuda(0)
+    net.pin()
+    for convert in (net.double, net.half, lambda: net.to(torch.float64)):
+        convert()
+        kept = [*net.parameters(), *net.buffers()]
+        assert all(t.pinned for t in kept)
+    net.unpin()
+    events = len(managed.explain(net))
+    net.cuda(1)
+    moves = [e for e in list(managed.explain(net))[events:] if e.kind == "move"]
+    assert {e.tensor for e in moves} == {n for n in net.state_dict(keep_vars=True)}
+
+
+class Failing:
+    """Stands before the compiled module: one move forth and one move back fail."""
+
+    def __init__(self, real, forth, back):
+        self.real, self.forth, self.back, self.count = real, forth, back, 0
+
+    def __getattr__(self, name):
+        return getattr(self.real, name)
+
+    def move(self, *arguments):
+        self.count += 1
+        if self.count == self.forth:
+            raise managed.OutOfMemoryError("the first thing that went wrong")
+        if self.count == self.back:
+            raise managed.OutOfMemoryError("no way back")
+        return self.real.move(*arguments)
+
+
+def test_a_step_that_cannot_be_undone_neither_stops_the_others_nor_hides_the_error(monkeypatch):
+    """The first undo that failed ended the rollback, and its error took the original's place."""
+    layers = [nn.Linear(2, 2, bias=False) for _ in range(4)]
+    net = ManagedModule.from_module(nn.Sequential(*layers)).cuda(0)
+    monkeypatch.setattr(_walk, "C", Failing(_walk.C, forth=4, back=5))
+    with pytest.raises(managed.OutOfMemoryError, match="the first thing") as caught:
+        net.cuda(1)
+    told = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    assert "Linear.weight stays on sim:1 (no way back)" in told
+    assert [str(p.device) for p in net.parameters()] == ["sim:0", "sim:0", "sim:1", "sim:0"]
+
+
+def test_a_model_that_cannot_be_managed_is_left_as_it_was():
+    """from_module had adopted what came before the tensor that it refused."""
+    net = nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(2), nn.Linear(2, 2))
+    net[0].weight.grad = torch.ones(2, 2)
+    net[2].weight = nn.Parameter(TwoTensor(torch.rand(2, 2), torch.rand(2, 2)))
+    hooks, types = len(net[1]._forward_pre_hooks), [type(m) for m in net.modules()]
+    with pytest.raises(TypeError, match="__torch_dispatch__"):
+        ManagedModule.from_module(net)
+    assert [type(m) for m in net.modules()] == types
+    assert len(net[1]._forward_pre_hooks) == hooks
+    kept = [net[0].weight, net[0].weight.grad, net[0].bias, net[2].bias]
+    assert not any(isinstance(t, ManagedTensor) for t in kept)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_tensor_that_stands_twice_in_a_nest_stays_one(hold, plain):
+    """Each place got a copy of its own, and room was asked for both."""
+    x = torch.empty(8 * MIB, dtype=torch.uint8)
+    x = x if plain else wrap(x)
+    hold(12 * MIB)
+    manager = DeviceManager(reserved=0.0, retry_limit=0)
+    a, (b, other) = manager.send([x, (x, "other")], "sim:0")
+    assert a is b and a.device == torch.device("sim:0") and other == "other"
+    del a, b
+    a, b = hold.manager.cuda([x, x])
+    assert a is b and a.device == torch.device("sim:0")
+
+
+def test_the_signature_of_a_manager_can_be_read_and_its_defaults_given():
+    """The signature named the time module, which is no literal: inspect raised ValueError."""
+    signature = inspect.signature(DeviceManager)
+    defaults = {name: p.default for name, p in signature.parameters.items()}
+    assert list(defaults) == [
+        "comm_interface",
+        "cuda_devices",
+        "reserved",
+        "retry_limit",
+        "wait_time",
+    ]
+    assert repr(DeviceManager(**defaults)) == repr(DeviceManager())
+    assert DeviceManager(**defaults).comm_interface is time
