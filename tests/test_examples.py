@@ -65,7 +65,7 @@ def run(*arguments: str) -> str:
     environment |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-W", "error", *arguments],
-        cwd=ROOT,
+        cwd=EXAMPLES,  # where no source tree stands in front of an installed package
         env=environment,
         capture_output=True,
         text=True,

@@ -102,6 +102,8 @@ def test_mypy_is_clean_and_reveals_what_we_mean(tmp_path):
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary"]
     command += ["--cache-dir", str(tmp_path), "--python-version", "3.10"]
     files = [str(EXAMPLE), *sorted(str(p) for p in PACKAGE.glob("*.py"))]
+    if root.name == "site-packages":  # an installed package is checked as its users see it
+        root, files = tmp_path, files[:1]
     done = subprocess.run([*command, *files], cwd=root, capture_output=True, text=True, check=False)
     assert "error:" not in done.stdout, done.stdout
     shown = re.findall(r'example\.py:(\d+): note: Revealed type is "(.*)"', done.stdout)
