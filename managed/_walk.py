@@ -129,12 +129,19 @@ def _roll_back(
     """Takes every step back that can be; `error` names what had to stay where it went."""
     stuck = []
     for (slot, device), step in reversed(list(zip(targets, undo, strict=False))):
-        try:
-            step()
-        except Exception as another:
-            stuck.append(f"{type(slot.module).__name__}.{slot.name} stays on {device} ({another})")
+        reason = _failure(step)
+        if reason is not None:
+            stuck.append(f"{type(slot.module).__name__}.{slot.name} stays on {device} ({reason})")
     if stuck:
         _add_note(error, "managed: could not be moved back: " + "; ".join(stuck))
+
+
+def _failure(step: Callable[[], object]) -> Exception | None:
+    try:
+        step()
+    except Exception as error:
+        return error
+    return None
 
 
 def _add_note(error: BaseException, note: str) -> None:

@@ -44,7 +44,7 @@ def test_the_manager_that_is_asked_lives_until_it_has_answered(run_python):
     """cuda() borrowed device_manager, and freed memory was read once another one was assigned."""
     run_python(
         """
-        import threading, torch, managed
+        import torch, managed
         from managed import DeviceManager, ManagedTensor
         from managed._backend import C
         managed.simulate(devices=1, memory="64MiB")
@@ -62,14 +62,10 @@ def test_the_manager_that_is_asked_lives_until_it_has_answered(run_python):
         class Clock:
             def sleep(self, seconds):
                 managed.device_manager = DeviceManager()
-                manager().comm_interface = __import__("time")
                 held.release()
 
-        import weakref
         managed.device_manager = DeviceManager(Clock(), reserved=0.0)
-        asked = managed.device_manager
-        manager = lambda: asked
-        held = C.admit(asked, 60 * 2**20, False)
+        held = C.admit(managed.device_manager, 60 * 2**20, False)
         x = torch.empty(30 * 2**20, dtype=torch.uint8).as_subclass(ManagedTensor)
         assert x.cuda().device.type == "sim"
         """
@@ -111,11 +107,13 @@ def test_a_buffer_that_is_a_view_is_replaced_when_its_module_moves():
     old, base = net.b, net.b._base
     net.cuda(1)
     assert net.b.device == net.w.device == torch.device("sim:1")
-    assert net.tied.b is net.b and isinstance(net.b, ManagedTensor)
+    assert net.tied.b is net.b
+    assert isinstance(net.b, ManagedTensor)
     assert old.device.type == base.device.type == "cpu"
     net.b.mul_(2).add_(net.w)
     net.b.sum().backward()
-    assert net.w.grad.tolist() == [1, 1, 1] and net.b.tolist() == [1, 1, 1]
+    assert net.w.grad.tolist() == [1, 1, 1]
+    assert net.b.tolist() == [1, 1, 1]
 
 
 def test_parameters_of_one_flat_tensor_move_and_keep_their_objects():
@@ -125,8 +123,10 @@ def test_parameters_of_one_flat_tensor_move_and_keep_their_objects():
     net.a, net.b = nn.Parameter(flat[:3]), nn.Parameter(flat[3:])
     a, b = net.a, net.b
     ManagedModule.from_module(net).cuda(1)
-    assert net.a is a and net.b is b and a.device == b.device == torch.device("sim:1")
-    assert a.tolist() == [0, 1, 2] and b.tolist() == [3, 4, 5] and flat.device.type == "cpu"
+    assert [net.a is a, net.b is b] == [True, True]
+    assert a.device == b.device == torch.device("sim:1")
+    assert [a.tolist(), b.tolist()] == [[0, 1, 2], [3, 4, 5]]
+    assert flat.device.type == "cpu"
 
 
 def test_a_sent_module_is_managed_where_buffers_were_replaced():
@@ -135,7 +135,8 @@ def test_a_sent_module_is_managed_where_buffers_were_replaced():
     net.register_buffer("b", base[:2])
     plain = net.b
     managed.device_manager.send(net, "sim:1")
-    assert isinstance(net.b, ManagedTensor) and not isinstance(plain, ManagedTensor)
+    assert isinstance(net.b, ManagedTensor)
+    assert not isinstance(plain, ManagedTensor)
 
 
 def test_conversions_keep_pins_and_histories():
@@ -150,7 +151,7 @@ def test_conversions_keep_pins_and_histories():
     events = len(managed.explain(net))
     net.cuda(1)
     moves = [e for e in list(managed.explain(net))[events:] if e.kind == "move"]
-    assert {e.tensor for e in moves} == {n for n in net.state_dict(keep_vars=True)}
+    assert {e.tensor for e in moves} == set(net.state_dict(keep_vars=True))
 
 
 class Failing:
@@ -205,10 +206,12 @@ def test_a_tensor_that_stands_twice_in_a_nest_stays_one(hold, plain):
     hold(12 * MIB)
     manager = DeviceManager(reserved=0.0, retry_limit=0)
     a, (b, other) = manager.send([x, (x, "other")], "sim:0")
-    assert a is b and a.device == torch.device("sim:0") and other == "other"
+    assert a is b
+    assert (a.device, other) == (torch.device("sim:0"), "other")
     del a, b
     a, b = hold.manager.cuda([x, x])
-    assert a is b and a.device == torch.device("sim:0")
+    assert a is b
+    assert a.device == torch.device("sim:0")
 
 
 def test_the_signature_of_a_manager_can_be_read_and_its_defaults_given():

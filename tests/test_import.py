@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -110,13 +109,17 @@ def test_all_is_there(run_python):
 
 @pytest.mark.slow
 def test_importing_is_quick():
-    """At most 60 ms over torch, the best of several, so that a busy machine does not count."""
-    clock = "time.perf_counter()"
+    """At most 60 ms of work over torch, the best of five interpreters.
+
+    The time of this process's processor is counted: on a busy machine the clock on the wall counts
+    other programs too.
+    """
+    clock = "time.process_time()"
     code = f"import time, torch; t = {clock}; import managed; print({clock} - t)"
-    best, deadline = 1.0, time.monotonic() + 60
-    while best > 0.06 and time.monotonic() < deadline:
+    seconds = []
+    while len(seconds) < 5 and min(seconds, default=1.0) > 0.06:
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True
         )
-        best = min(best, float(done.stdout))
-    assert best <= 0.06
+        seconds.append(float(done.stdout))
+    assert min(seconds) <= 0.06, seconds
