@@ -68,7 +68,8 @@ def test_the_manager_that_is_asked_lives_until_it_has_answered(run_python):
         held = C.admit(managed.device_manager, 60 * 2**20, False)
         x = torch.empty(30 * 2**20, dtype=torch.uint8).as_subclass(ManagedTensor)
         assert x.cuda().device.type == "sim"
-        """
+        """,
+        PYTHONMALLOC="debug",  # fills what is freed, so that reading it is noticed
     )
 
 
