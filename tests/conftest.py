@@ -14,6 +14,7 @@ import textwrap
 
 import pytest
 import torch
+from fresh import WARNINGS
 
 import managed
 
@@ -83,7 +84,7 @@ def run_python(tmp_path):
     ):
         kept = {k: v for k, v in os.environ.items() if "MANAGED" not in k}
         done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", textwrap.dedent(code), *map(str, arguments)],
+            [sys.executable, *WARNINGS, "-c", textwrap.dedent(code), *map(str, arguments)],
             env=kept | {k: str(v) for k, v in environment.items()},
             cwd=cwd,
             input=json.dumps(input),

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fresh import WARNINGS
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -64,7 +65,7 @@ def run(*arguments: str) -> str:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MANAGED_")}
     environment |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
-        [sys.executable, "-W", "error", *arguments],
+        [sys.executable, *WARNINGS, *arguments],
         cwd=EXAMPLES,  # where no source tree stands in front of an installed package
         env=environment,
         capture_output=True,
