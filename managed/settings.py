@@ -119,7 +119,7 @@ class Variable(NamedTuple):
 
 #: Every environment variable that managed reads.
 VARIABLES = {
-    "NO_MANAGED": Variable("0", "1 makes the package inert: its names are there and nothing is managed"),
+    "NO_MANAGED": Variable("0", "1 makes the package inert: nothing is managed"),
     "MANAGED_SIM": Variable("", "simulates devices from the start: 4x512MiB"),
     "MANAGED_RESERVED": Variable(
         "0.1",
