@@ -117,6 +117,16 @@ int mgd_replica_limit(struct mgd_machine *m, int device, double fraction); /* of
 /* Fault injection: from now on each find dooms its replica by chance, one in four; 0 stops that. */
 int mgd_replica_shake(struct mgd_machine *m, uint64_t seed);
 
+/* ---- traffic.c: when a tensor should move instead of being copied; pure, no machine */
+/* A round is one or more copies from home and then what comes back of them. Where the home did not use the tensor in
+ * 1 << min(moves, 10) rounds in a row, it costs one copy and one trip home a round too many to leave it there. */
+/* The tensor had to be copied from home to `device`, no cached copy served. True: let it move there instead. */
+bool mgd_traffic_needed(struct mgd_traffic *t, int device);
+/* A gradient or a written copy came home. `home_idle`: nothing at home used the tensor since the return before this one.
+ * What follows the tensor wherever it is, as an optimizer's update does, is no use of its home. */
+void mgd_traffic_returned(struct mgd_traffic *t, bool home_idle);
+void mgd_traffic_moved(struct mgd_traffic *t); /* it moved, whoever asked for it: counting begins again, and more is asked for */
+
 /* ---- trace.c: ring of events and totals that never forget */
 int mgd_trace_add(struct mgd_machine *m, const struct mgd_event *event);
 /* Newest last; object 0 means all. *n in: room, out: how many; *dropped: events the ring no longer holds. */

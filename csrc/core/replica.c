@@ -251,7 +251,8 @@ int mgd_replica_find(struct mgd_machine *m, uint64_t source, int device, uint64_
     }
     *slot = found;
   }
-  return mgd_machine_leave(m, !s ? MGD_E_INVALID : found == NO_SLOT ? MGD_E_ABSENT : MGD_OK);
+  return mgd_machine_leave(m, !s ? MGD_E_INVALID : found == NO_SLOT ? MGD_E_ABSENT
+                                                                    : MGD_OK);
 }
 
 int mgd_replica_drop(struct mgd_machine *m, int32_t slot) {

@@ -110,7 +110,8 @@ static inline void step_written(struct model *x) {
 static inline int expected_keep(const struct model *x, const struct copy *c, uint64_t writes) {
   const struct source *s = &x->sources[c->source];
   int fits = c->bytes <= kept_limit(x, c->device) ? MGD_OK : MGD_E_NO_ROOM;
-  return !s->id || c->bytes < 0 ? MGD_E_INVALID : s->writes != writes ? MGD_E_STALE : fits;
+  return !s->id || c->bytes < 0 ? MGD_E_INVALID : s->writes != writes ? MGD_E_STALE
+                                                                      : fits;
 }
 
 static inline void step_keep(struct model *x) {
@@ -146,7 +147,8 @@ static inline void step_find(struct model *x) {
   uint64_t extent = (uint64_t)roll(x, EXTENTS), id = x->sources[source].id;
   struct copy *c = copy_of(x, source, device, extent);
   int32_t slot = -1;
-  EXPECT_CODE(mgd_replica_find(x->m, id_of(&x->sources[source]), device, extent, &slot), !id ? MGD_E_INVALID : c ? MGD_OK : MGD_E_ABSENT);
+  EXPECT_CODE(mgd_replica_find(x->m, id_of(&x->sources[source]), device, extent, &slot), !id ? MGD_E_INVALID : c ? MGD_OK
+                                                                                                                 : MGD_E_ABSENT);
   EXPECT_INT(slot, c ? c->slot : -1);
   if (c) {
     c->used = ++x->ticks;

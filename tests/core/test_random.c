@@ -381,10 +381,10 @@ static struct model *new_model(uint64_t seed) {
 
 static void step(struct model *x) {
   static void (*const steps[])(struct model *) = {
-      step_ledger,   step_ledger,   step_observe,   step_place_object, step_request, step_request, step_admit_object, step_poll,       step_poll,
-      step_poll,     step_release,  step_release,   step_operands,     step_operands, step_trace,  step_trace,        step_read,       step_capacity,
-      step_source,   step_written,  step_keep,      step_keep,         step_keep,    step_keep,    step_find,         step_find,       step_find,
-      step_drop,     step_make_room, step_limit,    step_reap,         step_reap,    step_reap};
+      step_ledger, step_ledger, step_observe, step_place_object, step_request, step_request, step_admit_object, step_poll, step_poll,
+      step_poll, step_release, step_release, step_operands, step_operands, step_trace, step_trace, step_read, step_capacity,
+      step_source, step_written, step_keep, step_keep, step_keep, step_keep, step_find, step_find, step_find,
+      step_drop, step_make_room, step_limit, step_reap, step_reap, step_reap};
   steps[roll(x, (int64_t)(sizeof steps / sizeof *steps))](x);
   x->now += roll(x, 4);
 }
