@@ -63,6 +63,8 @@ PyObject *mgd_torch_to(PyObject *tensor, int device, int non_blocking, enum mgd_
 /* Moves the tensor itself (and its .grad) in place; object, ties and hooks stay. Refused for pinned tensors and non-leaves. */
 int mgd_torch_move(PyObject *tensor, int device, enum mgd_reason why);
 
+uint64_t mgd_torch_move_count(void); /* tensors moved in place so far; never goes back, unlike the trace's totals */
+
 /* ---- conflict.cpp */
 void mgd_torch_set_pin_conflict(PyObject *type); /* what operands pinned to different devices raise; keeps a reference */
 
