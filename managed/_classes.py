@@ -12,11 +12,26 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 __all__: list[str] = []
 
 _made: weakref.WeakKeyDictionary[type, weakref.ref[type]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
+
+
+def class_for(module: nn.Module, base: type[nn.Module]) -> type[nn.Module]:
+    """The class that `module` gets when it becomes managed; `base` is ManagedModule.
+
+    torch.nn.utils.parametrize gives each module a class of its own, right above the one that it
+    goes back to when the parametrization is removed. That order is kept: the managed class takes
+    the place of the one to go back to.
+    """
+    own = type(module)
+    if not is_parametrized(module) or "__getstate__" not in vars(own) or len(own.__bases__) != 1:
+        return managed_class(own, base)
+    body = {k: v for k, v in vars(own).items() if k not in ("__dict__", "__weakref__")}
+    return type(own.__name__, (managed_class(own.__bases__[0], base),), body)
 
 
 def managed_class(original: type[nn.Module], base: type[nn.Module]) -> type[nn.Module]:

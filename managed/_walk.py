@@ -40,7 +40,7 @@ class Slot(NamedTuple):
         it was made from would stay behind. Parameters keep their objects, so they move in place.
         """
         home, old = self.tensor.device, self.tensor
-        if isinstance(old, nn.Parameter) or (old.is_leaf and not old._is_view()):
+        if isinstance(old, nn.Parameter) or is_lazy(old) or (old.is_leaf and not old._is_view()):
             C.move(old, device, reason)
             return lambda: C.move(old, home, reason)
         self._put(old.to(device))

@@ -77,6 +77,28 @@ static PyObject *move_count(PyObject *module, PyObject *unused) {
   return PyLong_FromUnsignedLongLong(mgd_module_state(module)->moves);
 }
 
+/* ---- gradients */
+
+static PyObject *bring_gradient(PyObject *module, PyObject *args) {
+  (void)module;
+  PyObject *gradient, *target;
+  return PyArg_ParseTuple(args, "OO:bring_gradient", &gradient, &target) ? mgd_torch_bring_gradient(gradient, target) : NULL;
+}
+
+static PyObject *gather_gradients(PyObject *module, PyObject *parameters) {
+  (void)module;
+  if (mgd_torch_gather_gradients(parameters) < 0) return NULL;
+  Py_RETURN_NONE;
+}
+
+static PyObject *above_functorch(PyObject *module, PyObject *o) {
+  (void)module;
+  const long change = PyLong_AsLong(o);
+  if (change == -1 && PyErr_Occurred()) return NULL;
+  mgd_torch_above_functorch(change < 0 ? -1 : 1);
+  Py_RETURN_NONE;
+}
+
 /* ---- plans */
 
 /* A sequence of byte counts as a fresh array of *n; PyMem_Free it. */
@@ -158,6 +180,12 @@ PyMethodDef mgd_walk_methods[] = {
     {"move", move, METH_VARARGS,
      PyDoc_STR("move(tensor, device, reason=ASKED, /)\n--\n\nMoves the tensor itself and its .grad; False when it was there already.")},
     {"move_count", move_count, METH_NOARGS, PyDoc_STR("move_count()\n--\n\nHow many tensors have been moved in place so far.")},
+    {"bring_gradient", bring_gradient, METH_VARARGS,
+     PyDoc_STR("bring_gradient(gradient, device, /)\n--\n\nA managed gradient on the device, recorded by autograd; a plain one as it is.")},
+    {"gather_gradients", gather_gradients, METH_O,
+     PyDoc_STR("gather_gradients(parameters, /)\n--\n\nPuts the .grad of each managed tensor of a list where the tensor is.")},
+    {"above_functorch", above_functorch, METH_O,
+     PyDoc_STR("above_functorch(change, /)\n--\n\nThis thread enters (1) or leaves (-1) a level of torch.func.grad.")},
     {"plan_layers", plan_layers, METH_VARARGS,
      PyDoc_STR("plan_layers(bytes, border, room, /)\n--\n\n"
                "Contiguous layers over devices: an index into `room` for each layer, or None when no contiguous plan fits.\n"
