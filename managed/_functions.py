@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch._functorch import eager_transforms
+from torch._ops import _HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS, _higher_order_ops
 from torch.autograd.function import BackwardCFunction
 
 from managed._backend import C
@@ -118,5 +119,9 @@ def _watch_functorch() -> None:
         C.above_functorch(-1)
         return leave()
 
+    above = torch._C._parse_dispatch_key("TESTING_ONLY_GenericWrapper")
+    for operator in _higher_order_ops.values():
+        operator.fallthrough(above)  # they dispatch in Python, where no fallback is asked
+    _HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(above)
     eager_transforms._grad_increment_nesting = entered  # type: ignore[assignment]
     eager_transforms._grad_decrement_nesting = left

@@ -27,6 +27,11 @@ at::Tensor innermost(const at::Tensor& t) {
   return inner;
 }
 
+bool is_wrapped(const at::Tensor& t) {
+  constexpr c10::DispatchKeySet wrappers({c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::FuncTorchBatched});
+  return t.key_set().has_any(wrappers);
+}
+
 bool holds_managed(const at::Tensor& t) { return t.defined() && has_key(innermost(t).unsafeGetTensorImpl()); }
 
 namespace {
@@ -48,19 +53,20 @@ bool any_managed(const OpFacts& f, const torch::jit::Stack& stack, std::size_t b
   return false;
 }
 
-// The engine adds up the gradients of one tensor on that tensor's device, and looks at their storages when they come from
-// several devices; a wrapper has none. With an alias before each copy, every gradient that comes from afar has a node to itself.
-void give_copy_a_node(const OpFacts& f, torch::jit::Stack& stack, std::size_t base) {
+// When a gradient goes from a node on one accelerator to a node on another, the engine looks at its storage, and a wrapper
+// has none. A node on the CPU has no stream to wait for: over the host the gradient passes unseen.
+void copy_over_host(const OpFacts& f, torch::jit::Stack& stack, std::size_t base) {
   if (f.name != "aten::_to_copy" || !stack[base].isTensor() || !stack[base + kDeviceOfToCopy].isDevice()) return;
   const at::Tensor t = stack[base].toTensor();
-  if (t.device() == stack[base + kDeviceOfToCopy].toDevice() || !t.requires_grad() || !is_grad_wrapper(t)) return;
-  if (t.layout() == at::kStrided) stack[base] = t.alias();
+  const c10::Device to = stack[base + kDeviceOfToCopy].toDevice();
+  if (!t.defined() || t.device() == to || t.is_cpu() || to.is_cpu() || !is_wrapped(t) || !holds_managed(t)) return;
+  stack[base] = t.cpu();
 }
 
 void above_functorch(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack* stack) {
   const OpFacts& f = facts_of(op);
   const std::size_t base = stack->size() - f.arguments;
-  if (f.mixing == Mixing::Never) give_copy_a_node(f, *stack, base);
+  if (f.mixing == Mixing::Never) copy_over_host(f, *stack, base);
   else if (f.route != Route::Fallthrough && any_managed(f, *stack, base) && align_call(op, *stack, f)) return;
   op.redispatchBoxed(ks & kBelowThis, stack);
 }

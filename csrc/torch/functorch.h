@@ -9,6 +9,8 @@ namespace managed {
 // The tensor inside all of functorch's wrappers; itself when it is none.
 at::Tensor innermost(const at::Tensor& t);
 
+bool is_wrapped(const at::Tensor& t);
+
 // Whether the tensor, or what functorch has wrapped in it, is managed.
 bool holds_managed(const at::Tensor& t);
 

@@ -12,11 +12,6 @@
 
 namespace managed {
 
-namespace {
-// What torch.func has wrapped: the state is that of the tensor inside.
-constexpr c10::DispatchKeySet kWrapped({c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::FuncTorchBatched});
-} // namespace
-
 TensorState* state_of(const at::Tensor& t) {
   return t.defined() ? dynamic_cast<TensorState*>(t.unsafeGetTensorImpl()->get_backend_meta()) : nullptr;
 }
@@ -38,7 +33,7 @@ TensorState& make_state(const at::Tensor& t) {
 }
 
 bool is_pinned(const at::Tensor& t) {
-  if (C10_UNLIKELY(t.key_set().has_any(kWrapped))) return is_pinned(innermost(t));
+  if (C10_UNLIKELY(is_wrapped(t))) return is_pinned(innermost(t));
   if (TensorState* s = state_of(t)) return s->pinned.load(std::memory_order_relaxed);
   return t.is_view() && is_pinned(at::Tensor(t._base()));
 }
