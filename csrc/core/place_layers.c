@@ -13,6 +13,8 @@
  * heavy stay so when they grow), so that the best beginning of a run moves
  * right with its end and divide and conquer needs O(devices * n log n) steps.
  */
+#include <string.h>
+
 #include "arithmetic.h"
 #include "internal_machine.h"
 
@@ -300,5 +302,35 @@ int mgd_place_layers(struct mgd_machine *m, const int64_t *bytes, const int64_t 
     write_plan(&p, n, out);
   }
   close_problem(&p);
+  return code;
+}
+
+static size_t roomiest(const int64_t *left, size_t devices) {
+  size_t best = 0;
+  for (size_t j = 1; j < devices; j++) {
+    if (left[j] > left[best]) {
+      best = j;
+    }
+  }
+  return best;
+}
+
+int mgd_place_spread(struct mgd_machine *m, const int64_t *bytes, size_t n, const int64_t *room, size_t devices, int *out) {
+  int code = validate(bytes, NULL, n, room, devices);
+  if (code != MGD_OK) {
+    return code;
+  }
+  int64_t *left = mgd_alloc_new(&m->alloc, devices, sizeof *left);
+  if (!left) {
+    return MGD_E_NOMEM;
+  }
+  memcpy(left, room, devices * sizeof *left);
+  for (size_t i = 0; code == MGD_OK && i < n; i++) {
+    size_t to = roomiest(left, devices);
+    code = bytes[i] <= left[to] ? MGD_OK : MGD_E_NO_ROOM;
+    left[to] -= bytes[i];
+    out[i] = (int)to;
+  }
+  mgd_alloc_free(left);
   return code;
 }

@@ -18,6 +18,11 @@ struct engine {
   PyObject *run_backward; /* strong: its bound method */
 };
 
+static const char crossing[] =
+    "managed: a gradient that torch.func or is_grads_batched=True has wrapped went from one accelerator to another, where torch's engine "
+    "asks for a storage that a wrapper does not have. Bring the operands to one device with .to(device) first, or differentiate without "
+    "wrapping (torch.autograd.grad without is_grads_batched).";
+
 /* What torch says when a hook or a custom backward has changed a gradient's device. */
 static int is_about_devices(const char *text) {
   return (strstr(text, "invalid gradient at index") && strstr(text, "expected device")) || (strstr(text, "hook '") && strstr(text, "has changed the type of value"));
@@ -31,7 +36,8 @@ static void advise(void) {
   PyErr_NormalizeException(&type, &value, &trace);
   PyObject *text = value ? PyObject_Str(value) : NULL;
   const char *utf8 = text ? PyUnicode_AsUTF8(text) : NULL;
-  PyObject *args = utf8 && is_about_devices(utf8) ? Py_BuildValue("(N)", PyUnicode_FromFormat("%U\n%s", text, advice)) : NULL;
+  const char *more = !utf8 ? NULL : is_about_devices(utf8) ? advice : strstr(utf8, "Cannot access storage of") ? crossing : NULL;
+  PyObject *args = more ? Py_BuildValue("(N)", PyUnicode_FromFormat("%U\n%s", text, more)) : NULL;
   if (args) (void)PyObject_SetAttrString(value, "args", args);
   Py_XDECREF(args);
   Py_XDECREF(text);

@@ -127,14 +127,38 @@ static PyObject *plan_list(const int *plan, size_t n) {
   return list;
 }
 
+static PyObject *finish_plan(PyObject *module, int code, const int *out, size_t n, const char *attempted) {
+  if (code == MGD_OK) return plan_list(out, n);
+  if (code == MGD_E_NO_ROOM) Py_RETURN_NONE;
+  mgd_errors_raise(mgd_module_state(module), code, attempted);
+  return NULL;
+}
+
 static PyObject *plan(PyObject *module, const int64_t *bytes, const int64_t *border, size_t n, const int64_t *room, size_t devices) {
   int *out = PyMem_New(int, n + 1);
   if (!out) return PyErr_NoMemory();
   const int code = mgd_place_layers(mgd_torch_machine(), bytes, border, n, room, devices, out);
-  PyObject *result = code == MGD_OK ? plan_list(out, n) : code == MGD_E_NO_ROOM ? Py_NewRef(Py_None)
-                                                                                : NULL;
+  PyObject *result = finish_plan(module, code, out, n, "planning layers");
   PyMem_Free(out);
-  if (!result && !PyErr_Occurred()) mgd_errors_raise(mgd_module_state(module), code, "planning layers");
+  return result;
+}
+
+static PyObject *plan_spread(PyObject *module, PyObject *args) {
+  PyObject *sizes, *rooms, *result = NULL;
+  size_t n = 0, devices = 0;
+  int64_t *bytes = NULL, *room = NULL;
+  if (!PyArg_ParseTuple(args, "OO:plan_spread", &sizes, &rooms) || mgd_module_ready() < 0) return NULL;
+  if (!(bytes = byte_array(sizes, "a parameter", &n)) || !(room = byte_array(rooms, "room", &devices))) goto end;
+  if (n == 0 || devices == 0) {
+    result = n == 0 ? PyList_New(0) : Py_NewRef(Py_None);
+    goto end;
+  }
+  int *out = PyMem_New(int, n);
+  result = out ? finish_plan(module, mgd_place_spread(mgd_torch_machine(), bytes, n, room, devices, out), out, n, "planning parameters") : PyErr_NoMemory();
+  PyMem_Free(out);
+end:
+  PyMem_Free(bytes);
+  PyMem_Free(room);
   return result;
 }
 
@@ -190,5 +214,7 @@ PyMethodDef mgd_walk_methods[] = {
      PyDoc_STR("plan_layers(bytes, border, room, /)\n--\n\n"
                "Contiguous layers over devices: an index into `room` for each layer, or None when no contiguous plan fits.\n"
                "border[i] are the bytes that cross between layers i and i + 1; None means that all borders are alike.")},
+    {"plan_spread", plan_spread, METH_VARARGS,
+     PyDoc_STR("plan_spread(bytes, room, /)\n--\n\nEach by itself where most room is left: an index into `room` for each, or None when one does not fit.")},
     {"attach_sim", attach_sim, METH_VARARGS, PyDoc_STR("attach_sim(capsule, devices, /)\n--\n\nMakes the simulator's devices known.")},
     {NULL, NULL, 0, NULL}};
