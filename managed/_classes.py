@@ -51,13 +51,15 @@ def managed_class(original: type[nn.Module], base: type[nn.Module]) -> type[nn.M
 
 
 def _make(original: type[nn.Module], base: type[nn.Module]) -> type[nn.Module]:
-    body = {
+    body: dict[str, Any] = {
         "__module__": original.__module__,
         "__qualname__": original.__qualname__,
         "__doc__": original.__doc__,
         "__reduce_ex__": _reduce_ex,
         "_managed_original": original,
     }
+    if hasattr(original, "insert"):
+        body["insert"] = _insert
     bases = (base,) if original is nn.Module else (original, base)
     return type(original.__name__, bases, body)
 
@@ -74,6 +76,16 @@ def _reduce_ex(self: nn.Module, protocol: Any) -> Any:
         return reduced
     function, arguments, *rest = reduced
     return (_rebuild, (_original(function), *map(_original, arguments)), *rest)
+
+
+def _insert(self: nn.Module, index: int, module: nn.Module) -> Any:
+    """Of Sequential and ModuleList: they write into `_modules` where nobody sees what arrives."""
+    from managed.module import ManagedModule
+
+    ours: Any = next(c for c in type(self).__mro__ if vars(c).get("insert") is _insert)
+    result = super(ours, self).insert(index, module)
+    ManagedModule.from_module(self)
+    return result
 
 
 def _rebuild(function: Callable[..., nn.Module], *arguments: Any) -> nn.Module:

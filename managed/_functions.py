@@ -24,7 +24,7 @@ __all__: list[str] = []
 def install() -> None:
     """Wraps what the engine calls for custom backwards, and what registers a tensor's hook."""
     BackwardCFunction.apply = _wrap_apply(BackwardCFunction.apply)  # type: ignore[method-assign]
-    torch.Tensor.register_hook = _wrap_register(torch.Tensor.register_hook)  # type: ignore[assignment]
+    torch.Tensor.register_hook = _wrap_register(torch.Tensor.register_hook)  # type: ignore[method-assign]
     _watch_functorch()
 
 
@@ -107,8 +107,8 @@ def _wrap_register(original: Any) -> Any:
 
 def _watch_functorch() -> None:
     """Tells the hook above functorch when a thread is inside grad, vjp, jacrev or hessian."""
-    enter: Any = eager_transforms._grad_increment_nesting
-    leave: Any = eager_transforms._grad_decrement_nesting
+    transforms: Any = eager_transforms
+    enter, leave = transforms._grad_increment_nesting, transforms._grad_decrement_nesting
 
     def entered() -> int:
         level: int = enter()
@@ -119,9 +119,10 @@ def _watch_functorch() -> None:
         C.above_functorch(-1)
         return leave()
 
-    above = torch._C._parse_dispatch_key("TESTING_ONLY_GenericWrapper")
+    above: Any = torch._C._parse_dispatch_key("TESTING_ONLY_GenericWrapper")
+    # These dispatch in Python, where no fallback is asked.
     for operator in _higher_order_ops.values():
-        operator.fallthrough(above)  # they dispatch in Python, where no fallback is asked
+        operator.fallthrough(above)  # type: ignore[no-untyped-call]
     _HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(above)
-    eager_transforms._grad_increment_nesting = entered  # type: ignore[assignment]
-    eager_transforms._grad_decrement_nesting = left
+    transforms._grad_increment_nesting = entered
+    transforms._grad_decrement_nesting = left

@@ -69,7 +69,7 @@ class ManagedModule(nn.Module):
         _adopt.mark_own(self)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(*args, **kwargs)
         _adopt.mark_own(self)  # a lazy parameter has just got its shape
 
     def _managed_arrival(self, name: str) -> None:
@@ -136,9 +136,7 @@ class ManagedModule(nn.Module):
             super().to(**rest)
         return self
 
-    def to_empty(
-        self: Self, *, device: Device | torch.device | None, recurse: bool = True
-    ) -> Self:
+    def to_empty(self: Self, *, device: Device | torch.device | None, recurse: bool = True) -> Self:
         """As torch.nn.Module.to_empty, but Parameter objects and ties stay on every device.
 
         "cuda" lets the manager pick. PinConflictError when a pinned tensor would have to move.

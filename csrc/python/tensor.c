@@ -1,4 +1,5 @@
-/* tensor.c: ALL that importing managed adds to torch.Tensor, and nothing else:
+/* tensor.c: what importing managed adds to torch.Tensor, and nothing else (register_hook, a Python method, is
+ * wrapped in managed/_functions.py):
  *
  *   __class__               says ManagedTensor for a managed tensor
  *   pin(), unpin(), pinned  exist for managed tensors only
