@@ -252,6 +252,21 @@ def test_a_pickled_module_comes_back_on_its_devices():
     assert_same(net.cpu(), other)
 
 
+def test_a_pickled_module_is_loaded_by_another_process(run_python, tmp_path):
+    net = scatter(ManagedModule.from_module(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))))
+    torch.save(net, tmp_path / "net.pt")
+    script = """
+        import sys, torch
+        from managed import ManagedModule, ManagedTensor
+        net = torch.load(sys.argv[1], weights_only=False, map_location="cpu")
+        assert isinstance(net, torch.nn.Sequential) and isinstance(net[1], ManagedModule)
+        assert all(isinstance(t, ManagedTensor) for t in net.state_dict(keep_vars=True).values())
+        print(net[0].weight.double().sum().item())
+    """
+    total = run_python(script, tmp_path / "net.pt")
+    assert float(total) == net[0].weight.double().sum().item()
+
+
 # ---- files
 
 

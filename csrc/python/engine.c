@@ -36,7 +36,9 @@ static void advise(void) {
   PyErr_NormalizeException(&type, &value, &trace);
   PyObject *text = value ? PyObject_Str(value) : NULL;
   const char *utf8 = text ? PyUnicode_AsUTF8(text) : NULL;
-  const char *more = !utf8 ? NULL : is_about_devices(utf8) ? advice : strstr(utf8, "Cannot access storage of") ? crossing : NULL;
+  const char *more = !utf8 ? NULL : is_about_devices(utf8) ? advice
+      : strstr(utf8, "Cannot access storage of")           ? crossing
+                                                           : NULL;
   PyObject *args = more ? Py_BuildValue("(N)", PyUnicode_FromFormat("%U\n%s", text, more)) : NULL;
   if (args) (void)PyObject_SetAttrString(value, "args", args);
   Py_XDECREF(args);
