@@ -147,7 +147,7 @@ def test_a_custom_function_over_devices_is_refused_with_advice():
         return Product.apply(x, y).sum()
 
     x, y = at("sim:0", X), at("sim:1", X + 1)
-    with pytest.raises(RuntimeError, match=r"managed: (.|\n)*Bring the operands to one device"):
+    with pytest.raises(RuntimeError, match=r"managed: (.|\n)*bring their operands to one device"):
         torch.func.grad(f, (0, 1))(x, y)
     g = torch.func.grad(lambda x, y: f(x, y.to(x.device)), (0, 1))(x, y)
     assert [t.device for t in g] == [x.device, y.device]

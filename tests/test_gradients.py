@@ -277,6 +277,15 @@ def test_batched_root_gradients():
     assert torch.equal(rows.cpu(), 2 * torch.eye(4))
 
 
+def test_batched_root_gradients_of_a_graph_over_devices():
+    w, v = leaf("sim:0"), leaf("sim:1", X + 1)
+    options = {"grad_outputs": torch.eye(4), "is_grads_batched": True}
+    rows = torch.autograd.grad(w * v, (w, v), **options)
+    for row, tensor, expected in zip(rows, (w, v), (X + 1, X), strict=True):
+        assert row.device == tensor.device
+        assert torch.equal(row.cpu(), torch.diag(expected))
+
+
 # ---- .grad itself
 
 

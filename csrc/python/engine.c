@@ -19,9 +19,8 @@ struct engine {
 };
 
 static const char crossing[] =
-    "managed: a gradient that torch.func or is_grads_batched=True has wrapped went from one accelerator to another, where torch's engine "
-    "asks for a storage that a wrapper does not have. Bring the operands to one device with .to(device) first, or differentiate without "
-    "wrapping (torch.autograd.grad without is_grads_batched).";
+    "managed: a gradient that torch.func has wrapped went from one accelerator to another, where torch's engine asks for a storage that a "
+    "wrapper does not have. Custom autograd functions inside torch.func do that: bring their operands to one device with .to(device) first.";
 
 /* What torch says when a hook or a custom backward has changed a gradient's device. */
 static int is_about_devices(const char *text) {
