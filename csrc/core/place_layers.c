@@ -13,10 +13,10 @@
  * heavy stay so when they grow), so that the best beginning of a run moves
  * right with its end and divide and conquer needs O(devices * n log n) steps.
  */
-#include <string.h>
-
 #include "arithmetic.h"
 #include "internal_machine.h"
+
+#include <string.h>
 
 __extension__ typedef __int128 wide; /* holds the product of two int64_t */
 
@@ -315,6 +315,22 @@ static size_t roomiest(const int64_t *left, size_t devices) {
   return best;
 }
 
+/* Writes nothing while out is NULL: a plan is tried before it is given. */
+static int spread(const int64_t *bytes, size_t n, const int64_t *room, size_t devices, int64_t *left, int *out) {
+  memcpy(left, room, devices * sizeof *left);
+  for (size_t i = 0; i < n; i++) {
+    size_t to = roomiest(left, devices);
+    if (bytes[i] > left[to]) {
+      return MGD_E_NO_ROOM;
+    }
+    left[to] -= bytes[i];
+    if (out) {
+      out[i] = (int)to;
+    }
+  }
+  return MGD_OK;
+}
+
 int mgd_place_spread(struct mgd_machine *m, const int64_t *bytes, size_t n, const int64_t *room, size_t devices, int *out) {
   int code = validate(bytes, NULL, n, room, devices);
   if (code != MGD_OK) {
@@ -324,12 +340,9 @@ int mgd_place_spread(struct mgd_machine *m, const int64_t *bytes, size_t n, cons
   if (!left) {
     return MGD_E_NOMEM;
   }
-  memcpy(left, room, devices * sizeof *left);
-  for (size_t i = 0; code == MGD_OK && i < n; i++) {
-    size_t to = roomiest(left, devices);
-    code = bytes[i] <= left[to] ? MGD_OK : MGD_E_NO_ROOM;
-    left[to] -= bytes[i];
-    out[i] = (int)to;
+  code = spread(bytes, n, room, devices, left, NULL);
+  if (code == MGD_OK) {
+    code = spread(bytes, n, room, devices, left, out);
   }
   mgd_alloc_free(left);
   return code;

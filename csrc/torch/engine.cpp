@@ -55,14 +55,14 @@ PyObject* with_gradients_at_roots(PyObject* args) {
   PyObject* roots = PyTuple_GET_ITEM(args, 0);
   PyObject* given = PyTuple_GET_SIZE(args) > 1 ? PyTuple_GET_ITEM(args, 1) : nullptr;
   if (!given || !PyTuple_Check(given) || PyTuple_GET_SIZE(given) != PyTuple_GET_SIZE(roots)) return Py_NewRef(args);
-  THPObjectPtr gradients(PyTuple_GetSlice(given, 0, 0)), all(PySequence_List(given));
+  THPObjectPtr all(PySequence_List(given));
   for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(roots); i++) {
     PyObject *root = PyTuple_GET_ITEM(roots, i), *gradient = PyTuple_GET_ITEM(given, i);
     if (!THPVariable_Check(root) || !THPVariable_Check(gradient)) continue; // a GradientEdge, or None
     PyObject* there = brought(gradient, THPVariable_Unpack(root).device());
     if (!there || PyList_SetItem(all, i, there) < 0) return nullptr;
   }
-  gradients = all ? PyList_AsTuple(all) : nullptr;
+  THPObjectPtr gradients(all ? PyList_AsTuple(all) : nullptr);
   THPObjectPtr rest(PyTuple_GetSlice(args, 2, PyTuple_GET_SIZE(args)));
   THPObjectPtr head(gradients ? PyTuple_Pack(2, roots, gradients.get()) : nullptr);
   return head && rest ? PySequence_Concat(head, rest) : nullptr;

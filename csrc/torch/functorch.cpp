@@ -71,21 +71,22 @@ void above_functorch(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torc
   op.redispatchBoxed(ks & kBelowThis, stack);
 }
 
+bool registered = false; // written once, while the package is imported
 thread_local int levels = 0;
 
 } // namespace
 
 void register_above_functorch() {
-  static bool done = false;
-  if (done || c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(kAboveFunctorch)) return; // somebody's test: gradients over devices fail as in torch
+  if (registered || c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(kAboveFunctorch)) return; // somebody's test: gradients over devices fail as in torch
   static auto* library = new torch::Library(torch::Library::IMPL, "_", kAboveFunctorch, __FILE__, __LINE__);
   library->fallback(torch::CppFunction::makeFromBoxedFunction<&above_functorch>());
-  done = true;
+  registered = true;
 }
 
 } // namespace managed
 
 void mgd_torch_above_functorch(int change) {
+  if (!managed::registered) return;
   managed::levels += change;
   c10::impl::tls_set_dispatch_key_included(managed::kAboveFunctorch, managed::levels > 0);
 }

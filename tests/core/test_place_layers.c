@@ -271,6 +271,7 @@ static void each_alone_goes_where_most_room_is_left(void) {
   EXPECT_OK(mgd_place_spread(m, bytes, 2, uneven, 2, out));
   EXPECT(out[0] == 1 && out[1] == 1);
   EXPECT(mgd_place_spread(m, bytes, 3, scarce, 2, out) == MGD_E_NO_ROOM);
+  EXPECT(out[0] == 1 && out[1] == 1); /* untouched */
   EXPECT(mgd_place_spread(m, negative, 2, even, 2, out) != MGD_OK);
   mgd_machine_destroy(m);
 }
