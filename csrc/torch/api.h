@@ -75,8 +75,15 @@ PyObject *mgd_torch_counters(void);
 int mgd_torch_reset_counters(void);
 
 /* ---- engine.cpp */
-/* Runs the given callable (torch's _engine_run_backward) with the key included in TLS. */
+/* Runs the given callable (torch's run_backward) with the key included in TLS and root gradients where their roots are. */
 PyObject *mgd_torch_run_backward(PyObject *callable, PyObject *args, PyObject *kwargs);
+/* The gradient on the device, recorded by autograd and traced; itself where nothing that takes part is managed or it is there. */
+PyObject *mgd_torch_bring_gradient(PyObject *gradient, PyObject *device);
+/* Puts the .grad of each managed tensor of the list where its tensor is. */
+int mgd_torch_gather_gradients(PyObject *parameters);
+
+/* ---- functorch.cpp */
+void mgd_torch_above_functorch(int levels); /* +1 when this thread enters a level of torch.func.grad, -1 when it leaves one */
 
 #ifdef __cplusplus
 }
