@@ -21,6 +21,7 @@ from torch.utils.backend_registration import (
     rename_privateuse1_backend,
 )
 
+from managed import _sim_processes
 from managed._backend import C
 from managed._sim_presets import DEFAULT, PRESETS, Preset
 from managed.settings import parse_bytes
@@ -99,6 +100,7 @@ def simulate(
     )
     atexit.register(_sim.park)
     _name_backend(p)
+    _sim_processes.install()
     C.attach_sim(_sim.bridge, devices)
 
 
