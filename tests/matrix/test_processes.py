@@ -139,7 +139,7 @@ def test_fork_before_backward(fork):
     import os
     torch.set_num_threads(1)
     there = rows.to("sim:1").as_subclass(ManagedTensor)
-    for _ in range(60):
+    for _ in range(30):
         child = os.fork()
         if child == 0:
             backward()
