@@ -129,7 +129,7 @@ def collectives(rank):
     calls = {
         "all_reduce": dist.all_reduce,
         "broadcast": lambda x: dist.broadcast(x, 0),
-        "all_gather": lambda x: dist.all_gather_into_tensor(torch.empty(6, device=x.device), x),
+        "all_gather": lambda x: dist.all_gather([torch.empty_like(x) for _ in range(2)], x),
         "send": lambda x: dist.send(x, 1) if rank == 0 else dist.recv(x, 0),
     }
     found = {}
