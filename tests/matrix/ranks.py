@@ -10,10 +10,12 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import managed
@@ -21,6 +23,10 @@ from managed import ManagedModule, ManagedTensor
 
 from .children import LIMIT
 from .common import Place, managed_on
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # it scripts functions when imported
+    from torch.distributed.optim import ZeroRedundancyOptimizer
 
 __all__ = ["both"]
 
@@ -50,10 +56,11 @@ def result(model, losses):
     return losses, [t.detach() for t in (*model.parameters(), *model.buffers())], at_home(model)
 
 
-def train(model, rank, *, device="cpu", accumulate=False, unused=False):
+def train(model, rank, *, device="cpu", accumulate=False, unused=False, zero=False, **options):
     """Three AdamW steps on this rank's data; losses, weights and where the gradients are."""
-    wrapped = DistributedDataParallel(model, find_unused_parameters=unused)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    wrapped = DistributedDataParallel(model, find_unused_parameters=unused, **options)
+    kind = [ZeroRedundancyOptimizer, torch.optim.AdamW] if zero else [torch.optim.AdamW]
+    optimizer = kind[0](model.parameters(), *kind[1:], lr=0.01)
     draw = torch.Generator().manual_seed(rank)
 
     def loss():
@@ -114,6 +121,9 @@ def data_parallel(rank):
         "DDP": {},
         "no_sync": {"accumulate": True},
         "unused": {"unused": True},
+        "static_graph": {"static_graph": True},
+        "bucket views": {"gradient_as_bucket_view": True},
+        "ZeRO": {"zero": True},
     }.items():
         plain = train(copy.deepcopy(model), rank, **options)
         found[name] = plain, train(ManagedModule.from_module(copy.deepcopy(model)), rank, **options)
@@ -143,18 +153,53 @@ def collectives(rank):
     return found
 
 
+def flat(model, rank):
+    """Three AdamW steps with the first FSDP."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # it tells of FSDP2
+        wrapped = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=0.01)
+    draw = torch.Generator().manual_seed(rank)
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        losses.append(wrapped(torch.randn(4, 6, generator=draw)).square().sum())
+        losses[-1].backward()
+        optimizer.step()
+    with FullyShardedDataParallel.summon_full_params(wrapped):
+        return [x.item() for x in losses], [p.detach().clone() for p in wrapped.parameters()]
+
+
 def sharded(rank):
     mesh = init_device_mesh("cpu", (2,))
-    net = nn.Linear(6, 4)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
     after = copy.deepcopy(net)
     fully_shard(after, mesh=mesh)
-    before = ManagedModule.from_module(net)
-    there = ManagedModule.from_module(nn.Linear(6, 4)).cuda(1)
+    before, there, split = (ManagedModule.from_module(copy.deepcopy(net)) for _ in range(3))
+    there.cuda(1)
+    columns = {"0": ColwiseParallel()}
     return {
         "FSDP2 of managed": refusal(lambda: fully_shard(before, mesh=mesh)),
         "FSDP2 elsewhere": refusal(lambda: fully_shard(there, mesh=mesh)),
         "managed of FSDP2": refusal(lambda: ManagedModule.from_module(after)),
+        "tensor parallel": refusal(lambda: parallelize_module(split, mesh, columns)),
+        "FSDP1": (flat(copy.deepcopy(net), rank), flat(ManagedModule.from_module(net), rank)),
     }
+
+
+def checkpoints(rank, folder):
+    """Saves a scattered model and loads it into one that stands elsewhere."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 4)
+    file = f"{folder}/checkpoint"
+    dcp.save({"model": Place("mixed").module(model).state_dict()}, checkpoint_id=file)
+    other = Place("one").module(nn.Linear(6, 4))
+    state = {"model": other.state_dict()}
+    dcp.load(state, checkpoint_id=file)
+    other.load_state_dict(state["model"])
+    expected, found = (list(m.parameters()) for m in (model, other))
+    return {"checkpoint": (expected, [p.cpu() for p in found], [str(p.device) for p in found])}
 
 
 def pipelines(rank):
@@ -187,5 +232,6 @@ def both(rank, world, folder):
     found = {}
     for scenario in (data_parallel, collectives, sharded, pipelines):
         found |= scenario(rank)
+    found |= checkpoints(rank, folder)
     dist.destroy_process_group()
     return found

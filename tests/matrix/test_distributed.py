@@ -27,9 +27,11 @@ def equal(plain, managed):
 @pytest.mark.row("DistributedDataParallel, model on the CPU")
 @pytest.mark.row("DistributedDataParallel, no_sync")
 @pytest.mark.row("DistributedDataParallel, find_unused_parameters")
+@pytest.mark.row("DistributedDataParallel, static_graph, gradient_as_bucket_view")
+@pytest.mark.row("ZeroRedundancyOptimizer")
 def test_ddp(ranks):
     for found in ranks:
-        for name in ("DDP", "no_sync", "unused"):
+        for name in ("DDP", "no_sync", "unused", "static_graph", "bucket views", "ZeRO"):
             equal(*found[name])
     first, second = (found["DDP"][1] for found in ranks)
     assert difference(first[1][:6], second[1][:6]) is None
@@ -95,6 +97,28 @@ def test_fsdp(ranks):
             assert kind == "TypeError"
             assert "__torch_dispatch__ cannot be managed" in message
         assert found["FSDP2 elsewhere"][0] in ("RuntimeError", "TypeError")
+
+
+@pytest.mark.row("Tensor parallelism, parallelize_module", "refused: TypeError")
+def test_tensor_parallel(ranks):
+    for found in ranks:
+        kind, message = found["tensor parallel"]
+        assert kind == "TypeError"
+        assert "__torch_dispatch__ cannot be managed" in message
+
+
+@pytest.mark.row("FullyShardedDataParallel, model on the CPU")
+def test_first_fsdp(ranks):
+    for found in ranks:
+        assert difference(*found["FSDP1"]) is None
+
+
+@pytest.mark.row("torch.distributed.checkpoint", note="Tensors on any device")
+def test_checkpoint(ranks):
+    for found in ranks:
+        expected, loaded, homes = found["checkpoint"]
+        assert difference(expected, loaded) is None
+        assert homes == ["sim:1"] * 2
 
 
 @pytest.mark.row(
