@@ -21,7 +21,6 @@ from torch.utils.backend_registration import (
     rename_privateuse1_backend,
 )
 
-from managed import _sim_processes
 from managed._backend import C
 from managed._sim_presets import DEFAULT, PRESETS, Preset
 from managed.settings import parse_bytes
@@ -89,7 +88,7 @@ def simulate(
     """
     plan = _plan(devices, memory, preset)
     _refuse_other_backend()
-    from managed import _sim
+    from managed import _sim, _sim_processes
 
     p = plan.preset
     _sim.create(

@@ -15,7 +15,7 @@ from managed import ManagedTensor
 
 __all__ = ["LIMIT", "Held", "Made", "answer", "doubled", "echo", "spawn", "train"]
 
-LIMIT = 60  # seconds until a process is taken for stuck
+LIMIT = 120  # seconds until a process is taken for stuck
 
 
 class Held(Dataset):
