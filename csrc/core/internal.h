@@ -28,7 +28,7 @@ void mgd_machine_destroy(struct mgd_machine *m);
 /* ---- device.c: which devices there are */
 /* Adds an accelerator; `name` ("sim:0", at most 31 bytes) is copied. */
 int mgd_device_add(struct mgd_machine *m, const char *name, int64_t capacity, int *id);
-/* Removes all accelerators above `keep`; fails with INVALID while reservations stand or wait there. */
+/* Removes all accelerators above `keep`; fails with INVALID while reservations stand or wait, or replicas are, there. */
 int mgd_device_truncate(struct mgd_machine *m, int keep);
 int mgd_device_count(struct mgd_machine *m); /* the host included, so >= 1 */
 int mgd_device_find(struct mgd_machine *m, const char *name, int *id);
@@ -41,9 +41,10 @@ int mgd_link_set(struct mgd_machine *m, int from, int to, struct mgd_link link);
 int mgd_link_cost(struct mgd_machine *m, int from, int to, int64_t bytes, int64_t *ns);
 
 /* ---- ledger.c: bytes per device by owner */
-/* Negative bytes give back; INVALID for more than the owner has, and for RESERVED, which is admission's alone. */
+/* Negative bytes give back; INVALID for more than the owner has, and for RESERVED and REPLICA, which are admission's and the directory's alone. */
 int mgd_ledger_add(struct mgd_machine *m, int device, enum mgd_owner owner, int64_t bytes);
-int mgd_ledger_observe(struct mgd_machine *m, int device, int64_t managed, int64_t foreign); /* what a driver reported */
+/* What a driver reported. `allocated` are all bytes that torch's allocator has handed out, replicas included. */
+int mgd_ledger_observe(struct mgd_machine *m, int device, int64_t allocated, int64_t foreign);
 int mgd_ledger_usage(struct mgd_machine *m, int device, struct mgd_usage *out);
 int mgd_ledger_reset_peak(struct mgd_machine *m, int device);
 
@@ -90,6 +91,28 @@ int mgd_admit_object(struct mgd_machine *m, const struct mgd_object_request *req
 /* A poll looks once more before it gives up, so that a waiter which wakes at its deadline may still get OK. INVALID: no such ticket. */
 int mgd_admit_poll(struct mgd_machine *m, struct mgd_ticket *ticket, int64_t now); /* OK, WAIT, or DEADLINE (the ticket is gone) */
 int mgd_admit_release(struct mgd_machine *m, struct mgd_ticket *ticket); /* granted or waiting; id becomes 0 */
+
+/* ---- replica.c: who holds which version of whose bytes */
+/* A source is a storage that has, or may get, copies on other devices; a replica
+ * is one such copy, named by a small slot under which the caller keeps the tensor.
+ * A slot that the directory gives up is doomed; it is free again once reaped. */
+int mgd_source_open(struct mgd_machine *m, uint64_t *source);
+int mgd_source_close(struct mgd_machine *m, uint64_t source);   /* the storage died: its replicas are doomed */
+int mgd_source_written(struct mgd_machine *m, uint64_t source); /* the same for its old contents */
+/* How often the source was written. Read it BEFORE copying, and hand it to mgd_replica_add afterwards. */
+int mgd_source_writes(struct mgd_machine *m, uint64_t source, uint64_t *writes);
+/* Keeps a copy; `extent` tells parts and dtypes of one source apart. Least recently used ones go where the device's limit
+ * asks for it. NO_ROOM: larger than the limit; STALE: written meanwhile. The copy is good for this once then, and not kept. */
+int mgd_replica_add(struct mgd_machine *m, uint64_t source, uint64_t writes, int device, uint64_t extent, int64_t bytes, int32_t *slot);
+/* ABSENT when there is none; a replica that is found is the most recently used. */
+int mgd_replica_find(struct mgd_machine *m, uint64_t source, int device, uint64_t extent, int32_t *slot);
+int mgd_replica_drop(struct mgd_machine *m, int32_t slot); /* dooms one; a doomed or free slot stays as it is */
+/* Dooms the least recently used until `bytes` are freed or none is left. ABSENT: there was none. */
+int mgd_replica_make_room(struct mgd_machine *m, int device, int64_t bytes);
+int mgd_replica_reap(struct mgd_machine *m, int32_t *slot); /* the next doomed slot, which is free from now on; ABSENT: no more */
+int mgd_replica_limit(struct mgd_machine *m, int device, double fraction); /* of the capacity; half of it at first */
+/* Fault injection: from now on each find dooms its replica by chance, one in four; 0 stops that. */
+int mgd_replica_shake(struct mgd_machine *m, uint64_t seed);
 
 /* ---- trace.c: ring of events and totals that never forget */
 int mgd_trace_add(struct mgd_machine *m, const struct mgd_event *event);

@@ -7,6 +7,7 @@
 // (align.cpp, rules.cpp, core/place.c).
 #include "hook.h"
 
+#include <c10/util/llvmMathExtras.h>
 #include <torch/library.h>
 
 #include <atomic>
@@ -55,9 +56,8 @@ void mark_value(const c10::IValue& v) {
 // Written lists come back as arguments, so they are remembered before the kernel takes the stack.
 c10::SmallVector<c10::IValue, 2> written_lists(const OpFacts& f, const torch::jit::Stack& stack) {
   c10::SmallVector<c10::IValue, 2> lists;
-  if (C10_UNLIKELY(f.writes_lists))
-    for (const TensorArg& a : f.tensors)
-      if ((a.flags & kWritten) && a.shape != ArgShape::One) lists.push_back(stack[stack.size() - f.arguments + a.index]);
+  for (uint64_t left = f.written_lists; C10_UNLIKELY(left); left &= left - 1)
+    lists.push_back(stack[stack.size() - f.arguments + c10::llvm::countTrailingZeros(left)]);
   return lists;
 }
 
@@ -145,6 +145,7 @@ void call_aligned(const c10::OperatorHandle& op, const OpFacts& f, torch::jit::S
 }
 
 void chokepoint(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
+  if (passes(f, ks)) return op.redispatchBoxed(ks & kBelow, &stack);
   if (f.mixing != Mixing::Never && !just_aligned(f) && C10_UNLIKELY(!together(f, stack, stack.size() - f.arguments)))
     if (!frozen && realign(op, stack, f)) return;
   run_below(op, ks & kBelow, stack, f);

@@ -94,10 +94,13 @@ struct Typed<Op, R(A...)> {
   }
 
   static R call(c10::DispatchKeySet ks, A... a) {
+    if (passes(*facts, ks)) return Op::redispatch(ks & kBelow, std::forward<A>(a)...);
     if (C10_UNLIKELY(!together(a...)))
       return c10::impl::BoxedKernelWrapper<R(A...)>::call(c10::BoxedKernel::makeFromFunction<&boxed>(), *handle, ks, std::forward<A>(a)...);
-    if constexpr (std::is_void_v<R>) {
-      run(ks & kBelow, std::forward<A>(a)...);
+    if constexpr (std::is_void_v<R>) { // a list operator: what it writes are its arguments
+      run(ks & kBelow, a...);
+      uint64_t position = 1;
+      ((facts->written_lists & position ? each_tensor(a, [](const at::Tensor& t) { mark(t); }) : void(), position <<= 1), ...);
     } else {
       R r = run(ks & kBelow, std::forward<A>(a)...);
       mark_result<Plain<R>>(r);
