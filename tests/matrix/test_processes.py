@@ -179,6 +179,32 @@ def test_fork_after_backward(fork):
     )
 
 
+@pytest.mark.row("torch.multiprocessing, managed CPU tensors")
+@pytest.mark.row("torch.multiprocessing, tensors on simulated devices", "refused: RuntimeError")
+def test_queues_of_a_forked_child(fork):
+    fork(
+        """
+    import torch.multiprocessing as mp
+    from matrix.children import echo
+
+    backward()
+    context = mp.get_context("fork")
+    there, back = context.Queue(), context.Queue()
+    process = context.Process(target=echo, args=(there, back), daemon=True)
+    process.start()
+    x = rows.clone().as_subclass(ManagedTensor)
+    there.put(x)
+    assert back.get(timeout=LIMIT) == "Tensor"
+    assert torch.equal(back.get(timeout=LIMIT), rows * 2) and torch.equal(x, rows * 2)
+    there.put([x.cuda(1)])
+    assert "sim:1 cannot be shared" in back.get(timeout=LIMIT)
+    there.put(None)
+    process.join(LIMIT)
+    assert process.exitcode == 0
+    """
+    )
+
+
 @pytest.fixture(scope="module")
 def talk():
     """A spawned process that doubles what it gets: send(x) returns all that it says about it."""
