@@ -108,12 +108,11 @@ def train(net, accelerator=None):
 @pytest.mark.parametrize("moves", [True, False])
 def test_prepare(model, place, moves):
     net = place.module(model)
-    homes = [p.device for p in net.parameters()]
     accelerator = Accelerator(cpu=True, device_placement=moves)
     assert difference(train(model), train(net, accelerator)) is None
-    for p, home in zip(net.parameters(), homes, strict=True):
-        assert isinstance(p, ManagedTensor)
-        assert p.is_cpu if moves else p.device == home == p.grad.device
+    assert all(isinstance(p, ManagedTensor) for p in net.parameters())
+    assert all(p.grad.device == p.device for p in net.parameters())
+    assert all(p.is_cpu for p in net.parameters()) == moves
 
 
 @pytest.mark.row(

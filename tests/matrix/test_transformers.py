@@ -198,7 +198,6 @@ def test_trainer(model, managed, tmp_path):
 )
 @pytest.mark.parametrize("name", ["GPT-2"])
 def test_trainer_of_a_model_on_its_own_devices(model, managed, tmp_path):
-    homes = [p.device for p in managed.parameters()]
     managed.hf_device_map = {n: p.device for n, p in managed.named_parameters()}
     with pytest.raises(ValueError, match="loss must be on the original device: cpu"):
         fit(copy.deepcopy(managed), tmp_path)
@@ -208,4 +207,4 @@ def test_trainer_of_a_model_on_its_own_devices(model, managed, tmp_path):
 
     managed.register_forward_hook(bring)
     assert difference(fit(model, tmp_path), fit(managed, tmp_path)) is None
-    assert [p.device for p in managed.parameters()] == homes
+    assert not all(p.is_cpu for p in managed.parameters())
