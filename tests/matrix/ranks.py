@@ -146,7 +146,10 @@ def collectives(rank):
     for name, device in (("cpu", "cpu"), ("sim", "sim:1")):
         for call, function in calls.items():
             x = managed_on(torch.full((3,), rank + 1.0), device)
-            found[f"{call} {name}"] = refusal(lambda f=function, x=x: f(x)), x.tolist()
+            elsewhere = managed_on(torch.zeros(3), "sim:2")
+            x + elsewhere  # whoever keeps a copy on sim:2 must notice that x is written
+            told = refusal(lambda f=function, x=x: f(x))
+            found[f"{call} {name}"] = told, x.tolist(), (x + elsewhere).tolist()
     x = managed_on(torch.full((3,), rank + 1.0), "cpu")
     dist.all_gather(parts := [torch.empty_like(x) for _ in range(2)], x)
     found["parts"] = [(p.tolist(), isinstance(p, ManagedTensor)) for p in parts]

@@ -65,10 +65,10 @@ def test_ddp_on_simulated_devices(ranks):
 @pytest.mark.row("torch.distributed, collectives of managed CPU tensors")
 def test_collectives(ranks):
     for found in ranks:
-        assert found["all_reduce cpu"] == (None, [3.0] * 3)
-        assert found["broadcast cpu"] == (None, [1.0] * 3)
+        assert found["all_reduce cpu"] == (None, [3.0] * 3, [3.0] * 3)
+        assert found["broadcast cpu"] == (None, [1.0] * 3, [1.0] * 3)
         assert found["parts"] == [([1.0] * 3, True), ([2.0] * 3, True)]
-        assert found["send cpu"] == (None, [1.0] * 3)
+        assert found["send cpu"] == (None, [1.0] * 3, [1.0] * 3)
 
 
 @pytest.mark.row(
@@ -79,10 +79,10 @@ def test_collectives(ranks):
 def test_collectives_on_simulated_devices(ranks):
     for rank, found in enumerate(ranks):
         for call in ("all_reduce", "broadcast", "all_gather", "send"):
-            (kind, message), values = found[f"{call} sim"]
+            (kind, message), *values = found[f"{call} sim"]
             assert kind == "RuntimeError"
             assert "No backend type associated with device type sim" in message
-            assert values == [rank + 1.0] * 3
+            assert values == [[rank + 1.0] * 3] * 2
 
 
 @pytest.mark.row(

@@ -239,6 +239,18 @@ def test_queues_share_memory(talk):
         assert torch.equal(x, ROWS * 2 + 1)
 
 
+@pytest.mark.row("torch.multiprocessing, managed CPU tensors")
+def test_what_a_child_writes_is_seen_on_other_devices(talk):
+    x = managed_on(ROWS, "cpu")
+    there = managed_on(ROWS, "sim:1")
+    for share in (x.share_memory_, lambda: None):
+        share()
+        before = x.clone()
+        assert torch.equal((x + there).cpu(), before + ROWS)
+        talk(x, 2)
+        assert torch.equal((x + there).cpu(), before * 2 + ROWS)
+
+
 @pytest.mark.row(
     "torch.multiprocessing, tensors on simulated devices",
     "refused: RuntimeError",
