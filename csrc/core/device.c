@@ -92,6 +92,7 @@ int mgd_device_set_capacity(struct mgd_machine *m, int id, int64_t capacity) {
   mgd_machine_enter(m);
   if (mgd_device_known_locked(m, id)) {
     m->devices[id].capacity = capacity;
+    mgd_replica_shrink_locked(m, id);
     code = MGD_OK;
   }
   return mgd_machine_leave(m, code);

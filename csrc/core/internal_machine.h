@@ -43,7 +43,7 @@ struct mgd_device {
   int64_t peak;
   int32_t first_waiter, last_waiter; /* slots of claims, -1 when nobody waits */
   struct mgd_replica_list kept;      /* cached replicas, least recently used first */
-  int64_t kept_bytes;                /* of `kept` */
+  int64_t kept_bytes;                /* the sum over `kept`, at most mgd_replica_limit_locked() */
   double kept_limit;                 /* fraction of the capacity, 0..1 */
 };
 

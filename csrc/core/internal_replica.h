@@ -33,7 +33,8 @@ struct mgd_replica {
   int32_t sibling;        /* next cached replica of the same source, -1 at the end */
 };
 
-/* A storage with copies. A source's id is (generation << 32 | slot + 1), so a stale one is recognised. */
+/* A storage with copies. Invariants: it is open or in the chain of free slots,
+ * never both; a closed one has no replica. A source's id is (generation << 32 | slot + 1), so a stale one is recognised. */
 struct mgd_source {
   bool open;
   uint32_t generation; /* how often the slot was given back */
@@ -54,6 +55,8 @@ struct mgd_replicas {
 
 /* ---- replica.c */
 void mgd_replica_init(struct mgd_replicas *r);
+int64_t mgd_replica_limit_locked(const struct mgd_machine *m, int device); /* bytes that the device may keep */
+void mgd_replica_shrink_locked(struct mgd_machine *m, int device);         /* keeps to that limit, which may have fallen */
 bool mgd_replica_busy_locked(const struct mgd_machine *m, int above); /* replicas, cached or doomed, on devices above that id */
 
 #endif

@@ -95,6 +95,14 @@ static void doom_all(struct mgd_machine *m, struct mgd_source *s) {
   }
 }
 
+/* Dooms the least recently used until the device keeps no more than `most` bytes. */
+static void shrink(struct mgd_machine *m, int device, int64_t most) {
+  const struct mgd_device *d = &m->devices[device];
+  while (d->kept_bytes > most) {
+    doom(m, d->kept.first);
+  }
+}
+
 int mgd_source_open(struct mgd_machine *m, uint64_t *source) {
   struct mgd_replicas *r = &m->replicas;
   mgd_machine_enter(m);
@@ -151,10 +159,13 @@ static int32_t look_up(const struct mgd_replicas *r, const struct mgd_source *s,
   return slot;
 }
 
-static int64_t limit_of(const struct mgd_device *d) {
+int64_t mgd_replica_limit_locked(const struct mgd_machine *m, int device) {
+  const struct mgd_device *d = &m->devices[device];
   /* Below 1 the product stays below 2**63 even for INT64_MAX. */
   return d->kept_limit < 1.0 ? (int64_t)(d->kept_limit * (double)d->capacity) : d->capacity;
 }
+
+void mgd_replica_shrink_locked(struct mgd_machine *m, int device) { shrink(m, device, mgd_replica_limit_locked(m, device)); }
 
 /* Another thread may have brought the same bytes meanwhile: the older copy goes. */
 static void insert(struct mgd_machine *m, struct mgd_source *s, int device, uint64_t extent, int64_t bytes) {
@@ -164,19 +175,23 @@ static void insert(struct mgd_machine *m, struct mgd_source *s, int device, uint
   if (twin != NO_SLOT) {
     doom(m, twin);
   }
-  while (d->kept.first != NO_SLOT && d->kept_bytes > limit_of(d) - bytes) {
-    doom(m, d->kept.first);
-  }
+  shrink(m, device, mgd_replica_limit_locked(m, device) - bytes);
   int32_t slot = r->free.first;
   take_out(r, &r->free, slot);
-  r->slots[slot] = (struct mgd_replica){.state = MGD_REPLICA_CACHED, .device = device, .bytes = bytes, .extent = extent, .source = (int32_t)(s - r->sources), .sibling = s->first};
+  r->slots[slot] = (struct mgd_replica){.state = MGD_REPLICA_CACHED,
+                                        .device = device,
+                                        .bytes = bytes,
+                                        .extent = extent,
+                                        .source = (int32_t)(s - r->sources),
+                                        .sibling = s->first};
   append(r, &d->kept, slot);
   s->first = slot;
   d->kept_bytes += bytes;
   mgd_ledger_move_locked(m, device, MGD_REPLICA, bytes);
 }
 
-static int add(struct mgd_machine *m, uint64_t source, uint64_t writes, int device, int64_t bytes) {
+/* Whether a copy may be kept; makes sure of a free slot for it. */
+static int prepare(struct mgd_machine *m, uint64_t source, uint64_t writes, int device, int64_t bytes) {
   const struct mgd_source *s = find_source(m, source);
   int64_t unused;
   if (!s || bytes < 0) {
@@ -188,7 +203,7 @@ static int add(struct mgd_machine *m, uint64_t source, uint64_t writes, int devi
   if (s->writes != writes) {
     return MGD_E_STALE;
   }
-  if (bytes > limit_of(&m->devices[device])) {
+  if (bytes > mgd_replica_limit_locked(m, device)) {
     return MGD_E_NO_ROOM;
   }
   if (!mgd_add(mgd_ledger_used_locked(m, device), bytes, &unused)) {
@@ -199,7 +214,7 @@ static int add(struct mgd_machine *m, uint64_t source, uint64_t writes, int devi
 
 int mgd_replica_add(struct mgd_machine *m, uint64_t source, uint64_t writes, int device, uint64_t extent, int64_t bytes, int32_t *slot) {
   mgd_machine_enter(m);
-  int code = add(m, source, writes, device, bytes);
+  int code = prepare(m, source, writes, device, bytes);
   if (code == MGD_OK) {
     struct mgd_source *s = find_source(m, source);
     insert(m, s, device, extent, bytes);
@@ -236,7 +251,8 @@ int mgd_replica_find(struct mgd_machine *m, uint64_t source, int device, uint64_
     }
     *slot = found;
   }
-  return mgd_machine_leave(m, !s ? MGD_E_INVALID : found == NO_SLOT ? MGD_E_ABSENT : MGD_OK);
+  return mgd_machine_leave(m, !s ? MGD_E_INVALID : found == NO_SLOT ? MGD_E_ABSENT
+                                                                    : MGD_OK);
 }
 
 int mgd_replica_drop(struct mgd_machine *m, int32_t slot) {
@@ -252,18 +268,22 @@ static int make_room(struct mgd_machine *m, int device, int64_t bytes) {
   if (!mgd_device_known_locked(m, device)) {
     return MGD_E_NO_DEVICE;
   }
-  struct mgd_device *d = &m->devices[device];
-  if (d->kept.first == NO_SLOT) {
+  const struct mgd_replica_list *kept = &m->devices[device].kept;
+  if (kept->first == NO_SLOT) {
     return MGD_E_ABSENT;
   }
-  int64_t target = mgd_max(d->kept_bytes - mgd_max(bytes, 0), 0);
+  int64_t freed = 0;
   do {
-    doom(m, d->kept.first);
-  } while (d->kept.first != NO_SLOT && d->kept_bytes > target);
+    freed += m->replicas.slots[kept->first].bytes;
+    doom(m, kept->first);
+  } while (kept->first != NO_SLOT && freed < bytes);
   return MGD_OK;
 }
 
 int mgd_replica_make_room(struct mgd_machine *m, int device, int64_t bytes) {
+  if (bytes < 0) {
+    return MGD_E_INVALID;
+  }
   mgd_machine_enter(m);
   return mgd_machine_leave(m, make_room(m, device, bytes));
 }
@@ -290,11 +310,8 @@ int mgd_replica_limit(struct mgd_machine *m, int device, double fraction) {
   int code = MGD_E_NO_DEVICE;
   mgd_machine_enter(m);
   if (mgd_device_known_locked(m, device)) {
-    struct mgd_device *d = &m->devices[device];
-    d->kept_limit = fraction;
-    while (d->kept.first != NO_SLOT && d->kept_bytes > limit_of(d)) {
-      doom(m, d->kept.first);
-    }
+    m->devices[device].kept_limit = fraction;
+    mgd_replica_shrink_locked(m, device);
     code = MGD_OK;
   }
   return mgd_machine_leave(m, code);

@@ -164,6 +164,23 @@ struct mgd_event {
   int16_t from, to; /* device ids, -1 when none */
 };
 
+/* ---- traffic: whether a tensor lives where it is needed */
+
+enum mgd_round {
+  MGD_ROUND_NONE,    /* no copy was made since the tensor came to where it is */
+  MGD_ROUND_OPEN,    /* copied, nothing came home yet */
+  MGD_ROUND_IDLE,    /* every return found the home idle */
+  MGD_ROUND_AT_HOME  /* the home used the tensor too */
+};
+
+/* One for each tensor that may move; all zero at first, and again where history
+ * should not count. No machine knows of it: the caller lets one thread in at a time. */
+struct mgd_traffic {
+  uint32_t idle;  /* rounds in a row that found the home idle; stays at its largest value */
+  uint8_t moves;  /* so far; stays at the largest that makes a difference */
+  uint8_t round;  /* enum mgd_round, of the round that is on or over last */
+};
+
 /* ---- virtual clock (simulated devices) */
 
 #define MGD_MAX_STREAMS 64 /* per device; stream 0 is the default */

@@ -53,6 +53,7 @@ struct OpFacts {
   uint16_t arguments = 0, returns = 0;
   c10::SmallVector<TensorArg, 8> tensors;
   c10::SmallVector<int16_t, 4> returned; // argument that return r is, or -1 when it is fresh
+  uint64_t written = 0;       // bit i: argument i is written, openly or not
   uint64_t written_lists = 0; // bit i: argument i is a list that is written, which no result names
   int generator = -1;                    // position of a Generator argument
   int training = -1;                     // position of the bool without which hidden writes do not happen
