@@ -108,6 +108,7 @@ def test_deterministic(place, warn_only):
         torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
 @pytest.mark.row("Profiler", note="operators show under their names, once")
 def test_profiler(place):
     x, w = torch.randn(4, 4, requires_grad=True), torch.randn(4, 4)
