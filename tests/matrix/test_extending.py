@@ -103,6 +103,7 @@ def test_library_kernels_by_device(place):
     library._destroy()
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @pytest.mark.row("torch.library.opcheck", note="of operands on the CPU")
 def test_opcheck(operators):
     a, b, v, w = (managed_on(torch.randn(4, requires_grad=True), "cpu") for _ in range(4))

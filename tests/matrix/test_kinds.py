@@ -70,7 +70,8 @@ def test_complex(place):
     same(expected, actual)
     assert actual[0].is_conj()
     for outcome in (expected, actual):
-        sum(t.abs().sum().to("cpu") for t in outcome).backward()
+        for out in outcome:  # one by one: sums of more than two gradients depend on their order
+            out.abs().sum().backward()
     place.same_gradients((a, b), there)
 
 
@@ -257,3 +258,60 @@ def test_masked():
     a, m = torch.randn(3), torch.tensor([True, False, True])
     plain, there = masked_tensor(a, m), masked_tensor(*Place("one")(a, m))
     assert torch.equal((there * 2).sum().get_data().cpu(), (plain * 2).sum().get_data())
+
+
+@pytest.mark.row(
+    "DTensor", "refused: TypeError", note="as_subclass refuses it; manage the local tensor"
+)
+def test_dtensor(run_python):
+    run_python(
+        """
+        import torch
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Shard, distribute_tensor
+        from managed import ManagedTensor
+
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        x = torch.arange(4.0)
+        d = distribute_tensor(x, init_device_mesh("cpu", (1,)), [Shard(0)])
+        try:
+            d.as_subclass(ManagedTensor)
+        except TypeError as error:
+            assert "__torch_dispatch__" in str(error)
+        else:
+            raise AssertionError
+        local = d.to_local().as_subclass(ManagedTensor)
+        assert isinstance(local * 2, ManagedTensor) and torch.equal(local * 2, x * 2)
+        dist.destroy_process_group()
+        """
+    )
+
+
+@pytest.mark.row("DTensor of a managed tensor", note="it and what comes out of it are plain")
+def test_dtensor_of_managed(run_python):
+    run_python(
+        """
+        import torch
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import DTensor, Replicate
+        from managed import ManagedTensor
+
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        x = torch.arange(4.0)
+        y = x.as_subclass(ManagedTensor)
+        d = DTensor.from_local(y, init_device_mesh("cpu", (1,)), [Replicate()])
+        out = d * 2 + d
+        assert torch.equal(out.to_local(), x * 3)
+        assert not isinstance(out, ManagedTensor)
+        assert not isinstance(out.to_local(), ManagedTensor)
+        try:
+            d + y
+        except RuntimeError as error:
+            assert "mixed torch.Tensor and DTensor" in str(error)
+        else:
+            raise AssertionError
+        dist.destroy_process_group()
+        """
+    )

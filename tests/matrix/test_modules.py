@@ -91,12 +91,17 @@ def test_prune(place):
     assert (there.weight == 0).sum() == 12
 
 
+# torch 2.11 says it of each profile with one cycle.
+profiles = pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
+
+
 def ran(function):
     with profile(activities=[ProfilerActivity.CPU]) as p:
         out = function()
     return out, {e.name for e in p.events()}
 
 
+@profiles
 @pytest.mark.row("Attention, fast path", note="eval and no_grad take it on the CPU and on a device")
 @pytest.mark.parametrize("device", ["cpu", "sim:1"])
 def test_attention_fast_path(device):
@@ -115,6 +120,7 @@ def test_attention_fast_path(device):
         same(attention(x, x, x), out)
 
 
+@profiles
 @pytest.mark.row("Attention, fast path", note="with parameters over several devices too")
 def test_attention_over_devices():
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()

@@ -108,6 +108,7 @@ def test_deterministic(place, warn_only):
         torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
 @pytest.mark.row("Profiler", note="operators show under their names, once")
 def test_profiler(place):
     x, w = torch.randn(4, 4, requires_grad=True), torch.randn(4, 4)
@@ -136,7 +137,7 @@ def test_anomaly_mode(place):
             out.backward()
 
 
-@pytest.mark.row("torch.nn.utils: clip_grad_norm_, clip_grad_value_, parameters_to_vector")
+@pytest.mark.row("clip_grad_value_, clip_grad_norm_", note="a norm over devices rounds differently")
 def test_gradient_clipping(place):
     net, (x, y) = network(), data()
     there, (xs, ys) = place.module(net), place(x, y)
@@ -149,6 +150,19 @@ def test_gradient_clipping(place):
     torch.testing.assert_close(norms[1].cpu(), norms[0])
     for p, q in zip(net.parameters(), there.parameters(), strict=True):
         torch.testing.assert_close(q.grad.cpu(), p.grad)
+
+
+@pytest.mark.row(
+    "parameters_to_vector of parameters on several devices",
+    "refused: TypeError",
+    note="torch's own check",
+)
+def test_parameters_to_vector():
+    vector = nn.utils.parameters_to_vector
+    net = network()
+    same(vector(net.parameters()), vector(Place("one").module(net).parameters()))
+    with pytest.raises(TypeError, match="different devices"):
+        vector(Place("mixed").module(net).parameters())
 
 
 @pytest.mark.row("Learning rate schedulers, SWA")
