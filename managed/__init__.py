@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from managed import _functions, _optim, errors
+from managed import _checkpoint, _compile, _fake, _functions, _optim, errors
 from managed._attributes import Attributes
 from managed._backend import INERT, C
 from managed.errors import OutOfMemoryError
@@ -49,6 +49,9 @@ device_manager: DeviceManager
 
 C.install(ManagedTensor)
 if not INERT:
+    _checkpoint.install()
+    _compile.install()
+    _fake.install()
     _functions.install()
     _optim.install()
 sys.modules[__name__].__class__ = Attributes

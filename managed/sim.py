@@ -88,7 +88,7 @@ def simulate(
     """
     plan = _plan(devices, memory, preset)
     _refuse_other_backend()
-    from managed import _sim
+    from managed import _sim, _sim_processes
 
     p = plan.preset
     _sim.create(
@@ -99,6 +99,7 @@ def simulate(
     )
     atexit.register(_sim.park)
     _name_backend(p)
+    _sim_processes.install()
     C.attach_sim(_sim.bridge, devices)
 
 
