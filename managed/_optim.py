@@ -21,6 +21,7 @@ def install() -> None:
 
 
 def _follow(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    C.begin_step()  # first: it says warnings, which filters may turn into errors
     count = C.move_count()
     if optimizer.__dict__.get("_managed_moves", 0) == count:
         return

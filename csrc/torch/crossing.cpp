@@ -11,17 +11,22 @@
 
 #include "compat.h"
 #include "devices.h"
+#include "record.h"
 #include "state.h"
 
 namespace managed {
 namespace {
 
+uint64_t object_of(const at::Tensor& t) {
+  TensorState* s = state_of(t);
+  return s ? s->object : 0;
+}
+
 // Measures one copy and writes it into the trace.
 class Traced {
  public:
-  Traced(const at::Tensor& t, c10::Device to, const Cause& cause) {
-    TensorState* s = state_of(t);
-    event_.object = s ? s->object : 0;
+  Traced(const at::Tensor& t, c10::Device to, const Cause& cause) : copied_(cause.kind == MGD_EV_COPY ? &t : nullptr) {
+    event_.object = object_of(t);
     event_.time = now();
     event_.operator_name = cause.operator_name;
     event_.kind = static_cast<int16_t>(cause.kind);
@@ -29,13 +34,20 @@ class Traced {
     event_.from = static_cast<int16_t>(id_of(t.device()));
     event_.to = static_cast<int16_t>(id_of(to));
   }
+  // A trip home is about the tensor whose gradient it brings and the line whose copy it answers; that copy has been counted.
+  void answers(uint64_t object, uint32_t site) {
+    event_.object = object;
+    event_.site = site;
+    copied_ = nullptr;
+  }
   void done(int64_t bytes) {
     event_.bytes = bytes;
     event_.duration = now() - event_.time;
-    mgd_trace_add(machine(), &event_);
+    record(event_, copied_);
   }
 
  private:
+  const at::Tensor* copied_;
   mgd_event event_{};
 };
 
@@ -66,7 +78,7 @@ at::Tensor copy_values(const at::Tensor& t, c10::Device to, int64_t* bytes) {
 
 // The way back of a crossing: the gradient goes to the device that the tensor left.
 struct TripHome : torch::autograd::Node {
-  explicit TripHome(c10::Device home) : home_(home) {}
+  explicit TripHome(const at::Tensor& t) : home_(t.device()), object_(object_of(t)), site_(call_site()) {}
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
     torch::autograd::variable_list out(1);
@@ -77,7 +89,8 @@ struct TripHome : torch::autograd::Node {
 
  private:
   at::Tensor bring(const at::Tensor& g) const {
-    Traced trace(g, home_, {"gradient", MGD_EV_COPY, MGD_WHY_REQUIRED});
+    Traced trace(g, home_, {"gradient", MGD_EV_COPY, MGD_WHY_GRADIENT});
+    trace.answers(object_, site_);
     const bool managed = has_key(g.unsafeGetTensorImpl());
     at::Tensor r = g.to(home_);
     if (managed) mark(r);
@@ -86,10 +99,12 @@ struct TripHome : torch::autograd::Node {
   }
 
   c10::Device home_;
+  uint64_t object_;
+  uint32_t site_;
 };
 
 void connect(const at::Tensor& source, at::Tensor& copy) {
-  NodePtr node = make_node<TripHome>(source.device());
+  NodePtr node = make_node<TripHome>(source);
   node->add_next_edge(torch::autograd::impl::gradient_edge(source));
   node->add_input_metadata(copy);
   torch::autograd::impl::set_gradient_edge(copy, torch::autograd::Edge(std::move(node), 0));
