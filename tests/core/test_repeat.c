@@ -43,6 +43,16 @@ static void objects_and_devices_are_counted_apart(void) {
   mgd_machine_destroy(m);
 }
 
+static void one_object_on_every_device(void) {
+  struct mgd_machine *m = new_machine(MGD_MAX_DEVICES - 1, MIB);
+  for (uint64_t i = 1; i <= 40; i++) {
+    for (int to = 0; to < MGD_MAX_DEVICES; to++) {
+      EXPECT_INT(copy(m, 5, to, 0).count, i);
+    }
+  }
+  mgd_machine_destroy(m);
+}
+
 static void a_step_counts_from_its_beginning(void) {
   struct mgd_machine *m = limited(2);
   for (int step = 0; step < 5; step++) {
@@ -162,6 +172,7 @@ static void without_memory_nothing_is_counted(void) {
 int main(void) {
   the_copy_after_the_limit_is_one_too_many();
   objects_and_devices_are_counted_apart();
+  one_object_on_every_device();
   a_step_counts_from_its_beginning();
   a_site_hears_of_it_once();
   nobody_is_not_counted();

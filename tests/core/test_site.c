@@ -64,6 +64,19 @@ static void late_places_are_nowhere(void) {
   mgd_machine_destroy(m);
 }
 
+/* Names that fall on the same slot of the table, as many names do. */
+static void names_do_not_get_mixed_up(void) {
+  struct mgd_machine *m = new_machine(0, 0);
+  char name[16];
+  for (int round = 0; round < 2; round++) {
+    for (uint32_t i = 0; i < 4000; i++) {
+      (void)snprintf(name, sizeof name, "f%u", i * 7919);
+      EXPECT_INT(id_of(m, i % 2 ? "a.py" : "b.py", (int32_t)(i % 3), name), i + 1);
+    }
+  }
+  mgd_machine_destroy(m);
+}
+
 /* Allocations of a machine, then: the list, the index, the strings. */
 static void without_memory_nothing_is_known_and_nothing_breaks(void) {
   const struct mgd_site site = {.file = "a.py", .function = "f", .line = 1};
@@ -87,6 +100,7 @@ int main(void) {
   strings_are_copied_and_stay();
   nowhere_is_0();
   late_places_are_nowhere();
+  names_do_not_get_mixed_up();
   without_memory_nothing_is_known_and_nothing_breaks();
   return 0;
 }
