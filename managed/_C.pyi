@@ -9,9 +9,7 @@ import torch
 _T = TypeVar("_T")
 _Tensor = TypeVar("_Tensor", bound=torch.Tensor)
 _Device = torch.device | int | str
-_Event = tuple[
-    int, int, int, str, str, str | None, int, str | None, str | None, str | None
-]
+_Event = tuple[int, int, int, str, str, str | None, int, str | None, str | None, str | None]
 
 ASKED: int
 DISPERSED: int

@@ -1,5 +1,6 @@
-"""The exceptions of managed and its warning; `except managed.errors.ManagedError` catches what only managed raises.
+"""The exceptions of managed, and its warning.
 
+`except managed.errors.ManagedError` catches what only managed raises.
 Bad arguments are plain ValueError and TypeError and leave everything as it was.
 """
 
