@@ -22,6 +22,7 @@ from managed.sim import simulate, simulate_from_environment
 from managed.tensor import ManagedTensor
 
 __all__ = [
+    "COPY_WARNING",
     "HEURISTIC_FUNCTION",
     "USE_HEURISTIC",
     "DeviceManager",
@@ -42,6 +43,7 @@ __version__ = "0.1.0"
 DeviceManager = C.DeviceManager
 
 # Attributes with effect: managed._attributes has their getters and setters.
+COPY_WARNING: int
 USE_HEURISTIC: bool
 HEURISTIC_FUNCTION: Callable[[int], int]
 HEUSRISTIC_FUNCTION: Callable[[int], int]

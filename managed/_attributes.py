@@ -50,6 +50,15 @@ class Attributes(ModuleType):
         C.set_heuristic(function)
 
     @property
+    def COPY_WARNING(self) -> int:
+        """Copies of one tensor to one device within a step that go without a warning; 0: all."""
+        return C.get_copy_warning()
+
+    @COPY_WARNING.setter
+    def COPY_WARNING(self, copies: int) -> None:
+        C.set_copy_warning(copies)
+
+    @property
     def device_manager(self) -> C.DeviceManager:
         """The DeviceManager that `x.cuda()` and `module.cuda()` ask; assign another one."""
         return C.get_manager()

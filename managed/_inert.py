@@ -19,7 +19,7 @@ __all__: list[str] = []
 
 ASKED = DISPERSED = 0
 _logger = logging.getLogger("managed")
-_knobs: dict[str, Any] = {"use_heuristic": True}
+_knobs: dict[str, Any] = {"use_heuristic": True, "copy_warning": 16}
 
 
 class DeviceManager:
@@ -109,6 +109,14 @@ def get_use_heuristic() -> bool:
 
 def set_use_heuristic(value: bool) -> None:
     _knobs["use_heuristic"] = value
+
+
+def get_copy_warning() -> int:
+    return int(_knobs["copy_warning"])
+
+
+def set_copy_warning(copies: int) -> None:
+    _knobs["copy_warning"] = copies
 
 
 def is_managed(o: object) -> bool:

@@ -21,6 +21,7 @@ def install() -> None:
 
 
 def _follow(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    C.begin_step()  # first: it says warnings, which filters may turn into errors
     for group in optimizer.param_groups:
         C.gather_gradients(group["params"])
     count = C.move_count()

@@ -1,11 +1,12 @@
-"""The exceptions of managed; `except managed.errors.ManagedError` catches what only managed raises.
+"""The exceptions of managed, and its warning.
 
+`except managed.errors.ManagedError` catches what only managed raises.
 Bad arguments are plain ValueError and TypeError and leave everything as it was.
 """
 
 import torch
 
-__all__ = ["ManagedError", "OutOfMemoryError", "PinConflictError"]
+__all__ = ["CopyWarning", "ManagedError", "OutOfMemoryError", "PinConflictError"]
 
 
 class ManagedError(Exception):
@@ -18,3 +19,10 @@ class PinConflictError(ManagedError, RuntimeError):
 
 class OutOfMemoryError(ManagedError, torch.OutOfMemoryError):
     """No room appeared on a device in time; the text says what was asked and what is free."""
+
+
+class CopyWarning(UserWarning):
+    """A tensor was copied to one device more than managed.COPY_WARNING times within a step.
+
+    Said once for each line of the program that does so. See the page "Why did this move?".
+    """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,9 @@ import torch
 from managed._backend import C
 
 __all__ = ["Event", "History", "explain", "stats"]
+
+#: The kinds of events that carry bytes from one device to another.
+TRANSFERS = ("move", "copy", "write_back")
 
 
 @dataclass(frozen=True)
@@ -22,25 +25,56 @@ class Event:
     duration: int  #: 0 when it was not timed
     kind: str  #: "move", "copy", "write_back", "place", "pin", "unpin", ...
     reason: str  #: why, in words
-    operator: str | None  #: the operator that needed it
+    operator: str | None  #: the operator that needed it; "gradient" when one goes home
     bytes: int
     source: str | None  #: device name
     target: str | None  #: device name
+    site: str | None = None  #: the line that asked for it: "train.py:12 in step"
     tensor: str = ""  #: name of the parameter or buffer, when a module was asked about
 
     def __str__(self) -> str:
         way = " -> ".join(dict.fromkeys(d for d in (self.source, self.target) if d))
-        parts = [self.tensor, self.kind, way, f"{self.bytes} bytes", self.operator or ""]
+        place = f"at {self.site}" if self.site else ""
+        parts = [self.tensor, self.kind, way, f"{self.bytes} bytes", self.operator or "", place]
         took = f", {self.duration / 1e3:.1f} us" if self.duration else ""
         return " ".join(p for p in parts if p) + took + (f": {self.reason}" if self.reason else "")
 
 
 class History(list[Event]):
-    """Events, oldest first; `dropped` counts those the ring no longer holds."""
+    """Events, oldest first; `dropped` counts those the ring no longer holds, of any tensor."""
 
-    def __init__(self, events: Iterator[Event], dropped: int = 0) -> None:
+    def __init__(self, events: Iterable[Event], dropped: int = 0) -> None:
         super().__init__(events)
         self.dropped = dropped
+
+    @property
+    def copies(self) -> int:
+        """How often a tensor was copied because operands were on different devices."""
+        return sum(e.kind == "copy" for e in self)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that went from one device to another."""
+        return sum(e.bytes for e in self if e.kind in TRANSFERS)
+
+    def since(self, sequence: int) -> History:
+        """The events after that one; `stats()["events"]` is the number of the newest."""
+        return History((e for e in self if e.sequence > sequence), self.dropped)
+
+    def totals(self) -> dict[str, Any]:
+        """These events counted as `stats()` counts: `kind`, `kind_bytes`, `kind_ns` and "links".
+
+        Only what occurs has an entry.
+        """
+        found: dict[str, Any] = {"links": {}}
+        for e in self:
+            values = {e.kind: 1, f"{e.kind}_bytes": e.bytes, f"{e.kind}_ns": e.duration}
+            for name, value in values.items():
+                found[name] = found.get(name, 0) + value
+            if e.kind in TRANSFERS and e.source and e.target:
+                link = f"{e.source}->{e.target}"
+                found["links"][link] = found["links"].get(link, 0) + e.bytes
+        return found
 
     def __str__(self) -> str:
         if not self:
@@ -60,15 +94,19 @@ def _history(tensor: torch.Tensor | None) -> History:
 def _module_history(module: torch.nn.Module) -> History:
     named = [*module.named_parameters(), *module.named_buffers()]
     found = [(name, _history(t)) for name, t in named]
-    events = (replace(e, tensor=name) for name, history in found for e in history)
-    ordered = sorted(events, key=lambda e: e.sequence)
-    return History(iter(ordered), max((h.dropped for _, h in found), default=0))
+    named_events: dict[int, Event] = {}  # tensors over the same bytes share their history
+    for name, history in found:
+        for e in history:
+            named_events.setdefault(e.sequence, replace(e, tensor=name))
+    ordered = (named_events[sequence] for sequence in sorted(named_events))
+    return History(ordered, max((h.dropped for _, h in found), default=0))
 
 
 def explain(x: torch.Tensor | torch.nn.Module | None = None) -> History:
     """The history of a tensor, of a module's tensors, or of everything, with reasons.
 
-    `print(managed.explain(x))` shows one line an event. TypeError for anything else.
+    `print(managed.explain(x))` shows one line an event: what happened, which operator on which line
+    of the program asked for it, and why. TypeError for anything else.
     """
     if isinstance(x, torch.nn.Module):
         return _module_history(x)
@@ -80,7 +118,8 @@ def stats(reset: bool = False) -> dict[str, Any]:
 
     For each kind of event `kind`, `kind_bytes` and `kind_ns` ("move", "copy", "write_back",
     "place", "pin", "unpin", "waited", "reserve", "release"); "links": bytes per link used, like
-    {"cpu->sim:0": 4096}; "devices": bytes per device by owner, with its capacity, free and peak;
-    and the hook's own counters. `reset=True` returns the figures and starts again from zero.
+    {"cpu->sim:0": 4096}; "events": the sequence of the newest event, which no reset touches;
+    "devices": bytes per device by owner, with its capacity, free and peak; and the hook's own
+    counters. `reset=True` returns the figures and starts again from zero.
     """
     return C.stats(reset=reset)

@@ -109,6 +109,10 @@ def _set_heuristic(value: str) -> None:
     C.set_use_heuristic(value == "1")
 
 
+def _set_copy_warning(value: str) -> None:
+    C.set_copy_warning(int(value))
+
+
 class Variable(NamedTuple):
     """One environment variable, read once when the package is imported."""
 
@@ -133,6 +137,11 @@ VARIABLES = {
         "0.1", "device_manager.wait_time: seconds of one wait", _set_on_manager("wait_time", float)
     ),
     "MANAGED_HEURISTIC": Variable("1", "0 starts with USE_HEURISTIC = False", _set_heuristic),
+    "MANAGED_COPY_WARNING": Variable(
+        "16",
+        "COPY_WARNING: copies of one tensor to one device in a step that go without a warning",
+        _set_copy_warning,
+    ),
     "MANAGED_LOG": Variable("", "a logging level: shows the logger on stderr", _log_to_stderr),
 }
 

@@ -4,8 +4,9 @@
  * Each function below verifies one struct's comment, in the same words. It
  * reads and never repairs: a broken invariant is a bug to be found, not a
  * state to live with. The cost is bounded by devices, claims, sources and
- * replicas; of the trace only the two ends of the ring are looked at, so that
- * checking after each of a million transitions is affordable.
+ * replicas; of the trace only the two ends of the ring are looked at, of tables
+ * the newest entry, so that checking after each of a million transitions is
+ * affordable.
  */
 #include "arithmetic.h"
 #include "internal_clock.h"
@@ -278,7 +279,7 @@ static bool are_replicas_sound(const struct mgd_machine *m) {
 /* ---- all of it */
 
 static bool is_trace_sound(const struct mgd_trace *t) {
-  if (t->held > t->size || t->held > t->added || t->next >= t->size) {
+  if (t->held > t->size || t->held > t->totals.events || t->next >= t->size) {
     return false;
   }
   if (t->held == 0) {
@@ -286,7 +287,26 @@ static bool is_trace_sound(const struct mgd_trace *t) {
   }
   const struct mgd_event *newest = &t->ring[(t->next + t->size - 1) % t->size];
   const struct mgd_event *oldest = &t->ring[(t->next + t->size - t->held) % t->size];
-  return newest->sequence == t->added && oldest->sequence == t->added - t->held + 1;
+  return newest->sequence == t->totals.events && oldest->sequence == t->totals.events - t->held + 1;
+}
+
+/* The newest site stands for all: looking at each of them would cost too much. */
+static bool are_sites_sound(const struct mgd_sites *s) {
+  if (s->count > MGD_MAX_SITES || (s->count > 0 && (!s->list || !s->index))) {
+    return false;
+  }
+  return s->count == 0 || mgd_site_find_locked(s, &s->list[s->count - 1]) == s->count;
+}
+
+static bool are_repeats_sound(const struct mgd_repeats *r) {
+  if (r->limit < 0 || (r->tick > 0) != (r->slots != NULL) || r->newest >= MGD_REPEAT_SETS * MGD_REPEAT_WAYS) {
+    return false;
+  }
+  if (r->tick == 0) {
+    return true;
+  }
+  const struct mgd_repeat_slot *newest = &r->slots[r->newest];
+  return newest->used == r->tick && newest->object != 0 && newest->count > 0 && newest->step <= r->step;
 }
 
 int mgd_check_locked(const struct mgd_machine *m) {
@@ -295,7 +315,8 @@ int mgd_check_locked(const struct mgd_machine *m) {
   for (int id = 0; sound && id < m->count; id++) {
     sound = is_device_sound(m, id);
   }
-  return sound && are_claims_sound(m) && are_replicas_sound(m) && is_trace_sound(&m->trace) ? MGD_OK : MGD_E_BROKEN;
+  sound = sound && are_claims_sound(m) && are_replicas_sound(m) && is_trace_sound(&m->trace);
+  return sound && are_sites_sound(&m->sites) && are_repeats_sound(&m->repeats) ? MGD_OK : MGD_E_BROKEN;
 }
 
 int mgd_check(struct mgd_machine *m) {

@@ -135,12 +135,24 @@ void mgd_traffic_moved(struct mgd_traffic *t); /* it moved, whoever asked for it
 int mgd_trace_add(struct mgd_machine *m, const struct mgd_event *event);
 /* Newest last; object 0 means all. *n in: room, out: how many; *dropped: events the ring no longer holds. */
 int mgd_trace_read(struct mgd_machine *m, uint64_t object, struct mgd_event *out, size_t *n, uint64_t *dropped);
-int mgd_trace_totals(struct mgd_machine *m, int kind, uint64_t *count, int64_t *bytes, int64_t *ns);
-/* Counts events that carry bytes between two devices: MOVE, COPY, WRITE_BACK. */
-int mgd_trace_link_bytes(struct mgd_machine *m, int from, int to, int64_t *bytes, uint64_t *count);
-/* Totals, of kinds and of links, begin again at zero. The ring and its sequence go on, so that history can still be told. */
-int mgd_trace_reset(struct mgd_machine *m);
+/* All counters at one moment; with `reset` they begin again at zero in the same moment, so that no event is
+ * counted twice or never. The ring and its sequence go on, so that history can still be told. */
+int mgd_trace_totals(struct mgd_machine *m, bool reset, struct mgd_totals *out);
 uint64_t mgd_trace_new_object(struct mgd_machine *m); /* ids 1, 2, ... */
+
+/* ---- site.c: places in the program by number */
+/* The same place gets the same id. 0 for a place without file and function, and when MGD_MAX_SITES are known. */
+int mgd_site_intern(struct mgd_machine *m, const struct mgd_site *site, uint32_t *id);
+int mgd_site_get(struct mgd_machine *m, uint32_t id, struct mgd_site *out); /* 0 has empty strings; INVALID when unknown */
+
+/* ---- repeat.c: one tensor that is copied again and again */
+/* How many copies of one object to one device a step may make before something is said; 0 turns it off. Default 16. */
+int mgd_repeat_set_limit(struct mgd_machine *m, int64_t limit);
+int64_t mgd_repeat_limit(struct mgd_machine *m);
+void mgd_repeat_begin_step(struct mgd_machine *m); /* counts start again; which sites were warned of is kept */
+/* Counts a copy of copy->object to copy->to; object 0 is nobody and is not counted. Remembers the newest 2048
+ * pairs of object and device: a pair may be forgotten, never counted too high. */
+int mgd_repeat_add(struct mgd_machine *m, const struct mgd_event *copy, struct mgd_repeat *out);
 
 /* ---- clock.c: virtual time of simulated devices; a struct of its own, locks by itself */
 struct mgd_clock;

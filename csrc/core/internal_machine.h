@@ -15,6 +15,7 @@
 
 #include "internal.h"
 #include "internal_replica.h"
+#include "internal_trace.h"
 
 /* 0: no checks. 2: mgd_check() after every transition, BROKEN when it fails. */
 #ifndef MGD_DEBUG
@@ -78,22 +79,6 @@ struct mgd_claims {
   uint64_t arrivals;
 };
 
-struct mgd_total {
-  uint64_t count;
-  int64_t bytes, ns;
-};
-
-/* Invariants: held <= size, held <= added; the newest event has sequence
- * `added` and lies just before `next`; sequences in the ring have no gap. */
-struct mgd_trace {
-  struct mgd_event *ring;
-  size_t size, held, next;
-  uint64_t added;   /* events ever added */
-  uint64_t objects; /* object ids ever given */
-  struct mgd_total by_kind[MGD_EV_KINDS];
-  struct mgd_total by_link[MGD_MAX_DEVICES][MGD_MAX_DEVICES];
-};
-
 /* Invariants: 1 <= count <= MGD_MAX_DEVICES; device 0 is the host, "cpu";
  * heuristic is never NULL; a link's latency is >= 0, its bandwidth finite and
  * >= 0, and a device's link to itself costs nothing. */
@@ -106,6 +91,8 @@ struct mgd_machine {
   struct mgd_claims claims;
   struct mgd_replicas replicas;
   struct mgd_trace trace;
+  struct mgd_sites sites;
+  struct mgd_repeats repeats;
   mgd_heuristic_fn heuristic;
   void *heuristic_context;
   bool heuristic_enabled;

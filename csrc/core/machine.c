@@ -9,6 +9,7 @@
 #include <string.h>
 
 #define DEFAULT_TRACE_EVENTS 4096
+#define DEFAULT_COPIES 16 /* of one tensor to one device in a step: more than a layer has uses, fewer than a loop makes */
 
 void mgd_machine_enter(struct mgd_machine *m) { (void)pthread_mutex_lock(&m->mutex); }
 
@@ -40,6 +41,7 @@ static int fill(struct mgd_machine *m, size_t trace_events) {
   mgd_replica_init(&m->replicas);
   m->heuristic = mgd_heuristic_default;
   m->heuristic_enabled = true;
+  m->repeats.limit = DEFAULT_COPIES;
   add_host(m);
   m->trace.size = trace_events ? trace_events : DEFAULT_TRACE_EVENTS;
   m->trace.ring = mgd_alloc_new(&m->alloc, m->trace.size, sizeof *m->trace.ring);
@@ -84,5 +86,7 @@ void mgd_machine_destroy(struct mgd_machine *m) {
   mgd_alloc_free(m->replicas.buckets);
   mgd_alloc_free(m->replicas.sources);
   mgd_alloc_free(m->trace.ring);
+  mgd_alloc_free(m->repeats.slots);
+  mgd_site_free(&m->sites);
   mgd_alloc_free(m);
 }

@@ -9,10 +9,6 @@
 
 #include <string.h>
 
-#define X(name, text) +1
-enum { REASONS = 0 MGD_REASONS(X) };
-#undef X
-
 /* Only these kinds carry bytes over a link. */
 static bool is_transfer(const struct mgd_event *e) {
   bool kind = e->kind == MGD_EV_MOVE || e->kind == MGD_EV_COPY || e->kind == MGD_EV_WRITE_BACK;
@@ -30,7 +26,7 @@ static bool sum(struct mgd_total total, const struct mgd_event *e, struct mgd_to
 static void push(struct mgd_trace *t, const struct mgd_event *e) {
   struct mgd_event *slot = &t->ring[t->next];
   *slot = *e;
-  slot->sequence = ++t->added;
+  slot->sequence = ++t->totals.events;
   t->next = (t->next + 1) % t->size;
   t->held += t->held < t->size;
 }
@@ -40,14 +36,17 @@ static int add(struct mgd_machine *m, const struct mgd_event *e) {
   if (!is_known_or_none(m, e->from) || !is_known_or_none(m, e->to)) {
     return MGD_E_NO_DEVICE;
   }
+  if (e->site > m->sites.count) {
+    return MGD_E_INVALID;
+  }
   struct mgd_total kind, link = {0};
   bool moves = is_transfer(e);
-  if (!sum(t->by_kind[e->kind], e, &kind) || (moves && !sum(t->by_link[e->from][e->to], e, &link))) {
+  if (!sum(t->totals.by_kind[e->kind], e, &kind) || (moves && !sum(t->totals.by_link[e->from][e->to], e, &link))) {
     return MGD_E_OVERFLOW;
   }
-  t->by_kind[e->kind] = kind;
+  t->totals.by_kind[e->kind] = kind;
   if (moves) {
-    t->by_link[e->from][e->to] = link;
+    t->totals.by_link[e->from][e->to] = link;
   }
   push(t, e);
   return MGD_OK;
@@ -55,7 +54,7 @@ static int add(struct mgd_machine *m, const struct mgd_event *e) {
 
 int mgd_trace_add(struct mgd_machine *m, const struct mgd_event *event) {
   bool kind = event->kind >= 0 && event->kind < MGD_EV_KINDS;
-  bool reason = event->reason >= 0 && event->reason < REASONS;
+  bool reason = event->reason >= 0 && event->reason < MGD_WHY_KINDS;
   if (!kind || !reason || event->bytes < 0 || event->duration < 0) {
     return MGD_E_INVALID;
   }
@@ -82,37 +81,18 @@ int mgd_trace_read(struct mgd_machine *m, uint64_t object, struct mgd_event *out
     memmove(out, out + (*n - found), found * sizeof *out);
   }
   *n = found;
-  *dropped = m->trace.added - m->trace.held;
+  *dropped = m->trace.totals.events - m->trace.held;
   return mgd_machine_leave(m, MGD_OK);
 }
 
-int mgd_trace_totals(struct mgd_machine *m, int kind, uint64_t *count, int64_t *bytes, int64_t *ns) {
-  if (kind < 0 || kind >= MGD_EV_KINDS) {
-    return MGD_E_INVALID;
+int mgd_trace_totals(struct mgd_machine *m, bool reset, struct mgd_totals *out) {
+  struct mgd_totals *totals = &m->trace.totals;
+  mgd_machine_enter(m);
+  *out = *totals;
+  if (reset) {
+    memset(totals->by_kind, 0, sizeof totals->by_kind);
+    memset(totals->by_link, 0, sizeof totals->by_link);
   }
-  mgd_machine_enter(m);
-  const struct mgd_total *total = &m->trace.by_kind[kind];
-  *count = total->count;
-  *bytes = total->bytes;
-  *ns = total->ns;
-  return mgd_machine_leave(m, MGD_OK);
-}
-
-int mgd_trace_link_bytes(struct mgd_machine *m, int from, int to, int64_t *bytes, uint64_t *count) {
-  int code = MGD_E_NO_DEVICE;
-  mgd_machine_enter(m);
-  if (mgd_device_known_locked(m, from) && mgd_device_known_locked(m, to)) {
-    *bytes = m->trace.by_link[from][to].bytes;
-    *count = m->trace.by_link[from][to].count;
-    code = MGD_OK;
-  }
-  return mgd_machine_leave(m, code);
-}
-
-int mgd_trace_reset(struct mgd_machine *m) {
-  mgd_machine_enter(m);
-  memset(m->trace.by_kind, 0, sizeof m->trace.by_kind);
-  memset(m->trace.by_link, 0, sizeof m->trace.by_link);
   return mgd_machine_leave(m, MGD_OK);
 }
 
@@ -128,6 +108,6 @@ uint64_t mgd_trace_new_object(struct mgd_machine *m) {
 void mgd_trace_forget_locked(struct mgd_machine *m, int id) {
   const struct mgd_total none = {0};
   for (int other = 0; other < MGD_MAX_DEVICES; other++) {
-    m->trace.by_link[id][other] = m->trace.by_link[other][id] = none;
+    m->trace.totals.by_link[id][other] = m->trace.totals.by_link[other][id] = none;
   }
 }

@@ -120,11 +120,13 @@ struct mgd_operand {
   X(PACKED, "it is the fullest device that still fits")                         \
   X(NO_ROOM, "no accelerator has room")                                         \
   X(WRITE_BACK, "the operator wrote a copy, which goes home")                   \
-  X(TRAFFIC, "it is needed there in each round and nowhere at home")
+  X(TRAFFIC, "it is needed there in each round and nowhere at home")            \
+  X(GRADIENT, "a gradient goes to where its tensor lives")
 enum mgd_reason {
 #define X(name, text) MGD_WHY_##name,
   MGD_REASONS(X)
 #undef X
+  MGD_WHY_KINDS
 };
 
 /* ---- admission: a reservation holds bytes until it is released */
@@ -154,6 +156,15 @@ enum mgd_event_kind {
   MGD_EV_KINDS
 };
 
+/* A place in the program from which something was asked for. The strings of a
+ * site that the core hands out live as long as the machine. */
+#define MGD_MAX_SITES 4095 /* distinct places that are remembered; what comes later is id 0 */
+
+struct mgd_site {
+  const char *file, *function; /* "" when there is none */
+  int32_t line;
+};
+
 struct mgd_event {
   uint64_t sequence; /* filled by the trace: 1, 2, ... */
   uint64_t object;   /* id of the tensor or module the event is about, 0 if none */
@@ -163,6 +174,26 @@ struct mgd_event {
   const char *operator_name; /* static lifetime, may be NULL */
   int16_t kind, reason;
   int16_t from, to; /* device ids, -1 when none */
+  uint32_t site;    /* id of the call site, 0 when unknown */
+};
+
+struct mgd_total {
+  uint64_t count;
+  int64_t bytes, ns;
+};
+
+/* What the trace has counted since it was last reset. Large: not for the stack. */
+struct mgd_totals {
+  uint64_t events; /* events ever recorded: the newest event has this sequence; a reset does not touch it */
+  struct mgd_total by_kind[MGD_EV_KINDS];
+  struct mgd_total by_link[MGD_MAX_DEVICES][MGD_MAX_DEVICES]; /* [from][to]; moves, copies and write-backs only */
+};
+
+/* How often one object has been copied to one device in this step. */
+struct mgd_repeat {
+  uint64_t count;
+  int64_t bytes;
+  bool due; /* one copy too many, and nothing was said of this call site yet: say it now */
 };
 
 /* ---- traffic: whether a tensor lives where it is needed */

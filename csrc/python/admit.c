@@ -68,6 +68,7 @@ static void record(enum mgd_event_kind kind, enum mgd_reason why, int device, in
   event.reason = (int16_t)why;
   event.from = -1;
   event.to = (int16_t)device;
+  event.site = mgd_frames_site();
   mgd_trace_add(mgd_torch_machine(), &event);
 }
 

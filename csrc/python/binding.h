@@ -99,6 +99,19 @@ int mgd_tensor_install(struct mgd_state *st);
 int mgd_engine_init(PyObject *module);
 int mgd_engine_install(struct mgd_state *st);
 
+/* ---- frames.c: where the program stands */
+int mgd_frames_init(void);
+/* Id of the innermost line outside torch's and managed's own files, 0 when this thread runs none. Needs no GIL. */
+uint32_t mgd_frames_site(void);
+/* Whether this thread is inside something that an exception between two instructions would leave half done. */
+int mgd_frames_in_transaction(void);
+
+/* ---- warn.c: warnings of repeated copies */
+int mgd_warn_install(struct mgd_state *st);
+int mgd_warn_flush(void);    /* says what waits; -1 when a filter makes an error of it */
+int mgd_warn_end_step(void); /* counts from zero again, then the same */
+extern PyMethodDef mgd_warn_methods[];
+
 /* ---- explain.c: what happened, in numbers and in order */
 extern PyMethodDef mgd_explain_methods[];
 

@@ -49,6 +49,8 @@ static void advise(void) {
 static PyObject *engine_run_backward(PyObject *self, PyObject *args, PyObject *kwargs) {
   PyObject *result = mgd_torch_run_backward(((struct engine *)self)->run_backward, args, kwargs);
   if (!result) advise();
+  /* The gradients are there: an error made of a warning leaves nothing half done. A pass inside another ends no step. */
+  if (result && !mgd_torch_in_backward() && mgd_warn_end_step() < 0) Py_CLEAR(result);
   return result;
 }
 

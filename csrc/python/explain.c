@@ -5,6 +5,8 @@
  */
 #include "binding.h"
 
+#include <string.h>
+
 /* Enough for the whole ring of the core's default size. */
 #define HISTORY 4096
 
@@ -22,35 +24,29 @@ static int put_count(PyObject *dict, const char *name, const char *suffix, int64
 }
 
 /* "move", "move_bytes", "move_ns" and so on for every kind of event. */
-static int put_totals(PyObject *dict) {
+static int put_totals(PyObject *dict, const struct mgd_totals *totals) {
   for (int kind = 0; kind < MGD_EV_KINDS; kind++) {
-    uint64_t count = 0;
-    int64_t bytes = 0, ns = 0;
-    mgd_trace_totals(mgd_torch_machine(), kind, &count, &bytes, &ns);
+    const struct mgd_total *t = &totals->by_kind[kind];
     const char *name = mgd_event_name(kind);
-    if (put_count(dict, name, "", (int64_t)count) < 0 || put_count(dict, name, "_bytes", bytes) < 0 || put_count(dict, name, "_ns", ns) < 0) return -1;
+    if (put_count(dict, name, "", (int64_t)t->count) < 0 || put_count(dict, name, "_bytes", t->bytes) < 0 || put_count(dict, name, "_ns", t->ns) < 0) return -1;
   }
-  return 0;
+  return put_count(dict, "events", "", (int64_t)totals->events);
 }
 
-static int put_link(PyObject *links, int from, int to) {
-  int64_t bytes = 0;
-  uint64_t count = 0;
+static int put_link(PyObject *links, int from, int to, const struct mgd_total *total) {
   char a[32], b[32], key[72];
   struct mgd_machine *machine = mgd_torch_machine();
-  if (mgd_trace_link_bytes(machine, from, to, &bytes, &count) || count == 0) return 0;
-  if (mgd_device_name(machine, from, a) || mgd_device_name(machine, to, b)) return 0;
+  if (total->count == 0 || mgd_device_name(machine, from, a) || mgd_device_name(machine, to, b)) return 0;
   PyOS_snprintf(key, sizeof key, "%s->%s", a, b);
-  return put(links, key, PyLong_FromLongLong(bytes));
+  return put(links, key, PyLong_FromLongLong(total->bytes));
 }
 
 /* {"cpu->sim:0": bytes} of the links that were used. */
-static PyObject *links(void) {
+static PyObject *links(const struct mgd_totals *totals) {
   PyObject *dict = PyDict_New();
-  const int count = mgd_device_count(mgd_torch_machine());
-  for (int from = 0; dict && from < count; from++)
-    for (int to = 0; dict && to < count; to++)
-      if (from != to && put_link(dict, from, to) < 0) Py_CLEAR(dict);
+  for (int from = 0; dict && from < MGD_MAX_DEVICES; from++)
+    for (int to = 0; dict && to < MGD_MAX_DEVICES; to++)
+      if (put_link(dict, from, to, &totals->by_link[from][to]) < 0) Py_CLEAR(dict);
   return dict;
 }
 
@@ -75,12 +71,25 @@ static PyObject *devices(void) {
   return dict;
 }
 
-static int reset_all(PyObject *module) {
+static int reset_others(void) {
   if (mgd_torch_reset_counters() < 0) return -1;
   struct mgd_machine *machine = mgd_torch_machine();
-  const int code = mgd_trace_reset(machine);
   for (int id = 1; id < mgd_device_count(machine); id++) mgd_ledger_reset_peak(machine, id);
-  return code == MGD_OK ? 0 : mgd_errors_raise(mgd_module_state(module), code, "resetting the counters");
+  return 0;
+}
+
+/* The totals come last: they are read and reset in one moment, and nothing fails after it but a lack of memory. */
+static int put_trace(PyObject *dict, PyObject *module, int reset) {
+  struct mgd_totals *totals = PyMem_New(struct mgd_totals, 1);
+  if (!totals) {
+    PyErr_NoMemory();
+    return -1;
+  }
+  const int code = mgd_trace_totals(mgd_torch_machine(), reset, totals);
+  if (code != MGD_OK) mgd_errors_raise(mgd_module_state(module), code, "reading the counters");
+  const int failed = code != MGD_OK || put_totals(dict, totals) < 0 || put(dict, "links", links(totals)) < 0;
+  PyMem_Free(totals);
+  return failed ? -1 : 0;
 }
 
 static PyObject *stats(PyObject *module, PyObject *args, PyObject *kwargs) {
@@ -89,18 +98,27 @@ static PyObject *stats(PyObject *module, PyObject *args, PyObject *kwargs) {
   if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|p:stats", names, &reset) || mgd_module_ready() < 0) return NULL;
   PyObject *dict = mgd_torch_counters();
   if (!dict) return NULL;
-  if (put_totals(dict) < 0 || put(dict, "links", links()) < 0 || put(dict, "devices", devices()) < 0 || (reset && reset_all(module) < 0)) Py_CLEAR(dict);
+  if (put(dict, "devices", devices()) < 0 || (reset && reset_others() < 0) || put_trace(dict, module, reset) < 0) Py_CLEAR(dict);
   return dict;
 }
 
-/* (sequence, time, duration, kind, reason, operator or None, bytes, from or None, to or None) */
+/* "train.py:12 in step", "backward of MmBackward0", or None. */
+static PyObject *site_text(uint32_t id) {
+  struct mgd_site site;
+  if (mgd_site_get(mgd_torch_machine(), id, &site) || id == 0) Py_RETURN_NONE;
+  if (!site.file[0]) return PyUnicode_FromString(site.function);
+  const char *slash = strrchr(site.file, '/');
+  return PyUnicode_FromFormat("%s:%d in %s", slash ? slash + 1 : site.file, (int)site.line, site.function);
+}
+
+/* (sequence, time, duration, kind, reason, operator or None, bytes, from or None, to or None, site or None) */
 static PyObject *event_tuple(const struct mgd_event *e) {
   char from[32], to[32];
   struct mgd_machine *machine = mgd_torch_machine();
   const char *a = e->from >= 0 && mgd_device_name(machine, e->from, from) == MGD_OK ? from : NULL;
   const char *b = e->to >= 0 && mgd_device_name(machine, e->to, to) == MGD_OK ? to : NULL;
-  return Py_BuildValue("(KLLsszLzz)", (unsigned long long)e->sequence, (long long)e->time, (long long)e->duration, mgd_event_name(e->kind),
-                       mgd_reason_text(e->reason), e->operator_name, (long long)e->bytes, a, b);
+  return Py_BuildValue("(KLLsszLzzN)", (unsigned long long)e->sequence, (long long)e->time, (long long)e->duration, mgd_event_name(e->kind),
+                       mgd_reason_text(e->reason), e->operator_name, (long long)e->bytes, a, b, site_text(e->site));
 }
 
 static PyObject *event_list(const struct mgd_event *events, size_t n) {
@@ -125,6 +143,34 @@ static int object_of(PyObject *tensor, uint64_t *object) {
   return PyErr_Occurred() ? -1 : 0;
 }
 
+/* The texts of the core's list of reasons, as events give them. */
+static PyObject *reasons(PyObject *module, PyObject *unused) {
+  (void)module, (void)unused;
+  PyObject *list = PyList_New(0);
+  for (int reason = MGD_WHY_NONE + 1; list && reason < MGD_WHY_KINDS; reason++) {
+    PyObject *text = PyUnicode_FromString(mgd_reason_text(reason));
+    if (!text || PyList_Append(list, text) < 0) Py_CLEAR(list);
+    Py_XDECREF(text);
+  }
+  return list;
+}
+
+static PyObject *object_id(PyObject *module, PyObject *tensor) {
+  (void)module;
+  uint64_t object;
+  return mgd_module_ready() < 0 || object_of(tensor, &object) < 0 ? NULL : PyLong_FromUnsignedLongLong(object);
+}
+
+static PyObject *resume(PyObject *module, PyObject *args) {
+  (void)module;
+  PyObject *tensor;
+  unsigned long long object;
+  uint64_t unused;
+  if (!PyArg_ParseTuple(args, "OK:resume", &tensor, &object) || mgd_module_ready() < 0 || object_of(tensor, &unused) < 0) return NULL;
+  if (tensor != Py_None && mgd_torch_resume(tensor, object) < 0) return NULL;
+  Py_RETURN_NONE;
+}
+
 static PyObject *history(PyObject *module, PyObject *tensor) {
   uint64_t object, dropped = 0;
   size_t n = HISTORY;
@@ -144,4 +190,8 @@ PyMethodDef mgd_explain_methods[] = {
      PyDoc_STR("stats(reset=False)\n--\n\nCounters since the start or the last reset, bytes per link and per device, as a plain dict.")},
     {"history", history, METH_O,
      PyDoc_STR("history(tensor, /)\n--\n\n(events, dropped): the tensor's events, oldest first, and how many the ring has forgotten. None: all tensors.")},
+    {"reasons", reasons, METH_NOARGS, PyDoc_STR("reasons()\n--\n\nEvery reason that an event can give, in words.")},
+    {"object_id", object_id, METH_O, PyDoc_STR("object_id(tensor, /)\n--\n\nThe number under which the tensor's events are kept; 0 when it has none.")},
+    {"resume", resume, METH_VARARGS,
+     PyDoc_STR("resume(tensor, object_id, /)\n--\n\nThe tensor, which has new contents, goes on with this history; 0 changes nothing.")},
     {NULL, NULL, 0, NULL}};

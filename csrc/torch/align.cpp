@@ -13,6 +13,7 @@
 #include "conflict.h"
 #include "devices.h"
 #include "move.h"
+#include "record.h"
 #include "state.h"
 
 namespace managed {
@@ -215,7 +216,7 @@ void finish(WriteBacks& write_backs) {
     e.reason = MGD_WHY_WRITE_BACK;
     e.from = static_cast<int16_t>(id_of(w.copy.device()));
     e.to = static_cast<int16_t>(id_of(w.original.device()));
-    mgd_trace_add(machine(), &e);
+    record(e);
   }
 }
 

@@ -55,6 +55,18 @@ uint64_t mgd_torch_object(PyObject *tensor, int create); /* the id under which t
 int64_t mgd_torch_nbytes(PyObject *tensor);      /* bytes of the tensor's elements; -1 on error */
 int mgd_torch_device_of(PyObject *tensor);       /* id, or -1 on error (meta) */
 
+/* The tensor's history goes on under this id, which was another tensor's; 0 changes nothing. */
+int mgd_torch_resume(PyObject *tensor, uint64_t object);
+
+/* ---- record.cpp: call sites, and warnings that wait to be said */
+/* `read` gives the id of the running line of Python or 0; it is called in any thread, with or without the GIL. */
+void mgd_torch_set_call_site(uint32_t (*read)(void));
+/* `wake` is called in any thread, with or without the GIL, when a warning begins to wait. */
+void mgd_torch_set_wake(void (*wake)(void));
+/* The oldest waiting warning, a new str, and the site it is about. NULL without an exception when none waits. */
+PyObject *mgd_torch_take_warning(uint32_t *site);
+int mgd_torch_in_backward(void); /* whether this thread is inside a backward pass */
+
 /* ---- move.cpp */
 /* Another tensor over the same bytes, connected by autograd, managed: what as_subclass gives. */
 PyObject *mgd_torch_alias(PyObject *tensor);

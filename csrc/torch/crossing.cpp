@@ -12,6 +12,7 @@
 #include "compat.h"
 #include "devices.h"
 #include "move.h"
+#include "record.h"
 #include "replica.h"
 #include "state.h"
 
@@ -20,12 +21,16 @@ namespace {
 
 bool records(const at::Tensor& t) { return c10::GradMode::is_enabled() && t.requires_grad(); }
 
+uint64_t object_of(const at::Tensor& t) {
+  TensorState* s = state_of(t);
+  return s ? s->object : 0;
+}
+
 // Measures one copy and writes it into the trace.
 class Traced {
  public:
-  Traced(const at::Tensor& t, c10::Device to, const Cause& cause) {
-    TensorState* s = state_of(t);
-    event_.object = s ? s->object : 0;
+  Traced(const at::Tensor& t, c10::Device to, const Cause& cause) : copied_(cause.kind == MGD_EV_COPY ? &t : nullptr) {
+    event_.object = object_of(t);
     event_.time = now();
     event_.operator_name = cause.operator_name;
     event_.kind = static_cast<int16_t>(cause.kind);
@@ -33,13 +38,20 @@ class Traced {
     event_.from = static_cast<int16_t>(id_of(t.device()));
     event_.to = static_cast<int16_t>(id_of(to));
   }
+  // A trip home is about the tensor whose gradient it brings and the line whose copy it answers; that copy has been counted.
+  void answers(uint64_t object, uint32_t site) {
+    event_.object = object;
+    event_.site = site;
+    copied_ = nullptr;
+  }
   void done(int64_t bytes) {
     event_.bytes = bytes;
     event_.duration = now() - event_.time;
-    mgd_trace_add(machine(), &event_);
+    record(event_, copied_);
   }
 
  private:
+  const at::Tensor* copied_;
   mgd_event event_{};
 };
 
@@ -71,7 +83,8 @@ at::Tensor copy_values(const at::Tensor& t, c10::Device to, int64_t* bytes) {
 // The way back of a crossing: the gradient goes to the device that the tensor left.
 // A leaf's state hears of it, because that tells whether the leaf should live elsewhere.
 struct TripHome : torch::autograd::Node {
-  TripHome(c10::Device home, c10::intrusive_ptr<TensorState> leaf) : home_(home), leaf_(std::move(leaf)) {
+  TripHome(const at::Tensor& t, c10::intrusive_ptr<TensorState> leaf)
+      : home_(t.device()), object_(object_of(t)), site_(call_site()), leaf_(std::move(leaf)) {
     if (leaf_) leaf_->trips++;
   }
   ~TripHome() override {
@@ -93,7 +106,8 @@ struct TripHome : torch::autograd::Node {
 
  private:
   at::Tensor bring(const at::Tensor& g) const {
-    Traced trace(g, home_, {"gradient", MGD_EV_COPY, MGD_WHY_REQUIRED});
+    Traced trace(g, home_, {"gradient", MGD_EV_COPY, MGD_WHY_GRADIENT});
+    trace.answers(object_, site_);
     const bool managed = has_key(g.unsafeGetTensorImpl());
     at::Tensor r = g.to(home_);
     if (managed) mark(r);
@@ -108,6 +122,8 @@ struct TripHome : torch::autograd::Node {
   }
 
   c10::Device home_;
+  uint64_t object_;
+  uint32_t site_;
   c10::intrusive_ptr<TensorState> leaf_; // null for what is no leaf
   std::atomic<bool> waiting_{false};
 };
@@ -115,7 +131,7 @@ struct TripHome : torch::autograd::Node {
 NodePtr way_home(const at::Tensor& source, const at::Tensor& copy) {
   c10::intrusive_ptr<TensorState> leaf;
   if (source.is_leaf()) leaf = c10::intrusive_ptr<TensorState>::reclaim_copy(&make_state(source));
-  NodePtr node = make_node<TripHome>(source.device(), std::move(leaf));
+  NodePtr node = make_node<TripHome>(source, std::move(leaf));
   node->add_next_edge(torch::autograd::impl::gradient_edge(source));
   node->add_input_metadata(copy);
   return node;

@@ -22,6 +22,7 @@
 #include "api.h"
 #include "devices.h"
 #include "guard.h"
+#include "record.h"
 #include "state.h"
 
 namespace managed {
@@ -193,7 +194,7 @@ PyObject* mgd_torch_to(PyObject* o, int device, int non_blocking, enum mgd_reaso
     TensorState& made = make_state(r);
     if (e.object) made.object = e.object; // the history goes on under the same id
     else e.object = made.object;
-    mgd_trace_add(machine(), &e);
+    record(e);
     return THPVariable_Wrap(std::move(r));
   });
 }

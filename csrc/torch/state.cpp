@@ -9,6 +9,7 @@
 #include "devices.h"
 #include "functorch.h"
 #include "guard.h"
+#include "record.h"
 #include "replica.h"
 
 namespace managed {
@@ -75,7 +76,7 @@ bool is_pinned(const at::Tensor& t) {
 
 namespace {
 
-void record(enum mgd_event_kind kind, const at::Tensor& t, const TensorState& s) {
+void record_pin(enum mgd_event_kind kind, const at::Tensor& t, const TensorState& s) {
   mgd_event e{};
   e.object = s.object;
   e.time = now();
@@ -83,7 +84,7 @@ void record(enum mgd_event_kind kind, const at::Tensor& t, const TensorState& s)
   e.reason = MGD_WHY_ASKED;
   e.from = e.to = static_cast<int16_t>(id_of(t.device()));
   e.bytes = bytes_of(t);
-  mgd_trace_add(machine(), &e);
+  record(e);
 }
 
 } // namespace
@@ -127,7 +128,7 @@ int mgd_torch_pin(PyObject* o, int pinned) {
   return guarded([&] {
     const at::Tensor& t = THPVariable_Unpack(o);
     TensorState& s = make_state(t);
-    if (s.pinned.exchange(pinned != 0) != (pinned != 0)) record(pinned ? MGD_EV_PIN : MGD_EV_UNPIN, t, s);
+    if (s.pinned.exchange(pinned != 0) != (pinned != 0)) record_pin(pinned ? MGD_EV_PIN : MGD_EV_UNPIN, t, s);
     return 0;
   });
 }
@@ -152,6 +153,19 @@ uint64_t mgd_torch_object(PyObject* o, int create) {
     return 0;
   });
   return id;
+}
+
+int mgd_torch_resume(PyObject* o, uint64_t object) {
+  return guarded([&] {
+    const at::Tensor& t = THPVariable_Unpack(o);
+    TensorState* old = state_of(t);
+    if (object == 0 || (old && old->object == object)) return 0;
+    auto state = c10::make_intrusive<TensorState>(); // its own: aliases of the new contents keep theirs
+    state->object = object;
+    state->pinned = is_pinned(t);
+    t.unsafeGetTensorImpl()->set_backend_meta(std::move(state));
+    return 0;
+  });
 }
 
 int64_t mgd_torch_nbytes(PyObject* o) {

@@ -77,4 +77,17 @@ static inline struct mgd_usage usage_of(struct mgd_machine *m, int device) {
 
 static inline int64_t reserved_of(struct mgd_machine *m, int device) { return usage_of(m, device).by_owner[MGD_RESERVED]; }
 
+static inline struct mgd_totals totals_of(struct mgd_machine *m) {
+  struct mgd_totals totals;
+  EXPECT_OK(mgd_trace_totals(m, false, &totals));
+  return totals;
+}
+
+static inline void expect_total(const char *file, int line, struct mgd_total actual, struct mgd_total expected) {
+  expect_int(file, line, "count", (int64_t)actual.count, (int64_t)expected.count);
+  expect_int(file, line, "bytes", actual.bytes, expected.bytes);
+  expect_int(file, line, "ns", actual.ns, expected.ns);
+}
+#define EXPECT_TOTAL(actual, count, bytes, ns) expect_total(__FILE__, __LINE__, actual, (struct mgd_total){(uint64_t)(count), bytes, ns})
+
 #endif

@@ -144,8 +144,8 @@ static void the_ring(void) {
   EXPECT_BROKEN(m, t->held, three); /* more than were added */
   EXPECT_BROKEN(m, t->held, large);
   EXPECT_BROKEN(m, t->next, large);
-  EXPECT_BROKEN(m, t->added, one);
-  EXPECT_BROKEN(m, t->added, five);
+  EXPECT_BROKEN(m, t->totals.events, one);
+  EXPECT_BROKEN(m, t->totals.events, five);
   EXPECT_BROKEN(m, t->ring[0].sequence, five); /* a gap */
   EXPECT_BROKEN(m, t->ring[1].sequence, five);
   mgd_machine_destroy(m);
@@ -294,6 +294,46 @@ static void free_sources(void) {
   mgd_machine_destroy(m);
 }
 
+static void the_sites(void) {
+  struct mgd_machine *m = busy_machine();
+  struct mgd_sites *s = &m->sites;
+  const struct mgd_site place = {.file = "a.py", .function = "f", .line = 3};
+  const uint32_t too_many_sites = MGD_MAX_SITES + 1;
+  const int32_t line = 4;
+  struct mgd_site *const no_list = NULL;
+  uint16_t *const no_index = NULL;
+  uint32_t id;
+  EXPECT_OK(mgd_site_intern(m, &place, &id));
+  EXPECT_BROKEN(m, s->count, too_many_sites);
+  EXPECT_BROKEN(m, s->list, no_list);
+  EXPECT_BROKEN(m, s->index, no_index);
+  EXPECT_BROKEN(m, s->list[0].line, line); /* not where its hash says */
+  mgd_machine_destroy(m);
+}
+
+static void the_repeats(void) {
+  struct mgd_machine *m = busy_machine();
+  struct mgd_repeats *r = &m->repeats;
+  const struct mgd_event copy = {.kind = MGD_EV_COPY, .object = 7, .to = 1};
+  const uint64_t never = 0, nobody = 0, later = 99;
+  const size_t outside = MGD_REPEAT_SETS * MGD_REPEAT_WAYS, another = 0;
+  struct mgd_repeat_slot *const no_slots = NULL;
+  struct mgd_repeat repeat;
+  EXPECT_BROKEN(m, r->tick, later); /* no slots yet */
+  EXPECT_OK(mgd_repeat_add(m, &copy, &repeat));
+  EXPECT(r->newest != another);
+  EXPECT_BROKEN(m, r->limit, minus);
+  EXPECT_BROKEN(m, r->slots, no_slots);
+  EXPECT_BROKEN(m, r->tick, never);
+  EXPECT_BROKEN(m, r->tick, later);
+  EXPECT_BROKEN(m, r->newest, outside);
+  EXPECT_BROKEN(m, r->newest, another);
+  EXPECT_BROKEN(m, r->slots[r->newest].object, nobody);
+  EXPECT_BROKEN(m, r->slots[r->newest].count, never);
+  EXPECT_BROKEN(m, r->slots[r->newest].step, later);
+  mgd_machine_destroy(m);
+}
+
 #define EXPECT_CLOCK_BROKEN(c, field, value) expect_clock_broken(__LINE__, c, &(field), sizeof(field), &(value))
 
 static void expect_clock_broken(int line, struct mgd_clock *c, void *field, size_t size, const void *value) {
@@ -343,6 +383,8 @@ int main(void) {
   chains_of_sources();
   buckets();
   free_sources();
+  the_sites();
+  the_repeats();
   the_clock();
   return 0;
 }

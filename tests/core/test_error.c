@@ -27,7 +27,7 @@ static void numbers_that_stand_for_nothing_are_unknown(void) {
     EXPECT_TEXT(mgd_error_text(strange[i]), "an unknown error code: this is a bug");
   }
   EXPECT_TEXT(mgd_reason_text(-1), "UNKNOWN");
-  EXPECT_TEXT(mgd_reason_text(MGD_WHY_WRITE_BACK + 1), "UNKNOWN");
+  EXPECT_TEXT(mgd_reason_text(MGD_WHY_KINDS), "UNKNOWN");
   EXPECT_TEXT(mgd_event_name(-1), "UNKNOWN");
   EXPECT_TEXT(mgd_event_name(MGD_EV_KINDS), "UNKNOWN");
 }

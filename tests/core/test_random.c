@@ -338,19 +338,15 @@ static void step_read(struct model *x) {
 }
 
 static void expect_totals(struct model *x) {
-  uint64_t count = 0;
-  int64_t bytes = -1, ns = -1;
+  struct mgd_totals now = totals_of(x->m);
+  EXPECT_INT(now.events, x->events);
   for (int k = 0; k < KINDS; k++) {
-    EXPECT_OK(mgd_trace_totals(x->m, k, &count, &bytes, &ns));
-    EXPECT_INT(count, x->count[k]);
-    EXPECT_INT(bytes, x->bytes[k]);
-    EXPECT_INT(ns, x->ns[k]);
+    EXPECT_TOTAL(now.by_kind[k], x->count[k], x->bytes[k], x->ns[k]);
   }
   for (int f = 0; f < DEVICES; f++) {
     for (int t = 0; t < DEVICES; t++) {
-      EXPECT_OK(mgd_trace_link_bytes(x->m, f, t, &bytes, &count));
-      EXPECT_INT(bytes, x->link_bytes[f][t]);
-      EXPECT_INT(count, x->link_count[f][t]);
+      EXPECT_INT(now.by_link[f][t].bytes, x->link_bytes[f][t]);
+      EXPECT_INT(now.by_link[f][t].count, x->link_count[f][t]);
     }
   }
 }

@@ -61,9 +61,18 @@ static void place_some(struct worker *w, int64_t now) {
 
 static void record_some(struct worker *w, int64_t now) {
   struct mgd_event e = {.kind = MGD_EV_COPY, .object = mgd_trace_new_object(w->m), .time = now, .bytes = pick(&w->random, 100), .from = 0, .to = 1};
+  const struct mgd_site place = {.file = "a.py", .function = "f", .line = (int32_t)(now % 50)};
+  struct mgd_site told;
   struct mgd_event seen[8];
+  struct mgd_repeat repeat;
   size_t n = 8;
   uint64_t dropped;
+  EXPECT_OK(mgd_site_intern(w->m, &place, &e.site));
+  EXPECT_OK(mgd_site_get(w->m, e.site, &told));
+  EXPECT_INT(told.line, place.line);
+  EXPECT_OK(mgd_repeat_add(w->m, &e, &repeat));
+  EXPECT_INT(repeat.count, 1); /* every round has an object of its own */
+  mgd_repeat_begin_step(w->m);
   EXPECT_OK(mgd_trace_add(w->m, &e));
   w->copies++;
   w->bytes += e.bytes;
@@ -166,15 +175,12 @@ static void every_copy_is_reaped(struct mgd_machine *m, const uint64_t *shared, 
 }
 
 static void nothing_is_left_over(struct mgd_machine *m, const struct worker *w) {
-  uint64_t count;
-  int64_t bytes, ns, copies = 0, sum = 0;
+  int64_t copies = 0, sum = 0;
   for (int i = 0; i < THREADS; i++) {
     copies += w[i].copies;
     sum += w[i].bytes;
   }
-  EXPECT_OK(mgd_trace_totals(m, MGD_EV_COPY, &count, &bytes, &ns));
-  EXPECT_INT(count, copies);
-  EXPECT_INT(bytes, sum);
+  EXPECT_TOTAL(totals_of(m).by_kind[MGD_EV_COPY], copies, sum, 0);
   EXPECT_INT(mgd_trace_new_object(m), copies + 1);
   for (int d = 0; d < 4; d++) {
     EXPECT_INT(usage_of(m, d).used, 0);

@@ -47,6 +47,7 @@ static void events_come_back_whole_and_newest_last(void) {
   EXPECT_INT(out[1].reason, MGD_WHY_COST);
   EXPECT_INT(out[1].from, 2);
   EXPECT_INT(out[1].to, 1);
+  EXPECT_INT(out[1].site, 0);
   mgd_machine_destroy(m);
 }
 
@@ -81,22 +82,7 @@ static void a_full_ring_forgets_the_oldest_and_says_so(void) {
   mgd_machine_destroy(m);
 }
 
-static void expect_total(struct mgd_machine *m, int kind, uint64_t count, int64_t bytes, int64_t ns) {
-  uint64_t c = 77;
-  int64_t b = -1, t = -1;
-  EXPECT_OK(mgd_trace_totals(m, kind, &c, &b, &t));
-  EXPECT_INT(c, count);
-  EXPECT_INT(b, bytes);
-  EXPECT_INT(t, ns);
-}
-
-static void expect_link(struct mgd_machine *m, int from, int to, int64_t bytes, uint64_t count) {
-  uint64_t c = 77;
-  int64_t b = -1;
-  EXPECT_OK(mgd_trace_link_bytes(m, from, to, &b, &c));
-  EXPECT_INT(b, bytes);
-  EXPECT_INT(c, count);
-}
+#define EXPECT_LINK(m, from, to, bytes, count) EXPECT_TOTAL(totals_of(m).by_link[from][to], count, bytes, 2 * (count))
 
 static void totals_never_forget(void) {
   struct mgd_machine *m = small_ring(2, 2);
@@ -108,14 +94,14 @@ static void totals_never_forget(void) {
   }
   add(m, MGD_EV_COPY, 1, -1, 1, 13); /* no known source, no link */
   add(m, MGD_EV_COPY, 1, 1, -1, 17);
-  expect_total(m, MGD_EV_COPY, 102, 330, 204);
-  expect_total(m, MGD_EV_MOVE, 100, 500, 200);
-  expect_total(m, MGD_EV_PLACE, 100, 1100, 200);
-  expect_total(m, MGD_EV_PIN, 0, 0, 0);
-  expect_link(m, 0, 1, 300, 100);
-  expect_link(m, 1, 2, 500, 100);
-  expect_link(m, 1, 0, 700, 100);
-  expect_link(m, 2, 1, 0, 0);
+  EXPECT_TOTAL(totals_of(m).by_kind[MGD_EV_COPY], 102, 330, 204);
+  EXPECT_TOTAL(totals_of(m).by_kind[MGD_EV_MOVE], 100, 500, 200);
+  EXPECT_TOTAL(totals_of(m).by_kind[MGD_EV_PLACE], 100, 1100, 200);
+  EXPECT_TOTAL(totals_of(m).by_kind[MGD_EV_PIN], 0, 0, 0);
+  EXPECT_LINK(m, 0, 1, 300, 100);
+  EXPECT_LINK(m, 1, 2, 500, 100);
+  EXPECT_LINK(m, 1, 0, 700, 100);
+  EXPECT_LINK(m, 2, 1, 0, 0);
   mgd_machine_destroy(m);
 }
 
@@ -125,14 +111,19 @@ static void a_reset_begins_totals_again_and_keeps_history(void) {
   size_t n = 4;
   uint64_t dropped;
   add(m, MGD_EV_COPY, 1, 0, 1, 3);
-  EXPECT_OK(mgd_trace_reset(m));
-  expect_total(m, MGD_EV_COPY, 0, 0, 0);
-  expect_link(m, 0, 1, 0, 0);
+  struct mgd_totals before;
+  EXPECT_OK(mgd_trace_totals(m, true, &before));
+  EXPECT_TOTAL(before.by_kind[MGD_EV_COPY], 1, 3, 2);
+  EXPECT_TOTAL(before.by_link[0][1], 1, 3, 2);
+  EXPECT_INT(before.events, 1);
+  EXPECT_TOTAL(totals_of(m).by_kind[MGD_EV_COPY], 0, 0, 0);
+  EXPECT_LINK(m, 0, 1, 0, 0);
+  EXPECT_INT(totals_of(m).events, 1); /* what is in the ring is told apart by it */
   add(m, MGD_EV_COPY, 1, 0, 1, 4);
   EXPECT_OK(mgd_trace_read(m, 1, out, &n, &dropped));
   EXPECT_INT(n, 2);
   EXPECT_INT(out[1].sequence, 2);
-  expect_total(m, MGD_EV_COPY, 1, 4, 2);
+  EXPECT_TOTAL(totals_of(m).by_kind[MGD_EV_COPY], 1, 4, 2);
   mgd_machine_destroy(m);
 }
 
@@ -140,31 +131,24 @@ static void objects_get_ids_from_1_on(void) {
   struct mgd_machine *m = small_ring(4, 0);
   EXPECT_INT(mgd_trace_new_object(m), 1);
   EXPECT_INT(mgd_trace_new_object(m), 2);
-  EXPECT_OK(mgd_trace_reset(m));
+  struct mgd_totals totals;
+  EXPECT_OK(mgd_trace_totals(m, true, &totals));
   EXPECT_INT(mgd_trace_new_object(m), 3);
   mgd_machine_destroy(m);
 }
 
 static void nonsense_is_refused_and_changes_nothing(void) {
   struct mgd_machine *m = small_ring(4, 1);
-  const struct mgd_event invalid[] = {{.kind = -1}, {.kind = MGD_EV_KINDS}, {.reason = -1}, {.reason = MGD_WHY_WRITE_BACK + 1}, {.bytes = -1}, {.duration = -1}};
+  const struct mgd_event invalid[] = {{.kind = -1}, {.kind = MGD_EV_KINDS}, {.reason = -1}, {.reason = MGD_WHY_KINDS}, {.bytes = -1}, {.duration = -1}, {.site = 1}};
   const struct mgd_event nowhere[] = {{.from = 2}, {.to = 2}, {.from = -2}, {.to = -2}};
-  for (size_t i = 0; i < 6; i++) {
+  for (size_t i = 0; i < 7; i++) {
     EXPECT_CODE(mgd_trace_add(m, &invalid[i]), MGD_E_INVALID);
   }
   for (size_t i = 0; i < 4; i++) {
     EXPECT_CODE(mgd_trace_add(m, &nowhere[i]), MGD_E_NO_DEVICE);
   }
-  uint64_t count = 77;
-  int64_t bytes = 77, ns = 77;
-  EXPECT_CODE(mgd_trace_totals(m, -1, &count, &bytes, &ns), MGD_E_INVALID);
-  EXPECT_CODE(mgd_trace_totals(m, MGD_EV_KINDS, &count, &bytes, &ns), MGD_E_INVALID);
-  EXPECT_CODE(mgd_trace_link_bytes(m, 0, 2, &bytes, &count), MGD_E_NO_DEVICE);
-  EXPECT_CODE(mgd_trace_link_bytes(m, -1, 0, &bytes, &count), MGD_E_NO_DEVICE);
-  EXPECT_INT(count, 77);
-  EXPECT_INT(bytes, 77);
-  EXPECT_INT(ns, 77);
-  expect_total(m, MGD_EV_MOVE, 0, 0, 0);
+  EXPECT_INT(totals_of(m).events, 0);
+  EXPECT_TOTAL(totals_of(m).by_kind[MGD_EV_MOVE], 0, 0, 0);
   mgd_machine_destroy(m);
 }
 
@@ -178,9 +162,9 @@ static void totals_beyond_int64_overflow_and_stay_as_they_were(void) {
   EXPECT_CODE(mgd_trace_add(m, &move), MGD_E_OVERFLOW); /* the link's total, not the kind's */
   EXPECT_OK(mgd_trace_add(m, &long_one));
   EXPECT_CODE(mgd_trace_add(m, &long_one), MGD_E_OVERFLOW);
-  expect_total(m, MGD_EV_COPY, 1, INT64_MAX, 1);
-  expect_total(m, MGD_EV_MOVE, 0, 0, 0);
-  expect_link(m, 0, 1, INT64_MAX, 1);
+  EXPECT_TOTAL(totals_of(m).by_kind[MGD_EV_COPY], 1, INT64_MAX, 1);
+  EXPECT_TOTAL(totals_of(m).by_kind[MGD_EV_MOVE], 0, 0, 0);
+  EXPECT_TOTAL(totals_of(m).by_link[0][1], 1, INT64_MAX, 1);
   mgd_machine_destroy(m);
 }
 

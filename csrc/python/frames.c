@@ -1,0 +1,155 @@
+/* frames.c: which line of the user's program is running in this thread.
+ *
+ * Operators run without the GIL, and taking it there could deadlock. A thread
+ * may read its own frames without it: nobody else changes them, and each of them
+ * keeps its code object alive. So this file reads and does nothing else: it takes
+ * no reference, makes no object and calls no Python. CPython offers no public
+ * function that keeps to this; the layout is taken from its internal headers,
+ * and a Python newer than those known here has no call sites.
+ */
+#include "binding.h"
+
+#define Py_BUILD_CORE
+#define Py_BUILD_CORE_MODULE
+#if PY_VERSION_HEX >= 0x030C0000
+#undef _PyGC_FINALIZED /* 3.12 defines it in both kinds of headers */
+#endif
+#if PY_VERSION_HEX >= 0x030B0000 && PY_VERSION_HEX < 0x030F0000
+#include <internal/pycore_frame.h>
+#include <internal/pycore_code.h>
+#endif
+#if PY_VERSION_HEX >= 0x030E0000 && PY_VERSION_HEX < 0x030F0000
+#include <internal/pycore_interpframe.h>
+#include <internal/pycore_stackref.h>
+#endif
+
+#include <string.h>
+
+/* ---- one frame */
+
+#if PY_VERSION_HEX >= 0x030F0000
+typedef void frame;
+static const frame *newest(const PyThreadState *thread) { return NULL; }
+static const frame *outer(const frame *f) { return NULL; }
+static PyCodeObject *code_of(const frame *f) { return NULL; }
+static int line_of(const frame *f, PyCodeObject *code) { return 0; }
+#elif PY_VERSION_HEX >= 0x030B0000
+typedef struct _PyInterpreterFrame frame;
+#if PY_VERSION_HEX >= 0x030D0000
+static frame *newest(const PyThreadState *thread) { return thread->current_frame; }
+static PyCodeObject *code_of(frame *f) { return _PyFrame_IsIncomplete(f) ? NULL : _PyFrame_GetCode(f); }
+#else
+static frame *newest(const PyThreadState *thread) { return thread->cframe->current_frame; }
+static PyCodeObject *code_of(frame *f) { return _PyFrame_IsIncomplete(f) ? NULL : f->f_code; }
+#endif
+static frame *outer(const frame *f) { return f->previous; }
+static int line_of(frame *f, PyCodeObject *code) { return PyCode_Addr2Line(code, _PyInterpreterFrame_LASTI(f) * (int)sizeof(_Py_CODEUNIT)); }
+#else
+typedef PyFrameObject frame;
+static frame *newest(const PyThreadState *thread) { return thread->frame; }
+static frame *outer(const frame *f) { return f->f_back; }
+static PyCodeObject *code_of(const frame *f) { return f->f_code; }
+static int line_of(const frame *f, PyCodeObject *code) { return PyCode_Addr2Line(code, f->f_lasti * (int)sizeof(_Py_CODEUNIT)); }
+#endif
+
+static PyObject *name_of(const PyCodeObject *code) {
+#if PY_VERSION_HEX >= 0x030B0000
+  return code->co_qualname;
+#else
+  return code->co_name;
+#endif
+}
+
+/* ---- text */
+
+#define TEXT 512
+
+/* One code point as UTF-8; `out` has room for four bytes. */
+static size_t encode(Py_UCS4 c, unsigned char *out) {
+  static const unsigned char lead[] = {0, 0xc0, 0xe0, 0xf0};
+  const size_t more = c < 0x80 ? 0 : c < 0x800 ? 1 : c < 0x10000 ? 2 : 3;
+  for (size_t i = more; i > 0; i--, c >>= 6) out[i] = (unsigned char)(0x80 | (c & 0x3f));
+  out[0] = (unsigned char)(lead[more] | c);
+  return more + 1;
+}
+
+/* The string as UTF-8: itself where it is ASCII, otherwise as much as fits into `room`. */
+static const char *text_of(PyObject *string, char room[TEXT]) {
+  if (!string || !PyUnicode_Check(string) || !PyUnicode_IS_COMPACT(string)) return "";
+  if (PyUnicode_IS_COMPACT_ASCII(string)) return PyUnicode_DATA(string);
+  const int kind = (int)PyUnicode_KIND(string);
+  size_t used = 0;
+  for (Py_ssize_t i = 0; i < PyUnicode_GET_LENGTH(string) && used + 5 <= TEXT; i++)
+    used += encode(PyUnicode_READ(kind, PyUnicode_DATA(string), i), (unsigned char *)room + used);
+  room[used] = '\0';
+  return room;
+}
+
+/* ---- whose code */
+
+/* Folders of code that is not the user's, each with its slash; written once, by init. */
+static struct {
+  char torch[TEXT], own[TEXT], optim[TEXT + 16], autograd[TEXT + 16];
+} folders;
+
+static int is_in(const char *file, const char *folder) { return folder[0] && strncmp(file, folder, strlen(folder)) == 0; }
+
+static int is_library(const char *file) { return is_in(file, folders.torch) || is_in(file, folders.own); }
+
+/* The folder of an imported module, which has a file. */
+static int folder_of(const char *module_name, char out[TEXT]) {
+  PyObject *module = PyImport_ImportModule(module_name);
+  PyObject *file = module ? PyModule_GetFilenameObject(module) : NULL;
+  const char *text = file ? PyUnicode_AsUTF8(file) : NULL;
+  const char *slash = text ? strrchr(text, '/') : NULL;
+  if (slash && slash + 2 - text < TEXT) PyOS_snprintf(out, TEXT, "%.*s", (int)(slash + 1 - text), text);
+  Py_XDECREF(file);
+  Py_XDECREF(module);
+  return text ? 0 : -1;
+}
+
+int mgd_frames_init(void) {
+  if (folder_of("torch", folders.torch) < 0 || folder_of("managed.errors", folders.own) < 0) return -1;
+  PyOS_snprintf(folders.optim, sizeof folders.optim, "%soptim/", folders.torch);
+  PyOS_snprintf(folders.autograd, sizeof folders.autograd, "%sautograd/", folders.torch);
+  return 0;
+}
+
+/* ---- the call site */
+
+/* Calls `visit` for each frame of this thread from the innermost outwards, until it says that it has seen enough. */
+static void walk(int (*visit)(frame *, PyCodeObject *, void *), void *context) {
+  const PyThreadState *thread = PyGILState_GetThisThreadState();
+  frame *f = thread ? newest(thread) : NULL;
+  for (; f; f = outer(f)) {
+    PyCodeObject *code = code_of(f);
+    if (code && visit(f, code, context)) return;
+  }
+}
+
+static int intern_first_of_user(frame *f, PyCodeObject *code, void *id) {
+  char file[TEXT], function[TEXT];
+  const struct mgd_site site = {text_of(code->co_filename, file), text_of(name_of(code), function), line_of(f, code)};
+  if (is_library(site.file)) return 0;
+  mgd_site_intern(mgd_torch_machine(), &site, id); /* no memory: the site stays unknown */
+  return 1;
+}
+
+uint32_t mgd_frames_site(void) {
+  uint32_t id = 0;
+  walk(intern_first_of_user, &id);
+  return id;
+}
+
+static int is_transaction(frame *f, PyCodeObject *code, void *found) {
+  (void)f;
+  char room[TEXT];
+  const char *file = text_of(code->co_filename, room);
+  return *(int *)found = is_in(file, folders.own) || is_in(file, folders.optim) || is_in(file, folders.autograd);
+}
+
+int mgd_frames_in_transaction(void) {
+  int found = 0;
+  walk(is_transaction, &found);
+  return found;
+}

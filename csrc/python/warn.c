@@ -1,0 +1,89 @@
+/* warn.c: says the warnings of copies that are made again and again.
+ *
+ * They come up inside operators, where no Python may run and nothing may be
+ * raised; there they wait, and are said where the interpreter can be called and
+ * an error does no harm, since filters may turn a warning into one: where a
+ * step ends, or as soon as the main thread is back in the user's own code.
+ */
+#include "binding.h"
+
+/* Pending calls get no state; the module lives as long as the process. */
+static PyObject *category;
+
+static PyObject *text_of_file(const char *file) { return PyUnicode_DecodeFSDefault(file[0] ? file : "<backward>"); }
+
+/* Steals `text`. -1 when the filters have made an error of it. */
+static int say(PyObject *text, uint32_t id) {
+  struct mgd_site site = {"", "", 0};
+  mgd_site_get(mgd_torch_machine(), id, &site);
+  PyObject *file = text_of_file(site.file);
+  const int failed = !file || PyErr_WarnExplicitObject(category, text, file, site.line, NULL, NULL) < 0;
+  Py_XDECREF(file);
+  Py_DECREF(text);
+  return failed ? -1 : 0;
+}
+
+int mgd_warn_flush(void) {
+  uint32_t site = 0;
+  PyObject *text;
+  while ((text = mgd_torch_take_warning(&site)))
+    if (say(text, site) < 0) return -1; /* the others wait for the next time */
+  return PyErr_Occurred() ? -1 : 0;
+}
+
+int mgd_warn_end_step(void) {
+  mgd_repeat_begin_step(mgd_torch_machine());
+  return mgd_warn_flush();
+}
+
+/* Runs in the main thread between two instructions. An optimizer's step, a backward pass and
+ * our own functions are not to be left halfway: they end with a step or go back to the user soon. */
+static int said_by_interpreter(void *unused) {
+  (void)unused;
+  return mgd_frames_in_transaction() ? 0 : mgd_warn_flush();
+}
+
+/* Called inside operators: any thread, with or without the GIL. A full queue is no loss: the end of the step comes. */
+static void wake(void) {
+  if (Py_IsInitialized()) (void)Py_AddPendingCall(said_by_interpreter, NULL);
+}
+
+static PyObject *begin_step(PyObject *module, PyObject *unused) {
+  (void)module, (void)unused;
+  if (mgd_module_ready() < 0 || mgd_warn_end_step() < 0) return NULL;
+  Py_RETURN_NONE;
+}
+
+static PyObject *get_copy_warning(PyObject *module, PyObject *unused) {
+  (void)module, (void)unused;
+  return mgd_module_ready() < 0 ? NULL : PyLong_FromLongLong(mgd_repeat_limit(mgd_torch_machine()));
+}
+
+static PyObject *set_copy_warning(PyObject *module, PyObject *value) {
+  (void)module;
+  int overflow = 0;
+  const int number = PyLong_Check(value) && !PyBool_Check(value);
+  const long long limit = number ? PyLong_AsLongLongAndOverflow(value, &overflow) : 0;
+  if (mgd_module_ready() < 0) return NULL;
+  if (!number) return PyErr_Format(PyExc_TypeError, "managed: COPY_WARNING is a number of copies, not %R", value);
+  if (overflow || mgd_repeat_set_limit(mgd_torch_machine(), limit))
+    return PyErr_Format(PyExc_ValueError, "managed: COPY_WARNING is %R; it is a number of copies from 1 to 2**63 - 1, or 0 for no warning", value);
+  Py_RETURN_NONE;
+}
+
+int mgd_warn_install(struct mgd_state *st) {
+  PyObject *errors = PyImport_ImportModule("managed.errors");
+  category = errors ? PyObject_GetAttrString(errors, "CopyWarning") : NULL;
+  Py_XDECREF(errors);
+  (void)st;
+  if (!category || mgd_frames_init() < 0) return -1;
+  mgd_torch_set_call_site(mgd_frames_site);
+  mgd_torch_set_wake(wake);
+  return 0;
+}
+
+PyMethodDef mgd_warn_methods[] = {
+    {"begin_step", begin_step, METH_NOARGS, PyDoc_STR("begin_step()\n--\n\nCounts copies from zero again and says the warnings that wait.")},
+    {"get_copy_warning", get_copy_warning, METH_NOARGS, PyDoc_STR("get_copy_warning()\n--\n\nCopies of a tensor to a device in a step after which a warning is due.")},
+    {"set_copy_warning", set_copy_warning, METH_O, PyDoc_STR("set_copy_warning(copies, /)\n--\n\nSets that number; 0 turns the warning off.")},
+    {NULL, NULL, 0, NULL}};

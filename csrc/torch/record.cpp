@@ -1,0 +1,117 @@
+// record.cpp: owns the way of an event into the trace, and the warnings that
+// come up on the way and wait until somebody may say them.
+//
+// It runs inside operators, in any thread, with or without the GIL: it calls no
+// Python and raises nothing. Where the program stands is asked of a function that
+// the binding gives, since only the binding knows frames.
+#include "record.h"
+
+#include <c10/core/ScalarType.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <atomic>
+#include <deque>
+#include <mutex>
+#include <sstream>
+#include <string>
+
+#include "api.h"
+#include "devices.h"
+
+namespace managed {
+namespace {
+
+std::atomic<uint32_t (*)()> frames_site{nullptr};
+std::atomic<void (*)()> wake_interpreter{nullptr};
+
+struct Warning {
+  std::string text;
+  uint32_t site;
+};
+// At most one for each call site. Never destroyed: the engine's threads may outlive static destructors.
+struct Waiting {
+  std::mutex mutex; // a leaf: nothing is called while it is held
+  std::deque<Warning> list;
+};
+Waiting& waiting() {
+  static auto* w = new Waiting;
+  return *w;
+}
+
+// In the engine's own threads no line of Python runs; the node that does is the next best name.
+uint32_t backward_site() {
+  const auto node = torch::autograd::get_current_node();
+  if (!node) return 0;
+  const std::string name = "backward of " + node->name();
+  const mgd_site site{"", name.c_str(), 0};
+  uint32_t id = 0;
+  mgd_site_intern(machine(), &site, &id);
+  return id;
+}
+
+std::string readable(int64_t bytes) {
+  std::ostringstream s;
+  s.precision(3);
+  if (bytes < 1024) s << bytes << " bytes";
+  else if (bytes < 1024 * 1024) s << static_cast<double>(bytes) / 1024 << " KiB";
+  else s << static_cast<double>(bytes) / (1024 * 1024) << " MiB";
+  return s.str();
+}
+
+std::string describe(const at::Tensor& t, const mgd_event& e, const mgd_repeat& r) {
+  return c10::str("managed: a tensor (torch.", c10::getDtypeNames(t.scalar_type()).first, ", shape ", t.sizes(), ") on ", t.device(), " was copied to ", device_of(e.to), " ", r.count,
+                  " times in one step, ", readable(r.bytes), " in all, here for ", e.operator_name ? e.operator_name : "an operator",
+                  ". Move it there with x.to(\"", device_of(e.to), "\") or module.cuda(...), or keep what uses it on ", t.device(),
+                  "; a tensor that is written between two uses has to be copied anew. managed.explain(x) shows each copy; "
+                  "managed.COPY_WARNING = 0 turns this warning off.");
+}
+
+void put_aside(const at::Tensor& t, const mgd_event& e, const mgd_repeat& r) {
+  Warning w{describe(t, e, r), e.site};
+  {
+    std::lock_guard<std::mutex> lock(waiting().mutex);
+    waiting().list.push_back(std::move(w));
+  }
+  if (auto* wake = wake_interpreter.load(std::memory_order_acquire)) wake();
+}
+
+} // namespace
+
+uint32_t call_site() {
+  auto* read = frames_site.load(std::memory_order_acquire);
+  const uint32_t id = read ? read() : 0;
+  return id ? id : backward_site();
+}
+
+void record(mgd_event& e, const at::Tensor* copied) noexcept {
+  try {
+    if (e.site == 0) e.site = call_site();
+    mgd_trace_add(machine(), &e);
+    mgd_repeat repeat{};
+    if (copied && mgd_repeat_add(machine(), &e, &repeat) == MGD_OK && repeat.due) put_aside(*copied, e, repeat);
+  } catch (const std::exception&) { // no memory for a name or a text: the call goes on without it
+  }
+}
+
+} // namespace managed
+
+using namespace managed;
+
+void mgd_torch_set_call_site(uint32_t (*read)(void)) { frames_site.store(read, std::memory_order_release); }
+
+void mgd_torch_set_wake(void (*wake)(void)) { wake_interpreter.store(wake, std::memory_order_release); }
+
+PyObject* mgd_torch_take_warning(uint32_t* site) {
+  Warning w;
+  {
+    std::lock_guard<std::mutex> lock(waiting().mutex);
+    auto& list = waiting().list;
+    if (list.empty()) return nullptr;
+    w = std::move(list.front());
+    list.pop_front();
+  }
+  *site = w.site;
+  return PyUnicode_FromStringAndSize(w.text.data(), static_cast<Py_ssize_t>(w.text.size()));
+}
+
+int mgd_torch_in_backward(void) { return torch::autograd::get_current_graph_task_id() != -1; }

@@ -1,0 +1,18 @@
+// record.h: the one way into the trace.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include "../core/internal.h"
+
+namespace managed {
+
+// The line of the user's program that this thread runs, or the backward
+// operator where there is no such line; 0 when unknown. Takes no lock but the core's and no GIL.
+uint32_t call_site();
+
+// Writes an event with its call site, unless it names one already. `copied` is
+// the tensor whose copy it is: too many copies of it in one step are warned of, later,
+// where a warning can be said. Never throws.
+void record(mgd_event& event, const at::Tensor* copied = nullptr) noexcept;
+
+} // namespace managed
