@@ -3,9 +3,10 @@
  *
  * Each function below verifies one struct's comment, in the same words. It
  * reads and never repairs: a broken invariant is a bug to be found, not a
- * state to live with. The cost is bounded by devices and claims; of the trace
- * only the two ends of the ring are looked at, so that checking after each of
- * a million transitions is affordable.
+ * state to live with. The cost is bounded by devices, claims, sources and
+ * replicas (squared for those of one source); of the trace only the two ends of
+ * the ring are looked at, so that checking after each of a million transitions
+ * is affordable.
  */
 #include "arithmetic.h"
 #include "internal_clock.h"
@@ -36,6 +37,19 @@ static int64_t granted(const struct mgd_machine *m, int id) {
   return bytes;
 }
 
+/* Sum of the replicas on a device, or -1 when one is negative or all are too many. */
+static int64_t replicated(const struct mgd_machine *m, int id) {
+  int64_t bytes = 0;
+  for (int32_t slot = 0; slot < m->replicas.size; slot++) {
+    const struct mgd_replica *e = &m->replicas.slots[slot];
+    bool counts = e->state != MGD_REPLICA_FREE && e->device == id;
+    if (counts && (e->bytes < 0 || !mgd_add(bytes, e->bytes, &bytes))) {
+      return -1;
+    }
+  }
+  return bytes;
+}
+
 static bool is_ledger_sound(const struct mgd_machine *m, int id) {
   const struct mgd_device *d = &m->devices[id];
   int64_t used = 0;
@@ -44,7 +58,8 @@ static bool is_ledger_sound(const struct mgd_machine *m, int id) {
       return false;
     }
   }
-  return d->capacity >= 0 && d->peak >= used && d->by_owner[MGD_RESERVED] == granted(m, id);
+  bool agrees = d->by_owner[MGD_RESERVED] == granted(m, id) && d->by_owner[MGD_REPLICA] == replicated(m, id);
+  return d->capacity >= 0 && d->peak >= used && agrees;
 }
 
 static bool is_link_sound(const struct mgd_machine *m, int from, int to) {
@@ -128,6 +143,116 @@ static bool are_claims_sound(const struct mgd_machine *m) {
   return queued == count_claims(m, MGD_CLAIM_WAITING) && free_length(&m->claims) == count_claims(m, MGD_CLAIM_FREE);
 }
 
+/* ---- replicas */
+
+/* Length of a list of slots if each is in that state and knows its neighbours,
+ * else -1. It cannot be a ring: the second visit would come from elsewhere. */
+static int32_t list_length(const struct mgd_replicas *r, const struct mgd_replica_list *list, enum mgd_replica_state state) {
+  int32_t length = 0, previous = -1;
+  for (int32_t slot = list->first; slot != -1; length++) {
+    bool inside = slot >= 0 && slot < r->size;
+    if (!inside || r->slots[slot].state != state || r->slots[slot].previous != previous) {
+      return -1;
+    }
+    previous = slot;
+    slot = r->slots[slot].next;
+  }
+  return list->last == previous ? length : -1;
+}
+
+/* Length of what a device keeps if it is all there and within the limit, else -1. */
+static int32_t kept_length(const struct mgd_machine *m, int id) {
+  const struct mgd_device *d = &m->devices[id];
+  int32_t length = list_length(&m->replicas, &d->kept, MGD_REPLICA_CACHED);
+  int64_t bytes = 0;
+  for (int32_t slot = length < 0 ? -1 : d->kept.first; slot != -1; slot = m->replicas.slots[slot].next) {
+    if (m->replicas.slots[slot].device != id) {
+      return -1;
+    }
+    bytes += m->replicas.slots[slot].bytes; /* at most REPLICA, by the ledger */
+  }
+  bool is_fraction = d->kept_limit >= 0.0 && d->kept_limit <= 1.0;
+  return is_fraction && bytes == d->kept_bytes && bytes <= mgd_replica_limit_locked(m, id) ? length : -1;
+}
+
+/* Whether a replica's elder siblings are copies of something else. */
+static bool is_only(const struct mgd_replicas *r, const struct mgd_replica *e) {
+  for (int32_t slot = r->sources[e->source].first; &r->slots[slot] != e; slot = r->slots[slot].sibling) {
+    if (r->slots[slot].device == e->device && r->slots[slot].extent == e->extent) {
+      return false;
+    }
+  }
+  return true;
+}
+
+/* Length of a source's chain if it holds only cached replicas of its own, else -1. */
+static int32_t chain_length(const struct mgd_replicas *r, int32_t source) {
+  int32_t length = 0;
+  for (int32_t slot = r->sources[source].first; slot != -1; length++) {
+    bool inside = slot >= 0 && slot < r->size && length < r->size;
+    if (!inside || r->slots[slot].state != MGD_REPLICA_CACHED || r->slots[slot].source != source || !is_only(r, &r->slots[slot])) {
+      return -1;
+    }
+    slot = r->slots[slot].sibling;
+  }
+  return r->sources[source].open || length == 0 ? length : -1;
+}
+
+/* Length of the chain of free sources, or -1 if it leads astray. */
+static int32_t free_sources(const struct mgd_replicas *r) {
+  int32_t length = 0;
+  for (int32_t source = r->first_free_source; source != -1; length++) {
+    bool inside = source >= 0 && source < r->source_size && length < r->source_size;
+    if (!inside || r->sources[source].open) {
+      return -1;
+    }
+    source = r->sources[source].next;
+  }
+  return length;
+}
+
+/* Every closed source is free, and every cached replica in a source's chain. */
+static bool are_sources_sound(const struct mgd_replicas *r, int32_t cached) {
+  int32_t chained = 0, closed = 0;
+  for (int32_t source = 0; source < r->source_size; source++) {
+    int32_t length = chain_length(r, source);
+    if (length < 0) {
+      return false;
+    }
+    chained += length;
+    closed += !r->sources[source].open;
+  }
+  return chained == cached && closed == free_sources(r);
+}
+
+/* Length of the list of the doomed, which must be somewhere, else -1. */
+static int32_t doomed_length(const struct mgd_machine *m) {
+  const struct mgd_replicas *r = &m->replicas;
+  int32_t length = list_length(r, &r->doomed, MGD_REPLICA_DOOMED);
+  for (int32_t slot = length < 0 ? -1 : r->doomed.first; slot != -1; slot = r->slots[slot].next) {
+    if (!mgd_device_known_locked(m, r->slots[slot].device)) {
+      return -1;
+    }
+  }
+  return length;
+}
+
+/* The lists together hold every slot, so that each is in the one its state names. */
+static bool are_replicas_sound(const struct mgd_machine *m) {
+  const struct mgd_replicas *r = &m->replicas;
+  int32_t cached = 0, free = list_length(r, &r->free, MGD_REPLICA_FREE), doomed = doomed_length(m);
+  for (int id = 0; id < m->count; id++) {
+    int32_t length = kept_length(m, id);
+    if (length < 0) {
+      return false;
+    }
+    cached += length;
+  }
+  return free >= 0 && doomed >= 0 && free + doomed + cached == r->size && are_sources_sound(r, cached);
+}
+
+/* ---- all of it */
+
 static bool is_trace_sound(const struct mgd_trace *t) {
   if (t->held > t->size || t->held > t->added || t->next >= t->size) {
     return false;
@@ -146,7 +271,7 @@ int mgd_check_locked(const struct mgd_machine *m) {
   for (int id = 0; sound && id < m->count; id++) {
     sound = is_device_sound(m, id);
   }
-  return sound && are_claims_sound(m) && is_trace_sound(&m->trace) ? MGD_OK : MGD_E_BROKEN;
+  return sound && are_claims_sound(m) && are_replicas_sound(m) && is_trace_sound(&m->trace) ? MGD_OK : MGD_E_BROKEN;
 }
 
 int mgd_check(struct mgd_machine *m) {

@@ -30,7 +30,7 @@ static int add(struct mgd_machine *m, const char *name, int64_t capacity, int *i
     return MGD_E_FULL;
   }
   struct mgd_device *d = &m->devices[m->count];
-  *d = (struct mgd_device){.capacity = capacity, .first_waiter = -1, .last_waiter = -1};
+  *d = (struct mgd_device){.capacity = capacity, .first_waiter = -1, .last_waiter = -1, .kept = {-1, -1}, .kept_limit = MGD_KEPT_LIMIT};
   memcpy(d->name, name, strlen(name) + 1);
   mgd_link_reset_locked(m, m->count);
   *id = m->count++;
@@ -48,7 +48,7 @@ int mgd_device_add(struct mgd_machine *m, const char *name, int64_t capacity, in
 int mgd_device_truncate(struct mgd_machine *m, int keep) {
   int code = MGD_E_INVALID;
   mgd_machine_enter(m);
-  if (keep >= 0 && !mgd_admit_busy_locked(m, keep)) {
+  if (keep >= 0 && !mgd_admit_busy_locked(m, keep) && !mgd_replica_busy_locked(m, keep)) {
     for (; m->count > keep + 1; m->count--) {
       mgd_trace_forget_locked(m, m->count - 1);
     }
@@ -92,6 +92,7 @@ int mgd_device_set_capacity(struct mgd_machine *m, int id, int64_t capacity) {
   mgd_machine_enter(m);
   if (mgd_device_known_locked(m, id)) {
     m->devices[id].capacity = capacity;
+    mgd_replica_shrink_locked(m, id);
     code = MGD_OK;
   }
   return mgd_machine_leave(m, code);

@@ -28,12 +28,12 @@ void mgd_machine_destroy(struct mgd_machine *m);
 /* ---- device.c: which devices there are */
 /* Adds an accelerator; `name` ("sim:0", at most 31 bytes) is copied. */
 int mgd_device_add(struct mgd_machine *m, const char *name, int64_t capacity, int *id);
-/* Removes all accelerators above `keep`; fails with INVALID while reservations stand or wait there. */
+/* Removes all accelerators above `keep`; fails with INVALID while reservations stand or wait, or replicas are, there. */
 int mgd_device_truncate(struct mgd_machine *m, int keep);
 int mgd_device_count(struct mgd_machine *m); /* the host included, so >= 1 */
 int mgd_device_find(struct mgd_machine *m, const char *name, int *id);
 int mgd_device_name(struct mgd_machine *m, int id, char out[32]);
-int mgd_device_set_capacity(struct mgd_machine *m, int id, int64_t capacity);
+int mgd_device_set_capacity(struct mgd_machine *m, int id, int64_t capacity); /* dooms the replicas that a smaller device may no longer keep */
 
 /* ---- link.c: what it costs to bring bytes over; defaults are documented there */
 int mgd_link_set(struct mgd_machine *m, int from, int to, struct mgd_link link);
@@ -41,9 +41,10 @@ int mgd_link_set(struct mgd_machine *m, int from, int to, struct mgd_link link);
 int mgd_link_cost(struct mgd_machine *m, int from, int to, int64_t bytes, int64_t *ns);
 
 /* ---- ledger.c: bytes per device by owner */
-/* Negative bytes give back; INVALID for more than the owner has, and for RESERVED, which is admission's alone. */
+/* Negative bytes give back; INVALID for more than the owner has, and for RESERVED and REPLICA, which are admission's and the directory's alone. */
 int mgd_ledger_add(struct mgd_machine *m, int device, enum mgd_owner owner, int64_t bytes);
-int mgd_ledger_observe(struct mgd_machine *m, int device, int64_t managed, int64_t foreign); /* what a driver reported */
+/* What a driver reported. `allocated` are all bytes that torch's allocator has handed out, replicas included. */
+int mgd_ledger_observe(struct mgd_machine *m, int device, int64_t allocated, int64_t foreign);
 int mgd_ledger_usage(struct mgd_machine *m, int device, struct mgd_usage *out);
 int mgd_ledger_reset_peak(struct mgd_machine *m, int device);
 
@@ -55,7 +56,7 @@ int mgd_heuristic_enable(struct mgd_machine *m, bool enabled);
 int mgd_heuristic_apply(struct mgd_machine *m, int64_t size, int64_t *out);
 
 /* ---- place.c: which device */
-/* Room is capacity less every owner's bytes less the reserved fraction. Bits of `allowed` that are no accelerator are ignored. */
+/* Room is capacity less every owner's bytes, replicas' excepted, less the reserved fraction. Bits of `allowed` that are no accelerator are ignored. */
 int mgd_place_object(struct mgd_machine *m, const struct mgd_object_request *request, int *device, enum mgd_reason *why);
 /* Where one operator runs, by the first rule that applies:
  *   1. two pins on different devices: PIN_CONFLICT, and *device and *other are the first two;
@@ -90,6 +91,41 @@ int mgd_admit_object(struct mgd_machine *m, const struct mgd_object_request *req
 /* A poll looks once more before it gives up, so that a waiter which wakes at its deadline may still get OK. INVALID: no such ticket. */
 int mgd_admit_poll(struct mgd_machine *m, struct mgd_ticket *ticket, int64_t now); /* OK, WAIT, or DEADLINE (the ticket is gone) */
 int mgd_admit_release(struct mgd_machine *m, struct mgd_ticket *ticket); /* granted or waiting; id becomes 0 */
+
+/* ---- replica.c: who holds which version of whose bytes */
+/* A source is a storage that has, or may get, copies on other devices; a replica
+ * is one such copy, named by a small slot under which the caller keeps the tensor.
+ * A slot that the directory gives up is doomed; it is free again once reaped, and
+ * may be given out at once. So the table of tensors needs a lock of the caller's,
+ * held from a find, add or reap until the tensor under the slot is taken or put. */
+int mgd_source_open(struct mgd_machine *m, uint64_t *source);
+int mgd_source_close(struct mgd_machine *m, uint64_t source);   /* the storage died: its replicas are doomed */
+int mgd_source_written(struct mgd_machine *m, uint64_t source); /* the same for its old contents */
+/* How often the source was written. Read it BEFORE copying, and hand it to mgd_replica_add afterwards. */
+int mgd_source_writes(struct mgd_machine *m, uint64_t source, uint64_t *writes);
+/* Keeps a copy; `extent` tells parts and dtypes of one source apart. Least recently used ones go where the device's limit
+ * asks for it. NO_ROOM: larger than the limit; STALE: written meanwhile. The copy is good for this once then, and not kept. */
+int mgd_replica_add(struct mgd_machine *m, uint64_t source, uint64_t writes, int device, uint64_t extent, int64_t bytes, int32_t *slot);
+/* ABSENT when there is none; a replica that is found is the most recently used. */
+int mgd_replica_find(struct mgd_machine *m, uint64_t source, int device, uint64_t extent, int32_t *slot);
+int mgd_replica_drop(struct mgd_machine *m, int32_t slot); /* dooms one; a doomed or free slot stays as it is */
+/* Dooms the least recently used until `bytes` are freed or none is left; at least one, also for 0 bytes, so that whoever
+ * asks again and again comes to an end. ABSENT: there was none. */
+int mgd_replica_make_room(struct mgd_machine *m, int device, int64_t bytes);
+int mgd_replica_reap(struct mgd_machine *m, int32_t *slot); /* the next doomed slot, which is free from now on; ABSENT: no more */
+int mgd_replica_limit(struct mgd_machine *m, int device, double fraction); /* of the capacity; half of it at first */
+/* Fault injection: from now on each find dooms its replica by chance, one in four; 0 stops that. */
+int mgd_replica_shake(struct mgd_machine *m, uint64_t seed);
+
+/* ---- traffic.c: when a tensor should move instead of being copied; pure, no machine */
+/* A round is one or more copies from home and then what comes back of them. Where the home did not use the tensor in
+ * 1 << min(moves, 10) rounds in a row, it costs one copy and one trip home a round too many to leave it there. */
+/* The tensor had to be copied from home to `device`, no cached copy served. True: let it move there instead. */
+bool mgd_traffic_needed(struct mgd_traffic *t, int device);
+/* A gradient or a written copy came home. `home_idle`: nothing at home used the tensor since the return before this one.
+ * What follows the tensor wherever it is, as an optimizer's update does, is no use of its home. */
+void mgd_traffic_returned(struct mgd_traffic *t, bool home_idle);
+void mgd_traffic_moved(struct mgd_traffic *t); /* it moved, whoever asked for it: counting begins again, and more is asked for */
 
 /* ---- trace.c: ring of events and totals that never forget */
 int mgd_trace_add(struct mgd_machine *m, const struct mgd_event *event);

@@ -14,6 +14,7 @@
 #include <stdatomic.h>
 
 #include "internal.h"
+#include "internal_replica.h"
 
 /* 0: no checks. 2: mgd_check() after every transition, BROKEN when it fails. */
 #ifndef MGD_DEBUG
@@ -32,7 +33,8 @@ struct mgd_alloc {
 /* One device and its ledger.
  * Invariants: the name is unique and not empty; capacity >= 0; every owner
  * holds >= 0 bytes; their sum is an int64_t and at most peak; RESERVED is
- * exactly the sum of the claims granted here. The sum may exceed the capacity:
+ * exactly the sum of the claims granted here, and REPLICA that of the replicas
+ * here, cached or doomed. The sum may exceed the capacity:
  * a ledger records what happened, and a driver may say more than we promised. */
 struct mgd_device {
   char name[MGD_NAME_BYTES];
@@ -40,6 +42,9 @@ struct mgd_device {
   int64_t by_owner[MGD_OWNERS];
   int64_t peak;
   int32_t first_waiter, last_waiter; /* slots of claims, -1 when nobody waits */
+  struct mgd_replica_list kept;      /* cached replicas, least recently used first */
+  int64_t kept_bytes;                /* the sum over `kept`, at most mgd_replica_limit_locked() */
+  double kept_limit;                 /* fraction of the capacity, 0..1 */
 };
 
 enum mgd_claim_state {
@@ -99,6 +104,7 @@ struct mgd_machine {
   struct mgd_device devices[MGD_MAX_DEVICES];
   struct mgd_link links[MGD_MAX_DEVICES][MGD_MAX_DEVICES]; /* [from][to] */
   struct mgd_claims claims;
+  struct mgd_replicas replicas;
   struct mgd_trace trace;
   mgd_heuristic_fn heuristic;
   void *heuristic_context;

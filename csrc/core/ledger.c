@@ -1,9 +1,9 @@
 /* ledger.c: bytes per device by owner.
  *
  * The ledger records; it refuses nothing for lack of room, because by the time
- * it hears of bytes they exist. RESERVED is written by admission alone: it is
- * the sum of the granted claims, and a caller who could change it would break
- * promises made to others.
+ * it hears of bytes they exist. RESERVED is written by admission alone and
+ * REPLICA by the directory of replicas: a caller who could change them would
+ * break promises made to others.
  */
 #include "arithmetic.h"
 #include "internal_machine.h"
@@ -26,7 +26,8 @@ int64_t mgd_ledger_limit_locked(const struct mgd_machine *m, int id, double rese
 
 int64_t mgd_ledger_room_locked(const struct mgd_machine *m, int id, double reserved) {
   int64_t limit = mgd_ledger_limit_locked(m, id, reserved);
-  return mgd_max(limit - mgd_ledger_used_locked(m, id), 0);
+  int64_t used = mgd_ledger_used_locked(m, id) - m->devices[id].by_owner[MGD_REPLICA];
+  return mgd_max(limit - used, 0);
 }
 
 void mgd_ledger_move_locked(struct mgd_machine *m, int id, enum mgd_owner owner, int64_t bytes) {
@@ -51,7 +52,7 @@ static int add(struct mgd_machine *m, int id, enum mgd_owner owner, int64_t byte
 }
 
 int mgd_ledger_add(struct mgd_machine *m, int device, enum mgd_owner owner, int64_t bytes) {
-  bool is_owner = owner == MGD_MANAGED || owner == MGD_REPLICA || owner == MGD_FOREIGN;
+  bool is_owner = owner == MGD_MANAGED || owner == MGD_FOREIGN;
   if (!is_owner || bytes == INT64_MIN) {
     return MGD_E_INVALID;
   }
@@ -59,11 +60,12 @@ int mgd_ledger_add(struct mgd_machine *m, int device, enum mgd_owner owner, int6
   return mgd_machine_leave(m, add(m, device, owner, bytes));
 }
 
-static int observe(struct mgd_machine *m, int id, int64_t managed, int64_t foreign) {
+static int observe(struct mgd_machine *m, int id, int64_t allocated, int64_t foreign) {
   if (!mgd_device_known_locked(m, id)) {
     return MGD_E_NO_DEVICE;
   }
   struct mgd_device *d = &m->devices[id];
+  int64_t managed = mgd_max(allocated - d->by_owner[MGD_REPLICA], 0);
   int64_t used = mgd_ledger_used_locked(m, id) - d->by_owner[MGD_MANAGED] - d->by_owner[MGD_FOREIGN];
   if (!mgd_add(used, managed, &used) || !mgd_add(used, foreign, &used)) {
     return MGD_E_OVERFLOW;
@@ -74,12 +76,12 @@ static int observe(struct mgd_machine *m, int id, int64_t managed, int64_t forei
   return MGD_OK;
 }
 
-int mgd_ledger_observe(struct mgd_machine *m, int device, int64_t managed, int64_t foreign) {
-  if (managed < 0 || foreign < 0) {
+int mgd_ledger_observe(struct mgd_machine *m, int device, int64_t allocated, int64_t foreign) {
+  if (allocated < 0 || foreign < 0) {
     return MGD_E_INVALID;
   }
   mgd_machine_enter(m);
-  return mgd_machine_leave(m, observe(m, device, managed, foreign));
+  return mgd_machine_leave(m, observe(m, device, allocated, foreign));
 }
 
 int mgd_ledger_usage(struct mgd_machine *m, int device, struct mgd_usage *out) {

@@ -29,12 +29,15 @@ static void add_host(struct mgd_machine *m) {
   memcpy(host->name, "cpu", sizeof "cpu");
   host->capacity = INT64_MAX;
   host->first_waiter = host->last_waiter = -1;
+  host->kept = (struct mgd_replica_list){-1, -1};
+  host->kept_limit = MGD_KEPT_LIMIT;
   m->count = 1;
   mgd_link_reset_locked(m, MGD_HOST);
 }
 
 static int fill(struct mgd_machine *m, size_t trace_events) {
   m->claims.first_free = -1;
+  mgd_replica_init(&m->replicas);
   m->heuristic = mgd_heuristic_default;
   m->heuristic_enabled = true;
   add_host(m);
@@ -77,6 +80,8 @@ void mgd_machine_destroy(struct mgd_machine *m) {
   }
   (void)pthread_mutex_destroy(&m->mutex);
   mgd_alloc_free(m->claims.slots);
+  mgd_alloc_free(m->replicas.slots);
+  mgd_alloc_free(m->replicas.sources);
   mgd_alloc_free(m->trace.ring);
   mgd_alloc_free(m);
 }

@@ -31,6 +31,8 @@
   X(PIN_CONFLICT, "operands are pinned to different devices")            \
   X(CALLBACK, "the heuristic function failed")                           \
   X(OVERFLOW, "a number of bytes is larger than 2**63 - 1")              \
+  X(ABSENT, "there is no such copy")                                     \
+  X(STALE, "the source was written while it was copied")                 \
   X(BROKEN, "an invariant of the core does not hold: this is a bug")
 
 /* Codes are -1, -2, ... in the order of the list. */
@@ -57,7 +59,7 @@ struct mgd_config {
 /* Who holds bytes of a device. */
 enum mgd_owner {
   MGD_MANAGED,  /* torch's allocator on behalf of tensors */
-  MGD_REPLICA,  /* copies that exist to align operands */
+  MGD_REPLICA,  /* copies that the directory of replicas keeps; given back for nothing, so they count as room */
   MGD_RESERVED, /* promised by admission, not yet allocated */
   MGD_FOREIGN,  /* other libraries and processes */
   MGD_OWNERS
@@ -68,7 +70,7 @@ struct mgd_usage {
   int64_t capacity;
   int64_t by_owner[MGD_OWNERS];
   int64_t used; /* sum of by_owner */
-  int64_t free; /* capacity - used, never below 0 */
+  int64_t free; /* capacity - used + replicas, never below 0 */
   int64_t peak; /* highest used since the last reset */
 };
 
@@ -160,6 +162,23 @@ struct mgd_event {
   const char *operator_name; /* static lifetime, may be NULL */
   int16_t kind, reason;
   int16_t from, to; /* device ids, -1 when none */
+};
+
+/* ---- traffic: whether a tensor lives where it is needed */
+
+enum mgd_round {
+  MGD_ROUND_NONE,    /* no copy was made since the tensor came to where it is */
+  MGD_ROUND_OPEN,    /* copied, nothing came home yet */
+  MGD_ROUND_IDLE,    /* every return found the home idle */
+  MGD_ROUND_AT_HOME  /* the home used the tensor too */
+};
+
+/* One for each tensor that may move; all zero at first, and again where history
+ * should not count. No machine knows of it: the caller lets one thread in at a time. */
+struct mgd_traffic {
+  uint32_t idle;  /* rounds in a row that found the home idle; stays at its largest value */
+  uint8_t moves;  /* so far; stays at the largest that makes a difference */
+  uint8_t round;  /* enum mgd_round, of the round that is on or over last */
 };
 
 /* ---- virtual clock (simulated devices) */

@@ -8,6 +8,8 @@
  *   new, new_tensor         torch derives their result's type from the key set
  *                           and does not know our key, so they work on an alias
  *                           without it, and their result is managed
+ *   numpy, data_ptr,        a pointer to the bytes leaves, and writes through it
+ *   __dlpack__              go unseen: copies of them are no longer kept
  *
  * A plain tensor takes one test of a bit and goes on to what torch had there.
  * torch.Tensor refuses setattr for some of these names, so they are put into
@@ -22,6 +24,9 @@ enum original { AS_SUBCLASS,
                 TO,
                 NEW,
                 NEW_TENSOR,
+                NUMPY,
+                DATA_PTR,
+                DLPACK,
                 ORIGINALS };
 
 /* The one static of the binding: there is one torch.Tensor in a process. It is
@@ -321,6 +326,25 @@ static PyObject *tensor_new_tensor(PyObject *self, PyObject *const *args, Py_ssi
   return call_unmarked(NEW_TENSOR, self, args, nargs, kwnames);
 }
 
+/* ---- numpy, data_ptr and __dlpack__ */
+
+static PyObject *call_exposed(enum original which, PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+  if (is_ours(self) && mgd_torch_expose(self) < 0) return NULL;
+  return call_original(which, self, args, nargs, kwnames);
+}
+
+static PyObject *tensor_numpy(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+  return call_exposed(NUMPY, self, args, nargs, kwnames);
+}
+
+static PyObject *tensor_data_ptr(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+  return call_exposed(DATA_PTR, self, args, nargs, kwnames);
+}
+
+static PyObject *tensor_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+  return call_exposed(DLPACK, self, args, nargs, kwnames);
+}
+
 /* ---- installation */
 
 #define FAST(f) (PyCFunction)(void (*)(void)) f, METH_FASTCALL | METH_KEYWORDS
@@ -331,6 +355,9 @@ static PyMethodDef methods[ORIGINALS] = {
     [TO] = {"to", FAST(tensor_to), NULL},
     [NEW] = {"new", FAST(tensor_new), NULL},
     [NEW_TENSOR] = {"new_tensor", FAST(tensor_new_tensor), NULL},
+    [NUMPY] = {"numpy", FAST(tensor_numpy), NULL},
+    [DATA_PTR] = {"data_ptr", FAST(tensor_data_ptr), NULL},
+    [DLPACK] = {"__dlpack__", FAST(tensor_dlpack), NULL},
 };
 
 /* torch.Tensor's own dict, borrowed. */

@@ -103,7 +103,7 @@ Copy bring(const OpFacts& f, const Operand& o, c10::Device want, enum mgd_reason
     return *same;
   }
   const Cause cause{f.name.c_str(), MGD_EV_COPY, o.is(kHostOnly) ? MGD_WHY_REQUIRED : reason};
-  at::Tensor copy = written ? cross_written(o.tensor, want, hidden, cause) : cross(o.tensor, want, cause);
+  at::Tensor copy = written ? cross_written(o.tensor, want, hidden, cause) : o.is(kAliased) ? cross_alone(o.tensor, want, cause) : cross(o.tensor, want, cause);
   if (written) write_backs.push_back({o.tensor, copy, hidden});
   return {o.tensor.unsafeGetTensorImpl(), want, std::move(copy)};
 }
@@ -193,7 +193,7 @@ bool align(const OpFacts& f, torch::jit::Stack& stack, std::size_t base, WriteBa
 }
 
 at::Tensor cross_written(const at::Tensor& t, c10::Device to, bool hidden, const Cause& cause) {
-  return hidden || !c10::GradMode::is_enabled() ? cross_values(t, to, cause) : cross(t, to, cause);
+  return hidden || !c10::GradMode::is_enabled() ? cross_values(t, to, cause) : cross_alone(t, to, cause);
 }
 
 void finish(WriteBacks& write_backs) {

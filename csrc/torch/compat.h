@@ -16,6 +16,19 @@ namespace managed {
 // Autograd nodes are std::shared_ptr before torch 2.13, intrusive_ptr since.
 using NodePtr = std::decay_t<decltype(torch::autograd::Edge::function)>;
 
+// A node that may have died: both kinds of pointer under one face.
+class WeakNode {
+ public:
+  WeakNode() = default;
+  explicit WeakNode(const NodePtr& node) : weak_(node) {}
+  NodePtr lock() const { return weak_.lock(); }
+
+ private:
+  using Node = torch::autograd::Node;
+  using Weak = std::conditional_t<std::is_same_v<NodePtr, std::shared_ptr<Node>>, std::weak_ptr<Node>, c10::weak_intrusive_ptr<Node>>;
+  Weak weak_{NodePtr()};
+};
+
 template <class T, class... Args>
 NodePtr make_node(Args&&... args) {
   if constexpr (std::is_same_v<NodePtr, std::shared_ptr<torch::autograd::Node>>)

@@ -11,6 +11,7 @@
 
 #include "compat.h"
 #include "devices.h"
+#include "replica.h"
 #include "state.h"
 
 namespace managed {
@@ -88,17 +89,66 @@ struct TripHome : torch::autograd::Node {
   c10::Device home_;
 };
 
-void connect(const at::Tensor& source, at::Tensor& copy) {
+NodePtr way_home(const at::Tensor& source, const at::Tensor& copy) {
   NodePtr node = make_node<TripHome>(source.device());
   node->add_next_edge(torch::autograd::impl::gradient_edge(source));
   node->add_input_metadata(copy);
-  torch::autograd::impl::set_gradient_edge(copy, torch::autograd::Edge(std::move(node), 0));
+  return node;
 }
 
-// Tensors whose copy torch itself must record: no storage of their own, or a tangent that has to cross too.
+void connect(const at::Tensor& source, const at::Tensor& copy) {
+  torch::autograd::impl::set_gradient_edge(copy, torch::autograd::Edge(way_home(source, copy), 0));
+}
+
+// All uses of one copy share one node, so that their gradients are summed where they arise and come home once.
+void connect_shared(const at::Tensor& source, Replica& replica) {
+  if (!replica.trip_home || !(replica.trip_home->next_edge(0) == torch::autograd::impl::gradient_edge(source))) {
+    replica.trip_home = way_home(source, replica.values);
+    keep_trip_home(replica, replica.trip_home);
+  }
+  torch::autograd::impl::set_gradient_edge(replica.values, torch::autograd::Edge(replica.trip_home, 0));
+}
+
+bool records(const at::Tensor& t) { return c10::GradMode::is_enabled() && t.requires_grad(); }
+
+bool has_hooks(torch::autograd::Node& n) {
+  return !n.pre_hooks().empty() || !n.tensor_pre_hooks().empty() || !n.retains_grad_hooks().empty() || !n.post_hooks().empty();
+}
+
+// Whether gradients of a view reach its base by view operators alone, watched by nobody.
+bool is_unwatched(const at::Tensor& view, const at::Tensor& base) {
+  const auto end = torch::autograd::impl::gradient_edge(base).function;
+  NodePtr node = view.grad_fn();
+  while (node && node != end) {
+    if (has_hooks(*node) || node->num_outputs() != 1) return false;
+    node = node->next_edge(0).function;
+  }
+  return node != nullptr;
+}
+
+bool is_inside(const at::Tensor& view, const at::Tensor& base) {
+  int64_t last = view.storage_offset() - base.storage_offset();
+  bool inside = last >= 0;
+  for (int64_t i = 0; i < view.dim(); i++) last += (view.size(i) - 1) * view.stride(i);
+  return inside && last < base.numel();
+}
+
+// The leaf whose copy can serve a view of it: w.t() and w.view() need no copies of
+// their own. A view of a small part is cheaper to copy by itself, and one whose
+// gradient somebody watches must see that gradient.
+at::Tensor shared_base(const at::Tensor& t) {
+  if (!t.is_view()) return {};
+  const at::Tensor base(t._base());
+  const bool same_bytes = base.layout() == at::kStrided && base.dtype() == t.dtype() && base.device() == t.device() && !base.is_conj() && !base.is_neg();
+  if (!same_bytes || !base.is_leaf() || !base.is_non_overlapping_and_dense() || 2 * t.numel() < base.numel() || !is_inside(t, base)) return {};
+  if (records(t) && !(base.requires_grad() && is_unwatched(t, base))) return {};
+  return base;
+}
+
+// Tensors whose copy torch itself must record: wrappers, or a tangent that has to cross too.
 bool needs_torch(const at::Tensor& t) {
-  return t.layout() != at::kStrided || !t.has_storage() || t.unsafeGetTensorImpl()->is_python_dispatch() ||
-      t.key_set().has(c10::DispatchKey::ZeroTensor) || t._fw_grad(/*level=*/0).defined();
+  return (t.layout() == at::kStrided && !t.has_storage()) || t.layout() == at::kMkldnn || t.unsafeGetTensorImpl()->is_python_dispatch() ||
+      t.key_set().has_any(c10::DispatchKeySet({c10::DispatchKey::ZeroTensor, c10::DispatchKey::Functionalize})) || t._fw_grad(/*level=*/0).defined();
 }
 
 } // namespace
@@ -119,17 +169,44 @@ at::Tensor cross_values(const at::Tensor& t, c10::Device to, const Cause& cause)
   return r;
 }
 
-at::Tensor cross(const at::Tensor& t, c10::Device to, const Cause& cause) {
-  if (needs_torch(t)) {
-    Traced trace(t, to, cause);
-    at::Tensor r = t.to(to);
-    mark(r);
-    trace.done(bytes_of(t));
-    return r;
-  }
-  at::Tensor r = cross_values(t, to, cause);
-  if (c10::GradMode::is_enabled() && t.requires_grad()) connect(t, r);
+namespace {
+
+at::Tensor cross_by_torch(const at::Tensor& t, c10::Device to, const Cause& cause) {
+  Traced trace(t, to, cause);
+  at::Tensor r = t.to(to);
+  mark(r);
+  trace.done(bytes_of(t));
   return r;
+}
+
+Replica replica_of(const at::Tensor& t, c10::Device to, const Cause& cause) {
+  Replica replica = find_replica(t, to);
+  if (replica.values.defined()) return replica;
+  Reading reading(t);
+  return reading.keep(to, cross_values(t, to, cause));
+}
+
+} // namespace
+
+at::Tensor cross_alone(const at::Tensor& t, c10::Device to, const Cause& cause) {
+  if (needs_torch(t)) return cross_by_torch(t, to, cause);
+  at::Tensor r = cross_values(t, to, cause);
+  if (records(t)) connect(t, r);
+  return r;
+}
+
+at::Tensor cross(const at::Tensor& t, c10::Device to, const Cause& cause) {
+  if (needs_torch(t)) return cross_by_torch(t, to, cause);
+  if (t.layout() != at::kStrided || !may_keep(t)) return cross_alone(t, to, cause);
+  if (const at::Tensor base = shared_base(t); base.defined()) {
+    c10::AutoGradMode mode(records(t));
+    const at::Tensor there = cross(base, to, cause);
+    return there.as_strided(t.sizes(), t.strides(), t.storage_offset() - base.storage_offset() + there.storage_offset());
+  }
+  Replica replica = replica_of(t, to, cause);
+  if (records(t)) connect_shared(t, replica);
+  mark(replica.values);
+  return replica.values;
 }
 
 } // namespace managed

@@ -22,6 +22,7 @@
 #include "api.h"
 #include "bridge.h"
 #include "guard.h"
+#include "replica.h"
 
 namespace managed {
 namespace {
@@ -106,6 +107,20 @@ void bytes_came_back(int, std::size_t) {
   r.freed.notify_all();
 }
 
+// Copies are given back for nothing. The simulator says how much is missing; CUDA's
+// allocator asks at every miss of its cache and says nothing (0), so there we look
+// whether the driver is nearly out of memory.
+bool make_room(c10::Device d, std::size_t bytes) {
+  const int id = id_of(d);
+  if (id < 0) return false;
+  if (bytes) return drop_replicas(id, static_cast<int64_t>(bytes));
+  const auto [free, total] = memory_info(d);
+  return free < total / 16 && drop_replicas(id, total / 16);
+}
+
+bool make_sim_room(int device, std::size_t bytes) { return make_room(c10::Device(c10::kPrivateUse1, static_cast<c10::DeviceIndex>(device)), bytes); }
+bool make_cuda_room(int device, std::size_t bytes) { return make_room(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device)), bytes); }
+
 void attach_links(const Bridge& bridge, int first, int devices) {
   auto set = [&](int from, int to) {
     struct mgd_link link{};
@@ -130,6 +145,7 @@ void attach_sim(Bridge* bridge, int devices) {
     if (i == 0) first = id;
   }
   attach_links(*bridge, first, devices);
+  bridge->make_room = &make_sim_room;
   bridge->freed = &bytes_came_back;
   r.bridge = bridge;
 }
@@ -276,6 +292,7 @@ void mgd_torch_notify_freed(void) { bytes_came_back(0, 0); }
 PyObject* mgd_torch_bridge(void) {
   static Bridge hook = [] {
     Bridge b;
+    b.make_room = &make_cuda_room;
     b.freed = &bytes_came_back;
     return b;
   }();

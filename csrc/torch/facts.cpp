@@ -57,7 +57,8 @@ void read_arguments(OpFacts& f, const c10::FunctionSchema& schema, std::string_v
     f.names.push_back(a.name());
     f.tensors.push_back({static_cast<uint16_t>(i), shape, flags, f.names.back().c_str()});
     f.has_host_only |= (flags & kHostOnly) != 0;
-    f.writes_lists |= (flags & kWritten) && shape != ArgShape::One;
+    if (flags & (kWritten | kHiddenWrite)) f.written |= uint64_t{1} << i;
+    if ((flags & kWritten) && shape != ArgShape::One) f.written_lists |= uint64_t{1} << i;
   }
 }
 
@@ -84,7 +85,8 @@ Route route_of(const c10::OperatorHandle& op, const OpFacts& f, std::string_view
   if (reads_raw_memory(f.name)) return Route::Leaf;
   if (calls_composites(f.name)) return Route::Open;
   if (!is_composite(op)) return Route::Leaf;
-  return aligned_whole(base) || f.has_host_only || autocast_casts(op) ? Route::AlignOnly : Route::Fallthrough;
+  if (aligned_whole(base) || f.has_host_only) return Route::AlignOnly;
+  return autocast_casts(op) ? Route::AlignCast : Route::Fallthrough;
 }
 
 std::unique_ptr<OpFacts> compute(const c10::OperatorHandle& op) {

@@ -19,6 +19,7 @@ enum class Route : uint8_t {
   Leaf,        // the key is excluded below: nothing inside needs the hook
   Open,        // the key stays on: inner operators come to the hook themselves
   AlignOnly,   // a composite that is aligned as a whole: its leaves do the rest
+  AlignCast,   // the same, but only where autocast is on and casts it
   Fallthrough, // any other composite: never reaches us, its leaves do
 };
 
@@ -52,12 +53,13 @@ struct OpFacts {
   uint16_t arguments = 0, returns = 0;
   c10::SmallVector<TensorArg, 8> tensors;
   c10::SmallVector<int16_t, 4> returned; // argument that return r is, or -1 when it is fresh
+  uint64_t written = 0;       // bit i: argument i is written, openly or not
+  uint64_t written_lists = 0; // bit i: argument i is a list that is written, which no result names
   int generator = -1;                    // position of a Generator argument
   int training = -1;                     // position of the bool without which hidden writes do not happen
   Route route = Route::Leaf;
   Mixing mixing = Mixing::Align;
   bool scalars_stay = false; // 0-dim CPU tensors count as numbers
-  bool writes_lists = false; // written lists come back as arguments, not as results
   bool has_host_only = false;
   std::deque<std::string> names; // storage of TensorArg::name
 };

@@ -7,6 +7,7 @@
 // (align.cpp, rules.cpp, core/place.c).
 #include "hook.h"
 
+#include <c10/util/llvmMathExtras.h>
 #include <torch/library.h>
 
 #include <atomic>
@@ -16,6 +17,7 @@
 #include "api.h"
 #include "devices.h"
 #include "guard.h"
+#include "replica.h"
 #include "state.h"
 
 namespace managed {
@@ -27,6 +29,7 @@ struct Counters {
   std::atomic<int64_t> grouped{0};    // list operators split by device
 };
 Counters counters;
+std::atomic<int64_t> hits_before{0}; // of replicas, at the last reset
 
 // The operator whose operands this thread has just brought together. callBoxed
 // starts again at the top with the right key set and meets the hook once more;
@@ -55,14 +58,35 @@ void mark_value(const c10::IValue& v) {
 // Written lists come back as arguments, so they are remembered before the kernel takes the stack.
 c10::SmallVector<c10::IValue, 2> written_lists(const OpFacts& f, const torch::jit::Stack& stack) {
   c10::SmallVector<c10::IValue, 2> lists;
-  if (C10_UNLIKELY(f.writes_lists))
-    for (const TensorArg& a : f.tensors)
-      if ((a.flags & kWritten) && a.shape != ArgShape::One) lists.push_back(stack[stack.size() - f.arguments + a.index]);
+  for (uint64_t left = f.written_lists; C10_UNLIKELY(left); left &= left - 1)
+    lists.push_back(stack[stack.size() - f.arguments + c10::llvm::countTrailingZeros(left)]);
   return lists;
 }
 
+// Notes what a call writes, when it has written it: also when it fails half way.
+class Writes {
+ public:
+  Writes(const OpFacts& f, const torch::jit::Stack& stack) {
+    if (C10_LIKELY(sources_alive.load(std::memory_order_relaxed) == 0)) return;
+    for (uint64_t left = f.written; left; left &= left - 1) values_.push_back(stack[stack.size() - f.arguments + c10::llvm::countTrailingZeros(left)]);
+  }
+  ~Writes() {
+    for (const c10::IValue& v : values_) {
+      if (v.isTensor()) note_written(v.toTensor());
+      else if (v.isList())
+        for (const c10::IValue& e : v.toListRef()) note_written(e.toTensor());
+    }
+  }
+  Writes(const Writes&) = delete;
+  Writes& operator=(const Writes&) = delete;
+
+ private:
+  c10::SmallVector<c10::IValue, 2> values_;
+};
+
 void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
   const auto lists = written_lists(f, stack);
+  const Writes writes(f, stack);
   if (f.route != Route::Leaf || C10_UNLIKELY(ks.has_any(kOpen))) {
     op.redispatchBoxed(ks, &stack);
   } else {
@@ -71,6 +95,13 @@ void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit
   }
   for (std::size_t i = stack.size() - f.returns; i < stack.size(); i++) mark_value(stack[i]);
   for (const c10::IValue& list : lists) mark_value(list);
+}
+
+// A result may be an operand as it is, and then the program owns the copy that was made of it.
+void give_up(const c10::IValue& v) {
+  if (v.isTensor()) give_up_replica_of(v.toTensor());
+  else if (v.isTensorList())
+    for (const at::Tensor& t : v.toTensorVector()) give_up_replica_of(t);
 }
 
 // Aligns and calls again from the top; false when nothing moved and the call may simply go on.
@@ -88,6 +119,8 @@ bool realign(const c10::OperatorHandle& op, torch::jit::Stack& stack, const OpFa
   if (!align(f, stack, base, write_backs)) return false;
   counters.aligned.fetch_add(1, std::memory_order_relaxed);
   call_aligned(op, f, stack);
+  if (f.route != Route::Leaf) // whose schema would say that a result is a view
+    for (std::size_t r = 0; r < f.returns; r++) give_up(stack[stack.size() - f.returns + r]);
   if (write_backs.empty()) return true;
   finish(write_backs);
   for (std::size_t r = 0; r < f.returns; r++)
@@ -145,6 +178,7 @@ void call_aligned(const c10::OperatorHandle& op, const OpFacts& f, torch::jit::S
 }
 
 void chokepoint(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
+  if (passes(f, ks)) return op.redispatchBoxed(ks & kBelow, &stack);
   if (f.mixing != Mixing::Never && !just_aligned(f) && C10_UNLIKELY(!together(f, stack, stack.size() - f.arguments)))
     if (!frozen && realign(op, stack, f)) return;
   run_below(op, ks & kBelow, stack, f);
@@ -180,11 +214,13 @@ int mgd_torch_set_frozen(int value) {
 }
 
 PyObject* mgd_torch_counters(void) {
-  return Py_BuildValue("{s:L,s:L,s:L}", "misaligned_calls", static_cast<long long>(counters.misaligned), "aligned_calls",
-                       static_cast<long long>(counters.aligned), "grouped_calls", static_cast<long long>(counters.grouped));
+  return Py_BuildValue("{s:L,s:L,s:L,s:L}", "misaligned_calls", static_cast<long long>(counters.misaligned), "aligned_calls",
+                       static_cast<long long>(counters.aligned), "grouped_calls", static_cast<long long>(counters.grouped), "replica_hits",
+                       static_cast<long long>(replica_hits() - hits_before));
 }
 
 int mgd_torch_reset_counters(void) {
   counters.misaligned = counters.aligned = counters.grouped = 0;
+  hits_before = replica_hits();
   return 0;
 }

@@ -21,6 +21,11 @@ inline const c10::DispatchKeySet kOpen =
          c10::DispatchKey::FuncTorchDynamicLayerBackMode, c10::DispatchKey::Tracer}) |
     c10::autocast_dispatch_keyset;
 
+// Composites that are aligned for autocast's sake alone go their way when it is off.
+inline bool passes(const OpFacts& f, c10::DispatchKeySet ks) {
+  return f.route == Route::AlignCast && !ks.has_any(c10::autocast_dispatch_keyset);
+}
+
 // Registers everything with the dispatcher; throws c10::Error when the key is taken.
 void register_hook();
 void register_typed(); // typed.cpp, called by register_hook

@@ -26,14 +26,16 @@ constexpr std::array<std::string_view, 24> kNeverAligned{
     "can_cast"};
 
 // Composites whose body compares the devices of its arguments, or uses them so
-// often that one copy each for the whole is cheaper and keeps the order of sums.
-constexpr std::array<std::string_view, 29> kAlignedWhole{
+// often that one copy each for the whole is cheaper and keeps the order of sums,
+// or makes a result from nothing (linalg_matrix_rank of an empty matrix).
+constexpr std::array<std::string_view, 31> kAlignedWhole{
     "scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu",
     "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "tensor_split",
     "take_along_dim", "linalg_multi_dot", "cartesian_prod", "chain_matmul", "inner", "meshgrid",
     "stft", "istft", "gradient", "conv1d", "conv2d", "conv3d",
     "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
-    "cosine_embedding_loss", "kl_div", "poisson_nll_loss", "cov"};
+    "cosine_embedding_loss", "kl_div", "poisson_nll_loss", "cov", "linalg_matrix_rank",
+    "_weight_norm"};
 
 // Tagged pointwise, but their kernels do not take a CPU number beside an accelerator tensor.
 constexpr std::array<std::string_view, 3> kScalarsMoveByPrefix{"masked_fill", "logical_", "float_power"};

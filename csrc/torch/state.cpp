@@ -8,27 +8,62 @@
 #include "api.h"
 #include "devices.h"
 #include "guard.h"
+#include "replica.h"
 
 namespace managed {
 
+namespace {
+
+struct MetaAccess : c10::TensorImpl {
+  using c10::TensorImpl::extra_meta_;
+};
+typedef c10::ExtraMeta* __attribute__((may_alias)) Meta;
+
+// TensorImpl keeps its extra metadata behind a unique_ptr, which is one pointer.
+Meta* meta_of(c10::TensorImpl* t) {
+  constexpr std::unique_ptr<c10::ExtraMeta> c10::TensorImpl::*member = &MetaAccess::extra_meta_;
+  static_assert(sizeof(t->*member) == sizeof(Meta));
+  return reinterpret_cast<Meta*>(&(t->*member));
+}
+
+// Other threads may be reading the TensorImpl, so the finished metadata is
+// published by one store, and of two threads that try the second sees the first.
+bool publish(c10::TensorImpl* t, c10::intrusive_ptr<c10::BackendMeta> state) {
+  auto fresh = std::make_unique<c10::ExtraMeta>();
+  fresh->backend_meta_ = std::move(state);
+  c10::ExtraMeta* none = nullptr;
+  if (!__atomic_compare_exchange_n(meta_of(t), &none, fresh.get(), false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) return false;
+  fresh.release();
+  return true;
+}
+
+TensorState& attach(c10::TensorImpl* t, const c10::intrusive_ptr<TensorState>& state) {
+  if (publish(t, state)) return *state;
+  // Metadata that torch made itself (symbolic shapes and the like) belongs to tensors that one thread is building.
+  c10::ExtraMeta* meta = __atomic_load_n(meta_of(t), __ATOMIC_ACQUIRE);
+  if (!meta->backend_meta_) meta->backend_meta_ = state;
+  auto* winner = dynamic_cast<TensorState*>(meta->backend_meta_.get());
+  TORCH_CHECK(winner, "managed: another backend keeps its metadata on this tensor");
+  return *winner;
+}
+
+} // namespace
+
 TensorState* state_of(const at::Tensor& t) {
-  return t.defined() ? dynamic_cast<TensorState*>(t.unsafeGetTensorImpl()->get_backend_meta()) : nullptr;
+  if (!t.defined()) return nullptr;
+  const c10::ExtraMeta* meta = __atomic_load_n(meta_of(t.unsafeGetTensorImpl()), __ATOMIC_ACQUIRE);
+  return meta ? dynamic_cast<TensorState*>(meta->backend_meta_.get()) : nullptr;
 }
 
 TensorState& make_state(const at::Tensor& t) {
   if (TensorState* s = state_of(t)) return *s;
-  c10::TensorImpl* impl = t.unsafeGetTensorImpl();
   if (t.is_view()) { // one state for the bytes, whoever names them
     const at::Tensor base(t._base());
-    TensorState& s = make_state(base);
-    impl->set_backend_meta(base.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr());
-    return s;
+    return attach(t.unsafeGetTensorImpl(), c10::intrusive_ptr<TensorState>::reclaim_copy(&make_state(base)));
   }
   auto state = c10::make_intrusive<TensorState>();
   state->object = mgd_trace_new_object(machine());
-  TensorState& s = *state;
-  impl->set_backend_meta(std::move(state));
-  return s;
+  return attach(t.unsafeGetTensorImpl(), state);
 }
 
 bool is_pinned(const at::Tensor& t) {
@@ -97,6 +132,13 @@ int mgd_torch_pin(PyObject* o, int pinned) {
 
 int mgd_torch_pinned(PyObject* o) {
   return guarded([&] { return static_cast<int>(is_pinned(THPVariable_Unpack(o))); });
+}
+
+int mgd_torch_expose(PyObject* o) {
+  return guarded([&] {
+    expose(THPVariable_Unpack(o));
+    return 0;
+  });
 }
 
 uint64_t mgd_torch_object(PyObject* o, int create) {

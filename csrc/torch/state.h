@@ -2,23 +2,27 @@
 //
 // The state lives in the TensorImpl's BackendMeta, so it dies with the tensor
 // and is shared by its shallow copies (detach, .data), which is right: they
-// are the same bytes. It is created only where the program names the tensor
-// (wrapping, pinning, moving), never inside an operator: another thread may be
-// reading the TensorImpl then.
+// are the same bytes. It is created where the program names the tensor (wrapping,
+// pinning, moving) and when a tensor first crosses to another device.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 
+#include "../core/types.h"
 #include "key.h"
 
 namespace managed {
 
+struct Source; // replica.cpp
+
 struct TensorState : c10::BackendMeta {
   std::atomic<bool> pinned{false};
-  uint64_t object = 0; // the id under which the trace knows it
+  uint64_t object = 0;            // the id under which the trace knows it
+  std::shared_ptr<Source> source; // its storage's copies on other devices; guarded by replica.cpp's mutex
 };
 
 TensorState* state_of(const at::Tensor& t); // null when it has none

@@ -12,6 +12,7 @@
 #include <unordered_set>
 
 #include "hook.h"
+#include "replica.h"
 #include "state.h"
 #include "typed_ops.h"
 
@@ -60,6 +61,14 @@ inline void mark_result(const R& r) {
   else if constexpr (!std::is_arithmetic_v<R>) std::apply([](const auto&... x) { (mark_result(x), ...); }, r);
 }
 
+template <class F>
+struct AtEnd {
+  F f;
+  ~AtEnd() { f(); }
+};
+template <class F>
+AtEnd(F) -> AtEnd<F>;
+
 template <class Op, class Signature = typename Op::schema>
 struct Typed;
 
@@ -87,6 +96,11 @@ struct Typed<Op, R(A...)> {
     return strays.ok;
   }
 
+  // Each tensor of the arguments whose bits are set.
+  static void each_of(uint64_t arguments, void (*f)(const at::Tensor&), const Plain<A>&... a) {
+    ((arguments & 1 ? each_tensor(a, f) : void(), arguments >>= 1), ...);
+  }
+
   static R run(c10::DispatchKeySet ks, A... a) {
     if (C10_UNLIKELY(ks.has_any(kOpen)) || facts->route != Route::Leaf) return Op::redispatch(ks, std::forward<A>(a)...);
     c10::impl::ExcludeDispatchKeyGuard no_key(kKey);
@@ -94,12 +108,17 @@ struct Typed<Op, R(A...)> {
   }
 
   static R call(c10::DispatchKeySet ks, A... a) {
+    if (passes(*facts, ks)) return Op::redispatch(ks & kBelow, std::forward<A>(a)...);
     if (C10_UNLIKELY(!together(a...)))
       return c10::impl::BoxedKernelWrapper<R(A...)>::call(c10::BoxedKernel::makeFromFunction<&boxed>(), *handle, ks, std::forward<A>(a)...);
-    if constexpr (std::is_void_v<R>) {
-      run(ks & kBelow, std::forward<A>(a)...);
+    const AtEnd note{[&] { // also when it fails half way
+      if (C10_UNLIKELY(facts->written && sources_alive.load(std::memory_order_relaxed))) each_of(facts->written, note_written, a...);
+    }};
+    if constexpr (std::is_void_v<R>) { // a list operator: what it writes are its arguments
+      run(ks & kBelow, a...);
+      each_of(facts->written_lists, mark, a...);
     } else {
-      R r = run(ks & kBelow, std::forward<A>(a)...);
+      R r = run(ks & kBelow, a...);
       mark_result<Plain<R>>(r);
       return r;
     }

@@ -3,8 +3,18 @@
 // Chosen by counting calls in training and inference of an MLP, a CNN, an LSTM and
 // transformers; add one when a profile shows it (docs/developer_notes/chokepoint.md).
 #pragma once
+#include <ATen/ops/_foreach_add_ops.h>
+#include <ATen/ops/_foreach_addcdiv_ops.h>
+#include <ATen/ops/_foreach_addcmul_ops.h>
+#include <ATen/ops/_foreach_div_ops.h>
+#include <ATen/ops/_foreach_lerp_ops.h>
+#include <ATen/ops/_foreach_mul_ops.h>
+#include <ATen/ops/_foreach_sqrt_ops.h>
+#include <ATen/ops/_fused_adamw_ops.h>
 #include <ATen/ops/_log_softmax_backward_data_ops.h>
 #include <ATen/ops/_log_softmax_ops.h>
+#include <ATen/ops/_reshape_alias_ops.h>
+#include <ATen/ops/_safe_softmax_ops.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_ops.h>
 #include <ATen/ops/_softmax_backward_data_ops.h>
 #include <ATen/ops/_softmax_ops.h>
@@ -19,12 +29,15 @@
 #include <ATen/ops/cat_ops.h>
 #include <ATen/ops/clone_ops.h>
 #include <ATen/ops/conv2d_ops.h>
+#include <ATen/ops/convolution_backward_ops.h>
 #include <ATen/ops/convolution_ops.h>
 #include <ATen/ops/copy_ops.h>
 #include <ATen/ops/cross_entropy_loss_ops.h>
 #include <ATen/ops/detach_ops.h>
 #include <ATen/ops/div_ops.h>
+#include <ATen/ops/embedding_dense_backward_ops.h>
 #include <ATen/ops/embedding_ops.h>
+#include <ATen/ops/empty_like_ops.h>
 #include <ATen/ops/exp_ops.h>
 #include <ATen/ops/expand_ops.h>
 #include <ATen/ops/fill_ops.h>
@@ -38,6 +51,8 @@
 #include <ATen/ops/mean_ops.h>
 #include <ATen/ops/mm_ops.h>
 #include <ATen/ops/mul_ops.h>
+#include <ATen/ops/native_batch_norm_backward_ops.h>
+#include <ATen/ops/native_batch_norm_ops.h>
 #include <ATen/ops/native_dropout_backward_ops.h>
 #include <ATen/ops/native_dropout_ops.h>
 #include <ATen/ops/native_layer_norm_backward_ops.h>
@@ -51,6 +66,7 @@
 #include <ATen/ops/pow_ops.h>
 #include <ATen/ops/relu_ops.h>
 #include <ATen/ops/scaled_dot_product_attention_ops.h>
+#include <ATen/ops/select_backward_ops.h>
 #include <ATen/ops/select_ops.h>
 #include <ATen/ops/sigmoid_ops.h>
 #include <ATen/ops/slice_ops.h>
@@ -144,6 +160,23 @@ using TypedOps = OpList<
     at::_ops::bernoulli__float,
     at::_ops::div__Scalar,
     at::_ops::convolution,
+    at::_ops::_reshape_alias,
+    at::_ops::empty_like,
+    at::_ops::select_backward,
+    at::_ops::_safe_softmax,
+    at::_ops::embedding_dense_backward,
+    at::_ops::convolution_backward,
+    at::_ops::native_batch_norm,
+    at::_ops::native_batch_norm_backward,
+    at::_ops::_foreach_add__Scalar,
+    at::_ops::_foreach_add__List,
+    at::_ops::_foreach_mul__Scalar,
+    at::_ops::_foreach_lerp__Scalar,
+    at::_ops::_foreach_addcmul__Scalar,
+    at::_ops::_foreach_sqrt,
+    at::_ops::_foreach_div__ScalarList,
+    at::_ops::_foreach_addcdiv__ScalarList,
+    at::_ops::_fused_adamw_,
     at::_ops::linear,
     at::_ops::matmul,
     at::_ops::layer_norm,

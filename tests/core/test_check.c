@@ -1,9 +1,11 @@
 /* Each invariant stated in internal_machine.h and internal_clock.h, broken on
  * purpose: mgd_check must see it, and so must the next transition of a debug
  * build. The state is put back afterwards, so that each case stands alone. */
+#include <math.h>
+
 #include "../../csrc/core/internal_clock.h"
 #include "../../csrc/core/internal_machine.h"
-#include "expect.h"
+#include "replica.h"
 
 /* Two devices, one granted and two waiting claims on the first, some events. */
 static struct mgd_machine *busy_machine(void) {
@@ -149,6 +151,128 @@ static void the_ring(void) {
   mgd_machine_destroy(m);
 }
 
+/* ---- replicas */
+
+enum { EMPTY,
+       OLDER,
+       NEWER,
+       FAR,
+       OTHER,
+       DOOMED,
+       DOOMED_EMPTY,
+       UNUSED }; /* slots of copying_machine */
+
+/* Three sources, the last one closed. The first has three copies on device 1, of which one is empty, and one on
+ * device 2; the second has one on device 1; two copies are doomed. */
+static struct mgd_machine *copying_machine(void) {
+  struct mgd_machine *m = new_machine(2, 100);
+  uint64_t first = open_source(m), second = open_source(m), last = open_source(m);
+  EXPECT_INT(keep(m, first, 1, 0, 0), EMPTY);
+  EXPECT_INT(keep(m, first, 1, 1, 10), OLDER);
+  EXPECT_INT(keep(m, first, 1, 2, 10), NEWER);
+  EXPECT_INT(keep(m, first, 2, 1, 10), FAR);
+  EXPECT_INT(keep(m, second, 1, 1, 10), OTHER);
+  EXPECT_INT(keep(m, last, 2, 1, 5), DOOMED);
+  EXPECT_INT(keep(m, last, 1, 1, 0), DOOMED_EMPTY);
+  EXPECT_OK(mgd_replica_drop(m, DOOMED));
+  EXPECT_OK(mgd_source_close(m, last));
+  return m;
+}
+
+static void bytes_of_replicas(void) {
+  struct mgd_machine *m = copying_machine();
+  struct mgd_replica *e = m->replicas.slots;
+  const int64_t eleven = 11, forty = 40;
+  const double nothing = -0.5, no_number = (double)NAN, tight = 0.29;
+  EXPECT_BROKEN(m, m->devices[1].by_owner[MGD_REPLICA], eleven);
+  EXPECT_BROKEN(m, m->devices[1].kept_bytes, forty);
+  EXPECT_BROKEN(m, m->devices[1].kept_limit, nothing);
+  EXPECT_BROKEN(m, m->devices[1].kept_limit, above_one);
+  EXPECT_BROKEN(m, m->devices[1].kept_limit, no_number);
+  EXPECT_BROKEN(m, m->devices[1].kept_limit, tight); /* 30 bytes are kept */
+  EXPECT_BROKEN(m, e[OLDER].bytes, eleven);
+  EXPECT_BROKEN(m, e[OLDER].bytes, minus);
+  EXPECT_BROKEN(m, e[OLDER].bytes, much);
+  EXPECT_BROKEN(m, e[EMPTY].bytes, minus);
+  EXPECT_BROKEN(m, e[DOOMED].bytes, eleven);
+  EXPECT_BROKEN(m, e[OLDER].device, elsewhere);
+  EXPECT_BROKEN(m, e[EMPTY].device, elsewhere); /* in a list that is not its device's */
+  EXPECT_BROKEN(m, e[DOOMED].device, none);
+  EXPECT_BROKEN(m, e[DOOMED_EMPTY].device, unknown);
+  mgd_machine_destroy(m);
+}
+
+static void lists_of_replicas(void) {
+  struct mgd_machine *m = copying_machine();
+  struct mgd_replicas *r = &m->replicas;
+  struct mgd_replica *e = r->slots;
+  const enum mgd_replica_state states[] = {MGD_REPLICA_FREE, MGD_REPLICA_CACHED, MGD_REPLICA_DOOMED};
+  const int32_t used[] = {EMPTY, OLDER, DOOMED, UNUSED};
+  struct mgd_replica_list *lists[] = {&m->devices[1].kept, &r->doomed, &r->free};
+  for (int i = 0; i < 3; i++) {
+    EXPECT_BROKEN(m, lists[i]->first, end);
+    EXPECT_BROKEN(m, lists[i]->first, astray);
+    EXPECT_BROKEN(m, lists[i]->first, below);
+    EXPECT_BROKEN(m, lists[i]->last, end);
+    EXPECT_BROKEN(m, lists[i]->last, astray);
+    EXPECT_BROKEN(m, *lists[i], m->devices[0].kept);    /* nobody's any more */
+    EXPECT_BROKEN(m, m->devices[0].kept, *lists[i]);    /* in two lists */
+    EXPECT_BROKEN(m, e[lists[i]->last].next, lists[i]->first); /* a ring */
+    EXPECT_BROKEN(m, e[lists[i]->last].previous, end);
+    EXPECT_BROKEN(m, e[lists[i]->first].previous, astray);
+    EXPECT_BROKEN(m, e[lists[i]->first].next, end);
+  }
+  for (int i = 0; i < 3; i++) {
+    for (int k = 0; k < 4; k++) {
+      if (e[used[k]].state != states[i]) {
+        EXPECT_BROKEN(m, e[used[k]].state, states[i]);
+      }
+    }
+  }
+  mgd_machine_destroy(m);
+}
+
+static void chains_of_sources(void) {
+  struct mgd_machine *m = copying_machine();
+  struct mgd_replicas *r = &m->replicas;
+  struct mgd_replica *e = r->slots;
+  const int32_t older = OLDER, other = OTHER, doomed = DOOMED, unused = UNUSED, second = 1;
+  const bool yes = true, no = false;
+  const uint64_t same = 1;
+  EXPECT_BROKEN(m, r->sources[0].first, end); /* copies that no source has */
+  EXPECT_BROKEN(m, r->sources[0].first, astray);
+  EXPECT_BROKEN(m, r->sources[0].first, below);
+  EXPECT_BROKEN(m, r->sources[0].first, other);
+  EXPECT_BROKEN(m, r->sources[0].first, older); /* two are left out */
+  EXPECT_BROKEN(m, r->sources[2].first, doomed);
+  EXPECT_BROKEN(m, r->sources[2].first, other);
+  EXPECT_BROKEN(m, e[EMPTY].sibling, r->sources[0].first); /* a ring */
+  EXPECT_BROKEN(m, e[EMPTY].sibling, other);
+  EXPECT_BROKEN(m, e[OTHER].sibling, unused);
+  EXPECT_BROKEN(m, e[OTHER].source, none);
+  EXPECT_BROKEN(m, e[OLDER].source, second);
+  EXPECT_BROKEN(m, e[NEWER].extent, same); /* a twin of the older one */
+  EXPECT_BROKEN(m, r->sources[1].open, no);
+  EXPECT_BROKEN(m, r->sources[2].open, yes);
+  mgd_machine_destroy(m);
+}
+
+static void free_sources(void) {
+  struct mgd_machine *m = copying_machine();
+  struct mgd_replicas *r = &m->replicas;
+  const int32_t taken = 0, five = 5;
+  const bool no = false;
+  EXPECT_BROKEN(m, r->first_free_source, end);
+  EXPECT_BROKEN(m, r->first_free_source, astray);
+  EXPECT_BROKEN(m, r->first_free_source, below);
+  EXPECT_BROKEN(m, r->first_free_source, taken);
+  EXPECT_BROKEN(m, r->first_free_source, five); /* two are lost */
+  EXPECT_BROKEN(m, r->sources[r->source_size - 1].next, five); /* a ring */
+  EXPECT_OK(mgd_source_written(m, (uint64_t)2));
+  EXPECT_BROKEN(m, r->sources[1].open, no); /* closed, without a copy, and not free */
+  mgd_machine_destroy(m);
+}
+
 #define EXPECT_CLOCK_BROKEN(c, field, value) expect_clock_broken(__LINE__, c, &(field), sizeof(field), &(value))
 
 static void expect_clock_broken(int line, struct mgd_clock *c, void *field, size_t size, const void *value) {
@@ -193,6 +317,10 @@ int main(void) {
   a_waiter_that_is_in_no_queue();
   a_broken_machine_asks_no_callback();
   the_ring();
+  bytes_of_replicas();
+  lists_of_replicas();
+  chains_of_sources();
+  free_sources();
   the_clock();
   return 0;
 }

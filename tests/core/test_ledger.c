@@ -1,10 +1,10 @@
 /* The ledger counts bytes by owner exactly, and cannot be made to lie. */
-#include "expect.h"
+#include "replica.h"
 
 static void bytes_are_counted_by_owner(void) {
   struct mgd_machine *m = new_machine(2, 1000);
   EXPECT_OK(mgd_ledger_add(m, 1, MGD_MANAGED, 300));
-  EXPECT_OK(mgd_ledger_add(m, 1, MGD_REPLICA, 20));
+  (void)keep(m, open_source(m), 1, 0, 20);
   EXPECT_OK(mgd_ledger_add(m, 1, MGD_FOREIGN, 1));
   EXPECT_OK(mgd_ledger_add(m, 1, MGD_MANAGED, -100));
   struct mgd_usage u = usage_of(m, 1);
@@ -13,7 +13,7 @@ static void bytes_are_counted_by_owner(void) {
   EXPECT_INT(u.by_owner[MGD_RESERVED], 0);
   EXPECT_INT(u.by_owner[MGD_FOREIGN], 1);
   EXPECT_INT(u.used, 221);
-  EXPECT_INT(u.free, 779);
+  EXPECT_INT(u.free, 799); /* replicas are room */
   EXPECT_INT(u.peak, 321);
   EXPECT_INT(usage_of(m, 2).used, 0);
   mgd_machine_destroy(m);
@@ -33,17 +33,36 @@ static void the_peak_is_the_highest_use_since_its_reset(void) {
   mgd_machine_destroy(m);
 }
 
-/* What a driver reports replaces what we counted; replicas and promises stay. */
+/* What a driver reports replaces what we counted; replicas and promises stay,
+ * and what the driver counts of replicas is not counted twice. */
 static void an_observation_replaces_managed_and_foreign(void) {
   struct mgd_machine *m = new_machine(1, 1000);
   struct mgd_ticket ticket = {0};
-  EXPECT_OK(mgd_ledger_add(m, 1, MGD_REPLICA, 5));
+  int32_t slot = keep(m, open_source(m), 1, 0, 5);
   EXPECT_OK(mgd_admit_request(m, 1, 40, 0.0, 0, 0, &ticket));
   EXPECT_OK(mgd_ledger_observe(m, 1, 100, 200));
   EXPECT_OK(mgd_ledger_observe(m, 1, 300, 1));
-  EXPECT_INT(usage_of(m, 1).by_owner[MGD_MANAGED], 300);
+  EXPECT_INT(usage_of(m, 1).by_owner[MGD_MANAGED], 295);
+  EXPECT_INT(usage_of(m, 1).by_owner[MGD_REPLICA], 5);
   EXPECT_INT(usage_of(m, 1).by_owner[MGD_FOREIGN], 1);
-  EXPECT_INT(usage_of(m, 1).used, 346);
+  EXPECT_INT(usage_of(m, 1).used, 341);
+  EXPECT_OK(mgd_replica_drop(m, slot));
+  EXPECT_OK(mgd_ledger_observe(m, 1, 300, 1)); /* doomed bytes are allocated still */
+  EXPECT_INT(usage_of(m, 1).by_owner[MGD_MANAGED], 295);
+  expect_reaped(m, slot);
+  EXPECT_OK(mgd_ledger_observe(m, 1, 300, 1)); /* reaped, but somebody holds on to the tensor */
+  EXPECT_INT(usage_of(m, 1).by_owner[MGD_MANAGED], 300);
+  EXPECT_INT(usage_of(m, 1).used, 341);
+  mgd_machine_destroy(m);
+}
+
+/* A replica may be told of before the driver shows its bytes. */
+static void fewer_bytes_than_the_replicas_are_none_of_tensors(void) {
+  struct mgd_machine *m = new_machine(1, 1000);
+  (void)keep(m, open_source(m), 1, 0, 50);
+  EXPECT_OK(mgd_ledger_observe(m, 1, 49, 0));
+  EXPECT_INT(usage_of(m, 1).by_owner[MGD_MANAGED], 0);
+  EXPECT_INT(usage_of(m, 1).used, 50);
   mgd_machine_destroy(m);
 }
 
@@ -60,9 +79,10 @@ static void nonsense_is_refused_and_changes_nothing(void) {
   struct mgd_usage u = {.capacity = 77};
   EXPECT_OK(mgd_ledger_add(m, 1, MGD_MANAGED, 10));
   EXPECT_CODE(mgd_ledger_add(m, 1, MGD_MANAGED, -11), MGD_E_INVALID);
-  EXPECT_CODE(mgd_ledger_add(m, 1, MGD_REPLICA, -1), MGD_E_INVALID);
+  EXPECT_CODE(mgd_ledger_add(m, 1, MGD_FOREIGN, -1), MGD_E_INVALID);
   EXPECT_CODE(mgd_ledger_add(m, 1, MGD_MANAGED, INT64_MIN), MGD_E_INVALID);
-  EXPECT_CODE(mgd_ledger_add(m, 1, MGD_RESERVED, 1), MGD_E_INVALID);
+  EXPECT_CODE(mgd_ledger_add(m, 1, MGD_RESERVED, 1), MGD_E_INVALID); /* admission's alone */
+  EXPECT_CODE(mgd_ledger_add(m, 1, MGD_REPLICA, 1), MGD_E_INVALID);  /* the directory's alone */
   EXPECT_CODE(mgd_ledger_add(m, 1, MGD_OWNERS, 1), MGD_E_INVALID);
   EXPECT_CODE(mgd_ledger_observe(m, 1, -1, 0), MGD_E_INVALID);
   EXPECT_CODE(mgd_ledger_observe(m, 1, 0, -1), MGD_E_INVALID);
@@ -79,14 +99,16 @@ static void nonsense_is_refused_and_changes_nothing(void) {
 static void a_sum_beyond_int64_overflows_and_changes_nothing(void) {
   struct mgd_machine *m = new_machine(1, 100);
   EXPECT_OK(mgd_ledger_add(m, 1, MGD_MANAGED, INT64_MAX - 5));
-  EXPECT_CODE(mgd_ledger_add(m, 1, MGD_REPLICA, 6), MGD_E_OVERFLOW);
+  EXPECT_CODE(mgd_ledger_add(m, 1, MGD_FOREIGN, 6), MGD_E_OVERFLOW);
   EXPECT_CODE(mgd_ledger_add(m, 1, MGD_MANAGED, 6), MGD_E_OVERFLOW);
-  EXPECT_OK(mgd_ledger_add(m, 1, MGD_REPLICA, 5));
+  (void)keep(m, open_source(m), 1, 0, 5);
   EXPECT(usage_of(m, 1).used == INT64_MAX);
-  EXPECT_CODE(mgd_ledger_observe(m, 1, INT64_MAX, 0), MGD_E_OVERFLOW); /* the replica's 5 bytes */
-  EXPECT_CODE(mgd_ledger_observe(m, 1, 1, INT64_MAX - 5), MGD_E_OVERFLOW);
+  EXPECT_OK(mgd_ledger_observe(m, 1, INT64_MAX, 0)); /* the replica's 5 bytes are among them */
   EXPECT(usage_of(m, 1).used == INT64_MAX);
-  EXPECT_OK(mgd_ledger_observe(m, 1, INT64_MAX - 6, 1));
+  EXPECT_CODE(mgd_ledger_observe(m, 1, INT64_MAX, 1), MGD_E_OVERFLOW);
+  EXPECT_CODE(mgd_ledger_observe(m, 1, 6, INT64_MAX - 5), MGD_E_OVERFLOW);
+  EXPECT(usage_of(m, 1).used == INT64_MAX);
+  EXPECT_OK(mgd_ledger_observe(m, 1, INT64_MAX - 1, 1));
   mgd_machine_destroy(m);
 }
 
@@ -94,6 +116,7 @@ int main(void) {
   bytes_are_counted_by_owner();
   the_peak_is_the_highest_use_since_its_reset();
   an_observation_replaces_managed_and_foreign();
+  fewer_bytes_than_the_replicas_are_none_of_tensors();
   a_device_may_hold_more_than_its_capacity_and_free_is_then_zero();
   nonsense_is_refused_and_changes_nothing();
   a_sum_beyond_int64_overflows_and_changes_nothing();

@@ -1,7 +1,7 @@
 /* Where one object goes and where one operator runs: the rules, one by one. */
 #include <math.h>
 
-#include "expect.h"
+#include "replica.h"
 
 #define ALL (~(mgd_mask)0)
 #define PINNED MGD_OP_PINNED
@@ -24,7 +24,8 @@ static struct mgd_machine *uneven(void) {
   struct mgd_machine *m = new_machine(3, 1000);
   EXPECT_OK(mgd_ledger_add(m, 1, MGD_MANAGED, 600));
   EXPECT_OK(mgd_ledger_add(m, 2, MGD_FOREIGN, 300));
-  EXPECT_OK(mgd_ledger_add(m, 3, MGD_REPLICA, 500));
+  EXPECT_OK(mgd_ledger_add(m, 3, MGD_MANAGED, 500));
+  (void)keep(m, open_source(m), 3, 0, 400); /* replicas are room */
   return m;
 }
 

@@ -3,52 +3,7 @@
  *
  * Usage: test_random [seed] [steps]
  */
-#include "expect.h"
-
-#define DEVICES 5 /* the host included */
-#define CLAIMS 40
-#define RING 16
-#define KINDS MGD_EV_KINDS
-
-enum claim_state { UNUSED,
-                   GRANTED,
-                   WAITING,
-                   LATE };
-
-struct claim {
-  enum claim_state state;
-  int device;
-  int64_t bytes, deadline;
-  double reserved;
-  uint64_t arrival;
-  struct mgd_ticket ticket;
-};
-
-struct model {
-  struct mgd_machine *m;
-  uint64_t random;
-  int64_t now;
-  int64_t capacity[DEVICES], owner[DEVICES][MGD_OWNERS], peak[DEVICES];
-  struct mgd_link link[DEVICES][DEVICES];
-  struct claim claims[CLAIMS];
-  uint64_t arrivals, events;
-  struct mgd_event ring[RING]; /* event i at i % RING */
-  uint64_t count[KINDS], link_count[DEVICES][DEVICES];
-  int64_t bytes[KINDS], ns[KINDS], link_bytes[DEVICES][DEVICES];
-};
-
-static int64_t roll(struct model *x, int64_t limit) { return pick(&x->random, limit); }
-
-static int64_t used(const struct model *x, int d) { return x->owner[d][0] + x->owner[d][1] + x->owner[d][2] + x->owner[d][3]; }
-
-static void touch(struct model *x, int d) { x->peak[d] = used(x, d) > x->peak[d] ? used(x, d) : x->peak[d]; }
-
-static int64_t limit(const struct model *x, int d, double reserved) { return x->capacity[d] - (int64_t)(reserved * (double)x->capacity[d]); }
-
-static int64_t room(const struct model *x, int d, double reserved) {
-  int64_t left = limit(x, d, reserved) - used(x, d);
-  return left > 0 ? left : 0;
-}
+#include "random_replica.h"
 
 /* ---- ledger */
 
@@ -64,8 +19,7 @@ static void expect_usage(struct model *x, int d) {
 }
 
 static void step_ledger(struct model *x) {
-  const enum mgd_owner owners[] = {MGD_MANAGED, MGD_REPLICA, MGD_FOREIGN};
-  enum mgd_owner o = owners[roll(x, 3)];
+  enum mgd_owner o = roll(x, 2) ? MGD_MANAGED : MGD_FOREIGN;
   int d = (int)roll(x, DEVICES);
   int64_t bytes = roll(x, 400) - 200;
   bool good = x->owner[d][o] + bytes >= 0;
@@ -76,9 +30,10 @@ static void step_ledger(struct model *x) {
 
 static void step_observe(struct model *x) {
   int d = (int)roll(x, DEVICES);
-  x->owner[d][MGD_MANAGED] = roll(x, 500);
+  int64_t allocated = roll(x, 700), tensors = allocated - x->owner[d][MGD_REPLICA];
+  x->owner[d][MGD_MANAGED] = tensors > 0 ? tensors : 0;
   x->owner[d][MGD_FOREIGN] = roll(x, 300);
-  EXPECT_OK(mgd_ledger_observe(x->m, d, x->owner[d][MGD_MANAGED], x->owner[d][MGD_FOREIGN]));
+  EXPECT_OK(mgd_ledger_observe(x->m, d, allocated, x->owner[d][MGD_FOREIGN]));
   touch(x, d);
 }
 
@@ -86,6 +41,7 @@ static void step_capacity(struct model *x) {
   int d = 1 + (int)roll(x, DEVICES - 1);
   x->capacity[d] = 500 + roll(x, 1000);
   EXPECT_OK(mgd_device_set_capacity(x->m, d, x->capacity[d]));
+  shrink(x, d, kept_limit(x, d));
   if (roll(x, 4) == 0) {
     EXPECT_OK(mgd_ledger_reset_peak(x->m, d));
     x->peak[d] = used(x, d);
@@ -411,6 +367,7 @@ static struct model *new_model(uint64_t seed) {
     char name[8] = {(char)('a' + d), '\0'};
     int id;
     x->capacity[d] = d ? 1000 : INT64_MAX;
+    x->kept_limit[d] = 0.5;
     EXPECT(d == MGD_HOST || mgd_device_add(x->m, name, 1000, &id) == MGD_OK);
   }
   for (int f = 0; f < DEVICES; f++) {
@@ -423,15 +380,12 @@ static struct model *new_model(uint64_t seed) {
 }
 
 static void step(struct model *x) {
-  static void (*const steps[])(struct model *) = {step_ledger, step_ledger, step_observe, step_place_object, step_request, step_request,
-                                                  step_admit_object, step_poll, step_poll, step_poll, step_release, step_release,
-                                                  step_operands, step_operands, step_trace, step_trace, step_read};
-  int64_t which = roll(x, 18);
-  if (which == 17) {
-    step_capacity(x);
-  } else {
-    steps[which](x);
-  }
+  static void (*const steps[])(struct model *) = {
+      step_ledger, step_ledger, step_observe, step_place_object, step_request, step_request, step_admit_object, step_poll, step_poll,
+      step_poll, step_release, step_release, step_operands, step_operands, step_trace, step_trace, step_read, step_capacity,
+      step_source, step_written, step_keep, step_keep, step_keep, step_keep, step_find, step_find, step_find,
+      step_drop, step_make_room, step_limit, step_reap, step_reap, step_reap};
+  steps[roll(x, (int64_t)(sizeof steps / sizeof *steps))](x);
   x->now += roll(x, 4);
 }
 
@@ -452,8 +406,10 @@ int main(int argc, char **argv) {
   for (int i = 0; i < CLAIMS; i++) {
     EXPECT(x->claims[i].state == UNUSED || mgd_admit_release(x->m, &x->claims[i].ticket) == MGD_OK);
   }
+  close_all(x);
   for (int d = 0; d < DEVICES; d++) {
     EXPECT_INT(reserved_of(x->m, d), 0);
+    EXPECT_INT(usage_of(x->m, d).by_owner[MGD_REPLICA], 0);
   }
   expect_totals(x);
   mgd_machine_destroy(x->m);

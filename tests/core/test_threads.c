@@ -9,13 +9,15 @@
 
 #define THREADS 4
 #define CAPACITY 1000
+#define SHARED 6
 #define ALL (~(mgd_mask)0)
 
 struct worker {
   struct mgd_machine *m;
   struct mgd_clock *c;
+  const uint64_t *shared; /* sources that all threads use */
   uint64_t random;
-  int64_t rounds, copies, bytes;
+  int64_t rounds, copies, bytes, kept;
 };
 
 static int double_it(void *context, int64_t size, int64_t *out) {
@@ -73,11 +75,53 @@ static void record_some(struct worker *w, int64_t now) {
 
 static void change_some(struct worker *w) {
   int64_t out = -1, bytes = pick(&w->random, 50);
-  EXPECT_OK(mgd_ledger_add(w->m, 1, MGD_REPLICA, bytes));
+  EXPECT_OK(mgd_ledger_add(w->m, 1, MGD_MANAGED, bytes));
   EXPECT_OK(mgd_heuristic_set(w->m, pick(&w->random, 2) ? double_it : NULL, w->m));
   EXPECT_OK(mgd_heuristic_apply(w->m, 100, &out));
   EXPECT(out == 115 || out == 200);
-  EXPECT_OK(mgd_ledger_add(w->m, 1, MGD_REPLICA, -bytes));
+  EXPECT_OK(mgd_ledger_add(w->m, 1, MGD_MANAGED, -bytes));
+}
+
+/* What an alignment does: finds a copy or makes one that others may doom at any time. */
+static void copy_some(struct worker *w) {
+  uint64_t source = w->shared[pick(&w->random, SHARED)], extent = (uint64_t)pick(&w->random, 2), writes;
+  int device = (int)pick(&w->random, 4);
+  int32_t slot = -1;
+  EXPECT_OK(mgd_source_writes(w->m, source, &writes));
+  int code = mgd_replica_find(w->m, source, device, extent, &slot);
+  if (code == MGD_E_ABSENT) {
+    code = mgd_replica_add(w->m, source, writes, device, extent, 1 + pick(&w->random, CAPACITY / 4), &slot);
+    w->kept += code == MGD_OK;
+    EXPECT(code == MGD_OK || code == MGD_E_STALE);
+  }
+  EXPECT(code == MGD_E_STALE || slot >= 0);
+  EXPECT(pick(&w->random, 8) || mgd_source_written(w->m, source) == MGD_OK);
+}
+
+/* A storage of this thread alone: nobody else can make its copies stale. */
+static void own_some(struct worker *w) {
+  uint64_t source = 0, writes = 77;
+  int32_t slot = -1;
+  EXPECT_OK(mgd_source_open(w->m, &source));
+  EXPECT_OK(mgd_source_writes(w->m, source, &writes));
+  EXPECT_INT(writes, 0);
+  EXPECT_OK(mgd_replica_add(w->m, source, writes, MGD_HOST, 0, 9, &slot));
+  w->kept++;
+  int32_t found = -1;
+  EXPECT_OK(mgd_replica_find(w->m, source, MGD_HOST, 0, &found)); /* the host has room for all */
+  EXPECT_INT(found, slot);
+  EXPECT_OK(mgd_source_close(w->m, source));
+  EXPECT_CODE(mgd_replica_find(w->m, source, MGD_HOST, 0, &found), MGD_E_INVALID);
+}
+
+/* Takes room away, and counts what this thread reaps. */
+static void reap_some(struct worker *w) {
+  int32_t slot = -1;
+  int code = mgd_replica_make_room(w->m, 1 + (int)pick(&w->random, 3), pick(&w->random, 200));
+  EXPECT(code == MGD_OK || code == MGD_E_ABSENT);
+  while (mgd_replica_reap(w->m, &slot) == MGD_OK) {
+    w->kept--;
+  }
 }
 
 static void simulate_some(struct worker *w) {
@@ -97,9 +141,28 @@ static void *work(void *argument) {
     place_some(w, now);
     record_some(w, now);
     change_some(w);
+    copy_some(w);
+    own_some(w);
+    reap_some(w);
     simulate_some(w);
   }
   return NULL;
+}
+
+/* Each copy that was kept is reaped once. */
+static void every_copy_is_reaped(struct mgd_machine *m, const uint64_t *shared, const struct worker *w) {
+  int64_t kept = 0;
+  int32_t slot = -1;
+  for (int i = 0; i < SHARED; i++) {
+    EXPECT_OK(mgd_source_close(m, shared[i]));
+  }
+  for (int i = 0; i < THREADS; i++) {
+    kept += w[i].kept;
+  }
+  while (mgd_replica_reap(m, &slot) == MGD_OK) {
+    kept--;
+  }
+  EXPECT_INT(kept, 0);
 }
 
 static void nothing_is_left_over(struct mgd_machine *m, const struct worker *w) {
@@ -128,15 +191,20 @@ int main(int argc, char **argv) {
   struct mgd_clock *c = NULL;
   struct worker w[THREADS];
   pthread_t thread[THREADS];
+  uint64_t shared[SHARED];
+  for (int i = 0; i < SHARED; i++) {
+    EXPECT_OK(mgd_source_open(m, &shared[i]));
+  }
   EXPECT_OK(mgd_clock_create(2, &c));
   EXPECT_OK(mgd_clock_set_speed(c, 0, (struct mgd_speed){1.0, 1.0, 1}));
   for (int i = 0; i < THREADS; i++) {
-    w[i] = (struct worker){.m = m, .c = c, .random = seed + (uint64_t)i, .rounds = steps / 20};
+    w[i] = (struct worker){.m = m, .c = c, .shared = shared, .random = seed + (uint64_t)i, .rounds = steps / 20};
     EXPECT_INT(pthread_create(&thread[i], NULL, work, &w[i]), 0);
   }
   for (int i = 0; i < THREADS; i++) {
     EXPECT_INT(pthread_join(thread[i], NULL), 0);
   }
+  every_copy_is_reaped(m, shared, w);
   nothing_is_left_over(m, w);
   mgd_clock_destroy(c);
   mgd_machine_destroy(m);

@@ -1,0 +1,62 @@
+/* internal_replica.h: what the directory of replicas is made of.
+ *
+ * Private to the core, as internal_machine.h is, whose machine holds it.
+ */
+#ifndef MGD_INTERNAL_REPLICA_H
+#define MGD_INTERNAL_REPLICA_H
+
+#include "internal.h"
+
+#define MGD_KEPT_LIMIT 0.5 /* of a device's capacity, for replicas */
+
+/* Slots of replicas in order, -1 at an end. */
+struct mgd_replica_list {
+  int32_t first, last;
+};
+
+enum mgd_replica_state {
+  MGD_REPLICA_FREE,   /* slot unused; in the list `free` */
+  MGD_REPLICA_CACHED, /* in its device's list `kept` and in its source's chain */
+  MGD_REPLICA_DOOMED  /* in the list `doomed` until it is reaped; its source may be gone */
+};
+
+/* One copy. Invariants: a slot is in exactly the list that its state names; a
+ * source's chain holds exactly its cached replicas, of which no two have the same
+ * device and extent; bytes >= 0, and count as REPLICA of the device until reaped. */
+struct mgd_replica {
+  enum mgd_replica_state state;
+  int device;
+  int64_t bytes;
+  uint64_t extent;
+  int32_t source;         /* slot of the source, while cached */
+  int32_t next, previous; /* neighbours in the list */
+  int32_t sibling;        /* next cached replica of the same source, -1 at the end */
+};
+
+/* A storage with copies. Invariants: it is open or in the chain of free slots,
+ * never both; a closed one has no replica. A source's id is (generation << 32 | slot + 1), so a stale one is recognised. */
+struct mgd_source {
+  bool open;
+  uint32_t generation; /* how often the slot was given back */
+  uint64_t writes;
+  int32_t first; /* replica, -1 when there is none */
+  int32_t next;  /* in the chain of free slots, -1 at the end */
+};
+
+struct mgd_replicas {
+  struct mgd_replica *slots;
+  int32_t size;
+  struct mgd_replica_list free, doomed;
+  struct mgd_source *sources;
+  int32_t source_size;
+  int32_t first_free_source; /* -1 when all are used */
+  uint64_t shake;            /* state of the random numbers of the fault injection, 0 when it is off */
+};
+
+/* ---- replica.c */
+void mgd_replica_init(struct mgd_replicas *r);
+int64_t mgd_replica_limit_locked(const struct mgd_machine *m, int device); /* bytes that the device may keep */
+void mgd_replica_shrink_locked(struct mgd_machine *m, int device);         /* keeps to that limit, which may have fallen */
+bool mgd_replica_busy_locked(const struct mgd_machine *m, int above); /* replicas, cached or doomed, on devices above that id */
+
+#endif

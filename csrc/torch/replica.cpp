@@ -1,0 +1,267 @@
+// replica.cpp: see replica.h.
+#include "replica.h"
+
+#include <ATen/SparseCsrTensorImpl.h>
+#include <ATen/SparseTensorImpl.h>
+#include <c10/core/InferenceMode.h>
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "devices.h"
+#include "state.h"
+
+namespace managed {
+
+std::atomic<int64_t> sources_alive{0};
+
+namespace {
+
+// What is kept under a slot of the core's directory. The version counter tells of
+// writes that never passed the hook, through tensors that are not managed.
+struct Kept {
+  at::Tensor values;
+  c10::VariableVersion counter;
+  uint32_t version = 0;
+  WeakNode trip_home;
+
+  bool is_current() const { return !counter.enabled() || counter.current_version() == version; }
+};
+
+struct Directory {
+  std::mutex mutex; // guards everything here and TensorState::source; only the core is called under it
+  std::vector<Kept> kept; // by slot
+  std::unordered_map<const c10::StorageImpl*, std::weak_ptr<Source>> sources;
+  std::unordered_map<const c10::StorageImpl*, int32_t> copies; // storage of a kept copy -> slot
+  std::atomic<int64_t> hits{0};
+};
+
+Directory& directory() {
+  static auto* d = new Directory; // never destroyed: tensors may outlive static destructors
+  return *d;
+}
+
+const c10::StorageImpl* storage_of(const at::Tensor& t) { return t.storage().unsafeGetStorageImpl(); }
+
+// What has been taken from the directory; it dies when the lock is released.
+using Dying = c10::SmallVector<Kept, 4>;
+
+void reap_locked(Directory& d, Dying& dying) {
+  int32_t slot = 0;
+  while (mgd_replica_reap(machine(), &slot) == MGD_OK) {
+    dying.push_back(std::exchange(d.kept[slot], Kept{}));
+    const auto found = d.copies.find(storage_of(dying.back().values));
+    if (found != d.copies.end() && found->second == slot) d.copies.erase(found);
+  }
+}
+
+// Tells offsets, sizes, strides and dtypes of one storage apart.
+uint64_t extent_of(const at::Tensor& t) {
+  uint64_t h = static_cast<uint64_t>(t.scalar_type());
+  auto mix = [&](int64_t x) {
+    h = (h ^ static_cast<uint64_t>(x)) * 0x9E3779B97F4A7C15u; // Fibonacci hashing (Knuth, 6.4)
+    h ^= h >> 32;
+  };
+  mix(t.storage_offset());
+  for (const int64_t n : t.sizes()) mix(n);
+  for (const int64_t n : t.strides()) mix(n);
+  return h;
+}
+
+// A tensor made in inference mode could not share the copy's version counter.
+at::Tensor object_over(const at::Tensor& values) {
+  std::optional<c10::InferenceMode> off;
+  if (C10_UNLIKELY(c10::InferenceMode::is_enabled())) off.emplace(false);
+  auto* impl = values.unsafeGetTensorImpl();
+  return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/false));
+}
+
+} // namespace
+
+struct Source {
+  const c10::StorageImpl* storage;
+  c10::weak_intrusive_ptr<c10::StorageImpl> address; // keeps the address from being used again
+  uint64_t id = 0;
+  bool exposed = false;
+
+  explicit Source(const c10::Storage& s) : storage(s.unsafeGetStorageImpl()), address(s.getWeakStorageImpl()) {
+    TORCH_CHECK_WITH(OutOfMemoryError, mgd_source_open(machine(), &id) == MGD_OK, "managed: ", mgd_error_text(MGD_E_NOMEM));
+  }
+  ~Source() {
+    Directory& d = directory();
+    Dying dying;
+    std::lock_guard<std::mutex> lock(d.mutex);
+    const auto found = d.sources.find(storage);
+    if (found != d.sources.end() && found->second.expired()) d.sources.erase(found); // not its successor at the same address
+    sources_alive = static_cast<int64_t>(d.sources.size());
+    mgd_source_close(machine(), id);
+    reap_locked(d, dying);
+  }
+};
+
+namespace {
+
+// The source of t's bytes. `retired` takes what must not die under the lock.
+Source& source_locked(Directory& d, TensorState& state, const at::Tensor& t, std::shared_ptr<Source>& retired) {
+  const c10::StorageImpl* storage = storage_of(t);
+  if (state.source && state.source->storage == storage) return *state.source;
+  retired = std::exchange(state.source, nullptr);
+  auto& entry = d.sources[storage];
+  state.source = entry.lock();
+  if (!state.source) {
+    entry = state.source = std::make_shared<Source>(t.storage());
+    sources_alive = static_cast<int64_t>(d.sources.size());
+  }
+  return *state.source;
+}
+
+} // namespace
+
+bool may_keep(const at::Tensor& t) {
+  return t.storage().unsafeGetStorageImpl()->allocator() != nullptr && !t.is_conj() && !t.is_neg();
+}
+
+Replica find_replica(const at::Tensor& t, c10::Device to) {
+  TensorState& state = make_state(t);
+  const uint64_t extent = extent_of(t);
+  Directory& d = directory();
+  std::shared_ptr<Source> retired;
+  Dying dying;
+  Replica found;
+  {
+    std::lock_guard<std::mutex> lock(d.mutex);
+    const Source& source = source_locked(d, state, t, retired);
+    if (mgd_replica_find(machine(), source.id, id_of(to), extent, &found.slot) == MGD_OK) {
+      const Kept& kept = d.kept[found.slot];
+      if (kept.is_current() && kept.values.sizes() == t.sizes() && kept.values.scalar_type() == t.scalar_type()) {
+        found.values = kept.values;
+        found.trip_home = kept.trip_home.lock();
+      } else {
+        mgd_replica_drop(machine(), found.slot);
+      }
+    }
+    reap_locked(d, dying);
+  }
+  if (!found.values.defined()) return Replica{};
+  d.hits.fetch_add(1, std::memory_order_relaxed);
+  found.values = object_over(found.values);
+  return found;
+}
+
+Reading::Reading(const at::Tensor& t) : t_(t) {
+  TensorState& state = make_state(t);
+  Directory& d = directory();
+  std::shared_ptr<Source> retired;
+  std::lock_guard<std::mutex> lock(d.mutex);
+  const Source& source = source_locked(d, state, t, retired);
+  if (source.exposed) return;
+  source_ = source.id;
+  mgd_source_writes(machine(), source_, &writes_);
+  const auto& counter = t.unsafeGetTensorImpl()->version_counter();
+  version_ = counter.enabled() ? counter.current_version() : 0;
+}
+
+Replica Reading::keep(c10::Device to, const at::Tensor& copy) {
+  if (!source_) return {copy, {}, -1};
+  Directory& d = directory();
+  Dying dying;
+  Replica made{copy, {}, -1};
+  {
+    std::lock_guard<std::mutex> lock(d.mutex);
+    const auto bytes = static_cast<int64_t>(copy.storage().nbytes());
+    if (mgd_replica_add(machine(), source_, writes_, id_of(to), extent_of(t_), bytes, &made.slot) == MGD_OK) {
+      reap_locked(d, dying);
+      if (d.kept.size() <= static_cast<std::size_t>(made.slot)) d.kept.resize(made.slot + 1);
+      d.kept[made.slot] = {copy, t_.unsafeGetTensorImpl()->version_counter(), version_, {}};
+      d.copies[storage_of(copy)] = made.slot;
+    } else {
+      made.slot = -1;
+    }
+  }
+  if (made.slot >= 0) made.values = object_over(copy);
+  return made;
+}
+
+void keep_trip_home(const Replica& replica, const NodePtr& node) {
+  if (replica.slot < 0) return;
+  Directory& d = directory();
+  WeakNode old; // a node that only this held dies after the lock is released
+  std::lock_guard<std::mutex> lock(d.mutex);
+  Kept& kept = d.kept[replica.slot];
+  if (kept.values.defined() && storage_of(kept.values) == storage_of(replica.values)) old = std::exchange(kept.trip_home, WeakNode(node));
+}
+
+namespace {
+
+void storage_written(const at::Tensor& t) {
+  if (!t.has_storage()) return;
+  Directory& d = directory();
+  Dying dying;
+  std::shared_ptr<Source> source;
+  std::lock_guard<std::mutex> lock(d.mutex);
+  const auto found = d.sources.find(storage_of(t));
+  if (found == d.sources.end()) return;
+  source = found->second.lock();
+  if (source) mgd_source_written(machine(), source->id);
+  reap_locked(d, dying);
+}
+
+} // namespace
+
+void note_written_slow(const at::Tensor& t) {
+  if (!t.defined()) return;
+  switch (t.layout()) {
+    case at::kStrided:
+      return storage_written(t);
+    case at::kSparse:
+      storage_written(t._values());
+      return storage_written(t._indices());
+    case at::kSparseCsr:
+    case at::kSparseCsc:
+    case at::kSparseBsr:
+    case at::kSparseBsc:
+      return storage_written(static_cast<at::SparseCsrTensorImpl*>(t.unsafeGetTensorImpl())->values());
+    default:
+      return;
+  }
+}
+
+void give_up_replica_of(const at::Tensor& result) {
+  if (!result.defined() || result.layout() != at::kStrided || !result.has_storage()) return;
+  Directory& d = directory();
+  Dying dying;
+  std::lock_guard<std::mutex> lock(d.mutex);
+  const auto found = d.copies.find(storage_of(result));
+  if (found == d.copies.end()) return;
+  mgd_replica_drop(machine(), found->second);
+  reap_locked(d, dying);
+}
+
+void expose(const at::Tensor& t) {
+  if (!t.defined() || t.layout() != at::kStrided || !t.has_storage() || !has_key(t.unsafeGetTensorImpl())) return;
+  TensorState& state = make_state(t);
+  Directory& d = directory();
+  std::shared_ptr<Source> retired;
+  Dying dying;
+  std::lock_guard<std::mutex> lock(d.mutex);
+  Source& source = source_locked(d, state, t, retired);
+  source.exposed = true;
+  mgd_source_written(machine(), source.id);
+  reap_locked(d, dying);
+}
+
+bool drop_replicas(int device, int64_t bytes) {
+  Directory& d = directory();
+  Dying dying;
+  std::lock_guard<std::mutex> lock(d.mutex);
+  const bool dropped = mgd_replica_make_room(machine(), device, bytes) == MGD_OK;
+  reap_locked(d, dying);
+  return dropped;
+}
+
+int64_t replica_hits() { return directory().hits; }
+
+} // namespace managed

@@ -1,0 +1,64 @@
+// replica.h: copies of tensors on other devices that are kept for the next use.
+//
+// A copy serves until its source is written or dies, or until somebody needs the
+// room: it costs nothing to drop one. The core decides (core/replica.c); this
+// file keeps the tensors. No lock is held while a copy is made or a tensor dies.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "compat.h"
+
+namespace managed {
+
+struct Source; // a storage with copies; kept alive by the states of its tensors
+
+// One use of a copy.
+struct Replica {
+  at::Tensor values;  // a tensor object of its own over the copy's bytes; undefined: there is no copy
+  NodePtr trip_home;  // the autograd node of an earlier use, if it still lives
+  int32_t slot = -1;  // where the copy is kept; -1: it is not
+};
+
+// Whether copies of t may be kept: its bytes must be torch's own, and no pointer to them may have left.
+bool may_keep(const at::Tensor& t);
+
+Replica find_replica(const at::Tensor& t, c10::Device to);
+
+// Made before t is copied, so that a write meanwhile is noticed.
+class Reading {
+ public:
+  explicit Reading(const at::Tensor& t);
+  Replica keep(c10::Device to, const at::Tensor& copy); // the copy, kept if it may be
+
+ private:
+  const at::Tensor& t_;
+  uint64_t source_ = 0, writes_ = 0;
+  uint32_t version_ = 0;
+};
+
+// The node goes with the copy for as long as some graph holds it.
+void keep_trip_home(const Replica& replica, const NodePtr& node);
+
+extern std::atomic<int64_t> sources_alive; // storages with copies or with a pointer that has left
+
+// Tells that t was written: its copies are stale.
+void note_written_slow(const at::Tensor& t);
+inline void note_written(const at::Tensor& t) {
+  if (C10_UNLIKELY(sources_alive.load(std::memory_order_relaxed) != 0)) note_written_slow(t);
+}
+
+// A result that shares a copy's bytes belongs to the program: the copy is no longer kept.
+void give_up_replica_of(const at::Tensor& result);
+
+// From now on writes to t's bytes may go unseen, so no copies of them are kept.
+void expose(const at::Tensor& t);
+
+// Drops copies on a device (an id of the machine); false when there was none.
+bool drop_replicas(int device, int64_t bytes);
+
+int64_t replica_hits();
+
+} // namespace managed
