@@ -12,11 +12,26 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 __all__: list[str] = []
 
 _made: weakref.WeakKeyDictionary[type, weakref.ref[type]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
+
+
+def class_for(module: nn.Module, base: type[nn.Module]) -> type[nn.Module]:
+    """The class that `module` gets when it becomes managed; `base` is ManagedModule.
+
+    torch.nn.utils.parametrize gives each module a class of its own, right above the one that it
+    goes back to when the parametrization is removed. That order is kept: the managed class takes
+    the place of the one to go back to.
+    """
+    own = type(module)
+    if not is_parametrized(module) or "__getstate__" not in vars(own) or len(own.__bases__) != 1:
+        return managed_class(own, base)
+    body = {k: v for k, v in vars(own).items() if k not in ("__dict__", "__weakref__")}
+    return type(own.__name__, (managed_class(own.__bases__[0], base),), body)
 
 
 def managed_class(original: type[nn.Module], base: type[nn.Module]) -> type[nn.Module]:
@@ -36,13 +51,15 @@ def managed_class(original: type[nn.Module], base: type[nn.Module]) -> type[nn.M
 
 
 def _make(original: type[nn.Module], base: type[nn.Module]) -> type[nn.Module]:
-    body = {
+    body: dict[str, Any] = {
         "__module__": original.__module__,
         "__qualname__": original.__qualname__,
         "__doc__": original.__doc__,
         "__reduce_ex__": _reduce_ex,
         "_managed_original": original,
     }
+    if hasattr(original, "insert"):
+        body["insert"] = _insert
     bases = (base,) if original is nn.Module else (original, base)
     return type(original.__name__, bases, body)
 
@@ -59,6 +76,16 @@ def _reduce_ex(self: nn.Module, protocol: Any) -> Any:
         return reduced
     function, arguments, *rest = reduced
     return (_rebuild, (_original(function), *map(_original, arguments)), *rest)
+
+
+def _insert(self: nn.Module, index: int, module: nn.Module) -> Any:
+    """Of Sequential and ModuleList: they write into `_modules` where nobody sees what arrives."""
+    from managed.module import ManagedModule
+
+    ours: Any = next(c for c in type(self).__mro__ if vars(c).get("insert") is _insert)
+    result = super(ours, self).insert(index, module)
+    ManagedModule.from_module(self)
+    return result
 
 
 def _rebuild(function: Callable[..., nn.Module], *arguments: Any) -> nn.Module:

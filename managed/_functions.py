@@ -1,16 +1,19 @@
-"""Sends home what the backward of a custom autograd.Function returns.
+"""Gradients that user code hands to the engine: they go where the engine expects them.
 
-Such a backward may compute a gradient wherever its operands met; the engine insists on the device
-of the input. Gradients of torch's own operators never need this: their copies are recorded.
+The backward of a custom autograd.Function, or a hook, may compute a gradient wherever its operands
+met; the engine insists on the device of what the gradient belongs to. Gradients of torch's own
+operators never need this: their copies are recorded.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._functorch import eager_transforms
+from torch._ops import _HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS, _higher_order_ops
 from torch.autograd.function import BackwardCFunction
 
 from managed._backend import C
@@ -19,19 +22,26 @@ __all__: list[str] = []
 
 
 def install() -> None:
-    """Wraps BackwardCFunction.apply, through which the engine calls every custom backward."""
-    original = BackwardCFunction.apply
+    """Wraps what the engine calls for custom backwards, and what registers a tensor's hook."""
+    BackwardCFunction.apply = _wrap_apply(BackwardCFunction.apply)  # type: ignore[method-assign]
+    torch.Tensor.register_hook = _wrap_register(torch.Tensor.register_hook)  # type: ignore[method-assign]
+    _watch_functorch()
 
+
+# ---- custom functions
+
+
+def _wrap_apply(original: Any) -> Any:
     @functools.wraps(original)
     def apply(self: Any, *args: Any) -> Any:
-        grads = original(self, *args)  # type: ignore[no-untyped-call]
+        grads = original(self, *args)
         if isinstance(grads, torch.Tensor):
             return _sent(grads, next(_homes(self), None))
-        if isinstance(grads, tuple) and any(C.is_managed(g) for g in grads):
+        if isinstance(grads, tuple) and any(isinstance(g, torch.Tensor) for g in grads):
             return _all_sent(self, grads)
         return grads
 
-    BackwardCFunction.apply = apply  # type: ignore[method-assign]
+    return apply
 
 
 def _homes(function: Any) -> Iterator[torch.device]:
@@ -42,7 +52,9 @@ def _homes(function: Any) -> Iterator[torch.device]:
 
 
 def _sent(grad: Any, home: torch.device | None) -> Any:
-    return grad if home is None or not C.is_managed(grad) else grad.to(home)
+    if home is None or not isinstance(grad, torch.Tensor) or grad.device == home:
+        return grad
+    return C.bring_gradient(grad, home)
 
 
 def _all_sent(function: Any, grads: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -52,3 +64,65 @@ def _all_sent(function: Any, grads: tuple[Any, ...]) -> tuple[Any, ...]:
         _sent(grad, next(homes, None) if i < len(needed) and needed[i] else None)
         for i, grad in enumerate(grads)
     )
+
+
+# ---- hooks
+
+
+class Homing:
+    """A hook whose result goes back to the device of the gradient that it was given.
+
+    `position` says which of the hook's arguments holds the gradients.
+    """
+
+    def __init__(self, hook: Callable[..., Any], position: int = 0) -> None:
+        functools.update_wrapper(self, hook)
+        self.hook, self.position = hook, position
+
+    def __call__(self, *args: Any) -> Any:
+        return _like(self.hook(*args), args[self.position])
+
+    def __reduce__(self) -> Any:
+        return (Homing, (self.hook, self.position))
+
+
+def _like(result: Any, given: Any) -> Any:
+    if isinstance(given, tuple) and not isinstance(result, torch.Tensor):
+        same = isinstance(result, (tuple, list)) and len(result) == len(given)
+        return tuple(map(_like, result, given)) if same else result
+    one = given[0] if isinstance(given, tuple) and given else given
+    return _sent(result, one.device if isinstance(one, torch.Tensor) else None)
+
+
+def _wrap_register(original: Any) -> Any:
+    @functools.wraps(original)
+    def register_hook(self: torch.Tensor, hook: Callable[..., Any]) -> Any:
+        return original(self, Homing(hook) if C.is_managed(self) else hook)
+
+    return register_hook
+
+
+# ---- torch.func
+
+
+def _watch_functorch() -> None:
+    """Tells the hook above functorch when a thread is inside grad, vjp, jacrev or hessian."""
+    transforms: Any = eager_transforms
+    enter, leave = transforms._grad_increment_nesting, transforms._grad_decrement_nesting
+
+    def entered() -> int:
+        level: int = enter()
+        C.above_functorch(1)
+        return level
+
+    def left() -> Any:
+        C.above_functorch(-1)
+        return leave()
+
+    above: Any = torch._C._parse_dispatch_key("TESTING_ONLY_GenericWrapper")
+    # These dispatch in Python, where no fallback is asked.
+    for operator in _higher_order_ops.values():
+        operator.fallthrough(above)  # type: ignore[no-untyped-call]
+    _HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(above)
+    transforms._grad_increment_nesting = entered
+    transforms._grad_decrement_nesting = left

@@ -1,4 +1,4 @@
-"""Brings optimizer state along: it must stand where its parameter stands.
+"""Brings gradients and optimizer state along: they must stand where their parameter stands.
 
 Foreach and fused optimizers group parameters by device and expect the state there. One pre-hook of
 all optimizers compares a counter of moves, and looks at the state only after something has moved.
@@ -21,6 +21,8 @@ def install() -> None:
 
 
 def _follow(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    for group in optimizer.param_groups:
+        C.gather_gradients(group["params"])
     count = C.move_count()
     if optimizer.__dict__.get("_managed_moves", 0) == count:
         return

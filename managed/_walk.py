@@ -21,6 +21,9 @@ from managed.settings import logger
 
 __all__: list[str] = []
 
+#: Bytes of groups and room of devices -> the device of each group, or None when it does not fit.
+Planner = Callable[[list[int], list[int]], "list[int] | None"]
+
 #: How often a plan is made again when other threads' copies were in its way.
 _PLANS = 16
 
@@ -40,7 +43,7 @@ class Slot(NamedTuple):
         it was made from would stay behind. Parameters keep their objects, so they move in place.
         """
         home, old = self.tensor.device, self.tensor
-        if isinstance(old, nn.Parameter) or (old.is_leaf and not old._is_view()):
+        if isinstance(old, nn.Parameter) or is_lazy(old) or (old.is_leaf and not old._is_view()):
             C.move(old, device, reason)
             return lambda: C.move(old, home, reason)
         self._put(old.to(device))
@@ -100,15 +103,20 @@ def room(found: Iterable[Slot]) -> int:
     return sum(C.estimate(C.nbytes(s.tensor)) for s in found)
 
 
-def carry(targets: list[tuple[Slot, torch.device]], reason: int) -> None:
-    """Moves every tensor to its device, or none: what moved goes back when one fails."""
-    targets = [(s, d) for s, d in targets if s.tensor.device != d]
+def check_pins(targets: Iterable[tuple[Slot, torch.device]]) -> None:
+    """PinConflictError when a pinned tensor would have to leave its device."""
     for slot, device in targets:
-        if C.pinned(slot.tensor):
+        if slot.tensor.device != device and C.pinned(slot.tensor):
             raise PinConflictError(
                 f"managed: {type(slot.module).__name__}.{slot.name} is pinned to "
                 f"{slot.tensor.device} and was asked to go to {device}; call unpin() first"
             )
+
+
+def carry(targets: list[tuple[Slot, torch.device]], reason: int) -> None:
+    """Moves every tensor to its device, or none: what moved goes back when one fails."""
+    targets = [(s, d) for s, d in targets if s.tensor.device != d]
+    check_pins(targets)
     undo: list[Callable[[], object]] = []
     try:
         for slot, device in targets:
@@ -164,21 +172,39 @@ def gather(found: list[Slot], manager: C.DeviceManager) -> None:
         carry([(s, held.device) for s in found], held.reason)
 
 
-def spread(groups: list[list[Slot]], manager: C.DeviceManager) -> None:
-    """Contiguous layers over the manager's devices; stays where no plan fits."""
+def plan_layers(sizes: list[int], rooms: list[int]) -> list[int] | None:
+    return C.plan_layers(sizes, None, rooms)
+
+
+def plan_alone(sizes: list[int], rooms: list[int]) -> list[int] | None:
+    return C.plan_spread(sizes, rooms)
+
+
+def alone(found: list[list[Slot]]) -> list[list[Slot]]:
+    """Each parameter by itself; the buffers of a module stay with its first parameter."""
+    apart = []
+    for layer in found:
+        parameters = [s for s in layer if isinstance(s.tensor, nn.Parameter)]
+        buffers = [s for s in layer if not isinstance(s.tensor, nn.Parameter)]
+        apart += [parameters[:1] + buffers, *([s] for s in parameters[1:])]
+    return apart
+
+
+def spread(groups: list[list[Slot]], manager: C.DeviceManager, planner: Planner) -> None:
+    """Groups over the manager's devices as the planner says; stays where no plan fits."""
     for _ in range(_PLANS):
-        targets = _plan(groups, manager)
+        targets = _plan(groups, manager, planner)
         with ExitStack() as stack:
             if targets is not None and _reserve(targets, manager, stack):
                 carry(targets, C.DISPERSED)
                 return
         if not C.settle(manager):
             break
-    logger.log(manager.default_level, "no plan for %d layers fits: they stay", len(groups))
+    logger.log(manager.default_level, "no plan for %d groups fits: they stay", len(groups))
 
 
 def _plan(
-    groups: list[list[Slot]], manager: C.DeviceManager
+    groups: list[list[Slot]], manager: C.DeviceManager, planner: Planner
 ) -> list[tuple[Slot, torch.device]] | None:
     # What the module holds on a device now is room for its own plan.
     held: Counter[torch.device] = Counter()
@@ -186,7 +212,7 @@ def _plan(
         held[slot.tensor.device] += C.nbytes(slot.tensor)
     rooms = [(device, free + held[device]) for device, free in C.rooms(manager)]
     sizes = [room(layer) for layer in groups]
-    plan = C.plan_layers(sizes, None, [free for _, free in rooms])
+    plan = planner(sizes, [free for _, free in rooms])
     if plan is None:
         return None
     return [(s, rooms[i][0]) for layer, i in zip(groups, plan, strict=True) for s in layer]

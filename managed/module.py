@@ -12,11 +12,11 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
+from torch.utils.hooks import RemovableHandle
 
-from managed import _walk
+from managed import _adopt, _walk
 from managed._backend import INERT, C
-from managed._classes import managed_class
+from managed._functions import Homing
 
 __all__ = ["ManagedModule"]
 
@@ -31,14 +31,15 @@ class ManagedModule(nn.Module):
     def from_module(model: nn.Module) -> ManagedModule:
         """Makes `model` and its submodules managed, in place, and returns it; again does nothing.
 
-        `isinstance(model, OriginalClass)` stays true; state_dict keys, hooks and ties stay. A lazy
-        module becomes managed after its first forward pass. TypeError when it is no module.
+        `isinstance(model, OriginalClass)` stays true; state_dict keys, hooks and ties stay. The
+        parameters of a lazy module become managed when they get their shapes. TypeError when it is
+        no module.
         """
         if not isinstance(model, nn.Module):
             raise TypeError(f"managed: from_module takes a torch.nn.Module, not {model!r}")
         with ExitStack() as undo:  # a tensor that cannot be managed leaves the model as it was
             for module in model.modules():
-                _adopt(module, undo)
+                _adopt.adopt(module, ManagedModule, undo)
             undo.pop_all()
         return cast(ManagedModule, model)
 
@@ -65,7 +66,11 @@ class ManagedModule(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        _mark_own(self)
+        _adopt.mark_own(self)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        _adopt.mark_own(self)  # a lazy parameter has just got its shape
 
     def _managed_arrival(self, name: str) -> None:
         """Marks what is now registered under `name`; a registration hook may have replaced it."""
@@ -75,18 +80,24 @@ class ManagedModule(nn.Module):
         for kept in (self._parameters, self._buffers):
             tensor = kept.get(name)
             if tensor is not None:
-                _mark(tensor)
+                _adopt.mark(tensor)
 
     # ---- moving
 
-    def cuda(self: Self, device: Device | None = None, disperse: bool = False) -> Self:
+    def cuda(self: Self, device: Device | None = None, disperse: bool | str = False) -> Self:
         """Moves all parameters and buffers to an accelerator, in place.
 
         With `device`, there. Without, to the device that find_device names for the bytes of all of
-        it, or with `disperse=True` contiguous layers over all devices; what is on accelerators
-        already stays unless `disperse` asks for a new plan, and what fits nowhere stays where it
-        is. PinConflictError when a pinned tensor would have to move.
+        it; with `disperse=True` contiguous layers over all devices; with `disperse="parameters"`
+        each parameter by itself to the device with most free memory, and buffers with their
+        module's first. What is on accelerators already stays unless `disperse` asks for a new plan,
+        and what fits nowhere stays where it is. PinConflictError when a pinned tensor would have to
+        move.
         """
+        if disperse not in (True, False, "layers", "parameters"):
+            raise ValueError(
+                f'managed: disperse is True (or "layers"), "parameters" or False, not {disperse!r}'
+            )
         if INERT:
             return super().cuda() if torch.cuda.is_available() else self
         target = None if device is None else C.device(device)
@@ -94,7 +105,7 @@ class ManagedModule(nn.Module):
             _place(self, C.get_manager(), disperse)
         elif disperse or target.type == "cpu":
             raise ValueError(
-                f"managed: disperse=True chooses devices; it cannot go with {device!r}"
+                f"managed: disperse={disperse} chooses devices; it cannot go with {device!r}"
                 if disperse
                 else f"managed: cuda({device!r}) names no accelerator; use cpu()"
             )
@@ -125,17 +136,39 @@ class ManagedModule(nn.Module):
             super().to(**rest)
         return self
 
+    def to_empty(self: Self, *, device: Device | torch.device | None, recurse: bool = True) -> Self:
+        """As torch.nn.Module.to_empty, but Parameter objects and ties stay on every device.
+
+        "cuda" lets the manager pick. PinConflictError when a pinned tensor would have to move.
+        """
+        if not INERT and device is not None and torch.device(device).type != "meta":
+            device = C.device(device) or _pick(self)
+            _walk.check_pins((s, device) for s in _own_or_all(self, recurse))
+        return super().to_empty(device=device, recurse=recurse)
+
     def _apply(self: Self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         # A conversion gives parameters new contents and replaces buffers: marks and pins are lost.
         pinned = {s.name for s in _walk.own_slots(self) if C.pinned(s.tensor)}
         try:
             super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         finally:
-            _mark_own(self)
+            _adopt.mark_own(self)
             for slot in _walk.own_slots(self):
                 if slot.name in pinned and _walk.markable(slot.tensor):
                     C.pin(slot.tensor, True)
         return self
+
+    # ---- hooks: a gradient that one of them returns goes back to its device
+
+    def register_full_backward_hook(
+        self, hook: Callable[..., Any], prepend: bool = False
+    ) -> RemovableHandle:
+        return super().register_full_backward_hook(_homing(hook), prepend)
+
+    def register_full_backward_pre_hook(
+        self, hook: Callable[..., Any], prepend: bool = False
+    ) -> RemovableHandle:
+        return super().register_full_backward_pre_hook(_homing(hook), prepend)
 
     # ---- pins
 
@@ -154,56 +187,6 @@ class ManagedModule(nn.Module):
         return self
 
 
-# ---- making managed
-
-
-def _mark(tensor: torch.Tensor, undo: ExitStack | None = None) -> None:
-    """Makes the tensor and its gradient managed; a managed one may still lack its history."""
-    if not _walk.markable(tensor):
-        return
-    gradient = tensor.grad if tensor.is_leaf else None
-    for found in (tensor, gradient):
-        if found is None or not _walk.markable(found):
-            continue
-        if undo is not None and not C.is_managed(found):
-            undo.callback(C.unmark, found)
-        C.mark(found)
-
-
-def _mark_own(module: nn.Module) -> None:
-    for slot in _walk.own_slots(module):
-        _mark(slot.tensor)
-
-
-def _mark_all(modules: list[nn.Module]) -> None:
-    """Walks again: a move may have replaced buffers."""
-    for slot in _walk.slots(modules):
-        _mark(slot.tensor)
-
-
-def _adopt(module: nn.Module, undo: ExitStack) -> None:
-    """Marks the module's own tensors and gives it its class, where its class can be subclassed."""
-    if any(is_lazy(s.tensor) for s in _walk.own_slots(module)):
-        undo.callback(module.register_forward_pre_hook(_adopt_when_ready).remove)
-        return
-    for slot in _walk.own_slots(module):
-        _mark(slot.tensor, undo)
-    if isinstance(module, (ManagedModule, torch.jit.ScriptModule)):
-        return
-    undo.callback(setattr, module, "__class__", type(module))
-    module.__class__ = managed_class(type(module), ManagedModule)
-
-
-def _adopt_when_ready(module: nn.Module, inputs: Any) -> None:
-    """A lazy module's first forward pass has just given its parameters their shapes."""
-    for key, hook in list(module._forward_pre_hooks.items()):
-        if hook is _adopt_when_ready:
-            del module._forward_pre_hooks[key]
-    with ExitStack() as undo:
-        _adopt(module, undo)
-        undo.pop_all()
-
-
 # ---- what DeviceManager calls
 
 
@@ -216,15 +199,30 @@ def _move(modules: list[nn.Module], device: torch.device, reason: int = C.ASKED)
     """Moves modules in place, all of them or none; their tensors are managed afterwards."""
     found = _walk.slots(modules)
     _walk.carry([(s, device) for s in found], reason)
-    _mark_all(modules)
+    _adopt.mark_all(modules)
 
 
-def _place(module: nn.Module, manager: C.DeviceManager, disperse: bool) -> nn.Module:
+def _homing(hook: Callable[..., Any]) -> Callable[..., Any]:
+    return hook if INERT else Homing(hook, position=1)
+
+
+def _own_or_all(module: nn.Module, recurse: bool) -> list[_walk.Slot]:
+    return _walk.slots([module]) if recurse else list(_walk.own_slots(module))
+
+
+def _pick(module: nn.Module) -> torch.device:
+    """The device with room for all of the module."""
+    return C.get_manager().find_device(_room_needed([module], None))
+
+
+def _place(module: nn.Module, manager: C.DeviceManager, disperse: bool | str) -> nn.Module:
     """Places a module where the manager says; its tensors are managed afterwards."""
     groups = _walk.layers([module])
-    if disperse:
-        _walk.spread(groups, manager)
+    if disperse == "parameters":
+        _walk.spread(_walk.alone(groups), manager, _walk.plan_alone)
+    elif disperse:
+        _walk.spread(groups, manager, _walk.plan_layers)
     else:
         _walk.gather([s for layer in groups for s in layer], manager)
-    _mark_all([module])
+    _adopt.mark_all([module])
     return module

@@ -32,7 +32,8 @@ def test_what_import_adds_to_torch_tensor(run_python):
         import managed
         changed = {k for k, v in vars(torch.Tensor).items() if before.get(k) is not v}
         assert changed == {
-            "__class__", "pin", "unpin", "pinned", "as_subclass", "cuda", "to", "new", "new_tensor"
+            "__class__", "pin", "unpin", "pinned", "as_subclass", "cuda", "to", "new", "new_tensor",
+            "register_hook",
         }, changed
         assert set(before) <= set(vars(torch.Tensor))
         assert dict(vars(torch._C.TensorBase)) == base

@@ -4,9 +4,8 @@
  * Each function below verifies one struct's comment, in the same words. It
  * reads and never repairs: a broken invariant is a bug to be found, not a
  * state to live with. The cost is bounded by devices, claims, sources and
- * replicas (squared for those of one source); of the trace only the two ends of
- * the ring are looked at, so that checking after each of a million transitions
- * is affordable.
+ * replicas; of the trace only the two ends of the ring are looked at, so that
+ * checking after each of a million transitions is affordable.
  */
 #include "arithmetic.h"
 #include "internal_clock.h"
@@ -175,24 +174,15 @@ static int32_t kept_length(const struct mgd_machine *m, int id) {
   return is_fraction && bytes == d->kept_bytes && bytes <= mgd_replica_limit_locked(m, id) ? length : -1;
 }
 
-/* Whether a replica's elder siblings are copies of something else. */
-static bool is_only(const struct mgd_replicas *r, const struct mgd_replica *e) {
-  for (int32_t slot = r->sources[e->source].first; &r->slots[slot] != e; slot = r->slots[slot].sibling) {
-    if (r->slots[slot].device == e->device && r->slots[slot].extent == e->extent) {
-      return false;
-    }
-  }
-  return true;
-}
-
 /* Length of a source's chain if it holds only cached replicas of its own, else -1. */
 static int32_t chain_length(const struct mgd_replicas *r, int32_t source) {
-  int32_t length = 0;
+  int32_t length = 0, elder = -1;
   for (int32_t slot = r->sources[source].first; slot != -1; length++) {
-    bool inside = slot >= 0 && slot < r->size && length < r->size;
-    if (!inside || r->slots[slot].state != MGD_REPLICA_CACHED || r->slots[slot].source != source || !is_only(r, &r->slots[slot])) {
+    bool inside = slot >= 0 && slot < r->size && r->slots[slot].elder == elder;
+    if (!inside || r->slots[slot].state != MGD_REPLICA_CACHED || r->slots[slot].source != source) {
       return -1;
     }
+    elder = slot;
     slot = r->slots[slot].sibling;
   }
   return r->sources[source].open || length == 0 ? length : -1;
@@ -225,6 +215,39 @@ static bool are_sources_sound(const struct mgd_replicas *r, int32_t cached) {
   return chained == cached && closed == free_sources(r);
 }
 
+/* Length of a bucket's chain if it holds only cached replicas that hash to it, else -1. */
+static int32_t bucket_length(const struct mgd_replicas *r, int32_t bucket) {
+  int32_t length = 0;
+  for (int32_t slot = r->buckets[bucket]; slot != -1; length++) {
+    bool inside = slot >= 0 && slot < r->size && length < r->size;
+    const struct mgd_replica *e = inside ? &r->slots[slot] : NULL;
+    if (!e || e->state != MGD_REPLICA_CACHED || mgd_replica_bucket(r, e->source, e->device, e->extent) != bucket) {
+      return -1;
+    }
+    slot = e->collision;
+  }
+  return length;
+}
+
+/* The table holds every cached replica, and each is found: no twin is before it. */
+static bool is_table_sound(const struct mgd_replicas *r, int32_t cached) {
+  int32_t chained = 0;
+  for (int32_t bucket = 0; bucket < r->size; bucket++) {
+    int32_t length = bucket_length(r, bucket);
+    if (length < 0) {
+      return false;
+    }
+    chained += length;
+  }
+  for (int32_t slot = 0; slot < r->size; slot++) {
+    const struct mgd_replica *e = &r->slots[slot];
+    if (e->state == MGD_REPLICA_CACHED && mgd_replica_look_up(r, e->source, e->device, e->extent) != slot) {
+      return false;
+    }
+  }
+  return chained == cached;
+}
+
 /* Length of the list of the doomed, which must be somewhere, else -1. */
 static int32_t doomed_length(const struct mgd_machine *m) {
   const struct mgd_replicas *r = &m->replicas;
@@ -248,7 +271,8 @@ static bool are_replicas_sound(const struct mgd_machine *m) {
     }
     cached += length;
   }
-  return free >= 0 && doomed >= 0 && free + doomed + cached == r->size && are_sources_sound(r, cached);
+  bool complete = free >= 0 && doomed >= 0 && free + doomed + cached == r->size;
+  return complete && are_sources_sound(r, cached) && is_table_sound(r, cached);
 }
 
 /* ---- all of it */

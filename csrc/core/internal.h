@@ -79,6 +79,10 @@ int mgd_place_operands(struct mgd_machine *m, const struct mgd_operand *operands
  * no contiguous plan fits. */
 int mgd_place_layers(struct mgd_machine *m, const int64_t *bytes, const int64_t *border, size_t n, const int64_t *room, size_t devices, int *out);
 
+/* One by one in their order, each to the device that has most room left, the first among equals. NO_ROOM when one does
+ * not fit there. */
+int mgd_place_spread(struct mgd_machine *m, const int64_t *bytes, size_t n, const int64_t *room, size_t devices, int *out);
+
 /* ---- admit.c: reservations with deadlines; decides, never sleeps */
 /* Grants at once (OK), queues first come first served per device (WAIT: poll
  * with the ticket), or refuses what could never fit (NO_ROOM) and what has no

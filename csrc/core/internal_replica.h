@@ -22,7 +22,8 @@ enum mgd_replica_state {
 
 /* One copy. Invariants: a slot is in exactly the list that its state names; a
  * source's chain holds exactly its cached replicas, of which no two have the same
- * device and extent; bytes >= 0, and count as REPLICA of the device until reaped. */
+ * device and extent; a bucket's chain holds exactly the cached replicas that hash
+ * to it; bytes >= 0, and count as REPLICA of the device until reaped. */
 struct mgd_replica {
   enum mgd_replica_state state;
   int device;
@@ -30,7 +31,8 @@ struct mgd_replica {
   uint64_t extent;
   int32_t source;         /* slot of the source, while cached */
   int32_t next, previous; /* neighbours in the list */
-  int32_t sibling;        /* next cached replica of the same source, -1 at the end */
+  int32_t sibling, elder; /* neighbours in the source's chain, the newest is first; -1 at an end */
+  int32_t collision;      /* next in the bucket's chain, -1 at the end */
 };
 
 /* A storage with copies. Invariants: it is open or in the chain of free slots,
@@ -45,7 +47,8 @@ struct mgd_source {
 
 struct mgd_replicas {
   struct mgd_replica *slots;
-  int32_t size;
+  int32_t *buckets; /* by source, device and extent: the first cached replica, -1 when there is none */
+  int32_t size;     /* of both, a power of two, 0 at first */
   struct mgd_replica_list free, doomed;
   struct mgd_source *sources;
   int32_t source_size;
@@ -55,6 +58,9 @@ struct mgd_replicas {
 
 /* ---- replica.c */
 void mgd_replica_init(struct mgd_replicas *r);
+/* The cached replica, or -1. */
+int32_t mgd_replica_look_up(const struct mgd_replicas *r, int32_t source, int device, uint64_t extent);
+int32_t mgd_replica_bucket(const struct mgd_replicas *r, int32_t source, int device, uint64_t extent); /* size > 0 */
 int64_t mgd_replica_limit_locked(const struct mgd_machine *m, int device); /* bytes that the device may keep */
 void mgd_replica_shrink_locked(struct mgd_machine *m, int device);         /* keeps to that limit, which may have fallen */
 bool mgd_replica_busy_locked(const struct mgd_machine *m, int above); /* replicas, cached or doomed, on devices above that id */

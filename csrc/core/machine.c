@@ -81,6 +81,7 @@ void mgd_machine_destroy(struct mgd_machine *m) {
   (void)pthread_mutex_destroy(&m->mutex);
   mgd_alloc_free(m->claims.slots);
   mgd_alloc_free(m->replicas.slots);
+  mgd_alloc_free(m->replicas.buckets);
   mgd_alloc_free(m->replicas.sources);
   mgd_alloc_free(m->trace.ring);
   mgd_alloc_free(m);

@@ -16,6 +16,8 @@
 #include "arithmetic.h"
 #include "internal_machine.h"
 
+#include <string.h>
+
 __extension__ typedef __int128 wide; /* holds the product of two int64_t */
 
 /* How good a plan for some first layers is; smaller is better except `used`. */
@@ -300,5 +302,48 @@ int mgd_place_layers(struct mgd_machine *m, const int64_t *bytes, const int64_t 
     write_plan(&p, n, out);
   }
   close_problem(&p);
+  return code;
+}
+
+static size_t roomiest(const int64_t *left, size_t devices) {
+  size_t best = 0;
+  for (size_t j = 1; j < devices; j++) {
+    if (left[j] > left[best]) {
+      best = j;
+    }
+  }
+  return best;
+}
+
+/* Writes nothing while out is NULL: a plan is tried before it is given. */
+static int spread(const int64_t *bytes, size_t n, const int64_t *room, size_t devices, int64_t *left, int *out) {
+  memcpy(left, room, devices * sizeof *left);
+  for (size_t i = 0; i < n; i++) {
+    size_t to = roomiest(left, devices);
+    if (bytes[i] > left[to]) {
+      return MGD_E_NO_ROOM;
+    }
+    left[to] -= bytes[i];
+    if (out) {
+      out[i] = (int)to;
+    }
+  }
+  return MGD_OK;
+}
+
+int mgd_place_spread(struct mgd_machine *m, const int64_t *bytes, size_t n, const int64_t *room, size_t devices, int *out) {
+  int code = validate(bytes, NULL, n, room, devices);
+  if (code != MGD_OK) {
+    return code;
+  }
+  int64_t *left = mgd_alloc_new(&m->alloc, devices, sizeof *left);
+  if (!left) {
+    return MGD_E_NOMEM;
+  }
+  code = spread(bytes, n, room, devices, left, NULL);
+  if (code == MGD_OK) {
+    code = spread(bytes, n, room, devices, left, out);
+  }
+  mgd_alloc_free(left);
   return code;
 }

@@ -30,21 +30,78 @@ void mgd_replica_init(struct mgd_replicas *r) {
   r->first_free_source = NO_SLOT;
 }
 
+/* ---- the table of cached replicas: a storage may have very many parts */
+
+/* Multiplicative hashing (Knuth, The Art of Computer Programming 3, 6.4): the upper half is well mixed. */
+int32_t mgd_replica_bucket(const struct mgd_replicas *r, int32_t source, int device, uint64_t extent) {
+  uint64_t key = extent ^ (uint64_t)((int64_t)source * MGD_MAX_DEVICES + device) * 0xbf58476d1ce4e5b9u;
+  return (int32_t)((key * 0x9e3779b97f4a7c15u >> 32) & (uint64_t)(r->size - 1));
+}
+
+static bool is_copy(const struct mgd_replica *e, int32_t source, int device, uint64_t extent) {
+  return e->source == source && e->device == device && e->extent == extent;
+}
+
+int32_t mgd_replica_look_up(const struct mgd_replicas *r, int32_t source, int device, uint64_t extent) {
+  int32_t slot = r->size ? r->buckets[mgd_replica_bucket(r, source, device, extent)] : NO_SLOT;
+  while (slot != NO_SLOT && !is_copy(&r->slots[slot], source, device, extent)) {
+    slot = r->slots[slot].collision;
+  }
+  return slot;
+}
+
+static void put_in_bucket(struct mgd_replicas *r, int32_t slot) {
+  struct mgd_replica *e = &r->slots[slot];
+  int32_t *first = &r->buckets[mgd_replica_bucket(r, e->source, e->device, e->extent)];
+  e->collision = *first;
+  *first = slot;
+}
+
+static void take_from_bucket(struct mgd_replicas *r, int32_t slot) {
+  const struct mgd_replica *e = &r->slots[slot];
+  int32_t *link = &r->buckets[mgd_replica_bucket(r, e->source, e->device, e->extent)];
+  while (*link != slot) {
+    link = &r->slots[*link].collision;
+  }
+  *link = e->collision;
+}
+
+/* After the size has changed. */
+static void fill_buckets(struct mgd_replicas *r) {
+  for (int32_t i = 0; i < r->size; i++) {
+    r->buckets[i] = NO_SLOT;
+  }
+  for (int32_t i = 0; i < r->size; i++) {
+    if (r->slots[i].state == MGD_REPLICA_CACHED) {
+      put_in_bucket(r, i);
+    }
+  }
+}
+
+/* Larger buckets do no harm when the slots then fail to grow. */
 static int grow_slots(struct mgd_machine *m) {
   struct mgd_replicas *r = &m->replicas;
   int32_t size = r->size ? r->size * 2 : 64;
+  int32_t *buckets = mgd_alloc_resize(&m->alloc, r->buckets, (size_t)size, sizeof *buckets);
+  if (!buckets) {
+    return MGD_E_NOMEM;
+  }
+  r->buckets = buckets;
   struct mgd_replica *slots = mgd_alloc_resize(&m->alloc, r->slots, (size_t)size, sizeof *slots);
   if (!slots) {
     return MGD_E_NOMEM;
   }
   r->slots = slots;
   for (int32_t i = r->size; i < size; i++) {
-    slots[i] = (struct mgd_replica){.state = MGD_REPLICA_FREE, .sibling = NO_SLOT};
+    slots[i] = (struct mgd_replica){.state = MGD_REPLICA_FREE};
     append(r, &r->free, i);
   }
   r->size = size;
+  fill_buckets(r);
   return MGD_OK;
 }
+
+/* ---- sources */
 
 static int grow_sources(struct mgd_machine *m) {
   struct mgd_replicas *r = &m->replicas;
@@ -62,7 +119,7 @@ static int grow_sources(struct mgd_machine *m) {
   return MGD_OK;
 }
 
-/* ---- sources */
+static int32_t source_slot(const struct mgd_replicas *r, const struct mgd_source *s) { return (int32_t)(s - r->sources); }
 
 static struct mgd_source *find_source(struct mgd_machine *m, uint64_t id) {
   uint32_t position = (uint32_t)id;
@@ -77,11 +134,11 @@ static struct mgd_source *find_source(struct mgd_machine *m, uint64_t id) {
 static void doom(struct mgd_machine *m, int32_t slot) {
   struct mgd_replicas *r = &m->replicas;
   struct mgd_replica *e = &r->slots[slot];
-  int32_t *link = &r->sources[e->source].first;
-  while (*link != slot) {
-    link = &r->slots[*link].sibling;
+  *(e->elder == NO_SLOT ? &r->sources[e->source].first : &r->slots[e->elder].sibling) = e->sibling;
+  if (e->sibling != NO_SLOT) {
+    r->slots[e->sibling].elder = e->elder;
   }
-  *link = e->sibling;
+  take_from_bucket(r, slot);
   struct mgd_device *d = &m->devices[e->device];
   take_out(r, &d->kept, slot);
   d->kept_bytes -= e->bytes;
@@ -125,7 +182,7 @@ int mgd_source_close(struct mgd_machine *m, uint64_t source) {
     s->open = false;
     s->generation++;
     s->next = m->replicas.first_free_source;
-    m->replicas.first_free_source = (int32_t)(s - m->replicas.sources);
+    m->replicas.first_free_source = source_slot(&m->replicas, s);
   }
   return mgd_machine_leave(m, s ? MGD_OK : MGD_E_INVALID);
 }
@@ -151,14 +208,6 @@ int mgd_source_writes(struct mgd_machine *m, uint64_t source, uint64_t *writes) 
 
 /* ---- replicas */
 
-static int32_t look_up(const struct mgd_replicas *r, const struct mgd_source *s, int device, uint64_t extent) {
-  int32_t slot = s->first;
-  while (slot != NO_SLOT && (r->slots[slot].device != device || r->slots[slot].extent != extent)) {
-    slot = r->slots[slot].sibling;
-  }
-  return slot;
-}
-
 int64_t mgd_replica_limit_locked(const struct mgd_machine *m, int device) {
   const struct mgd_device *d = &m->devices[device];
   /* Below 1 the product stays below 2**63 even for INT64_MAX. */
@@ -171,7 +220,7 @@ void mgd_replica_shrink_locked(struct mgd_machine *m, int device) { shrink(m, de
 static void insert(struct mgd_machine *m, struct mgd_source *s, int device, uint64_t extent, int64_t bytes) {
   struct mgd_replicas *r = &m->replicas;
   struct mgd_device *d = &m->devices[device];
-  int32_t twin = look_up(r, s, device, extent);
+  int32_t twin = mgd_replica_look_up(r, source_slot(r, s), device, extent);
   if (twin != NO_SLOT) {
     doom(m, twin);
   }
@@ -182,10 +231,15 @@ static void insert(struct mgd_machine *m, struct mgd_source *s, int device, uint
                                         .device = device,
                                         .bytes = bytes,
                                         .extent = extent,
-                                        .source = (int32_t)(s - r->sources),
-                                        .sibling = s->first};
-  append(r, &d->kept, slot);
+                                        .source = source_slot(r, s),
+                                        .sibling = s->first,
+                                        .elder = NO_SLOT};
+  if (s->first != NO_SLOT) {
+    r->slots[s->first].elder = slot;
+  }
   s->first = slot;
+  put_in_bucket(r, slot);
+  append(r, &d->kept, slot);
   d->kept_bytes += bytes;
   mgd_ledger_move_locked(m, device, MGD_REPLICA, bytes);
 }
@@ -238,7 +292,7 @@ int mgd_replica_find(struct mgd_machine *m, uint64_t source, int device, uint64_
   struct mgd_replicas *r = &m->replicas;
   mgd_machine_enter(m);
   const struct mgd_source *s = find_source(m, source);
-  int32_t found = s ? look_up(r, s, device, extent) : NO_SLOT;
+  int32_t found = s ? mgd_replica_look_up(r, source_slot(r, s), device, extent) : NO_SLOT;
   if (found != NO_SLOT && is_shaken(r)) {
     doom(m, found);
     found = NO_SLOT;

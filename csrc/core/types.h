@@ -119,7 +119,8 @@ struct mgd_operand {
   X(DISPERSED, "it has the most free memory")                                   \
   X(PACKED, "it is the fullest device that still fits")                         \
   X(NO_ROOM, "no accelerator has room")                                         \
-  X(WRITE_BACK, "the operator wrote a copy, which goes home")
+  X(WRITE_BACK, "the operator wrote a copy, which goes home")                   \
+  X(TRAFFIC, "it is needed there in each round and nowhere at home")
 enum mgd_reason {
 #define X(name, text) MGD_WHY_##name,
   MGD_REASONS(X)

@@ -29,7 +29,6 @@ struct mgd_state {
   PyTypeObject *engine_type;
   int use_heuristic;
   int cuda_attached; /* nothing more to ask of managed._cuda */
-  unsigned long long moves; /* tensors moved in place, ever */
 };
 
 /* DeviceManager. Invariant: 0 <= reserved < 1, retry_limit >= 0,

@@ -7,14 +7,49 @@
  */
 #include "binding.h"
 
+static const char advice[] =
+    "managed: a hook or a custom backward gave a gradient on another device than the tensor that it belongs to. Let it return "
+    "gradient.to(old_gradient.device). Hooks of managed tensors (register_hook) and of managed modules need no such call if they are "
+    "registered after the tensor or module became managed; hooks of autograd nodes (grad_fn.register_hook, register_prehook) always do.";
+
 struct engine {
   PyObject_HEAD
   PyObject *wrapped;      /* strong: torch's engine */
   PyObject *run_backward; /* strong: its bound method */
 };
 
+static const char crossing[] =
+    "managed: a gradient that torch.func has wrapped went from one accelerator to another, where torch's engine asks for a storage that a "
+    "wrapper does not have. Custom autograd functions inside torch.func do that: bring their operands to one device with .to(device) first.";
+
+/* What torch says when a hook or a custom backward has changed a gradient's device. */
+static int is_about_devices(const char *text) {
+  return (strstr(text, "invalid gradient at index") && strstr(text, "expected device")) || (strstr(text, "hook '") && strstr(text, "has changed the type of value"));
+}
+
+/* Adds to the RuntimeError that is set what the user can do about it; leaves any other error alone. */
+static void advise(void) {
+  if (!PyErr_ExceptionMatches(PyExc_RuntimeError)) return;
+  PyObject *type, *value, *trace;
+  PyErr_Fetch(&type, &value, &trace);
+  PyErr_NormalizeException(&type, &value, &trace);
+  PyObject *text = value ? PyObject_Str(value) : NULL;
+  const char *utf8 = text ? PyUnicode_AsUTF8(text) : NULL;
+  const char *more = !utf8 ? NULL : is_about_devices(utf8) ? advice
+      : strstr(utf8, "Cannot access storage of")           ? crossing
+                                                           : NULL;
+  PyObject *args = more ? Py_BuildValue("(N)", PyUnicode_FromFormat("%U\n%s", text, more)) : NULL;
+  if (args) (void)PyObject_SetAttrString(value, "args", args);
+  Py_XDECREF(args);
+  Py_XDECREF(text);
+  PyErr_Clear();
+  PyErr_Restore(type, value, trace);
+}
+
 static PyObject *engine_run_backward(PyObject *self, PyObject *args, PyObject *kwargs) {
-  return mgd_torch_run_backward(((struct engine *)self)->run_backward, args, kwargs);
+  PyObject *result = mgd_torch_run_backward(((struct engine *)self)->run_backward, args, kwargs);
+  if (!result) advise();
+  return result;
 }
 
 static PyObject *engine_getattro(PyObject *self, PyObject *name) {

@@ -1,4 +1,5 @@
-/* tensor.c: ALL that importing managed adds to torch.Tensor, and nothing else:
+/* tensor.c: what importing managed adds to torch.Tensor, and nothing else (register_hook, a Python method, is
+ * wrapped in managed/_functions.py):
  *
  *   __class__               says ManagedTensor for a managed tensor
  *   pin(), unpin(), pinned  exist for managed tensors only
@@ -66,8 +67,10 @@ static PyObject *class_get(PyObject *self, void *unused) {
   return Py_NewRef(is_ours(self) ? patch.state->managed_tensor : (PyObject *)Py_TYPE(self));
 }
 
+/* Being managed is no type: `x.__class__ = y.__class__` with a managed y leaves x's type alone. torch.utils.swap_tensors does that. */
 static int class_set(PyObject *self, PyObject *value, void *unused) {
   (void)unused;
+  if (value && value == patch.state->managed_tensor) return 0;
   return Py_TYPE(patch.object_class)->tp_descr_set(patch.object_class, self, value);
 }
 

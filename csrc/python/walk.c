@@ -67,14 +67,36 @@ static PyObject *move(PyObject *module, PyObject *args) {
   const int fixed = mgd_torch_pinned(o);
   if (fixed > 0) mgd_errors_pinned(mgd_module_state(module), o, id);
   if (fixed || mgd_torch_move(o, id, (enum mgd_reason)why) < 0) return NULL;
-  mgd_module_state(module)->moves++;
   Py_RETURN_TRUE;
 }
 
 /* How many tensors have been moved in place so far; never goes back, unlike the trace's totals. */
 static PyObject *move_count(PyObject *module, PyObject *unused) {
+  (void)module;
   (void)unused;
-  return PyLong_FromUnsignedLongLong(mgd_module_state(module)->moves);
+  return PyLong_FromUnsignedLongLong(mgd_torch_move_count());
+}
+
+/* ---- gradients */
+
+static PyObject *bring_gradient(PyObject *module, PyObject *args) {
+  (void)module;
+  PyObject *gradient, *target;
+  return PyArg_ParseTuple(args, "OO:bring_gradient", &gradient, &target) ? mgd_torch_bring_gradient(gradient, target) : NULL;
+}
+
+static PyObject *gather_gradients(PyObject *module, PyObject *parameters) {
+  (void)module;
+  if (mgd_torch_gather_gradients(parameters) < 0) return NULL;
+  Py_RETURN_NONE;
+}
+
+static PyObject *above_functorch(PyObject *module, PyObject *o) {
+  (void)module;
+  const long change = PyLong_AsLong(o);
+  if (change == -1 && PyErr_Occurred()) return NULL;
+  mgd_torch_above_functorch(change < 0 ? -1 : 1);
+  Py_RETURN_NONE;
 }
 
 /* ---- plans */
@@ -105,14 +127,38 @@ static PyObject *plan_list(const int *plan, size_t n) {
   return list;
 }
 
+static PyObject *finish_plan(PyObject *module, int code, const int *out, size_t n, const char *attempted) {
+  if (code == MGD_OK) return plan_list(out, n);
+  if (code == MGD_E_NO_ROOM) Py_RETURN_NONE;
+  mgd_errors_raise(mgd_module_state(module), code, attempted);
+  return NULL;
+}
+
 static PyObject *plan(PyObject *module, const int64_t *bytes, const int64_t *border, size_t n, const int64_t *room, size_t devices) {
   int *out = PyMem_New(int, n + 1);
   if (!out) return PyErr_NoMemory();
   const int code = mgd_place_layers(mgd_torch_machine(), bytes, border, n, room, devices, out);
-  PyObject *result = code == MGD_OK ? plan_list(out, n) : code == MGD_E_NO_ROOM ? Py_NewRef(Py_None)
-                                                                                : NULL;
+  PyObject *result = finish_plan(module, code, out, n, "planning layers");
   PyMem_Free(out);
-  if (!result && !PyErr_Occurred()) mgd_errors_raise(mgd_module_state(module), code, "planning layers");
+  return result;
+}
+
+static PyObject *plan_spread(PyObject *module, PyObject *args) {
+  PyObject *sizes, *rooms, *result = NULL;
+  size_t n = 0, devices = 0;
+  int64_t *bytes = NULL, *room = NULL;
+  if (!PyArg_ParseTuple(args, "OO:plan_spread", &sizes, &rooms) || mgd_module_ready() < 0) return NULL;
+  if (!(bytes = byte_array(sizes, "a parameter", &n)) || !(room = byte_array(rooms, "room", &devices))) goto end;
+  if (n == 0 || devices == 0) {
+    result = n == 0 ? PyList_New(0) : Py_NewRef(Py_None);
+    goto end;
+  }
+  int *out = PyMem_New(int, n);
+  result = out ? finish_plan(module, mgd_place_spread(mgd_torch_machine(), bytes, n, room, devices, out), out, n, "planning parameters") : PyErr_NoMemory();
+  PyMem_Free(out);
+end:
+  PyMem_Free(bytes);
+  PyMem_Free(room);
   return result;
 }
 
@@ -158,9 +204,17 @@ PyMethodDef mgd_walk_methods[] = {
     {"move", move, METH_VARARGS,
      PyDoc_STR("move(tensor, device, reason=ASKED, /)\n--\n\nMoves the tensor itself and its .grad; False when it was there already.")},
     {"move_count", move_count, METH_NOARGS, PyDoc_STR("move_count()\n--\n\nHow many tensors have been moved in place so far.")},
+    {"bring_gradient", bring_gradient, METH_VARARGS,
+     PyDoc_STR("bring_gradient(gradient, device, /)\n--\n\nA managed gradient on the device, recorded by autograd; a plain one as it is.")},
+    {"gather_gradients", gather_gradients, METH_O,
+     PyDoc_STR("gather_gradients(parameters, /)\n--\n\nPuts the .grad of each managed tensor of a list where the tensor is.")},
+    {"above_functorch", above_functorch, METH_O,
+     PyDoc_STR("above_functorch(change, /)\n--\n\nThis thread enters (1) or leaves (-1) a level of torch.func.grad.")},
     {"plan_layers", plan_layers, METH_VARARGS,
      PyDoc_STR("plan_layers(bytes, border, room, /)\n--\n\n"
                "Contiguous layers over devices: an index into `room` for each layer, or None when no contiguous plan fits.\n"
                "border[i] are the bytes that cross between layers i and i + 1; None means that all borders are alike.")},
+    {"plan_spread", plan_spread, METH_VARARGS,
+     PyDoc_STR("plan_spread(bytes, room, /)\n--\n\nEach by itself where most room is left: an index into `room` for each, or None when one does not fit.")},
     {"attach_sim", attach_sim, METH_VARARGS, PyDoc_STR("attach_sim(capsule, devices, /)\n--\n\nMakes the simulator's devices known.")},
     {NULL, NULL, 0, NULL}};

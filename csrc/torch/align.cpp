@@ -12,6 +12,7 @@
 
 #include "conflict.h"
 #include "devices.h"
+#include "move.h"
 #include "state.h"
 
 namespace managed {
@@ -103,6 +104,8 @@ Copy bring(const OpFacts& f, const Operand& o, c10::Device want, enum mgd_reason
     return *same;
   }
   const Cause cause{f.name.c_str(), MGD_EV_COPY, o.is(kHostOnly) ? MGD_WHY_REQUIRED : reason};
+  // A running statistic that is written elsewhere in each step had better live there.
+  if (hidden && settle(o.tensor, want, cause)) return {o.tensor.unsafeGetTensorImpl(), want, o.tensor};
   at::Tensor copy = written ? cross_written(o.tensor, want, hidden, cause) : o.is(kAliased) ? cross_alone(o.tensor, want, cause) : cross(o.tensor, want, cause);
   if (written) write_backs.push_back({o.tensor, copy, hidden});
   return {o.tensor.unsafeGetTensorImpl(), want, std::move(copy)};
@@ -205,6 +208,7 @@ void finish(WriteBacks& write_backs) {
     c10::AutoGradMode mode(!w.hidden && c10::GradMode::is_enabled());
     if (w.original.sizes() != w.copy.sizes()) w.original.resize_(w.copy.sizes());
     w.original.copy_(w.copy);
+    if (w.hidden) note_written_home(w.original);
     e.duration = now() - e.time;
     e.bytes = bytes_of(w.copy);
     e.kind = MGD_EV_WRITE_BACK;

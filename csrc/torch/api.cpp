@@ -2,6 +2,7 @@
 #include "api.h"
 
 #include "devices.h"
+#include "functorch.h"
 #include "guard.h"
 #include "hook.h"
 
@@ -9,6 +10,7 @@ int mgd_torch_init(void) {
   return managed::guarded([] {
     managed::create_machine();
     managed::register_hook();
+    managed::register_above_functorch();
     return 0;
   });
 }

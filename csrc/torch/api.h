@@ -63,6 +63,8 @@ PyObject *mgd_torch_to(PyObject *tensor, int device, int non_blocking, enum mgd_
 /* Moves the tensor itself (and its .grad) in place; object, ties and hooks stay. Refused for pinned tensors and non-leaves. */
 int mgd_torch_move(PyObject *tensor, int device, enum mgd_reason why);
 
+uint64_t mgd_torch_move_count(void); /* tensors moved in place so far; never goes back, unlike the trace's totals */
+
 /* ---- conflict.cpp */
 void mgd_torch_set_pin_conflict(PyObject *type); /* what operands pinned to different devices raise; keeps a reference */
 
@@ -73,8 +75,15 @@ PyObject *mgd_torch_counters(void);
 int mgd_torch_reset_counters(void);
 
 /* ---- engine.cpp */
-/* Runs the given callable (torch's _engine_run_backward) with the key included in TLS. */
+/* Runs the given callable (torch's run_backward) with the key included in TLS and root gradients where their roots are. */
 PyObject *mgd_torch_run_backward(PyObject *callable, PyObject *args, PyObject *kwargs);
+/* The gradient on the device, recorded by autograd and traced; itself where nothing that takes part is managed or it is there. */
+PyObject *mgd_torch_bring_gradient(PyObject *gradient, PyObject *device);
+/* Puts the .grad of each managed tensor of the list where its tensor is. */
+int mgd_torch_gather_gradients(PyObject *parameters);
+
+/* ---- functorch.cpp */
+void mgd_torch_above_functorch(int levels); /* +1 when this thread enters a level of torch.func.grad, -1 when it leaves one */
 
 #ifdef __cplusplus
 }

@@ -5,6 +5,7 @@
 #pragma once
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/edge.h>
+#include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/function.h>
 
 #include <memory>
@@ -37,5 +38,13 @@ NodePtr make_node(Args&&... args) {
   else
     return c10::make_intrusive<T>(std::forward<Args>(args)...);
 }
+
+// What torch.func.grad puts around a tensor, at::functorch::TensorWrapper. Its header includes one that torch does not
+// ship, so this is its beginning: the tensor inside is its first member.
+struct GradWrapper : c10::TensorImpl {
+  at::Tensor value;
+};
+inline bool is_grad_wrapper(const at::Tensor& t) { return t.key_set().has(c10::DispatchKey::FuncTorchGradWrapper); }
+inline const at::Tensor& wrapped_by(const at::Tensor& t) { return static_cast<const GradWrapper*>(t.unsafeGetTensorImpl())->value; }
 
 } // namespace managed

@@ -11,11 +11,14 @@
 
 #include "compat.h"
 #include "devices.h"
+#include "move.h"
 #include "replica.h"
 #include "state.h"
 
 namespace managed {
 namespace {
+
+bool records(const at::Tensor& t) { return c10::GradMode::is_enabled() && t.requires_grad(); }
 
 // Measures one copy and writes it into the trace.
 class Traced {
@@ -66,13 +69,25 @@ at::Tensor copy_values(const at::Tensor& t, c10::Device to, int64_t* bytes) {
 }
 
 // The way back of a crossing: the gradient goes to the device that the tensor left.
+// A leaf's state hears of it, because that tells whether the leaf should live elsewhere.
 struct TripHome : torch::autograd::Node {
-  explicit TripHome(c10::Device home) : home_(home) {}
+  TripHome(c10::Device home, c10::intrusive_ptr<TensorState> leaf) : home_(home), leaf_(std::move(leaf)) {
+    if (leaf_) leaf_->trips++;
+  }
+  ~TripHome() override {
+    returned();
+    if (leaf_) leaf_->trips--;
+  }
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
     torch::autograd::variable_list out(1);
     if (grads[0].defined()) out[0] = bring(grads[0]);
+    if (leaf_ && returned()) note_returned(*leaf_, next_edge(0).function);
     return out;
+  }
+
+  void used() {
+    if (leaf_ && !waiting_.exchange(true)) leaf_->waiting++;
   }
   std::string name() const override { return "ManagedCrossingBackward"; }
 
@@ -86,18 +101,29 @@ struct TripHome : torch::autograd::Node {
     return r;
   }
 
+  bool returned() {
+    const bool waited = waiting_.exchange(false);
+    if (waited) leaf_->waiting--;
+    return waited;
+  }
+
   c10::Device home_;
+  c10::intrusive_ptr<TensorState> leaf_; // null for what is no leaf
+  std::atomic<bool> waiting_{false};
 };
 
 NodePtr way_home(const at::Tensor& source, const at::Tensor& copy) {
-  NodePtr node = make_node<TripHome>(source.device());
+  c10::intrusive_ptr<TensorState> leaf;
+  if (source.is_leaf()) leaf = c10::intrusive_ptr<TensorState>::reclaim_copy(&make_state(source));
+  NodePtr node = make_node<TripHome>(source.device(), std::move(leaf));
   node->add_next_edge(torch::autograd::impl::gradient_edge(source));
   node->add_input_metadata(copy);
   return node;
 }
 
-void connect(const at::Tensor& source, const at::Tensor& copy) {
-  torch::autograd::impl::set_gradient_edge(copy, torch::autograd::Edge(way_home(source, copy), 0));
+void connect(const at::Tensor& copy, NodePtr node) {
+  static_cast<TripHome&>(*node).used();
+  torch::autograd::impl::set_gradient_edge(copy, torch::autograd::Edge(std::move(node), 0));
 }
 
 // All uses of one copy share one node, so that their gradients are summed where they arise and come home once.
@@ -106,10 +132,8 @@ void connect_shared(const at::Tensor& source, Replica& replica) {
     replica.trip_home = way_home(source, replica.values);
     keep_trip_home(replica, replica.trip_home);
   }
-  torch::autograd::impl::set_gradient_edge(replica.values, torch::autograd::Edge(replica.trip_home, 0));
+  connect(replica.values, replica.trip_home);
 }
-
-bool records(const at::Tensor& t) { return c10::GradMode::is_enabled() && t.requires_grad(); }
 
 bool has_hooks(torch::autograd::Node& n) {
   return !n.pre_hooks().empty() || !n.tensor_pre_hooks().empty() || !n.retains_grad_hooks().empty() || !n.post_hooks().empty();
@@ -156,7 +180,7 @@ bool needs_torch(const at::Tensor& t) {
 at::Tensor alias_of(const at::Tensor& t) {
   if (t.layout() == at::kStrided) return t.alias();
   at::Tensor r = t.detach(); // aten::alias knows strided tensors only
-  if (c10::GradMode::is_enabled() && t.requires_grad()) connect(t, r);
+  if (records(t)) connect(r, way_home(t, r));
   return r;
 }
 
@@ -179,9 +203,10 @@ at::Tensor cross_by_torch(const at::Tensor& t, c10::Device to, const Cause& caus
   return r;
 }
 
-Replica replica_of(const at::Tensor& t, c10::Device to, const Cause& cause) {
+// `through`: the view of t by which it is needed, if it is one. Undefined: t itself has moved there.
+Replica replica_of(const at::Tensor& t, c10::Device to, const Cause& cause, const at::Tensor& through) {
   Replica replica = find_replica(t, to);
-  if (replica.values.defined()) return replica;
+  if (replica.values.defined() || settle(t, to, cause, through)) return replica;
   Reading reading(t);
   return reading.keep(to, cross_values(t, to, cause));
 }
@@ -191,22 +216,31 @@ Replica replica_of(const at::Tensor& t, c10::Device to, const Cause& cause) {
 at::Tensor cross_alone(const at::Tensor& t, c10::Device to, const Cause& cause) {
   if (needs_torch(t)) return cross_by_torch(t, to, cause);
   at::Tensor r = cross_values(t, to, cause);
-  if (records(t)) connect(t, r);
+  if (records(t)) connect(r, way_home(t, r));
   return r;
 }
+
+namespace {
+
+at::Tensor cross_shared(const at::Tensor& t, c10::Device to, const Cause& cause, const at::Tensor& through) {
+  Replica replica = replica_of(t, to, cause, through);
+  if (!replica.values.defined()) return t;
+  if (records(t)) connect_shared(t, replica);
+  mark(replica.values);
+  return replica.values;
+}
+
+} // namespace
 
 at::Tensor cross(const at::Tensor& t, c10::Device to, const Cause& cause) {
   if (needs_torch(t)) return cross_by_torch(t, to, cause);
   if (t.layout() != at::kStrided || !may_keep(t)) return cross_alone(t, to, cause);
-  if (const at::Tensor base = shared_base(t); base.defined()) {
-    c10::AutoGradMode mode(records(t));
-    const at::Tensor there = cross(base, to, cause);
-    return there.as_strided(t.sizes(), t.strides(), t.storage_offset() - base.storage_offset() + there.storage_offset());
-  }
-  Replica replica = replica_of(t, to, cause);
-  if (records(t)) connect_shared(t, replica);
-  mark(replica.values);
-  return replica.values;
+  const at::Tensor base = shared_base(t);
+  if (!base.defined()) return cross_shared(t, to, cause, {});
+  c10::AutoGradMode mode(records(t));
+  const int64_t offset = t.storage_offset() - base.storage_offset();
+  const at::Tensor there = cross_shared(base, to, cause, t);
+  return there.as_strided(t.sizes(), t.strides(), offset + there.storage_offset());
 }
 
 } // namespace managed

@@ -15,7 +15,8 @@ struct Cause {
 
 // t's values on `to`, managed. With grad mode on, a gradient of the copy
 // arrives at t on t's own device. Expanded tensors cross once and stay expanded.
-// The copy is shared with all other uses of t there: nobody may write it.
+// The copy is shared with all other uses of t there: nobody may write it. A leaf
+// that is needed there alone may move instead; then the result is t itself.
 at::Tensor cross(const at::Tensor& t, c10::Device to, const Cause& cause);
 
 // The same as a copy of its own, for an operator that writes it or gives it out.

@@ -1,29 +1,104 @@
-// engine.cpp: the entry into the backward engine.
+// engine.cpp: the entry into the backward engine, and gradients that stand elsewhere.
 //
 // Autograd saves some outputs before the hook has marked them, so an operator
 // of the backward pass may have no managed operand at all. Including the key
 // in thread-local state for the whole pass covers it; the engine hands that
 // state to its own threads. Plain models are left alone.
+//
+// The engine checks that a gradient is on the device of what it belongs to as
+// soon as user code has handed it over, before any operator could move it. So
+// what comes from user code is brought along here, by a copy that autograd records.
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/Device.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/object_ptr.h>
 
 #include "api.h"
-#include "key.h"
+#include "crossing.h"
+#include "devices.h"
+#include "functorch.h"
+#include "guard.h"
+#include "hook.h"
 
+namespace managed {
 namespace {
 
-bool any_managed(PyObject* roots) {
-  if (!PyTuple_Check(roots)) return false;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(roots); i++)
-    if (mgd_torch_is_managed(PyTuple_GET_ITEM(roots, i))) return true;
+const Cause kGradient{"gradient", MGD_EV_COPY, MGD_WHY_REQUIRED};
+
+bool any_managed(PyObject* tensors) {
+  if (!PyTuple_Check(tensors)) return false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tensors); i++) {
+    PyObject* o = PyTuple_GET_ITEM(tensors, i);
+    if (THPVariable_Check(o) && holds_managed(THPVariable_Unpack(o))) return true;
+  }
   return false;
 }
 
+bool must_travel(const at::Tensor& gradient, c10::Device home) {
+  return gradient.defined() && gradient.device() != home && id_of(gradient.device()) >= 0 && id_of(home) >= 0 && !is_frozen();
+}
+
+// A new reference to the gradient, on `home`.
+PyObject* brought(PyObject* gradient, c10::Device home) {
+  const at::Tensor& g = THPVariable_Unpack(gradient);
+  if (!must_travel(g, home)) return Py_NewRef(gradient);
+  at::Tensor there;
+  {
+    NoGil no_gil;
+    there = cross(g, home, kGradient);
+  }
+  return THPVariable_Wrap(std::move(there));
+}
+
+// The arguments of run_backward, with each root gradient on the device of its root.
+PyObject* with_gradients_at_roots(PyObject* args) {
+  PyObject* roots = PyTuple_GET_ITEM(args, 0);
+  PyObject* given = PyTuple_GET_SIZE(args) > 1 ? PyTuple_GET_ITEM(args, 1) : nullptr;
+  if (!given || !PyTuple_Check(given) || PyTuple_GET_SIZE(given) != PyTuple_GET_SIZE(roots)) return Py_NewRef(args);
+  THPObjectPtr all(PySequence_List(given));
+  for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(roots); i++) {
+    PyObject *root = PyTuple_GET_ITEM(roots, i), *gradient = PyTuple_GET_ITEM(given, i);
+    if (!THPVariable_Check(root) || !THPVariable_Check(gradient)) continue; // a GradientEdge, or None
+    PyObject* there = brought(gradient, THPVariable_Unpack(root).device());
+    if (!there || PyList_SetItem(all, i, there) < 0) return nullptr;
+  }
+  THPObjectPtr gradients(all ? PyList_AsTuple(all) : nullptr);
+  THPObjectPtr rest(PyTuple_GetSlice(args, 2, PyTuple_GET_SIZE(args)));
+  THPObjectPtr head(gradients ? PyTuple_Pack(2, roots, gradients.get()) : nullptr);
+  return head && rest ? PySequence_Concat(head, rest) : nullptr;
+}
+
 } // namespace
+} // namespace managed
+
+using namespace managed;
 
 PyObject* mgd_torch_run_backward(PyObject* callable, PyObject* args, PyObject* kwargs) {
   PyObject* roots = PyTuple_GET_SIZE(args) > 0 ? PyTuple_GET_ITEM(args, 0) : nullptr;
   if (!roots || !any_managed(roots)) return PyObject_Call(callable, args, kwargs);
-  c10::impl::IncludeDispatchKeyGuard managed_everywhere(managed::kKey);
-  return PyObject_Call(callable, args, kwargs);
+  c10::impl::IncludeDispatchKeyGuard managed_everywhere(kKey);
+  THPObjectPtr aligned(guarded([&] { return with_gradients_at_roots(args); }));
+  return aligned ? PyObject_Call(callable, aligned, kwargs) : nullptr;
+}
+
+PyObject* mgd_torch_bring_gradient(PyObject* gradient, PyObject* device) {
+  return guarded([&]() -> PyObject* {
+    TORCH_CHECK_TYPE(THPVariable_Check(gradient) && THPDevice_Check(device), "managed: expected a tensor and a torch.device");
+    if (!holds_managed(THPVariable_Unpack(gradient))) return Py_NewRef(gradient);
+    return brought(gradient, reinterpret_cast<THPDevice*>(device)->device);
+  });
+}
+
+int mgd_torch_gather_gradients(PyObject* parameters) {
+  return guarded([&] {
+    TORCH_CHECK_TYPE(PyList_Check(parameters), "managed: expected a list of tensors");
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(parameters); i++) {
+      if (!THPVariable_Check(PyList_GET_ITEM(parameters, i))) continue;
+      const at::Tensor t = THPVariable_Unpack(PyList_GET_ITEM(parameters, i));
+      if (!has_key(t.unsafeGetTensorImpl()) || !t.is_leaf() || !must_travel(t.grad(), t.device())) continue;
+      NoGil no_gil;
+      t.mutable_grad() = cross_values(t.grad(), t.device(), kGradient);
+    }
+    return 0;
+  });
 }

@@ -146,10 +146,19 @@ void register_operator(c10::Dispatcher& dispatcher, const c10::OperatorName& nam
   kept.push_back(dispatcher.registerImpl(name, kKey, std::move(kernel), std::nullopt, nullptr, "managed"));
 }
 
+// Strided bytes on some device. Torch counts CPU and CUDA tensors as one kind here, and simulated ones as another.
+bool is_dense(c10::DispatchKeySet ks) {
+  constexpr c10::DispatchKeySet wrappers({c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper,
+                                          c10::DispatchKey::Functionalize});
+  constexpr c10::DispatchKeySet backends({c10::BackendComponent::CPUBit, c10::BackendComponent::CUDABit, c10::BackendComponent::PrivateUse1Bit});
+  return ks.has_any(c10::DispatchKeySet(c10::DispatchKey::Dense)) && ks.has_any(backends) && !ks.has_any(wrappers);
+}
+
 // `x.data = y` asks whether the two key sets allow it. Ours says nothing about
-// layout or device, so it must not make them differ.
+// layout, so it must not make them differ; nor must the kind of accelerator.
 bool same_kind(const at::Tensor& self, const at::Tensor& from) {
   const c10::DispatchKeySet ks = from.key_set();
+  if (is_dense(self.key_set()) && is_dense(ks)) return true;
   return self.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(has_key(self.unsafeGetTensorImpl()) ? ks.add(kKey) : ks.remove(kKey));
 }
 constexpr auto kSameKind = "aten::_has_compatible_shallow_copy_type";
@@ -175,6 +184,12 @@ void call_aligned(const c10::OperatorHandle& op, const OpFacts& f, torch::jit::S
   } restore;
   aligned_call = &f;
   op.callBoxed(&stack);
+}
+
+bool is_frozen() { return frozen; }
+
+bool align_call(const c10::OperatorHandle& op, torch::jit::Stack& stack, const OpFacts& f) {
+  return !just_aligned(f) && !together(f, stack, stack.size() - f.arguments) && !frozen && realign(op, stack, f);
 }
 
 void chokepoint(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {

@@ -35,6 +35,10 @@ bool is_typed(const std::string& name);
 void chokepoint(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f);
 void boxed(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack* stack); // looks the facts up
 
+// Alignment alone, for a hook above others: runs the call aligned; false when its operands are together and it may go on.
+bool align_call(const c10::OperatorHandle& op, torch::jit::Stack& stack, const OpFacts& f);
+bool is_frozen(); // nothing may be copied in this thread
+
 // Calls op from the top with operands that need no second look.
 void call_aligned(const c10::OperatorHandle& op, const OpFacts& f, torch::jit::Stack& stack);
 

@@ -10,6 +10,10 @@ namespace managed {
 
 constexpr c10::DispatchKey kKey = c10::DispatchKey::DeferredInit;
 
+// Above functorch's front mode, included by us in threads that run torch.func.grad
+// and its kin (functorch.cpp); no tensor carries it.
+constexpr c10::DispatchKey kAboveFunctorch = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
+
 // TensorImpl keeps its key set protected; a pointer to member taken through a
 // derived struct is the legal way in.
 struct KeySetAccess : c10::TensorImpl {

@@ -1,6 +1,7 @@
-// move.cpp: what the program asks for by name: a managed alias, a copy on a
-// device, and the move of a tensor in place that keeps its Python object, ties,
-// hooks and optimizers.
+// move.cpp: the move of a tensor in place, which keeps its Python object, ties,
+// hooks and optimizers, whether the program asks for it or the tensor's traffic
+// does; and the other things that a program asks for by name: a managed alias and
+// a copy on a device.
 //
 // Torch's own `p.data = other` refuses CPU -> PrivateUse1 and leaves .grad
 // behind, so the in-place move shallow-copies the metadata itself.
@@ -11,14 +12,27 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "move.h"
+
+#include <c10/core/GradMode.h>
+
+#include <atomic>
+#include <mutex>
+
 #include "api.h"
-#include "crossing.h"
 #include "devices.h"
 #include "guard.h"
 #include "state.h"
 
 namespace managed {
 namespace {
+
+std::atomic<uint64_t> moves{0}; // tensors moved in place so far
+
+std::mutex& traffic_mutex() {
+  static auto* mutex = new std::mutex; // never destroyed, like all that tensors may reach when the process ends
+  return *mutex;
+}
 
 // Stands before an accumulator whose tensor has moved since its graph was made:
 // the tensor's own gradient still arrives where it was, and goes on to where it
@@ -64,21 +78,82 @@ void check_movable(const at::Tensor& t, c10::Device to) {
   TORCH_CHECK(!t.is_view(), "managed: a view does not move in place, its base would stay behind. Use .to(", to, ") for a copy");
 }
 
-void move(const at::Tensor& t, c10::Device to, enum mgd_reason why) {
+void note_moved(const at::Tensor& t) {
+  moves++;
+  TensorState* s = state_of(t);
+  std::lock_guard<std::mutex> lock(traffic_mutex());
+  if (s) mgd_traffic_moved(&s->traffic);
+}
+
+long holders(const NodePtr& node) { return static_cast<long>(node.use_count()); }
+
+// Whether all that leads to the accumulator are trips home. `others`: who else is
+// known to hold it, the caller's own pointer included.
+bool only_trips(const NodePtr& accumulator, const TensorState& s, long others) { return holders(accumulator) <= s.trips + others; }
+
+// A graph that still waits for its backward pass must find the leaf where it left it.
+bool is_at_rest(const at::Tensor& t, const TensorState& s, bool viewed) {
+  auto* meta = torch::autograd::impl::get_autograd_meta(t);
+  if (!meta || !t.requires_grad()) return true;
+  std::lock_guard<std::mutex> lock(meta->mutex_);
+  const auto accumulator = meta->grad_accumulator_.lock();
+  return !accumulator || (s.waiting == 0 && only_trips(accumulator, s, viewed ? 2 : 1));
+}
+
+// Nobody but t knows the bytes. The view by which t is needed does not count
+// unless the program holds it: it is a temporary of a composite operator.
+bool owns_alone(const at::Tensor& t, const at::Tensor& through) {
+  const bool held = through.defined() && through.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
+  return !held && t.storage().use_count() == (through.defined() ? 2u : 1u);
+}
+
+// With its gradient and two states of an optimizer.
+bool has_room(const at::Tensor& t, c10::Device to) {
+  observe();
+  mgd_usage usage;
+  return mgd_ledger_usage(machine(), id_of(to), &usage) == MGD_OK && usage.free / 4 >= bytes_of(t);
+}
+
+} // namespace
+
+void move(const at::Tensor& t, c10::Device to, const Cause& cause) {
   if (t.device() == to) return;
   check_movable(t, to);
-  const Cause cause{"move", MGD_EV_MOVE, why};
   const at::Tensor& grad = t.grad();
   // Both copies are made before either tensor changes: an OutOfMemoryError leaves everything as it was.
   at::Tensor new_values = cross_values(t, to, cause), new_grad;
-  if (grad.defined() && grad.device() != to) new_grad = cross(grad, to, cause);
+  if (grad.defined() && grad.device() != to) new_grad = cross_alone(grad, to, cause);
   take_over(t, new_values);
+  note_moved(t);
   if (!new_grad.defined()) return;
   if (grad.is_leaf()) take_over(grad, new_grad);
   else t.mutable_grad() = new_grad;
 }
 
-} // namespace
+bool settle(const at::Tensor& t, c10::Device to, const Cause& cause, const at::Tensor& through) {
+  TensorState* s = state_of(t);
+  if (!s || !t.is_leaf() || t.is_view() || t.is_inference()) return false;
+  {
+    std::lock_guard<std::mutex> lock(traffic_mutex());
+    if (!mgd_traffic_needed(&s->traffic, id_of(to))) return false;
+  }
+  if (is_pinned(t) || !owns_alone(t, through) || !is_at_rest(t, *s, through.defined()) || !has_room(t, to)) return false;
+  move(t, to, {cause.operator_name, MGD_EV_MOVE, MGD_WHY_TRAFFIC});
+  return true;
+}
+
+void note_returned(TensorState& s, const NodePtr& accumulator) {
+  const bool idle = only_trips(accumulator, s, 0);
+  std::lock_guard<std::mutex> lock(traffic_mutex());
+  mgd_traffic_returned(&s.traffic, idle);
+}
+
+void note_written_home(const at::Tensor& t) {
+  TensorState& s = make_state(t);
+  std::lock_guard<std::mutex> lock(traffic_mutex());
+  mgd_traffic_returned(&s.traffic, true);
+}
+
 } // namespace managed
 
 using namespace managed;
@@ -126,7 +201,9 @@ PyObject* mgd_torch_to(PyObject* o, int device, int non_blocking, enum mgd_reaso
 int mgd_torch_move(PyObject* o, int device, enum mgd_reason why) {
   return guarded([&] {
     NoGil no_gil;
-    move(THPVariable_Unpack(o), device_of(device), why);
+    move(THPVariable_Unpack(o), device_of(device), {"move", MGD_EV_MOVE, why});
     return 0;
   });
 }
+
+uint64_t mgd_torch_move_count(void) { return moves; }

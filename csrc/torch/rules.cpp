@@ -32,7 +32,7 @@ constexpr std::array<std::string_view, 31> kAlignedWhole{
     "scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu",
     "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "tensor_split",
     "take_along_dim", "linalg_multi_dot", "cartesian_prod", "chain_matmul", "inner", "meshgrid",
-    "stft", "istft", "gradient", "conv1d", "conv2d", "conv3d",
+    "stft", "istft", "gradient", "_weight_norm", "conv1d", "conv2d", "conv3d",
     "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
     "cosine_embedding_loss", "kl_div", "poisson_nll_loss", "cov", "linalg_matrix_rank",
     "_weight_norm"};

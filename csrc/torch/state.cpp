@@ -7,6 +7,7 @@
 
 #include "api.h"
 #include "devices.h"
+#include "functorch.h"
 #include "guard.h"
 #include "replica.h"
 
@@ -67,6 +68,7 @@ TensorState& make_state(const at::Tensor& t) {
 }
 
 bool is_pinned(const at::Tensor& t) {
+  if (C10_UNLIKELY(is_wrapped(t))) return is_pinned(innermost(t));
   if (TensorState* s = state_of(t)) return s->pinned.load(std::memory_order_relaxed);
   return t.is_view() && is_pinned(at::Tensor(t._base()));
 }

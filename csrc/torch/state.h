@@ -23,6 +23,9 @@ struct TensorState : c10::BackendMeta {
   std::atomic<bool> pinned{false};
   uint64_t object = 0;            // the id under which the trace knows it
   std::shared_ptr<Source> source; // its storage's copies on other devices; guarded by replica.cpp's mutex
+  mgd_traffic traffic{};          // of a leaf; guarded by move.cpp's mutex
+  std::atomic<int> trips{0};      // trips home in living graphs
+  std::atomic<int> waiting{0};    // of these, those whose gradient has not come since their last use
 };
 
 TensorState* state_of(const at::Tensor& t); // null when it has none

@@ -252,8 +252,29 @@ static void chains_of_sources(void) {
   EXPECT_BROKEN(m, e[OTHER].source, none);
   EXPECT_BROKEN(m, e[OLDER].source, second);
   EXPECT_BROKEN(m, e[NEWER].extent, same); /* a twin of the older one */
+  EXPECT_BROKEN(m, e[OLDER].elder, end);
+  EXPECT_BROKEN(m, e[FAR].elder, astray);
   EXPECT_BROKEN(m, r->sources[1].open, no);
   EXPECT_BROKEN(m, r->sources[2].open, yes);
+  mgd_machine_destroy(m);
+}
+
+static void buckets(void) {
+  struct mgd_machine *m = copying_machine();
+  struct mgd_replicas *r = &m->replicas;
+  struct mgd_replica *e = r->slots;
+  int32_t *first = &r->buckets[mgd_replica_bucket(r, e[OTHER].source, e[OTHER].device, e[OTHER].extent)];
+  const int32_t older = OLDER, other = OTHER, doomed = DOOMED, unused = UNUSED;
+  const uint64_t elsewhere_to_look = 99;
+  EXPECT_BROKEN(m, *first, end); /* never found again */
+  EXPECT_BROKEN(m, *first, astray);
+  EXPECT_BROKEN(m, *first, below);
+  EXPECT_BROKEN(m, *first, older);
+  EXPECT_BROKEN(m, *first, doomed);
+  EXPECT_BROKEN(m, *first, unused);
+  EXPECT_BROKEN(m, e[OTHER].collision, other); /* a ring */
+  EXPECT_BROKEN(m, e[OTHER].collision, older);
+  EXPECT_BROKEN(m, e[OTHER].extent, elsewhere_to_look);
   mgd_machine_destroy(m);
 }
 
@@ -320,6 +341,7 @@ int main(void) {
   bytes_of_replicas();
   lists_of_replicas();
   chains_of_sources();
+  buckets();
   free_sources();
   the_clock();
   return 0;

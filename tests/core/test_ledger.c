@@ -112,6 +112,18 @@ static void a_sum_beyond_int64_overflows_and_changes_nothing(void) {
   mgd_machine_destroy(m);
 }
 
+/* What admission promised counts in that sum, and no driver knows of it. */
+static void promises_and_observations_overflow_together(void) {
+  struct mgd_machine *m = new_machine(1, INT64_MAX);
+  struct mgd_ticket most = {0};
+  EXPECT_OK(mgd_admit_request(m, 1, INT64_MAX - 5, 0.0, 0, 0, &most));
+  EXPECT_CODE(mgd_ledger_observe(m, 1, 6, 0), MGD_E_OVERFLOW);
+  EXPECT_CODE(mgd_ledger_observe(m, 1, 5, 1), MGD_E_OVERFLOW);
+  EXPECT(usage_of(m, 1).used == INT64_MAX - 5);
+  EXPECT_OK(mgd_ledger_observe(m, 1, 4, 1));
+  mgd_machine_destroy(m);
+}
+
 int main(void) {
   bytes_are_counted_by_owner();
   the_peak_is_the_highest_use_since_its_reset();
@@ -120,5 +132,6 @@ int main(void) {
   a_device_may_hold_more_than_its_capacity_and_free_is_then_zero();
   nonsense_is_refused_and_changes_nothing();
   a_sum_beyond_int64_overflows_and_changes_nothing();
+  promises_and_observations_overflow_together();
   return 0;
 }

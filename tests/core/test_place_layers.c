@@ -261,6 +261,21 @@ static void large_case(const char *what, size_t devices, int64_t first, bool bor
   mgd_machine_destroy(m);
 }
 
+static void each_alone_goes_where_most_room_is_left(void) {
+  struct mgd_machine *m = NULL;
+  int out[4];
+  EXPECT_OK(mgd_machine_create(NULL, &m));
+  const int64_t bytes[] = {5, 5, 5, 1}, even[] = {10, 10}, uneven[] = {4, 12}, scarce[] = {6, 9}, negative[] = {-1, 1};
+  EXPECT_OK(mgd_place_spread(m, bytes, 4, even, 2, out)); /* ties: the first */
+  EXPECT(out[0] == 0 && out[1] == 1 && out[2] == 0 && out[3] == 1);
+  EXPECT_OK(mgd_place_spread(m, bytes, 2, uneven, 2, out));
+  EXPECT(out[0] == 1 && out[1] == 1);
+  EXPECT(mgd_place_spread(m, bytes, 3, scarce, 2, out) == MGD_E_NO_ROOM);
+  EXPECT(out[0] == 1 && out[1] == 1); /* untouched */
+  EXPECT(mgd_place_spread(m, negative, 2, even, 2, out) != MGD_OK);
+  mgd_machine_destroy(m);
+}
+
 int main(int argc, char **argv) {
   uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
   int64_t steps = argc > 2 ? strtoll(argv[2], NULL, 10) : 1000000;
@@ -272,6 +287,7 @@ int main(int argc, char **argv) {
   one_byte_decides_even_among_huge_layers();
   impossible_and_meaningless_questions_are_refused();
   each_allocation_may_fail();
+  each_alone_goes_where_most_room_is_left();
   random_cases_equal_the_optimum(seed, steps / 20);
   if (steps >= 100000) { /* not under the slow tools */
     large_case("like layers", 16, 1000, true, seed);

@@ -217,6 +217,28 @@ static void there_is_no_end_of_sources_and_copies(void) {
   mgd_machine_destroy(m);
 }
 
+/* Parts of one storage are as many as there are views of it, and each is found at once. */
+static void one_source_may_have_a_hundred_thousand_parts(void) {
+  struct mgd_machine *m = new_machine(2, 100000000);
+  enum { PARTS = MGD_DEBUG >= 2 ? 1000 : 100000 }; /* where each transition looks at all of them, fewer */
+  uint64_t a = open_source(m);
+  for (int i = 0; i < PARTS; i++) {
+    EXPECT_INT(keep(m, a, 1 + i % 2, (uint64_t)i, 1), i);
+  }
+  for (int i = 0; i < PARTS; i++) {
+    EXPECT(is_kept(m, a, 1 + i % 2, (uint64_t)i, i));
+    EXPECT(!is_kept(m, a, 2 - i % 2, (uint64_t)i, -1));
+  }
+  EXPECT_OK(mgd_replica_make_room(m, 1, PARTS / 2)); /* the eldest first: the far end of the chain */
+  EXPECT_OK(mgd_source_written(m, a));
+  EXPECT_INT(replicas_on(m, 1) + replicas_on(m, 2), PARTS);
+  int32_t slot = -1, reaped = 0;
+  for (; mgd_replica_reap(m, &slot) == MGD_OK; reaped++) {
+  }
+  EXPECT_INT(reaped, PARTS);
+  mgd_machine_destroy(m);
+}
+
 static void devices_with_copies_are_not_removed(void) {
   struct mgd_machine *m = new_machine(2, 1000);
   uint64_t a = open_source(m);
@@ -251,9 +273,9 @@ static void what_cannot_be_kept_changes_nothing(void) {
   mgd_machine_destroy(m);
 }
 
-/* Memory for bookkeeping may fail at each of the four times that it is asked for. */
+/* Memory for bookkeeping may fail at each of the six times that it is asked for. */
 static void the_nth_allocation_fails_and_the_next_try_succeeds(void) {
-  for (int64_t n = 4; n <= 7; n++) { /* the first three make the machine */
+  for (int64_t n = 4; n <= 9; n++) { /* the first three make the machine */
     const struct mgd_config config = {.fail_allocation = n};
     struct mgd_machine *m = NULL;
     uint64_t source[65] = {0};
@@ -326,6 +348,7 @@ int main(void) {
   dropping_is_for_slots_that_are_there_and_happens_once();
   reaped_slots_are_used_again();
   there_is_no_end_of_sources_and_copies();
+  one_source_may_have_a_hundred_thousand_parts();
   devices_with_copies_are_not_removed();
   what_cannot_be_kept_changes_nothing();
   the_nth_allocation_fails_and_the_next_try_succeeds();

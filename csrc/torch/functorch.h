@@ -1,0 +1,19 @@
+// functorch.h: tensors that torch.func has wrapped, and the hook above its transforms.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include "key.h"
+
+namespace managed {
+
+// The tensor inside all of functorch's wrappers; itself when it is none.
+at::Tensor innermost(const at::Tensor& t);
+
+bool is_wrapped(const at::Tensor& t);
+
+// Whether the tensor, or what functorch has wrapped in it, is managed.
+bool holds_managed(const at::Tensor& t);
+
+void register_above_functorch(); // called by mgd_torch_init
+
+} // namespace managed

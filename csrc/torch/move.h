@@ -1,0 +1,23 @@
+// move.h: tensors that change their device and stay the objects they are.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include "compat.h"
+#include "crossing.h"
+#include "state.h"
+
+namespace managed {
+
+// Moves t itself, and its .grad; throws where it must not.
+void move(const at::Tensor& t, c10::Device to, const Cause& cause);
+
+// t is needed on `to` and no kept copy serves. Moves it there when its traffic
+// speaks for it and nobody can notice but by its device; returns whether it did.
+// `through`: the view of t by which it is needed, if it is one.
+bool settle(const at::Tensor& t, c10::Device to, const Cause& cause, const at::Tensor& through = {});
+
+// What came back of a leaf's copies: its gradient, on the way to its accumulator; or a copy that was written.
+void note_returned(TensorState& leaf, const NodePtr& accumulator);
+void note_written_home(const at::Tensor& t);
+
+} // namespace managed

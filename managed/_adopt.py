@@ -1,0 +1,73 @@
+"""Makes modules and what they hold managed, or leaves them as they were."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from managed import _walk
+from managed._backend import C
+from managed._classes import class_for
+
+__all__: list[str] = []
+
+
+def mark(tensor: torch.Tensor, undo: ExitStack | None = None) -> None:
+    """Makes the tensor and its gradient managed; a managed one may still lack its history."""
+    if not _walk.markable(tensor):
+        return
+    gradient = tensor.grad if tensor.is_leaf else None
+    for found in (tensor, gradient):
+        if found is None or not _walk.markable(found):
+            continue
+        if undo is not None and not C.is_managed(found):
+            undo.callback(C.unmark, found)
+        C.mark(found)
+
+
+def mark_own(module: nn.Module) -> None:
+    for slot in _walk.own_slots(module):
+        mark(slot.tensor)
+
+
+def mark_all(modules: list[nn.Module]) -> None:
+    """Walks again: a move may have replaced buffers."""
+    for slot in _walk.slots(modules):
+        mark(slot.tensor)
+
+
+def adopt(module: nn.Module, base: type[nn.Module], undo: ExitStack) -> None:
+    """Marks the module's own tensors and gives it its class, where its class can be subclassed.
+
+    `base` is ManagedModule. A lazy module takes on another class with its first forward pass, and
+    is adopted once more then.
+    """
+    if any(is_lazy(s.tensor) for s in _walk.own_slots(module)):
+        hooks = module._forward_pre_hooks.values()
+        if not any(isinstance(hook, _AdoptWhenReady) for hook in hooks):
+            undo.callback(module.register_forward_pre_hook(_AdoptWhenReady(base)).remove)
+    for slot in _walk.own_slots(module):
+        mark(slot.tensor, undo)
+    if isinstance(module, (base, torch.jit.ScriptModule)):
+        return
+    undo.callback(setattr, module, "__class__", type(module))
+    module.__class__ = class_for(module, base)
+
+
+class _AdoptWhenReady:
+    """A lazy module's first forward pass has just given its parameters their shapes."""
+
+    def __init__(self, base: type[nn.Module]) -> None:
+        self.base = base
+
+    def __call__(self, module: nn.Module, inputs: Any) -> None:
+        for key, hook in list(module._forward_pre_hooks.items()):
+            if hook is self:
+                del module._forward_pre_hooks[key]
+        with ExitStack() as undo:
+            adopt(module, self.base, undo)
+            undo.pop_all()

@@ -1,0 +1,299 @@
+"""Gradients that user code puts on another device: brought home, or refused with advice.
+
+Custom functions, hooks, root gradients, `.grad` itself. What torch.func does: test_functorch.py.
+"""
+
+import pickle
+
+import pytest
+import torch
+from scattered import assert_same_gradients, pair, step
+from torch import nn
+
+import managed
+from managed import ManagedModule, ManagedTensor
+
+X = torch.randn(4, generator=torch.Generator().manual_seed(2))
+
+
+def leaf(device, data=X):
+    return data.clone().to(device).as_subclass(ManagedTensor).requires_grad_()
+
+
+def at(device, data=X):
+    return data.clone().to(device).as_subclass(ManagedTensor)
+
+
+def check(tensor, expected):
+    assert tensor.grad.device == tensor.device
+    assert isinstance(tensor.grad, ManagedTensor)
+    assert torch.equal(tensor.grad.cpu(), expected)
+
+
+# ---- custom functions
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        return x * 2
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(context, gradient):
+        return gradient.to("sim:1") * 2
+
+
+class Product(torch.autograd.Function):
+    """In the newer form, with both gradients on a third device."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, y):
+        return x * y
+
+    @staticmethod
+    def setup_context(context, inputs, output):
+        context.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(context, gradient):
+        x, y = context.saved_tensors
+        return (gradient * y).to("sim:2"), (gradient * x).to("cpu")
+
+
+class Selected(torch.autograd.Function):
+    """Arguments that need no gradient in between, and None for one that would."""
+
+    @staticmethod
+    def forward(context, number, x, flag, y, z):
+        return x + y + z
+
+    @staticmethod
+    def backward(context, gradient):
+        return None, gradient.to("sim:2"), None, None, gradient.to("sim:3")
+
+
+def test_a_function_that_is_once_differentiable():
+    w = leaf("sim:0")
+    Doubled.apply(w).sum().backward()
+    check(w, torch.full((4,), 2.0))
+
+
+def test_a_function_with_a_context_of_its_own():
+    w, v = leaf("sim:0"), leaf("sim:1", X + 1)
+    Product.apply(w, v).sum().backward()
+    check(w, X + 1)
+    check(v, X)
+
+
+def test_none_among_the_gradients():
+    tensors = [leaf("sim:0"), leaf("sim:1"), leaf("sim:2")]
+    Selected.apply(3, tensors[0], torch.ones(1), *tensors[1:]).sum().backward()
+    check(tensors[0], torch.ones(4))
+    assert tensors[1].grad is None
+    check(tensors[2], torch.ones(4))
+    fixed = leaf("sim:2")
+    Selected.apply(3, at("sim:0"), None, at("sim:1"), fixed).sum().backward()
+    check(fixed, torch.ones(4))
+
+
+def test_a_function_under_vmap():
+    w, v = leaf("sim:0", torch.stack([X, X])), leaf("sim:1", torch.stack([X, X + 1]))
+    torch.vmap(Product.apply)(w, v).sum().backward()
+    check(w, torch.stack([X, X + 1]))
+    check(v, torch.stack([X, X]))
+
+
+def test_double_backward_of_a_function():
+    w, v = leaf("sim:0"), leaf("sim:1", X + 1)
+    gradients = torch.autograd.grad(Product.apply(w, v).sum(), (w, v), create_graph=True)
+    assert [g.device for g in gradients] == [w.device, v.device]
+    sum(g.square().sum().cpu() for g in gradients).backward()
+    check(w, 2 * X)
+    check(v, 2 * (X + 1))
+
+
+def test_what_a_function_sends_home_is_counted():
+    w = leaf("sim:0")
+    managed.stats(reset=True)
+    Doubled.apply(w).sum().backward()
+    assert managed.stats()["links"] == {"sim:0->sim:1": 16, "sim:1->sim:0": 16}
+
+
+# ---- hooks of tensors and modules
+
+
+@pytest.mark.parametrize("device", ["sim:1", "cpu"])
+@pytest.mark.parametrize("where", ["leaf", "inside", "root", "before a crossing"])
+def test_hooks_of_tensors(where, device):
+    w, v = leaf("sim:0"), at("sim:1", torch.full((400,), 3.0))
+    seen = []
+
+    def hook(gradient):
+        seen.append(str(gradient.device))
+        return gradient.to(device) * 2
+
+    if where == "leaf":
+        w.register_hook(hook)
+        out, expected = (w * 2).sum(), 4.0
+    elif where == "inside":
+        y = w * 2
+        handle = y.register_hook(hook)
+        y.retain_grad()
+        out, expected = y.sum(), 4.0
+        handle.remove()
+        y.register_hook(hook)
+    elif where == "root":
+        out, expected = (w * 2).sum(), 4.0
+        out.register_hook(hook)
+    else:
+        y = w * 2
+        y.register_hook(hook)
+        out, expected = (y.repeat(100) * v).sum(), 1200.0
+    out.backward()
+    check(w, torch.full((4,), expected))
+    assert seen == ["sim:0"]
+    if where == "inside":
+        assert y.grad.device == y.device
+
+
+def test_hooks_that_return_nothing_and_hooks_of_plain_tensors():
+    w, seen = leaf("sim:0"), []
+    w.register_hook(seen.append)
+    (w * 2).sum().backward()
+    check(w, torch.full((4,), 2.0))
+    plain = torch.ones(2, requires_grad=True)
+    plain.register_hook(seen.append)
+    assert list(plain._backward_hooks.values()) == [seen.append]
+
+
+def test_a_hook_after_accumulation():
+    w, seen = leaf("sim:0"), []
+    w.register_post_accumulate_grad_hook(lambda p: seen.append(str(p.grad.device)))
+    (w * at("sim:1", torch.full((4,), 2.0))).sum().backward()
+    check(w, torch.full((4,), 2.0))
+    assert seen == ["sim:0"]
+
+
+@pytest.mark.parametrize("device", ["sim:3", "cpu"])
+@pytest.mark.parametrize("pre", [False, True])
+def test_full_backward_hooks_of_modules(pre, device):
+    plain, net = pair()
+    for m in (plain, net):
+
+        def hook(module, *gradients, net=net, m=m):
+            return tuple(2 * g.to(device if m is net else "cpu") for g in gradients[0])
+
+        part = m.parts["last"]
+        register = part.register_full_backward_hook
+        (part.register_full_backward_pre_hook if pre else register)(hook)
+        step(m)
+    assert_same_gradients(plain, net)
+
+
+def passing(module, given, received):
+    return given
+
+
+def test_a_module_with_hooks_can_be_pickled():
+    net = ManagedModule.from_module(nn.Linear(2, 2))
+    net.register_full_backward_hook(passing)
+    other = pickle.loads(pickle.dumps(net))
+    x = torch.ones(1, 2, requires_grad=True)
+    other.cuda(1)(x).sum().backward()
+    assert x.grad is not None
+
+
+def nodes(register):
+    y = leaf("sim:0") * 2
+
+    def hook(gradients, *received):
+        return tuple(None if g is None else g.cpu() for g in gradients)
+
+    getattr(y.grad_fn, register)(hook)
+    return y.exp().sum()
+
+
+@pytest.mark.parametrize("register", ["register_hook", "register_prehook"])
+def test_hooks_of_nodes_are_refused_with_advice(register):
+    with pytest.raises(RuntimeError, match=r"changed the type(.|\n)*managed: .*gradient\.to\(old_"):
+        nodes(register).backward()
+
+
+def test_a_hook_from_before_is_refused_with_advice():
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    net[1].register_full_backward_hook(lambda module, given, received: (given[0].to("sim:3"),))
+    ManagedModule.from_module(net).cuda(0)
+    with pytest.raises(RuntimeError, match=r"expected device(.|\n)*after the tensor or module"):
+        net(X).sum().backward()
+    with pytest.raises(RuntimeError) as other:
+        torch.ones(2, requires_grad=True).as_subclass(ManagedTensor).backward()
+    assert "managed" not in str(other.value)
+
+
+# ---- gradients of roots
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim:1"])
+@pytest.mark.parametrize("kind", ["plain", "managed"])
+def test_root_gradients_come_from_anywhere(device, kind):
+    given = torch.full((4,), 3.0, device=device)
+    if kind == "managed":
+        given = given.as_subclass(ManagedTensor)
+    w = leaf("sim:0")
+    managed.stats(reset=True)
+    (w * 2).backward(gradient=given)
+    assert managed.stats()["copy"] == 1
+    check(w, torch.full((4,), 6.0))
+    w.backward(given)  # a root that is a leaf
+    check(w, torch.full((4,), 9.0))
+    (gradient,) = torch.autograd.grad(w * 2, w, grad_outputs=given)
+    assert gradient.device == w.device
+    with managed.frozen(), pytest.raises(RuntimeError, match="expected device"):
+        (w * 2).backward(given)
+
+
+def test_many_roots_and_none_among_their_gradients():
+    w, v = leaf("sim:0"), leaf("sim:1")
+    torch.autograd.backward([w * 2, v * 2, (w * 3).sum()], [torch.ones(4), torch.ones(4), None])
+    check(w, torch.full((4,), 5.0))
+    check(v, torch.full((4,), 2.0))
+
+
+def test_root_gradients_are_recorded():
+    w, v = leaf("sim:0"), leaf("sim:1", X + 1)
+    (g,) = torch.autograd.grad(w * w, w, grad_outputs=v, create_graph=True)
+    g.sum().backward()
+    check(v, 2 * X)
+    check(w, 2 * (X + 1))
+
+
+def test_batched_root_gradients():
+    w = leaf("sim:0")
+    (rows,) = torch.autograd.grad(w * 2, w, grad_outputs=torch.eye(4), is_grads_batched=True)
+    assert rows.device == w.device
+    assert torch.equal(rows.cpu(), 2 * torch.eye(4))
+
+
+def test_batched_root_gradients_of_a_graph_over_devices():
+    w, v = leaf("sim:0"), leaf("sim:1", X + 1)
+    options = {"grad_outputs": torch.eye(4), "is_grads_batched": True}
+    rows = torch.autograd.grad(w * v, (w, v), **options)
+    for row, tensor, expected in zip(rows, (w, v), (X + 1, X), strict=True):
+        assert row.device == tensor.device
+        assert torch.equal(row.cpu(), torch.diag(expected))
+
+
+# ---- .grad itself
+
+
+def test_a_gradient_is_assigned_where_the_tensor_is():
+    w = leaf("sim:0")
+    for wrong in (torch.ones(4), at("sim:1")):
+        with pytest.raises(RuntimeError, match="attempting to assign a gradient"):
+            w.grad = wrong
+    w.grad = torch.ones(4).to(w.device)
+    (w * 2).sum().backward()
+    assert torch.equal(w.grad.cpu(), torch.full((4,), 3.0))

@@ -1,0 +1,161 @@
+"""Optimizers of parameters over several devices: equal to plain, before and after moves."""
+
+import copy
+import io
+
+import pytest
+import torch
+from scattered import Model, assert_same, pair, scatter, step
+
+from managed import ManagedModule
+
+EVERY_FORM = ["Adagrad", "Adam", "AdamW", "SGD"]
+TWO_FORMS = ["ASGD", "Adadelta", "Adafactor", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop"]
+FORMS = [(name, form) for name in EVERY_FORM for form in ("foreach", "single", "fused")]
+FORMS += [(name, form) for name in TWO_FORMS for form in ("foreach", "single")]
+FORMS += [("Muon", "single")]
+
+
+def make(name, form, net):
+    options = {"foreach": form == "foreach"} | ({"fused": True} if form == "fused" else {})
+    if form == "fused":
+        del options["foreach"]
+    parameters = list(net.parameters())
+    if name == "Muon":  # takes matrices only, and has one form
+        parameters, options = [p for p in parameters if p.dim() == 2], {}
+    if name == "SGD":
+        options["momentum"] = 0.9
+    return getattr(torch.optim, name)(parameters, **options)
+
+
+def assert_state_is_at_home(optimizer):
+    for p, state in optimizer.state.items():
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor) and value.dim() > 0:
+                assert value.device == p.device, key
+
+
+@pytest.mark.parametrize(("name", "form"), FORMS)
+def test_an_optimizer_trains_as_plain_wherever_the_parameters_go(name, form):
+    plain, net = pair()
+    optimizers = [make(name, form, m) for m in (plain, net)]
+    moves = [lambda: net.cuda(disperse=True), lambda: net.cuda(2), net.cpu, lambda: scatter(net, 3)]
+    for i, move in enumerate([None, *moves]):
+        if move:
+            move()
+        for m, optimizer in zip((plain, net), optimizers, strict=True):
+            step(m, optimizer, i)
+        assert_same(plain, net)
+        assert_state_is_at_home(optimizers[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [("AdamW", "fused"), ("AdamW", "foreach"), ("SGD", "single"), ("Adafactor", "single")],
+)
+def test_a_loaded_state_stands_where_its_parameter_stands(name, form):
+    plain, net = pair()
+    optimizers = [make(name, form, m) for m in (plain, net)]
+    for m, optimizer in zip((plain, net), optimizers, strict=True):
+        step(m, optimizer)
+    file = io.BytesIO()
+    torch.save(optimizers[1].state_dict(), file)
+    assert b"managed" not in file.getvalue()
+    file.seek(0)
+    states = [
+        copy.deepcopy(optimizers[0].state_dict()),
+        torch.load(file, weights_only=True, map_location="cpu"),
+    ]
+    net.cuda(disperse=True)
+    for m, state in zip((plain, net), states, strict=True):
+        optimizer = make(name, form, m)
+        optimizer.load_state_dict(state)
+        if m is net:
+            assert_state_is_at_home(optimizer)
+        step(m, optimizer, 1)
+    assert_same(plain, net)
+
+
+def test_an_optimizer_made_before_the_module_is_managed_and_dispersed():
+    plain = Model()
+    net = copy.deepcopy(plain)
+    optimizers = [torch.optim.AdamW(m.parameters(), foreach=True) for m in (plain, net)]
+    for i in range(4):
+        if i == 1:
+            ManagedModule.from_module(net).cuda(disperse=True)
+        if i == 2:
+            net.cuda(disperse="parameters")
+        for m, optimizer in zip((plain, net), optimizers, strict=True):
+            step(m, optimizer, i)
+    assert_same(plain, net)
+
+
+def test_groups_that_are_added_later():
+    plain, net = pair()
+    optimizers = [torch.optim.AdamW([m.a.weight], foreach=True) for m in (plain, net)]
+    for i in range(3):
+        for m, optimizer in zip((plain, net), optimizers, strict=True):
+            if i == 1:
+                optimizer.add_param_group({"params": [m.b.weight, m.b.bias], "lr": 0.1})
+            step(m, optimizer, i)
+        net.cuda(disperse=True)
+    assert_same(plain, net)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"amsgrad": True, "foreach": True},
+        {"amsgrad": True, "fused": True},
+        {"maximize": True, "foreach": True},
+        {"lr": torch.tensor(0.01), "foreach": False},
+        {"lr": torch.tensor(0.01), "fused": True},
+    ],
+    ids=str,
+)
+def test_options_of_adamw(options):
+    plain, net = pair()
+    optimizers = [torch.optim.AdamW(m.parameters(), **options) for m in (plain, net)]
+    for i in range(3):
+        for m, optimizer in zip((plain, net), optimizers, strict=True):
+            step(m, optimizer, i)
+        net.cuda(disperse=i == 0)
+    assert_same(plain, net)
+
+
+def test_lbfgs():
+    """Its state is vectors over all parameters, so the order of sums differs a little."""
+    plain, net = pair()
+    x = torch.randn(5, 6)
+    optimizers = [torch.optim.LBFGS(m.parameters(), max_iter=3) for m in (plain, net)]
+    for i in range(4):
+        for m, optimizer in zip((plain, net), optimizers, strict=True):
+
+            def closure(m=m, optimizer=optimizer):
+                optimizer.zero_grad()
+                loss = m.eval()(x).square().mean()
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+        if i == 1:
+            net.cuda(disperse=True)
+        if i == 2:
+            for m, old in zip((plain, net), list(optimizers), strict=True):
+                optimizers[optimizers.index(old)] = torch.optim.LBFGS(m.parameters(), max_iter=3)
+                optimizers[-1 if m is net else 0].load_state_dict(copy.deepcopy(old.state_dict()))
+    for a, b in zip(plain.parameters(), net.parameters(), strict=True):
+        assert torch.allclose(a, b.cpu(), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("form", ["foreach", "fused", "single"])
+def test_a_gradient_that_stands_elsewhere_comes_home_before_the_step(form):
+    plain, net = pair()
+    for m in (plain, net):
+        step(m)
+    for p in net.parameters():
+        p.grad.data = p.grad.data.to("sim:3")
+    for m in (plain, net):
+        make("AdamW", form, m).step()
+    assert all(p.grad.device == p.device for p in net.parameters())
+    assert_same(plain, net)
