@@ -58,10 +58,6 @@ def rows(source: ast.Module) -> dict[str, tuple[str, list[str]]]:
     return found
 
 
-def sentence(note: str) -> str:
-    return note[0].upper() + note[1:].rstrip(".") + "."
-
-
 def page(folder: Path = ROOT / "tests" / "matrix") -> str:
     """The whole page; SystemExit for marks that contradict themselves."""
     parts = [HEAD]
@@ -73,7 +69,7 @@ def page(folder: Path = ROOT / "tests" / "matrix") -> str:
         title = inspect.cleandoc(ast.get_docstring(source) or path.stem).splitlines()[0]
         parts.append(f"## {title.rstrip('.')}\n\n| feature | state | note |\n|---|---|---|")
         for name, (state, notes) in table.items():
-            parts[-1] += f"\n| {name} | {state} | {' '.join(map(sentence, notes))} |"
+            parts[-1] += f"\n| {name} | {state} | {'; '.join(notes)} |"
         parts[-1] += "\n"
     return "\n".join(parts)
 

@@ -34,8 +34,7 @@ constexpr std::array<std::string_view, 31> kAlignedWhole{
     "take_along_dim", "linalg_multi_dot", "cartesian_prod", "chain_matmul", "inner", "meshgrid",
     "stft", "istft", "gradient", "_weight_norm", "conv1d", "conv2d", "conv3d",
     "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
-    "cosine_embedding_loss", "kl_div", "poisson_nll_loss", "cov", "linalg_matrix_rank",
-    "_weight_norm"};
+    "cosine_embedding_loss", "kl_div", "poisson_nll_loss", "cov", "linalg_matrix_rank"};
 
 // Tagged pointwise, but their kernels do not take a CPU number beside an accelerator tensor.
 constexpr std::array<std::string_view, 3> kScalarsMoveByPrefix{"masked_fill", "logical_", "float_power"};

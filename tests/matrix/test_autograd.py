@@ -132,20 +132,8 @@ def test_forward_ad(place):
 @scripts
 @pytest.mark.row("torch.func: grad, value_and_grad, vjp, jacrev, hessian")
 @pytest.mark.parametrize("transform", REVERSE)
-def test_func_reverse(transform):
-    agree(Place("one"), transform(body), *randoms(*SIZES))
-
-
-@pytest.mark.row(
-    "torch.func: grad, vjp, jacrev, hessian of arguments on several devices",
-    "refused: RuntimeError",
-    note="torch's own check; bring the arguments to one device first, or use backward()",
-)
-@pytest.mark.parametrize("transform", REVERSE)
-def test_func_reverse_over_devices(transform):
-    there = Place("mixed")(*randoms(*SIZES))
-    with pytest.raises(RuntimeError, match=r"invalid gradient .* expected device"):
-        transform(body)(*there)
+def test_func_reverse(place, transform):
+    agree(place, transform(body), *randoms(*SIZES))
 
 
 @pytest.mark.row("torch.func: grad of one argument, the rest on other devices")
@@ -187,8 +175,7 @@ def test_vmap(place):
 
 
 @pytest.mark.row("Per-sample gradients", note="vmap of grad of functional_call")
-def test_per_sample_gradients():
-    place = Place("one")
+def test_per_sample_gradients(place):
     net = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
     x, y = torch.randn(6, 4), torch.randint(0, 2, (6,))
     there = place.module(net)
@@ -275,7 +262,8 @@ def test_function(place):
 def test_function_under_transforms(place):
     x, w = randoms((5, 4), (4,))
     agree(place, torch.vmap(Cube.apply, (0, None)), x, w)
-    agree(Place("one"), torch.func.grad(lambda x, w: Cube.apply(x, w).sum(), (0, 1)), x, w)
+    grad = torch.func.grad(lambda x, w: Cube.apply(x, w).sum(), (0, 1))
+    agree(Place("one"), torch.vmap(grad, (0, None)), x, w)
     there = place(x, w)
     tangents = [
         managed_on(torch.ones_like(t), o.device) for t, o in zip((x, w), there, strict=True)
@@ -284,6 +272,17 @@ def test_function_under_transforms(place):
         torch.func.jvp(Cube.apply, (x, w), (torch.ones_like(x), torch.ones_like(w))),
         torch.func.jvp(Cube.apply, there, tuple(tangents)),
     )
+
+
+@pytest.mark.row(
+    "autograd.Function under torch.func.grad, operands on several devices",
+    "refused: RuntimeError",
+    note="bring its operands together inside",
+)
+def test_function_under_gradient_transforms():
+    x, w = Place("mixed")(*randoms((4,), (4,)))
+    with pytest.raises(RuntimeError):
+        torch.func.grad(lambda x, w: Cube.apply(x, w).sum(), (0, 1))(x, w)
 
 
 @pytest.mark.row("saved_tensors_hooks, save_on_cpu")

@@ -44,6 +44,11 @@ def leaves():
     return [torch.randn(s, requires_grad=True) for s in ((5, 4), (4, 3), (3,))]
 
 
+def dealt(place, operands):
+    """Managed copies without gradients, on the same devices each time."""
+    return Place(place.name)(*(t.detach() for t in operands))
+
+
 def steady(function, calls=4):
     """Calls until the second call is over, then forbids recompilation."""
     for call in range(calls):
@@ -211,10 +216,9 @@ def test_fake_tensors(place):
 @pytest.mark.row("make_fx", note="real, fake and symbolic")
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
 def test_make_fx(place, mode):
-    operands = [t.detach() for t in leaves()]
-    there = place(*operands)
-    graph = make_fx(body, tracing_mode=mode)(*there)
-    same(body(*operands), graph(*there))
+    graph = make_fx(body, tracing_mode=mode)(*dealt(place, leaves()))
+    operands = [t.detach() for t in leaves()]  # others: nothing may be baked into the graph
+    same(body(*operands), graph(*dealt(place, operands)))
 
 
 @pytest.mark.row("torch.fx.symbolic_trace")
@@ -227,11 +231,10 @@ def test_symbolic_trace(place):
 
 @pytest.mark.row("torch.jit.trace")
 def test_jit_trace(place):
-    operands = [t.detach() for t in leaves()]
-    there = place(*operands)
-    traced = torch.jit.trace(body, there)
+    traced = torch.jit.trace(body, dealt(place, leaves()))
     for _ in range(3):
-        same(body(*operands), traced(*there))
+        operands = [t.detach() for t in leaves()]
+        same(body(*operands), traced(*dealt(place, operands)))
 
 
 @pytest.mark.row("torch.jit.trace")
@@ -240,7 +243,8 @@ def test_jit_trace_of_a_module(place):
     there, xs = place.module(net), place(x)
     traced = torch.jit.trace(there, xs)
     for _ in range(3):
-        same(net(x).detach(), traced(xs).detach())
+        x = torch.randn(2, 4)
+        same(net(x).detach(), traced(managed_on(x, xs.device)).detach())
 
 
 @pytest.mark.row("torch.jit.script")

@@ -38,22 +38,17 @@ def agree(place, module, x, change=lambda m: m):
 
 
 @pytest.mark.row("Weight norm", note="the parametrization and the old form")
-def test_weight_norm():
-    agree(Place("one"), parametrizations.weight_norm(nn.Linear(4, 3)), torch.randn(5, 4))
+def test_weight_norm(place):
+    agree(place, parametrizations.weight_norm(nn.Linear(4, 3)), torch.randn(5, 4))
 
 
 @pytest.mark.filterwarnings("ignore:.torch.nn.utils.weight_norm. is deprecated:FutureWarning")
 @pytest.mark.row("Weight norm")
-def test_old_weight_norm():
-    there = agree(Place("one"), nn.Linear(4, 3), torch.randn(5, 4), nn.utils.weight_norm)
+def test_old_weight_norm(place):
+    there = agree(place, nn.Linear(4, 3), torch.randn(5, 4), nn.utils.weight_norm)
     nn.utils.remove_weight_norm(there)
     assert isinstance(there.weight, nn.Parameter)
     assert isinstance(there.weight, ManagedTensor)
-
-
-@pytest.mark.xfail(strict=True, reason="the composite compares devices and is not aligned")
-def test_weight_norm_over_devices():
-    agree(Place("mixed"), parametrizations.weight_norm(nn.Linear(4, 3)), torch.randn(5, 4))
 
 
 @pytest.mark.row("Spectral norm, orthogonal", note="the parametrizations and the old form")

@@ -29,7 +29,7 @@ def test_rows_become_a_table(tmp_path):
         "def test_no_row(): ...",
     )
     assert "## Things" in page
-    assert "| b | works | One. Two. |\n| a | refused: `KeyError` |  |" in page
+    assert "| b | works | one; two |\n| a | refused: `KeyError` |  |" in page
     assert "no_row" not in page
 
 
