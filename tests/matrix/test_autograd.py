@@ -264,6 +264,7 @@ def test_function_under_transforms(place):
     agree(place, torch.vmap(Cube.apply, (0, None)), x, w)
     grad = torch.func.grad(lambda x, w: Cube.apply(x, w).sum(), (0, 1))
     agree(Place("one"), torch.vmap(grad, (0, None)), x, w)
+    agree(Place(place.name), grad, x[0], w)  # mixed: a simulated device and the CPU
     there = place(x, w)
     tangents = [
         managed_on(torch.ones_like(t), o.device) for t, o in zip((x, w), there, strict=True)
@@ -275,13 +276,13 @@ def test_function_under_transforms(place):
 
 
 @pytest.mark.row(
-    "autograd.Function under torch.func.grad, operands on several devices",
-    "refused: RuntimeError",
+    "autograd.Function under torch.func.grad, operands on several accelerators",
+    "refused: NotImplementedError",
     note="bring its operands together inside",
 )
 def test_function_under_gradient_transforms():
-    x, w = Place("mixed")(*randoms((4,), (4,)))
-    with pytest.raises(RuntimeError):
+    x, w = (managed_on(t, f"sim:{i}") for i, t in enumerate(randoms((4,), (4,))))
+    with pytest.raises(NotImplementedError, match="bring their operands to one device"):
         torch.func.grad(lambda x, w: Cube.apply(x, w).sum(), (0, 1))(x, w)
 
 
