@@ -228,3 +228,27 @@ def test_the_signature_of_a_manager_can_be_read_and_its_defaults_given():
     ]
     assert repr(DeviceManager(**defaults)) == repr(DeviceManager())
     assert DeviceManager(**defaults).comm_interface is time
+
+
+def test_views_in_inference_mode_on_simulated_devices():
+    """A view of a normal tensor was made an inference tensor: "Cannot set version_counter"."""
+    x = torch.arange(4.0, device="sim:1").reshape(2, 2)
+    with torch.inference_mode():
+        views = [x.t(), x.view(4), x[0], x.as_strided((2,), (1,))]
+        made = x + 1
+        assert made.is_inference() and made.t().is_inference()
+    assert not any(view.is_inference() for view in views)
+    views[1].mul_(2)
+    assert x.tolist() == [[0.0, 2.0], [4.0, 6.0]]
+
+
+def test_deterministic_programs_find_the_same_in_uninitialised_memory():
+    """Simulated devices left torch.use_deterministic_algorithms' promise about empty() open."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        made = torch.empty(3, device="sim:1")
+        strided = torch.empty_strided((3,), (2,), dtype=torch.int16, device="sim:1")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert made.isnan().all()
+    assert strided.tolist() == [torch.iinfo(torch.int16).max] * 3

@@ -231,7 +231,7 @@ def test_loading_by_assignment_takes_the_states_tensors():
 @pytest.mark.parametrize("buffers", [False, True])
 def test_moving_averages(buffers):
     plain, net = pair()
-    averages, optimizers = [], []
+    averages, optimizers, planned = [], [], places(net)
     for m in (plain, net):
         function = get_ema_multi_avg_fn(0.9)
         averages.append(AveragedModel(m, multi_avg_fn=function, use_buffers=buffers))
@@ -241,7 +241,7 @@ def test_moving_averages(buffers):
             step(m, optimizer, seed=i)
             average.update_parameters(m)
     assert_same(*averages)
-    assert places(averages[1].module) == places(net)
+    assert places(averages[1].module) == planned  # the module itself may have settled elsewhere since
     assert all_managed(averages[1].module)
     assert set(places(AveragedModel(net, device="sim:2").module).values()) == {"sim:2"}
 

@@ -143,6 +143,7 @@ static PyObject *set_capacity(PyObject *module, PyObject *args) {
     mgd_errors_raise(mgd_module_state(module), code, "setting a budget");
     return NULL;
   }
+  mgd_torch_reap_replicas(); /* a smaller one dooms copies */
   mgd_torch_notify_freed(); /* a larger budget is room for those who wait */
   Py_RETURN_NONE;
 }
@@ -159,6 +160,14 @@ static PyObject *device_name(PyObject *module, PyObject *device) {
 }
 
 /* ---- frozen */
+
+static PyObject *shake_replicas(PyObject *module, PyObject *value) {
+  const unsigned long long seed = PyLong_AsUnsignedLongLong(value);
+  if (seed == (unsigned long long)-1 && PyErr_Occurred()) return NULL;
+  mgd_replica_shake(mgd_torch_machine(), seed);
+  (void)module;
+  Py_RETURN_NONE;
+}
 
 static PyObject *set_frozen(PyObject *module, PyObject *value) {
   (void)module;
@@ -178,6 +187,7 @@ PyMethodDef mgd_settings_methods[] = {
     {"capacity", capacity, METH_O, PyDoc_STR("capacity(device, /)\n--\n\nBytes that placement may use on the accelerator.")},
     {"set_capacity", set_capacity, METH_VARARGS, PyDoc_STR("set_capacity(device, bytes, /)\n--\n\nSets the bytes that placement may use on the accelerator.")},
     {"device_name", device_name, METH_O, PyDoc_STR("device_name(device, /)\n--\n\nThe accelerator's own name: \"cuda:1\" may stand for sim:1.")},
+    {"shake_replicas", shake_replicas, METH_O, PyDoc_STR("shake_replicas(seed, /)\n--\n\nFor tests: one kept copy in four, by chance, no longer serves; 0 ends it.")},
     {"set_frozen", set_frozen, METH_O, PyDoc_STR("set_frozen(value, /)\n--\n\nStops or allows automatic moves in this thread; returns the old value.")},
     {NULL, NULL, 0, NULL}};
 

@@ -9,8 +9,9 @@
  *   new, new_tensor         torch derives their result's type from the key set
  *                           and does not know our key, so they work on an alias
  *                           without it, and their result is managed
- *   numpy, data_ptr,        a pointer to the bytes leaves, and writes through it
- *   __dlpack__              go unseen: copies of them are no longer kept
+ *   numpy, data_ptr,        the bytes leave, and writes to them go unseen:
+ *   __dlpack__,             copies of them are no longer kept; of plain tensors
+ *   untyped_storage         too, which may share their bytes with managed ones
  *
  * A plain tensor takes one test of a bit and goes on to what torch had there.
  * torch.Tensor refuses setattr for some of these names, so they are put into
@@ -28,6 +29,7 @@ enum original { AS_SUBCLASS,
                 NUMPY,
                 DATA_PTR,
                 DLPACK,
+                STORAGE,
                 ORIGINALS };
 
 /* The one static of the binding: there is one torch.Tensor in a process. It is
@@ -41,11 +43,12 @@ static struct {
 } patch;
 
 /* Tensor subclasses keep their own manners; wrappers such as FakeTensor must. */
-static int is_ours(PyObject *self) {
-  PyTypeObject *type = Py_TYPE(self);
-  if ((PyObject *)type != patch.state->tensor_type && (PyObject *)type != patch.state->parameter_type) return 0;
-  return mgd_torch_is_managed(self);
+static int is_torchs_own(PyObject *self) {
+  PyObject *type = (PyObject *)Py_TYPE(self);
+  return type == patch.state->tensor_type || type == patch.state->parameter_type;
 }
+
+static int is_ours(PyObject *self) { return is_torchs_own(self) && mgd_torch_is_managed(self); }
 
 /* Calls what torch had under this name. */
 static PyObject *call_original(enum original which, PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
@@ -329,23 +332,28 @@ static PyObject *tensor_new_tensor(PyObject *self, PyObject *const *args, Py_ssi
   return call_unmarked(NEW_TENSOR, self, args, nargs, kwnames);
 }
 
-/* ---- numpy, data_ptr and __dlpack__ */
+/* ---- numpy, data_ptr, __dlpack__ and untyped_storage */
 
-static PyObject *call_exposed(enum original which, PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-  if (is_ours(self) && mgd_torch_expose(self) < 0) return NULL;
-  return call_original(which, self, args, nargs, kwnames);
+static PyObject *call_noted(enum original which, int (*note)(PyObject *), PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+  PyObject *result = call_original(which, self, args, nargs, kwnames);
+  if (result && is_torchs_own(self) && note(self) < 0) Py_CLEAR(result);
+  return result;
 }
 
 static PyObject *tensor_numpy(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-  return call_exposed(NUMPY, self, args, nargs, kwnames);
+  return call_noted(NUMPY, mgd_torch_expose, self, args, nargs, kwnames);
 }
 
 static PyObject *tensor_data_ptr(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-  return call_exposed(DATA_PTR, self, args, nargs, kwnames);
+  return call_noted(DATA_PTR, mgd_torch_expose, self, args, nargs, kwnames);
 }
 
 static PyObject *tensor_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-  return call_exposed(DLPACK, self, args, nargs, kwnames);
+  return call_noted(DLPACK, mgd_torch_expose, self, args, nargs, kwnames);
+}
+
+static PyObject *tensor_storage(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+  return call_noted(STORAGE, mgd_torch_lend, self, args, nargs, kwnames);
 }
 
 /* ---- installation */
@@ -361,6 +369,7 @@ static PyMethodDef methods[ORIGINALS] = {
     [NUMPY] = {"numpy", FAST(tensor_numpy), NULL},
     [DATA_PTR] = {"data_ptr", FAST(tensor_data_ptr), NULL},
     [DLPACK] = {"__dlpack__", FAST(tensor_dlpack), NULL},
+    [STORAGE] = {"untyped_storage", FAST(tensor_storage), NULL},
 };
 
 /* torch.Tensor's own dict, borrowed. */

@@ -7,6 +7,10 @@
 #include <ATen/ops/_efficientzerotensor.h>
 #include <ATen/ops/clone.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <optional>
 
 namespace managed::sim {
 namespace {
@@ -29,6 +33,13 @@ Tensor dense_over(c10::Storage s, DispatchKey key, const c10::TensorImpl *like) 
   copy_shape(r.get(), like);
   if (like->is_wrapped_number()) r->set_wrapped_number(true);
   return Tensor(std::move(r));
+}
+
+// A view of a normal tensor is a normal tensor in inference mode too: the kernel that tells so has just run above us.
+Tensor view_over(c10::Storage s, const c10::TensorImpl *like) {
+  std::optional<c10::InferenceMode> normal;
+  if (C10_UNLIKELY(c10::InferenceMode::is_enabled() && c10::impl::tls_is_dispatch_key_excluded(DispatchKey::ADInplaceOrView))) normal.emplace(false);
+  return dense_over(std::move(s), DispatchKey::PrivateUse1, like);
 }
 
 at::SparseTensorImpl *coo(const Tensor &t) { return static_cast<at::SparseTensorImpl *>(t.unsafeGetTensorImpl()); }
@@ -127,7 +138,7 @@ Tensor Aliases::dense_to_cpu(const Tensor &t) {
 Tensor Aliases::dense_to_sim(const Tensor &t) {
   auto *impl = t.unsafeGetTensorImpl();
   auto *cpu = t.storage().unsafeGetStorageImpl();
-  if (const auto *sim = known(cpu)) return dense_over(*sim, DispatchKey::PrivateUse1, impl);
+  if (const auto *sim = known(cpu)) return view_over(*sim, impl);
   if (t.key_set().has(DispatchKey::ZeroTensor)) return dense_over(bare_storage(device_, cpu->nbytes()), DispatchKey::PrivateUse1, impl);
   for (auto *h : host_) {
     if (h != cpu) continue;  // a result that aliases a CPU operand gets bytes of its own

@@ -1,5 +1,7 @@
 // memory.cpp: the operators that make storages or hand them around.
+#include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/native/TensorFactories.h>
 #include <ATen/ops/clone.h>
 
 #include "alias.h"
@@ -24,16 +26,23 @@ void check_not_pinned(const Maybe<bool> &pin) {
   TORCH_CHECK(!pin.value_or(false), "Only dense CPU tensors can be pinned: leave pin_memory out for a tensor on a simulated device");
 }
 
+// What programs see in uninitialised memory when they ask torch for the same in each run.
+Tensor as_initialised(Tensor r) {
+  const auto &context = at::globalContext();
+  if (C10_UNLIKELY(context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory())) at::native::fill_empty_deterministic_(r);
+  return r;
+}
+
 Tensor empty(IntArrayRef size, Maybe<at::ScalarType> dtype, Maybe<at::Layout>, Maybe<c10::Device> device, Maybe<bool> pin, Maybe<at::MemoryFormat> format) {
   check_not_pinned(pin);
-  return at::detail::empty_generic(size, allocator_of(chosen_device(device)), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::dtype_or_default(dtype),
-                                   format);
+  return as_initialised(at::detail::empty_generic(size, allocator_of(chosen_device(device)), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+                                                  c10::dtype_or_default(dtype), format));
 }
 
 Tensor empty_strided(IntArrayRef size, IntArrayRef stride, Maybe<at::ScalarType> dtype, Maybe<at::Layout>, Maybe<c10::Device> device, Maybe<bool> pin) {
   check_not_pinned(pin);
-  return at::detail::empty_strided_generic(size, stride, allocator_of(chosen_device(device)), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-                                           c10::dtype_or_default(dtype));
+  return as_initialised(at::detail::empty_strided_generic(size, stride, allocator_of(chosen_device(device)), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+                                                          c10::dtype_or_default(dtype)));
 }
 
 // The storage may be smaller than the shape needs: torch grows it, as on the CPU.

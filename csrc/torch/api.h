@@ -49,8 +49,11 @@ int mgd_torch_mark(PyObject *tensor);            /* makes this very tensor manag
 int mgd_torch_unmark(PyObject *tensor);
 int mgd_torch_pin(PyObject *tensor, int pinned); /* 1 pins to its device, 0 unpins */
 int mgd_torch_pinned(PyObject *tensor);
-/* A pointer to the tensor's bytes leaves: writes through it go unseen, so copies of them are no longer kept. */
+/* Writes to the tensor's bytes may go unseen, so copies of them are not kept: a pointer leaves, or the storage for as
+ * long as the program holds it. */
 int mgd_torch_expose(PyObject *tensor);
+int mgd_torch_lend(PyObject *tensor);
+void mgd_torch_reap_replicas(void); /* frees the copies that a smaller budget has doomed */
 uint64_t mgd_torch_object(PyObject *tensor, int create); /* the id under which the trace knows it; 0 if none */
 int64_t mgd_torch_nbytes(PyObject *tensor);      /* bytes of the tensor's elements; -1 on error */
 int mgd_torch_device_of(PyObject *tensor);       /* id, or -1 on error (meta) */

@@ -5,9 +5,12 @@
 
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/jit/frontend/tracer.h>
 
 #include "compat.h"
 #include "devices.h"
@@ -179,7 +182,7 @@ bool is_inside(const at::Tensor& view, const at::Tensor& base) {
 at::Tensor shared_base(const at::Tensor& t) {
   if (!t.is_view()) return {};
   const at::Tensor base(t._base());
-  const bool same_bytes = base.layout() == at::kStrided && base.dtype() == t.dtype() && base.device() == t.device() && !base.is_conj() && !base.is_neg();
+  const bool same_bytes = base.layout() == at::kStrided && base.storage().is_alias_of(t.storage()) && base.dtype() == t.dtype() && !base.is_conj() && !base.is_neg();
   if (!same_bytes || !base.is_leaf() || !base.is_non_overlapping_and_dense() || 2 * t.numel() < base.numel() || !is_inside(t, base)) return {};
   if (records(t) && !(base.requires_grad() && is_unwatched(t, base))) return {};
   return base;
@@ -223,7 +226,7 @@ at::Tensor cross_by_torch(const at::Tensor& t, c10::Device to, const Cause& caus
 Replica replica_of(const at::Tensor& t, c10::Device to, const Cause& cause, const at::Tensor& through) {
   Replica replica = find_replica(t, to);
   if (replica.values.defined() || settle(t, to, cause, through)) return replica;
-  Reading reading(t);
+  Reading reading(t, through);
   return reading.keep(to, cross_values(t, to, cause));
 }
 
@@ -248,9 +251,15 @@ at::Tensor cross_shared(const at::Tensor& t, c10::Device to, const Cause& cause,
 
 } // namespace
 
+// Who records this program must see every copy in it: one kept from before would become a constant.
+bool is_recorded() {
+  return torch::jit::tracer::isTracing() || c10::impl::TorchDispatchModeTLS::any_modes_set() ||
+      c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
+}
+
 at::Tensor cross(const at::Tensor& t, c10::Device to, const Cause& cause) {
   if (needs_torch(t)) return cross_by_torch(t, to, cause);
-  if (t.layout() != at::kStrided || !may_keep(t)) return cross_alone(t, to, cause);
+  if (t.layout() != at::kStrided || !may_keep(t) || is_recorded()) return cross_alone(t, to, cause);
   const at::Tensor base = shared_base(t);
   if (!base.defined()) return cross_shared(t, to, cause, {});
   c10::AutoGradMode mode(records(t));

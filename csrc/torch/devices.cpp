@@ -80,6 +80,7 @@ std::pair<int64_t, int64_t> memory_info(c10::Device d) {
 }
 
 void discover_cuda() {
+  if (!at::globalContext().hasCUDA()) return; // torch.compile may have put a guard there that believes in one device
   const int n = std::min(device_count(c10::kCUDA), kMaxIndex);
   if (n > 0) at::globalContext().lazyInitDevice(c10::kCUDA);
   for (int i = 0; i < n; i++) {

@@ -102,7 +102,8 @@ std::unique_ptr<OpFacts> compute(const c10::OperatorHandle& op) {
   read_arguments(*f, schema, base, aten);
   read_returns(*f, schema);
   const OpRule rule = aten ? rule_of(base) : OpRule{};
-  f->mixing = ns == "c10d" || ns == "_c10d_functional" ? Mixing::Never : rule.mixing;
+  f->outlives_call = ns == "c10d" || ns == "_c10d_functional"; // and their schemas are silent about what they write
+  f->mixing = f->outlives_call ? Mixing::Never : rule.mixing;
   f->scalars_stay = rule.scalars_stay_always || (op.hasTag(at::Tag::pointwise) && !scalars_move(base));
   f->route = route_of(op, *f, base, ns);
   return f;

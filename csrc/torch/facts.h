@@ -61,6 +61,7 @@ struct OpFacts {
   Mixing mixing = Mixing::Align;
   bool scalars_stay = false; // 0-dim CPU tensors count as numbers
   bool has_host_only = false;
+  bool outlives_call = false; // what it does to its operands and results goes on after it has returned
   std::deque<std::string> names; // storage of TensorArg::name
 };
 

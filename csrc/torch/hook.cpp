@@ -16,6 +16,7 @@
 #include "align.h"
 #include "api.h"
 #include "devices.h"
+#include "exposure.h"
 #include "guard.h"
 #include "replica.h"
 #include "state.h"
@@ -84,16 +85,26 @@ class Writes {
   c10::SmallVector<c10::IValue, 2> values_;
 };
 
+void expose_value(const c10::IValue& v) {
+  if (v.isTensor()) expose(v.toTensor());
+  else if (v.isList())
+    for (const c10::IValue& e : v.toListRef()) expose_value(e);
+}
+
 void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
   const auto lists = written_lists(f, stack);
   const Writes writes(f, stack);
+  if (C10_UNLIKELY(f.outlives_call)) for (const TensorArg& a : f.tensors) expose_value(stack[stack.size() - f.arguments + a.index]);
   if (f.route != Route::Leaf || C10_UNLIKELY(ks.has_any(kOpen))) {
     op.redispatchBoxed(ks, &stack);
   } else {
     c10::impl::ExcludeDispatchKeyGuard no_key(kKey);
     op.redispatchBoxed(ks, &stack);
   }
-  for (std::size_t i = stack.size() - f.returns; i < stack.size(); i++) mark_value(stack[i]);
+  for (std::size_t i = stack.size() - f.returns; i < stack.size(); i++) {
+    mark_value(stack[i]);
+    if (C10_UNLIKELY(f.outlives_call)) expose_value(stack[i]);
+  }
   for (const c10::IValue& list : lists) mark_value(list);
 }
 

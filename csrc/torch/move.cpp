@@ -21,6 +21,7 @@
 
 #include "api.h"
 #include "devices.h"
+#include "exposure.h"
 #include "guard.h"
 #include "record.h"
 #include "state.h"
@@ -138,7 +139,7 @@ bool settle(const at::Tensor& t, c10::Device to, const Cause& cause, const at::T
     std::lock_guard<std::mutex> lock(traffic_mutex());
     if (!mgd_traffic_needed(&s->traffic, id_of(to))) return false;
   }
-  if (is_pinned(t) || !owns_alone(t, through) || !is_at_rest(t, *s, through.defined()) || !has_room(t, to)) return false;
+  if (is_pinned(t) || !owns_alone(t, through) || may_change_unseen(t, through) || !is_at_rest(t, *s, through.defined()) || !has_room(t, to)) return false;
   move(t, to, {cause.operator_name, MGD_EV_MOVE, MGD_WHY_TRAFFIC});
   return true;
 }
@@ -163,6 +164,7 @@ PyObject* mgd_torch_alias(PyObject* o) {
   return guarded([&]() -> PyObject* {
     const at::Tensor& t = THPVariable_Unpack(o);
     check_wrappable(t);
+    if (!has_key(t.unsafeGetTensorImpl())) lend(t);
     at::Tensor r = alias_of(t);
     mark(r);
     make_state(r);

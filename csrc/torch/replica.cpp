@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "devices.h"
+#include "exposure.h"
 #include "state.h"
 
 namespace managed {
@@ -52,10 +53,25 @@ using Dying = c10::SmallVector<Kept, 4>;
 void reap_locked(Directory& d, Dying& dying) {
   int32_t slot = 0;
   while (mgd_replica_reap(machine(), &slot) == MGD_OK) {
+    if (static_cast<std::size_t>(slot) >= d.kept.size() || !d.kept[slot].values.defined()) continue; // it was never put there
     dying.push_back(std::exchange(d.kept[slot], Kept{}));
     const auto found = d.copies.find(storage_of(dying.back().values));
     if (found != d.copies.end() && found->second == slot) d.copies.erase(found);
   }
+}
+
+// Without memory for it the core's slot is given back, and nothing has changed.
+void put_locked(Directory& d, int32_t slot, Kept kept) {
+  try {
+    if (d.kept.size() <= static_cast<std::size_t>(slot)) d.kept.resize(slot + 1);
+    d.copies[storage_of(kept.values)] = slot;
+  } catch (...) {
+    Dying none;
+    mgd_replica_drop(machine(), slot);
+    reap_locked(d, none);
+    throw;
+  }
+  d.kept[slot] = std::move(kept);
 }
 
 // Tells offsets, sizes, strides and dtypes of one storage apart.
@@ -85,7 +101,6 @@ struct Source {
   const c10::StorageImpl* storage;
   c10::weak_intrusive_ptr<c10::StorageImpl> address; // keeps the address from being used again
   uint64_t id = 0;
-  bool exposed = false;
 
   explicit Source(const c10::Storage& s) : storage(s.unsafeGetStorageImpl()), address(s.getWeakStorageImpl()) {
     TORCH_CHECK_WITH(OutOfMemoryError, mgd_source_open(machine(), &id) == MGD_OK, "managed: ", mgd_error_text(MGD_E_NOMEM));
@@ -151,17 +166,18 @@ Replica find_replica(const at::Tensor& t, c10::Device to) {
   return found;
 }
 
-Reading::Reading(const at::Tensor& t) : t_(t) {
+Reading::Reading(const at::Tensor& t, const at::Tensor& through) : t_(t) {
   TensorState& state = make_state(t);
   Directory& d = directory();
   std::shared_ptr<Source> retired;
-  std::lock_guard<std::mutex> lock(d.mutex);
-  const Source& source = source_locked(d, state, t, retired);
-  if (source.exposed) return;
-  source_ = source.id;
-  mgd_source_writes(machine(), source_, &writes_);
-  const auto& counter = t.unsafeGetTensorImpl()->version_counter();
-  version_ = counter.enabled() ? counter.current_version() : 0;
+  {
+    std::lock_guard<std::mutex> lock(d.mutex);
+    source_ = source_locked(d, state, t, retired).id;
+    mgd_source_writes(machine(), source_, &writes_);
+    const auto& counter = t.unsafeGetTensorImpl()->version_counter();
+    version_ = counter.enabled() ? counter.current_version() : 0;
+  }
+  if (may_change_unseen(t, through)) source_ = 0; // asked last: who gets hold of the bytes after this counts as a write
 }
 
 Replica Reading::keep(c10::Device to, const at::Tensor& copy) {
@@ -173,10 +189,8 @@ Replica Reading::keep(c10::Device to, const at::Tensor& copy) {
     std::lock_guard<std::mutex> lock(d.mutex);
     const auto bytes = static_cast<int64_t>(copy.storage().nbytes());
     if (mgd_replica_add(machine(), source_, writes_, id_of(to), extent_of(t_), bytes, &made.slot) == MGD_OK) {
-      reap_locked(d, dying);
-      if (d.kept.size() <= static_cast<std::size_t>(made.slot)) d.kept.resize(made.slot + 1);
-      d.kept[made.slot] = {copy, t_.unsafeGetTensorImpl()->version_counter(), version_, {}};
-      d.copies[storage_of(copy)] = made.slot;
+      reap_locked(d, dying); // what the new copy takes the place of
+      put_locked(d, made.slot, {copy, t_.unsafeGetTensorImpl()->version_counter(), version_, {}});
     } else {
       made.slot = -1;
     }
@@ -240,26 +254,20 @@ void give_up_replica_of(const at::Tensor& result) {
   reap_locked(d, dying);
 }
 
-void expose(const at::Tensor& t) {
-  if (!t.defined() || t.layout() != at::kStrided || !t.has_storage() || !has_key(t.unsafeGetTensorImpl())) return;
-  TensorState& state = make_state(t);
-  Directory& d = directory();
-  std::shared_ptr<Source> retired;
-  Dying dying;
-  std::lock_guard<std::mutex> lock(d.mutex);
-  Source& source = source_locked(d, state, t, retired);
-  source.exposed = true;
-  mgd_source_written(machine(), source.id);
-  reap_locked(d, dying);
-}
-
 bool drop_replicas(int device, int64_t bytes) {
   Directory& d = directory();
   Dying dying;
   std::lock_guard<std::mutex> lock(d.mutex);
   const bool dropped = mgd_replica_make_room(machine(), device, bytes) == MGD_OK;
+  reap_locked(d, dying); // a budget that has shrunk dooms copies without asking for room
+  return dropped || !dying.empty();
+}
+
+void reap_replicas() {
+  Directory& d = directory();
+  Dying dying;
+  std::lock_guard<std::mutex> lock(d.mutex);
   reap_locked(d, dying);
-  return dropped;
 }
 
 int64_t replica_hits() { return directory().hits; }

@@ -22,7 +22,7 @@ struct Replica {
   int32_t slot = -1;  // where the copy is kept; -1: it is not
 };
 
-// Whether copies of t may be kept: its bytes must be torch's own, and no pointer to them may have left.
+// Whether copies of t may be kept: its bytes must be torch's own.
 bool may_keep(const at::Tensor& t);
 
 Replica find_replica(const at::Tensor& t, c10::Device to);
@@ -30,7 +30,7 @@ Replica find_replica(const at::Tensor& t, c10::Device to);
 // Made before t is copied, so that a write meanwhile is noticed.
 class Reading {
  public:
-  explicit Reading(const at::Tensor& t);
+  Reading(const at::Tensor& t, const at::Tensor& through); // `through`: the view by which t is read, or undefined
   Replica keep(c10::Device to, const at::Tensor& copy); // the copy, kept if it may be
 
  private:
@@ -53,11 +53,11 @@ inline void note_written(const at::Tensor& t) {
 // A result that shares a copy's bytes belongs to the program: the copy is no longer kept.
 void give_up_replica_of(const at::Tensor& result);
 
-// From now on writes to t's bytes may go unseen, so no copies of them are kept.
-void expose(const at::Tensor& t);
-
 // Drops copies on a device (an id of the machine); false when there was none.
 bool drop_replicas(int device, int64_t bytes);
+
+// Frees what a smaller budget has doomed.
+void reap_replicas();
 
 int64_t replica_hits();
 

@@ -7,6 +7,7 @@
 
 #include "api.h"
 #include "devices.h"
+#include "exposure.h"
 #include "functorch.h"
 #include "guard.h"
 #include "record.h"
@@ -111,6 +112,7 @@ int mgd_torch_mark(PyObject* o) {
   return guarded([&] {
     const at::Tensor& t = THPVariable_Unpack(o);
     check_wrappable(t);
+    if (t.has_storage() && t.storage().use_count() > 1) lend(t); // to plain tensors, for all we know
     mark(t);
     if (has_key(t.unsafeGetTensorImpl())) make_state(t);
     return 0;
@@ -143,6 +145,15 @@ int mgd_torch_expose(PyObject* o) {
     return 0;
   });
 }
+
+int mgd_torch_lend(PyObject* o) {
+  return guarded([&] {
+    lend(THPVariable_Unpack(o));
+    return 0;
+  });
+}
+
+void mgd_torch_reap_replicas(void) { reap_replicas(); }
 
 uint64_t mgd_torch_object(PyObject* o, int create) {
   uint64_t id = 0;

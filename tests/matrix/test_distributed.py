@@ -71,7 +71,6 @@ def test_collectives(ranks):
         assert found["send cpu"][:2] == (None, [1.0] * 3)
 
 
-@pytest.mark.xfail(strict=True, reason="schemas of c10d do not say what they write")
 def test_what_a_collective_writes_is_seen_on_other_devices(ranks):
     for found in ranks:
         for call in ("all_reduce", "broadcast", "send"):

@@ -1,0 +1,79 @@
+// exposure.cpp: see exposure.h.
+#include "exposure.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <mutex>
+#include <unordered_map>
+
+#include "replica.h"
+
+namespace managed {
+namespace {
+
+struct Exposed {
+  c10::weak_intrusive_ptr<c10::StorageImpl> address; // keeps the address from being used again
+  bool for_good;
+};
+
+struct Registry {
+  std::mutex mutex;
+  std::unordered_map<const c10::StorageImpl*, Exposed> storages;
+  std::size_t sweep_at = 64;
+
+  // A child of fork() has one thread, which must not wait for those that it lacks.
+  Registry() {
+    pthread_atfork([] { registry().mutex.lock(); }, [] { registry().mutex.unlock(); }, [] { registry().mutex.unlock(); });
+  }
+  static Registry& registry() {
+    static auto* r = new Registry; // never destroyed: tensors may outlive static destructors
+    return *r;
+  }
+
+  // Entries of storages that have died go when the table has doubled: a constant cost for each entry.
+  void sweep() {
+    if (storages.size() < sweep_at) return;
+    for (auto it = storages.begin(); it != storages.end();) it = it->second.address.expired() ? storages.erase(it) : std::next(it);
+    sweep_at = std::max<std::size_t>(64, 2 * storages.size());
+  }
+
+  void add(const at::Tensor& t, bool for_good) {
+    std::lock_guard<std::mutex> lock(mutex);
+    sweep();
+    Exposed fresh{t.storage().getWeakStorageImpl(), for_good};
+    const auto [entry, is_new] = storages.emplace(t.storage().unsafeGetStorageImpl(), std::move(fresh));
+    if (!is_new) entry->second.for_good |= for_good;
+  }
+};
+
+void note(const at::Tensor& t, bool for_good) {
+  if (!t.defined() || t.layout() != at::kStrided || !t.has_storage()) return;
+  Registry::registry().add(t, for_good);
+  note_written(t); // after the entry: a copy that is being made now is not kept either
+}
+
+// Torch's Python object of a storage holds the storage, and the storage holds
+// that object when nobody else does; then no program can write through it.
+bool is_held(const c10::Storage& storage, uint32_t known) {
+  const auto* slot = storage.unsafeGetStorageImpl()->pyobj_slot();
+  if (slot->load_pyobj()) {
+    if (!slot->has_unique_reference()) return true;
+    known++;
+  }
+  return storage.use_count() > known;
+}
+
+} // namespace
+
+void expose(const at::Tensor& t) { note(t, true); }
+void lend(const at::Tensor& t) { note(t, false); }
+
+bool may_change_unseen(const at::Tensor& t, const at::Tensor& through) {
+  Registry& r = Registry::registry();
+  std::lock_guard<std::mutex> lock(r.mutex);
+  const auto entry = r.storages.find(t.storage().unsafeGetStorageImpl());
+  return entry != r.storages.end() && (entry->second.for_good || is_held(t.storage(), through.defined() ? 2 : 1));
+}
+
+} // namespace managed

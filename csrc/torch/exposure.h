@@ -1,0 +1,20 @@
+// exposure.h: bytes that somebody may write without an operator of ours seeing it.
+//
+// Copies of such bytes are not kept, and they do not move by themselves: whoever
+// holds a pointer would go on writing where they were. Plain tensors count too,
+// because a managed tensor may come to share their bytes later.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+namespace managed {
+
+// A pointer to t's bytes has left (numpy, data_ptr, dlpack, a collective): nobody tells when it is given back.
+void expose(const at::Tensor& t);
+
+// The storage of t, or a plain tensor over it, is in other hands, for as long as these hold it.
+void lend(const at::Tensor& t);
+
+// Whether that is so now. `through`: a view of t that the caller knows of, or undefined.
+bool may_change_unseen(const at::Tensor& t, const at::Tensor& through);
+
+} // namespace managed
