@@ -85,15 +85,13 @@ at::Tensor copy_values(const at::Tensor& t, c10::Device to, int64_t* bytes) {
 
 // The way back of a crossing: the gradient goes to the device that the tensor left.
 // A leaf's state hears of it, because that tells whether the leaf should live elsewhere.
-struct TripHome : torch::autograd::Node {
+struct TripHome : WeaklyHeldNode {
   TripHome(const at::Tensor& t, c10::intrusive_ptr<TensorState> leaf)
       : home_(t.device()), object_(object_of(t)), site_(call_site()), leaf_(std::move(leaf)) {
     if (leaf_) leaf_->trips++;
   }
-  ~TripHome() override {
-    returned();
-    if (leaf_) leaf_->trips--;
-  }
+  ~TripHome() override { forget(); }
+  void let_go() override { forget(); } // the leaf's state leads to its copies, and they to this node
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
     torch::autograd::variable_list out(1);
@@ -116,6 +114,12 @@ struct TripHome : torch::autograd::Node {
     if (managed) mark(r);
     trace.done(bytes_of(g));
     return r;
+  }
+
+  void forget() {
+    returned();
+    if (leaf_) leaf_->trips--;
+    leaf_.reset();
   }
 
   bool returned() {
