@@ -129,7 +129,9 @@ bool mgd_traffic_needed(struct mgd_traffic *t, int device);
 /* A gradient or a written copy came home. `home_idle`: nothing at home used the tensor since the return before this one.
  * What follows the tensor wherever it is, as an optimizer's update does, is no use of its home. */
 void mgd_traffic_returned(struct mgd_traffic *t, bool home_idle);
-void mgd_traffic_moved(struct mgd_traffic *t); /* it moved, whoever asked for it: counting begins again, and more is asked for */
+/* It moved: counting begins again. `advised`: by its traffic, so that the next such move asks for more. What the program
+ * asks for is no guess, and a program that asks each round is never overruled. */
+void mgd_traffic_moved(struct mgd_traffic *t, bool advised);
 
 /* ---- trace.c: ring of events and totals that never forget */
 int mgd_trace_add(struct mgd_machine *m, const struct mgd_event *event);

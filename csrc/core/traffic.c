@@ -33,8 +33,10 @@ void mgd_traffic_returned(struct mgd_traffic *t, bool home_idle) {
   }
 }
 
-void mgd_traffic_moved(struct mgd_traffic *t) {
+void mgd_traffic_moved(struct mgd_traffic *t, bool advised) {
   t->idle = 0;
   t->round = MGD_ROUND_NONE;
-  t->moves = (uint8_t)(t->moves < MOST_MOVES ? t->moves + 1 : MOST_MOVES);
+  if (advised && t->moves < MOST_MOVES) {
+    t->moves++;
+  }
 }

@@ -209,7 +209,7 @@ enum mgd_round {
  * should not count. No machine knows of it: the caller lets one thread in at a time. */
 struct mgd_traffic {
   uint32_t idle;  /* rounds in a row that found the home idle; stays at its largest value */
-  uint8_t moves;  /* so far; stays at the largest that makes a difference */
+  uint8_t moves;  /* that were advised, so far; stays at the largest that makes a difference */
   uint8_t round;  /* enum mgd_round, of the round that is on or over last */
 };
 

@@ -80,11 +80,20 @@ void check_movable(const at::Tensor& t, c10::Device to) {
   TORCH_CHECK(!t.is_view(), "managed: a view does not move in place, its base would stay behind. Use .to(", to, ") for a copy");
 }
 
-void note_moved(const at::Tensor& t) {
+// The tensor's history goes on in its new state.
+void note_moved(const at::Tensor& t, mgd_traffic history, bool advised) {
   moves++;
   TensorState* s = state_of(t);
+  if (!s) return;
   std::lock_guard<std::mutex> lock(traffic_mutex());
-  if (s) mgd_traffic_moved(&s->traffic);
+  mgd_traffic_moved(&history, advised);
+  s->traffic = history;
+}
+
+mgd_traffic traffic_of(const at::Tensor& t) {
+  TensorState* s = state_of(t);
+  std::lock_guard<std::mutex> lock(traffic_mutex());
+  return s ? s->traffic : mgd_traffic{};
 }
 
 long holders(const NodePtr& node) { return static_cast<long>(node.use_count()); }
@@ -125,8 +134,9 @@ void move(const at::Tensor& t, c10::Device to, const Cause& cause) {
   // Both copies are made before either tensor changes: an OutOfMemoryError leaves everything as it was.
   at::Tensor new_values = cross_values(t, to, cause), new_grad;
   if (grad.defined() && grad.device() != to) new_grad = cross_alone(grad, to, cause);
+  const mgd_traffic history = traffic_of(t);
   take_over(t, new_values);
-  note_moved(t);
+  note_moved(t, history, cause.reason == MGD_WHY_TRAFFIC);
   if (!new_grad.defined()) return;
   if (grad.is_leaf()) take_over(grad, new_grad);
   else t.mutable_grad() = new_grad;

@@ -42,7 +42,7 @@ static void returns_without_a_copy_are_none(void) {
   mgd_traffic_returned(&t, true);
   EXPECT(!mgd_traffic_needed(&t, 1));
   mgd_traffic_returned(&t, true);
-  mgd_traffic_moved(&t);
+  mgd_traffic_moved(&t, true);
   mgd_traffic_returned(&t, true); /* of a copy made before it moved */
   EXPECT(!one_round(&t, true));
   EXPECT(!one_round(&t, true));
@@ -63,8 +63,8 @@ static void one_use_at_home_in_a_round_is_enough_to_stay(void) {
 
 static void rounds_count_in_a_row_only(void) {
   struct mgd_traffic t = {0};
-  mgd_traffic_moved(&t);
-  mgd_traffic_moved(&t); /* four rounds from now on */
+  mgd_traffic_moved(&t, true);
+  mgd_traffic_moved(&t, true); /* four rounds from now on */
   for (int i = 0; i < 10; i++) {
     EXPECT(!one_round(&t, i % 4 != 3)); /* three good ones, one bad one */
   }
@@ -83,8 +83,23 @@ static void each_move_asks_for_twice_as_many_rounds_up_to_1024(void) {
       EXPECT(!one_round(&t, true));
     }
     EXPECT(mgd_traffic_needed(&t, 1));
-    mgd_traffic_moved(&t);
+    mgd_traffic_moved(&t, true);
   }
+}
+
+static void a_move_that_was_asked_for_is_no_guess(void) {
+  struct mgd_traffic t = {0};
+  for (int i = 0; i < 5; i++) {
+    EXPECT(!one_round(&t, true));
+    mgd_traffic_moved(&t, false); /* before the round could speak: whoever asks each time is left alone */
+  }
+  EXPECT(!one_round(&t, true));
+  EXPECT(one_round(&t, true)); /* one round is enough, as before the first move */
+  mgd_traffic_moved(&t, true);
+  mgd_traffic_moved(&t, false); /* nor is what was learnt forgotten */
+  EXPECT(!one_round(&t, true));
+  EXPECT(!one_round(&t, true));
+  EXPECT(one_round(&t, true));
 }
 
 static void neither_count_overflows(void) {
@@ -93,7 +108,7 @@ static void neither_count_overflows(void) {
     EXPECT(one_round(&t, true));
   }
   for (int i = 0; i < 1000; i++) {
-    mgd_traffic_moved(&t);
+    mgd_traffic_moved(&t, true);
   }
   t.idle = 1022;
   t.round = MGD_ROUND_IDLE;
@@ -113,7 +128,7 @@ struct tensor {
 static void use(struct tensor *x, int device) {
   if (device != x->home && !x->cached[device]) {
     if (mgd_traffic_needed(&x->traffic, device) && x->may_move) {
-      mgd_traffic_moved(&x->traffic);
+      mgd_traffic_moved(&x->traffic, true);
       x->home = device;
       x->used_at_home = false;
       x->moves++;
@@ -256,6 +271,7 @@ int main(int argc, char **argv) {
   one_use_at_home_in_a_round_is_enough_to_stay();
   rounds_count_in_a_row_only();
   each_move_asks_for_twice_as_many_rounds_up_to_1024();
+  a_move_that_was_asked_for_is_no_guess();
   neither_count_overflows();
   a_fixed_loop_settles_by_its_third_round(&random);
   a_loop_settles_when_it_is_thawed(&random);
