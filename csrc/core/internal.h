@@ -130,7 +130,7 @@ bool mgd_traffic_needed(struct mgd_traffic *t, int device);
  * What follows the tensor wherever it is, as an optimizer's update does, is no use of its home. */
 void mgd_traffic_returned(struct mgd_traffic *t, bool home_idle);
 /* It moved: counting begins again. `advised`: by its traffic, so that the next such move asks for more. What the program
- * asks for is no guess, and a program that asks each round is never overruled. */
+ * asks for is no guess and leaves that as it is. */
 void mgd_traffic_moved(struct mgd_traffic *t, bool advised);
 
 /* ---- trace.c: ring of events and totals that never forget */

@@ -91,7 +91,7 @@ static void a_move_that_was_asked_for_is_no_guess(void) {
   struct mgd_traffic t = {0};
   for (int i = 0; i < 5; i++) {
     EXPECT(!one_round(&t, true));
-    mgd_traffic_moved(&t, false); /* before the round could speak: whoever asks each time is left alone */
+    mgd_traffic_moved(&t, false); /* the round counts no more */
   }
   EXPECT(!one_round(&t, true));
   EXPECT(one_round(&t, true)); /* one round is enough, as before the first move */
