@@ -94,7 +94,9 @@ def test_writes_to_bytes_of_others_are_seen():
     assert_seen(x, lambda: array.fill(2.0), 2.0)
     buffer = bytearray(16)
     x = torch.frombuffer(buffer, dtype=torch.float32).as_subclass(ManagedTensor)
-    assert_seen(x, lambda: buffer.__setitem__(slice(None), np.full(4, 2, np.float32).tobytes()), 2.0)
+    assert_seen(
+        x, lambda: buffer.__setitem__(slice(None), np.full(4, 2, np.float32).tobytes()), 2.0
+    )
 
 
 def copies_of_ten_uses(x):
