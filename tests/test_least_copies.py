@@ -13,7 +13,6 @@ from torch.utils.checkpoint import checkpoint
 import managed
 from managed import _C, ManagedModule, ManagedTensor
 
-
 ASKED = "the program asked for it"
 
 
@@ -173,8 +172,8 @@ def test_double_backward(home, w, x):
     v, a = leaf(home, w), on("sim:1", x)
     with Count() as count:
         penalty(v, a)
-    # w goes there; its gradient comes home, where the penalty is computed; the penalty's gradient goes there and
-    # the second derivative comes home.
+    # w goes there; its gradient comes home, where the penalty is computed; the penalty's gradient
+    # goes there and the second derivative comes home.
     assert (count.copies + count.trips, count.moves) == (4, 0)
     check([w], [v])
 
