@@ -105,8 +105,8 @@ def settled_step(model: str, size: str, scattered: bool) -> Block:
     if scattered:
         for i, parameter in enumerate(net.parameters()):
             managed._C.move(parameter, f"sim:{i % 3}")
-    batch = [t.as_subclass(managed.ManagedTensor).to("sim:0") for t in (data, target)]
-    step = make_step(net, *batch, foreach=True)
+    data, target = (t.as_subclass(managed.ManagedTensor).to("sim:0") for t in (data, target))
+    step = make_step(net, data, target, foreach=True)
     for _ in range(4):
         step()
 
@@ -180,6 +180,7 @@ def main() -> int:
     torch.set_num_threads(1)
     gc.disable()
     managed.simulate(devices=DEVICES, memory=MEMORY)
+    managed.COPY_WARNING = 0  # operands are written and copied on purpose
     rounds = 20 if options.quick else 150
     results: Report = {"machine": machine(), "quick": options.quick, "copies": {}, "hits": {}}
     for kind, statements in (("copies", COPIES), ("hits", HITS)):
@@ -196,7 +197,7 @@ def main() -> int:
     print_table("calls, us", ["median"], rows)
     results["targets"] = verdicts(targets_of(results))
     write(results, options.out)
-    return int(options.check and not all(t["met"] for t in results["targets"]))
+    return int(options.check and not all(t["pass"] for t in results["targets"]))
 
 
 if __name__ == "__main__":
