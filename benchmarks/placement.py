@@ -60,20 +60,18 @@ CALLS = {
 
 
 def operands(grad: bool) -> dict[str, Any]:
-    """p, q, pm, qm are plain; a, b, am, bm, x are managed. b, q, bm, qm are on sim:1."""
+    """p, q, pm, qm are plain, the others managed; q, b, qm, bm are on sim:1, the others on sim:0."""
     names: dict[str, Any] = {}
-    for plain, name, device in (("p", "a", 0), ("", "a2", 0), ("q", "b", 1)):
-        for suffix, shape in (("", (8,)), ("m", (8, 8))):
-            tensor = torch.randn(shape, device=f"sim:{device}")
-            key = name.replace("2", "") + suffix + ("2" if "2" in name else "")
-            names[key] = tensor.clone().as_subclass(managed.ManagedTensor).clone()
-            if plain:
-                names[plain + suffix] = tensor
+    for suffix, shape in (("", (8,)), ("m", (8, 8))):
+        p, q, other = (torch.randn(shape, device=f"sim:{i}") for i in (0, 1, 0))
+        names |= {f"p{suffix}": p, f"q{suffix}": q}
+        for name, plain in ((f"a{suffix}", p), (f"b{suffix}", q), (f"a{suffix}2", other)):
+            names[name] = plain.as_subclass(managed.ManagedTensor).clone()
     for tensor in names.values():
         tensor.requires_grad_(grad)
     plain = torch.randn(8)
     names |= {"F": torch.nn.functional, "manager": managed.device_manager, "plain": plain}
-    return names | {"x": plain.clone().as_subclass(managed.ManagedTensor)}
+    return names | {"x": plain.as_subclass(managed.ManagedTensor).clone()}
 
 
 def block(statement: str, names: dict[str, Any]) -> Block:
