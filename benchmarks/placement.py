@@ -60,7 +60,7 @@ CALLS = {
 
 
 def operands(grad: bool) -> dict[str, Any]:
-    """p, q, pm, qm are plain, the others managed; q, b, qm, bm are on sim:1, the others on sim:0."""
+    """p, q, pm, qm are plain, the others managed; q, b, qm, bm are on sim:1, the rest on sim:0."""
     names: dict[str, Any] = {}
     for suffix, shape in (("", (8,)), ("m", (8, 8))):
         p, q, other = (torch.randn(shape, device=f"sim:{i}") for i in (0, 1, 0))
