@@ -301,3 +301,14 @@ def test_the_page_lists_every_reason():
 def test_reasons_are_the_cores():
     assert {e.reason for e in managed.explain()} <= {"", *_C.reasons()}
     assert len(set(_C.reasons())) == len(_C.reasons()) > 10
+
+
+@pytest.mark.parametrize("convert", [nn.Module.double, nn.Module.half, nn.Module.bfloat16])
+def test_a_modules_history_goes_on_when_it_is_converted(convert):
+    net = ManagedModule.from_module(nn.Linear(3, 3)).cuda(1)
+    before = [(e.kind, e.tensor) for e in managed.explain(net)]
+    assert ("move", "weight") in before
+    convert(net)
+    assert [(e.kind, e.tensor) for e in managed.explain(net)] == before
+    net.cuda(2)
+    assert [e.target for e in managed.explain(net) if e.tensor == "weight"] == ["sim:1", "sim:2"]

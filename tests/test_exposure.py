@@ -135,6 +135,22 @@ def test_saving_does_not_end_the_keeping(tmp_path):
     assert managed.stats()["replica_hits"] == 10
 
 
+def test_each_stream_has_a_copy_of_its_own():
+    x, z = managed_zeros(), there()
+    managed.stats(reset=True)
+    for _ in range(3):
+        x + z
+        with torch.sim.stream(torch.sim.Stream(1)):
+            x + z
+    assert managed.stats()["copy"] == 4  # each Stream(1) is a new one
+    side = torch.sim.Stream(1)
+    managed.stats(reset=True)
+    for _ in range(3):
+        with torch.sim.stream(side):
+            x + z
+    assert managed.stats()["copy"] == 1
+
+
 def test_exposed_leaves_do_not_move_by_themselves():
     p = torch.nn.Parameter(torch.zeros(4, device="sim:0").as_subclass(ManagedTensor))
     p.data_ptr()
