@@ -81,6 +81,7 @@ asan-python: $(VENV)/.test build
 
 bench: $(VENV)/.examples build
 	@$(BIN)/python benchmarks/overhead.py $(BENCH_FLAGS)
+	@$(BIN)/python benchmarks/placement.py $(BENCH_FLAGS)
 
 docs: $(VENV)/.docs
 	@$(BIN)/python -m mkdocs build --strict --quiet --site-dir build/site

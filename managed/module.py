@@ -149,12 +149,16 @@ class ManagedModule(nn.Module):
     def _apply(self: Self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         # A conversion gives parameters new contents and replaces buffers: marks and pins are lost.
         pinned = {s.name for s in _walk.own_slots(self) if C.pinned(s.tensor)}
+        histories = {s.name: C.object_id(s.tensor) for s in _walk.own_slots(self)}
         try:
             super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         finally:
             _adopt.mark_own(self)
             for slot in _walk.own_slots(self):
-                if slot.name in pinned and _walk.markable(slot.tensor):
+                if not _walk.markable(slot.tensor):
+                    continue
+                C.resume(slot.tensor, histories.get(slot.name, 0))
+                if slot.name in pinned:
                     C.pin(slot.tensor, True)
         return self
 

@@ -236,7 +236,8 @@ def test_views_in_inference_mode_on_simulated_devices():
     with torch.inference_mode():
         views = [x.t(), x.view(4), x[0], x.as_strided((2,), (1,))]
         made = x + 1
-        assert made.is_inference() and made.t().is_inference()
+        assert made.is_inference()
+        assert made.t().is_inference()
     assert not any(view.is_inference() for view in views)
     views[1].mul_(2)
     assert x.tolist() == [[0.0, 2.0], [4.0, 6.0]]

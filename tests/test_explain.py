@@ -61,7 +61,7 @@ def test_torchs_own_files_are_passed_over():
     net = ManagedModule.from_module(Net()).cuda(1)
     net(on("sim:2", 2, 4))
     event = managed.explain()[-1]
-    assert (event.kind, event.operator) == ("copy", "aten::addmm")
+    assert (event.kind, event.operator) == ("copy", "aten::linear")
     assert event.site == line_of(Net.forward, "the line of forward")
     assert f" {event.operator} at {event.site}, " in str(event)
 
@@ -301,3 +301,14 @@ def test_the_page_lists_every_reason():
 def test_reasons_are_the_cores():
     assert {e.reason for e in managed.explain()} <= {"", *_C.reasons()}
     assert len(set(_C.reasons())) == len(_C.reasons()) > 10
+
+
+@pytest.mark.parametrize("convert", [nn.Module.double, nn.Module.half, nn.Module.bfloat16])
+def test_a_modules_history_goes_on_when_it_is_converted(convert):
+    net = ManagedModule.from_module(nn.Linear(3, 3)).cuda(1)
+    before = [(e.kind, e.tensor) for e in managed.explain(net)]
+    assert ("move", "weight") in before
+    convert(net)
+    assert [(e.kind, e.tensor) for e in managed.explain(net)] == before
+    net.cuda(2)
+    assert [e.target for e in managed.explain(net) if e.tensor == "weight"] == ["sim:1", "sim:2"]

@@ -94,7 +94,9 @@ def test_writes_to_bytes_of_others_are_seen():
     assert_seen(x, lambda: array.fill(2.0), 2.0)
     buffer = bytearray(16)
     x = torch.frombuffer(buffer, dtype=torch.float32).as_subclass(ManagedTensor)
-    assert_seen(x, lambda: buffer.__setitem__(slice(None), np.full(4, 2, np.float32).tobytes()), 2.0)
+    assert_seen(
+        x, lambda: buffer.__setitem__(slice(None), np.full(4, 2, np.float32).tobytes()), 2.0
+    )
 
 
 def copies_of_ten_uses(x):
@@ -131,6 +133,22 @@ def test_saving_does_not_end_the_keeping(tmp_path):
             net(x)
     assert managed.stats()["copy"] == 0
     assert managed.stats()["replica_hits"] == 10
+
+
+def test_each_stream_has_a_copy_of_its_own():
+    x, z = managed_zeros(), there()
+    managed.stats(reset=True)
+    for _ in range(3):
+        x + z
+        with torch.sim.stream(torch.sim.Stream(1)):
+            x + z
+    assert managed.stats()["copy"] == 4  # each Stream(1) is a new one
+    side = torch.sim.Stream(1)
+    managed.stats(reset=True)
+    for _ in range(3):
+        with torch.sim.stream(side):
+            x + z
+    assert managed.stats()["copy"] == 1
 
 
 def test_exposed_leaves_do_not_move_by_themselves():

@@ -241,7 +241,9 @@ def test_moving_averages(buffers):
             step(m, optimizer, seed=i)
             average.update_parameters(m)
     assert_same(*averages)
-    assert places(averages[1].module) == planned  # the module itself may have settled elsewhere since
+    assert (
+        places(averages[1].module) == planned
+    )  # the module itself may have settled elsewhere since
     assert all_managed(averages[1].module)
     assert set(places(AveragedModel(net, device="sim:2").module).values()) == {"sim:2"}
 

@@ -106,15 +106,7 @@ struct TripHome : WeaklyHeldNode {
   std::string name() const override { return "ManagedCrossingBackward"; }
 
  private:
-  at::Tensor bring(const at::Tensor& g) const {
-    Traced trace(g, home_, {"gradient", MGD_EV_COPY, MGD_WHY_GRADIENT});
-    trace.answers(object_, site_);
-    const bool managed = has_key(g.unsafeGetTensorImpl());
-    at::Tensor r = g.to(home_);
-    if (managed) mark(r);
-    trace.done(bytes_of(g));
-    return r;
-  }
+  at::Tensor bring(const at::Tensor& g) const;
 
   void forget() {
     returned();
@@ -142,6 +134,22 @@ NodePtr way_home(const at::Tensor& source, const at::Tensor& copy) {
   node->add_next_edge(torch::autograd::impl::gradient_edge(source));
   node->add_input_metadata(copy);
   return node;
+}
+
+bool needs_torch(const at::Tensor& t);
+void connect(const at::Tensor& copy, NodePtr node);
+
+// A gradient that is itself differentiated crosses like any tensor.
+at::Tensor TripHome::bring(const at::Tensor& g) const {
+  Traced trace(g, home_, {"gradient", MGD_EV_COPY, MGD_WHY_GRADIENT});
+  trace.answers(object_, site_);
+  const bool managed = has_key(g.unsafeGetTensorImpl()), ours = managed && records(g) && !needs_torch(g);
+  int64_t bytes = bytes_of(g);
+  at::Tensor r = ours ? copy_values(g, home_, &bytes) : g.to(home_);
+  if (ours) connect(r, way_home(g, r));
+  if (managed) mark(r);
+  trace.done(bytes);
+  return r;
 }
 
 void connect(const at::Tensor& copy, NodePtr node) {

@@ -19,7 +19,7 @@ enum class Route : uint8_t {
   Leaf,        // the key is excluded below: nothing inside needs the hook
   Open,        // the key stays on: inner operators come to the hook themselves
   AlignOnly,   // a composite that is aligned as a whole: its leaves do the rest
-  AlignCast,   // the same, but only where autocast is on and casts it
+  AlignCast,   // the same where its operands stand apart or autocast casts it; otherwise its leaves do all
   Fallthrough, // any other composite: never reaches us, its leaves do
 };
 

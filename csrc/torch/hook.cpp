@@ -204,9 +204,11 @@ bool align_call(const c10::OperatorHandle& op, torch::jit::Stack& stack, const O
 }
 
 void chokepoint(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
-  if (passes(f, ks)) return op.redispatchBoxed(ks & kBelow, &stack);
-  if (f.mixing != Mixing::Never && !just_aligned(f) && C10_UNLIKELY(!together(f, stack, stack.size() - f.arguments)))
+  if (f.mixing != Mixing::Never && !just_aligned(f) && C10_UNLIKELY(!together(f, stack, stack.size() - f.arguments))) {
     if (!frozen && realign(op, stack, f)) return;
+  } else if (passes_together(f, ks)) {
+    return op.redispatchBoxed(ks & kBelow, &stack);
+  }
   run_below(op, ks & kBelow, stack, f);
 }
 

@@ -21,8 +21,8 @@ inline const c10::DispatchKeySet kOpen =
          c10::DispatchKey::FuncTorchDynamicLayerBackMode, c10::DispatchKey::Tracer}) |
     c10::autocast_dispatch_keyset;
 
-// Composites that are aligned for autocast's sake alone go their way when it is off.
-inline bool passes(const OpFacts& f, c10::DispatchKeySet ks) {
+// Composites that are aligned for autocast's sake alone go their way when it is off and their operands stand together.
+inline bool passes_together(const OpFacts& f, c10::DispatchKeySet ks) {
   return f.route == Route::AlignCast && !ks.has_any(c10::autocast_dispatch_keyset);
 }
 

@@ -4,6 +4,7 @@
 #include <ATen/SparseCsrTensorImpl.h>
 #include <ATen/SparseTensorImpl.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <memory>
 #include <mutex>
@@ -74,8 +75,9 @@ void put_locked(Directory& d, int32_t slot, Kept kept) {
   d.kept[slot] = std::move(kept);
 }
 
-// Tells offsets, sizes, strides and dtypes of one storage apart.
-uint64_t extent_of(const at::Tensor& t) {
+// Tells offsets, sizes, strides and dtypes of one storage apart, and the streams that use a copy: one made on a stream
+// may not be finished when another one reads it, and goes back to the memory of its own.
+uint64_t extent_of(const at::Tensor& t, c10::Device to) {
   uint64_t h = static_cast<uint64_t>(t.scalar_type());
   auto mix = [&](int64_t x) {
     h = (h ^ static_cast<uint64_t>(x)) * 0x9E3779B97F4A7C15u; // Fibonacci hashing (Knuth, 6.4)
@@ -84,6 +86,7 @@ uint64_t extent_of(const at::Tensor& t) {
   mix(t.storage_offset());
   for (const int64_t n : t.sizes()) mix(n);
   for (const int64_t n : t.strides()) mix(n);
+  if (!to.is_cpu()) mix(c10::impl::getDeviceGuardImpl(to.type())->getStream(to).id());
   return h;
 }
 
@@ -141,7 +144,7 @@ bool may_keep(const at::Tensor& t) {
 
 Replica find_replica(const at::Tensor& t, c10::Device to) {
   TensorState& state = make_state(t);
-  const uint64_t extent = extent_of(t);
+  const uint64_t extent = extent_of(t, to);
   Directory& d = directory();
   std::shared_ptr<Source> retired;
   Dying dying;
@@ -188,7 +191,7 @@ Replica Reading::keep(c10::Device to, const at::Tensor& copy) {
   {
     std::lock_guard<std::mutex> lock(d.mutex);
     const auto bytes = static_cast<int64_t>(copy.storage().nbytes());
-    if (mgd_replica_add(machine(), source_, writes_, id_of(to), extent_of(t_), bytes, &made.slot) == MGD_OK) {
+    if (mgd_replica_add(machine(), source_, writes_, id_of(to), extent_of(t_, to), bytes, &made.slot) == MGD_OK) {
       reap_locked(d, dying); // what the new copy takes the place of
       put_locked(d, made.slot, {copy, t_.unsafeGetTensorImpl()->version_counter(), version_, {}});
     } else {

@@ -108,9 +108,9 @@ struct Typed<Op, R(A...)> {
   }
 
   static R call(c10::DispatchKeySet ks, A... a) {
-    if (passes(*facts, ks)) return Op::redispatch(ks & kBelow, std::forward<A>(a)...);
     if (C10_UNLIKELY(!together(a...)))
       return c10::impl::BoxedKernelWrapper<R(A...)>::call(c10::BoxedKernel::makeFromFunction<&boxed>(), *handle, ks, std::forward<A>(a)...);
+    if (passes_together(*facts, ks)) return Op::redispatch(ks & kBelow, std::forward<A>(a)...);
     const AtEnd note{[&] { // also when it fails half way
       if (C10_UNLIKELY(facts->written && sources_alive.load(std::memory_order_relaxed))) each_of(facts->written, note_written, a...);
     }};

@@ -23,6 +23,7 @@ FLOORS = {
     "device int64": {"ran": 463},
     "device bool": {"ran": 344},
     "scattered float32": {"ran": 672, "forward equal": 672, "backward equal": 536, "mixed": 480},
+    "shaken float32": {"ran": 672, "forward equal": 672, "backward equal": 536, "mixed": 480},
     "scattered complex64": {"ran": 388, "backward equal": 321, "mixed": 250},
     "scattered bfloat16": {"ran": 546, "backward equal": 454, "mixed": 400},
     "scattered int64": {"ran": 463, "mixed": 300},

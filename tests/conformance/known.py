@@ -53,15 +53,25 @@ ON_DEVICE = {
 }
 
 # With scattered managed operands.
-IN_PYTHON = Known(
-    "a function in Python that uses an operand several times: each use is copied by itself, so "
-    "that the engine adds the gradients in another order",
+USED_AGAIN = Known(
+    "an operand is used several times: gradients of its uses are summed where they arise, and so "
+    "in another order",
     r"backward: .*values differ by up to \d(\.\d+)?e-(0[6-9]|[1-9]\d) ",
     always=False,
 )
 SCATTERED = {
-    "pca_lowrank": IN_PYTHON,
-    "svd_lowrank": IN_PYTHON,
+    "pca_lowrank": USED_AGAIN,
+    "svd_lowrank": USED_AGAIN,
     "nn.functional.linear_cross_entropy.chunked": BY_DEVICE_TYPE,
     "nn.functional.linear_cross_entropy.chunked_none": BY_DEVICE_TYPE,
 }
+SCATTERED_MODULES = dict.fromkeys(
+    (
+        "nn.MultiheadAttention",
+        "nn.Transformer",
+        "nn.TransformerDecoderLayer",
+        "nn.TransformerEncoder",
+        "nn.TransformerEncoderLayer",
+    ),
+    USED_AGAIN,
+)

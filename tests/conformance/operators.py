@@ -121,16 +121,18 @@ def _call(function, operands, kwargs, seed=1):
 def _run_sample(op, sample, where, outcome, k):
     here = copied((sample.input, sample.args, sample.kwargs))
     there = where.operands((sample.input, sample.args, sample.kwargs))
-    expected, error = attempt(
-        _call, op, here, _with_generator(here[2], lambda s: torch.Generator().manual_seed(s))
-    )
+    for _ in range(where.uses):  # some operators update operands: as often here as there
+        expected, error = attempt(
+            _call, op, here, _with_generator(here[2], lambda s: torch.Generator().manual_seed(s))
+        )
     if error:  # torch's own refusal: nothing to compare with
         outcome.refused.append(f"sample {k}: {error}")
         return
     outcome.samples += 1
     outcome.mixed += where.mixed()
-    actual, error = attempt(_call, op, there, _with_generator(there[2], where.generator))
     values = has_values(op, sample)
+    for _ in range(where.uses):
+        actual, error = attempt(_call, op, there, _with_generator(there[2], where.generator))
     found = error or _compare(expected, actual, where, values)
     found = found or _operands(here, there, values)
     if found:

@@ -31,6 +31,7 @@ class OnDevice:
     """Plain tensors, all on one simulated device: what a port of torch would do."""
 
     gradient_form = True
+    uses = 1
 
     def __init__(self, seed):
         self.device = torch.device(random.Random(seed).choice(ACCELERATORS))
@@ -65,6 +66,7 @@ class Scattered:
     """
 
     gradient_form = False
+    uses = 2  # the second use finds the copies of the first
 
     devices = ("cpu", *ACCELERATORS)
 

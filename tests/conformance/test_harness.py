@@ -9,7 +9,7 @@ import managed
 
 from .compare import difference
 from .conftest import FLOORS
-from .known import IN_PYTHON, Known
+from .known import USED_AGAIN, Known
 from .operators import run_operator
 from .placement import OnDevice, Scattered
 from .tally import Outcome, as_property, counts, from_property, settle
@@ -97,7 +97,7 @@ def test_only_the_named_failure_of_a_known_operator_is_excused():
     known = {"f": Known("a reason", "values differ", dtypes=("float32",))}
     excused = Outcome("f", "float32", samples=1, forward=["sample 0: values differ"])
     assert settle([excused], known) == ([], ["f (float32): a reason"])
-    small = {"f": Known("a reason", IN_PYTHON.pattern)}
+    small = {"f": Known("a reason", USED_AGAIN.pattern)}
     for apart, failures in (("1.86e-09", 0), ("9.9e-06", 0), ("1e-05", 1), ("0.2", 1), ("3", 1)):
         text = f"sample 0: values differ by up to {apart} in 1 places"
         found = settle([Outcome("f", "float32", samples=1, backward=[text])], small)[0]

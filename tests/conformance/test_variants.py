@@ -8,7 +8,7 @@ import torch
 from .compare import difference, tensors
 from .conftest import SAMPLES
 from .operators import SECONDS, TooSlow, attempt, full_name, left_over, limit
-from .placement import Scattered, copied
+from .placement import ACCELERATORS, Scattered, copied
 from .tally import Outcome
 
 CHUNKS = 4
@@ -65,6 +65,9 @@ def _run(function, sample, where, outcome, k):
     here = copied((sample.input, sample.args, sample.kwargs))
     there = where.operands((sample.input, sample.args, sample.kwargs))
     before = [(t.device, id(t)) for t in tensors(there)]
+    found = _difference_elsewhere(there)
+    if found:
+        return found
     expected, error = attempt(_call, function, here)
     if error:
         outcome.refused.append(f"sample {k}: {error}")
@@ -79,7 +82,19 @@ def _run(function, sample, where, outcome, k):
     if before != [(t.device, id(t)) for t in tensors(there)]:
         return "an operand moved"
     found = difference(expected, actual) or difference(tensors(here), tensors(there))
+    found = found or _difference_elsewhere(there)
     return found or next(filter(None, map(where.objection, tensors(actual))), None)
+
+
+def _difference_elsewhere(operands):
+    """Whether some device sees other values than those that the operand has where it is."""
+    for t in tensors(operands):
+        for device in ACCELERATORS if t.layout is torch.strided else ():
+            nothing = torch.zeros(1, dtype=t.dtype, device=device)
+            found = difference((t.detach() + nothing).cpu(), t.detach().cpu() + nothing.cpu())
+            if found:
+                return f"as {device} sees it, {found}"
+    return None
 
 
 def _call(function, operands):

@@ -97,7 +97,9 @@ def test_higher_order(place):
     place.same_gradients(here, there)
 
 
-@pytest.mark.filterwarnings("ignore::managed.errors.CopyWarning")  # it writes its inputs for each number
+@pytest.mark.filterwarnings(
+    "ignore::managed.errors.CopyWarning"
+)  # it writes its inputs for each number
 @pytest.mark.row("gradcheck and gradgradcheck", note="float64, over several devices")
 def test_gradcheck(place):
     there = place(*(t.double().requires_grad_() for t in randoms((3,), (3, 2), (2,))))
