@@ -20,6 +20,7 @@
 #include "guard.h"
 #include "replica.h"
 #include "state.h"
+#include "threads.h"
 
 namespace managed {
 namespace {
@@ -200,15 +201,19 @@ void call_aligned(const c10::OperatorHandle& op, const OpFacts& f, torch::jit::S
 bool is_frozen() { return frozen; }
 
 bool align_call(const c10::OperatorHandle& op, torch::jit::Stack& stack, const OpFacts& f) {
+  count_thread();
   return !just_aligned(f) && !together(f, stack, stack.size() - f.arguments) && !frozen && realign(op, stack, f);
 }
 
 void chokepoint(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
   if (passes(f, ks)) return op.redispatchBoxed(ks & kBelow, &stack);
+  if (count_thread()) return from_top(op, ks, &stack);
   if (f.mixing != Mixing::Never && !just_aligned(f) && C10_UNLIKELY(!together(f, stack, stack.size() - f.arguments)))
     if (!frozen && realign(op, stack, f)) return;
   run_below(op, ks & kBelow, stack, f);
 }
+
+void from_top(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) { op.callBoxed(stack); }
 
 void boxed(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack* stack) {
   chokepoint(op, ks, *stack, facts_of(op));

@@ -14,6 +14,7 @@
 #include "hook.h"
 #include "replica.h"
 #include "state.h"
+#include "threads.h"
 #include "typed_ops.h"
 
 namespace managed {
@@ -109,8 +110,9 @@ struct Typed<Op, R(A...)> {
 
   static R call(c10::DispatchKeySet ks, A... a) {
     if (passes(*facts, ks)) return Op::redispatch(ks & kBelow, std::forward<A>(a)...);
-    if (C10_UNLIKELY(!together(a...)))
-      return c10::impl::BoxedKernelWrapper<R(A...)>::call(c10::BoxedKernel::makeFromFunction<&boxed>(), *handle, ks, std::forward<A>(a)...);
+    const bool stale = count_thread(); // first: nothing moves by itself after it
+    if (C10_UNLIKELY(stale || !together(a...)))
+      return c10::impl::BoxedKernelWrapper<R(A...)>::call(stale ? c10::BoxedKernel::makeFromFunction<&from_top>() : c10::BoxedKernel::makeFromFunction<&boxed>(), *handle, ks, std::forward<A>(a)...);
     const AtEnd note{[&] { // also when it fails half way
       if (C10_UNLIKELY(facts->written && sources_alive.load(std::memory_order_relaxed))) each_of(facts->written, note_written, a...);
     }};
