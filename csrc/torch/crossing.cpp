@@ -18,6 +18,7 @@
 #include "record.h"
 #include "replica.h"
 #include "state.h"
+#include "threads.h"
 
 namespace managed {
 namespace {
@@ -237,7 +238,8 @@ at::Tensor cross_by_torch(const at::Tensor& t, c10::Device to, const Cause& caus
 // `through`: the view of t by which it is needed, if it is one. Undefined: t itself has moved there.
 Replica replica_of(const at::Tensor& t, c10::Device to, const Cause& cause, const at::Tensor& through) {
   Replica replica = find_replica(t, to);
-  if (replica.values.defined() || settle(t, to, cause, through)) return replica;
+  if (replica.values.defined()) return replica;
+  if (const OnlyThread only; only && settle(t, to, cause, through)) return replica;
   Reading reading(t, through);
   return reading.keep(to, cross_values(t, to, cause));
 }

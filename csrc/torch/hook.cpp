@@ -20,6 +20,7 @@
 #include "guard.h"
 #include "replica.h"
 #include "state.h"
+#include "threads.h"
 
 namespace managed {
 namespace {
@@ -200,10 +201,12 @@ void call_aligned(const c10::OperatorHandle& op, const OpFacts& f, torch::jit::S
 bool is_frozen() { return frozen; }
 
 bool align_call(const c10::OperatorHandle& op, torch::jit::Stack& stack, const OpFacts& f) {
+  count_thread();
   return !just_aligned(f) && !together(f, stack, stack.size() - f.arguments) && !frozen && realign(op, stack, f);
 }
 
 void chokepoint(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
+  if (count_thread()) return from_top(op, ks, &stack);
   if (f.mixing != Mixing::Never && !just_aligned(f) && C10_UNLIKELY(!together(f, stack, stack.size() - f.arguments))) {
     if (!frozen && realign(op, stack, f)) return;
   } else if (passes_together(f, ks)) {
@@ -211,6 +214,8 @@ void chokepoint(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::ji
   }
   run_below(op, ks & kBelow, stack, f);
 }
+
+void from_top(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) { op.callBoxed(stack); }
 
 void boxed(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack* stack) {
   chokepoint(op, ks, *stack, facts_of(op));

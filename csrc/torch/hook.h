@@ -34,6 +34,7 @@ bool is_typed(const std::string& name);
 // One call, arguments on the stack: aligned, run below the key, results marked.
 void chokepoint(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f);
 void boxed(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack* stack); // looks the facts up
+void from_top(const c10::OperatorHandle& op, c10::DispatchKeySet stale, torch::jit::Stack* stack); // when the keys name a device that was left meanwhile
 
 // Alignment alone, for a hook above others: runs the call aligned; false when its operands are together and it may go on.
 bool align_call(const c10::OperatorHandle& op, torch::jit::Stack& stack, const OpFacts& f);

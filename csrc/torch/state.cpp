@@ -12,6 +12,7 @@
 #include "guard.h"
 #include "record.h"
 #include "replica.h"
+#include "threads.h"
 
 namespace managed {
 
@@ -141,6 +142,7 @@ int mgd_torch_pinned(PyObject* o) {
 
 int mgd_torch_expose(PyObject* o) {
   return guarded([&] {
+    count_thread();
     expose(THPVariable_Unpack(o));
     return 0;
   });
@@ -148,6 +150,7 @@ int mgd_torch_expose(PyObject* o) {
 
 int mgd_torch_lend(PyObject* o) {
   return guarded([&] {
+    count_thread();
     lend(THPVariable_Unpack(o));
     return 0;
   });

@@ -14,6 +14,7 @@
 #include "hook.h"
 #include "replica.h"
 #include "state.h"
+#include "threads.h"
 #include "typed_ops.h"
 
 namespace managed {
@@ -107,9 +108,14 @@ struct Typed<Op, R(A...)> {
     return Op::redispatch(ks, std::forward<A>(a)...);
   }
 
+  template <c10::BoxedKernel::BoxedKernelFunction* kernel>
+  static R box(c10::DispatchKeySet ks, A... a) {
+    return c10::impl::BoxedKernelWrapper<R(A...)>::call(c10::BoxedKernel::makeFromFunction<kernel>(), *handle, ks, std::forward<A>(a)...);
+  }
+
   static R call(c10::DispatchKeySet ks, A... a) {
-    if (C10_UNLIKELY(!together(a...)))
-      return c10::impl::BoxedKernelWrapper<R(A...)>::call(c10::BoxedKernel::makeFromFunction<&boxed>(), *handle, ks, std::forward<A>(a)...);
+    if (C10_UNLIKELY(count_thread())) return box<&from_top>(ks, std::forward<A>(a)...); // first: nothing moves by itself after it
+    if (C10_UNLIKELY(!together(a...))) return box<&boxed>(ks, std::forward<A>(a)...);
     if (passes_together(*facts, ks)) return Op::redispatch(ks & kBelow, std::forward<A>(a)...);
     const AtEnd note{[&] { // also when it fails half way
       if (C10_UNLIKELY(facts->written && sources_alive.load(std::memory_order_relaxed))) each_of(facts->written, note_written, a...);

@@ -1,0 +1,308 @@
+"""Threads share models and tensors, and no lock of ours is held while Python runs.
+
+Each test has an interpreter of its own, with a watchdog: what hangs shows its threads and fails.
+The values that threads get are compared in tests/stress_threads.py, which `make tsan-python` runs
+under ThreadSanitizer as well.
+"""
+
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+STRESS = (Path(__file__).parent / "stress_threads.py").read_text()
+
+BEGIN = """
+import faulthandler, gc, sys, threading, torch, managed
+from managed import _C, ManagedTensor, device_manager
+
+faulthandler.dump_traceback_later(60, exit=True)
+torch.set_num_threads(1)
+managed.simulate(devices=3, memory="8MiB")
+managed.COPY_WARNING = 0
+
+
+def on(device, *shape):
+    return torch.ones(shape).as_subclass(ManagedTensor).to(device)
+"""
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_crowd_that_shares_everything_gets_what_plain_gives(run_python, seed):
+    assert "as plain" in run_python(STRESS, 20, seed)
+
+
+# ---- leaves that move by themselves
+
+# A leaf on sim:0 that is used on sim:1 alone: it moves there in the second round.
+ROUND = """
+def round_of(w, x):
+    (w * x).sum().backward()
+    w.grad = None
+    with torch.no_grad():
+        w.add_(0)
+
+
+def moves_after_rounds():
+    w, x = on("sim:0", 4).requires_grad_(), on("sim:1", 64, 4)
+    for _ in range(4):
+        round_of(w, x)
+    return w.device.index == 1
+"""
+
+
+def test_a_leaf_moves_only_while_one_thread_uses_managed_tensors(run_python):
+    code = """
+    used, end = threading.Event(), threading.Event()
+
+    def other():
+        on("cpu", 1) + 1
+        used.set()
+        end.wait()
+
+    assert moves_after_rounds()
+    thread = threading.Thread(target=other)
+    thread.start()
+    used.wait()
+    assert not moves_after_rounds()
+    end.set()
+    thread.join()
+    assert moves_after_rounds()
+
+    plain = threading.Thread(target=lambda: (torch.ones(2) + 1, end.wait()))
+    end.clear()
+    plain.start()  # a thread that has nothing to do with managed tensors
+    assert moves_after_rounds()
+    end.set()
+    plain.join()
+    """
+    run_python(BEGIN + ROUND + dedent(code))
+
+
+def test_a_forked_child_has_one_thread(run_python):
+    code = """
+    import os
+
+    used, end = threading.Event(), threading.Event()
+    thread = threading.Thread(target=lambda: (on("cpu", 1) + 1, used.set(), end.wait()))
+    thread.start()
+    used.wait()
+    child = os.fork()
+    if child == 0:
+        moved = False
+        with torch.no_grad():
+            # No backward pass in a child: running statistics move, too.
+            mean, var = on("sim:0", 4), on("sim:0", 4)
+            for _ in range(4):
+                torch.nn.functional.batch_norm(on("sim:1", 8, 4), mean, var, training=True)
+        os._exit(0 if mean.device.index == 1 else 1)
+    end.set()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    """
+    run_python(BEGIN + dedent(code))
+
+
+def test_no_leaf_moves_under_another_thread(run_python):
+    """One thread trains leaves that two devices need in turn; short-lived ones only read them."""
+    code = """
+    sys.setswitchinterval(1e-5)
+    leaves = [on("sim:0", 16).requires_grad_() for _ in range(8)]
+    inputs = [on(f"sim:{i}", 64, 16) for i in (1, 2)]
+    writing, trained, failures = threading.Lock(), threading.Event(), []
+
+    def read():
+        try:
+            for x in inputs:
+                with writing:
+                    for w in leaves:
+                        assert (w * 2).sum().item() == 32
+                        assert (w * x).sum().item() == 1024
+        except Exception as error:
+            failures.append(error)
+
+    def crowd():
+        while not trained.is_set() and not failures:
+            readers = [threading.Thread(target=read) for _ in range(3)]
+            for thread in readers:
+                thread.start()
+            for thread in readers:
+                thread.join()
+
+    before, crowds = _C.move_count(), threading.Thread(target=crowd)
+    crowds.start()  # uses none itself: between its readers the trainer is alone
+    for i in range(60):
+        for w in leaves:
+            (w * inputs[i // 3 % 2]).sum().backward()
+            assert w.grad.unique().tolist() == [64]
+            assert w.grad.device == w.device
+            w.grad = None
+        with writing:
+            torch._foreach_add_([w.detach() for w in leaves], 0)
+    trained.set()
+    crowds.join()
+    assert not failures, failures[0]
+    """
+    run_python(BEGIN + dedent(code))
+
+
+# ---- no lock is held while Python runs
+
+# The probe runs everything of managed in another thread, and then here: a lock of ours that is held
+# by whoever calls it would be waited for in vain. Another thread's backward pass may need the thread
+# of the engine that is in the hook, so that one is run here only.
+PROBE = """
+MIB, seen, busy = 2**20, [], threading.local()
+
+
+def everything():
+    busy.yes = True
+    a, b = on("sim:0", 8).requires_grad_(), on("sim:1", 8)
+    a * b + a.detach().cpu()
+    a.data.add_(1), b.numel(), b.pin(), b.unpin(), b.untyped_storage(), b.data_ptr()
+    torch._foreach_add_([a.detach(), b], 1)
+    managed.explain(a), managed.stats(), managed.stats(reset=True)
+    with managed.budget("sim:2", "1MiB"):
+        device_manager.find_device(10)
+    device_manager.send([torch.ones(2)], "sim:1")
+    _C.reserve(device_manager, "sim:1", 8), _C.begin_step()
+    busy.yes = False
+
+
+def probe(place, here=True):
+    if place in seen or getattr(busy, "yes", False):
+        return
+    seen.append(place)
+    other = threading.Thread(target=everything)
+    other.start()
+    other.join()
+    if here:
+        everything()
+        with torch.enable_grad():
+            (on("sim:0", 8).requires_grad_() * on("sim:1", 8)).sum().backward()
+
+
+class Dies:
+    def __init__(self, place):
+        self.place = place
+
+    def __del__(self):
+        probe(self.place)
+"""
+
+CALLBACKS = {
+    "heuristic": """
+    def estimate(size):
+        probe("heuristic")
+        return size
+
+    managed.HEURISTIC_FUNCTION = estimate
+    on("cpu", 4).cuda()
+    """,
+    "sleep": """
+    held = [on("sim:2", 5 * MIB // 4)]
+
+    class Clock:
+        def sleep(self, seconds):
+            held.clear()
+            probe("sleep")
+
+    managed.DeviceManager(Clock(), retry_limit=3).send(torch.ones(5 * MIB // 4), "sim:2")
+    """,
+    "warning": """
+    import warnings
+
+    def show(*arguments, **keywords):
+        probe("warning")
+
+    managed.COPY_WARNING = 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = show
+        a, b = on("sim:0", 8), on("sim:1", 8)
+        for _ in range(4):
+            b.add_(1)
+            a + b
+        _C.begin_step()
+    managed.COPY_WARNING = 0
+    """,
+    "hook of a tensor": """
+    a = on("sim:0", 4).requires_grad_()
+    a.register_hook(lambda gradient: probe("hook of a tensor"))
+    (a * on("sim:1", 8, 4)).sum().backward()
+    """,
+    "hook of a copy": """
+    a = on("sim:0", 4).requires_grad_()
+    (a * on("sim:1", 8, 4)).grad_fn.next_functions[0][0].register_prehook(
+        lambda gradients: probe("hook of a copy")
+    )
+    (a * on("sim:1", 8, 4)).sum().backward()
+    """,
+    "hook of an accumulator": """
+    a = on("sim:0", 4).requires_grad_()
+    a.register_post_accumulate_grad_hook(lambda leaf: probe("hook of an accumulator"))
+    (a * on("sim:1", 8, 4)).sum().backward()
+    """,
+    "saved tensor": """
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: (probe("saved tensor", here=False), t)[1], lambda t: t
+    ):
+        a = on("sim:0", 4).requires_grad_()
+        (a * on("sim:1", 8, 4)).sum().backward()
+    """,
+    "death of a tensor": """
+    a = on("sim:0", 4)
+    a.mark = Dies("death of a tensor")
+    a + on("sim:1", 8, 4)  # a copy of it is kept, and dies with it
+    del a
+    """,
+    "death of a node": """
+    a = on("sim:0", 4).requires_grad_()
+    y = a * on("sim:1", 8, 4)
+    y.grad_fn.next_functions[0][0].metadata["mark"] = Dies("death of a node")
+    del a, y
+    """,
+    "death in the engine": """
+    a = on("sim:0", 4).requires_grad_()
+
+    class Doubles(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x):
+            context.mark = Dies("death in the engine")
+            return x * 2
+
+        @staticmethod
+        def backward(context, gradient):
+            return gradient * 2
+
+    Doubles.apply(a * on("sim:1", 8, 4)).sum().backward()
+    gc.collect()
+    """,
+    "weak reference": """
+    import weakref
+
+    a = on("sim:0", 4)
+    gone = weakref.ref(a, lambda reference: probe("weak reference"))
+    a + on("sim:1", 8, 4)
+    a.data = torch.ones(3)
+    del a
+    """,
+    "log": """
+    import logging
+
+    class Handler(logging.Handler):
+        def emit(self, record):
+            probe("log")
+
+    logging.getLogger("managed").setLevel(1)
+    logging.getLogger("managed").addHandler(Handler())
+    device_manager.log("something")
+    on("cpu", 4).cuda(disperse=True)
+    """,
+}
+
+
+def test_python_runs_with_no_lock_held(run_python):
+    """All in one interpreter; a hang shows the line of its callback."""
+    code = "\n".join(dedent(callback) for callback in CALLBACKS.values())
+    code += f"\nassert seen == {list(CALLBACKS)}, seen\nprint('free')\n"
+    assert run_python(BEGIN + PROBE + code) == "free\n"
