@@ -108,7 +108,7 @@ struct Typed<Op, R(A...)> {
     return Op::redispatch(ks, std::forward<A>(a)...);
   }
 
-  template <c10::BoxedKernel::BoxedKernelFunction* kernel>
+  template <auto kernel>
   static R box(c10::DispatchKeySet ks, A... a) {
     return c10::impl::BoxedKernelWrapper<R(A...)>::call(c10::BoxedKernel::makeFromFunction<kernel>(), *handle, ks, std::forward<A>(a)...);
   }
