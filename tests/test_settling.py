@@ -3,8 +3,8 @@
 After three steps nothing moves any more, each step copies what the one before copied, and nothing
 piles up. How many copies that are is counted by hand for small programs.
 
-The models are those of the conformance sweeps, without dropout and clipping. Every parameter and
-buffer lies on one of three devices, both drawn by a seed from the CPU and the four simulated ones.
+The models are those of the conformance sweeps, without dropout and clipping. A seed draws three
+devices from the CPU and the four simulated ones, and for every parameter and buffer one of them.
 """
 
 import copy
@@ -84,6 +84,8 @@ def watched(net, optimizer, loss, batch):
     start, moves = managed.stats(reset=True)["events"], _C.move_count()
     value = run(net, optimizer, loss, batch)
     total = managed.stats(reset=True)
+    events = managed.explain().since(start)
+    assert len(events) == total["events"] - start  # none is forgotten
     return Step(
         loss=value,
         start=start,
@@ -91,7 +93,7 @@ def watched(net, optimizer, loss, batch):
         written_back=total["write_back"],
         links=total["links"],
         # Models from transformers call .to(device) themselves; that makes another tensor.
-        moved=[e for e in managed.explain().since(start) if e.kind == "move" and e.reason != ASKED],
+        moved=[e for e in events if e.kind == "move" and e.reason != ASKED],
         moves=_C.move_count() - moves,
         devices=devices_of(net),
     )
