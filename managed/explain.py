@@ -59,7 +59,8 @@ class History(list[Event]):
 
     def since(self, sequence: int) -> History:
         """The events after that one; `stats()["events"]` is the number of the newest."""
-        return History((e for e in self if e.sequence > sequence), self.dropped)
+        events = (e for e in self if e.sequence > sequence)
+        return History(events, max(0, self.dropped - sequence))  # the ring forgets in order
 
     def totals(self) -> dict[str, Any]:
         """These events counted as `stats()` counts: `kind`, `kind_bytes`, `kind_ns` and "links".

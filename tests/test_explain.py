@@ -312,3 +312,19 @@ def test_a_modules_history_goes_on_when_it_is_converted(convert):
     assert [(e.kind, e.tensor) for e in managed.explain(net)] == before
     net.cuda(2)
     assert [e.target for e in managed.explain(net) if e.tensor == "weight"] == ["sim:1", "sim:2"]
+
+
+@pytest.mark.filterwarnings("ignore::managed.errors.CopyWarning")
+def test_what_has_been_forgotten_since_then():
+    """Events of before that the ring has lost are nothing to who asks for later ones."""
+    a, b = on("sim:0", 4), on("sim:1", 4)
+    for _ in range(4100):
+        b.add_(0)
+        a + b
+    begin = managed.stats()["events"]
+    b.add_(0)
+    a + b
+    assert managed.explain().dropped >= 4
+    assert managed.explain().since(begin).dropped == 0
+    assert len(managed.explain().since(begin)) == 1
+    assert managed.explain().since(begin - 4100).dropped == 5
