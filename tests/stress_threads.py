@@ -218,6 +218,51 @@ def run(shared):
     return failures
 
 
+# ---- a trainer that is now alone and now not
+
+
+def read(leaves, inputs, writing, failures):
+    try:
+        for x in inputs:
+            with writing:
+                for w in leaves:
+                    same((w * 2).sum(), torch.tensor(32.0))
+                    same((w * x).sum(), torch.tensor(1024.0))
+    except Exception:
+        failures.append(f"read: {traceback.format_exc()}")
+
+
+def come_and_go(done, *arguments):
+    while not done.is_set():
+        readers = [threading.Thread(target=read, args=arguments) for _ in range(3)]
+        for thread in readers:
+            thread.start()
+        for thread in readers:
+            thread.join()
+
+
+def run_trainer():
+    """Its leaves move by themselves when nobody else is there, and others come meanwhile."""
+    ones = torch.ones(16)
+    leaves = [managed_on("sim:0", ones).requires_grad_() for _ in range(8)]
+    inputs = [managed_on(f"sim:{i}", torch.ones(64, 16)) for i in (1, 2)]
+    writing, done, failures = threading.Lock(), threading.Event(), []
+    crowd = threading.Thread(target=come_and_go, args=(done, leaves, inputs, writing, failures))
+    for i in range(3 * ROUNDS):
+        for w in leaves:
+            (w * inputs[i // 3 % 2]).sum().backward()
+            assert w.grad.device == w.device
+            same(w.grad, 64 * ones)
+            w.grad = None
+        with writing:
+            torch._foreach_add_([w.detach() for w in leaves], 0)
+        if i == ROUNDS:
+            crowd.start()
+    done.set()
+    crowd.join()
+    return failures
+
+
 def bytes_used():
     gc.collect()
     return [torch.sim.memory_allocated(f"sim:{i}") for i in range(3)]
@@ -241,7 +286,7 @@ def main():
     before = bytes_used()
     shared = Shared()
     _C.shake_replicas(SEED + 1)
-    failures = run(shared)
+    failures = run(shared) or run_trainer()
     _C.shake_replicas(0)
     if failures:
         sys.exit("\n".join(failures))
