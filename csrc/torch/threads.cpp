@@ -10,7 +10,7 @@
 
 namespace managed {
 
-thread_local bool thread_counted = false;
+constinit thread_local bool thread_counted = false;
 
 namespace {
 

@@ -7,7 +7,8 @@
 
 namespace managed {
 
-extern thread_local bool thread_counted;
+// One byte of static thread-local storage: every operator reads it.
+extern constinit thread_local bool thread_counted __attribute__((tls_model("initial-exec")));
 
 // Counts this thread until it ends; true when it had to wait for a leaf that was
 // moving, so that what it read before is of no use. The engine's threads work
