@@ -92,7 +92,9 @@ class Shared:
         self.trained = train(copy.deepcopy(self.plain), self.inputs)
         values = [torch.randn(8, 8) for _ in PLACES]
         self.values = values
-        self.leaves = [managed_on(d, v).requires_grad_() for d, v in zip(PLACES, values)]
+        self.leaves = [
+            managed_on(d, v).requires_grad_() for d, v in zip(PLACES, values, strict=True)
+        ]
         self.products = {(i, j): a @ b for i, a in enumerate(values) for j, b in enumerate(values)}
         # Written by several threads, which hold the lock meanwhile, and read by the same.
         self.lock = threading.Lock()
@@ -166,7 +168,8 @@ def look_and_pin(s, chance):
 def lend_bytes(s, chance):
     same(s.lent + s.leaves[3], s.values[0] + s.values[3])
     leaf = s.leaves[chance.randrange(len(s.leaves))]
-    held = chance.choice([leaf.untyped_storage, leaf.data_ptr, s.lent.detach().numpy, leaf.tolist])()
+    ways = [leaf.untyped_storage, leaf.data_ptr, s.lent.detach().numpy, leaf.tolist]
+    held = chance.choice(ways)()
     same(s.lent * leaf, s.values[0] * leaf.detach().cpu())
     del held
 

@@ -10,6 +10,7 @@ from textwrap import dedent
 
 import pytest
 
+MODULES = (Path(__file__).parents[1] / "csrc").glob("*/module.c*")
 STRESS = (Path(__file__).parent / "stress_threads.py").read_text()
 
 BEGIN = """
@@ -105,7 +106,7 @@ def test_a_forked_child_has_one_thread(run_python):
 
 
 def test_no_leaf_moves_under_another_thread(run_python):
-    """Four threads train on the same leaves, which two devices need in turn: alone, each would move.
+    """Four threads train on the same leaves, which two devices need: alone, each would move.
 
     Their numbers are small and whole, so gradients are the same in whatever order they are added.
     """
@@ -152,9 +153,9 @@ def test_no_leaf_moves_under_another_thread(run_python):
 
 # ---- no lock is held while Python runs
 
-# The probe runs everything of managed in another thread, and then here: a lock of ours that is held
-# by whoever calls it would be waited for in vain. Another thread's backward pass may need the thread
-# of the engine that is in the hook, so that one is run here only.
+# The probe runs everything of managed in another thread, and then here: a lock of ours that its
+# caller holds would be waited for in vain. Another thread's backward pass may need the thread of
+# the engine that is in the hook, so that one is run here only.
 PROBE = """
 MIB, seen, busy = 2**20, [], threading.local()
 
@@ -310,3 +311,9 @@ def test_python_runs_with_no_lock_held(run_python):
     code = "\n".join(dedent(callback) for callback in CALLBACKS.values())
     code += f"\nassert seen == {list(CALLBACKS)}, seen\nprint('free')\n"
     assert run_python(BEGIN + PROBE + code) == "free\n"
+
+
+@pytest.mark.parametrize("source", sorted(MODULES), ids=lambda p: p.parent.name)
+def test_no_module_claims_to_do_without_the_gil(source):
+    """docs/developer_notes/threads.md says what would have to be shown first."""
+    assert "{Py_mod_gil, Py_MOD_GIL_USED}" in source.read_text()

@@ -141,7 +141,13 @@ static int module_clear(PyObject *module) {
 
 static void module_free(void *module) { module_clear(module); }
 
-static PyModuleDef_Slot slots[] = {{Py_mod_exec, module_exec}, {0, NULL}};
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, module_exec},
+#ifdef Py_mod_gil
+    {Py_mod_gil, Py_MOD_GIL_USED},
+#endif
+    {0, NULL},
+};
 
 static struct PyModuleDef definition = {
     .m_base = PyModuleDef_HEAD_INIT,

@@ -156,8 +156,8 @@ static int sim_exec(PyObject *module) {
 
 static PyModuleDef_Slot slots[] = {
     {Py_mod_exec, sim_exec},
-#if PY_VERSION_HEX >= 0x030D0000
-    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#ifdef Py_mod_gil
+    {Py_mod_gil, Py_MOD_GIL_USED},
 #endif
     {0, NULL},
 };
