@@ -105,6 +105,37 @@ def test_a_forked_child_has_one_thread(run_python):
     run_python(BEGIN + dedent(code))
 
 
+def test_a_child_forked_amid_copies_finds_no_lock_held(run_python):
+    code = """
+    import os, signal
+
+    done = threading.Event()
+
+    def copy_again_and_again():
+        with torch.no_grad():
+            a, b = on("sim:0", 4), on("sim:1", 64, 4)
+            while not done.is_set():
+                a.add_(0)
+                a * b
+
+    threads = [threading.Thread(target=copy_again_and_again) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(100):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)  # ends a child that hangs
+            on("sim:0", 4) * on("sim:2", 8, 4)
+            managed.stats()
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    done.set()
+    for thread in threads:
+        thread.join()
+    """
+    run_python(BEGIN + dedent(code))
+
+
 def test_no_leaf_moves_under_another_thread(run_python):
     """Four threads train on the same leaves, which two devices need: alone, each would move.
 

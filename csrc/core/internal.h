@@ -24,6 +24,9 @@ const char *mgd_event_name(int kind);
 /* ---- machine.c: everything hangs from one machine */
 int mgd_machine_create(const struct mgd_config *config, struct mgd_machine **out);
 void mgd_machine_destroy(struct mgd_machine *m);
+/* Around fork(): a child must not find the mutex in the hands of a thread that it lacks. Nothing may be called in between. */
+void mgd_machine_before_fork(struct mgd_machine *m);
+void mgd_machine_after_fork(struct mgd_machine *m); /* in the parent and in the child */
 
 /* ---- device.c: which devices there are */
 /* Adds an accelerator; `name` ("sim:0", at most 31 bytes) is copied. */

@@ -23,6 +23,10 @@ int mgd_machine_leave(struct mgd_machine *m, int code) {
   return code;
 }
 
+void mgd_machine_before_fork(struct mgd_machine *m) { mgd_machine_enter(m); }
+
+void mgd_machine_after_fork(struct mgd_machine *m) { (void)pthread_mutex_unlock(&m->mutex); }
+
 /* The host's memory is not ours to ration: its capacity is unlimited until
  * somebody sets it. */
 static void add_host(struct mgd_machine *m) {

@@ -13,6 +13,8 @@
 #include <torch/csrc/Device.h>
 #include <torch/csrc/Exceptions.h>
 
+#include <pthread.h>
+
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -225,7 +227,9 @@ int64_t bytes_of(const at::Tensor& t) {
 
 void create_machine() {
   Registry& r = registry();
-  if (!r.machine) check(mgd_machine_create(nullptr, &r.machine), "starting");
+  if (r.machine) return;
+  check(mgd_machine_create(nullptr, &r.machine), "starting");
+  pthread_atfork([] { mgd_machine_before_fork(machine()); }, [] { mgd_machine_after_fork(machine()); }, [] { mgd_machine_after_fork(machine()); });
 }
 
 } // namespace managed

@@ -1,12 +1,11 @@
 // exposure.cpp: see exposure.h.
 #include "exposure.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <mutex>
 #include <unordered_map>
 
+#include "forks.h"
 #include "replica.h"
 
 namespace managed {
@@ -22,10 +21,8 @@ struct Registry {
   std::unordered_map<const c10::StorageImpl*, Exposed> storages;
   std::size_t sweep_at = 64;
 
-  // A child of fork() has one thread, which must not wait for those that it lacks.
-  Registry() {
-    pthread_atfork([] { registry().mutex.lock(); }, [] { registry().mutex.unlock(); }, [] { registry().mutex.unlock(); });
-  }
+  Registry() { survive_fork<registry_mutex>(); }
+  static std::mutex& registry_mutex() { return registry().mutex; }
   static Registry& registry() {
     static auto* r = new Registry; // never destroyed: tensors may outlive static destructors
     return *r;

@@ -9,6 +9,8 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "forks.h"
+
 namespace managed {
 namespace {
 
@@ -121,14 +123,25 @@ bool describes(const OpFacts& f, const c10::OperatorHandle& op) {
 
 } // namespace
 
+namespace {
+
+std::mutex& facts_mutex() {
+  static auto* mutex = [] {
+    survive_fork<facts_mutex>();
+    return new std::mutex;
+  }();
+  return *mutex;
+}
+
+} // namespace
+
 const OpFacts& facts_of(const c10::OperatorHandle& op) {
-  static auto* mutex = new std::mutex;
   static auto* table = new std::unordered_map<const void*, const OpFacts*>; // entries are never freed: kernels point to them
   static thread_local const void* last_key = nullptr;
   static thread_local const OpFacts* last = nullptr;
   const void* key = &op.operator_name();
   if (key == last_key && describes(*last, op)) return *last;
-  std::lock_guard<std::mutex> lock(*mutex);
+  std::lock_guard<std::mutex> lock(facts_mutex());
   const OpFacts*& entry = (*table)[key];
   if (!entry || !describes(*entry, op)) entry = compute(op).release();
   last_key = key;

@@ -17,6 +17,7 @@
 
 #include "api.h"
 #include "devices.h"
+#include "forks.h"
 
 namespace managed {
 namespace {
@@ -33,10 +34,15 @@ struct Waiting {
   std::mutex mutex; // a leaf: nothing is called while it is held
   std::deque<Warning> list;
 };
+std::mutex& waiting_mutex();
 Waiting& waiting() {
-  static auto* w = new Waiting;
+  static auto* w = [] {
+    survive_fork<waiting_mutex>();
+    return new Waiting;
+  }();
   return *w;
 }
+std::mutex& waiting_mutex() { return waiting().mutex; }
 
 // In the engine's own threads no line of Python runs; the node that does is the next best name.
 uint32_t backward_site() {

@@ -14,6 +14,7 @@
 
 #include "devices.h"
 #include "exposure.h"
+#include "forks.h"
 #include "state.h"
 
 namespace managed {
@@ -41,10 +42,17 @@ struct Directory {
   std::atomic<int64_t> hits{0};
 };
 
+std::mutex& directory_mutex();
+
 Directory& directory() {
-  static auto* d = new Directory; // never destroyed: tensors may outlive static destructors
+  static auto* d = [] {
+    survive_fork<directory_mutex>(); // after the machine's, which is taken under it
+    return new Directory; // never destroyed: tensors may outlive static destructors
+  }();
   return *d;
 }
+
+std::mutex& directory_mutex() { return directory().mutex; }
 
 const c10::StorageImpl* storage_of(const at::Tensor& t) { return t.storage().unsafeGetStorageImpl(); }
 

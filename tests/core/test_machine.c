@@ -1,5 +1,9 @@
 /* A machine begins with the host alone, and its creation fails cleanly. */
+#define _POSIX_C_SOURCE 200809L
 #include "expect.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
 
 static void a_new_machine_has_the_host_only(void) {
   struct mgd_machine *m = NULL;
@@ -35,10 +39,27 @@ static void what_cannot_be_is_refused(void) {
 
 static void no_machine_is_destroyed_without_harm(void) { mgd_machine_destroy(NULL); }
 
+static void a_child_of_fork_finds_it_free(void) {
+  struct mgd_machine *m = NULL;
+  EXPECT_OK(mgd_machine_create(NULL, &m));
+  mgd_machine_before_fork(m);
+  pid_t child = fork();
+  mgd_machine_after_fork(m);
+  bool whole = mgd_check(m) == MGD_OK && mgd_device_count(m) == 1;
+  if (child == 0) {
+    _exit(whole ? 0 : 1);
+  }
+  int status = -1;
+  EXPECT(child > 0 && waitpid(child, &status, 0) == child);
+  EXPECT(whole && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  mgd_machine_destroy(m);
+}
+
 int main(void) {
   a_new_machine_has_the_host_only();
   each_of_its_three_allocations_may_fail();
   what_cannot_be_is_refused();
   no_machine_is_destroyed_without_harm();
+  a_child_of_fork_finds_it_free();
   return 0;
 }
