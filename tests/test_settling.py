@@ -368,7 +368,7 @@ def test_a_program_that_moves_it_back_is_overruled_ever_more_rarely():
 
 
 def test_graphs_from_before_a_move_still_lead_to_the_leaf():
-    """A gradient that was asked for by name was "not used in the graph" after its leaf had moved."""
+    """A gradient asked for by name was "not used in the graph" after its leaf had moved."""
     w = torch.ones(4).as_subclass(ManagedTensor).to("sim:0").detach().requires_grad_()
     x = torch.full((64, 4), 2.0, device="sim:1").as_subclass(ManagedTensor)
 
