@@ -19,37 +19,6 @@ using NodePtr = std::decay_t<decltype(torch::autograd::Edge::function)>;
 
 constexpr bool kSharedNodes = std::is_same_v<NodePtr, std::shared_ptr<torch::autograd::Node>>;
 
-// A base of nodes that hold things which lead back to a weak pointer at them. An
-// intrusive pointer keeps the object as long as weak ones are left and says by
-// release_resources() that nobody uses it any more; std::shared_ptr destroys it
-// at once. let_go() is called in the first case, the destructor must do the same.
-template <class Base, bool shared>
-struct Releasing : Base {
-  virtual void let_go() = 0;
-};
-template <class Base>
-struct Releasing<Base, false> : Base {
-  virtual void let_go() = 0;
-  void release_resources() override {
-    let_go();
-    Base::release_resources();
-  }
-};
-using WeaklyHeldNode = Releasing<torch::autograd::Node, kSharedNodes>;
-
-// A node that may have died: both kinds of pointer under one face.
-class WeakNode {
- public:
-  WeakNode() = default;
-  explicit WeakNode(const NodePtr& node) : weak_(node) {}
-  NodePtr lock() const { return weak_.lock(); }
-
- private:
-  using Node = torch::autograd::Node;
-  using Weak = std::conditional_t<kSharedNodes, std::weak_ptr<Node>, c10::weak_intrusive_ptr<Node>>;
-  Weak weak_{NodePtr()};
-};
-
 template <class T, class... Args>
 NodePtr make_node(Args&&... args) {
   if constexpr (kSharedNodes)

@@ -85,13 +85,15 @@ at::Tensor copy_values(const at::Tensor& t, c10::Device to, int64_t* bytes) {
 
 // The way back of a crossing: the gradient goes to the device that the tensor left.
 // A leaf's state hears of it, because that tells whether the leaf should live elsewhere.
-struct TripHome : WeaklyHeldNode {
+struct TripHome : torch::autograd::Node {
   TripHome(const at::Tensor& t, c10::intrusive_ptr<TensorState> leaf)
       : home_(t.device()), object_(object_of(t)), site_(call_site()), leaf_(std::move(leaf)) {
     if (leaf_) leaf_->trips++;
   }
-  ~TripHome() override { forget(); }
-  void let_go() override { forget(); } // the leaf's state leads to its copies, and they to this node
+  ~TripHome() override {
+    returned();
+    if (leaf_) leaf_->trips--;
+  }
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
     torch::autograd::variable_list out(1);
@@ -107,12 +109,6 @@ struct TripHome : WeaklyHeldNode {
 
  private:
   at::Tensor bring(const at::Tensor& g) const;
-
-  void forget() {
-    returned();
-    if (leaf_) leaf_->trips--;
-    leaf_.reset();
-  }
 
   bool returned() {
     const bool waited = waiting_.exchange(false);
@@ -159,13 +155,28 @@ void connect(const at::Tensor& copy, NodePtr node) {
   torch::autograd::impl::set_gradient_edge(copy, torch::autograd::Edge(std::move(node), 0));
 }
 
-// All uses of one copy share one node, so that their gradients are summed where they arise and come home once.
+// Before a shared way home: one use's part in it.
+struct SharedUse : torch::autograd::Node {
+  SharedUse(NodeHold home, const at::Tensor& copy) : home_(std::move(home)) {
+    add_next_edge(torch::autograd::Edge(*home_, 0));
+    add_input_metadata(copy);
+  }
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override { return std::move(grads); }
+  std::string name() const override { return "ManagedUseBackward"; }
+
+ private:
+  NodeHold home_;
+};
+
+// All uses of one copy share one way home, so that their gradients are summed where they arise and come home once.
 void connect_shared(const at::Tensor& source, Replica& replica) {
-  if (!replica.trip_home || !(replica.trip_home->next_edge(0) == torch::autograd::impl::gradient_edge(source))) {
-    replica.trip_home = way_home(source, replica.values);
+  if (replica.slot < 0) return connect(replica.values, way_home(source, replica.values));
+  if (!replica.trip_home || !((*replica.trip_home)->next_edge(0) == torch::autograd::impl::gradient_edge(source))) {
+    replica.trip_home = std::make_shared<NodePtr>(way_home(source, replica.values));
     keep_trip_home(replica, replica.trip_home);
   }
-  connect(replica.values, replica.trip_home);
+  static_cast<TripHome&>(**replica.trip_home).used();
+  torch::autograd::impl::set_gradient_edge(replica.values, torch::autograd::Edge(make_node<SharedUse>(replica.trip_home, replica.values), 0));
 }
 
 bool has_hooks(torch::autograd::Node& n) {

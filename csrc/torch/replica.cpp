@@ -29,7 +29,7 @@ struct Kept {
   at::Tensor values;
   c10::VariableVersion counter;
   uint32_t version = 0;
-  WeakNode trip_home;
+  std::weak_ptr<NodePtr> trip_home;
 
   bool is_current() const { return !counter.enabled() || counter.current_version() == version; }
 };
@@ -210,13 +210,12 @@ Replica Reading::keep(c10::Device to, const at::Tensor& copy) {
   return made;
 }
 
-void keep_trip_home(const Replica& replica, const NodePtr& node) {
+void keep_trip_home(const Replica& replica, const NodeHold& node) {
   if (replica.slot < 0) return;
   Directory& d = directory();
-  WeakNode old; // a node that only this held dies after the lock is released
   std::lock_guard<std::mutex> lock(d.mutex);
   Kept& kept = d.kept[replica.slot];
-  if (kept.values.defined() && storage_of(kept.values) == storage_of(replica.values)) old = std::exchange(kept.trip_home, WeakNode(node));
+  if (kept.values.defined() && storage_of(kept.values) == storage_of(replica.values)) kept.trip_home = node;
 }
 
 namespace {

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 
 #include "compat.h"
 
@@ -15,10 +16,15 @@ namespace managed {
 
 struct Source; // a storage with copies; kept alive by the states of its tensors
 
+// A hold on an autograd node. Torch empties the edges of a node as soon as it sees that one edge is all that holds it,
+// also when somebody locks a weak pointer to it in that moment. So a node is known from outside its graph by a weak pointer
+// to a hold: each use of the node in a graph has the hold as well, and while there is one, an edge is never all.
+using NodeHold = std::shared_ptr<NodePtr>;
+
 // One use of a copy.
 struct Replica {
   at::Tensor values;  // a tensor object of its own over the copy's bytes; undefined: there is no copy
-  NodePtr trip_home;  // the autograd node of an earlier use, if it still lives
+  NodeHold trip_home; // the autograd node of an earlier use, if it still lives
   int32_t slot = -1;  // where the copy is kept; -1: it is not
 };
 
@@ -40,7 +46,7 @@ class Reading {
 };
 
 // The node goes with the copy for as long as some graph holds it.
-void keep_trip_home(const Replica& replica, const NodePtr& node);
+void keep_trip_home(const Replica& replica, const NodeHold& node);
 
 extern std::atomic<int64_t> sources_alive; // storages with copies or with a pointer that has left
 
