@@ -22,6 +22,7 @@
 #include "api.h"
 #include "devices.h"
 #include "exposure.h"
+#include "forks.h"
 #include "guard.h"
 #include "record.h"
 #include "state.h"
@@ -33,7 +34,10 @@ namespace {
 std::atomic<uint64_t> moves{0}; // tensors moved in place so far
 
 std::mutex& traffic_mutex() {
-  static auto* mutex = new std::mutex; // never destroyed, like all that tensors may reach when the process ends
+  static auto* mutex = [] {
+    survive_fork<traffic_mutex>();
+    return new std::mutex; // never destroyed, like all that tensors may reach when the process ends
+  }();
   return *mutex;
 }
 
