@@ -189,7 +189,35 @@ def test_no_leaf_moves_under_another_thread(run_python):
     run_python(BEGIN + dedent(code))
 
 
-# ---- no lock is held while Python runs
+# ---- no lock is held while Python runs, or while the GIL is waited for
+
+
+def test_a_storage_that_is_lent_while_another_thread_copies_it(run_python):
+    """Whether a lent storage is still in other hands is asked of Python, whose lock others hold."""
+    code = """
+    sys.setswitchinterval(1e-5)
+    until = time.monotonic() + 1
+
+    def lend():
+        plain = torch.ones(4)
+        while time.monotonic() < until:
+            plain.as_subclass(ManagedTensor)
+
+    def copy():
+        a, b = on("sim:0", 4), on("sim:1", 64, 4)
+        held = a.untyped_storage()
+        while time.monotonic() < until:
+            a * b
+        del held
+
+    threads = [threading.Thread(target=function) for function in (lend, copy, copy)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    """
+    run_python(BEGIN + dedent(code))
+
 
 # The probe runs everything of managed in another thread, and then here: a lock of ours that its
 # caller holds would be waited for in vain. Another thread's backward pass may need the thread of

@@ -66,11 +66,16 @@ bool is_held(const c10::Storage& storage, uint32_t known) {
 void expose(const at::Tensor& t) { note(t, true); }
 void lend(const at::Tensor& t) { note(t, false); }
 
+// How many refer to a Python object is asked under the GIL, whose owner may be waiting for the lock: so not under the lock.
 bool may_change_unseen(const at::Tensor& t, const at::Tensor& through) {
-  Registry& r = Registry::registry();
-  std::lock_guard<std::mutex> lock(r.mutex);
-  const auto entry = r.storages.find(t.storage().unsafeGetStorageImpl());
-  return entry != r.storages.end() && (entry->second.for_good || is_held(t.storage(), through.defined() ? 2 : 1));
+  {
+    Registry& r = Registry::registry();
+    std::lock_guard<std::mutex> lock(r.mutex);
+    const auto entry = r.storages.find(t.storage().unsafeGetStorageImpl());
+    if (entry == r.storages.end()) return false;
+    if (entry->second.for_good) return true;
+  }
+  return is_held(t.storage(), through.defined() ? 2 : 1);
 }
 
 } // namespace managed
