@@ -121,10 +121,8 @@ def train_a_copy(s, chance):
 
 def differentiate(s, chance):
     k = chance.randrange(len(s.inputs))
-    for p, ours, theirs in zip(
-        s.net.parameters(), gradients(s.net, s.inputs[k]), s.gradients[k], strict=True
-    ):
-        assert ours.device == p.device
+    # Where a gradient is cannot be asked: the parameter may have moved since.
+    for ours, theirs in zip(gradients(s.net, s.inputs[k]), s.gradients[k], strict=True):
         same(ours, theirs)
     same(double_gradient(s.net, s.inputs[k]), s.doubles[k])
 

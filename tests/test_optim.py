@@ -159,3 +159,27 @@ def test_a_gradient_that_stands_elsewhere_comes_home_before_the_step(form):
         make("AdamW", form, m).step()
     assert all(p.grad.device == p.device for p in net.parameters())
     assert_same(plain, net)
+
+
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
+@pytest.mark.parametrize(
+    ("name", "form", "kernel"),
+    [
+        ("AdamW", "foreach", "aten::_foreach_addcdiv_"),
+        ("SGD", "foreach", "aten::_foreach_add_"),
+        ("RMSprop", "foreach", "aten::_foreach_addcdiv_"),
+        ("AdamW", "fused", "aten::_fused_adamw_"),
+        ("SGD", "fused", "aten::_fused_sgd_"),
+    ],
+)
+def test_the_fast_path_is_taken_over_devices(name, form, kernel):
+    net = pair()[1]
+    optimizer = make(name, form, net)
+    step(net, optimizer)
+    step(net)
+    with torch.profiler.profile() as profile:
+        optimizer.step()
+    calls = [e.name for e in profile.events()]
+    devices = {p.device for p in net.parameters()}
+    # One call a device, and another where bias corrections differ: never one a parameter.
+    assert len(devices) <= calls.count(kernel) < len(list(net.parameters()))

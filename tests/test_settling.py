@@ -365,3 +365,28 @@ def test_a_program_that_moves_it_back_is_overruled_ever_more_rarely():
         if w.device == x.device:
             overruled.append(k)
     assert overruled == [1, 4, 9, 18, 35]
+
+
+def test_graphs_from_before_a_move_still_lead_to_the_leaf():
+    """A gradient asked for by name was "not used in the graph" after its leaf had moved."""
+    w = torch.ones(4).as_subclass(ManagedTensor).to("sim:0").detach().requires_grad_()
+    x = torch.full((64, 4), 2.0, device="sim:1").as_subclass(ManagedTensor)
+
+    def use():
+        return (w * x).sum()
+
+    kept, pending = use(), use()
+    kept.backward(retain_graph=True)
+    for _ in range(3):
+        with torch.no_grad():
+            w.add_(0)
+        use().backward()
+    assert w.device == torch.device("sim:1")
+    for loss in (kept, pending):
+        (gradient,) = torch.autograd.grad(loss, w, retain_graph=True)
+        assert gradient.device == w.device
+        assert gradient.tolist() == [128.0] * 4
+    w.grad = None
+    (kept + pending).backward()
+    assert w.grad.device == w.device
+    assert w.grad.tolist() == [256.0] * 4

@@ -334,10 +334,24 @@ static PyObject *tensor_new_tensor(PyObject *self, PyObject *const *args, Py_ssi
 
 /* ---- numpy, data_ptr, __dlpack__ and untyped_storage */
 
+struct noted_call {
+  enum original which;
+  int (*note)(PyObject *);
+  PyObject *self, *const *args;
+  Py_ssize_t nargs;
+  PyObject *kwnames;
+};
+
+/* The note comes first: between it and the call the bytes stay where they are. */
+static PyObject *call_noted_now(void *context) {
+  const struct noted_call *c = context;
+  if (is_torchs_own(c->self) && c->note(c->self) < 0) return NULL;
+  return call_original(c->which, c->self, c->args, c->nargs, c->kwnames);
+}
+
 static PyObject *call_noted(enum original which, int (*note)(PyObject *), PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-  PyObject *result = call_original(which, self, args, nargs, kwnames);
-  if (result && is_torchs_own(self) && note(self) < 0) Py_CLEAR(result);
-  return result;
+  struct noted_call call = {which, note, self, args, nargs, kwnames};
+  return mgd_torch_still(call_noted_now, &call);
 }
 
 static PyObject *tensor_numpy(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {

@@ -15,7 +15,6 @@
 #include "move.h"
 #include "record.h"
 #include "state.h"
-#include "threads.h"
 
 namespace managed {
 namespace {
@@ -107,8 +106,7 @@ Copy bring(const OpFacts& f, const Operand& o, c10::Device want, enum mgd_reason
   }
   const Cause cause{f.name.c_str(), MGD_EV_COPY, o.is(kHostOnly) ? MGD_WHY_REQUIRED : reason};
   // A running statistic that is written elsewhere in each step had better live there.
-  if (hidden)
-    if (const OnlyThread only; only && settle(o.tensor, want, cause)) return {o.tensor.unsafeGetTensorImpl(), want, o.tensor};
+  if (hidden && settle(o.tensor, want, cause)) return {o.tensor.unsafeGetTensorImpl(), want, o.tensor};
   at::Tensor copy = written ? cross_written(o.tensor, want, hidden, cause) : o.is(kAliased) ? cross_alone(o.tensor, want, cause) : cross(o.tensor, want, cause);
   if (written) write_backs.push_back({o.tensor, copy, hidden});
   return {o.tensor.unsafeGetTensorImpl(), want, std::move(copy)};

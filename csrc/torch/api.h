@@ -49,6 +49,8 @@ int mgd_torch_mark(PyObject *tensor);            /* makes this very tensor manag
 int mgd_torch_unmark(PyObject *tensor);
 int mgd_torch_pin(PyObject *tensor, int pinned); /* 1 pins to its device, 0 unpins */
 int mgd_torch_pinned(PyObject *tensor);
+/* f(context), while no leaf moves by itself. */
+PyObject *mgd_torch_still(PyObject *(*f)(void *), void *context);
 /* Writes to the tensor's bytes may go unseen, so copies of them are not kept: a pointer leaves, or the storage for as
  * long as the program holds it. */
 int mgd_torch_expose(PyObject *tensor);

@@ -18,7 +18,6 @@
 #include "record.h"
 #include "replica.h"
 #include "state.h"
-#include "threads.h"
 
 namespace managed {
 namespace {
@@ -138,11 +137,13 @@ void connect(const at::Tensor& copy, NodePtr node);
 
 // A gradient that is itself differentiated crosses like any tensor.
 at::Tensor TripHome::bring(const at::Tensor& g) const {
-  Traced trace(g, home_, {"gradient", MGD_EV_COPY, MGD_WHY_GRADIENT});
+  const c10::Device home = leaf_ ? next_edge(0).function->input_metadata(0).device() : home_; // a leaf may have moved since
+  if (g.device() == home) return g;
+  Traced trace(g, home, {"gradient", MGD_EV_COPY, MGD_WHY_GRADIENT});
   trace.answers(object_, site_);
   const bool managed = has_key(g.unsafeGetTensorImpl()), ours = managed && records(g) && !needs_torch(g);
   int64_t bytes = bytes_of(g);
-  at::Tensor r = ours ? copy_values(g, home_, &bytes) : g.to(home_);
+  at::Tensor r = ours ? copy_values(g, home, &bytes) : g.to(home);
   if (ours) connect(r, way_home(g, r));
   if (managed) mark(r);
   trace.done(bytes);
@@ -249,8 +250,7 @@ at::Tensor cross_by_torch(const at::Tensor& t, c10::Device to, const Cause& caus
 // `through`: the view of t by which it is needed, if it is one. Undefined: t itself has moved there.
 Replica replica_of(const at::Tensor& t, c10::Device to, const Cause& cause, const at::Tensor& through) {
   Replica replica = find_replica(t, to);
-  if (replica.values.defined()) return replica;
-  if (const OnlyThread only; only && settle(t, to, cause, through)) return replica;
+  if (replica.values.defined() || settle(t, to, cause, through)) return replica;
   Reading reading(t, through);
   return reading.keep(to, cross_values(t, to, cause));
 }

@@ -19,6 +19,7 @@
 #include "functorch.h"
 #include "guard.h"
 #include "hook.h"
+#include "threads.h"
 
 namespace managed {
 namespace {
@@ -76,9 +77,12 @@ using namespace managed;
 PyObject* mgd_torch_run_backward(PyObject* callable, PyObject* args, PyObject* kwargs) {
   PyObject* roots = PyTuple_GET_SIZE(args) > 0 ? PyTuple_GET_ITEM(args, 0) : nullptr;
   if (!roots || !any_managed(roots)) return PyObject_Call(callable, args, kwargs);
-  c10::impl::IncludeDispatchKeyGuard managed_everywhere(kKey);
-  THPObjectPtr aligned(guarded([&] { return with_gradients_at_roots(args); }));
-  return aligned ? PyObject_Call(callable, aligned, kwargs) : nullptr;
+  return guarded([&]() -> PyObject* {
+    const Visit visit; // the engine reads leaves between operators, too
+    c10::impl::IncludeDispatchKeyGuard managed_everywhere(kKey);
+    THPObjectPtr aligned(with_gradients_at_roots(args));
+    return aligned ? PyObject_Call(callable, aligned, kwargs) : nullptr;
+  });
 }
 
 PyObject* mgd_torch_bring_gradient(PyObject* gradient, PyObject* device) {

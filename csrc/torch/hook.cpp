@@ -201,12 +201,13 @@ void call_aligned(const c10::OperatorHandle& op, const OpFacts& f, torch::jit::S
 bool is_frozen() { return frozen; }
 
 bool align_call(const c10::OperatorHandle& op, torch::jit::Stack& stack, const OpFacts& f) {
-  count_thread();
+  const Visit visit;
   return !just_aligned(f) && !together(f, stack, stack.size() - f.arguments) && !frozen && realign(op, stack, f);
 }
 
 void chokepoint(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
-  if (count_thread()) return from_top(op, ks, &stack);
+  const Visit visit;
+  if (C10_UNLIKELY(visit.is_late())) return from_top(op, ks, &stack);
   if (f.mixing != Mixing::Never && !just_aligned(f) && C10_UNLIKELY(!together(f, stack, stack.size() - f.arguments))) {
     if (!frozen && realign(op, stack, f)) return;
   } else if (passes_together(f, ks)) {

@@ -22,9 +22,11 @@
 #include "api.h"
 #include "devices.h"
 #include "exposure.h"
+#include "forks.h"
 #include "guard.h"
 #include "record.h"
 #include "state.h"
+#include "threads.h"
 
 namespace managed {
 namespace {
@@ -32,7 +34,10 @@ namespace {
 std::atomic<uint64_t> moves{0}; // tensors moved in place so far
 
 std::mutex& traffic_mutex() {
-  static auto* mutex = new std::mutex; // never destroyed, like all that tensors may reach when the process ends
+  static auto* mutex = [] {
+    survive_fork<traffic_mutex>();
+    return new std::mutex; // never destroyed, like all that tensors may reach when the process ends
+  }();
   return *mutex;
 }
 
@@ -60,6 +65,18 @@ void renew_accumulator(const at::Tensor& t) {
   meta->grad_accumulator_.reset();
 }
 
+// Where only trips home lead to the accumulator, they ask it where to go: graphs from before and after the move share it,
+// so that torch.autograd.grad still finds the leaf in the old ones.
+void redirect_accumulator(const at::Tensor& t) {
+  auto* meta = torch::autograd::impl::get_autograd_meta(t);
+  if (!meta) return;
+  std::lock_guard<std::mutex> lock(meta->mutex_);
+  const auto accumulator = meta->grad_accumulator_.lock();
+  if (!accumulator) return;
+  accumulator->clear_input_metadata();
+  accumulator->add_input_metadata(t);
+}
+
 void take_over(const at::Tensor& t, const at::Tensor& copy) {
   c10::TensorImpl* impl = t.unsafeGetTensorImpl();
   const bool managed = has_key(impl);
@@ -70,7 +87,6 @@ void take_over(const at::Tensor& t, const at::Tensor& copy) {
   impl->shallow_copy_from(copy.getIntrusivePtr());
   if (state) impl->set_backend_meta(std::move(state));
   if (!managed) remove_key(impl);
-  renew_accumulator(t);
 }
 
 void check_movable(const at::Tensor& t, c10::Device to) {
@@ -102,7 +118,8 @@ long holders(const NodePtr& node) { return static_cast<long>(node.use_count()); 
 // known to hold it, the caller's own pointer included.
 bool only_trips(const NodePtr& accumulator, const TensorState& s, long others) { return holders(accumulator) <= s.trips + others; }
 
-// A graph that still waits for its backward pass must find the leaf where it left it.
+// A graph that still waits for its backward pass must find the leaf where it left it. `viewed`: the view by which it is
+// needed holds the accumulator, too.
 bool is_at_rest(const at::Tensor& t, const TensorState& s, bool viewed) {
   auto* meta = torch::autograd::impl::get_autograd_meta(t);
   if (!meta || !t.requires_grad()) return true;
@@ -135,8 +152,11 @@ void move(const at::Tensor& t, c10::Device to, const Cause& cause) {
   at::Tensor new_values = cross_values(t, to, cause), new_grad;
   if (grad.defined() && grad.device() != to) new_grad = cross_alone(grad, to, cause);
   const mgd_traffic history = traffic_of(t);
+  const bool advised = cause.reason == MGD_WHY_TRAFFIC;
   take_over(t, new_values);
-  note_moved(t, history, cause.reason == MGD_WHY_TRAFFIC);
+  if (advised) redirect_accumulator(t);
+  else renew_accumulator(t);
+  note_moved(t, history, advised);
   if (!new_grad.defined()) return;
   if (grad.is_leaf()) take_over(grad, new_grad);
   else t.mutable_grad() = new_grad;
@@ -149,7 +169,9 @@ bool settle(const at::Tensor& t, c10::Device to, const Cause& cause, const at::T
     std::lock_guard<std::mutex> lock(traffic_mutex());
     if (!mgd_traffic_needed(&s->traffic, id_of(to))) return false;
   }
-  if (is_pinned(t) || !owns_alone(t, through) || may_change_unseen(t, through) || !is_at_rest(t, *s, through.defined()) || !has_room(t, to)) return false;
+  const Stillness still; // what is asked below stays true until it has moved
+  if (!still || is_pinned(t) || !owns_alone(t, through) || may_change_unseen(t, through) || !is_at_rest(t, *s, through.defined() && through.requires_grad()) || !has_room(t, to))
+    return false;
   move(t, to, {cause.operator_name, MGD_EV_MOVE, MGD_WHY_TRAFFIC});
   return true;
 }

@@ -140,9 +140,15 @@ int mgd_torch_pinned(PyObject* o) {
   return guarded([&] { return static_cast<int>(is_pinned(THPVariable_Unpack(o))); });
 }
 
+PyObject* mgd_torch_still(PyObject* (*f)(void*), void* context) {
+  return guarded([&] {
+    const Visit visit;
+    return f(context);
+  });
+}
+
 int mgd_torch_expose(PyObject* o) {
   return guarded([&] {
-    count_thread();
     expose(THPVariable_Unpack(o));
     return 0;
   });
@@ -150,7 +156,6 @@ int mgd_torch_expose(PyObject* o) {
 
 int mgd_torch_lend(PyObject* o) {
   return guarded([&] {
-    count_thread();
     lend(THPVariable_Unpack(o));
     return 0;
   });

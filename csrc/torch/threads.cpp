@@ -5,28 +5,34 @@
 #include <pthread.h>
 #include <torch/csrc/autograd/function.h>
 
+#include <algorithm>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
+#include <vector>
 
 namespace managed {
 
-constinit thread_local bool thread_counted = false;
+std::atomic<uint64_t> move_state{0};
+constinit thread_local Seat* thread_seat = nullptr;
 
 namespace {
 
 struct Crowd {
   std::mutex mutex; // a leaf: nothing is called while it is held
   std::condition_variable rested;
-  int threads = 0;
-  bool moving = false; // then threads is 1, and that thread moves a leaf
+  std::vector<Seat*> seats;
 };
 
 Crowd& crowd();
 
+bool is_moving(uint64_t state) { return state & 1; }
+
 // A child of fork() has the thread that forked and no other; nothing moves in it while it is made.
 void child_begins() {
-  crowd().threads = thread_counted ? 1 : 0;
-  crowd().moving = false;
+  crowd().seats.clear();
+  if (thread_seat) crowd().seats.push_back(thread_seat);
+  move_state = move_state & ~uint64_t{1};
   crowd().mutex.unlock();
 }
 
@@ -38,53 +44,70 @@ Crowd& crowd() {
   return *all;
 }
 
+// Gives a thread's seat back when the thread ends. Operators that run later still, from
+// destructors of other thread-local objects, take a new one, which nobody frees.
 struct Leaves {
-  bool counted = false;
+  std::unique_ptr<Seat> seat;
   ~Leaves() {
-    if (!counted) return;
+    if (!seat) return;
+    thread_seat = nullptr;
     std::lock_guard<std::mutex> lock(crowd().mutex);
-    crowd().threads--;
+    auto& seats = crowd().seats;
+    seats.erase(std::find(seats.begin(), seats.end(), seat.get()));
   }
 };
 
 bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
 
-bool join() {
-  Crowd& c = crowd();
-  std::unique_lock<std::mutex> lock(c.mutex);
-  const bool waited = c.moving;
-  c.rested.wait(lock, [&] { return !c.moving; });
-  c.threads++;
-  return waited;
-}
-
 } // namespace
 
-// Who moves a leaf may need the GIL for what dies meanwhile, and some operators are called with it.
-bool count_thread_slow() {
-  if (in_backward()) return false;
-  PyThreadState* gil = PyGILState_Check() ? PyEval_SaveThread() : nullptr;
-  const bool waited = join();
-  if (gil) PyEval_RestoreThread(gil);
+Seat* take_seat() {
   static thread_local Leaves at_its_end;
-  thread_counted = at_its_end.counted = true;
-  return waited;
+  auto seat = std::make_unique<Seat>();
+  seat->seen = move_state;
+  std::lock_guard<std::mutex> lock(crowd().mutex);
+  crowd().seats.push_back(seat.get());
+  thread_seat = seat.get();
+  if (at_its_end.seat) seat.release();
+  else at_its_end.seat = std::move(seat);
+  return thread_seat;
 }
 
-OnlyThread::OnlyThread() : alone_(false) {
-  if (!thread_counted || in_backward()) return;
+// Who moves a leaf may need the GIL for what dies meanwhile, and some operators are called with it.
+void catch_up(Seat& seat) {
   Crowd& c = crowd();
-  std::lock_guard<std::mutex> lock(c.mutex);
-  alone_ = c.threads == 1 && !c.moving;
-  if (alone_) c.moving = true;
+  while (is_moving(seat.seen = move_state)) {
+    seat.inside = false;
+    PyThreadState* gil = PyGILState_Check() ? PyEval_SaveThread() : nullptr;
+    {
+      std::unique_lock<std::mutex> lock(c.mutex);
+      c.rested.wait(lock, [] { return !is_moving(move_state); });
+    }
+    if (gil) PyEval_RestoreThread(gil);
+    seat.inside = true;
+  }
 }
 
-OnlyThread::~OnlyThread() {
-  if (!alone_) return;
+Stillness::Stillness() {
+  if (in_backward()) return; // the thread that waits for it may hold what it has read
   Crowd& c = crowd();
   {
     std::lock_guard<std::mutex> lock(c.mutex);
-    c.moving = false;
+    if (is_moving(move_state)) return;
+    move_state++;
+    still_ = std::none_of(c.seats.begin(), c.seats.end(), [](const Seat* s) { return s != thread_seat && s->inside; });
+    if (!still_) move_state--;
+  }
+  if (!still_) c.rested.notify_all();
+}
+
+Stillness::~Stillness() {
+  if (!still_) return;
+  Crowd& c = crowd();
+  {
+    std::lock_guard<std::mutex> lock(c.mutex);
+    move_state++;
+    if (thread_seat) thread_seat->seen = move_state;
   }
   c.rested.notify_all();
 }

@@ -1,33 +1,66 @@
-// threads.h: which threads of the program use managed tensors.
+// threads.h: what keeps a leaf still while somebody uses it.
 //
-// A leaf that moves by itself changes its storage and its device under whoever
-// reads it. Nobody can tell what another thread is reading, so leaves move only
-// while there is no other thread.
+// A leaf that moves by itself changes its storage and its device in place. So a
+// thread says when it is inside an operator on managed tensors, and leaves move
+// only while nobody else is inside one; who comes meanwhile waits.
 #pragma once
+#include <atomic>
+#include <cstdint>
 
 namespace managed {
 
-// One byte of static thread-local storage: every operator reads it.
-extern constinit thread_local bool thread_counted __attribute__((tls_model("initial-exec")));
+// What one thread says of itself.
+struct Seat {
+  std::atomic<bool> inside{false};
+  uint64_t seen = 0; // the state of moves when it last looked
+  int depth = 0;     // of operators inside operators
+};
 
-// Counts this thread until it ends; true when it had to wait for a leaf that was
-// moving, so that what it read before is of no use. The engine's threads work
-// for a thread that waits for them, and are not counted.
-__attribute__((cold, noinline)) bool count_thread_slow();
-inline bool count_thread() { return __builtin_expect(!thread_counted, 0) && count_thread_slow(); }
+extern std::atomic<uint64_t> move_state; // moves that ended, times two; odd: one is under way
+// One word of static thread-local storage: every operator reads it.
+extern constinit thread_local Seat* thread_seat __attribute__((tls_model("initial-exec")));
 
-// While one of these says yes, no other thread of the program uses managed
-// tensors: those that begin to wait, without the GIL, until it has gone.
-class OnlyThread {
+__attribute__((cold, noinline)) Seat* take_seat();
+__attribute__((cold, noinline)) void catch_up(Seat& seat); // waits, without the GIL, for a move that is under way
+
+// Stands around each operator and each backward pass. The two accesses in sequence are what a mover relies on:
+// either it sees us inside, or we see it.
+class Visit {
  public:
-  OnlyThread();
-  ~OnlyThread();
-  OnlyThread(const OnlyThread&) = delete;
-  OnlyThread& operator=(const OnlyThread&) = delete;
-  explicit operator bool() const { return alone_; }
+  Visit() : seat_(thread_seat) {
+    if (__builtin_expect(!seat_, 0)) seat_ = take_seat();
+    if (seat_->depth++ != 0) return;
+    seat_->inside.store(true);
+    if (__builtin_expect(move_state.load() != seat_->seen, 0)) {
+      catch_up(*seat_);
+      is_late_ = true;
+    }
+  }
+  ~Visit() {
+    if (--seat_->depth == 0) seat_->inside.store(false, std::memory_order_release);
+  }
+  Visit(const Visit&) = delete;
+  Visit& operator=(const Visit&) = delete;
+
+  // Something has moved since this thread's last operator: what was read before, such as the call's key set, may be of no use.
+  bool is_late() const { return is_late_; }
 
  private:
-  bool alone_;
+  Seat* seat_;
+  bool is_late_ = false;
+};
+
+// While one of these says yes, no other thread is inside an operator.
+class Stillness {
+ public:
+  Stillness();
+  ~Stillness();
+  Stillness(const Stillness&) = delete;
+  Stillness& operator=(const Stillness&) = delete;
+  explicit operator bool() const { return still_; }
+
+ private:
+  bool still_ = false;
 };
 
 } // namespace managed

@@ -114,7 +114,8 @@ struct Typed<Op, R(A...)> {
   }
 
   static R call(c10::DispatchKeySet ks, A... a) {
-    if (C10_UNLIKELY(count_thread())) return box<&from_top>(ks, std::forward<A>(a)...); // first: nothing moves by itself after it
+    const Visit visit; // first: nothing moves by itself after it
+    if (C10_UNLIKELY(visit.is_late())) return box<&from_top>(ks, std::forward<A>(a)...);
     if (C10_UNLIKELY(!together(a...))) return box<&boxed>(ks, std::forward<A>(a)...);
     if (passes_together(*facts, ks)) return Op::redispatch(ks & kBelow, std::forward<A>(a)...);
     const AtEnd note{[&] { // also when it fails half way

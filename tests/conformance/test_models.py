@@ -9,7 +9,7 @@ import random
 import pytest
 import torch
 
-from .compare import difference
+from .compare import difference, tensors
 from .models import MODELS, make
 from .operators import left_over
 from .placement import ACCELERATORS, Scattered
@@ -37,9 +37,16 @@ def train(model, batches, loss, optimizer, put=lambda t: t):
     return history
 
 
-def check(expected, actual):
-    found = difference(expected, actual, form=False)
-    assert not found, found
+# Three gradients and more meet at one tensor, and those from one device are summed there.
+SUMS_IN_ANOTHER_ORDER = ("llama", "t5")
+
+
+def check(expected, actual, tolerance=0.0):
+    if not difference(expected, actual, form=False):
+        return
+    for a, b in zip(tensors(expected), tensors(actual), strict=True):
+        far = (a - b).abs().max().item() if a.numel() else 0.0
+        assert far <= tolerance * max(1.0, a.abs().max().item()), f"{far} apart"
 
 
 # In the short run one optimizer is enough; `-m conformance` takes the others.
@@ -85,7 +92,7 @@ def scattered(name, draw, optimizer, seed):
     assert len({p.device for p in there.parameters()}) > 1
     expected = train(model, batches, loss, optimizer)
     actual = train(there, batches, loss, optimizer, lambda t: managed_(t.to(draw())))
-    check(expected, actual)
+    check(expected, actual, 1e-5 if name in SUMS_IN_ANOTHER_ORDER else 0.0)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -224,7 +224,8 @@ def test_lazy(place):
 
 
 @pytest.mark.row(
-    "BatchNorm, SyncBatchNorm", note="statistics are updated where they are; conversion keeps tensors managed"
+    "BatchNorm, SyncBatchNorm",
+    note="statistics are updated where they are; conversion keeps tensors managed",
 )
 def test_batch_norm(place):
     net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten())
