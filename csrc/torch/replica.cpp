@@ -70,14 +70,13 @@ void reap_locked(Directory& d, Dying& dying) {
 }
 
 // Without memory for it the core's slot is given back, and nothing has changed.
-void put_locked(Directory& d, int32_t slot, Kept kept) {
+void put_locked(Directory& d, int32_t slot, Kept kept, Dying& dying) {
   try {
     if (d.kept.size() <= static_cast<std::size_t>(slot)) d.kept.resize(slot + 1);
     d.copies[storage_of(kept.values)] = slot;
   } catch (...) {
-    Dying none;
     mgd_replica_drop(machine(), slot);
-    reap_locked(d, none);
+    reap_locked(d, dying);
     throw;
   }
   d.kept[slot] = std::move(kept);
@@ -201,7 +200,7 @@ Replica Reading::keep(c10::Device to, const at::Tensor& copy) {
     const auto bytes = static_cast<int64_t>(copy.storage().nbytes());
     if (mgd_replica_add(machine(), source_, writes_, id_of(to), extent_of(t_, to), bytes, &made.slot) == MGD_OK) {
       reap_locked(d, dying); // what the new copy takes the place of
-      put_locked(d, made.slot, {copy, t_.unsafeGetTensorImpl()->version_counter(), version_, {}});
+      put_locked(d, made.slot, {copy, t_.unsafeGetTensorImpl()->version_counter(), version_, {}}, dying);
     } else {
       made.slot = -1;
     }
