@@ -47,6 +47,15 @@ def pair(make=Model):
     return plain, scatter(ManagedModule.from_module(copy.deepcopy(plain)))
 
 
+def changed():
+    """A plain model with other values."""
+    other = Model()
+    with torch.no_grad():
+        for p in other.parameters():
+            p.add_(1)
+    return other
+
+
 def tensors(net):
     return {**dict(net.named_parameters()), **dict(net.named_buffers())}
 

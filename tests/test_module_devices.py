@@ -5,10 +5,10 @@ import copy
 import pytest
 import torch
 from scattered import (
-    Model,
     all_managed,
     assert_same,
     assert_same_gradients,
+    changed,
     pair,
     places,
     scatter,
@@ -177,14 +177,6 @@ def test_data_can_be_assigned_over_devices():
 
 
 # ---- loading
-
-
-def changed():
-    other = Model()
-    with torch.no_grad():
-        for p in other.parameters():
-            p.add_(1)
-    return other
 
 
 @pytest.mark.parametrize("source", ["cpu", "one device", "scattered"])

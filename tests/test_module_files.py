@@ -5,19 +5,10 @@ import io
 
 import safetensors.torch
 import torch
-from scattered import Model, all_managed, assert_same, pair, places, scatter, step
+from scattered import all_managed, assert_same, changed, pair, places, scatter, step
 from torch import nn
 
 from managed import ManagedModule
-
-
-def changed():
-    other = Model()
-    with torch.no_grad():
-        for p in other.parameters():
-            p.add_(1)
-    return other
-
 
 # ---- copies
 

@@ -24,6 +24,12 @@ namespace {
 
 bool records(const at::Tensor& t) { return c10::GradMode::is_enabled() && t.requires_grad(); }
 
+// Tensors whose copy torch itself must record: wrappers, or a tangent that has to cross too.
+bool needs_torch(const at::Tensor& t) {
+  return (t.layout() == at::kStrided && !t.has_storage()) || t.layout() == at::kMkldnn || t.unsafeGetTensorImpl()->is_python_dispatch() ||
+      t.key_set().has_any(c10::DispatchKeySet({c10::DispatchKey::ZeroTensor, c10::DispatchKey::Functionalize})) || t._fw_grad(/*level=*/0).defined();
+}
+
 uint64_t object_of(const at::Tensor& t) {
   TensorState* s = state_of(t);
   return s ? s->object : 0;
@@ -132,8 +138,10 @@ NodePtr way_home(const at::Tensor& source, const at::Tensor& copy) {
   return node;
 }
 
-bool needs_torch(const at::Tensor& t);
-void connect(const at::Tensor& copy, NodePtr node);
+void connect(const at::Tensor& copy, NodePtr node) {
+  static_cast<TripHome&>(*node).used();
+  torch::autograd::impl::set_gradient_edge(copy, torch::autograd::Edge(std::move(node), 0));
+}
 
 // A gradient that is itself differentiated crosses like any tensor.
 at::Tensor TripHome::bring(const at::Tensor& g) const {
@@ -148,11 +156,6 @@ at::Tensor TripHome::bring(const at::Tensor& g) const {
   if (managed) mark(r);
   trace.done(bytes);
   return r;
-}
-
-void connect(const at::Tensor& copy, NodePtr node) {
-  static_cast<TripHome&>(*node).used();
-  torch::autograd::impl::set_gradient_edge(copy, torch::autograd::Edge(std::move(node), 0));
 }
 
 // Before a shared way home: one use's part in it.
@@ -211,12 +214,6 @@ at::Tensor shared_base(const at::Tensor& t) {
   if (!same_bytes || !base.is_leaf() || !base.is_non_overlapping_and_dense() || 2 * t.numel() < base.numel() || !is_inside(t, base)) return {};
   if (records(t) && !(base.requires_grad() && is_unwatched(t, base))) return {};
   return base;
-}
-
-// Tensors whose copy torch itself must record: wrappers, or a tangent that has to cross too.
-bool needs_torch(const at::Tensor& t) {
-  return (t.layout() == at::kStrided && !t.has_storage()) || t.layout() == at::kMkldnn || t.unsafeGetTensorImpl()->is_python_dispatch() ||
-      t.key_set().has_any(c10::DispatchKeySet({c10::DispatchKey::ZeroTensor, c10::DispatchKey::Functionalize})) || t._fw_grad(/*level=*/0).defined();
 }
 
 } // namespace

@@ -46,14 +46,14 @@ bool just_aligned(const OpFacts& f) {
   return true;
 }
 
-void mark_value(const c10::IValue& v) {
-  if (v.isTensor()) {
-    mark(v.toTensor());
-  } else if (v.isList()) {
-    for (const c10::IValue& e : v.toListRef()) {
-      if (!e.isTensor() && !e.isList() && !e.isNone()) return;
-      mark_value(e);
-    }
+// Calls f with each tensor that a value holds; lists of other things are left after their first element.
+template <class F>
+void each_tensor(const c10::IValue& v, const F& f) {
+  if (v.isTensor()) return f(v.toTensor());
+  if (!v.isList()) return;
+  for (const c10::IValue& e : v.toListRef()) {
+    if (!e.isTensor() && !e.isList() && !e.isNone()) return;
+    each_tensor(e, f);
   }
 }
 
@@ -73,11 +73,7 @@ class Writes {
     for (uint64_t left = f.written; left; left &= left - 1) values_.push_back(stack[stack.size() - f.arguments + c10::llvm::countTrailingZeros(left)]);
   }
   ~Writes() {
-    for (const c10::IValue& v : values_) {
-      if (v.isTensor()) note_written(v.toTensor());
-      else if (v.isList())
-        for (const c10::IValue& e : v.toListRef()) note_written(e.toTensor());
-    }
+    for (const c10::IValue& v : values_) each_tensor(v, note_written);
   }
   Writes(const Writes&) = delete;
   Writes& operator=(const Writes&) = delete;
@@ -86,16 +82,10 @@ class Writes {
   c10::SmallVector<c10::IValue, 2> values_;
 };
 
-void expose_value(const c10::IValue& v) {
-  if (v.isTensor()) expose(v.toTensor());
-  else if (v.isList())
-    for (const c10::IValue& e : v.toListRef()) expose_value(e);
-}
-
 void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
   const auto lists = written_lists(f, stack);
   const Writes writes(f, stack);
-  if (C10_UNLIKELY(f.outlives_call)) for (const TensorArg& a : f.tensors) expose_value(stack[stack.size() - f.arguments + a.index]);
+  if (C10_UNLIKELY(f.outlives_call)) for (const TensorArg& a : f.tensors) each_tensor(stack[stack.size() - f.arguments + a.index], expose);
   if (f.route != Route::Leaf || C10_UNLIKELY(ks.has_any(kOpen))) {
     op.redispatchBoxed(ks, &stack);
   } else {
@@ -103,17 +93,10 @@ void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit
     op.redispatchBoxed(ks, &stack);
   }
   for (std::size_t i = stack.size() - f.returns; i < stack.size(); i++) {
-    mark_value(stack[i]);
-    if (C10_UNLIKELY(f.outlives_call)) expose_value(stack[i]);
+    each_tensor(stack[i], mark);
+    if (C10_UNLIKELY(f.outlives_call)) each_tensor(stack[i], expose);
   }
-  for (const c10::IValue& list : lists) mark_value(list);
-}
-
-// A result may be an operand as it is, and then the program owns the copy that was made of it.
-void give_up(const c10::IValue& v) {
-  if (v.isTensor()) give_up_replica_of(v.toTensor());
-  else if (v.isTensorList())
-    for (const at::Tensor& t : v.toTensorVector()) give_up_replica_of(t);
+  for (const c10::IValue& list : lists) each_tensor(list, mark);
 }
 
 // Aligns and calls again from the top; false when nothing moved and the call may simply go on.
@@ -131,8 +114,9 @@ bool realign(const c10::OperatorHandle& op, torch::jit::Stack& stack, const OpFa
   if (!align(f, stack, base, write_backs)) return false;
   counters.aligned.fetch_add(1, std::memory_order_relaxed);
   call_aligned(op, f, stack);
-  if (f.route != Route::Leaf) // whose schema would say that a result is a view
-    for (std::size_t r = 0; r < f.returns; r++) give_up(stack[stack.size() - f.returns + r]);
+  // A result may be an operand as it is, and then the program owns the copy that was made of it. A leaf's schema would say so.
+  if (f.route != Route::Leaf)
+    for (std::size_t r = 0; r < f.returns; r++) each_tensor(stack[stack.size() - f.returns + r], give_up_replica_of);
   if (write_backs.empty()) return true;
   finish(write_backs);
   for (std::size_t r = 0; r < f.returns; r++)

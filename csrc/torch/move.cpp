@@ -14,8 +14,6 @@
 
 #include "move.h"
 
-#include <c10/core/GradMode.h>
-
 #include <atomic>
 #include <mutex>
 
@@ -81,9 +79,13 @@ void take_over(const at::Tensor& t, const at::Tensor& copy) {
   c10::TensorImpl* impl = t.unsafeGetTensorImpl();
   const bool managed = has_key(impl);
   TensorState* old = state_of(t);
-  // A state of its own under the old id: aliases made before the move keep the old bytes and the old state.
+  // A state of its own with the old id and history: aliases made before the move keep the old bytes and the old state.
   auto state = old ? c10::make_intrusive<TensorState>() : nullptr;
-  if (state) state->object = old->object;
+  if (state) {
+    std::lock_guard<std::mutex> lock(traffic_mutex());
+    state->object = old->object;
+    state->traffic = old->traffic;
+  }
   impl->shallow_copy_from(copy.getIntrusivePtr());
   if (state) impl->set_backend_meta(std::move(state));
   if (!managed) remove_key(impl);
@@ -96,20 +98,11 @@ void check_movable(const at::Tensor& t, c10::Device to) {
   TORCH_CHECK(!t.is_view(), "managed: a view does not move in place, its base would stay behind. Use .to(", to, ") for a copy");
 }
 
-// The tensor's history goes on in its new state.
-void note_moved(const at::Tensor& t, mgd_traffic history, bool advised) {
+void note_moved(const at::Tensor& t, bool advised) {
   moves++;
   TensorState* s = state_of(t);
-  if (!s) return;
   std::lock_guard<std::mutex> lock(traffic_mutex());
-  mgd_traffic_moved(&history, advised);
-  s->traffic = history;
-}
-
-mgd_traffic traffic_of(const at::Tensor& t) {
-  TensorState* s = state_of(t);
-  std::lock_guard<std::mutex> lock(traffic_mutex());
-  return s ? s->traffic : mgd_traffic{};
+  if (s) mgd_traffic_moved(&s->traffic, advised);
 }
 
 long holders(const NodePtr& node) { return static_cast<long>(node.use_count()); }
@@ -151,12 +144,11 @@ void move(const at::Tensor& t, c10::Device to, const Cause& cause) {
   // Both copies are made before either tensor changes: an OutOfMemoryError leaves everything as it was.
   at::Tensor new_values = cross_values(t, to, cause), new_grad;
   if (grad.defined() && grad.device() != to) new_grad = cross_alone(grad, to, cause);
-  const mgd_traffic history = traffic_of(t);
   const bool advised = cause.reason == MGD_WHY_TRAFFIC;
   take_over(t, new_values);
   if (advised) redirect_accumulator(t);
   else renew_accumulator(t);
-  note_moved(t, history, advised);
+  note_moved(t, advised);
   if (!new_grad.defined()) return;
   if (grad.is_leaf()) take_over(grad, new_grad);
   else t.mutable_grad() = new_grad;
@@ -170,7 +162,8 @@ bool settle(const at::Tensor& t, c10::Device to, const Cause& cause, const at::T
     if (!mgd_traffic_needed(&s->traffic, id_of(to))) return false;
   }
   const Stillness still; // what is asked below stays true until it has moved
-  if (!still || is_pinned(t) || !owns_alone(t, through) || may_change_unseen(t, through) || !is_at_rest(t, *s, through.defined() && through.requires_grad()) || !has_room(t, to))
+  if (!still || is_pinned(t) || !owns_alone(t, through) || may_change_unseen(t, through) ||
+      !is_at_rest(t, *s, through.defined() && through.requires_grad()) || !has_room(t, to))
     return false;
   move(t, to, {cause.operator_name, MGD_EV_MOVE, MGD_WHY_TRAFFIC});
   return true;

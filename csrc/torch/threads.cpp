@@ -3,13 +3,14 @@
 
 #include <Python.h>
 #include <pthread.h>
-#include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <vector>
+
+#include "api.h"
 
 namespace managed {
 
@@ -57,8 +58,6 @@ struct Leaves {
   }
 };
 
-bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
-
 } // namespace
 
 Seat* take_seat() {
@@ -89,7 +88,7 @@ void catch_up(Seat& seat) {
 }
 
 Stillness::Stillness() {
-  if (in_backward()) return; // the thread that waits for it may hold what it has read
+  if (mgd_torch_in_backward()) return; // the thread that waits for it may hold what it has read
   Crowd& c = crowd();
   {
     std::lock_guard<std::mutex> lock(c.mutex);
