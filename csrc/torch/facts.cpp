@@ -88,7 +88,7 @@ Route route_of(const c10::OperatorHandle& op, const OpFacts& f, std::string_view
   if (calls_composites(f.name)) return Route::Open;
   if (!is_composite(op)) return Route::Leaf;
   if (aligned_whole(base) || f.has_host_only) return Route::AlignOnly;
-  return autocast_casts(op) ? Route::AlignCast : Route::Fallthrough;
+  return autocast_casts(op) ? Route::Whole : Route::Fallthrough;
 }
 
 std::unique_ptr<OpFacts> compute(const c10::OperatorHandle& op) {

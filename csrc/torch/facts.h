@@ -17,9 +17,9 @@ namespace managed {
 // How a call goes on after alignment.
 enum class Route : uint8_t {
   Leaf,        // the key is excluded below: nothing inside needs the hook
+  Whole,       // a composite that autocast knows: aligned before it casts, and below again like a leaf
   Open,        // the key stays on: inner operators come to the hook themselves
   AlignOnly,   // a composite that is aligned as a whole: its leaves do the rest
-  AlignCast,   // the same where its operands stand apart or autocast casts it; otherwise its leaves do all
   Fallthrough, // any other composite: never reaches us, its leaves do
 };
 

@@ -86,7 +86,7 @@ void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit
   const auto lists = written_lists(f, stack);
   const Writes writes(f, stack);
   if (C10_UNLIKELY(f.outlives_call)) for (const TensorArg& a : f.tensors) each_tensor(stack[stack.size() - f.arguments + a.index], expose);
-  if (f.route != Route::Leaf || C10_UNLIKELY(ks.has_any(kOpen))) {
+  if (meets_hook_inside(f, ks)) {
     op.redispatchBoxed(ks, &stack);
   } else {
     c10::impl::ExcludeDispatchKeyGuard no_key(kKey);
@@ -194,8 +194,6 @@ void chokepoint(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::ji
   if (C10_UNLIKELY(visit.is_late())) return from_top(op, ks, &stack);
   if (f.mixing != Mixing::Never && !just_aligned(f) && C10_UNLIKELY(!together(f, stack, stack.size() - f.arguments))) {
     if (!frozen && realign(op, stack, f)) return;
-  } else if (passes_together(f, ks)) {
-    return op.redispatchBoxed(ks & kBelow, &stack);
   }
   run_below(op, ks & kBelow, stack, f);
 }

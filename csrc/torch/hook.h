@@ -21,10 +21,9 @@ inline const c10::DispatchKeySet kOpen =
          c10::DispatchKey::FuncTorchDynamicLayerBackMode, c10::DispatchKey::Tracer}) |
     c10::autocast_dispatch_keyset;
 
-// Composites that are aligned for autocast's sake alone go their way when it is off and their operands stand together.
-inline bool passes_together(const OpFacts& f, c10::DispatchKeySet ks) {
-  return f.route == Route::AlignCast && !ks.has_any(c10::autocast_dispatch_keyset);
-}
+// Whether the operators that a kernel calls meet the hook too. Operands that stand together stay together inside a
+// composite, and it is cheaper to mark its results than those of each of its steps.
+inline bool meets_hook_inside(const OpFacts& f, c10::DispatchKeySet ks) { return f.route > Route::Whole || ks.has_any(kOpen); }
 
 // Registers everything with the dispatcher; throws c10::Error when the key is taken.
 void register_hook();

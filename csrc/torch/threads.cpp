@@ -3,6 +3,11 @@
 
 #include <Python.h>
 #include <pthread.h>
+#ifdef __linux__
+#include <linux/membarrier.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include <algorithm>
 #include <condition_variable>
@@ -14,7 +19,22 @@
 
 namespace managed {
 
+namespace {
+
+// Makes every thread of the process pass a full memory barrier. False where the kernel cannot.
+bool fence_everybody() {
+#if defined(__linux__) && !defined(__SANITIZE_THREAD__) // the sanitizer sees no barrier that another thread makes
+  static const bool registered = syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) == 0;
+  return registered && syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) == 0;
+#else
+  return false;
+#endif
+}
+
+} // namespace
+
 std::atomic<uint64_t> move_state{0};
+bool visitors_fence = !fence_everybody();
 constinit thread_local Seat* thread_seat = nullptr;
 
 namespace {
@@ -63,7 +83,7 @@ struct Leaves {
 Seat* take_seat() {
   static thread_local Leaves at_its_end;
   auto seat = std::make_unique<Seat>();
-  seat->seen = move_state;
+  seat->seen = move_state & ~uint64_t{1}; // a move that is under way is yet to be waited for
   std::lock_guard<std::mutex> lock(crowd().mutex);
   crowd().seats.push_back(seat.get());
   thread_seat = seat.get();
@@ -94,7 +114,8 @@ Stillness::Stillness() {
     std::lock_guard<std::mutex> lock(c.mutex);
     if (is_moving(move_state)) return;
     move_state++;
-    still_ = std::none_of(c.seats.begin(), c.seats.end(), [](const Seat* s) { return s != thread_seat && s->inside; });
+    still_ = (visitors_fence || fence_everybody()) &&
+             std::none_of(c.seats.begin(), c.seats.end(), [](const Seat* s) { return s != thread_seat && s->inside; });
     if (!still_) move_state--;
   }
   if (!still_) c.rested.notify_all();

@@ -17,6 +17,9 @@ struct Seat {
 };
 
 extern std::atomic<uint64_t> move_state; // moves that ended, times two; odd: one is under way
+// Whether visitors make their word visible themselves, at some 5 ns an operator. They need not where the kernel
+// lets a mover do it for all threads at once: membarrier(2). Set before the first operator, never changed.
+extern bool visitors_fence;
 // One word of static thread-local storage: every operator reads it.
 extern constinit thread_local Seat* thread_seat __attribute__((tls_model("initial-exec")));
 
@@ -30,7 +33,12 @@ class Visit {
   Visit() : seat_(thread_seat) {
     if (__builtin_expect(!seat_, 0)) seat_ = take_seat();
     if (seat_->depth++ != 0) return;
-    seat_->inside.store(true);
+    if (__builtin_expect(visitors_fence, 0)) {
+      seat_->inside.store(true);
+    } else {
+      seat_->inside.store(true, std::memory_order_relaxed);
+      std::atomic_signal_fence(std::memory_order_seq_cst);
+    }
     if (__builtin_expect(move_state.load() != seat_->seen, 0)) {
       catch_up(*seat_);
       is_late_ = true;

@@ -103,7 +103,7 @@ struct Typed<Op, R(A...)> {
   }
 
   static R run(c10::DispatchKeySet ks, A... a) {
-    if (C10_UNLIKELY(ks.has_any(kOpen)) || facts->route != Route::Leaf) return Op::redispatch(ks, std::forward<A>(a)...);
+    if (C10_UNLIKELY(meets_hook_inside(*facts, ks))) return Op::redispatch(ks, std::forward<A>(a)...);
     c10::impl::ExcludeDispatchKeyGuard no_key(kKey);
     return Op::redispatch(ks, std::forward<A>(a)...);
   }
@@ -117,7 +117,6 @@ struct Typed<Op, R(A...)> {
     const Visit visit; // first: nothing moves by itself after it
     if (C10_UNLIKELY(visit.is_late())) return box<&from_top>(ks, std::forward<A>(a)...);
     if (C10_UNLIKELY(!together(a...))) return box<&boxed>(ks, std::forward<A>(a)...);
-    if (passes_together(*facts, ks)) return Op::redispatch(ks & kBelow, std::forward<A>(a)...);
     const AtEnd note{[&] { // also when it fails half way
       if (C10_UNLIKELY(facts->written && sources_alive.load(std::memory_order_relaxed))) each_of(facts->written, note_written, a...);
     }};
