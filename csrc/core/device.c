@@ -48,9 +48,10 @@ int mgd_device_add(struct mgd_machine *m, const char *name, int64_t capacity, in
 int mgd_device_truncate(struct mgd_machine *m, int keep) {
   int code = MGD_E_INVALID;
   mgd_machine_enter(m);
-  if (keep >= 0 && !mgd_admit_busy_locked(m, keep) && !mgd_replica_busy_locked(m, keep)) {
+  if (keep >= 0 && !mgd_admit_busy_locked(m, keep) && !mgd_replica_busy_locked(m, keep) && !mgd_handle_busy_locked(m, keep)) {
     for (; m->count > keep + 1; m->count--) {
       mgd_trace_forget_locked(m, m->count - 1);
+      mgd_alloc_free(m->devices[m->count - 1].storages.order);
     }
     code = MGD_OK;
   }

@@ -124,6 +124,45 @@ int mgd_replica_limit(struct mgd_machine *m, int device, double fraction); /* of
 /* Fault injection: from now on each find dooms its replica by chance, one in four; 0 stops that. */
 int mgd_replica_shake(struct mgd_machine *m, uint64_t seed);
 
+/* ---- handle.c: where each storage's bytes are */
+/* `h` is zeroed and resident at home. NOMEM: nothing was changed. */
+int mgd_handle_open(struct mgd_machine *m, struct mgd_handle *h, int home, int64_t bytes);
+/* The storage dies. *moving: whoever moves the bytes frees them, together with the handle; otherwise the caller frees them now,
+ * *memory among them. Then the caller puts MGD_ALIVE back. */
+int mgd_handle_close(struct mgd_machine *m, struct mgd_handle *h, bool *moving, void **memory);
+/* A resident storage in use by the caller got another block. *memory: a copy of the old one to be freed, or NULL. */
+int mgd_handle_resize(struct mgd_machine *m, struct mgd_handle *h, int64_t bytes, void **memory);
+int mgd_handle_pin(struct mgd_machine *m, struct mgd_handle *h, bool pin); /* counted; what is spilled stays so until it is used */
+/* Everything that one operator needs, or nothing: what brings the n handles home, all of them in use by the caller. room[id]
+ * are the free bytes of each device. First comes what makes room, then every restore, which is
+ * the caller's from now on. *n_actions in: room, at least n + MGD_MAX_DEVICES; out: how many, 0 when all are home.
+ * WAIT: others are moving one of them. BUSY, NO_ROOM: the bytes will not fit on *device while others use what is there, or
+ * whoever leaves. */
+int mgd_acquire_begin(struct mgd_machine *m, struct mgd_handle *const *handles, size_t n, const int64_t *room, struct mgd_action *actions, size_t *n_actions, int *device);
+/* The bytes are home, or (!done) they are not and stay where they were. *memory: to be freed, or NULL. */
+int mgd_restore_end(struct mgd_machine *m, struct mgd_handle *h, bool done, void **memory);
+/* The bytes are on `to`, `memory` where that is the host; or they stayed where they were (to == -1). Afterwards the caller
+ * puts its use back. *memory_left: to be freed, or NULL. */
+int mgd_spill_end(struct mgd_machine *m, struct mgd_handle *h, int to, void *memory, void **memory_left);
+int mgd_host_limit(struct mgd_machine *m, int64_t bytes); /* for spilled storages and spares together; at first none */
+int mgd_host_usage(struct mgd_machine *m, int64_t *used, int64_t *limit, int64_t *peak);
+int mgd_residency_usage(struct mgd_machine *m, int device, struct mgd_residency_usage *out);
+
+/* ---- evict.c: who leaves */
+/* Chooses storages that leave `device` until `bytes` come free, as far as there are any: guests of other devices first, then by
+ * the policy. They go to a peer with room[id] bytes (NULL: no peers), or the host, whichever is nearer. Each SPILL and DROP is the
+ * caller's to carry out and end. *n in: room, at least 2; out: how many.
+ * ABSENT: nobody can leave. BUSY: nobody now, but others than the caller, who uses `mine` handles here, use some. */
+int mgd_evict_begin(struct mgd_machine *m, int device, int64_t bytes, const int64_t *room, int64_t mine, struct mgd_action *actions, size_t *n);
+/* The same for storages by chance, one in `odds`, as far as they fit into `actions`; *seed goes on. For tests. */
+int mgd_evict_random(struct mgd_machine *m, int device, uint32_t odds, uint64_t *seed, struct mgd_action *actions, size_t *n);
+int mgd_evict_policy(struct mgd_machine *m, mgd_victim_fn fn, void *context); /* NULL restores the default */
+int mgd_evict_veto(struct mgd_machine *m, mgd_may_leave_fn fn);               /* NULL: all may */
+double mgd_victim_lru(void *unused, const struct mgd_victim *victim);          /* least recently used */
+double mgd_victim_clean_first(void *unused, const struct mgd_victim *victim);  /* least recently used, clean ones before all others */
+/* GreedyDual-Size (Cao and Irani, USENIX Symposium on Internet Technologies and Systems 1997): age + cost / bytes. */
+double mgd_victim_greedy_dual(void *unused, const struct mgd_victim *victim);
+
 /* ---- traffic.c: when a tensor should move instead of being copied; pure, no machine */
 /* A round is one or more copies from home and then what comes back of them. Where the home did not use the tensor in
  * 1 << min(moves, 10) rounds in a row, it costs one copy and one trip home a round too many to leave it there. */

@@ -14,6 +14,7 @@
 #include <stdatomic.h>
 
 #include "internal.h"
+#include "internal_handle.h"
 #include "internal_replica.h"
 #include "internal_trace.h"
 
@@ -46,6 +47,7 @@ struct mgd_device {
   struct mgd_replica_list kept;      /* cached replicas, least recently used first */
   int64_t kept_bytes;                /* the sum over `kept`, at most mgd_replica_limit_locked() */
   double kept_limit;                 /* fraction of the capacity, 0..1 */
+  struct mgd_storages storages;
 };
 
 enum mgd_claim_state {
@@ -90,6 +92,10 @@ struct mgd_machine {
   struct mgd_link links[MGD_MAX_DEVICES][MGD_MAX_DEVICES]; /* [from][to] */
   struct mgd_claims claims;
   struct mgd_replicas replicas;
+  struct mgd_host_room host;
+  mgd_victim_fn victim;
+  void *victim_context;
+  mgd_may_leave_fn may_leave; /* NULL: all may */
   struct mgd_trace trace;
   struct mgd_sites sites;
   struct mgd_repeats repeats;

@@ -43,6 +43,8 @@ static void add_host(struct mgd_machine *m) {
 static int fill(struct mgd_machine *m, size_t trace_events) {
   m->claims.first_free = -1;
   mgd_replica_init(&m->replicas);
+  m->host.limit = INT64_MAX;
+  m->victim = mgd_victim_greedy_dual;
   m->heuristic = mgd_heuristic_default;
   m->heuristic_enabled = true;
   m->repeats.limit = DEFAULT_COPIES;
@@ -89,6 +91,9 @@ void mgd_machine_destroy(struct mgd_machine *m) {
   mgd_alloc_free(m->replicas.slots);
   mgd_alloc_free(m->replicas.buckets);
   mgd_alloc_free(m->replicas.sources);
+  for (int id = 0; id < m->count; id++) {
+    mgd_alloc_free(m->devices[id].storages.order);
+  }
   mgd_alloc_free(m->trace.ring);
   mgd_alloc_free(m->repeats.slots);
   mgd_site_free(&m->sites);

@@ -11,8 +11,9 @@
 
 /* Only these kinds carry bytes over a link. */
 static bool is_transfer(const struct mgd_event *e) {
-  bool kind = e->kind == MGD_EV_MOVE || e->kind == MGD_EV_COPY || e->kind == MGD_EV_WRITE_BACK;
-  return kind && e->from >= 0 && e->to >= 0;
+  static const bool carries[MGD_EV_KINDS] = {
+      [MGD_EV_MOVE] = true, [MGD_EV_COPY] = true, [MGD_EV_WRITE_BACK] = true, [MGD_EV_SPILL] = true, [MGD_EV_RESTORE] = true};
+  return carries[e->kind] && e->from >= 0 && e->to >= 0;
 }
 
 static bool is_known_or_none(const struct mgd_machine *m, int id) { return id == -1 || mgd_device_known_locked(m, id); }

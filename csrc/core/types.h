@@ -14,6 +14,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "handle.h"
+
 #define MGD_HOST 0
 #define MGD_MAX_DEVICES 64 /* the host and 63 accelerators */
 
@@ -32,7 +34,8 @@
   X(CALLBACK, "the heuristic function failed")                           \
   X(OVERFLOW, "a number of bytes is larger than 2**63 - 1")              \
   X(ABSENT, "there is no such copy")                                     \
-  X(STALE, "the source was written while it was copied")                 \
+  X(STALE, "the source was written while it was copied")                \
+  X(BUSY, "others use what would have to leave first")                 \
   X(BROKEN, "an invariant of the core does not hold: this is a bug")
 
 /* Codes are -1, -2, ... in the order of the list. */
@@ -121,12 +124,55 @@ struct mgd_operand {
   X(NO_ROOM, "no accelerator has room")                                         \
   X(WRITE_BACK, "the operator wrote a copy, which goes home")                   \
   X(TRAFFIC, "it is needed there in each round and nowhere at home")            \
-  X(GRADIENT, "a gradient goes to where its tensor lives")
+  X(GRADIENT, "a gradient goes to where its tensor lives")                      \
+  X(PRESSURE, "its device had no room for something else")                      \
+  X(NEEDED, "an operator uses it")
 enum mgd_reason {
 #define X(name, text) MGD_WHY_##name,
   MGD_REASONS(X)
 #undef X
   MGD_WHY_KINDS
+};
+
+/* ---- residency: storages leave when room is short and come back when they are used */
+
+enum mgd_action_kind {
+  MGD_DO_SPILL,    /* copy the bytes of `handle` from `from` to `to`, give those at `from` back, call mgd_spill_end */
+  MGD_DO_DROP,     /* the same with nothing to copy: the host's copy is good */
+  MGD_DO_FORGET,   /* free `memory`, a copy that is worth less than its room */
+  MGD_DO_MAKE_ROOM,/* `bytes` on `from` are missing for what follows */
+  MGD_DO_RESTORE   /* allocate at home, copy from `from`, call mgd_restore_end */
+};
+
+struct mgd_action {
+  enum mgd_action_kind kind;
+  int from, to;
+  int64_t bytes;
+  struct mgd_handle *handle;
+  void *memory; /* of the host: to copy to (NULL: allocate it), from, or to free */
+};
+
+/* What a policy knows of a storage that may leave. Whoever has the smallest key leaves first; among equals the one
+ * that was used longest ago. */
+struct mgd_victim {
+  uint64_t stamp; /* tick of its last use */
+  int64_t bytes;
+  bool clean;     /* its copy on the host is good: leaving costs nothing */
+  double age;     /* key of the device's newest victim */
+  double leave_ns, return_ns; /* what it takes to bring it to the host, 0 when clean, and back */
+};
+typedef double (*mgd_victim_fn)(void *context, const struct mgd_victim *victim);
+
+/* Whether the bytes of a storage may leave as far as its owner knows. Called with the machine's mutex held, so it reads and
+ * does nothing else; the storage lives as long. */
+typedef bool (*mgd_may_leave_fn)(const struct mgd_handle *handle);
+
+/* A snapshot of one device's storages, in bytes. Those of the first five have their home there. */
+struct mgd_residency_usage {
+  int64_t idle, in_use, pinned, moving; /* resident or on the way */
+  int64_t spilled;                      /* elsewhere */
+  int64_t guests;                       /* of other devices, which are here */
+  int64_t storages;                     /* how many have their home there */
 };
 
 /* ---- admission: a reservation holds bytes until it is released */
@@ -148,7 +194,10 @@ struct mgd_ticket {
   X(UNPIN, "unpin")                                               \
   X(WAITED, "waited")         /* a request for room was queued */    \
   X(RESERVE, "reserve")                                           \
-  X(RELEASE, "release")
+  X(RELEASE, "release")                                           \
+  X(SPILL, "spill")           /* bytes left for want of room */      \
+  X(DROP, "drop")             /* the same with a good copy there */  \
+  X(RESTORE, "restore")       /* bytes came home to be used */
 enum mgd_event_kind {
 #define X(name, text) MGD_EV_##name,
   MGD_EVENTS(X)
@@ -186,7 +235,7 @@ struct mgd_total {
 struct mgd_totals {
   uint64_t events; /* events ever recorded: the newest event has this sequence; a reset does not touch it */
   struct mgd_total by_kind[MGD_EV_KINDS];
-  struct mgd_total by_link[MGD_MAX_DEVICES][MGD_MAX_DEVICES]; /* [from][to]; moves, copies and write-backs only */
+  struct mgd_total by_link[MGD_MAX_DEVICES][MGD_MAX_DEVICES]; /* [from][to]; moves, copies, write-backs, spills and restores only */
 };
 
 /* How often one object has been copied to one device in this step. */

@@ -1,0 +1,315 @@
+/* evict.c: who leaves a device when room is short.
+ *
+ * It keeps the order of victims, asks the policy for their worth, and takes those
+ * that leave in one transition; it copies nothing. Room goes, in this order, to
+ * what costs the owners least: guests of other devices, then by the policy.
+ */
+#include "arithmetic.h"
+#include "internal_machine.h"
+
+/* ---- policies: one function each */
+
+double mgd_victim_lru(void *unused, const struct mgd_victim *victim) {
+  (void)unused;
+  return (double)victim->stamp;
+}
+
+double mgd_victim_clean_first(void *unused, const struct mgd_victim *victim) {
+  (void)unused;
+  return (double)victim->stamp + (victim->clean ? 0.0 : 0x1p52); /* more than there are ticks */
+}
+
+double mgd_victim_greedy_dual(void *unused, const struct mgd_victim *victim) {
+  (void)unused;
+  double bytes = victim->bytes > 0 ? (double)victim->bytes : 1.0;
+  return victim->age + (victim->leave_ns + victim->return_ns) / bytes;
+}
+
+int mgd_evict_policy(struct mgd_machine *m, mgd_victim_fn fn, void *context) {
+  mgd_machine_enter(m);
+  m->victim = fn ? fn : mgd_victim_greedy_dual;
+  m->victim_context = context;
+  for (int id = 0; id < m->count; id++) {
+    struct mgd_storages *s = &m->devices[id].storages;
+    s->age = 0.0;
+    for (int32_t i = s->ordered; i-- > 0;) {
+      mgd_order_remove_locked(m, s->order[i]);
+    }
+    for (struct mgd_handle *h = s->first; h; h = h->next) {
+      if (h->state == MGD_RESIDENT && h->pins == 0) {
+        mgd_order_insert_locked(m, h);
+      }
+    }
+  }
+  return mgd_machine_leave(m, MGD_OK);
+}
+
+int mgd_evict_veto(struct mgd_machine *m, mgd_may_leave_fn fn) {
+  mgd_machine_enter(m);
+  m->may_leave = fn;
+  return mgd_machine_leave(m, MGD_OK);
+}
+
+/* ---- the order of victims: a binary heap, smallest key first
+ *
+ * Operators stamp a handle without a lock, so a key may be out of date; it is looked
+ * at again when the handle comes to the top. Keys grow with use, so what is further down is no better. */
+
+static bool goes_before(const struct mgd_handle *a, const struct mgd_handle *b) {
+  return a->key < b->key || (a->key == b->key && a->seen < b->seen); /* keys come from a policy, equal ones are the common case */
+}
+
+static void put(struct mgd_storages *s, int32_t i, struct mgd_handle *h) {
+  s->order[i] = h;
+  h->position = i;
+}
+
+static void sift_up(struct mgd_storages *s, int32_t i, struct mgd_handle *h) {
+  for (; i > 0 && goes_before(h, s->order[(i - 1) / 2]); i = (i - 1) / 2) {
+    put(s, i, s->order[(i - 1) / 2]);
+  }
+  put(s, i, h);
+}
+
+static void sift_down(struct mgd_storages *s, int32_t i, struct mgd_handle *h) {
+  for (;;) {
+    int32_t child = 2 * i + 1;
+    if (child + 1 < s->ordered && goes_before(s->order[child + 1], s->order[child])) {
+      child++;
+    }
+    if (child >= s->ordered || !goes_before(s->order[child], h)) {
+      break;
+    }
+    put(s, i, s->order[child]);
+    i = child;
+  }
+  put(s, i, h);
+}
+
+static bool is_clean(const struct mgd_handle *h) { return h->memory && !__atomic_load_n(&h->dirty, __ATOMIC_RELAXED); }
+
+static void value(const struct mgd_machine *m, struct mgd_handle *h) {
+  const struct mgd_link *out = &m->links[h->home][MGD_HOST], *back = &m->links[MGD_HOST][h->home];
+  struct mgd_victim v = {.bytes = h->bytes, .clean = is_clean(h), .age = m->devices[h->home].storages.age};
+  v.stamp = h->seen = __atomic_load_n(&h->stamp, __ATOMIC_RELAXED);
+  v.leave_ns = v.clean ? 0.0 : mgd_link_estimate(out, 1, h->bytes);
+  v.return_ns = mgd_link_estimate(back, 1, h->bytes);
+  h->key = m->victim(m->victim_context, &v);
+}
+
+void mgd_order_insert_locked(struct mgd_machine *m, struct mgd_handle *h) {
+  struct mgd_storages *s = &m->devices[h->home].storages;
+  value(m, h);
+  sift_up(s, s->ordered++, h);
+}
+
+void mgd_order_remove_locked(struct mgd_machine *m, struct mgd_handle *h) {
+  struct mgd_storages *s = &m->devices[h->home].storages;
+  struct mgd_handle *last = s->order[--s->ordered];
+  int32_t i = h->position;
+  h->position = -1;
+  if (last == h) {
+    return;
+  }
+  if (goes_before(last, h)) {
+    sift_up(s, i, last);
+  } else {
+    sift_down(s, i, last);
+  }
+}
+
+/* The victim with an up-to-date key, or NULL. Somebody else may go on using them all, so it looks again a bounded number of times. */
+static struct mgd_handle *first_victim(struct mgd_machine *m, struct mgd_storages *s) {
+  for (int32_t looks = 2 * s->ordered; s->ordered; looks--) {
+    struct mgd_handle *h = s->order[0];
+    if (looks <= 0 || h->seen == __atomic_load_n(&h->stamp, __ATOMIC_RELAXED)) {
+      return h;
+    }
+    value(m, h);
+    sift_down(s, 0, h);
+  }
+  return NULL;
+}
+
+/* ---- taking the bytes */
+
+/* Afterwards the bytes are the caller's to move, and count one use; or somebody else uses them, and nothing was changed. */
+static bool take(struct mgd_machine *m, struct mgd_handle *h) {
+  uint32_t idle = MGD_ALIVE;
+  if (__atomic_load_n(&h->in_use, __ATOMIC_RELAXED) != idle || (m->may_leave && !m->may_leave(h))) {
+    return false;
+  }
+  uint32_t before = h->state;
+  mgd_handle_unsettle_locked(m, h);
+  __atomic_store_n(&h->state, MGD_SPILLING, __ATOMIC_SEQ_CST);
+  bool taken = __atomic_compare_exchange_n(&h->in_use, &idle, MGD_ALIVE + 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+  if (!taken) {
+    __atomic_store_n(&h->state, before, __ATOMIC_SEQ_CST);
+    mgd_handle_settle_locked(m, h);
+  }
+  return taken;
+}
+
+/* What a plan is written into. */
+struct plan {
+  struct mgd_machine *m;
+  struct mgd_action *actions;
+  size_t n, size;
+  int64_t room[MGD_MAX_DEVICES]; /* of peers, less what goes there */
+};
+
+/* Spares go, oldest first, until the host has room for `bytes` more; false when that is not enough, or the plan is full. */
+static bool make_host_room(struct plan *p, int64_t bytes) {
+  struct mgd_host_room *host = &p->m->host;
+  while (bytes > host->limit - host->used && host->spares.oldest && p->n + 1 < p->size) {
+    struct mgd_handle *h = host->spares.oldest;
+    p->actions[p->n++] = (struct mgd_action){.kind = MGD_DO_FORGET, .from = MGD_HOST, .to = -1, .bytes = h->bytes, .memory = h->memory};
+    mgd_handle_list_remove(&host->spares, h);
+    h->memory = NULL;
+    mgd_host_count_locked(p->m, h, false);
+  }
+  return bytes <= host->limit - host->used;
+}
+
+/* The nearest peer with room, or the host, or -1. */
+static int choose_target(struct plan *p, const struct mgd_handle *h, int from) {
+  int best = -1;
+  double least = 0.0;
+  for (int d = 1; d < p->m->count && from == h->home; d++) {
+    double cost = mgd_link_estimate(&p->m->links[from][d], 1, h->bytes);
+    if (d != h->home && h->bytes <= p->room[d] && (best < 0 || cost < least)) {
+      best = d;
+      least = cost;
+    }
+  }
+  if (best >= 0 && least <= mgd_link_estimate(&p->m->links[from][MGD_HOST], 1, h->bytes)) {
+    return best;
+  }
+  return make_host_room(p, h->bytes) ? MGD_HOST : best;
+}
+
+static bool leaves_for_nothing(struct plan *p, struct mgd_handle *h) {
+  if (h->state != MGD_RESIDENT || !h->memory || !take(p->m, h)) {
+    return false;
+  }
+  bool clean = is_clean(h);
+  p->actions[p->n++] =
+      (struct mgd_action){.kind = clean ? MGD_DO_DROP : MGD_DO_SPILL, .from = h->home, .to = MGD_HOST, .bytes = h->bytes, .handle = h, .memory = h->memory};
+  return true;
+}
+
+/* Plans that h leaves `from`; false when it may not, or there is no room for it anywhere. */
+static bool leave(struct plan *p, struct mgd_handle *h, int from) {
+  if (leaves_for_nothing(p, h)) {
+    return true;
+  }
+  int to = h->memory ? -1 : choose_target(p, h, from);
+  if (to < 0 || p->n == p->size || !take(p->m, h)) {
+    return false;
+  }
+  if (to == MGD_HOST) {
+    mgd_host_count_locked(p->m, h, true);
+  } else {
+    p->room[to] -= h->bytes;
+  }
+  p->actions[p->n++] = (struct mgd_action){.kind = MGD_DO_SPILL, .from = from, .to = to, .bytes = h->bytes, .handle = h};
+  return true;
+}
+
+/* Guests have the host as well; what came first goes first. */
+static int64_t send_guests_on(struct plan *p, int device, int64_t bytes) {
+  int64_t given = 0;
+  struct mgd_handle *next;
+  for (struct mgd_handle *h = p->m->devices[device].storages.guests.oldest; h && given < bytes && p->n < p->size; h = next) {
+    next = h->younger;
+    given += leave(p, h, device) ? h->bytes : 0;
+  }
+  return given;
+}
+
+/* Those that may not leave now wait outside the order until all have been asked. */
+static int64_t evict_victims(struct plan *p, int device, int64_t bytes) {
+  struct mgd_storages *s = &p->m->devices[device].storages;
+  struct mgd_handle *passed = NULL, *h;
+  int64_t given = 0;
+  while (given < bytes && p->n < p->size && (h = first_victim(p->m, s))) {
+    double key = h->key;
+    if (leave(p, h, device)) {
+      given += h->bytes;
+      s->age = key > s->age ? key : s->age;
+      continue;
+    }
+    mgd_order_remove_locked(p->m, h);
+    h->passed = passed;
+    passed = h;
+  }
+  for (; passed; passed = h) {
+    h = passed->passed;
+    mgd_order_insert_locked(p->m, passed);
+  }
+  return given;
+}
+
+/* Uses and moves of storages there by others than the caller. */
+static bool others_use(const struct mgd_machine *m, int device, int64_t mine) {
+  int64_t uses = 0;
+  for (const struct mgd_handle *h = m->devices[device].storages.first; h; h = h->next) {
+    if (h->state != MGD_SPILLED) {
+      uses += __atomic_load_n(&h->in_use, __ATOMIC_RELAXED) & (MGD_ALIVE - 1);
+    }
+  }
+  return uses > mine;
+}
+
+static void start_plan(struct plan *p, struct mgd_machine *m, const int64_t *room, struct mgd_action *actions, size_t size) {
+  *p = (struct plan){.m = m, .actions = actions, .size = size};
+  for (int d = 1; room && d < m->count; d++) {
+    p->room[d] = room[d];
+  }
+}
+
+int mgd_evict_begin(struct mgd_machine *m, int device, int64_t bytes, const int64_t *room, int64_t mine, struct mgd_action *actions, size_t *n) {
+  if (bytes < 0 || *n < 2) {
+    return MGD_E_INVALID;
+  }
+  int code = MGD_E_NO_DEVICE;
+  mgd_machine_enter(m);
+  if (device != MGD_HOST && mgd_device_known_locked(m, device)) {
+    struct plan p;
+    start_plan(&p, m, room, actions, *n);
+    p.room[device] = 0;
+    int64_t given = send_guests_on(&p, device, bytes);
+    if (given < bytes) {
+      evict_victims(&p, device, bytes - given);
+    }
+    *n = p.n;
+    code = p.n ? MGD_OK : others_use(m, device, mine) ? MGD_E_BUSY : MGD_E_ABSENT;
+  }
+  return mgd_machine_leave(m, code);
+}
+
+/* Knuth's MMIX generator; the upper half is the good one. */
+static uint32_t draw(uint64_t *seed) {
+  *seed = *seed * 6364136223846793005u + 1442695040888963407u;
+  return (uint32_t)(*seed >> 33);
+}
+
+int mgd_evict_random(struct mgd_machine *m, int device, uint32_t odds, uint64_t *seed, struct mgd_action *actions, size_t *n) {
+  if (odds == 0 || *n < 2) {
+    return MGD_E_INVALID;
+  }
+  int code = MGD_E_NO_DEVICE;
+  mgd_machine_enter(m);
+  if (mgd_device_known_locked(m, device)) {
+    struct plan p;
+    start_plan(&p, m, NULL, actions, *n);
+    for (struct mgd_handle *h = m->devices[device].storages.first; h && p.n + 1 < p.size; h = h->next) {
+      if (h->position >= 0 && draw(seed) % odds == 0) {
+        leave(&p, h, device);
+      }
+    }
+    *n = p.n;
+    code = p.n ? MGD_OK : MGD_E_ABSENT;
+  }
+  return mgd_machine_leave(m, code);
+}

@@ -1,0 +1,64 @@
+/* handle.h: the handle of one storage: where its bytes are and who uses them.
+ *
+ * The first fields are counted and read by every operator without a lock, by the
+ * functions below and by nobody else; the rest is the machine's. The caller owns
+ * the struct, which is part of an object of its own, and deletes it when the
+ * count says so.
+ */
+#ifndef MGD_HANDLE_H
+#define MGD_HANDLE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum mgd_residency {
+  MGD_RESIDENT,  /* the bytes are at home */
+  MGD_SPILLING,  /* somebody is bringing them away, or from a peer to the host */
+  MGD_SPILLED,   /* they are elsewhere; whoever reads them at home finds an error */
+  MGD_RESTORING  /* somebody is bringing them home */
+};
+
+#define MGD_ALIVE (UINT32_C(1) << 30) /* in `in_use` while the storage lives */
+
+/* Invariants: see check.c. */
+struct mgd_handle {
+  uint32_t in_use; /* MGD_ALIVE and one for each operator that runs on the bytes or mover that carries them */
+  uint32_t state;  /* enum mgd_residency */
+  uint32_t dirty;  /* written since the host's copy was made, or there is none */
+  uint64_t stamp;  /* tick of the last use */
+
+  int64_t bytes;
+  void *memory; /* the host's copy: the bytes of a spilled storage, or a spare of a resident one; the caller's to allocate and free */
+  struct mgd_handle *next, *previous;       /* all open handles of the home device */
+  struct mgd_handle *younger, *elder;       /* in the list of guests while SPILLED to a peer, in that of spares while RESIDENT with one */
+  struct mgd_handle *passed;                /* while others are asked whether they leave instead */
+  double key;                               /* the policy's, when it last looked */
+  uint64_t seen;                            /* the stamp at that time */
+  int32_t position;                         /* in the order of victims, -1 when it may not leave */
+  int32_t pins;
+  int16_t home, away; /* away: where the bytes are, or are being brought from or to; -1 while RESIDENT */
+  bool on_host;       /* its bytes count as the host's */
+  bool closed;
+};
+
+/* Says that an operator is about to use the bytes. False: they are not at home, and mgd_acquire_begin() is to be asked. Of two
+ * sides in sequence, this and a machine that takes the bytes away, at least one sees the other. */
+static inline bool mgd_handle_use(struct mgd_handle *h, uint64_t tick) {
+  __atomic_fetch_add(&h->in_use, 1, __ATOMIC_SEQ_CST);
+  __atomic_store_n(&h->stamp, tick, __ATOMIC_RELAXED);
+  return __atomic_load_n(&h->state, __ATOMIC_SEQ_CST) == MGD_RESIDENT;
+}
+
+/* Gives a use back, or with MGD_ALIVE the storage's own. True: it was the last of all, and the caller deletes the handle. */
+static inline bool mgd_handle_put(struct mgd_handle *h, uint32_t uses) { return __atomic_sub_fetch(&h->in_use, uses, __ATOMIC_ACQ_REL) == 0; }
+
+/* Said between use and put by whoever writes the bytes. */
+static inline void mgd_handle_write(struct mgd_handle *h) {
+  if (!__atomic_load_n(&h->dirty, __ATOMIC_RELAXED)) {
+    __atomic_store_n(&h->dirty, 1, __ATOMIC_RELAXED);
+  }
+}
+
+static inline bool mgd_handle_is_home(const struct mgd_handle *h) { return __atomic_load_n(&h->state, __ATOMIC_SEQ_CST) == MGD_RESIDENT; }
+
+#endif
