@@ -36,7 +36,7 @@ def _wrap_apply(original: Any) -> Any:
     def apply(self: Any, *args: Any) -> Any:
         grads = original(self, *args)
         if isinstance(grads, torch.Tensor):
-            return _sent(grads, next(_homes(self), None))
+            return _sent(grads, next(_homes(self), None), _here(self))
         if isinstance(grads, tuple) and any(isinstance(g, torch.Tensor) for g in grads):
             return _all_sent(self, grads)
         return grads
@@ -51,17 +51,23 @@ def _homes(function: Any) -> Iterator[torch.device]:
             yield node._input_metadata[index].device
 
 
-def _sent(grad: Any, home: torch.device | None) -> Any:
-    if home is None or not isinstance(grad, torch.Tensor) or grad.device == home:
+def _here(function: Any) -> torch.device | None:
+    """The device on whose thread the engine runs the function."""
+    metadata = function._input_metadata
+    return metadata[0].device if metadata else None
+
+
+def _sent(grad: Any, home: torch.device | None, here: torch.device | None) -> Any:
+    if home is None or not isinstance(grad, torch.Tensor) or grad.device == home == here:
         return grad
     return C.bring_gradient(grad, home)
 
 
 def _all_sent(function: Any, grads: tuple[Any, ...]) -> tuple[Any, ...]:
-    homes = _homes(function)
+    homes, here = _homes(function), _here(function)
     needed = function.needs_input_grad
     return tuple(
-        _sent(grad, next(homes, None) if i < len(needed) and needed[i] else None)
+        _sent(grad, next(homes, None) if i < len(needed) and needed[i] else None, here)
         for i, grad in enumerate(grads)
     )
 
@@ -91,7 +97,8 @@ def _like(result: Any, given: Any) -> Any:
         same = isinstance(result, (tuple, list)) and len(result) == len(given)
         return tuple(map(_like, result, given)) if same else result
     one = given[0] if isinstance(given, tuple) and given else given
-    return _sent(result, one.device if isinstance(one, torch.Tensor) else None)
+    home = one.device if isinstance(one, torch.Tensor) else None
+    return _sent(result, home, home)
 
 
 def _wrap_register(original: Any) -> Any:

@@ -52,29 +52,64 @@ class Budget:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        C.set_capacity(self.device, self.old)
+        _set_cap(self.device, self.old)
 
     def __repr__(self) -> str:
         return f"Budget({self.device!r}, {self.bytes} bytes, before: {self.old} bytes)"
 
 
-def budget(device: str | int | torch.device, size: int | str | None) -> Budget:
-    """Caps what placement may use on one accelerator; None lifts the cap.
+def _set_cap(name: str, cap: int) -> None:
+    if name == "cpu":
+        C.set_host_limit(cap)
+    else:
+        C.set_capacity(name, cap)
 
-    `managed.budget("sim:0", "300MiB")` stands until it is changed; in a with statement the old cap
-    comes back. ValueError for a device that does not exist, for a size that cannot be read and for
-    more bytes than the device has.
+
+def _cap_of(size: int | str | None, total: int, name: str) -> int:
+    """Bytes of a size, or of a part of `total` such as "80%"."""
+    if size is None:
+        return total
+    if isinstance(size, str) and size.strip().endswith("%"):
+        try:
+            part = float(size.strip()[:-1]) / 100
+        except ValueError:
+            part = -1.0
+        if not 0 <= part <= 1:
+            raise ValueError(f"managed: {size!r} is no part of {name}; say '80%' or '300MiB'")
+        return int(part * total)
+    cap = parse_bytes(size)
+    if cap > total:
+        raise ValueError(f"managed: {name} has {total} bytes; a budget of {cap} is more than that")
+    return cap
+
+
+def budget(device: str | int | torch.device, size: int | str | None) -> Budget:
+    """Caps what may be used on one device; None lifts the cap.
+
+    `size` is in bytes: an int, "300MiB", or a part of the device such as "80%". On an accelerator
+    placement keeps to it, and so does the allocator: what does not fit leaves for a peer or the
+    host and comes back when it is used. What is there beyond a smaller budget leaves at once, as
+    far as nobody uses or pins it. For "cpu" it caps what the host keeps of other devices' tensors.
+
+    It stands until it is changed; in a with statement the old one comes back. ValueError for a
+    device that does not exist, for a size that cannot be read and for more than the device has.
     """
     if INERT:
         return Budget(str(device), 0, 0)
-    name, old = C.device_name(device), C.capacity(device)
-    there = torch.device(name)
-    _, total = torch.get_device_module(there).mem_get_info(there.index)
-    cap = total if size is None else parse_bytes(size)
-    if cap > total:
-        raise ValueError(f"managed: {name} has {total} bytes; a budget of {cap} is more than that")
-    C.set_capacity(name, cap)
+    if str(device) == "cpu":
+        name, total, old = "cpu", _host_bytes(), C.host_memory()["limit"]
+    else:
+        name, old = C.device_name(device), C.capacity(device)
+        there = torch.device(name)
+        _, total = torch.get_device_module(there).mem_get_info(there.index)
+    cap = _cap_of(size, total, name)
+    _set_cap(name, cap)
     return Budget(name, cap, old)
+
+
+def _host_bytes() -> int:
+    """All memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @contextmanager
@@ -113,6 +148,13 @@ def _set_copy_warning(value: str) -> None:
     C.set_copy_warning(int(value))
 
 
+def _set_torture(value: str) -> None:
+    kind, _, seed = value.partition(":")
+    if kind not in ("all", "random") or (kind == "all" and seed):
+        raise ValueError('it is "all" or "random:SEED"')
+    C.torture(1 if kind == "all" else 3, int(seed or 0), 1, True)
+
+
 class Variable(NamedTuple):
     """One environment variable, read once when the package is imported."""
 
@@ -141,6 +183,11 @@ VARIABLES = {
         "16",
         "COPY_WARNING: copies of one tensor to one device in a step that go without a warning",
         _set_copy_warning,
+    ),
+    "MANAGED_TORTURE": Variable(
+        "",
+        'for tests: "all" spills whatever is not in use before each operator, "random:SEED" a third',
+        _set_torture,
     ),
     "MANAGED_LOG": Variable("", "a logging level: shows the logger on stderr", _log_to_stderr),
 }

@@ -165,22 +165,34 @@ int mgd_handle_pin(struct mgd_machine *m, struct mgd_handle *h, bool pin) {
 
 /* ---- home again */
 
-/* What is missing on each device for the handles to come home. WAIT: one of them is on its way in other hands. */
-static int count_missing(struct mgd_handle *const *handles, size_t n, int64_t missing[MGD_MAX_DEVICES]) {
-  for (size_t i = 0; i < n; i++) {
-    const struct mgd_handle *h = handles[i];
-    if (h->state == MGD_SPILLING || h->state == MGD_RESTORING) {
-      return MGD_E_WAIT;
-    }
-    if (h->state == MGD_SPILLED && !mgd_add(missing[h->home], h->bytes, &missing[h->home])) {
-      return MGD_E_OVERFLOW;
-    }
+/* Bytes of one operator's storages on each device, each counted once. */
+struct demand {
+  int64_t missing[MGD_MAX_DEVICES], there[MGD_MAX_DEVICES];
+};
+
+static int count_one(struct mgd_handle *h, struct demand *d) {
+  if (h->state == MGD_SPILLING || h->state == MGD_RESTORING) {
+    return MGD_E_WAIT; /* on its way in other hands */
   }
-  return MGD_OK;
+  int64_t *sum = h->state == MGD_SPILLED ? &d->missing[h->home] : &d->there[h->home];
+  bool seen = h->passed == h;
+  h->passed = h;
+  return seen || mgd_add(*sum, h->bytes, sum) ? MGD_OK : MGD_E_OVERFLOW;
 }
 
-/* What could come free on a device: what nobody uses (`idle`), and what others do. The caller's own uses are gone once it gives up,
- * but they are what it needs the room beside. */
+static int count_demand(struct mgd_handle *const *handles, size_t n, struct demand *d) {
+  int code = MGD_OK;
+  size_t counted = 0;
+  while (counted < n && code == MGD_OK) {
+    code = count_one(handles[counted++], d);
+  }
+  for (size_t i = 0; i < counted; i++) {
+    handles[i]->passed = NULL;
+  }
+  return code;
+}
+
+/* What could come free on a device: what nobody uses, and what somebody does, the caller among them. */
 static void count_leavable(const struct mgd_machine *m, int device, int64_t *idle, int64_t *busy) {
   *idle = m->devices[device].by_owner[MGD_REPLICA];
   *busy = 0;
@@ -194,7 +206,7 @@ static void count_leavable(const struct mgd_machine *m, int device, int64_t *idl
   }
 }
 
-static int check_room(const struct mgd_machine *m, int device, int64_t missing, int64_t room) {
+static int check_room(const struct mgd_machine *m, int device, int64_t missing, int64_t mine, int64_t room) {
   if (missing <= room) {
     return MGD_OK;
   }
@@ -203,7 +215,7 @@ static int check_room(const struct mgd_machine *m, int device, int64_t missing, 
   if (missing - room <= idle) {
     return MGD_OK;
   }
-  return missing - room - idle <= busy ? MGD_E_BUSY : MGD_E_NO_ROOM;
+  return missing - room - idle <= busy - mine ? MGD_E_BUSY : MGD_E_NO_ROOM;
 }
 
 static void plan_restore(struct mgd_machine *m, struct mgd_handle *h, struct mgd_action *a) {
@@ -214,11 +226,12 @@ static void plan_restore(struct mgd_machine *m, struct mgd_handle *h, struct mgd
 
 static int acquire(struct mgd_machine *m, struct mgd_handle *const *handles, size_t n, const int64_t *room, struct mgd_action *actions, size_t *n_actions,
                    int *device) {
-  int64_t missing[MGD_MAX_DEVICES] = {0};
-  int code = count_missing(handles, n, missing);
+  struct demand demand = {0};
+  const int64_t *missing = demand.missing;
+  int code = count_demand(handles, n, &demand);
   size_t made = 0;
   for (int d = 0; d < m->count && code == MGD_OK; d++) {
-    code = check_room(m, d, missing[d], room[d]);
+    code = check_room(m, d, missing[d], demand.there[d], room[d]);
     *device = d;
     if (missing[d] > room[d]) {
       actions[made++] = (struct mgd_action){.kind = MGD_DO_MAKE_ROOM, .from = d, .to = -1, .bytes = missing[d] - room[d]};
@@ -344,7 +357,7 @@ static int64_t *kind_of(struct mgd_residency_usage *u, const struct mgd_handle *
   }
 }
 
-int mgd_residency_usage(struct mgd_machine *m, int device, struct mgd_residency_usage *out) {
+int mgd_residency_read(struct mgd_machine *m, int device, struct mgd_residency_usage *out) {
   int code = MGD_E_NO_DEVICE;
   mgd_machine_enter(m);
   if (mgd_device_known_locked(m, device)) {

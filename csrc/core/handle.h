@@ -50,7 +50,7 @@ static inline bool mgd_handle_use(struct mgd_handle *h, uint64_t tick) {
 }
 
 /* Gives a use back, or with MGD_ALIVE the storage's own. True: it was the last of all, and the caller deletes the handle. */
-static inline bool mgd_handle_put(struct mgd_handle *h, uint32_t uses) { return __atomic_sub_fetch(&h->in_use, uses, __ATOMIC_ACQ_REL) == 0; }
+static inline bool mgd_handle_put(struct mgd_handle *h, uint32_t uses) { return __atomic_sub_fetch(&h->in_use, uses, __ATOMIC_SEQ_CST) == 0; }
 
 /* Said between use and put by whoever writes the bytes. */
 static inline void mgd_handle_write(struct mgd_handle *h) {

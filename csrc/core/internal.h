@@ -146,7 +146,7 @@ int mgd_restore_end(struct mgd_machine *m, struct mgd_handle *h, bool done, void
 int mgd_spill_end(struct mgd_machine *m, struct mgd_handle *h, int to, void *memory, void **memory_left);
 int mgd_host_limit(struct mgd_machine *m, int64_t bytes); /* for spilled storages and spares together; at first none */
 int mgd_host_usage(struct mgd_machine *m, int64_t *used, int64_t *limit, int64_t *peak);
-int mgd_residency_usage(struct mgd_machine *m, int device, struct mgd_residency_usage *out);
+int mgd_residency_read(struct mgd_machine *m, int device, struct mgd_residency_usage *out);
 
 /* ---- evict.c: who leaves */
 /* Chooses storages that leave `device` until `bytes` come free, as far as there are any: guests of other devices first, then by

@@ -115,6 +115,9 @@ extern PyMethodDef mgd_warn_methods[];
 /* ---- explain.c: what happened, in numbers and in order */
 extern PyMethodDef mgd_explain_methods[];
 
+/* ---- memory.c: what leaves devices and comes back */
+extern PyMethodDef mgd_memory_methods[];
+
 /* ---- walk.c: what managed.module needs to walk a module */
 extern PyMethodDef mgd_walk_methods[];
 

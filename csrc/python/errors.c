@@ -16,7 +16,7 @@ int mgd_errors_init(struct mgd_state *st) {
   st->pin_conflict = PyObject_GetAttrString(module, "PinConflictError");
   st->out_of_memory = PyObject_GetAttrString(module, "OutOfMemoryError");
   Py_DECREF(module);
-  mgd_torch_set_pin_conflict(st->pin_conflict);
+  mgd_torch_set_errors(st->pin_conflict, st->out_of_memory);
   return st->managed_error && st->pin_conflict && st->out_of_memory ? 0 : -1;
 }
 

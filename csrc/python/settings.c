@@ -144,6 +144,7 @@ static PyObject *set_capacity(PyObject *module, PyObject *args) {
     return NULL;
   }
   mgd_torch_reap_replicas(); /* a smaller one dooms copies */
+  if (mgd_torch_set_budget(id, bytes) < 0) return NULL;
   mgd_torch_notify_freed(); /* a larger budget is room for those who wait */
   Py_RETURN_NONE;
 }
@@ -185,7 +186,7 @@ PyMethodDef mgd_settings_methods[] = {
     {"set_use_heuristic", set_use_heuristic, METH_O, PyDoc_STR("set_use_heuristic(value, /)\n--\n\nWhether sizes pass through the heuristic.")},
     {"estimate", estimate, METH_O, PyDoc_STR("estimate(size, /)\n--\n\nBytes to look for when a tensor has `size` bytes, as the knobs stand now.")},
     {"capacity", capacity, METH_O, PyDoc_STR("capacity(device, /)\n--\n\nBytes that placement may use on the accelerator.")},
-    {"set_capacity", set_capacity, METH_VARARGS, PyDoc_STR("set_capacity(device, bytes, /)\n--\n\nSets the bytes that placement may use on the accelerator.")},
+    {"set_capacity", set_capacity, METH_VARARGS, PyDoc_STR("set_capacity(device, bytes, /)\n--\n\nSets the bytes that may be used on the accelerator; what is there beyond them leaves.")},
     {"device_name", device_name, METH_O, PyDoc_STR("device_name(device, /)\n--\n\nThe accelerator's own name: \"cuda:1\" may stand for sim:1.")},
     {"shake_replicas", shake_replicas, METH_O, PyDoc_STR("shake_replicas(seed, /)\n--\n\nFor tests: one kept copy in four, by chance, no longer serves; 0 ends it.")},
     {"set_frozen", set_frozen, METH_O, PyDoc_STR("set_frozen(value, /)\n--\n\nStops or allows automatic moves in this thread; returns the old value.")},

@@ -9,7 +9,9 @@
 #include "device.h"
 #include "engine.h"
 #include "generator.h"
+#include "operators.h"
 #include "register.h"
+#include "storage.h"
 #include "timeline.h"
 
 using namespace managed::sim;
@@ -39,6 +41,10 @@ void create(const mgd_sim_config &c) {
   devices_create(c.devices, c.capacity);
   register_backend();
   bridge().link = &link_between;
+  bridge().owns = &owns;
+  bridge().is_shared = &is_shared;
+  bridge().copy = &copy_bytes;
+  bridge().limit = &set_limit;
   devices_survive_fork();
   timeline_survives_fork();
 }

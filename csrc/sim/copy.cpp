@@ -6,6 +6,8 @@
 #include <ATen/ops/resize.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <cstring>
+
 #include "alias.h"
 #include "operators.h"
 #include "timeline.h"
@@ -49,6 +51,11 @@ Tensor copy_from_and_resize(const Tensor &source, const Tensor &target) {
 }
 
 }  // namespace
+
+void copy_bytes(int to, void *target, int from, const void *source, std::size_t bytes) {
+  std::memcpy(target, source, bytes);
+  charge_copy(from, to, static_cast<int64_t>(bytes), true);
+}
 
 void register_copies(torch::Library &m) {
   m.impl("copy_", &copy_);

@@ -18,10 +18,12 @@ namespace managed::sim {
 struct Device {
   std::mutex lock;
   std::size_t capacity = 0;
+  std::size_t limit = SIZE_MAX;
   std::size_t used = 0;
   Reservation *first = nullptr;
   c10::CachingDeviceAllocator::DeviceStats stats;
 
+  std::size_t allowed() const { return std::min(capacity, limit); }
   bool try_take(Reservation *r);
   void give_back(Reservation *r);
   void link(Reservation *r);
@@ -70,12 +72,12 @@ std::string exact(std::size_t bytes) {
 
 // What stood on the device when the request failed, read under its lock.
 struct Situation {
-  std::size_t capacity, used, largest, blocks;
+  std::size_t capacity, allowed, used, largest, blocks;
 };
 
 Situation look(Device &d) {
   std::lock_guard<std::mutex> held(d.lock);
-  Situation s{d.capacity, d.used, 0, 0};
+  Situation s{d.capacity, d.allowed(), d.used, 0, 0};
   for (const Reservation *r = d.first; r; r = r->next()) {
     s.largest = std::max(s.largest, r->bytes());
     s.blocks++;
@@ -86,10 +88,11 @@ Situation look(Device &d) {
 
 [[noreturn]] void fail(int device, std::size_t bytes) {
   const Situation s = look(g_devices[device]);
-  const std::size_t room = s.capacity > s.used ? s.capacity - s.used : 0;
-  const char *advice = bytes > s.capacity ? "This can never fit here: split the tensor, use a device with more memory, or simulate with a larger memory=."
+  const std::size_t room = s.allowed > s.used ? s.allowed - s.used : 0;
+  const std::string budget = s.allowed < s.capacity ? ", budget " + exact(s.allowed) : "";
+  const char *advice = bytes > s.allowed ? "This can never fit here: split the tensor, use a device with more memory, or simulate with a larger memory=."
                                           : "Free tensors, use smaller batches, move something to another device, or simulate with a larger memory=.";
-  TORCH_CHECK_WITH(OutOfMemoryError, false, "sim:", device, " out of memory. Tried to allocate ", exact(bytes), ". Capacity ", exact(s.capacity), ", used ",
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "sim:", device, " out of memory. Tried to allocate ", exact(bytes), ". Capacity ", exact(s.capacity), budget, ", used ",
                    exact(s.used), " in ", s.blocks, " storages (largest ", exact(s.largest), "), free ", exact(room), ". ", advice);
 }
 
@@ -99,7 +102,7 @@ bool ask_for_room(int device, std::size_t bytes) {
   if (!g_bridge.make_room) return false;
   {
     std::lock_guard<std::mutex> held(g_devices[device].lock);
-    if (bytes > g_devices[device].capacity) return false;
+    if (bytes > g_devices[device].allowed()) return false;
     g_devices[device].stats.num_alloc_retries++;
   }
   PyThreadState *gil = PyGILState_Check() ? PyEval_SaveThread() : nullptr;
@@ -119,7 +122,7 @@ void after_fork() {
 
 bool Device::try_take(Reservation *r) {
   std::lock_guard<std::mutex> held(lock);
-  if (r->bytes_ && (used > capacity || r->bytes_ > capacity - used)) return false;
+  if (r->bytes_ && (used > allowed() || r->bytes_ > allowed() - used)) return false;
   used += r->bytes_;
   link(r);
   count_up(stats, r->bytes_);
@@ -174,13 +177,19 @@ void check_device(int device) {
 Memory memory_of(int device) {
   Device &d = g_devices[device];
   std::lock_guard<std::mutex> held(d.lock);
-  return {d.capacity, d.used, static_cast<std::size_t>(d.stats.allocated_bytes[kAll].peak)};
+  return {d.capacity, d.used, static_cast<std::size_t>(d.stats.allocated_bytes[kAll].peak), d.allowed()};
 }
 
 void set_capacity(int device, std::size_t bytes) {
   Device &d = g_devices[device];
   std::lock_guard<std::mutex> held(d.lock);
   d.capacity = bytes;
+}
+
+void set_limit(int device, std::size_t bytes) {
+  Device &d = g_devices[device];
+  std::lock_guard<std::mutex> held(d.lock);
+  d.limit = bytes;
 }
 
 void reset_peak(int device) {

@@ -42,7 +42,7 @@ class Reservation {
 };
 
 struct Memory {
-  std::size_t capacity, used, peak;
+  std::size_t capacity, used, peak, limit; // the limit is at most the capacity
 };
 
 // Called once, before anything else here; `capacities` holds `count` sizes.
@@ -58,6 +58,8 @@ void check_device(int device);
 Memory memory_of(int device);
 // Below what is in use is allowed: nothing is freed, nothing more fits.
 void set_capacity(int device, std::size_t bytes);
+// What a program may use of it; at first all.
+void set_limit(int device, std::size_t bytes);
 void reset_peak(int device);
 void reset_accumulated(int device);
 c10::CachingDeviceAllocator::DeviceStats stats_of(int device);

@@ -88,9 +88,15 @@ struct CurrentDeviceAllocator final : c10::DeviceAllocator {
   std::pair<std::size_t, std::size_t> getMemoryInfo(c10::DeviceIndex d) override {
     check_device(d);
     const Memory m = memory_of(d);
-    return {m.capacity > m.used ? m.capacity - m.used : 0, m.capacity};
+    return {m.limit > m.used ? m.limit - m.used : 0, m.capacity};
   }
 };
+
+// The block of a storage: its own pointer, or the one that the managed hook keeps for it.
+const c10::DataPtr &block_of(c10::StorageImpl *sim) {
+  const auto &pointer = sim->_mutable_data_ptr_no_checks();
+  return bridge().head && pointer.get_deleter() == bridge().head ? static_cast<Head *>(pointer.get_context())->block : pointer;
+}
 
 }  // namespace
 
@@ -128,9 +134,13 @@ c10::Storage bare_storage(int device, std::size_t bytes) {
                                                c10::DataPtr(nullptr, c10::Device(kSim, static_cast<c10::DeviceIndex>(device))), allocator_of(device), false);
 }
 
+bool owns(const c10::DataPtr &pointer) { return pointer.get_context() && pointer.get_deleter() == &drop_twin; }
+
+bool is_shared(const c10::DataPtr &pointer) { return c10::raw::intrusive_ptr::use_count(static_cast<c10::StorageImpl *>(pointer.get_context())) != 1; }
+
 c10::Storage twin_of(const c10::Storage &sim) {
-  const auto &pointer = sim.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
-  if (pointer.get_deleter() != &drop_twin) return {};
+  const auto &pointer = block_of(sim.unsafeGetStorageImpl());
+  if (!owns(pointer)) return {};
   return c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(static_cast<c10::StorageImpl *>(pointer.get_context()));
 }
 
@@ -144,8 +154,9 @@ c10::Storage look_at(const c10::Storage &sim) {
 
 void put_block(c10::StorageImpl *sim, c10::Storage twin) {
   const std::size_t n = twin.nbytes();
-  const int device = sim->device().index();
-  sim->set_data_ptr_noswap(sim_pointer(std::move(twin), device));
+  c10::DataPtr block = sim_pointer(std::move(twin), sim->device().index());
+  if (&block_of(sim) != &sim->_mutable_data_ptr_no_checks()) return bridge().replace(sim, std::move(block), n);
+  sim->set_data_ptr_noswap(std::move(block));
   sim->set_nbytes(n);
 }
 

@@ -23,6 +23,10 @@ c10::Storage adopt(c10::Storage cpu, int device);
 // A storage that has a device but no bytes (zero tensors).
 c10::Storage bare_storage(int device, std::size_t bytes);
 
+// Whether a pointer is memory of a simulated device, and whether others than its storage hold that.
+bool owns(const c10::DataPtr &pointer);
+bool is_shared(const c10::DataPtr &pointer);
+
 // The twin of a simulated storage; empty when its bytes are foreign (made by from_blob).
 c10::Storage twin_of(const c10::Storage &sim);
 // A CPU storage that looks at foreign bytes without owning them.

@@ -10,8 +10,8 @@
 
 #include <sstream>
 
-#include "conflict.h"
 #include "devices.h"
+#include "errors.h"
 #include "move.h"
 #include "record.h"
 #include "state.h"

@@ -47,6 +47,9 @@ bool align(const OpFacts& f, torch::jit::Stack& stack, std::size_t base, WriteBa
 at::Tensor cross_written(const at::Tensor& t, c10::Device to, bool hidden, const Cause& cause);
 void finish(WriteBacks& write_backs);
 
+// Whether a list operator on that many bytes of a device should run in pieces.
+bool wants_pieces(int64_t bytes, std::size_t rows, c10::Device d);
+
 // A list operator whose rows live on several devices: one call per device. Arguments are replaced by results.
 void call_rows(const c10::OperatorHandle& op, const OpFacts& f, torch::jit::Stack& stack);
 

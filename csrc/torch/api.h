@@ -72,6 +72,18 @@ void mgd_torch_set_wake(void (*wake)(void));
 PyObject *mgd_torch_take_warning(uint32_t *site);
 int mgd_torch_in_backward(void); /* whether this thread is inside a backward pass */
 
+/* ---- room.cpp */
+/* Nothing uses more than `bytes` of the accelerator from now on, as far as its allocator takes part; what is beyond leaves. */
+int mgd_torch_set_budget(int device, int64_t bytes);
+
+/* ---- torture.cpp: for tests */
+/* Before each operator every storage of `at_least` bytes that nobody uses leaves with a chance of one in `odds` (0: none do);
+ * with `overwrite` simulated devices fill what is given back. Returns the old `at_least`. */
+int64_t mgd_torch_torture(uint32_t odds, uint64_t seed, int64_t at_least, int overwrite);
+int64_t mgd_torch_spill_all(void); /* how many left */
+int mgd_torch_is_spilled(PyObject *tensor);
+int64_t mgd_torch_kept_host(void); /* bytes of the host that are kept for what will leave */
+
 /* ---- move.cpp */
 /* Another tensor over the same bytes, connected by autograd, managed: what as_subclass gives. */
 PyObject *mgd_torch_alias(PyObject *tensor);
@@ -82,8 +94,9 @@ int mgd_torch_move(PyObject *tensor, int device, enum mgd_reason why);
 
 uint64_t mgd_torch_move_count(void); /* tensors moved in place so far; never goes back, unlike the trace's totals */
 
-/* ---- conflict.cpp */
-void mgd_torch_set_pin_conflict(PyObject *type); /* what operands pinned to different devices raise; keeps a reference */
+/* ---- errors.cpp */
+/* What operands pinned to different devices raise, and operators without room; keeps references. */
+void mgd_torch_set_errors(PyObject *pin_conflict, PyObject *out_of_memory);
 
 /* ---- hook.cpp: knobs */
 int mgd_torch_set_frozen(int frozen); /* thread-local; returns the old value */

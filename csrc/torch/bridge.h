@@ -1,12 +1,14 @@
-// bridge.h: all that the simulator and the managed hook know of each other.
+// bridge.h: all that a backend (the simulator, CUDA's part) and the managed hook know of each other.
 //
 // managed._sim exports a pointer to its Bridge in the capsule
 // "managed._sim.bridge"; managed._C attaches by filling the hook's half.
-// Both halves are plain function pointers, called from any thread and never
-// with a lock of ours held; they must not throw. make_room is called without
-// the GIL. freed is called by deleters, with or without it and possibly under a
+// All are plain function pointers, called from any thread and never with a lock
+// of ours held. make_room is called without the GIL; it and freed must not throw.
+// freed is called by deleters, with or without the GIL and possibly under a
 // lock of torch's allocator, so it takes leaf locks only and waits for nothing.
 #pragma once
+#include <c10/core/StorageImpl.h>
+
 #include <cstddef>
 #include <cstdint>
 
@@ -14,18 +16,36 @@
 
 namespace managed {
 
+// What the hook puts in the place of a DataPtr's context begins with the DataPtr that was there. It is empty
+// while the bytes are elsewhere. Who runs on the storage holds it still.
+struct Head {
+  c10::DataPtr block;
+};
+
 struct Bridge {
-  int version = 1;
+  int version = 2;
 
   // ---- filled by the hook; null until it attaches
   // The device is full: free something and return true to look again.
   bool (*make_room)(int device, std::size_t bytes) = nullptr;
   // Bytes came back: somebody may be waiting for them.
   void (*freed)(int device, std::size_t bytes) = nullptr;
+  // A DataPtr with this deleter has a Head as its context.
+  c10::DeleterFnPtr head = nullptr;
+  // Gives such a storage another block of `bytes` bytes. An operator holds it.
+  void (*replace)(c10::StorageImpl* storage, c10::DataPtr block, std::size_t bytes) = nullptr;
 
-  // ---- filled by the simulator
+  // ---- filled by the backend
   // Latency (ns) and bandwidth (bytes/ns) between devices, -1 is the host.
   void (*link)(int from, int to, std::int64_t* latency_ns, double* bytes_per_ns) = nullptr;
+  // Whether the pointer is the backend's own allocation.
+  bool (*owns)(const c10::DataPtr& pointer) = nullptr;
+  // Whether something beside its storage keeps such an allocation alive.
+  bool (*is_shared)(const c10::DataPtr& pointer) = nullptr;
+  // The backend allocates no more than this many bytes on the device, whatever its capacity.
+  void (*limit)(int device, std::size_t bytes) = nullptr;
+  // Copies bytes between devices, -1 is the host; they are there when it returns. May throw c10::Error.
+  void (*copy)(int to, void* target, int from, const void* source, std::size_t bytes) = nullptr;
 };
 
 } // namespace managed

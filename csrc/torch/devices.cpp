@@ -25,6 +25,8 @@
 #include "bridge.h"
 #include "guard.h"
 #include "replica.h"
+#include "room.h"
+#include "storage.h"
 
 namespace managed {
 namespace {
@@ -72,7 +74,7 @@ int add(c10::Device d, int64_t capacity) {
   return id;
 }
 
-int device_count(c10::DeviceType type) {
+int count_of(c10::DeviceType type) {
   return c10::impl::hasDeviceGuardImpl(type) ? c10::impl::getDeviceGuardImpl(type)->deviceCount() : 0;
 }
 
@@ -83,7 +85,7 @@ std::pair<int64_t, int64_t> memory_info(c10::Device d) {
 
 void discover_cuda() {
   if (!at::globalContext().hasCUDA()) return; // torch.compile may have put a guard there that believes in one device
-  const int n = std::min(device_count(c10::kCUDA), kMaxIndex);
+  const int n = std::min(count_of(c10::kCUDA), kMaxIndex);
   if (n > 0) at::globalContext().lazyInitDevice(c10::kCUDA);
   for (int i = 0; i < n; i++) {
     const c10::Device d(c10::kCUDA, static_cast<c10::DeviceIndex>(i));
@@ -110,19 +112,18 @@ void bytes_came_back(int, std::size_t) {
   r.freed.notify_all();
 }
 
-// Copies are given back for nothing. The simulator says how much is missing; CUDA's
-// allocator asks at every miss of its cache and says nothing (0), so there we look
-// whether the driver is nearly out of memory.
-bool make_room(c10::Device d, std::size_t bytes) {
+// The simulator says how much is asked for; CUDA's allocator asks at every miss of its cache and says nothing (0), so
+// there we look whether the driver is nearly out of memory.
+bool make_room_on(c10::Device d, std::size_t bytes) {
   const int id = id_of(d);
   if (id < 0) return false;
-  if (bytes) return drop_replicas(id, static_cast<int64_t>(bytes));
+  if (bytes) return make_room(id, static_cast<int64_t>(bytes));
   const auto [free, total] = memory_info(d);
-  return free < total / 16 && drop_replicas(id, total / 16);
+  return free < total / 16 && make_room(id, total / 16);
 }
 
-bool make_sim_room(int device, std::size_t bytes) { return make_room(c10::Device(c10::kPrivateUse1, static_cast<c10::DeviceIndex>(device)), bytes); }
-bool make_cuda_room(int device, std::size_t bytes) { return make_room(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device)), bytes); }
+bool make_sim_room(int device, std::size_t bytes) { return make_room_on(c10::Device(c10::kPrivateUse1, static_cast<c10::DeviceIndex>(device)), bytes); }
+bool make_cuda_room(int device, std::size_t bytes) { return make_room_on(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device)), bytes); }
 
 void attach_links(const Bridge& bridge, int first, int devices) {
   auto set = [&](int from, int to) {
@@ -150,7 +151,11 @@ void attach_sim(Bridge* bridge, int devices) {
   attach_links(*bridge, first, devices);
   bridge->make_room = &make_sim_room;
   bridge->freed = &bytes_came_back;
+  bridge->head = &drop_block;
+  bridge->replace = &replace_block;
   r.bridge = bridge;
+  mgd_evict_veto(machine(), &may_leave);
+  may_adopt = true;
 }
 
 int64_t to_int64(std::chrono::steady_clock::duration d) {
@@ -189,6 +194,31 @@ int id_of(c10::Device d) {
 }
 
 c10::Device device_of(int id) { return registry().devices[id]; }
+
+int device_count() { return registry().count; }
+
+int64_t free_bytes(int id) { return memory_info(device_of(id)).first; }
+
+const Bridge* backend_of(c10::DeviceType type) { return type == c10::kPrivateUse1 ? registry().bridge : nullptr; }
+
+uint64_t freed_count() { return registry().freed_count; }
+bool somebody_waits() { return registry().waiters.load() != 0; }
+void note_change() { bytes_came_back(0, 0); }
+
+bool wait_for_change(uint64_t seen, int64_t deadline) {
+  Registry& r = registry();
+  PyThreadState* gil = PyGILState_Check() ? PyEval_SaveThread() : nullptr;
+  r.waiters++;
+  bool woken = false;
+  {
+    std::unique_lock<std::mutex> lock(r.freed_mutex);
+    const auto until = std::chrono::steady_clock::time_point(std::chrono::nanoseconds(deadline));
+    woken = r.freed.wait_until(lock, until, [&] { return r.freed_count != seen; });
+  }
+  r.waiters--;
+  if (gil) PyEval_RestoreThread(gil);
+  return woken;
+}
 
 void discover() {
   Registry& r = registry();
@@ -291,8 +321,8 @@ int mgd_torch_device_id(PyObject* o, int* id, int* any) {
 
 PyObject* mgd_torch_device(int id) { return guarded([&] { return THPDevice_New(device_of(id)); }); }
 
-uint64_t mgd_torch_freed_count(void) { return registry().freed_count; }
-void mgd_torch_notify_freed(void) { bytes_came_back(0, 0); }
+uint64_t mgd_torch_freed_count(void) { return freed_count(); }
+void mgd_torch_notify_freed(void) { note_change(); }
 
 PyObject* mgd_torch_bridge(void) {
   static Bridge hook = [] {
@@ -304,17 +334,4 @@ PyObject* mgd_torch_bridge(void) {
   return PyCapsule_New(&hook, "managed._C.bridge", nullptr);
 }
 
-int mgd_torch_wait_freed(uint64_t seen, int64_t deadline) {
-  Registry& r = registry();
-  int woken = 0;
-  Py_BEGIN_ALLOW_THREADS;
-  r.waiters++;
-  {
-    std::unique_lock<std::mutex> lock(r.freed_mutex);
-    const auto until = std::chrono::steady_clock::time_point(std::chrono::nanoseconds(deadline));
-    woken = r.freed.wait_until(lock, until, [&] { return r.freed_count != seen; });
-  }
-  r.waiters--;
-  Py_END_ALLOW_THREADS;
-  return woken;
-}
+int mgd_torch_wait_freed(uint64_t seen, int64_t deadline) { return wait_for_change(seen, deadline); }

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "../core/internal.h"
+#include "bridge.h"
 
 namespace managed {
 
@@ -18,6 +19,20 @@ c10::Device device_of(int id);
 
 // Adds the accelerators that torch knows to the machine, once; throws c10::Error.
 void discover();
+
+int device_count(); // ids in use, the host included
+
+// What the allocator of the device says is free, in bytes; of a simulated device exactly.
+int64_t free_bytes(int id);
+
+// The backend that allocates on this kind of device, or null when nothing may leave there.
+const Bridge* backend_of(c10::DeviceType type);
+
+// Who needs what others have waits until something has come back: reads the count, looks, and waits for the count to change.
+uint64_t freed_count();
+bool wait_for_change(uint64_t seen, int64_t deadline); // with or without the GIL, which it gives away; false when time is over
+bool somebody_waits();
+void note_change();
 
 // Reads what the allocators report into the ledger.
 void observe();

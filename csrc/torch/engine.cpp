@@ -18,6 +18,7 @@
 #include "devices.h"
 #include "functorch.h"
 #include "guard.h"
+#include "hold.h"
 #include "hook.h"
 #include "threads.h"
 
@@ -39,16 +40,26 @@ bool must_travel(const at::Tensor& gradient, c10::Device home) {
   return gradient.defined() && gradient.device() != home && id_of(gradient.device()) >= 0 && id_of(home) >= 0 && !is_frozen();
 }
 
-// A new reference to the gradient, on `home`.
+// A new reference to the gradient, on `home`. Where it comes from a node of another device, the engine reads its
+// pointer before any operator does (InputBuffer::add).
 PyObject* brought(PyObject* gradient, c10::Device home) {
   const at::Tensor& g = THPVariable_Unpack(gradient);
-  if (!must_travel(g, home)) return Py_NewRef(gradient);
-  at::Tensor there;
+  at::Tensor there = g;
   {
     NoGil no_gil;
-    there = cross(g, home, kGradient);
+    if (must_travel(g, home)) there = cross(g, home, kGradient);
+    keep_home_until_used(there);
   }
-  return THPVariable_Wrap(std::move(there));
+  return there.is_same(g) ? Py_NewRef(gradient) : THPVariable_Wrap(std::move(there));
+}
+
+// So are the root gradients, all through the pass.
+void hold_gradients(Hold& hold, PyObject* args) {
+  PyObject* given = PyTuple_GET_SIZE(args) > 1 ? PyTuple_GET_ITEM(args, 1) : nullptr;
+  for (Py_ssize_t i = 0; given && PyTuple_Check(given) && i < PyTuple_GET_SIZE(given); i++)
+    if (THPVariable_Check(PyTuple_GET_ITEM(given, i))) hold.add(THPVariable_Unpack(PyTuple_GET_ITEM(given, i)), false);
+  NoGil no_gil;
+  hold.bring_home();
 }
 
 // The arguments of run_backward, with each root gradient on the device of its root.
@@ -75,13 +86,16 @@ PyObject* with_gradients_at_roots(PyObject* args) {
 using namespace managed;
 
 PyObject* mgd_torch_run_backward(PyObject* callable, PyObject* args, PyObject* kwargs) {
-  PyObject* roots = PyTuple_GET_SIZE(args) > 0 ? PyTuple_GET_ITEM(args, 0) : nullptr;
-  if (!roots || !any_managed(roots)) return PyObject_Call(callable, args, kwargs);
+  PyObject* given = PyTuple_GET_SIZE(args) > 0 ? PyTuple_GET_ITEM(args, 0) : nullptr;
+  if (!given || !any_managed(given)) return PyObject_Call(callable, args, kwargs);
   return guarded([&]() -> PyObject* {
     const Visit visit; // the engine reads leaves between operators, too
     c10::impl::IncludeDispatchKeyGuard managed_everywhere(kKey);
     THPObjectPtr aligned(with_gradients_at_roots(args));
-    return aligned ? PyObject_Call(callable, aligned, kwargs) : nullptr;
+    if (!aligned) return nullptr;
+    Hold roots;
+    hold_gradients(roots, aligned);
+    return PyObject_Call(callable, aligned, kwargs);
   });
 }
 

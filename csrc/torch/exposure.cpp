@@ -5,7 +5,9 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "devices.h"
 #include "forks.h"
+#include "hold.h"
 #include "replica.h"
 
 namespace managed {
@@ -48,6 +50,10 @@ void note(const at::Tensor& t, bool for_good) {
   if (!t.defined() || t.layout() != at::kStrided || !t.has_storage()) return;
   Registry::registry().add(t, for_good);
   note_written(t); // after the entry: a copy that is being made now is not kept either
+  if (for_good) return keep_home(t);
+  Hold hold; // whoever holds the storage reads it where it is, and such a block does not leave (room.cpp asks)
+  hold.add(t, true);
+  hold.bring_home();
 }
 
 // Torch's Python object of a storage holds the storage, and the storage holds
@@ -62,6 +68,13 @@ bool is_held(const c10::Storage& storage, uint32_t known) {
 }
 
 } // namespace
+
+bool is_exposed(const c10::StorageImpl* storage) {
+  Registry& r = Registry::registry();
+  std::lock_guard<std::mutex> lock(r.mutex);
+  const auto entry = r.storages.find(storage);
+  return entry != r.storages.end() && entry->second.for_good && !entry->second.address.expired();
+}
 
 void expose(const at::Tensor& t) { note(t, true); }
 void lend(const at::Tensor& t) { note(t, false); }

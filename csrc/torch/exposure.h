@@ -14,7 +14,10 @@ void expose(const at::Tensor& t);
 // The storage of t, or a plain tensor over it, is in other hands, for as long as these hold it.
 void lend(const at::Tensor& t);
 
-// Whether that is so now. `through`: a view of t that the caller knows of, or undefined.
+// Whether a pointer to the storage's bytes has left.
+bool is_exposed(const c10::StorageImpl* storage);
+
+// Whether bytes may change unseen now. `through`: a view of t that the caller knows of, or undefined.
 bool may_change_unseen(const at::Tensor& t, const at::Tensor& through);
 
 } // namespace managed

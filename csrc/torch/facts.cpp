@@ -108,6 +108,8 @@ std::unique_ptr<OpFacts> compute(const c10::OperatorHandle& op) {
   f->mixing = f->outlives_call ? Mixing::Never : rule.mixing;
   f->scalars_stay = rule.scalars_stay_always || (op.hasTag(at::Tag::pointwise) && !scalars_move(base));
   f->route = route_of(op, *f, base, ns);
+  f->fresh = f->route == Route::Leaf && aten && !aliases_unsaid(base);
+  for (const c10::Argument& r : schema.returns()) f->fresh &= !r.alias_info();
   return f;
 }
 

@@ -18,9 +18,12 @@
 #include "devices.h"
 #include "exposure.h"
 #include "guard.h"
+#include "hold.h"
+#include "out_of_memory.h"
 #include "replica.h"
 #include "state.h"
 #include "threads.h"
+#include "torture.h"
 
 namespace managed {
 namespace {
@@ -44,6 +47,11 @@ bool just_aligned(const OpFacts& f) {
   if (C10_LIKELY(aligned_call != &f)) return false;
   aligned_call = nullptr;
   return true;
+}
+
+void mark_result(const at::Tensor& t, const OpFacts& f) {
+  mark(t);
+  if (t.defined()) adopt_result(t, f);
 }
 
 // Calls f with each tensor that a value holds; lists of other things are left after their first element.
@@ -82,21 +90,66 @@ class Writes {
   c10::SmallVector<c10::IValue, 2> values_;
 };
 
-void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
-  const auto lists = written_lists(f, stack);
-  const Writes writes(f, stack);
-  if (C10_UNLIKELY(f.outlives_call)) for (const TensorArg& a : f.tensors) each_tensor(stack[stack.size() - f.arguments + a.index], expose);
-  if (meets_hook_inside(f, ks)) {
+// Nothing leaves the host, so its storages need not be held.
+bool on_host(const OpFacts& f, const torch::jit::Stack& stack) {
+  bool all = true;
+  for (const TensorArg& a : f.tensors)
+    each_tensor(stack[stack.size() - f.arguments + a.index], [&](const at::Tensor& t) { all &= !t.defined() || t.is_cpu(); });
+  return all;
+}
+
+void hold_operands(Hold& hold, const OpFacts& f, const torch::jit::Stack& stack) {
+  const std::size_t base = stack.size() - f.arguments;
+  const bool unknown_writes = f.route == Route::Open; // what others wrote may not say all that it does
+  for (const TensorArg& a : f.tensors)
+    each_tensor(stack[base + a.index], [&](const at::Tensor& t) { hold.add(t, unknown_writes || (a.flags & (kWritten | kHiddenWrite))); });
+  hold.bring_home();
+  torture_now();
+}
+
+void run_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
+  const bool host = !may_adopt.load(std::memory_order_relaxed) || on_host(f, stack);
+  Hold hold;
+  if (!host && holds_operands(f, host)) hold_operands(hold, f, stack);
+  if (meets_hook_inside(f, ks, host)) {
     op.redispatchBoxed(ks, &stack);
   } else {
     c10::impl::ExcludeDispatchKeyGuard no_key(kKey);
     op.redispatchBoxed(ks, &stack);
   }
+}
+
+void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
+  const auto lists = written_lists(f, stack);
+  const Writes writes(f, stack);
+  if (C10_UNLIKELY(f.outlives_call)) for (const TensorArg& a : f.tensors) each_tensor(stack[stack.size() - f.arguments + a.index], expose);
+  try {
+    run_kernel(op, ks, stack, f);
+  } catch (const c10::OutOfMemoryError& e) {
+    explain_out_of_memory(e, f);
+  }
   for (std::size_t i = stack.size() - f.returns; i < stack.size(); i++) {
-    each_tensor(stack[i], mark);
+    each_tensor(stack[i], [&](const at::Tensor& t) { mark_result(t, f); });
     if (C10_UNLIKELY(f.outlives_call)) each_tensor(stack[i], expose);
   }
   for (const c10::IValue& list : lists) each_tensor(list, mark);
+}
+
+// A list operator whose operands would fill too much of one device.
+bool is_large(const OpFacts& f, const torch::jit::Stack& stack) {
+  if (C10_LIKELY(f.mixing != Mixing::Rows) || !may_adopt.load(std::memory_order_relaxed)) return false;
+  int64_t bytes = 0;
+  std::size_t rows = 0;
+  c10::Device device(c10::kCPU);
+  for (const TensorArg& a : f.tensors) {
+    const c10::IValue& v = stack[stack.size() - f.arguments + a.index];
+    if (v.isList()) rows = std::max(rows, v.toListRef().size());
+    each_tensor(v, [&](const at::Tensor& t) {
+      bytes += bytes_of(t);
+      if (t.defined() && !t.is_cpu()) device = t.device();
+    });
+  }
+  return wants_pieces(bytes, rows, device);
 }
 
 // Aligns and calls again from the top; false when nothing moved and the call may simply go on.
@@ -192,7 +245,7 @@ bool align_call(const c10::OperatorHandle& op, torch::jit::Stack& stack, const O
 void chokepoint(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
   const Visit visit;
   if (C10_UNLIKELY(visit.is_late())) return from_top(op, ks, &stack);
-  if (f.mixing != Mixing::Never && !just_aligned(f) && C10_UNLIKELY(!together(f, stack, stack.size() - f.arguments))) {
+  if (f.mixing != Mixing::Never && !just_aligned(f) && C10_UNLIKELY(!together(f, stack, stack.size() - f.arguments) || is_large(f, stack))) {
     if (!frozen && realign(op, stack, f)) return;
   }
   run_below(op, ks & kBelow, stack, f);

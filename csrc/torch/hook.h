@@ -4,8 +4,10 @@
 #include <ATen/core/stack.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "api.h"
 #include "facts.h"
 #include "key.h"
+#include "storage.h"
 
 namespace managed {
 
@@ -23,7 +25,18 @@ inline const c10::DispatchKeySet kOpen =
 
 // Whether the operators that a kernel calls meet the hook too. Operands that stand together stay together inside a
 // composite, and it is cheaper to mark its results than those of each of its steps.
-inline bool meets_hook_inside(const OpFacts& f, c10::DispatchKeySet ks) { return f.route > Route::Whole || ks.has_any(kOpen); }
+// On an accelerator each step comes here all the same, so that what it keeps for the backward pass can leave the device.
+inline bool meets_hook_inside(const OpFacts& f, c10::DispatchKeySet ks, bool on_host) {
+  return f.route > Route::Whole || ks.has_any(kOpen) || (f.route == Route::Whole && !on_host);
+}
+// Whether a call itself holds its operands' storages: not where its steps do.
+inline bool holds_operands(const OpFacts& f, bool on_host) { return f.route == Route::Leaf || f.route == Route::Open || (f.route == Route::Whole && on_host); }
+
+// The engine reads the pointer of a gradient that has just crossed to another device, outside any operator
+// (InputBuffer::add), so such a gradient gets no handle before somebody uses it.
+inline void adopt_result(const at::Tensor& t, const OpFacts& f) {
+  if (C10_LIKELY(f.mixing != Mixing::Never) || !mgd_torch_in_backward()) adopt(t, f.fresh);
+}
 
 // Registers everything with the dispatcher; throws c10::Error when the key is taken.
 void register_hook();

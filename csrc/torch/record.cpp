@@ -55,15 +55,6 @@ uint32_t backward_site() {
   return id;
 }
 
-std::string readable(int64_t bytes) {
-  std::ostringstream s;
-  s.precision(3);
-  if (bytes < 1024) s << bytes << " bytes";
-  else if (bytes < 1024 * 1024) s << static_cast<double>(bytes) / 1024 << " KiB";
-  else s << static_cast<double>(bytes) / (1024 * 1024) << " MiB";
-  return s.str();
-}
-
 std::string describe(const at::Tensor& t, const mgd_event& e, const mgd_repeat& r) {
   return c10::str("managed: a tensor (torch.", c10::getDtypeNames(t.scalar_type()).first, ", shape ", t.sizes(), ") on ", t.device(), " was copied to ", device_of(e.to), " ", r.count,
                   " times in one step, ", readable(r.bytes), " in all, here for ", e.operator_name ? e.operator_name : "an operator",
@@ -82,6 +73,18 @@ void put_aside(const at::Tensor& t, const mgd_event& e, const mgd_repeat& r) {
 }
 
 } // namespace
+
+std::string readable(int64_t bytes) {
+  static constexpr const char* units[] = {" KiB", " MiB", " GiB", " TiB"};
+  if (bytes < 1024) return std::to_string(bytes) + " bytes";
+  double value = static_cast<double>(bytes) / 1024;
+  std::size_t unit = 0;
+  for (; value >= 1024 && unit + 1 < std::size(units); unit++) value /= 1024;
+  std::ostringstream s;
+  s.precision(value >= 100 ? 4 : 3);
+  s << value << units[unit];
+  return s.str();
+}
 
 uint32_t call_site() {
   auto* read = frames_site.load(std::memory_order_acquire);

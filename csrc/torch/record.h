@@ -2,6 +2,8 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <string>
+
 #include "../core/internal.h"
 
 namespace managed {
@@ -9,6 +11,8 @@ namespace managed {
 // The line of the user's program that this thread runs, or the backward
 // operator where there is no such line; 0 when unknown. Takes no lock but the core's and no GIL.
 uint32_t call_site();
+
+std::string readable(int64_t bytes); // "12.5 MiB"
 
 // Writes an event with its call site, unless it names one already. `copied` is
 // the tensor whose copy it is: too many copies of it in one step are warned of, later,

@@ -1,13 +1,26 @@
 // rows.cpp: list operators (_foreach_*, _fused_*, _amp_foreach_*) whose rows
 // live on several devices. Row j is the j-th tensor of every list of full
-// length; rows are independent, so each device gets one call with its rows.
+// length; rows are independent, so each device gets one call with its rows. One
+// that holds too much of its device in a single call gets several, for the same reason:
+// what the first needs may leave again before the next.
 #include <ATen/core/jit_type.h>
 
 #include "align.h"
+#include "devices.h"
 #include "hook.h"
 
 namespace managed {
 namespace {
+
+// Of the device's budget, for the operands of one call. Smaller pieces let a step run in less room, larger ones leave the
+// operator more to do at once; where it does not matter, on large devices, one piece holds them all.
+constexpr int64_t kPieces = 8;
+
+int64_t largest_call(c10::Device d) {
+  mgd_usage usage{};
+  if (d.is_cpu() || mgd_ledger_usage(machine(), id_of(d), &usage) != MGD_OK) return INT64_MAX;
+  return usage.capacity / kPieces;
+}
 
 class Rows {
  public:
@@ -39,11 +52,15 @@ class Rows {
     for (std::size_t first = 0; first < count_; first++) {
       if (done[first]) continue;
       std::vector<std::size_t> same;
-      for (std::size_t row = first; row < count_; row++)
-        if (!done[row] && choices_[row].device == choices_[first].device) {
-          same.push_back(row);
-          done[row] = true;
-        }
+      int64_t left = largest_call(choices_[first].device);
+      for (std::size_t row = first; row < count_; row++) {
+        if (done[row] || choices_[row].device != choices_[first].device) continue;
+        const int64_t bytes = row_bytes(row);
+        if (!same.empty() && bytes > left) break;
+        left -= bytes;
+        same.push_back(row);
+        done[row] = true;
+      }
       call(same, choices_[first]);
     }
     push_results(stack);
@@ -51,6 +68,15 @@ class Rows {
 
  private:
   bool per_row(const c10::IValue& v) const { return v.isList() && v.toListRef().size() == count_; }
+
+  int64_t row_bytes(std::size_t row) const {
+    int64_t bytes = 0;
+    for (const TensorArg& a : f_.tensors) {
+      const c10::IValue& v = arguments_[a.index];
+      if (a.shape != ArgShape::One && per_row(v) && v.toListRef()[row].isTensor()) bytes += bytes_of(v.toListRef()[row].toTensor());
+    }
+    return bytes;
+  }
 
   Choice choose_row(std::size_t row) const {
     Operands operands;
@@ -130,6 +156,8 @@ class Rows {
 };
 
 } // namespace
+
+bool wants_pieces(int64_t bytes, std::size_t rows, c10::Device d) { return rows > 1 && bytes > largest_call(d); }
 
 void call_rows(const c10::OperatorHandle& op, const OpFacts& f, torch::jit::Stack& stack) {
   std::vector<c10::IValue> arguments(stack.end() - f.arguments, stack.end());

@@ -123,6 +123,8 @@ uint8_t arg_rule_of(std::string_view base, std::string_view argument) {
   return flags;
 }
 
+bool aliases_unsaid(std::string_view base) { return base == "_unsafe_view" || base == "_lazy_clone" || base == "ctc_loss" || base == "tensor_split"; }
+
 bool scalars_move(std::string_view base) {
   for (auto prefix : kScalarsMoveByPrefix)
     if (base.substr(0, prefix.size()) == prefix) return true;

@@ -10,6 +10,7 @@
 #include "exposure.h"
 #include "functorch.h"
 #include "guard.h"
+#include "hold.h"
 #include "record.h"
 #include "replica.h"
 #include "threads.h"
@@ -116,13 +117,16 @@ int mgd_torch_mark(PyObject* o) {
     if (t.has_storage() && t.storage().use_count() > 1) lend(t); // to plain tensors, for all we know
     mark(t);
     if (has_key(t.unsafeGetTensorImpl())) make_state(t);
+    if (const Stillness still; still) adopt(t, false);
     return 0;
   });
 }
 
 int mgd_torch_unmark(PyObject* o) {
   return guarded([&] {
-    remove_key(THPVariable_Unpack(o).unsafeGetTensorImpl());
+    const at::Tensor& t = THPVariable_Unpack(o);
+    keep_home(t); // nothing would bring its bytes back
+    remove_key(t.unsafeGetTensorImpl());
     return 0;
   });
 }
@@ -131,7 +135,9 @@ int mgd_torch_pin(PyObject* o, int pinned) {
   return guarded([&] {
     const at::Tensor& t = THPVariable_Unpack(o);
     TensorState& s = make_state(t);
-    if (s.pinned.exchange(pinned != 0) != (pinned != 0)) record_pin(pinned ? MGD_EV_PIN : MGD_EV_UNPIN, t, s);
+    if (s.pinned.exchange(pinned != 0) == (pinned != 0)) return 0;
+    pinned ? keep_home(t) : let_leave(t);
+    record_pin(pinned ? MGD_EV_PIN : MGD_EV_UNPIN, t, s);
     return 0;
   });
 }

@@ -11,11 +11,18 @@
 #include <type_traits>
 #include <unordered_set>
 
+#include "align.h"
+#include "devices.h"
+#include "hold.h"
 #include "hook.h"
+#include "out_of_memory.h"
 #include "replica.h"
 #include "state.h"
 #include "threads.h"
+#include "torture.h"
 #include "typed_ops.h"
+
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized" // gcc takes the end of an empty optional<Generator> for a read
 
 namespace managed {
 namespace {
@@ -55,11 +62,15 @@ struct SameDevice {
 };
 
 template <class R>
-inline void mark_result(const R& r) {
-  if constexpr (std::is_same_v<R, at::Tensor>) mark(r);
-  else if constexpr (std::is_same_v<R, std::vector<at::Tensor>>)
-    for (const at::Tensor& t : r) mark(t);
-  else if constexpr (!std::is_arithmetic_v<R>) std::apply([](const auto&... x) { (mark_result(x), ...); }, r);
+inline void mark_result(const R& r, const OpFacts& f) {
+  if constexpr (std::is_same_v<R, at::Tensor>) {
+    mark(r);
+    adopt_result(r, f);
+  } else if constexpr (std::is_same_v<R, std::vector<at::Tensor>>) {
+    for (const at::Tensor& t : r) mark_result(t, f);
+  } else if constexpr (!std::is_arithmetic_v<R>) {
+    std::apply([&f](const auto&... x) { (mark_result(x, f), ...); }, r);
+  }
 }
 
 template <class F>
@@ -97,13 +108,55 @@ struct Typed<Op, R(A...)> {
     return strays.ok;
   }
 
+  // As chokepoint() asks it: boxed, it looks again and finds the same.
+  static bool is_large(const Plain<A>&... a) {
+    if (C10_LIKELY(facts->mixing != Mixing::Rows) || !may_adopt.load(std::memory_order_relaxed)) return false;
+    int64_t bytes = 0;
+    std::size_t rows = 0;
+    c10::Device device(c10::kCPU);
+    auto add = [&](const auto& x) {
+      std::size_t n = 0;
+      each_tensor(x, [&](const at::Tensor& t) {
+        n++;
+        bytes += bytes_of(t);
+        if (!t.is_cpu()) device = t.device();
+      });
+      rows = std::max(rows, n);
+    };
+    (add(a), ...);
+    return wants_pieces(bytes, rows, device);
+  }
+
   // Each tensor of the arguments whose bits are set.
   static void each_of(uint64_t arguments, void (*f)(const at::Tensor&), const Plain<A>&... a) {
     ((arguments & 1 ? each_tensor(a, f) : void(), arguments >>= 1), ...);
   }
 
+  // Nothing leaves the host, so its storages need not be held.
+  static bool on_host(const Plain<A>&... a) {
+    if (C10_LIKELY(!may_adopt.load(std::memory_order_relaxed))) return true;
+    bool all = true;
+    (each_tensor(a, [&](const at::Tensor& t) { all &= !t.defined() || t.is_cpu(); }), ...);
+    return all;
+  }
+
+  static void hold_operands(Hold& hold, const Plain<A>&... a) {
+    uint64_t written = facts->written;
+    auto add = [&](const auto& x) {
+      const bool writes = written & 1;
+      written >>= 1;
+      each_tensor(x, [&](const at::Tensor& t) { hold.add(t, writes); });
+    };
+    (add(a), ...);
+    hold.bring_home();
+    torture_now();
+  }
+
   static R run(c10::DispatchKeySet ks, A... a) {
-    if (C10_UNLIKELY(meets_hook_inside(*facts, ks))) return Op::redispatch(ks, std::forward<A>(a)...);
+    const bool host = on_host(a...);
+    Hold hold;
+    if (C10_UNLIKELY(!host && holds_operands(*facts, host))) hold_operands(hold, a...);
+    if (C10_UNLIKELY(meets_hook_inside(*facts, ks, host))) return Op::redispatch(ks, std::forward<A>(a)...);
     c10::impl::ExcludeDispatchKeyGuard no_key(kKey);
     return Op::redispatch(ks, std::forward<A>(a)...);
   }
@@ -113,19 +166,28 @@ struct Typed<Op, R(A...)> {
     return c10::impl::BoxedKernelWrapper<R(A...)>::call(c10::BoxedKernel::makeFromFunction<kernel>(), *handle, ks, std::forward<A>(a)...);
   }
 
+  template <class F>
+  static R explained(const F& f) {
+    try {
+      return f();
+    } catch (const c10::OutOfMemoryError& e) {
+      explain_out_of_memory(e, *facts);
+    }
+  }
+
   static R call(c10::DispatchKeySet ks, A... a) {
     const Visit visit; // first: nothing moves by itself after it
     if (C10_UNLIKELY(visit.is_late())) return box<&from_top>(ks, std::forward<A>(a)...);
-    if (C10_UNLIKELY(!together(a...))) return box<&boxed>(ks, std::forward<A>(a)...);
+    if (C10_UNLIKELY(!together(a...) || is_large(a...))) return box<&boxed>(ks, std::forward<A>(a)...);
     const AtEnd note{[&] { // also when it fails half way
       if (C10_UNLIKELY(facts->written && sources_alive.load(std::memory_order_relaxed))) each_of(facts->written, note_written, a...);
     }};
     if constexpr (std::is_void_v<R>) { // a list operator: what it writes are its arguments
-      run(ks & kBelow, a...);
+      explained([&] { run(ks & kBelow, a...); });
       each_of(facts->written_lists, mark, a...);
     } else {
-      R r = run(ks & kBelow, a...);
-      mark_result<Plain<R>>(r);
+      R r = explained([&]() -> R { return run(ks & kBelow, a...); });
+      mark_result<Plain<R>>(r, *facts);
       return r;
     }
   }

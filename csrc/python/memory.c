@@ -1,0 +1,96 @@
+/* memory.c: what leaves devices and comes back: budgets, figures, and the switches of the tests.
+ *
+ * It decides nothing and holds nothing: the core does.
+ */
+#include "binding.h"
+
+#include <string.h>
+
+static int accelerator(PyObject *device, int *id) {
+  int any;
+  if (mgd_errors_device_id(device, id, &any) < 0) return -1;
+  if (*id > MGD_HOST) return 0;
+  PyErr_Format(PyExc_ValueError, "managed: %R is not one accelerator", device);
+  return -1;
+}
+
+static PyObject *residency(PyObject *module, PyObject *device) {
+  int id;
+  struct mgd_residency_usage u;
+  if (accelerator(device, &id) < 0) return NULL;
+  const int code = mgd_residency_read(mgd_torch_machine(), id, &u);
+  if (code != MGD_OK) {
+    mgd_errors_raise(mgd_module_state(module), code, "counting storages");
+    return NULL;
+  }
+  return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L,s:L,s:L}", "idle", u.idle, "in_use", u.in_use, "pinned", u.pinned, "moving", u.moving, "spilled", u.spilled,
+                       "guests", u.guests, "storages", u.storages);
+}
+
+static PyObject *host_memory(PyObject *module, PyObject *unused) {
+  (void)module;
+  (void)unused;
+  int64_t used, limit, peak;
+  mgd_host_usage(mgd_torch_machine(), &used, &limit, &peak);
+  return Py_BuildValue("{s:L,s:L,s:L,s:L}", "used", used, "limit", limit, "peak", peak, "kept", mgd_torch_kept_host());
+}
+
+static PyObject *set_host_limit(PyObject *module, PyObject *value) {
+  int64_t bytes;
+  if (mgd_errors_bytes(value, "bytes", &bytes) < 0) return NULL;
+  mgd_host_limit(mgd_torch_machine(), bytes);
+  (void)module;
+  Py_RETURN_NONE;
+}
+
+static PyObject *set_victims(PyObject *module, PyObject *value) {
+  static const struct {
+    const char *name;
+    mgd_victim_fn fn;
+  } policies[] = {{"lru", mgd_victim_lru}, {"clean_first", mgd_victim_clean_first}, {"greedy_dual", mgd_victim_greedy_dual}};
+  const char *name = PyUnicode_Check(value) ? PyUnicode_AsUTF8(value) : "";
+  if (!name) return NULL;
+  for (size_t i = 0; i < sizeof policies / sizeof *policies; i++) {
+    if (strcmp(name, policies[i].name) != 0) continue;
+    mgd_evict_policy(mgd_torch_machine(), policies[i].fn, NULL);
+    Py_RETURN_NONE;
+  }
+  (void)module;
+  PyErr_Format(PyExc_ValueError, "managed: there is no policy %R; there are \"lru\", \"clean_first\" and \"greedy_dual\"", value);
+  return NULL;
+}
+
+static PyObject *torture(PyObject *module, PyObject *args) {
+  (void)module;
+  unsigned int odds;
+  unsigned long long seed;
+  long long at_least;
+  int overwrite;
+  if (!PyArg_ParseTuple(args, "IKLp:torture", &odds, &seed, &at_least, &overwrite)) return NULL;
+  return PyLong_FromLongLong(mgd_torch_torture(odds, seed, at_least, overwrite));
+}
+
+static PyObject *spill_all(PyObject *module, PyObject *unused) {
+  (void)module;
+  (void)unused;
+  return PyLong_FromLongLong(mgd_torch_spill_all());
+}
+
+static PyObject *is_spilled(PyObject *module, PyObject *tensor) {
+  (void)module;
+  const int spilled = mgd_torch_is_spilled(tensor);
+  return spilled < 0 ? NULL : PyBool_FromLong(spilled);
+}
+
+PyMethodDef mgd_memory_methods[] = {
+    {"residency", residency, METH_O,
+     PyDoc_STR("residency(device, /)\n--\n\nBytes of the device's storages by what may become of them, and how many storages have their home there.")},
+    {"host_memory", host_memory, METH_NOARGS, PyDoc_STR("host_memory()\n--\n\nBytes of the host that hold what left devices, or copies of it.")},
+    {"set_host_limit", set_host_limit, METH_O, PyDoc_STR("set_host_limit(bytes, /)\n--\n\nMost bytes of the host for what leaves devices.")},
+    {"set_victims", set_victims, METH_O, PyDoc_STR("set_victims(name, /)\n--\n\nThe policy that chooses who leaves: \"lru\", \"clean_first\" or \"greedy_dual\".")},
+    {"torture", torture, METH_VARARGS,
+     PyDoc_STR("torture(odds, seed, at_least, overwrite, /)\n--\n\nFor tests: before each operator every storage of at_least bytes that nobody uses leaves, by "
+               "chance one in `odds`; 0 ends it. Returns the old at_least.")},
+    {"spill_all", spill_all, METH_NOARGS, PyDoc_STR("spill_all()\n--\n\nFor tests: every storage that nobody uses leaves. Returns how many did.")},
+    {"is_spilled", is_spilled, METH_O, PyDoc_STR("is_spilled(tensor, /)\n--\n\nWhether the tensor's bytes are elsewhere now.")},
+    {NULL, NULL, 0, NULL}};

@@ -1,0 +1,74 @@
+// hold.h: what one operator does to the storages it runs on: says that it uses
+// them, brings home what is elsewhere, and lets go in the end.
+#pragma once
+#include <c10/util/SmallVector.h>
+
+#include "storage.h"
+
+namespace managed {
+
+extern std::atomic<uint64_t> ticks; // of uses; exact order between threads does not matter, so it is no counter that they fight for
+
+// Brings the bytes home and keeps them there, until let_leave() has been called as often.
+void keep_home(const at::Tensor& t);
+void let_leave(const at::Tensor& t);
+// The same until the next operator uses them: for what somebody reads in between without one.
+void keep_home_until_used(const at::Tensor& t);
+
+class Hold {
+ public:
+  Hold() = default;
+  ~Hold() {
+    if (C10_UNLIKELY(!used_.empty())) let_go();
+  }
+  Hold(const Hold&) = delete;
+  Hold& operator=(const Hold&) = delete;
+
+  void add(const at::Tensor& t, bool written) {
+    if (C10_LIKELY(t.is_cpu()) || !t.defined()) return;
+    each_storage(t, [this, &t, written](c10::StorageImpl* s) {
+      Block* b = block_of(s);
+      if (C10_UNLIKELY(!b)) b = adopt_operand(t, s);
+      if (b) add(b, written);
+    });
+  }
+  void add(Block* b, bool written) {
+    if (used_.empty()) enter();
+    if (C10_UNLIKELY(b->waits_for_use.load(std::memory_order_relaxed))) used_at_last(b);
+    const bool home = mgd_handle_use(b, next_tick());
+    used_.push_back({b, written});
+    if (C10_LIKELY(home && !written)) return;
+    if (!home) away_ = true;
+    else mgd_handle_write(b);
+  }
+  // All or nothing; throws managed's OutOfMemoryError. Two steps, so that what was added first does not leave for what came last.
+  void bring_home() {
+    if (C10_UNLIKELY(away_)) bring_home_slow();
+  }
+
+  // Uses by this thread of storages whose home is the device.
+  static int64_t uses_of_this_thread(int device);
+
+ private:
+  struct Use {
+    Block* block;
+    bool written;
+  };
+  static uint64_t next_tick() {
+    const uint64_t t = ticks.load(std::memory_order_relaxed) + 1;
+    ticks.store(t, std::memory_order_relaxed);
+    return t;
+  }
+  void enter();
+  static void used_at_last(Block* b);
+  void let_go();
+  void give_back();
+  void use_again();
+  void bring_home_slow();
+
+  c10::SmallVector<Use, 6> used_;
+  bool away_ = false, given_ = false;
+  Hold* outer_ = nullptr;
+};
+
+} // namespace managed

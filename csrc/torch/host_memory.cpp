@@ -1,0 +1,136 @@
+// host_memory.cpp: see host_memory.h.
+#include "host_memory.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/CachingHostAllocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/util/llvmMathExtras.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "forks.h"
+
+namespace managed {
+
+struct HostMemory {
+  c10::DataPtr data;
+  std::size_t size;
+};
+
+namespace {
+
+std::mutex& pool_mutex();
+
+// Invariants: kept is the sum over free; kept + used <= peak, the most that was ever used at once.
+struct Pool {
+  std::mutex mutex; // a leaf
+  std::map<std::size_t, std::vector<HostMemory*>> free;
+  std::size_t used = 0, kept = 0, peak = 0;
+};
+Pool& pool() {
+  static auto* p = [] {
+    survive_fork<pool_mutex>();
+    return new Pool; // never destroyed: tensors may outlive static destructors
+  }();
+  return *p;
+}
+std::mutex& pool_mutex() { return pool().mutex; }
+
+// Eight sizes for each power of two, so that at most an eighth is wasted.
+std::size_t class_of(std::size_t bytes) {
+  if (bytes <= 4096) return 4096;
+  const std::size_t step = std::max<std::size_t>(4096, (std::size_t{1} << c10::llvm::Log2_64(bytes)) / 8);
+  return (bytes + step - 1) / step * step;
+}
+
+// CUDA's own pool of pinned memory where there is CUDA; the simulator copies with the CPU and needs none.
+c10::DataPtr fresh(std::size_t bytes) {
+  if (at::globalContext().hasCUDA()) return at::getHostAllocator(c10::kCUDA)->allocate(bytes);
+  return c10::GetCPUAllocator()->allocate(bytes);
+}
+
+// What is kept beyond the room that was ever needed goes, the largest first.
+void shrink_locked(Pool& p, std::vector<HostMemory*>& dying) {
+  while (p.kept && p.kept + p.used > p.peak) {
+    auto largest = std::prev(p.free.end());
+    HostMemory* m = largest->second.back();
+    largest->second.pop_back();
+    if (largest->second.empty()) p.free.erase(largest);
+    p.kept -= m->size;
+    dying.push_back(m);
+  }
+}
+
+void destroy(std::vector<HostMemory*>& dying) {
+  for (HostMemory* m : dying) delete m;
+}
+
+} // namespace
+
+HostMemory* allocate_host(std::size_t bytes) {
+  const std::size_t size = class_of(bytes);
+  Pool& p = pool();
+  std::vector<HostMemory*> dying;
+  HostMemory* found = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(p.mutex);
+    const auto entry = p.free.find(size);
+    if (entry != p.free.end()) {
+      found = entry->second.back();
+      entry->second.pop_back();
+      if (entry->second.empty()) p.free.erase(entry);
+      p.kept -= size;
+    }
+    p.used += size;
+    p.peak = std::max(p.peak, p.used);
+    shrink_locked(p, dying);
+  }
+  destroy(dying);
+  if (found) return found;
+  try {
+    return new HostMemory{fresh(size), size};
+  } catch (...) {
+    std::lock_guard<std::mutex> lock(p.mutex);
+    p.used -= size;
+    throw;
+  }
+}
+
+void* data_of(HostMemory* memory) { return memory->data.mutable_get(); }
+
+void free_host(void* memory) {
+  if (!memory) return;
+  auto* m = static_cast<HostMemory*>(memory);
+  Pool& p = pool();
+  std::vector<HostMemory*> dying;
+  {
+    std::lock_guard<std::mutex> lock(p.mutex);
+    p.free[m->size].push_back(m);
+    p.used -= m->size;
+    p.kept += m->size;
+    if (p.used == 0) p.peak = 0; // nothing is spilled any more
+    shrink_locked(p, dying);
+  }
+  destroy(dying);
+}
+
+void trim_host() {
+  Pool& p = pool();
+  std::vector<HostMemory*> dying;
+  {
+    std::lock_guard<std::mutex> lock(p.mutex);
+    p.peak = p.used;
+    shrink_locked(p, dying);
+  }
+  destroy(dying);
+}
+
+std::size_t kept_host() {
+  std::lock_guard<std::mutex> lock(pool().mutex);
+  return pool().kept;
+}
+
+} // namespace managed

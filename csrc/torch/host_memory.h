@@ -1,0 +1,19 @@
+// host_memory.h: memory of the host for bytes that left a device.
+//
+// Blocks are kept when they are given back, because fresh memory costs page
+// faults (and, where a device needs pinned memory, a slow call of its driver).
+#pragma once
+#include <cstddef>
+
+namespace managed {
+
+// A piece of memory; the core knows it as void*.
+struct HostMemory;
+
+HostMemory* allocate_host(std::size_t bytes); // throws std::bad_alloc
+void* data_of(HostMemory* memory);
+void free_host(void* memory); // NULL is allowed
+void trim_host();             // gives back what is kept
+std::size_t kept_host();      // bytes that are kept for the next one
+
+} // namespace managed

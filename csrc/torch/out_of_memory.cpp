@@ -1,0 +1,61 @@
+// out_of_memory.cpp: see out_of_memory.h. Owns the text: what was asked, who holds what, what to do next.
+//
+// It begins with the allocator's own words, " out of memory." among them, by which
+// programs that look for a batch size that fits recognise the error.
+#include "out_of_memory.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <sstream>
+
+#include "devices.h"
+#include "errors.h"
+#include "record.h"
+
+namespace managed {
+namespace {
+
+void add_part(std::ostringstream& s, const char* what, int64_t bytes) {
+  if (bytes) s << ", " << readable(bytes) << " " << what;
+}
+
+void add_device(std::ostringstream& s, int id) {
+  mgd_residency_usage u{};
+  if (mgd_residency_read(machine(), id, &u) != MGD_OK) return;
+  s << "\n  " << device_of(id) << ": " << readable(free_bytes(id)) << " free";
+  add_part(s, "could leave", u.idle);
+  add_part(s, "in use by operators", u.in_use);
+  add_part(s, "pinned", u.pinned);
+  add_part(s, "on the way", u.moving);
+  add_part(s, "of other devices' tensors", u.guests);
+  add_part(s, "of its tensors elsewhere", u.spilled);
+}
+
+std::string table() {
+  std::ostringstream s;
+  for (int id = 1; id < device_count(); id++) add_device(s, id);
+  int64_t used = 0, limit = 0, peak = 0;
+  mgd_host_usage(machine(), &used, &limit, &peak);
+  s << "\n  cpu: " << readable(used) << " of tensors that left their device";
+  if (limit != INT64_MAX) s << " (limit " << readable(limit) << ")";
+  return s.str();
+}
+
+constexpr const char* kAdvice =
+    "\nTensors that nobody used were moved away first, and this was not enough. Try a smaller batch, torch.utils.checkpoint around large blocks, or more "
+    "devices (module.cuda(disperse=True)); unpin() what need not stay, and raise managed.budget() where it is the limit.";
+
+} // namespace
+
+void throw_no_room(int device, mgd_handle* const* operands, std::size_t n) {
+  int64_t bytes = 0;
+  for (std::size_t i = 0; i < n; i++) bytes += operands[i]->home == device ? operands[i]->bytes : 0;
+  throw_out_of_memory(c10::str("managed: ", device_of(device), " out of memory. An operator needs ", n, " tensors together, ", readable(bytes),
+                               " of them there.", table(), kAdvice));
+}
+
+void explain_out_of_memory(const c10::OutOfMemoryError& e, const OpFacts& f) {
+  throw_out_of_memory(c10::str("managed: ", e.what_without_backtrace(), " (in ", f.name, ")", table(), kAdvice));
+}
+
+} // namespace managed

@@ -1,0 +1,227 @@
+// room.cpp: see room.h.
+#include "room.h"
+
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <array>
+#include <cstring>
+
+#include "api.h"
+#include "devices.h"
+#include "guard.h"
+#include "hold.h"
+#include "host_memory.h"
+#include "record.h"
+#include "replica.h"
+
+namespace managed {
+
+std::atomic<bool> overwrite_freed{false};
+
+namespace {
+
+constexpr std::size_t kPlan = 32;               // actions of one plan; who needs more asks again
+constexpr int64_t kPatience = 2'000'000'000;    // ns to wait for others before an allocation fails
+
+Block* block_from(const mgd_action& a) { return static_cast<Block*>(a.handle); }
+
+// While a block for another device's bytes is asked for, nobody leaves to make room for it.
+thread_local bool no_room_making = false;
+
+class AsGuest {
+ public:
+  AsGuest() { no_room_making = true; }
+  ~AsGuest() { no_room_making = false; }
+};
+
+c10::DataPtr allocate_on(int device, std::size_t bytes) {
+  const c10::DeviceGuard guard(device_of(device));
+  return c10::GetAllocator(device_of(device).type())->allocate(bytes);
+}
+
+// Room on a peer, or nothing when somebody else was faster.
+c10::DataPtr allocate_guest(int device, std::size_t bytes) {
+  const AsGuest guest;
+  try {
+    return allocate_on(device, bytes);
+  } catch (const c10::OutOfMemoryError&) {
+    return {};
+  }
+}
+
+void copy_bytes(int to, void* target, int from, const void* source, std::size_t bytes) {
+  const c10::Device d = device_of(from == MGD_HOST ? to : from);
+  auto index = [](int id) { return id == MGD_HOST ? -1 : static_cast<int>(device_of(id).index()); };
+  backend_of(d.type())->copy(index(to), target, index(from), source, bytes);
+}
+
+// An event of a storage: tensors over it have names of their own, and a storage has none.
+class Timed {
+ public:
+  Timed(enum mgd_event_kind kind, enum mgd_reason why, int from, int to, int64_t bytes) {
+    e_.time = now();
+    e_.kind = static_cast<int16_t>(kind);
+    e_.reason = static_cast<int16_t>(why);
+    e_.from = static_cast<int16_t>(from);
+    e_.to = static_cast<int16_t>(to);
+    e_.bytes = bytes;
+  }
+  void done() {
+    e_.duration = now() - e_.time;
+    record(e_);
+  }
+
+ private:
+  mgd_event e_{};
+};
+
+void end_spill(Block* b, int to, HostMemory* memory) {
+  void* left = nullptr;
+  mgd_spill_end(machine(), b, to, memory, &left);
+  free_host(left);
+  if (mgd_handle_put(b, 1)) delete b;
+  note_change();
+}
+
+// The bytes are where they should be: those at home go, and only then may somebody ask for them.
+void leave_home(Block* b, int from, int to, HostMemory* memory) {
+  c10::DataPtr old;
+  if (from == b->home) poison(*b, &old);
+  else old = std::exchange(b->guest, {});
+  if (C10_UNLIKELY(overwrite_freed.load(std::memory_order_relaxed)) && old.device().type() == c10::kPrivateUse1) std::memset(old.mutable_get(), 0xCB, b->size());
+  old.clear();
+  end_spill(b, to, memory);
+}
+
+// Copies to a peer; false when it has no room after all.
+bool spill_to_peer(Block* b, const mgd_action& a) {
+  c10::DataPtr guest = allocate_guest(a.to, b->size());
+  if (!guest.get()) return false;
+  copy_bytes(a.to, guest.mutable_get(), a.from, b->block.get(), b->size());
+  b->guest = std::move(guest);
+  leave_home(b, a.from, a.to, nullptr);
+  return true;
+}
+
+void spill_to_host(Block* b, const mgd_action& a) {
+  auto* memory = static_cast<HostMemory*>(a.memory);
+  HostMemory* made = memory ? nullptr : allocate_host(b->size());
+  try {
+    const void* source = a.from == b->home ? b->block.get() : b->guest.get();
+    copy_bytes(MGD_HOST, data_of(memory ? memory : made), a.from, source, b->size());
+  } catch (...) {
+    free_host(made);
+    throw;
+  }
+  leave_home(b, a.from, MGD_HOST, memory ? memory : made);
+}
+
+void spill(const mgd_action& a) {
+  Block* b = block_from(a);
+  Timed event(MGD_EV_SPILL, MGD_WHY_PRESSURE, a.from, a.to, a.bytes);
+  try {
+    if (a.to == MGD_HOST || !spill_to_peer(b, a)) spill_to_host(b, a);
+  } catch (const std::exception&) { // no memory on the host, or a device that does not answer: the bytes stay
+    return end_spill(b, -1, nullptr);
+  }
+  event.done();
+}
+
+void drop(const mgd_action& a) {
+  Timed event(MGD_EV_DROP, MGD_WHY_PRESSURE, a.from, a.to, a.bytes);
+  leave_home(block_from(a), a.from, MGD_HOST, static_cast<HostMemory*>(a.memory));
+  event.done();
+}
+
+} // namespace
+
+void carry_out(const mgd_action* actions, std::size_t n) {
+  for (const mgd_action* a = actions; a != actions + n; a++) {
+    if (a->kind == MGD_DO_SPILL) spill(*a);
+    if (a->kind == MGD_DO_DROP) drop(*a);
+    if (a->kind == MGD_DO_FORGET) free_host(a->memory);
+  }
+}
+
+void bring(const mgd_action& a) {
+  Block* b = block_from(a);
+  Timed event(MGD_EV_RESTORE, MGD_WHY_NEEDED, a.from, a.to, a.bytes);
+  void* left = nullptr;
+  c10::DataPtr block;
+  try {
+    block = allocate_on(a.to, b->size());
+    const void* source = a.from == MGD_HOST ? data_of(static_cast<HostMemory*>(a.memory)) : b->guest.get();
+    copy_bytes(a.to, block.mutable_get(), a.from, source, b->size());
+  } catch (...) {
+    mgd_restore_end(machine(), b, false, &left);
+    free_host(left);
+    note_change();
+    throw;
+  }
+  restore_pointer(*b, std::move(block));
+  c10::DataPtr guest = std::exchange(b->guest, {});
+  guest.clear();
+  mgd_restore_end(machine(), b, true, &left);
+  free_host(left);
+  event.done();
+  note_change();
+}
+
+void read_room(int64_t room[MGD_MAX_DEVICES]) {
+  const int n = device_count();
+  for (int id = 0; id < n; id++) room[id] = id == MGD_HOST ? 0 : free_bytes(id);
+}
+
+bool make_room(int device, int64_t bytes) {
+  if (no_room_making) return false;
+  const uint64_t seen = freed_count();
+  const int64_t missing = std::max<int64_t>(1, bytes - free_bytes(device));
+  if (drop_replicas(device, missing)) return true;
+  int64_t room[MGD_MAX_DEVICES];
+  read_room(room);
+  const int64_t deadline = now() + kPatience;
+  for (;;) {
+    std::array<mgd_action, kPlan> plan;
+    std::size_t n = plan.size();
+    const uint64_t before = freed_count();
+    const int code = mgd_evict_begin(machine(), device, missing, room, Hold::uses_of_this_thread(device), plan.data(), &n);
+    if (code == MGD_OK) {
+      carry_out(plan.data(), n);
+      return true;
+    }
+    if (freed_count() != seen) return true; // look again: somebody gave bytes back meanwhile
+    if (code != MGD_E_BUSY || !wait_for_change(before, deadline)) return false;
+  }
+}
+
+void set_budget(int device, int64_t bytes) {
+  const c10::Device d = device_of(device);
+  const Bridge* backend = backend_of(d.type());
+  if (!backend || !backend->limit) return;
+  backend->limit(d.index(), static_cast<std::size_t>(bytes));
+  while (free_bytes(device) == 0 && make_room(device, 1)) {
+  }
+}
+
+int64_t spill_some(uint32_t odds, uint64_t* seed) {
+  int64_t left = 0;
+  for (int id = 1; id < device_count(); id++) {
+    std::array<mgd_action, 256> plan;
+    std::size_t n = plan.size();
+    if (mgd_evict_random(machine(), id, odds, seed, plan.data(), &n) != MGD_OK) continue;
+    carry_out(plan.data(), n);
+    left += static_cast<int64_t>(n);
+  }
+  return left;
+}
+
+} // namespace managed
+
+int mgd_torch_set_budget(int device, int64_t bytes) {
+  return managed::guarded([&] {
+    const managed::NoGil no_gil;
+    managed::set_budget(device, bytes);
+    return 0;
+  });
+}

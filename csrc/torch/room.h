@@ -1,0 +1,31 @@
+// room.h: carries out what the core plans: bytes leave, bytes come home.
+//
+// No lock is held while bytes are copied or an allocator is called. Who has to
+// wait for others waits on devices.cpp's condition, with a deadline.
+#pragma once
+#include "../core/internal.h"
+#include "storage.h"
+
+namespace managed {
+
+// Frees up to `bytes` on the device: copies first, then storages. False: nobody can leave, also not soon.
+bool make_room(int device, int64_t bytes);
+
+// Nothing may use more than this many bytes of the device from now on; what is there beyond them leaves as far as it can.
+void set_budget(int device, int64_t bytes);
+
+// Carries out what mgd_evict_begin planned.
+void carry_out(const mgd_action* actions, std::size_t n);
+
+// Carries out one RESTORE; the error of the allocator when the device has no room for it.
+void bring(const mgd_action& restore);
+
+// Free bytes of each device as its allocator reports them; where that lock is taken (CUDA's callback), of none.
+void read_room(int64_t room[MGD_MAX_DEVICES]);
+
+extern std::atomic<bool> overwrite_freed; // for tests: bytes that left leave nothing behind on simulated devices
+
+// For tests: everything that nobody uses leaves its device, or one in `odds` by chance. Returns how many left.
+int64_t spill_some(uint32_t odds, uint64_t* seed);
+
+} // namespace managed

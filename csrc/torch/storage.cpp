@@ -1,0 +1,193 @@
+// storage.cpp: see storage.h.
+#include "storage.h"
+
+#include <ATen/SparseCsrTensorImpl.h>
+#include <ATen/SparseTensorImpl.h>
+
+#include "devices.h"
+#include "exposure.h"
+#include "host_memory.h"
+#include "state.h"
+#include "threads.h"
+
+namespace managed {
+
+std::atomic<bool> may_adopt{false};
+std::atomic<int64_t> blocks_alive{0};
+std::atomic<int64_t> adopt_at_least{int64_t{1} << 14};
+
+namespace {
+
+// Private members are reached through pointers that an explicit instantiation may name.
+template <class Tag, typename Tag::type member>
+struct Reach {
+  friend typename Tag::type reach(Tag) { return member; }
+};
+struct Pointer {
+  using type = c10::detail::UniqueVoidPtr c10::DataPtr::*;
+  friend type reach(Pointer);
+};
+template struct Reach<Pointer, &c10::DataPtr::ptr_>;
+struct Data {
+  using type = void* c10::detail::UniqueVoidPtr::*;
+  friend type reach(Data);
+};
+template struct Reach<Data, &c10::detail::UniqueVoidPtr::data_>;
+struct Context {
+  using type = std::unique_ptr<void, c10::DeleterFnPtr> c10::detail::UniqueVoidPtr::*;
+  friend type reach(Context);
+};
+template struct Reach<Context, &c10::detail::UniqueVoidPtr::ctx_>;
+struct ThrowsOnRead {
+  using type = bool c10::StorageImpl::*;
+  friend type reach(ThrowsOnRead);
+};
+template struct Reach<ThrowsOnRead, &c10::StorageImpl::throw_on_immutable_data_ptr_>;
+struct ChecksOnWrite {
+  using type = bool c10::StorageImpl::*;
+  friend type reach(ChecksOnWrite);
+};
+template struct Reach<ChecksOnWrite, &c10::StorageImpl::has_mutable_data_ptr_check_>;
+
+void set_pointer(c10::DataPtr& p, void* data) { (p.*reach(Pointer{})).*reach(Data{}) = data; }
+
+// Torch's own way, release_data_and_set_meta_custom_data_ptr_error_msg_, gives the storage's block away and touches
+// metadata that a dying storage frees on another thread.
+void set_unreadable(c10::StorageImpl* s, bool unreadable) {
+  s->*reach(ThrowsOnRead{}) = unreadable;
+  s->*reach(ChecksOnWrite{}) = unreadable || s->has_materializer();
+}
+
+constexpr const char* kUnreadable =
+    "managed: the bytes of this tensor were moved to make room, and this access does not go through an operator that would bring them "
+    "back. Use the tensor in any operator first, or pin() it to keep its bytes where they are";
+
+std::mutex& adopting() {
+  static auto* mutex = new std::mutex; // two threads that mark one tensor
+  return *mutex;
+}
+
+bool can_leave(c10::StorageImpl* s) {
+  const c10::DataPtr& p = s->_mutable_data_ptr_no_checks();
+  if (!p.get() || !s->resizable() || !s->allocator()) return false;
+  if (const Bridge* b = backend_of(p.device().type())) return b->owns(p);
+  return false;
+}
+
+// From here on the context is the block; the pointer stays valid for whoever reads it now. Whoever finds the
+// deleter finds the context: it is written first.
+void take_over(c10::StorageImpl* s, Block* b) {
+  c10::DataPtr& p = s->_mutable_data_ptr_no_checks();
+  auto& context = (p.*reach(Pointer{})).*reach(Context{});
+  const c10::DeleterFnPtr deleter = context.get_deleter();
+  b->block = c10::DataPtr(p.mutable_get(), context.release(), deleter, p.device());
+  context = std::unique_ptr<void, c10::DeleterFnPtr>(b, &drop_block);
+}
+
+} // namespace
+
+void adopt_slow(c10::StorageImpl* s, bool fresh) {
+  if (static_cast<int64_t>(s->nbytes()) < adopt_at_least.load(std::memory_order_relaxed) || !can_leave(s)) return;
+  if (!fresh && (c10::raw::intrusive_ptr::use_count(s) != 1 || is_exposed(s))) return;
+  auto b = std::make_unique<Block>();
+  std::lock_guard<std::mutex> lock(adopting());
+  if (block_of(s)) return;
+  const int id = id_of(s->device());
+  if (id <= 0 || mgd_handle_open(machine(), b.get(), id, static_cast<int64_t>(s->nbytes())) != MGD_OK) return;
+  s->get_extra_meta().custom_data_ptr_error_msg_ = kUnreadable;
+  Block* owned = b.release();
+  take_over(s, owned);
+  owned->storage.store(s, std::memory_order_release);
+  blocks_alive.fetch_add(1, std::memory_order_relaxed);
+}
+
+// Other threads may read the pointer while it changes hands, so they must not be inside an operator.
+Block* adopt_operand_slow(const at::Tensor& t, c10::StorageImpl* s) {
+  if (!has_key(t.unsafeGetTensorImpl()) || is_pinned(t)) return nullptr; // a plain operand may next be used without us
+  const Stillness still;
+  if (still) adopt_slow(s, false);
+  return block_of(s);
+}
+
+void drop_block(void* context) {
+  auto* b = static_cast<Block*>(static_cast<Head*>(context));
+  {
+    std::lock_guard<std::mutex> lock(b->mutex);
+    b->storage = nullptr;
+  }
+  bool moving = false;
+  void* memory = nullptr;
+  mgd_handle_close(machine(), b, &moving, &memory);
+  blocks_alive.fetch_sub(1, std::memory_order_relaxed);
+  if (!moving) { // an operator that still holds the handle needs the bytes no more: they go now
+    free_host(memory);
+    b->block.clear();
+    b->guest.clear();
+  }
+  if (mgd_handle_put(b, MGD_ALIVE)) delete b;
+}
+
+void each_part(const at::Tensor& t, void (*f)(void*, c10::StorageImpl*), void* context) {
+  constexpr c10::DispatchKeySet wrappers({c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper,
+                                          c10::DispatchKey::Functionalize});
+  if (t.key_set().has_any(wrappers)) return;
+  auto part = [&](const at::Tensor& p) {
+    if (p.defined() && p.has_storage()) f(context, p.storage().unsafeGetStorageImpl());
+  };
+  if (t.layout() == at::kSparse) {
+    auto* s = static_cast<at::SparseTensorImpl*>(t.unsafeGetTensorImpl());
+    part(s->indices());
+    part(s->values());
+  } else if (t.layout() == at::kSparseCsr || t.layout() == at::kSparseCsc || t.layout() == at::kSparseBsr || t.layout() == at::kSparseBsc) {
+    auto* s = static_cast<at::SparseCsrTensorImpl*>(t.unsafeGetTensorImpl());
+    part(s->compressed_indices());
+    part(s->plain_indices());
+    part(s->values());
+  }
+}
+
+bool poison(Block& b, c10::DataPtr* taken) {
+  std::lock_guard<std::mutex> lock(b.mutex);
+  *taken = std::move(b.block);
+  b.block.clear();
+  c10::StorageImpl* s = b.storage;
+  if (!s) return false;
+  set_pointer(s->_mutable_data_ptr_no_checks(), nullptr);
+  set_unreadable(s, true);
+  return true;
+}
+
+bool restore_pointer(Block& b, c10::DataPtr block) {
+  std::lock_guard<std::mutex> lock(b.mutex);
+  b.block = std::move(block);
+  c10::StorageImpl* s = b.storage;
+  if (!s) return false;
+  set_pointer(s->_mutable_data_ptr_no_checks(), b.block.mutable_get());
+  set_unreadable(s, false);
+  return true;
+}
+
+// A program that holds the storage's Python object reads the bytes past every operator; the storage itself holds that
+// object too, so one reference is nobody's. A storage that dies waits for the core's mutex, which is held here.
+bool may_leave(const mgd_handle* handle) {
+  const auto* b = static_cast<const Block*>(handle);
+  const c10::StorageImpl* s = b->storage.load(std::memory_order_acquire);
+  if (!s) return false;
+  const auto* slot = s->pyobj_slot();
+  if (slot->load_pyobj() && !slot->has_unique_reference()) return false;
+  return !b->block.get() || !backend_of(b->block.device().type())->is_shared(b->block);
+}
+
+void replace_block(c10::StorageImpl* storage, c10::DataPtr block, std::size_t bytes) {
+  Block& b = *block_of(storage);
+  void* memory = nullptr;
+  TORCH_CHECK(mgd_handle_resize(machine(), &b, static_cast<int64_t>(bytes), &memory) == MGD_OK,
+              "managed: this storage was resized while its bytes were elsewhere; use the tensor in any operator first");
+  free_host(memory);
+  std::lock_guard<std::mutex> lock(b.mutex);
+  std::swap(b.block, block);
+  set_pointer(storage->_mutable_data_ptr_no_checks(), b.block.mutable_get());
+  storage->set_nbytes(bytes);
+}
+
+} // namespace managed

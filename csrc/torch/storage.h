@@ -1,0 +1,78 @@
+// storage.h: the handle of a storage whose bytes may leave its device.
+//
+// Owns how a handle sits in a StorageImpl: in the context of its DataPtr, found
+// at no cost and dead with it. The storage and every tensor over it stay what
+// they are when the bytes leave; whoever then reads them finds an exception.
+// Which bytes leave, and when, is decided elsewhere (core/evict.c, room.cpp).
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <mutex>
+
+#include "../core/handle.h"
+#include "bridge.h"
+
+namespace managed {
+
+struct Block final : Head, mgd_handle {
+  std::mutex mutex;                                // a leaf: `storage`, and what it points to, while bytes come and go
+  std::atomic<c10::StorageImpl*> storage{nullptr}; // null until all of this is in place, and once it has died
+  c10::DataPtr guest;                              // the bytes, while a peer holds them
+  std::atomic<bool> waits_for_use{false};          // pinned until an operator uses it
+
+  Block() : mgd_handle{} {}
+  std::size_t size() const { return static_cast<std::size_t>(bytes); }
+};
+
+void drop_block(void* context); // the deleter of a DataPtr whose context is a Block
+
+extern std::atomic<bool> may_adopt;         // there is an accelerator
+extern std::atomic<int64_t> blocks_alive;   // no operator looks for handles while there is none
+extern std::atomic<int64_t> adopt_at_least; // bytes; smaller storages stay where they are
+
+inline Block* block_of(c10::StorageImpl* s) {
+  const c10::DataPtr& p = s->_mutable_data_ptr_no_checks();
+  return C10_LIKELY(p.get_deleter() != &drop_block) ? nullptr : static_cast<Block*>(p.get_context());
+}
+
+// Calls f with each storage that a tensor's bytes lie in.
+void each_part(const at::Tensor& t, void (*f)(void*, c10::StorageImpl*), void* context);
+template <class F>
+inline void each_storage(const at::Tensor& t, F&& f) {
+  c10::TensorImpl* impl = t.unsafeGetTensorImpl();
+  if (C10_LIKELY(impl->has_storage())) {
+    if (c10::StorageImpl* s = impl->unsafe_storage().unsafeGetStorageImpl()) f(s);
+  } else if (t.defined()) {
+    each_part(t, [](void* g, c10::StorageImpl* s) { (*static_cast<std::remove_reference_t<F>*>(g))(s); }, &f);
+  }
+}
+
+// Gives the storages of t handles if they can have them. `fresh`: nobody else can know the storage yet; otherwise
+// only one that nothing else refers to is taken, because a plain alias would find its bytes gone.
+void adopt_slow(c10::StorageImpl* s, bool fresh);
+inline void adopt(const at::Tensor& t, bool fresh) {
+  if (C10_LIKELY(!may_adopt.load(std::memory_order_relaxed)) || t.is_cpu()) return;
+  each_storage(t, [fresh](c10::StorageImpl* s) {
+    if (!block_of(s)) adopt_slow(s, fresh);
+  });
+}
+
+// The handle of an operand that could have none when it was made, because something else referred to its storage then.
+Block* adopt_operand_slow(const at::Tensor& t, c10::StorageImpl* s);
+inline Block* adopt_operand(const at::Tensor& t, c10::StorageImpl* s) {
+  if (C10_LIKELY(static_cast<int64_t>(s->nbytes()) < adopt_at_least.load(std::memory_order_relaxed) || c10::raw::intrusive_ptr::use_count(s) != 1)) return nullptr;
+  return adopt_operand_slow(t, s);
+}
+
+// The bytes of a block went elsewhere, or came back; false when the storage died meanwhile.
+bool poison(Block& b, c10::DataPtr* taken);
+bool restore_pointer(Block& b, c10::DataPtr block);
+
+// The core's question before it lets a block go.
+bool may_leave(const mgd_handle* handle);
+
+// For the bridge: another block for a storage that has a handle.
+void replace_block(c10::StorageImpl* storage, c10::DataPtr block, std::size_t bytes);
+
+} // namespace managed

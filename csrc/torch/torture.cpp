@@ -1,0 +1,72 @@
+// torture.cpp: see torture.h.
+#include "torture.h"
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include "api.h"
+#include "forks.h"
+#include "guard.h"
+#include "host_memory.h"
+#include "room.h"
+
+namespace managed {
+
+std::atomic<uint32_t> torture_odds{0};
+
+namespace {
+
+// One sequence for all threads, so that a run of one thread repeats.
+std::mutex& seed_mutex() {
+  static auto* mutex = [] {
+    survive_fork<seed_mutex>();
+    return new std::mutex;
+  }();
+  return *mutex;
+}
+uint64_t seed = 0;
+
+} // namespace
+
+void torture_slow() {
+  uint64_t mine;
+  {
+    std::lock_guard<std::mutex> lock(seed_mutex());
+    mine = seed = seed * 6364136223846793005u + 1442695040888963407u; // Knuth's MMIX generator
+  }
+  spill_some(torture_odds.load(std::memory_order_relaxed), &mine);
+}
+
+} // namespace managed
+
+using namespace managed;
+
+int64_t mgd_torch_torture(uint32_t odds, uint64_t new_seed, int64_t at_least, int overwrite) {
+  {
+    std::lock_guard<std::mutex> lock(seed_mutex());
+    seed = new_seed;
+  }
+  overwrite_freed.store(overwrite != 0);
+  torture_odds.store(odds);
+  return adopt_at_least.exchange(at_least);
+}
+
+int mgd_torch_is_spilled(PyObject* o) {
+  return guarded([&] {
+    TORCH_CHECK_TYPE(THPVariable_Check(o), "managed: expected a tensor, not ", Py_TYPE(o)->tp_name);
+    bool spilled = false;
+    each_storage(THPVariable_Unpack(o), [&](c10::StorageImpl* s) {
+      if (const Block* b = block_of(s)) spilled |= !mgd_handle_is_home(b);
+    });
+    return static_cast<int>(spilled);
+  });
+}
+
+int64_t mgd_torch_kept_host(void) { return static_cast<int64_t>(kept_host()); }
+
+int64_t mgd_torch_spill_all(void) {
+  uint64_t unused = 0;
+  int64_t left = 0;
+  Py_BEGIN_ALLOW_THREADS left = spill_some(1, &unused);
+  Py_END_ALLOW_THREADS
+  return left;
+}
