@@ -82,12 +82,19 @@ static inline void expect_action(const char *file, int line, const struct mgd_ac
   expect_int(file, line, "the handle is the expected one", a->handle == h, 1);
 }
 
-/* Makes one storage leave, of those that are there the least recently used. */
+static const struct mgd_handle *the_only_one;
+
+static inline bool is_the_only_one(const struct mgd_handle *h) { return h == the_only_one; }
+
+/* Makes this one leave, whoever else is there; takes away a veto of the test's own. */
 static inline void spill(struct mgd_machine *m, struct mgd_handle *h, int to) {
   int64_t room[MGD_MAX_DEVICES] = {0};
   struct plan p;
   room[to] = to == MGD_HOST ? 0 : h->bytes;
+  the_only_one = h;
+  EXPECT_OK(mgd_evict_veto(m, is_the_only_one));
   EXPECT_OK(plan_eviction(m, h->home, 1, room, &p));
+  EXPECT_OK(mgd_evict_veto(m, NULL));
   EXPECT_INT(p.n, 1);
   EXPECT(p.actions[0].handle == h);
   EXPECT_INT(p.actions[0].to, to);
@@ -129,6 +136,12 @@ static inline struct mgd_handle *open_with_spare(struct mgd_machine *m, int home
   restore(m, h);
   EXPECT(h->memory);
   return h;
+}
+
+static inline void write_to(struct mgd_handle *h) {
+  EXPECT(mgd_handle_use(h, h->stamp));
+  mgd_handle_write(h);
+  put_back(h, 1);
 }
 
 static inline struct mgd_residency_usage residency_of(struct mgd_machine *m, int device) {
