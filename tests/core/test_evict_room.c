@@ -111,6 +111,29 @@ static void guests_go_on_before_anybody_leaves(void) {
   mgd_machine_destroy(m);
 }
 
+/* No more than there are places for; the rest is asked for again. */
+static void a_plan_is_full(void) {
+  struct mgd_machine *m = new_directory(2);
+  struct mgd_handle *h[3], *guest[3];
+  for (int i = 0; i < 3; i++) {
+    h[i] = open_handle(m, 1, 1, (uint64_t)i);
+    guest[i] = open_handle(m, 2, 1, 0);
+    spill(m, guest[i], 1);
+  }
+  for (int i = 0; i < 6; i += 2) {
+    struct plan p = {.n = 2};
+    EXPECT_OK(mgd_evict_begin(m, 1, 6, NULL, 0, p.actions, &p.n));
+    EXPECT_INT(p.n, 2);
+    EXPECT(p.actions[0].handle == (i < 3 ? guest[i] : h[i - 3]));
+    carry_out(m, &p);
+  }
+  for (int i = 0; i < 3; i++) {
+    close_handle(m, h[i]);
+    close_handle(m, guest[i]);
+  }
+  mgd_machine_destroy(m);
+}
+
 /* ---- spares */
 
 static void spares_go_oldest_first_and_only_if_that_is_enough(void) {
@@ -330,6 +353,7 @@ int main(void) {
   the_nearest_that_has_room();
   room_of_peers_is_spent();
   guests_go_on_before_anybody_leaves();
+  a_plan_is_full();
   spares_go_oldest_first_and_only_if_that_is_enough();
   spares_go_piece_by_piece();
   a_spare_goes_while_its_owner_is_asked();
