@@ -73,6 +73,7 @@ static inline void mgd_handle_write(struct mgd_handle *h) {
   }
 }
 
+/* True: the bytes are home. False says less: for a moment it is also said of bytes in use that somebody tried to take. */
 static inline bool mgd_handle_is_home(const struct mgd_handle *h) { return __atomic_load_n(&h->state, __ATOMIC_SEQ_CST) == MGD_RESIDENT; }
 
 #endif
