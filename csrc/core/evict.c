@@ -300,7 +300,8 @@ int mgd_evict_begin(struct mgd_machine *m, int device, int64_t bytes, const int6
       evict_victims(&p, device, bytes - given);
     }
     *n = p.n;
-    code = p.n ? MGD_OK : others_use(&p, device, mine) ? MGD_E_BUSY : MGD_E_ABSENT;
+    code = p.n ? MGD_OK : others_use(&p, device, mine) ? MGD_E_BUSY
+                                                       : MGD_E_ABSENT;
   }
   return mgd_machine_leave(m, code);
 }

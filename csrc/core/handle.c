@@ -226,7 +226,8 @@ static int64_t count_leavable(const struct mgd_machine *m, int device) {
 }
 
 static int check_room(const struct mgd_machine *m, int device, int64_t bytes) {
-  return has_idle(m, device, bytes) ? MGD_OK : bytes <= count_leavable(m, device) ? MGD_E_BUSY : MGD_E_NO_ROOM;
+  return has_idle(m, device, bytes) ? MGD_OK : bytes <= count_leavable(m, device) ? MGD_E_BUSY
+                                                                                  : MGD_E_NO_ROOM;
 }
 
 /* Plans the room that is missing, and names the device where there can be none. */
@@ -386,7 +387,8 @@ int mgd_host_usage(struct mgd_machine *m, int64_t *used, int64_t *limit, int64_t
 static int64_t *kind_of(struct mgd_residency_usage *u, const struct mgd_handle *h) {
   switch (h->state) {
     case MGD_RESIDENT:
-      return h->pins ? &u->pinned : is_idle(h) ? &u->idle : &u->in_use;
+      return h->pins ? &u->pinned : is_idle(h) ? &u->idle
+                                               : &u->in_use;
     case MGD_SPILLED:
       return &u->spilled;
     default:

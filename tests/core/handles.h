@@ -62,7 +62,8 @@ static inline void carry_out(struct mgd_machine *m, const struct plan *p) {
     if (a->kind == MGD_DO_FORGET) {
       free(a->memory);
     } else {
-      end_spill(m, a->handle, a->to, a->to != MGD_HOST ? NULL : a->memory ? a->memory : malloc(1));
+      end_spill(m, a->handle, a->to, a->to != MGD_HOST ? NULL : a->memory ? a->memory
+                                                                          : malloc(1));
     }
   }
 }

@@ -223,7 +223,10 @@ static inline void expect_residency(struct model *x, int d) {
     sum.guests += is_guest_on(s, d) || departs_from(s, d) ? s->bytes : 0;
     if (s->open && s->home == d) {
       sum.storages++;
-      *(moves(s) ? &sum.moving : s->state == MGD_SPILLED ? &sum.spilled : s->pins ? &sum.pinned : s->uses ? &sum.in_use : &sum.idle) += s->bytes;
+      *(moves(s) ? &sum.moving : s->state == MGD_SPILLED ? &sum.spilled
+            : s->pins                                    ? &sum.pinned
+            : s->uses                                    ? &sum.in_use
+                                                         : &sum.idle) += s->bytes;
     }
   }
   EXPECT(memcmp(&u, &sum, sizeof u) == 0);

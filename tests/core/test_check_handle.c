@@ -5,10 +5,10 @@
 #include "../../csrc/core/internal_machine.h"
 #include "handles.h"
 
-#define EXPECT_BROKEN(d, field, ...)                                                                \
-  do {                                                                                              \
-    const __typeof__(field) value_ = (__typeof__(field))__VA_ARGS__;                                \
-    expect_broken(__LINE__, (d)->m, &(field), sizeof(field), &value_);                              \
+#define EXPECT_BROKEN(d, field, ...)                                   \
+  do {                                                                 \
+    const __typeof__(field) value_ = (__typeof__(field))__VA_ARGS__;   \
+    expect_broken(__LINE__, (d)->m, &(field), sizeof(field), &value_); \
   } while (0)
 
 static void expect_broken(int line, struct mgd_machine *m, void *field, size_t size, const void *value) {

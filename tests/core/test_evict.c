@@ -199,26 +199,35 @@ static void requests_that_cannot_be(void) {
   mgd_machine_destroy(m);
 }
 
-static void by_chance(void) {
-  struct mgd_machine *m = new_directory(2);
-  struct mgd_handle *h[40];
-  int64_t left = 0;
+static void open_forty(struct mgd_machine *m, struct mgd_handle *h[40]) {
   for (int i = 0; i < 40; i++) {
     h[i] = open_handle(m, 1, 8, (uint64_t)i);
   }
   EXPECT_OK(mgd_handle_pin(m, h[0], true));
   EXPECT(mgd_handle_use(h[1], 1));
+}
+
+static void close_forty(struct mgd_machine *m, struct mgd_handle *h[40]) {
+  put_back(h[1], 1);
+  for (int i = 0; i < 40; i++) {
+    close_handle(m, h[i]);
+  }
+  mgd_machine_destroy(m);
+}
+
+static void the_same_chance_chooses_the_same(void) {
+  struct mgd_machine *m = new_directory(2);
+  struct mgd_handle *h[40];
   uint64_t seed = 7, again = 7;
-  struct plan p = {.n = PLAN}, few = {.n = 5};
+  struct plan p = {.n = PLAN}, same = {.n = PLAN};
+  open_forty(m, h);
   EXPECT_OK(mgd_evict_random(m, 1, 4, &seed, p.actions, &p.n));
   EXPECT(p.n > 3 && p.n < 20 && seed != again);
-  left += (int64_t)p.n;
   carry_out(m, &p);
   for (size_t i = 0; i < p.n; i++) {
     EXPECT(p.actions[i].to == MGD_HOST && p.actions[i].handle != h[0] && p.actions[i].handle != h[1]);
     restore(m, p.actions[i].handle);
   }
-  struct plan same = {.n = PLAN};
   EXPECT_OK(mgd_evict_random(m, 1, 4, &again, same.actions, &same.n));
   EXPECT_INT(same.n, p.n);
   EXPECT(again == seed);
@@ -227,21 +236,24 @@ static void by_chance(void) {
     EXPECT_INT(same.actions[i].kind, MGD_DO_DROP);
   }
   carry_out(m, &same);
+  close_forty(m, h);
+}
+
+static void odds_of_one_choose_all_that_fit(void) {
+  struct mgd_machine *m = new_directory(2);
+  struct mgd_handle *h[40];
+  uint64_t seed = 7;
+  struct plan few = {.n = 5}, rest = {.n = PLAN}, none = {.n = PLAN};
+  open_forty(m, h);
   EXPECT_OK(mgd_evict_random(m, 1, 1, &seed, few.actions, &few.n));
   EXPECT_INT(few.n, 4); /* one place is kept for a spare that may have to go */
   carry_out(m, &few);
-  p.n = PLAN;
-  EXPECT_OK(mgd_evict_random(m, 1, 1, &seed, p.actions, &p.n));
-  EXPECT_INT(p.n, 34 - left); /* everybody else */
-  carry_out(m, &p);
-  p.n = PLAN;
-  EXPECT_CODE(mgd_evict_random(m, 1, 1, &seed, p.actions, &p.n), MGD_E_ABSENT);
-  EXPECT_INT(p.n, 0);
-  put_back(h[1], 1);
-  for (int i = 0; i < 40; i++) {
-    close_handle(m, h[i]);
-  }
-  mgd_machine_destroy(m);
+  EXPECT_OK(mgd_evict_random(m, 1, 1, &seed, rest.actions, &rest.n));
+  EXPECT_INT(rest.n, 34); /* not the pinned one, nor the one in use */
+  carry_out(m, &rest);
+  EXPECT_CODE(mgd_evict_random(m, 1, 1, &seed, none.actions, &none.n), MGD_E_ABSENT);
+  EXPECT_INT(none.n, 0);
+  close_forty(m, h);
 }
 
 int main(void) {
@@ -252,6 +264,7 @@ int main(void) {
   who_was_used_meanwhile_stays();
   an_eviction_looks_at_few();
   requests_that_cannot_be();
-  by_chance();
+  the_same_chance_chooses_the_same();
+  odds_of_one_choose_all_that_fit();
   return 0;
 }

@@ -110,7 +110,9 @@ static void closing_on_the_way_out(int to, bool has_spare) {
   struct mgd_machine *m = new_directory(2);
   struct mgd_handle *h = has_spare ? open_with_spare(m, 1, 8) : open_handle(m, 1, 8, 0);
   struct plan p;
-  void *left = NULL, *memory = to != MGD_HOST ? NULL : has_spare ? h->memory : malloc(1), *expected = has_spare ? h->memory : memory;
+  void *left = NULL, *memory = to != MGD_HOST ? NULL : has_spare ? h->memory
+                                                                 : malloc(1),
+       *expected = has_spare ? h->memory : memory;
   EXPECT_OK(plan_eviction(m, 1, 8, NULL, &p));
   EXPECT_INT(host_used(m), 8); /* promised */
   close_moving(m, h);

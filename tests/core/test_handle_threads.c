@@ -177,7 +177,8 @@ static void carry_out(const struct mgd_action *actions, size_t n, uint64_t *rand
       }
       end_spill(b, -1, NULL);
     } else {
-      leave(a, a->to != MGD_HOST ? NULL : a->memory ? a->memory : malloc(sizeof(int64_t)));
+      leave(a, a->to != MGD_HOST ? NULL : a->memory ? a->memory
+                                                    : malloc(sizeof(int64_t)));
     }
   }
 }

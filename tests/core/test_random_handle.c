@@ -183,7 +183,8 @@ static void step_evict(struct model *x) {
     e.room[i] = peers && i != d ? room[i] : 0;
   }
   expect_eviction(x, &e, d, bytes);
-  int expected = e.n ? MGD_OK : e.refused + expect_other_uses(x, d) > mine ? MGD_E_BUSY : MGD_E_ABSENT;
+  int expected = e.n ? MGD_OK : e.refused + expect_other_uses(x, d) > mine ? MGD_E_BUSY
+                                                                           : MGD_E_ABSENT;
   EXPECT_CODE(mgd_evict_begin(x->m, d, bytes, peers ? room : NULL, mine, actions, &n), expected);
   expect_plan(x, &e, actions, n);
   count_answer(x, expected);
@@ -274,9 +275,12 @@ static void expect_left(struct storage *s, const void *left, uintptr_t expected)
 
 static void end_spill(struct model *x, struct storage *s) {
   bool done = roll(x, 4), elsewhere = roll(x, 6) == 0;
-  int from = s->away, to = !done ? -1 : elsewhere ? (int)roll(x, DEVICES) : s->to;
+  int from = s->away, to = !done ? -1 : elsewhere ? (int)roll(x, DEVICES)
+                                                  : s->to;
   to = to == s->home ? MGD_HOST : to;
-  uintptr_t memory = to != MGD_HOST ? 0 : s->copy ? s->copy : ++x->copies, expected = 0;
+  uintptr_t memory = to != MGD_HOST ? 0 : s->copy ? s->copy
+                                                  : ++x->copies,
+            expected = 0;
   void *left = x;
   EXPECT_OK(mgd_spill_end(x->m, &s->h, to, (void *)memory, &left));
   s->promised = false;
@@ -352,7 +356,8 @@ static void step(struct model *x) {
                                                   step_pin, step_evict, step_evict, step_acquire, step_acquire, step_acquire, step_end, step_end, step_end, step_end};
   int64_t which = roll(x, 21 * 50);
   if (which < 8) {
-    (which < 2 ? step_evict_random : which < 6 ? step_devices : step_settings)(x);
+    (which < 2 ? step_evict_random : which < 6 ? step_devices
+                                               : step_settings)(x);
   }
   bool is_opening = which % 21 < 3;
   (x->draining && is_opening ? step_close : steps[which % 21])(x); /* now and then devices get empty */
