@@ -3,8 +3,8 @@
  *
  * Each function below verifies one struct's comment, in the same words. It
  * reads and never repairs: a broken invariant is a bug to be found, not a
- * state to live with. The cost is bounded by devices, claims, sources and
- * replicas; of the trace only the two ends of the ring are looked at, of tables
+ * state to live with. Those of handles are in check_handle.c. The cost is bounded
+ * by devices, claims, sources, replicas and handles; of the trace only the two ends of the ring are looked at, of tables
  * the newest entry, so that checking after each of a million transitions is
  * affordable.
  */
@@ -315,7 +315,7 @@ int mgd_check_locked(const struct mgd_machine *m) {
   for (int id = 0; sound && id < m->count; id++) {
     sound = is_device_sound(m, id);
   }
-  sound = sound && are_claims_sound(m) && are_replicas_sound(m) && is_trace_sound(&m->trace);
+  sound = sound && are_claims_sound(m) && are_replicas_sound(m) && mgd_check_handles_locked(m) && is_trace_sound(&m->trace);
   return sound && are_sites_sound(&m->sites) && are_repeats_sound(&m->repeats) ? MGD_OK : MGD_E_BROKEN;
 }
 

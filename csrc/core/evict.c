@@ -31,14 +31,11 @@ int mgd_evict_policy(struct mgd_machine *m, mgd_victim_fn fn, void *context) {
   m->victim_context = context;
   for (int id = 0; id < m->count; id++) {
     struct mgd_storages *s = &m->devices[id].storages;
+    int32_t n = s->ordered;
     s->age = 0.0;
-    for (int32_t i = s->ordered; i-- > 0;) {
-      mgd_order_remove_locked(m, s->order[i]);
-    }
-    for (struct mgd_handle *h = s->first; h; h = h->next) {
-      if (h->state == MGD_RESIDENT && h->pins == 0) {
-        mgd_order_insert_locked(m, h);
-      }
+    s->ordered = 0;
+    for (int32_t i = 0; i < n; i++) {
+      mgd_order_insert_locked(m, s->order[i]); /* to one of the places up to i */
     }
   }
   return mgd_machine_leave(m, MGD_OK);
@@ -55,7 +52,7 @@ int mgd_evict_veto(struct mgd_machine *m, mgd_may_leave_fn fn) {
  * Operators stamp a handle without a lock, so a key may be out of date; it is looked
  * at again when the handle comes to the top. Keys grow with use, so what is further down is no better. */
 
-static bool goes_before(const struct mgd_handle *a, const struct mgd_handle *b) {
+bool mgd_order_before(const struct mgd_handle *a, const struct mgd_handle *b) {
   return a->key < b->key || (a->key == b->key && a->seen < b->seen); /* keys come from a policy, equal ones are the common case */
 }
 
@@ -65,7 +62,7 @@ static void put(struct mgd_storages *s, int32_t i, struct mgd_handle *h) {
 }
 
 static void sift_up(struct mgd_storages *s, int32_t i, struct mgd_handle *h) {
-  for (; i > 0 && goes_before(h, s->order[(i - 1) / 2]); i = (i - 1) / 2) {
+  for (; i > 0 && mgd_order_before(h, s->order[(i - 1) / 2]); i = (i - 1) / 2) {
     put(s, i, s->order[(i - 1) / 2]);
   }
   put(s, i, h);
@@ -74,10 +71,10 @@ static void sift_up(struct mgd_storages *s, int32_t i, struct mgd_handle *h) {
 static void sift_down(struct mgd_storages *s, int32_t i, struct mgd_handle *h) {
   for (;;) {
     int32_t child = 2 * i + 1;
-    if (child + 1 < s->ordered && goes_before(s->order[child + 1], s->order[child])) {
+    if (child + 1 < s->ordered && mgd_order_before(s->order[child + 1], s->order[child])) {
       child++;
     }
-    if (child >= s->ordered || !goes_before(s->order[child], h)) {
+    if (child >= s->ordered || !mgd_order_before(s->order[child], h)) {
       break;
     }
     put(s, i, s->order[child]);
@@ -94,7 +91,8 @@ static void value(const struct mgd_machine *m, struct mgd_handle *h) {
   v.stamp = h->seen = __atomic_load_n(&h->stamp, __ATOMIC_RELAXED);
   v.leave_ns = v.clean ? 0.0 : mgd_link_estimate(out, 1, h->bytes);
   v.return_ns = mgd_link_estimate(back, 1, h->bytes);
-  h->key = m->victim(m->victim_context, &v);
+  double key = m->victim(m->victim_context, &v);
+  h->key = isnan(key) ? 0.0 : key; /* what compares with nothing would break the order */
 }
 
 void mgd_order_insert_locked(struct mgd_machine *m, struct mgd_handle *h) {
@@ -111,7 +109,7 @@ void mgd_order_remove_locked(struct mgd_machine *m, struct mgd_handle *h) {
   if (last == h) {
     return;
   }
-  if (goes_before(last, h)) {
+  if (mgd_order_before(last, h)) {
     sift_up(s, i, last);
   } else {
     sift_down(s, i, last);
@@ -133,40 +131,62 @@ static struct mgd_handle *first_victim(struct mgd_machine *m, struct mgd_storage
 
 /* ---- taking the bytes */
 
-/* Afterwards the bytes are the caller's to move, and count one use; or somebody else uses them, and nothing was changed. */
-static bool take(struct mgd_machine *m, struct mgd_handle *h) {
-  uint32_t idle = MGD_ALIVE;
-  if (__atomic_load_n(&h->in_use, __ATOMIC_RELAXED) != idle || (m->may_leave && !m->may_leave(h))) {
-    return false;
-  }
-  uint32_t before = h->state;
-  mgd_handle_unsettle_locked(m, h);
-  __atomic_store_n(&h->state, MGD_SPILLING, __ATOMIC_SEQ_CST);
-  bool taken = __atomic_compare_exchange_n(&h->in_use, &idle, MGD_ALIVE + 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
-  if (!taken) {
-    __atomic_store_n(&h->state, before, __ATOMIC_SEQ_CST);
-    mgd_handle_settle_locked(m, h);
-  }
-  return taken;
-}
-
 /* What a plan is written into. */
 struct plan {
   struct mgd_machine *m;
   struct mgd_action *actions;
   size_t n, size;
+  int64_t uses;                  /* of storages that could not leave for them */
   int64_t room[MGD_MAX_DEVICES]; /* of peers, less what goes there */
 };
 
-/* Spares go, oldest first, until the host has room for `bytes` more; false when that is not enough, or the plan is full. */
+/* Afterwards the bytes are the caller's to move, and count one use; or somebody else uses them, and nothing was changed.
+ * *clean: the host's copy is good. A mark made after the state is set may be of a write to come as well as of one before: it counts
+ * as both, and costs at most a copy too many. */
+static bool take(struct plan *p, struct mgd_handle *h, bool *clean) {
+  uint32_t uses = MGD_ALIVE, before = h->state;
+  mgd_handle_unsettle_locked(p->m, h);
+  __atomic_store_n(&h->state, MGD_SPILLING, __ATOMIC_SEQ_CST);
+  bool dirty = __atomic_exchange_n(&h->dirty, 0, __ATOMIC_RELAXED);
+  bool taken = __atomic_compare_exchange_n(&h->in_use, &uses, MGD_ALIVE + 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+  if (taken) {
+    mgd_handle_count_move_locked(p->m, h, 1);
+    *clean = !dirty && is_clean(h);
+    return true;
+  }
+  if (dirty) {
+    mgd_handle_write(h);
+  }
+  p->uses += uses - MGD_ALIVE;
+  __atomic_store_n(&h->state, before, __ATOMIC_SEQ_CST);
+  mgd_handle_settle_locked(p->m, h);
+  return false;
+}
+
+/* The storage is as one that never left, and worth what that is. It may be out of the order while others are asked. */
+static void forget_spare(struct plan *p, struct mgd_handle *h) {
+  bool is_ordered = h->position >= 0;
+  p->actions[p->n++] = (struct mgd_action){.kind = MGD_DO_FORGET, .from = MGD_HOST, .to = -1, .bytes = h->bytes, .memory = h->memory};
+  mgd_handle_list_remove(&p->m->host.spares, h);
+  p->m->host.spare_bytes -= h->bytes;
+  h->memory = NULL;
+  mgd_host_count_locked(p->m, h, false);
+  mgd_handle_write(h);
+  if (is_ordered) {
+    mgd_order_remove_locked(p->m, h);
+    mgd_order_insert_locked(p->m, h);
+  }
+}
+
+/* Spares go, oldest first, until the host has room for `bytes` more, but none where all of them are not enough. False also when
+ * the plan is full before. */
 static bool make_host_room(struct plan *p, int64_t bytes) {
   struct mgd_host_room *host = &p->m->host;
-  while (bytes > host->limit - host->used && host->spares.oldest && p->n + 1 < p->size) {
-    struct mgd_handle *h = host->spares.oldest;
-    p->actions[p->n++] = (struct mgd_action){.kind = MGD_DO_FORGET, .from = MGD_HOST, .to = -1, .bytes = h->bytes, .memory = h->memory};
-    mgd_handle_list_remove(&host->spares, h);
-    h->memory = NULL;
-    mgd_host_count_locked(p->m, h, false);
+  if (bytes > host->limit - (host->used - host->spare_bytes)) {
+    return false;
+  }
+  while (bytes > host->limit - host->used && p->n + 1 < p->size) {
+    forget_spare(p, host->spares.oldest);
   }
   return bytes <= host->limit - host->used;
 }
@@ -188,23 +208,19 @@ static int choose_target(struct plan *p, const struct mgd_handle *h, int from) {
   return make_host_room(p, h->bytes) ? MGD_HOST : best;
 }
 
-static bool leaves_for_nothing(struct plan *p, struct mgd_handle *h) {
-  if (h->state != MGD_RESIDENT || !h->memory || !take(p->m, h)) {
+static int64_t uses_of(const struct mgd_handle *h) { return __atomic_load_n(&h->in_use, __ATOMIC_RELAXED) & (MGD_ALIVE - 1); }
+
+/* Plans that h leaves `from`, which the plan has room for; false when it may not, or there is no room for it anywhere. Nobody
+ * else's spare is given up for one that cannot leave anyway. */
+static bool leave(struct plan *p, struct mgd_handle *h, int from) {
+  int64_t uses = uses_of(h);
+  bool clean;
+  if (uses > 0 || (p->m->may_leave && !p->m->may_leave(h))) {
+    p->uses += uses;
     return false;
   }
-  bool clean = is_clean(h);
-  p->actions[p->n++] =
-      (struct mgd_action){.kind = clean ? MGD_DO_DROP : MGD_DO_SPILL, .from = h->home, .to = MGD_HOST, .bytes = h->bytes, .handle = h, .memory = h->memory};
-  return true;
-}
-
-/* Plans that h leaves `from`; false when it may not, or there is no room for it anywhere. */
-static bool leave(struct plan *p, struct mgd_handle *h, int from) {
-  if (leaves_for_nothing(p, h)) {
-    return true;
-  }
-  int to = h->memory ? -1 : choose_target(p, h, from);
-  if (to < 0 || p->n == p->size || !take(p->m, h)) {
+  int to = h->memory ? MGD_HOST : choose_target(p, h, from);
+  if (to < 0 || !take(p, h, &clean)) {
     return false;
   }
   if (to == MGD_HOST) {
@@ -212,7 +228,8 @@ static bool leave(struct plan *p, struct mgd_handle *h, int from) {
   } else {
     p->room[to] -= h->bytes;
   }
-  p->actions[p->n++] = (struct mgd_action){.kind = MGD_DO_SPILL, .from = from, .to = to, .bytes = h->bytes, .handle = h};
+  p->actions[p->n++] = (struct mgd_action){
+      .kind = clean ? MGD_DO_DROP : MGD_DO_SPILL, .from = from, .to = to, .bytes = h->bytes, .handle = h, .memory = h->memory};
   return true;
 }
 
@@ -250,13 +267,13 @@ static int64_t evict_victims(struct plan *p, int device, int64_t bytes) {
   return given;
 }
 
-/* Uses and moves of storages there by others than the caller. */
-static bool others_use(const struct mgd_machine *m, int device, int64_t mine) {
-  int64_t uses = 0;
-  for (const struct mgd_handle *h = m->devices[device].storages.first; h; h = h->next) {
-    if (h->state != MGD_SPILLED) {
-      uses += __atomic_load_n(&h->in_use, __ATOMIC_RELAXED) & (MGD_ALIVE - 1);
-    }
+/* Whether others than the caller use or move storages there. All that may leave were asked, and counted as they were then: what
+ * came free since is somebody's who used it. */
+static bool others_use(const struct plan *p, int device, int64_t mine) {
+  const struct mgd_storages *s = &p->m->devices[device].storages;
+  int64_t uses = p->uses + s->departures;
+  for (const struct mgd_handle *h = s->first; h; h = h->next) {
+    uses += h->position < 0 && h->state != MGD_SPILLED ? uses_of(h) : 0;
   }
   return uses > mine;
 }
@@ -283,7 +300,8 @@ int mgd_evict_begin(struct mgd_machine *m, int device, int64_t bytes, const int6
       evict_victims(&p, device, bytes - given);
     }
     *n = p.n;
-    code = p.n ? MGD_OK : others_use(m, device, mine) ? MGD_E_BUSY : MGD_E_ABSENT;
+    code = p.n ? MGD_OK : others_use(&p, device, mine) ? MGD_E_BUSY
+                                                       : MGD_E_ABSENT;
   }
   return mgd_machine_leave(m, code);
 }

@@ -39,12 +39,15 @@ void mgd_host_count_locked(struct mgd_machine *m, struct mgd_handle *h, bool on_
 
 static bool is_guest(const struct mgd_handle *h) { return h->state == MGD_SPILLED && h->away != MGD_HOST; }
 
+static bool is_moving(const struct mgd_handle *h) { return h->state == MGD_SPILLING || h->state == MGD_RESTORING; }
+
 void mgd_handle_settle_locked(struct mgd_machine *m, struct mgd_handle *h) {
-  if (h->state == MGD_RESIDENT && h->pins == 0) {
+  if (h->state == MGD_RESIDENT && h->pins == 0 && h->bytes > 0) { /* an empty one makes no room */
     mgd_order_insert_locked(m, h);
   }
   if (h->state == MGD_RESIDENT && h->memory) {
     mgd_handle_list_add(&m->host.spares, h);
+    m->host.spare_bytes += h->bytes;
   }
   if (is_guest(h)) {
     mgd_handle_list_add(&m->devices[h->away].storages.guests, h);
@@ -57,9 +60,18 @@ void mgd_handle_unsettle_locked(struct mgd_machine *m, struct mgd_handle *h) {
   }
   if (h->state == MGD_RESIDENT && h->memory) {
     mgd_handle_list_remove(&m->host.spares, h);
+    m->host.spare_bytes -= h->bytes;
   }
   if (is_guest(h)) {
     mgd_handle_list_remove(&m->devices[h->away].storages.guests, h);
+  }
+}
+
+void mgd_handle_count_move_locked(struct mgd_machine *m, const struct mgd_handle *h, int by) {
+  m->moves.count += by;
+  if (h->away > MGD_HOST) {
+    m->devices[h->away].storages.departures += by;
+    m->devices[h->away].storages.departing += by * h->bytes;
   }
 }
 
@@ -118,12 +130,12 @@ int mgd_handle_open(struct mgd_machine *m, struct mgd_handle *h, int home, int64
 int mgd_handle_close(struct mgd_machine *m, struct mgd_handle *h, bool *moving, void **memory) {
   mgd_machine_enter(m);
   struct mgd_storages *s = home_of(m, h);
-  *moving = h->state == MGD_SPILLING || h->state == MGD_RESTORING;
-  *memory = NULL;
+  *moving = is_moving(h);
   mgd_handle_unsettle_locked(m, h);
-  if (!*moving) {
-    *memory = take_memory(m, h);
+  if (*moving) {
+    mgd_handle_list_add(&m->moves.orphans, h);
   }
+  *memory = *moving ? NULL : take_memory(m, h);
   *(h->previous ? &h->previous->next : &s->first) = h->next;
   if (h->next) {
     h->next->previous = h->previous;
@@ -144,7 +156,7 @@ int mgd_handle_resize(struct mgd_machine *m, struct mgd_handle *h, int64_t bytes
     mgd_handle_unsettle_locked(m, h);
     *memory = take_memory(m, h);
     h->bytes = bytes;
-    h->dirty = 1;
+    mgd_handle_write(h);
     mgd_handle_settle_locked(m, h);
     code = MGD_OK;
   }
@@ -165,84 +177,100 @@ int mgd_handle_pin(struct mgd_machine *m, struct mgd_handle *h, bool pin) {
 
 /* ---- home again */
 
-/* Bytes of one operator's storages on each device, each counted once. */
-struct demand {
-  int64_t missing[MGD_MAX_DEVICES], there[MGD_MAX_DEVICES];
-};
-
-static int count_one(struct mgd_handle *h, struct demand *d) {
-  if (h->state == MGD_SPILLING || h->state == MGD_RESTORING) {
-    return MGD_E_WAIT; /* on its way in other hands */
-  }
-  int64_t *sum = h->state == MGD_SPILLED ? &d->missing[h->home] : &d->there[h->home];
-  bool seen = h->passed == h;
-  h->passed = h;
-  return seen || mgd_add(*sum, h->bytes, sum) ? MGD_OK : MGD_E_OVERFLOW;
-}
-
-static int count_demand(struct mgd_handle *const *handles, size_t n, struct demand *d) {
+/* What is missing on each device for the handles to come home; marks them as asked, so that one that is named twice counts
+ * once. WAIT: one of them is on its way in other hands. */
+static int count_missing(struct mgd_handle *const *handles, size_t n, int64_t missing[MGD_MAX_DEVICES]) {
   int code = MGD_OK;
-  size_t counted = 0;
-  while (counted < n && code == MGD_OK) {
-    code = count_one(handles[counted++], d);
-  }
-  for (size_t i = 0; i < counted; i++) {
-    handles[i]->passed = NULL;
+  for (size_t i = 0; i < n; i++) {
+    struct mgd_handle *h = handles[i];
+    if (is_moving(h)) {
+      code = MGD_E_WAIT;
+    }
+    if (h->state == MGD_SPILLED && !h->asked) {
+      missing[h->home] = mgd_about_sum(missing[h->home], h->bytes);
+    }
+    h->asked = true;
   }
   return code;
 }
 
-/* What could come free on a device: what nobody uses, and what somebody does, the caller among them. */
-static void count_leavable(const struct mgd_machine *m, int device, int64_t *idle, int64_t *busy) {
-  *idle = m->devices[device].by_owner[MGD_REPLICA];
-  *busy = 0;
-  for (const struct mgd_handle *h = m->devices[device].storages.first; h; h = h->next) {
-    if (h->pins == 0 && h->state != MGD_SPILLED) {
-      *(h->state == MGD_RESIDENT && __atomic_load_n(&h->in_use, __ATOMIC_RELAXED) == MGD_ALIVE ? idle : busy) += h->bytes;
-    }
+static bool is_idle(const struct mgd_handle *h) { return __atomic_load_n(&h->in_use, __ATOMIC_RELAXED) == MGD_ALIVE; }
+
+/* Whether `bytes` that nobody uses are on a device. It starts with what is oldest and stops when there are enough, so that it
+ * looks at about as many as will leave. */
+static bool has_idle(const struct mgd_machine *m, int device, int64_t bytes) {
+  const struct mgd_storages *s = &m->devices[device].storages;
+  int64_t idle = m->devices[device].by_owner[MGD_REPLICA];
+  for (const struct mgd_handle *h = s->guests.oldest; h && idle < bytes; h = h->younger) {
+    idle = is_idle(h) ? mgd_about_sum(idle, h->bytes) : idle;
   }
-  for (const struct mgd_handle *h = m->devices[device].storages.guests.oldest; h; h = h->younger) {
-    *idle += h->bytes;
+  for (int32_t i = 0; i < s->ordered && idle < bytes; i++) {
+    idle = is_idle(s->order[i]) ? mgd_about_sum(idle, s->order[i]->bytes) : idle;
   }
+  return idle >= bytes;
 }
 
-static int check_room(const struct mgd_machine *m, int device, int64_t missing, int64_t mine, int64_t room) {
-  if (missing <= room) {
-    return MGD_OK;
+/* What may come free on a device sooner or later. Uses come and go meanwhile, so it asks for none. The caller's own are no hope:
+ * it needs the room beside them. */
+static int64_t count_leavable(const struct mgd_machine *m, int device) {
+  const struct mgd_storages *s = &m->devices[device].storages;
+  int64_t bytes = mgd_about_sum(m->devices[device].by_owner[MGD_REPLICA], s->departing);
+  for (const struct mgd_handle *h = s->first; h; h = h->next) {
+    bool may_leave = h->state == MGD_SPILLING || (h->state != MGD_SPILLED && h->pins == 0);
+    bytes = may_leave && !h->asked ? mgd_about_sum(bytes, h->bytes) : bytes;
   }
-  int64_t idle, busy;
-  count_leavable(m, device, &idle, &busy);
-  if (missing - room <= idle) {
-    return MGD_OK;
+  for (const struct mgd_handle *h = s->guests.oldest; h; h = h->younger) {
+    bytes = h->asked ? bytes : mgd_about_sum(bytes, h->bytes);
   }
-  return missing - room - idle <= busy - mine ? MGD_E_BUSY : MGD_E_NO_ROOM;
+  return bytes;
+}
+
+static int check_room(const struct mgd_machine *m, int device, int64_t bytes) {
+  return has_idle(m, device, bytes) ? MGD_OK : bytes <= count_leavable(m, device) ? MGD_E_BUSY
+                                                                                  : MGD_E_NO_ROOM;
+}
+
+/* Plans the room that is missing, and names the device where there can be none. */
+static int plan_room(struct mgd_machine *m, const int64_t *missing, const int64_t *room, struct mgd_action *actions, size_t *made, int *device) {
+  for (int d = 1; d < m->count; d++) {
+    int64_t bytes = missing[d] > 0 ? mgd_about_difference(missing[d], room[d]) : 0;
+    if (bytes <= 0) {
+      continue;
+    }
+    int code = check_room(m, d, bytes);
+    if (code != MGD_OK) {
+      *device = d;
+      return code;
+    }
+    actions[(*made)++] = (struct mgd_action){.kind = MGD_DO_MAKE_ROOM, .from = d, .to = -1, .bytes = bytes};
+  }
+  return MGD_OK;
 }
 
 static void plan_restore(struct mgd_machine *m, struct mgd_handle *h, struct mgd_action *a) {
   mgd_handle_unsettle_locked(m, h);
   set_state(h, MGD_RESTORING);
+  mgd_handle_count_move_locked(m, h, 1);
   *a = (struct mgd_action){.kind = MGD_DO_RESTORE, .from = h->away, .to = h->home, .bytes = h->bytes, .handle = h, .memory = h->memory};
 }
 
 static int acquire(struct mgd_machine *m, struct mgd_handle *const *handles, size_t n, const int64_t *room, struct mgd_action *actions, size_t *n_actions,
                    int *device) {
-  struct demand demand = {0};
-  const int64_t *missing = demand.missing;
-  int code = count_demand(handles, n, &demand);
+  int64_t missing[MGD_MAX_DEVICES] = {0};
+  int code = count_missing(handles, n, missing);
   size_t made = 0;
-  for (int d = 0; d < m->count && code == MGD_OK; d++) {
-    code = check_room(m, d, missing[d], demand.there[d], room[d]);
-    *device = d;
-    if (missing[d] > room[d]) {
-      actions[made++] = (struct mgd_action){.kind = MGD_DO_MAKE_ROOM, .from = d, .to = -1, .bytes = missing[d] - room[d]};
-    }
+  if (code == MGD_OK) {
+    code = plan_room(m, missing, room, actions, &made, device);
   }
-  for (size_t i = 0; i < n && code == MGD_OK; i++) {
-    if (handles[i]->state == MGD_SPILLED) {
+  for (size_t i = 0; i < n; i++) {
+    handles[i]->asked = false;
+    if (code == MGD_OK && handles[i]->state == MGD_SPILLED) {
       plan_restore(m, handles[i], &actions[made++]);
     }
   }
-  *n_actions = made;
+  if (code == MGD_OK) {
+    *n_actions = made;
+  }
   return code;
 }
 
@@ -255,15 +283,26 @@ int mgd_acquire_begin(struct mgd_machine *m, struct mgd_handle *const *handles, 
   return mgd_machine_leave(m, acquire(m, handles, n, room, actions, n_actions, device));
 }
 
+/* Files it where it has come to; of an orphan nothing stays, its copy is handed out. */
+static void arrive(struct mgd_machine *m, struct mgd_handle *h, void **memory) {
+  if (!h->closed) {
+    mgd_handle_settle_locked(m, h);
+    return;
+  }
+  mgd_handle_list_remove(&m->moves.orphans, h);
+  void *own = take_memory(m, h);
+  *memory = own ? own : *memory;
+}
+
 /* The host's copy stays as a spare while there is room for it: then leaving again costs nothing. */
 static void *end_restore(struct mgd_machine *m, struct mgd_handle *h, bool done) {
   void *left = NULL;
   if (done) {
     h->away = -1;
-    if (h->memory && m->host.used > m->host.limit) {
-      left = take_memory(m, h);
+    left = m->host.used > m->host.limit ? take_memory(m, h) : NULL;
+    if (!h->memory) {
+      mgd_handle_write(h);
     }
-    h->dirty = h->memory == NULL;
   }
   set_state(h, done ? MGD_RESIDENT : MGD_SPILLED);
   return left;
@@ -273,12 +312,9 @@ int mgd_restore_end(struct mgd_machine *m, struct mgd_handle *h, bool done, void
   int code = MGD_E_INVALID;
   mgd_machine_enter(m);
   if (h->state == MGD_RESTORING) {
+    mgd_handle_count_move_locked(m, h, -1);
     *memory = end_restore(m, h, done);
-    if (!h->closed) {
-      mgd_handle_settle_locked(m, h);
-    } else if (!*memory) {
-      *memory = take_memory(m, h);
-    }
+    arrive(m, h, memory);
     code = MGD_OK;
   }
   return mgd_machine_leave(m, code);
@@ -286,16 +322,22 @@ int mgd_restore_end(struct mgd_machine *m, struct mgd_handle *h, bool done, void
 
 /* ---- gone */
 
+/* A copy in the host's memory is the one that the plan named, if it did; one elsewhere has none. */
+static bool may_end_at(const struct mgd_machine *m, const struct mgd_handle *h, int to, const void *memory) {
+  if (to == MGD_HOST) {
+    return memory && (!h->memory || h->memory == memory);
+  }
+  return to < 0 || (!memory && to != h->home && mgd_device_known_locked(m, to));
+}
+
 static void *end_spill(struct mgd_machine *m, struct mgd_handle *h, int to, void *memory) {
-  void *left = NULL;
   if (to < 0) {
+    mgd_handle_write(h); /* half a copy may be there */
     mgd_host_count_locked(m, h, h->memory != NULL);
     set_state(h, h->away < 0 ? MGD_RESIDENT : MGD_SPILLED);
     return NULL;
   }
-  if (memory != h->memory) {
-    left = h->memory;
-  }
+  void *left = to == MGD_HOST ? NULL : h->memory;
   h->memory = memory;
   h->away = (int16_t)to;
   mgd_host_count_locked(m, h, to == MGD_HOST);
@@ -306,13 +348,10 @@ static void *end_spill(struct mgd_machine *m, struct mgd_handle *h, int to, void
 int mgd_spill_end(struct mgd_machine *m, struct mgd_handle *h, int to, void *memory, void **memory_left) {
   int code = MGD_E_INVALID;
   mgd_machine_enter(m);
-  if (h->state == MGD_SPILLING && (to < 0 || (to != h->home && mgd_device_known_locked(m, to)))) {
+  if (h->state == MGD_SPILLING && may_end_at(m, h, to, memory)) {
+    mgd_handle_count_move_locked(m, h, -1);
     *memory_left = end_spill(m, h, to, memory);
-    if (!h->closed) {
-      mgd_handle_settle_locked(m, h);
-    } else if (!*memory_left) {
-      *memory_left = take_memory(m, h);
-    }
+    arrive(m, h, memory_left);
     code = MGD_OK;
   }
   return mgd_machine_leave(m, code);
@@ -321,12 +360,11 @@ int mgd_spill_end(struct mgd_machine *m, struct mgd_handle *h, int to, void *mem
 /* ---- what there is */
 
 bool mgd_handle_busy_locked(const struct mgd_machine *m, int above) {
+  bool busy = m->moves.count > 0; /* it may end anywhere */
   for (int id = above + 1; id < m->count; id++) {
-    if (m->devices[id].storages.open || m->devices[id].storages.guests.oldest) {
-      return true;
-    }
+    busy = busy || m->devices[id].storages.open || m->devices[id].storages.guests.oldest;
   }
-  return false;
+  return busy;
 }
 
 int mgd_host_limit(struct mgd_machine *m, int64_t bytes) {
@@ -349,7 +387,8 @@ int mgd_host_usage(struct mgd_machine *m, int64_t *used, int64_t *limit, int64_t
 static int64_t *kind_of(struct mgd_residency_usage *u, const struct mgd_handle *h) {
   switch (h->state) {
     case MGD_RESIDENT:
-      return h->pins ? &u->pinned : __atomic_load_n(&h->in_use, __ATOMIC_RELAXED) == MGD_ALIVE ? &u->idle : &u->in_use;
+      return h->pins ? &u->pinned : is_idle(h) ? &u->idle
+                                               : &u->in_use;
     case MGD_SPILLED:
       return &u->spilled;
     default:
@@ -361,12 +400,14 @@ int mgd_residency_read(struct mgd_machine *m, int device, struct mgd_residency_u
   int code = MGD_E_NO_DEVICE;
   mgd_machine_enter(m);
   if (mgd_device_known_locked(m, device)) {
-    *out = (struct mgd_residency_usage){.storages = m->devices[device].storages.open};
-    for (const struct mgd_handle *h = m->devices[device].storages.first; h; h = h->next) {
-      *kind_of(out, h) += h->bytes;
+    const struct mgd_storages *s = &m->devices[device].storages;
+    *out = (struct mgd_residency_usage){.storages = s->open, .guests = s->departing};
+    for (const struct mgd_handle *h = s->first; h; h = h->next) {
+      int64_t *kind = kind_of(out, h);
+      *kind = mgd_about_sum(*kind, h->bytes);
     }
-    for (const struct mgd_handle *h = m->devices[device].storages.guests.oldest; h; h = h->younger) {
-      out->guests += h->bytes;
+    for (const struct mgd_handle *h = s->guests.oldest; h; h = h->younger) {
+      out->guests = mgd_about_sum(out->guests, h->bytes);
     }
     code = MGD_OK;
   }

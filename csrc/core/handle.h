@@ -20,25 +20,38 @@ enum mgd_residency {
 
 #define MGD_ALIVE (UINT32_C(1) << 30) /* in `in_use` while the storage lives */
 
-/* Invariants: see check.c. */
+/* Invariants. An open handle is in its home's list of all, and in_use is at
+ * least MGD_ALIVE; who moves the bytes counts a use of its own meanwhile.
+ * By state:
+ *   RESIDENT   away is -1; memory, if any, is a spare, and on_host says whether
+ *              there is one; dirty is set where there is none; it has a position
+ *              unless it is pinned or empty
+ *   SPILLING   away is -1, or the peer that the bytes come from; memory implies
+ *              on_host, which is also set for a first copy that is being made
+ *   SPILLED    away is a device that is not home; memory and on_host are set if
+ *              that is the host, and only then
+ *   RESTORING  the same
+ * It is in the list of guests, spares or orphans that its state names, and in no
+ * other, for they share links. */
 struct mgd_handle {
   uint32_t in_use; /* MGD_ALIVE and one for each operator that runs on the bytes or mover that carries them */
   uint32_t state;  /* enum mgd_residency */
-  uint32_t dirty;  /* written since the host's copy was made, or there is none */
+  uint32_t dirty;  /* may have been written since the host's copy was made; to be trusted only in the hands of a mover */
   uint64_t stamp;  /* tick of the last use */
 
   int64_t bytes;
   void *memory; /* the host's copy: the bytes of a spilled storage, or a spare of a resident one; the caller's to allocate and free */
   struct mgd_handle *next, *previous;       /* all open handles of the home device */
-  struct mgd_handle *younger, *elder;       /* in the list of guests while SPILLED to a peer, in that of spares while RESIDENT with one */
+  struct mgd_handle *younger, *elder;       /* in the list of guests while SPILLED to a peer, of spares while RESIDENT with one, of orphans */
   struct mgd_handle *passed;                /* while others are asked whether they leave instead */
   double key;                               /* the policy's, when it last looked */
   uint64_t seen;                            /* the stamp at that time */
   int32_t position;                         /* in the order of victims, -1 when it may not leave */
   int32_t pins;
-  int16_t home, away; /* away: where the bytes are, or are being brought from or to; -1 while RESIDENT */
+  int16_t home, away; /* away: where the bytes are, or are being brought from; -1 for home */
   bool on_host;       /* its bytes count as the host's */
-  bool closed;
+  bool closed;        /* its storage died; an orphan as long as the bytes are still moved */
+  bool asked;         /* while mgd_acquire_begin() looks at it */
 };
 
 /* Says that an operator is about to use the bytes. False: they are not at home, and mgd_acquire_begin() is to be asked. Of two
@@ -52,13 +65,15 @@ static inline bool mgd_handle_use(struct mgd_handle *h, uint64_t tick) {
 /* Gives a use back, or with MGD_ALIVE the storage's own. True: it was the last of all, and the caller deletes the handle. */
 static inline bool mgd_handle_put(struct mgd_handle *h, uint32_t uses) { return __atomic_sub_fetch(&h->in_use, uses, __ATOMIC_SEQ_CST) == 0; }
 
-/* Said between use and put by whoever writes the bytes. */
+/* Said between use and put by whoever writes the bytes, whether or not they are home yet: a mover takes the mark away before it
+ * takes the bytes, so that a mark that somebody makes while he waits for them stays. */
 static inline void mgd_handle_write(struct mgd_handle *h) {
   if (!__atomic_load_n(&h->dirty, __ATOMIC_RELAXED)) {
     __atomic_store_n(&h->dirty, 1, __ATOMIC_RELAXED);
   }
 }
 
+/* True: the bytes are home. False says less: for a moment it is also said of bytes in use that somebody tried to take. */
 static inline bool mgd_handle_is_home(const struct mgd_handle *h) { return __atomic_load_n(&h->state, __ATOMIC_SEQ_CST) == MGD_RESIDENT; }
 
 #endif

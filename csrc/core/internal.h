@@ -31,7 +31,8 @@ void mgd_machine_after_fork(struct mgd_machine *m); /* in the parent and in the 
 /* ---- device.c: which devices there are */
 /* Adds an accelerator; `name` ("sim:0", at most 31 bytes) is copied. */
 int mgd_device_add(struct mgd_machine *m, const char *name, int64_t capacity, int *id);
-/* Removes all accelerators above `keep`; fails with INVALID while reservations stand or wait, or replicas are, there. */
+/* Removes all accelerators above `keep`; fails with INVALID while reservations stand or wait, or replicas, storages or bytes of
+ * storages are there, or any storage is on its way. */
 int mgd_device_truncate(struct mgd_machine *m, int keep);
 int mgd_device_count(struct mgd_machine *m); /* the host included, so >= 1 */
 int mgd_device_find(struct mgd_machine *m, const char *name, int *id);
@@ -127,32 +128,38 @@ int mgd_replica_shake(struct mgd_machine *m, uint64_t seed);
 /* ---- handle.c: where each storage's bytes are */
 /* `h` is zeroed and resident at home. NOMEM: nothing was changed. */
 int mgd_handle_open(struct mgd_machine *m, struct mgd_handle *h, int home, int64_t bytes);
-/* The storage dies. *moving: whoever moves the bytes frees them, together with the handle; otherwise the caller frees them now,
- * *memory among them. Then the caller puts MGD_ALIVE back. */
+/* The storage dies; nobody asks for it any more. *moving: whoever moves the bytes frees them, together with the handle; otherwise
+ * the caller frees them now, *memory among them. Then the caller puts MGD_ALIVE back. */
 int mgd_handle_close(struct mgd_machine *m, struct mgd_handle *h, bool *moving, void **memory);
-/* A resident storage in use by the caller got another block. *memory: a copy of the old one to be freed, or NULL. */
+/* A resident storage in use by the caller got another block. *memory: a copy of the old one to be freed, or NULL. INVALID: it is
+ * not home. */
 int mgd_handle_resize(struct mgd_machine *m, struct mgd_handle *h, int64_t bytes, void **memory);
 int mgd_handle_pin(struct mgd_machine *m, struct mgd_handle *h, bool pin); /* counted; what is spilled stays so until it is used */
-/* Everything that one operator needs, or nothing: what brings the n handles home, all of them in use by the caller. room[id]
- * are the free bytes of each device. First comes what makes room, then every restore, which is
- * the caller's from now on. *n_actions in: room, at least n + MGD_MAX_DEVICES; out: how many, 0 when all are home.
+/* Everything that one operator needs, or nothing: what brings the n handles home, all of them in use by the caller; one may be
+ * named twice. room[id] are the free bytes of each device, below 0 where it holds too much. First comes what makes room, then every
+ * restore, which is the caller's from now on. *n_actions in: room, at least n + MGD_MAX_DEVICES; out: how many, 0 when all are home.
  * WAIT: others are moving one of them. BUSY, NO_ROOM: the bytes will not fit on *device while others use what is there, or
- * whoever leaves. */
+ * whoever leaves; a storage that the caller uses beside the n counts as others'. *device is written by these two alone. */
 int mgd_acquire_begin(struct mgd_machine *m, struct mgd_handle *const *handles, size_t n, const int64_t *room, struct mgd_action *actions, size_t *n_actions, int *device);
-/* The bytes are home, or (!done) they are not and stay where they were. *memory: to be freed, or NULL. */
+/* The bytes are home, or (!done) they are not and stay where they were. *memory: to be freed, or NULL. INVALID: it is not being
+ * restored. */
 int mgd_restore_end(struct mgd_machine *m, struct mgd_handle *h, bool done, void **memory);
-/* The bytes are on `to`, `memory` where that is the host; or they stayed where they were (to == -1). Afterwards the caller
- * puts its use back. *memory_left: to be freed, or NULL. */
+/* The bytes are on `to`, which need not be where the plan wanted them: in `memory` (the action's, if it named one) where that is
+ * the host, else memory is NULL; or they stayed where they were (to == -1). Afterwards the caller puts its use back.
+ * *memory_left: to be freed, or NULL. INVALID: it is not being brought away, or cannot be there. */
 int mgd_spill_end(struct mgd_machine *m, struct mgd_handle *h, int to, void *memory, void **memory_left);
-int mgd_host_limit(struct mgd_machine *m, int64_t bytes); /* for spilled storages and spares together; at first none */
+/* For spilled storages and spares together; at first none. What is there above a lower limit stays: spares go as others need the
+ * room, and each spilled storage's copy when it is home again. */
+int mgd_host_limit(struct mgd_machine *m, int64_t bytes);
 int mgd_host_usage(struct mgd_machine *m, int64_t *used, int64_t *limit, int64_t *peak);
 int mgd_residency_read(struct mgd_machine *m, int device, struct mgd_residency_usage *out);
 
 /* ---- evict.c: who leaves */
-/* Chooses storages that leave `device` until `bytes` come free, as far as there are any: guests of other devices first, then by
- * the policy. They go to a peer with room[id] bytes (NULL: no peers), or the host, whichever is nearer. Each SPILL and DROP is the
- * caller's to carry out and end. *n in: room, at least 2; out: how many.
- * ABSENT: nobody can leave. BUSY: nobody now, but others than the caller, who uses `mine` handles here, use some. */
+/* Chooses storages that leave `device` until `bytes` come free, as far as there are any and the actions have room: guests of other
+ * devices first, then by the policy. They go to a peer with room[id] bytes (NULL: no peers), or the host, whichever is nearer. Each
+ * SPILL and DROP is the caller's to carry out and end. *n in: room, at least 2; out: how many.
+ * ABSENT: nobody can leave. BUSY: nobody now, but others than the caller use some. `mine` are the caller's uses of
+ * storages that are here or coming here, and of those that it is bringing away from here. */
 int mgd_evict_begin(struct mgd_machine *m, int device, int64_t bytes, const int64_t *room, int64_t mine, struct mgd_action *actions, size_t *n);
 /* The same for storages by chance, one in `odds`, as far as they fit into `actions`; *seed goes on. For tests. */
 int mgd_evict_random(struct mgd_machine *m, int device, uint32_t odds, uint64_t *seed, struct mgd_action *actions, size_t *n);

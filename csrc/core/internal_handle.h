@@ -13,35 +13,54 @@ struct mgd_handle_list {
 
 /* The storages whose home is one device, and its guests.
  * Invariants: `order` is a heap by (key, seen) of exactly the resident unpinned
- * storages, with room for all open ones; guests are the spilled storages whose
- * bytes are here, first come first. */
+ * storages that have bytes, with room for all open ones; keys are numbers. Guests
+ * are the open spilled storages of other devices whose bytes are here, first come
+ * first; departures are those that are being brought from here to the host or
+ * home, orphans included, and departing is the sum of their bytes. */
 struct mgd_storages {
   struct mgd_handle *first; /* all open ones */
   struct mgd_handle **order;
   int32_t open, ordered, size;
   struct mgd_handle_list guests;
+  int32_t departures;
+  int64_t departing;
   double age; /* key of the newest victim: what comes later is worth more by it */
 };
 
-/* Invariants: used is the sum over handles with on_host, and at most peak;
- * spares are the resident storages with memory, whose copy may be given up. */
+/* Invariants: used is the sum over handles with on_host, open ones and orphans,
+ * and at most peak; spares are the open resident storages with memory, whose copy may
+ * be given up, and spare_bytes is their sum. */
 struct mgd_host_room {
   int64_t used, limit, peak;
   struct mgd_handle_list spares;
+  int64_t spare_bytes;
+};
+
+/* Invariants: count is how many storages are SPILLING or RESTORING, and orphans
+ * are those of them that are closed: they are in no other list, and go when the move ends. */
+struct mgd_moves {
+  int32_t count;
+  struct mgd_handle_list orphans;
 };
 
 /* ---- handle.c */
 void mgd_handle_list_add(struct mgd_handle_list *list, struct mgd_handle *h);
 void mgd_handle_list_remove(struct mgd_handle_list *list, struct mgd_handle *h);
 void mgd_host_count_locked(struct mgd_machine *m, struct mgd_handle *h, bool on_host);
-/* Into the order of victims and the list of spares, as its fields say. */
+/* Into the order of victims and the list that its fields name, and out of them. */
 void mgd_handle_settle_locked(struct mgd_machine *m, struct mgd_handle *h);
 void mgd_handle_unsettle_locked(struct mgd_machine *m, struct mgd_handle *h);
 
-bool mgd_handle_busy_locked(const struct mgd_machine *m, int above); /* storages or guests on devices above that id */
+/* A move began (1) or ends (-1); `away` is still where the bytes come from. */
+void mgd_handle_count_move_locked(struct mgd_machine *m, const struct mgd_handle *h, int by);
+bool mgd_handle_busy_locked(const struct mgd_machine *m, int above); /* storages or guests on devices above that id, or any on its way */
 
 /* ---- evict.c */
 void mgd_order_insert_locked(struct mgd_machine *m, struct mgd_handle *h); /* room for it was made when it was opened */
 void mgd_order_remove_locked(struct mgd_machine *m, struct mgd_handle *h);
+bool mgd_order_before(const struct mgd_handle *a, const struct mgd_handle *b);
+
+/* ---- check_handle.c */
+bool mgd_check_handles_locked(const struct mgd_machine *m);
 
 #endif

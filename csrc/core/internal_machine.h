@@ -82,7 +82,7 @@ struct mgd_claims {
 };
 
 /* Invariants: 1 <= count <= MGD_MAX_DEVICES; device 0 is the host, "cpu";
- * heuristic is never NULL; a link's latency is >= 0, its bandwidth finite and
+ * heuristic and victim are never NULL; a link's latency is >= 0, its bandwidth finite and
  * >= 0, and a device's link to itself costs nothing. */
 struct mgd_machine {
   pthread_mutex_t mutex;
@@ -93,6 +93,7 @@ struct mgd_machine {
   struct mgd_claims claims;
   struct mgd_replicas replicas;
   struct mgd_host_room host;
+  struct mgd_moves moves;
   mgd_victim_fn victim;
   void *victim_context;
   mgd_may_leave_fn may_leave; /* NULL: all may */

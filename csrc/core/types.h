@@ -153,7 +153,7 @@ struct mgd_action {
 };
 
 /* What a policy knows of a storage that may leave. Whoever has the smallest key leaves first; among equals the one
- * that was used longest ago. */
+ * that was used longest ago. Keys must not fall as stamps rise. Called with the machine's mutex held. */
 struct mgd_victim {
   uint64_t stamp; /* tick of its last use */
   int64_t bytes;

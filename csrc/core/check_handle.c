@@ -1,0 +1,172 @@
+/* check_handle.c: the invariants that handle.h and internal_handle.h state.
+ *
+ * Each function verifies one struct's comment, in the same words; it reads and
+ * never repairs. What is counted somewhere is counted here again, over all
+ * handles that are open and over those that are closed and still on their way,
+ * so the cost is bounded by the number of handles.
+ */
+#include "arithmetic.h"
+#include "internal_machine.h"
+
+/* What the fields of the machine must agree with. */
+struct tally {
+  int64_t on_host, spare_bytes, departing[MGD_MAX_DEVICES];
+  int32_t spares, moves, guests, departures[MGD_MAX_DEVICES];
+};
+
+static bool is_moving(const struct mgd_handle *h) { return h->state == MGD_SPILLING || h->state == MGD_RESTORING; }
+
+static bool is_guest(const struct mgd_handle *h) { return h->state == MGD_SPILLED && h->away != MGD_HOST; }
+
+static bool is_victim(const struct mgd_handle *h) { return h->state == MGD_RESIDENT && h->pins == 0 && h->bytes > 0; }
+
+static bool is_away(const struct mgd_machine *m, const struct mgd_handle *h) {
+  bool is_there = mgd_device_known_locked(m, h->away) && h->away != h->home;
+  return is_there && (h->memory != NULL) == (h->away == MGD_HOST) && h->on_host == (h->memory != NULL);
+}
+
+/* What its state says of the other fields. */
+static bool is_state_sound(const struct mgd_machine *m, const struct mgd_handle *h) {
+  switch (h->state) {
+    case MGD_RESIDENT:
+      return h->away == -1 && h->on_host == (h->memory != NULL) && (h->memory || __atomic_load_n(&h->dirty, __ATOMIC_RELAXED));
+    case MGD_SPILLING:
+      return (h->away == -1 || (h->away != MGD_HOST && h->away != h->home && mgd_device_known_locked(m, h->away) && !h->memory)) && (!h->memory || h->on_host);
+    case MGD_SPILLED:
+    case MGD_RESTORING:
+      return is_away(m, h);
+    default:
+      return false;
+  }
+}
+
+static bool is_use_sound(const struct mgd_handle *h) {
+  uint32_t in_use = __atomic_load_n(&h->in_use, __ATOMIC_RELAXED);
+  return (h->closed || in_use >= MGD_ALIVE) && (!is_moving(h) || (in_use & (MGD_ALIVE - 1)) > 0);
+}
+
+/* A place in the order of its home for those that may leave, and for no others. */
+static bool is_position_sound(const struct mgd_machine *m, const struct mgd_handle *h) {
+  const struct mgd_storages *s = &m->devices[h->home].storages;
+  if (h->closed || !is_victim(h)) {
+    return h->position == -1;
+  }
+  return h->position >= 0 && h->position < s->ordered && s->order[h->position] == h;
+}
+
+static bool is_handle_sound(const struct mgd_machine *m, const struct mgd_handle *h) {
+  bool placed = h->home > MGD_HOST && mgd_device_known_locked(m, h->home) && h->bytes >= 0 && h->pins >= 0 && !h->asked;
+  return placed && is_state_sound(m, h) && is_use_sound(h) && is_position_sound(m, h);
+}
+
+static void count(struct tally *t, const struct mgd_handle *h) {
+  t->on_host += h->on_host ? h->bytes : 0;
+  t->moves += is_moving(h);
+  if (is_moving(h) && h->away > MGD_HOST) {
+    t->departures[h->away]++;
+    t->departing[h->away] += h->bytes;
+  }
+  if (!h->closed) {
+    t->guests += is_guest(h);
+    t->spares += h->state == MGD_RESIDENT && h->memory;
+    t->spare_bytes += h->state == MGD_RESIDENT && h->memory ? h->bytes : 0;
+  }
+}
+
+/* The heap by (key, seen); that each entry knows its place is asked of the handles. */
+static bool is_order_sound(const struct mgd_storages *s, int32_t victims) {
+  bool sound = s->ordered == victims && s->open >= 0 && s->open <= s->size && s->age == s->age;
+  for (int32_t i = 0; sound && i < s->ordered; i++) {
+    sound = s->order[i]->key == s->order[i]->key && (i == 0 || !mgd_order_before(s->order[i], s->order[(i - 1) / 2]));
+  }
+  return sound;
+}
+
+/* All open storages of a device. The list cannot be a ring: the second visit would come from elsewhere. */
+static bool are_open_sound(const struct mgd_machine *m, int id, struct tally *t) {
+  const struct mgd_storages *s = &m->devices[id].storages;
+  const struct mgd_handle *previous = NULL;
+  int32_t open = 0, victims = 0;
+  for (const struct mgd_handle *h = s->first; h; h = h->next) {
+    if (h->previous != previous || h->home != id || h->closed || !is_handle_sound(m, h)) {
+      return false;
+    }
+    count(t, h);
+    open++;
+    victims += is_victim(h);
+    previous = h;
+  }
+  return open == s->open && is_order_sound(s, victims);
+}
+
+/* The length of a list if each knows its neighbours, else -1. */
+static int32_t list_length(const struct mgd_handle_list *list) {
+  const struct mgd_handle *elder = NULL;
+  int32_t length = 0;
+  for (const struct mgd_handle *h = list->oldest; h; h = h->younger) {
+    if (h->elder != elder) {
+      return -1;
+    }
+    length++;
+    elder = h;
+  }
+  return list->youngest == elder ? length : -1;
+}
+
+static bool are_orphans_sound(const struct mgd_machine *m, struct tally *t) {
+  if (list_length(&m->moves.orphans) < 0) {
+    return false;
+  }
+  for (const struct mgd_handle *h = m->moves.orphans.oldest; h; h = h->younger) {
+    if (!h->closed || !is_moving(h) || h->next || h->previous || !is_handle_sound(m, h)) {
+      return false;
+    }
+    count(t, h);
+  }
+  return true;
+}
+
+/* As many as there should be, each of them one that should be there. */
+static bool are_spares_sound(const struct mgd_host_room *host, const struct tally *t) {
+  if (list_length(&host->spares) != t->spares) {
+    return false;
+  }
+  bool sound = host->used == t->on_host && host->peak >= host->used && host->spare_bytes == t->spare_bytes && host->limit >= 0;
+  for (const struct mgd_handle *h = host->spares.oldest; h; h = h->younger) {
+    sound = sound && !h->closed && h->state == MGD_RESIDENT && h->memory;
+  }
+  return sound;
+}
+
+/* How many guests a device has, or -1. */
+static int32_t guests_of(const struct mgd_machine *m, int id) {
+  int32_t length = list_length(&m->devices[id].storages.guests);
+  for (const struct mgd_handle *h = length < 0 ? NULL : m->devices[id].storages.guests.oldest; h; h = h->younger) {
+    if (h->closed || !is_guest(h) || h->away != id) {
+      return -1;
+    }
+  }
+  return length;
+}
+
+static bool are_guests_sound(const struct mgd_machine *m, const struct tally *t) {
+  int32_t guests = 0;
+  for (int id = 0; id < m->count; id++) {
+    const struct mgd_storages *s = &m->devices[id].storages;
+    int32_t here = guests_of(m, id);
+    if (here < 0 || s->departures != t->departures[id] || s->departing != t->departing[id]) {
+      return false;
+    }
+    guests += here;
+  }
+  return guests == t->guests;
+}
+
+bool mgd_check_handles_locked(const struct mgd_machine *m) {
+  struct tally t = {0};
+  bool sound = m->victim && are_orphans_sound(m, &t);
+  for (int id = 0; sound && id < m->count; id++) {
+    sound = are_open_sound(m, id, &t);
+  }
+  return sound && m->moves.count == t.moves && are_spares_sound(&m->host, &t) && are_guests_sound(m, &t);
+}

@@ -1,0 +1,294 @@
+/* Each storage is in one place, and every way from one state to the next gives
+ * back exactly what is no longer needed. Sizes are powers of two, so that a sum of bytes
+ * says what is in it. */
+#include "handles.h"
+
+/* ---- birth and death */
+
+static void a_new_storage_is_home_and_idle(void) {
+  struct mgd_machine *m = new_directory(2);
+  struct mgd_handle *h = open_handle(m, 1, 8, 5);
+  EXPECT(mgd_handle_is_home(h));
+  EXPECT_INT(h->stamp, 5);
+  EXPECT_INT(h->home, 1);
+  EXPECT_INT(residency_of(m, 1).idle, 8);
+  EXPECT_INT(residency_of(m, 1).storages, 1);
+  EXPECT_INT(residency_of(m, 2).storages, 0);
+  EXPECT(mgd_handle_use(h, 6));
+  EXPECT_INT(h->stamp, 6);
+  EXPECT_INT(residency_of(m, 1).in_use, 8);
+  EXPECT(!mgd_handle_put(h, 1));
+  close_handle(m, h);
+  EXPECT_INT(residency_of(m, 1).storages, 0);
+  mgd_machine_destroy(m);
+}
+
+static void storages_that_cannot_be(void) {
+  struct mgd_machine *m = new_directory(1);
+  struct mgd_handle h = {0};
+  struct mgd_residency_usage u;
+  EXPECT_CODE(mgd_handle_open(m, &h, 1, -1), MGD_E_INVALID);
+  EXPECT_CODE(mgd_handle_open(m, &h, MGD_HOST, 1), MGD_E_INVALID);
+  EXPECT_CODE(mgd_handle_open(m, &h, 2, 1), MGD_E_NO_DEVICE);
+  EXPECT_CODE(mgd_handle_open(m, &h, -1, 1), MGD_E_NO_DEVICE);
+  EXPECT_INT(h.in_use, 0);
+  EXPECT_CODE(mgd_residency_read(m, 2, &u), MGD_E_NO_DEVICE);
+  EXPECT_CODE(mgd_host_limit(m, -1), MGD_E_INVALID);
+  mgd_machine_destroy(m);
+}
+
+static void no_memory_changes_nothing(void) {
+  const struct mgd_config config = {.fail_allocation = 4}; /* after the machine's own three */
+  struct mgd_machine *m = NULL;
+  struct mgd_handle h = {0};
+  int id;
+  EXPECT_OK(mgd_machine_create(&config, &m));
+  EXPECT_OK(mgd_device_add(m, "sim:0", 100, &id));
+  EXPECT_CODE(mgd_handle_open(m, &h, id, 1), MGD_E_NOMEM);
+  EXPECT_INT(h.in_use, 0);
+  EXPECT_INT(residency_of(m, id).storages, 0);
+  struct mgd_handle *later = open_handle(m, id, 1, 0);
+  close_handle(m, later);
+  mgd_machine_destroy(m);
+}
+
+static void many_storages_close_in_any_order(void) {
+  struct mgd_machine *m = new_directory(1);
+  struct mgd_handle *h[200];
+  for (int i = 0; i < 200; i++) {
+    h[i] = open_handle(m, 1, 1, (uint64_t)(i * 7 % 200));
+  }
+  EXPECT_INT(residency_of(m, 1).idle, 200);
+  for (int i = 0; i < 200; i++) {
+    close_handle(m, h[i * 77 % 200]);
+  }
+  EXPECT_OK(mgd_device_truncate(m, 0));
+  mgd_machine_destroy(m);
+}
+
+/* In each state in which nobody moves it: what the closer is told to free. */
+static void closing_at_rest(void) {
+  struct mgd_machine *m = new_directory(2);
+  struct mgd_handle *spared = open_with_spare(m, 1, 1), *spilled = open_handle(m, 1, 2, 0), *guest = open_handle(m, 1, 4, 1);
+  EXPECT_INT(host_used(m), 1);
+  EXPECT(mgd_handle_use(spared, 9));
+  spill(m, spilled, MGD_HOST);
+  spill(m, guest, 2);
+  EXPECT_INT(host_used(m), 3);
+  EXPECT_INT(residency_of(m, 1).spilled, 6);
+  EXPECT_INT(residency_of(m, 2).guests, 4);
+  bool moving = true;
+  void *memory = NULL;
+  EXPECT_OK(mgd_handle_close(m, spared, &moving, &memory));
+  EXPECT(!moving && memory);
+  free(memory);
+  EXPECT(!mgd_handle_put(spared, MGD_ALIVE)); /* an operator still uses it */
+  EXPECT(mgd_handle_put(spared, 1));
+  free(spared);
+  EXPECT_INT(host_used(m), 2);
+  EXPECT_OK(mgd_handle_close(m, guest, &moving, &memory));
+  EXPECT(!moving && !memory);
+  EXPECT(mgd_handle_put(guest, MGD_ALIVE));
+  free(guest);
+  EXPECT_INT(residency_of(m, 2).guests, 0);
+  close_handle(m, spilled);
+  EXPECT_INT(host_used(m), 0);
+  mgd_machine_destroy(m);
+}
+
+/* The closer learns that others free the bytes, and leaves. */
+static void close_moving(struct mgd_machine *m, struct mgd_handle *h) {
+  bool moving = false;
+  void *memory = &moving;
+  EXPECT_OK(mgd_handle_close(m, h, &moving, &memory));
+  EXPECT(moving && !memory);
+  EXPECT(!mgd_handle_put(h, MGD_ALIVE));
+  EXPECT_CODE(mgd_device_truncate(m, 0), MGD_E_INVALID); /* its bytes are still on their way */
+}
+
+static void closing_on_the_way_out(int to, bool has_spare) {
+  struct mgd_machine *m = new_directory(2);
+  struct mgd_handle *h = has_spare ? open_with_spare(m, 1, 8) : open_handle(m, 1, 8, 0);
+  struct plan p;
+  void *left = NULL, *memory = to != MGD_HOST ? NULL : has_spare ? h->memory
+                                                                 : malloc(1),
+       *expected = has_spare ? h->memory : memory;
+  EXPECT_OK(plan_eviction(m, 1, 8, NULL, &p));
+  EXPECT_INT(host_used(m), 8); /* promised */
+  close_moving(m, h);
+  EXPECT_INT(host_used(m), 8);
+  EXPECT_OK(mgd_spill_end(m, h, to, memory, &left));
+  EXPECT(left == expected);
+  EXPECT(!h->memory);
+  free(left);
+  EXPECT_INT(host_used(m), 0);
+  EXPECT(mgd_handle_put(h, 1));
+  free(h);
+  EXPECT_OK(mgd_device_truncate(m, 0));
+  mgd_machine_destroy(m);
+}
+
+static void closing_on_the_way_home(int from, bool done, int64_t limit) {
+  struct mgd_machine *m = new_directory(2);
+  struct mgd_handle *h = open_handle(m, 1, 8, 0);
+  void *left = NULL;
+  spill(m, h, from);
+  begin_restore(m, h);
+  EXPECT_INT(residency_of(m, 2).guests, from == 2 ? 8 : 0);
+  close_moving(m, h);
+  EXPECT_OK(mgd_host_limit(m, limit));
+  EXPECT_OK(mgd_restore_end(m, h, done, &left));
+  EXPECT((left != NULL) == (from == MGD_HOST));
+  free(left);
+  EXPECT_INT(host_used(m), 0);
+  EXPECT_INT(residency_of(m, 2).guests, 0);
+  EXPECT(mgd_handle_put(h, 1));
+  free(h);
+  EXPECT_OK(mgd_device_truncate(m, 0));
+  mgd_machine_destroy(m);
+}
+
+/* Several orphans at once, ended in another order. */
+static void orphans(void) {
+  struct mgd_machine *m = new_directory(2);
+  struct mgd_handle *h[3];
+  struct plan p;
+  for (int i = 0; i < 3; i++) {
+    h[i] = open_handle(m, 1, 1 << i, (uint64_t)i);
+  }
+  EXPECT_OK(plan_eviction(m, 1, 7, NULL, &p));
+  EXPECT_INT(p.n, 3);
+  for (int i = 0; i < 3; i++) {
+    close_moving(m, h[i]);
+    EXPECT_INT(residency_of(m, 1).storages, 2 - i);
+  }
+  EXPECT_INT(host_used(m), 7);
+  end_spill(m, h[1], -1, NULL);
+  EXPECT_INT(host_used(m), 5);
+  end_spill(m, h[0], MGD_HOST, malloc(1)); /* frees the copy and the handle */
+  EXPECT_INT(host_used(m), 4);
+  end_spill(m, h[2], 2, NULL);
+  EXPECT_INT(host_used(m), 0);
+  EXPECT_INT(residency_of(m, 2).guests, 0);
+  mgd_machine_destroy(m);
+}
+
+/* ---- another block, pins */
+
+static void another_block_makes_the_copy_worthless(void) {
+  struct mgd_machine *m = new_directory(1);
+  struct mgd_handle *h = open_with_spare(m, 1, 8);
+  void *memory = NULL, *copy = h->memory;
+  struct plan p;
+  EXPECT(mgd_handle_use(h, 1));
+  EXPECT_CODE(mgd_handle_resize(m, h, -1, &memory), MGD_E_INVALID);
+  EXPECT_OK(mgd_handle_resize(m, h, 16, &memory));
+  EXPECT(memory == copy && !h->memory);
+  free(memory);
+  EXPECT_INT(host_used(m), 0);
+  EXPECT_INT(residency_of(m, 1).in_use, 16);
+  EXPECT_OK(mgd_handle_resize(m, h, 0, &memory));
+  EXPECT(!memory);
+  put_back(h, 1);
+  EXPECT_CODE(plan_eviction(m, 1, 1, NULL, &p), MGD_E_ABSENT); /* an empty one makes no room */
+  EXPECT_OK(mgd_handle_resize(m, h, 4, &memory));
+  spill(m, h, MGD_HOST);
+  EXPECT_CODE(mgd_handle_resize(m, h, 2, &memory), MGD_E_INVALID);
+  EXPECT_INT(h->bytes, 4);
+  close_handle(m, h);
+  mgd_machine_destroy(m);
+}
+
+static void pins_count(void) {
+  struct mgd_machine *m = new_directory(1);
+  struct mgd_handle *h = open_with_spare(m, 1, 8);
+  struct plan p;
+  EXPECT_CODE(mgd_handle_pin(m, h, false), MGD_E_INVALID);
+  EXPECT_OK(mgd_handle_pin(m, h, true));
+  EXPECT_OK(mgd_handle_pin(m, h, true));
+  EXPECT_INT(residency_of(m, 1).pinned, 8);
+  EXPECT_OK(mgd_handle_pin(m, h, false));
+  EXPECT_CODE(plan_eviction(m, 1, 1, NULL, &p), MGD_E_ABSENT);
+  EXPECT_INT(p.n, 0);
+  EXPECT_OK(mgd_handle_pin(m, h, false));
+  EXPECT_INT(residency_of(m, 1).idle, 8);
+  EXPECT_OK(plan_eviction(m, 1, 1, NULL, &p));
+  carry_out(m, &p);
+  close_handle(m, h);
+  mgd_machine_destroy(m);
+}
+
+/* A pin does not bring home, but once home the bytes stay. */
+static void pins_away_from_home(int to) {
+  struct mgd_machine *m = new_directory(2);
+  struct mgd_handle *h = open_handle(m, 1, 8, 0);
+  struct plan p;
+  void *left = NULL;
+  const int64_t room[MGD_MAX_DEVICES] = {[2] = 8};
+  EXPECT_OK(plan_eviction(m, 1, 1, to ? room : NULL, &p));
+  EXPECT_OK(mgd_handle_pin(m, h, true)); /* while it leaves */
+  carry_out(m, &p);
+  EXPECT(!mgd_handle_is_home(h));
+  EXPECT_OK(mgd_handle_pin(m, h, true)); /* while it is away */
+  EXPECT_OK(mgd_handle_pin(m, h, false));
+  begin_restore(m, h);
+  EXPECT_OK(mgd_handle_pin(m, h, false)); /* while it comes */
+  EXPECT_OK(mgd_handle_pin(m, h, true));
+  EXPECT_OK(mgd_restore_end(m, h, true, &left));
+  EXPECT(!left);
+  put_back(h, 1);
+  EXPECT_CODE(plan_eviction(m, 1, 1, NULL, &p), MGD_E_ABSENT);
+  EXPECT_INT(residency_of(m, 1).pinned, 8);
+  EXPECT_OK(mgd_handle_pin(m, h, false));
+  spill(m, h, MGD_HOST);
+  close_handle(m, h);
+  mgd_machine_destroy(m);
+}
+
+/* ---- devices */
+
+static void devices_stay_while_bytes_are_there(void) {
+  struct mgd_machine *m = new_directory(3);
+  struct mgd_handle *h = open_handle(m, 1, 8, 0);
+  const int64_t room[MGD_MAX_DEVICES] = {[3] = 8};
+  struct plan p;
+  void *left = NULL;
+  EXPECT_CODE(mgd_device_truncate(m, 0), MGD_E_INVALID);
+  EXPECT_OK(plan_eviction(m, 1, 1, room, &p));
+  EXPECT_CODE(mgd_device_truncate(m, 2), MGD_E_INVALID); /* on the way there */
+  carry_out(m, &p);
+  EXPECT_CODE(mgd_device_truncate(m, 2), MGD_E_INVALID);
+  begin_restore(m, h);
+  EXPECT_CODE(mgd_device_truncate(m, 2), MGD_E_INVALID); /* on the way from there */
+  EXPECT_OK(mgd_restore_end(m, h, true, &left));
+  put_back(h, 1);
+  EXPECT_OK(mgd_device_truncate(m, 1));
+  close_handle(m, h);
+  EXPECT_OK(mgd_device_truncate(m, 0));
+  mgd_machine_destroy(m);
+}
+
+int main(void) {
+  a_new_storage_is_home_and_idle();
+  storages_that_cannot_be();
+  no_memory_changes_nothing();
+  many_storages_close_in_any_order();
+  closing_at_rest();
+  for (int to = -1; to < 3; to++) {
+    if (to != 1) {
+      closing_on_the_way_out(to, false);
+      closing_on_the_way_out(to, true);
+    }
+  }
+  for (int i = 0; i < 4; i++) {
+    closing_on_the_way_home(i & 2, i & 1, INT64_MAX);
+    closing_on_the_way_home(i & 2, i & 1, 0);
+  }
+  orphans();
+  another_block_makes_the_copy_worthless();
+  pins_count();
+  pins_away_from_home(MGD_HOST);
+  pins_away_from_home(2);
+  devices_stay_while_bytes_are_there();
+  return 0;
+}

@@ -1,0 +1,421 @@
+/* A million random transitions of the directory of storages against a model that
+ * is as simple as possible; moves fail by chance, and so do allocations.
+ *
+ * Usage: test_random_handle [seed] [steps]
+ */
+#include "../../csrc/core/internal_machine.h"
+#include "random_handle.h"
+
+static struct model *model; /* for the veto, which has no context */
+
+static bool may_leave(const struct mgd_handle *h) { return !refuses(model, h); }
+
+static double largest(void *unused, const struct mgd_victim *victim) {
+  (void)unused;
+  return -(double)victim->bytes;
+}
+
+static struct storage *any(struct model *x) { return &x->s[roll(x, SLOTS)]; }
+
+static int64_t some_bytes(struct model *x) { return roll(x, 12) ? 1 + roll(x, 60) : 0; }
+
+static void set_link(struct model *x, int from, int to, int64_t ns) {
+  const struct mgd_link link = {.latency_ns = ns};
+  if (from != to) {
+    EXPECT_OK(mgd_link_set(x->m, from, to, link));
+    x->latency[from][to] = ns;
+  }
+}
+
+/* The storage itself goes with its last use. */
+static void put(struct storage *s, uint32_t uses) {
+  bool last = mgd_handle_put(&s->h, uses);
+  s->uses -= uses == MGD_ALIVE ? 0 : uses;
+  EXPECT(last == (!s->open && s->uses == 0));
+  s->closed = s->closed && !last;
+}
+
+/* ---- birth and death */
+
+static void step_open(struct model *x) {
+  struct storage *s = any(x);
+  if (s->open || s->closed) {
+    return;
+  }
+  int home = 1 + (int)(roll(x, DEVICES - 1) * roll(x, DEVICES - 1) / 2);
+  bool no_memory = roll(x, 3) == 0;
+  *s = (struct storage){.home = home, .away = -1, .bytes = some_bytes(x), .marked = true, .version = 1, .opened = ++x->tick};
+  s->h.stamp = s->used = x->tick;
+  x->m->alloc.fail_at = no_memory ? atomic_load(&x->m->alloc.made) + 1 : 0;
+  int expected = no_memory && !x->has_order[home] ? MGD_E_NOMEM : MGD_OK;
+  EXPECT_CODE(mgd_handle_open(x->m, &s->h, home, s->bytes), expected);
+  x->m->alloc.fail_at = 0;
+  x->lost_memory += expected != MGD_OK;
+  s->open = expected == MGD_OK;
+  x->has_order[home] |= s->open;
+}
+
+static void step_close(struct model *x) {
+  struct storage *s = any(x);
+  if (!s->open) {
+    return;
+  }
+  bool moving = !moves(s);
+  void *memory = &moving;
+  EXPECT_OK(mgd_handle_close(x->m, &s->h, &moving, &memory));
+  EXPECT_INT(moving, moves(s));
+  EXPECT_INT((uintptr_t)memory, moving ? 0 : s->copy);
+  x->closed_moving += moving;
+  s->open = false;
+  s->closed = true;
+  put(s, MGD_ALIVE);
+}
+
+static void step_devices(struct model *x) {
+  int keep = (int)roll(x, DEVICES);
+  bool free = true;
+  for (int i = 0; i < SLOTS; i++) {
+    const struct storage *s = &x->s[i];
+    bool there = s->open && (s->home > keep || (s->state == MGD_SPILLED && s->away > keep));
+    free = free && !there && !((s->open || s->closed) && moves(s));
+  }
+  EXPECT_CODE(mgd_device_truncate(x->m, keep), free ? MGD_OK : MGD_E_INVALID);
+  for (int d = keep + 1; free && d < DEVICES; d++) {
+    char name[32];
+    int id;
+    (void)snprintf(name, sizeof name, "again:%d", d);
+    EXPECT_OK(mgd_device_add(x->m, name, 100, &id));
+    x->has_order[d] = false;
+  }
+  for (int i = 0; free && i < DEVICES * DEVICES; i++) {
+    if (i / DEVICES > keep || i % DEVICES > keep) {
+      set_link(x, i / DEVICES, i % DEVICES, 5);
+    }
+  }
+}
+
+/* ---- use */
+
+static void step_use(struct model *x) {
+  struct storage *s = any(x);
+  if (s->open) {
+    s->used = ++x->tick;
+    s->uses++;
+    EXPECT(mgd_handle_use(&s->h, x->tick) == (s->state == MGD_RESIDENT));
+  }
+}
+
+static void step_put(struct model *x) {
+  struct storage *s = any(x);
+  if ((s->open || s->closed) && s->uses > moves(s)) {
+    put(s, 1);
+  }
+}
+
+/* By somebody who uses it, and who writes once it is home. */
+static void step_write(struct model *x) {
+  struct storage *s = any(x);
+  if (s->open && s->uses > (s->state == MGD_SPILLING)) {
+    mgd_handle_write(&s->h);
+    s->marked = true;
+    s->version += s->state == MGD_RESIDENT;
+  }
+}
+
+static void step_resize(struct model *x) {
+  struct storage *s = any(x);
+  if (!s->open) {
+    return;
+  }
+  void *memory = x;
+  int64_t bytes = some_bytes(x);
+  EXPECT_CODE(mgd_handle_resize(x->m, &s->h, bytes, &memory), s->state == MGD_RESIDENT ? MGD_OK : MGD_E_INVALID);
+  if (s->state == MGD_RESIDENT) {
+    EXPECT_INT((uintptr_t)memory, s->copy);
+    s->copy = 0;
+    s->bytes = bytes;
+    s->version++;
+    s->marked = true;
+  }
+}
+
+static void step_pin(struct model *x) {
+  struct storage *s = any(x);
+  bool pin = roll(x, 3) == 0;
+  if (s->open) {
+    EXPECT_CODE(mgd_handle_pin(x->m, &s->h, pin), pin || s->pins ? MGD_OK : MGD_E_INVALID);
+    s->filed = pin || s->pins ? ++x->tick : s->filed;
+    s->pins += pin ? 1 : -(s->pins > 0);
+  }
+}
+
+/* ---- moves */
+
+static void expect_plan(struct model *x, const struct expected *e, const struct mgd_action *actions, size_t n) {
+  EXPECT_INT(n, e->n);
+  for (size_t i = 0; i < n; i++) {
+    const struct mgd_action *a = &actions[i], *b = &e->actions[i];
+    x->kinds[a->kind]++;
+    EXPECT_INT(a->kind, b->kind);
+    EXPECT_INT(a->from, b->from);
+    EXPECT_INT(a->to, b->to);
+    EXPECT_INT(a->bytes, b->bytes);
+    EXPECT(a->handle == b->handle && a->memory == b->memory);
+  }
+}
+
+static void count_answer(struct model *x, int code) {
+  const int codes[] = {MGD_OK, MGD_E_WAIT, MGD_E_BUSY, MGD_E_NO_ROOM, MGD_E_ABSENT};
+  for (int i = 0; i < 5; i++) {
+    x->answers[i] += codes[i] == code;
+  }
+}
+
+static void step_evict(struct model *x) {
+  struct mgd_action actions[MOST];
+  struct expected e = {.size = (size_t)(2 + roll(x, MOST - 2))};
+  int64_t room[DEVICES], bytes = roll(x, 120), mine = roll(x, 3);
+  int d = 1 + (int)roll(x, DEVICES - 1);
+  bool peers = roll(x, 2);
+  size_t n = e.size;
+  for (int i = 0; i < DEVICES; i++) {
+    room[i] = roll(x, 80);
+    e.room[i] = peers && i != d ? room[i] : 0;
+  }
+  expect_eviction(x, &e, d, bytes);
+  int expected = e.n ? MGD_OK : e.refused + expect_other_uses(x, d) > mine ? MGD_E_BUSY
+                                                                           : MGD_E_ABSENT;
+  EXPECT_CODE(mgd_evict_begin(x->m, d, bytes, peers ? room : NULL, mine, actions, &n), expected);
+  expect_plan(x, &e, actions, n);
+  count_answer(x, expected);
+}
+
+static void step_evict_random(struct model *x) {
+  struct mgd_action actions[MOST];
+  struct expected e = {.size = (size_t)(2 + roll(x, MOST - 2))};
+  uint32_t odds = 1 + (uint32_t)roll(x, 4);
+  uint64_t seed = next_random(&x->random), own = seed, before = UINT64_MAX;
+  int d = 1 + (int)roll(x, DEVICES - 1);
+  size_t n = e.size;
+  for (struct storage *s = &x->s[0]; s && e.n + 1 < e.size;) {
+    s = NULL;
+    for (int i = 0; i < SLOTS; i++) { /* the newest first */
+      struct storage *t = &x->s[i];
+      s = t->open && t->home == d && t->opened < before && (!s || t->opened > s->opened) ? t : s;
+    }
+    if (s && is_victim_of(s, d)) {
+      own = own * 6364136223846793005u + 1442695040888963407u;
+      (void)((uint32_t)(own >> 33) % odds == 0 ? expect_leaving(x, &e, s, d) : 0);
+    }
+    before = s ? s->opened : 0;
+  }
+  EXPECT_CODE(mgd_evict_random(x->m, d, odds, &seed, actions, &n), e.n ? MGD_OK : MGD_E_ABSENT);
+  EXPECT(seed == own);
+  expect_plan(x, &e, actions, n);
+}
+
+static void expect_restores(struct expected *e, struct mgd_handle *const *h, size_t n, const int64_t *missing) {
+  for (int d = 1; d < DEVICES; d++) {
+    if (missing[d] > 0) {
+      e->actions[e->n++] = (struct mgd_action){.kind = MGD_DO_MAKE_ROOM, .from = d, .to = -1, .bytes = missing[d]};
+    }
+  }
+  for (size_t i = 0; i < n; i++) {
+    struct storage *s = (struct storage *)(void *)h[i];
+    if (s->state == MGD_SPILLED) {
+      e->actions[e->n++] = (struct mgd_action){
+          .kind = MGD_DO_RESTORE, .from = s->away, .to = s->home, .bytes = s->bytes, .handle = &s->h, .memory = (void *)s->copy};
+      s->state = MGD_RESTORING;
+      s->uses++; /* kept until the end */
+      (void)mgd_handle_use(&s->h, s->used);
+    }
+  }
+}
+
+static void step_acquire(struct model *x) {
+  struct mgd_action actions[5 + MGD_MAX_DEVICES];
+  struct mgd_handle *h[5];
+  struct expected e = {0};
+  bool asked[SLOTS] = {false};
+  int64_t missing[DEVICES] = {0}, room[MGD_MAX_DEVICES];
+  size_t n = 0, made = 5 + MGD_MAX_DEVICES;
+  int device = -1, where = -1;
+  for (int64_t left = 1 + roll(x, 5); left > 0; left--) {
+    struct storage *s = any(x);
+    if (s->open) {
+      asked[s - x->s] = true;
+      h[n++] = &s->h;
+      s->uses++;
+      s->used = ++x->tick;
+      EXPECT(mgd_handle_use(&s->h, x->tick) == (s->state == MGD_RESIDENT));
+    }
+  }
+  for (int i = 0; i < MGD_MAX_DEVICES; i++) {
+    room[i] = roll(x, 90) - 10;
+  }
+  int expected = expect_acquire(x, asked, room, missing, &where);
+  EXPECT_CODE(mgd_acquire_begin(x->m, h, n, room, actions, &made, &device), expected);
+  EXPECT_INT(device, where);
+  EXPECT_INT(made <= 5 + DEVICES, expected == MGD_OK);
+  if (expected == MGD_OK) {
+    expect_restores(&e, h, n, missing);
+    expect_plan(x, &e, actions, made);
+  }
+  count_answer(x, expected);
+  for (size_t i = 0; i < n; i++) {
+    put((struct storage *)(void *)h[i], 1);
+  }
+}
+
+/* What is no longer of use; of one that is closed, all there is. */
+static void expect_left(struct storage *s, const void *left, uintptr_t expected) {
+  EXPECT_INT((uintptr_t)left, s->closed && !expected ? s->copy : expected);
+  s->copy = s->closed ? 0 : s->copy;
+}
+
+static void end_spill(struct model *x, struct storage *s) {
+  bool done = roll(x, 4), elsewhere = roll(x, 6) == 0;
+  int from = s->away, to = !done ? -1 : elsewhere ? (int)roll(x, DEVICES)
+                                                  : s->to;
+  to = to == s->home ? MGD_HOST : to;
+  uintptr_t memory = to != MGD_HOST ? 0 : s->copy ? s->copy
+                                                  : ++x->copies,
+            expected = 0;
+  void *left = x;
+  EXPECT_OK(mgd_spill_end(x->m, &s->h, to, (void *)memory, &left));
+  s->promised = false;
+  if (!done) {
+    s->state = from < 0 ? MGD_RESIDENT : MGD_SPILLED;
+    s->marked = true;
+    s->copy_version = 0; /* nobody knows what it is */
+  } else {
+    expected = to == MGD_HOST ? 0 : s->copy;
+    s->copy = memory;
+    s->copy_version = s->dropped ? s->copy_version : s->version;
+    s->away_version = to == MGD_HOST ? s->copy_version : s->version;
+    s->state = MGD_SPILLED;
+    s->away = to;
+  }
+  x->peak = s->closed && to == MGD_HOST && host_bytes(x) + s->bytes > x->peak ? host_bytes(x) + s->bytes : x->peak; /* until it is freed */
+  note_peak(x);
+  x->failed += !done;
+  expect_left(s, left, expected);
+}
+
+static void end_restore(struct model *x, struct storage *s) {
+  bool done = roll(x, 4), over = host_bytes(x) > x->limit;
+  uintptr_t expected = done && over ? s->copy : 0;
+  void *left = x;
+  EXPECT_OK(mgd_restore_end(x->m, &s->h, done, &left));
+  if (done) {
+    EXPECT(s->away_version == s->version);
+    s->away = -1;
+    s->copy = over ? 0 : s->copy;
+    s->version += s->marked; /* whoever announced a write writes now */
+    s->marked = s->marked || !s->copy;
+  }
+  s->state = done ? MGD_RESIDENT : MGD_SPILLED;
+  x->failed += !done;
+  expect_left(s, left, expected);
+}
+
+static void step_end(struct model *x) {
+  struct storage *s = any(x);
+  void *left = x;
+  if (!(s->open || (s->closed && moves(s)))) {
+    return;
+  }
+  if (s->state != MGD_SPILLING) {
+    EXPECT_CODE(mgd_spill_end(x->m, &s->h, -1, NULL, &left), MGD_E_INVALID);
+  }
+  if (s->state != MGD_RESTORING) {
+    EXPECT_CODE(mgd_restore_end(x->m, &s->h, true, &left), MGD_E_INVALID);
+  }
+  if (moves(s)) {
+    (s->state == MGD_SPILLING ? end_spill : end_restore)(x, s);
+    s->filed = ++x->tick;
+    put(s, 1);
+  }
+}
+
+/* ---- settings */
+
+static void step_settings(struct model *x) {
+  set_link(x, (int)roll(x, DEVICES), (int)roll(x, DEVICES), roll(x, 4));
+  x->limit = roll(x, 8) ? roll(x, 120) : INT64_MAX / 2;
+  EXPECT_OK(mgd_host_limit(x->m, x->limit));
+  x->draining = roll(x, 3) == 0;
+  x->veto = roll(x, 3) == 0;
+  EXPECT_OK(mgd_evict_veto(x->m, x->veto ? may_leave : NULL));
+  x->largest_first = roll(x, 2);
+  EXPECT_OK(mgd_evict_policy(x->m, x->largest_first ? largest : mgd_victim_lru, NULL));
+}
+
+static void step(struct model *x) {
+  static void (*const steps[])(struct model *) = {step_open, step_open, step_open, step_close, step_use, step_put, step_put, step_put, step_write, step_resize, step_end,
+                                                  step_pin, step_evict, step_evict, step_acquire, step_acquire, step_acquire, step_end, step_end, step_end, step_end};
+  int64_t which = roll(x, 21 * 50);
+  if (which < 8) {
+    (which < 2 ? step_evict_random : which < 6 ? step_devices
+                                               : step_settings)(x);
+  }
+  bool is_opening = which % 21 < 3;
+  (x->draining && is_opening ? step_close : steps[which % 21])(x); /* now and then devices get empty */
+}
+
+static void finish(struct model *x) {
+  for (int i = 0; i < SLOTS; i++) {
+    struct storage *s = &x->s[i];
+    while ((s->open || s->closed) && moves(s)) {
+      (s->state == MGD_SPILLING ? end_spill : end_restore)(x, s);
+      put(s, 1);
+    }
+    if (s->open) {
+      bool moving;
+      void *memory;
+      EXPECT_OK(mgd_handle_close(x->m, &s->h, &moving, &memory));
+    }
+    s->open = s->closed = false;
+  }
+  EXPECT_INT(host_bytes(x), 0);
+  expect_all(x);
+  EXPECT_OK(mgd_device_truncate(x->m, 0));
+}
+
+/* Each answer and action, and each unlucky case, has been met. */
+static void everything_happened(const struct model *x, int64_t steps) {
+  printf("  answers:");
+  for (int i = 0; i < 5; i++) {
+    printf(" %" PRId64, x->answers[i]);
+    EXPECT(steps < 100000 || x->answers[i] > steps / 1000);
+  }
+  printf("; actions:");
+  for (int i = 0; i < 5; i++) {
+    printf(" %" PRId64, x->kinds[i]);
+    EXPECT(steps < 100000 || x->kinds[i] > steps / 2000);
+  }
+  printf("; closed on the way %" PRId64 ", failed moves %" PRId64 ", no memory %" PRId64 "\n", x->closed_moving, x->failed, x->lost_memory);
+  EXPECT(steps < 100000 || (x->closed_moving > steps / 1000 && x->failed > steps / 1000 && x->lost_memory > 0));
+}
+
+int main(int argc, char **argv) {
+  uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
+  int64_t steps = argc > 2 ? strtoll(argv[2], NULL, 10) : 1000000;
+  printf("test_random_handle: seed %" PRIu64 ", %" PRId64 " steps\n", seed, steps);
+  (void)fflush(stdout);
+  struct model x = {.m = new_machine(DEVICES - 1, 100), .random = seed};
+  model = &x;
+  for (int i = 0; i < DEVICES * DEVICES; i++) {
+    set_link(&x, i / DEVICES, i % DEVICES, 3);
+  }
+  step_settings(&x);
+  for (int64_t i = 0; i < steps; i++) {
+    step(&x);
+    expect_all(&x);
+    expect_residency(&x, (int)(i % DEVICES));
+  }
+  everything_happened(&x, steps);
+  finish(&x);
+  mgd_machine_destroy(x.m);
+  return 0;
+}
