@@ -1,6 +1,8 @@
 // hold.cpp: see hold.h.
 #include "hold.h"
 
+#include <array>
+
 #include "devices.h"
 #include "out_of_memory.h"
 #include "room.h"
@@ -24,11 +26,11 @@ void give_up(const mgd_action* from, const mgd_action* end) {
   note_change();
 }
 
-bool others_use(const mgd_action& first) {
-  const int device = first.kind == MGD_DO_RESTORE ? first.to : first.from;
-  mgd_residency_usage usage{};
-  mgd_residency_read(machine(), device, &usage);
-  return usage.in_use + usage.moving > 0 && Hold::uses_of_this_thread(device) == 0;
+// Whether waiting makes sense: other threads use or move what is on the device.
+bool others_use(int device) {
+  std::array<mgd_action, 2> none;
+  std::size_t n = none.size();
+  return mgd_evict_begin(machine(), device, 0, nullptr, Hold::uses_of_this_thread(device), none.data(), &n) == MGD_E_BUSY;
 }
 
 void carry_out_all(const mgd_action* actions, std::size_t n) {
@@ -104,34 +106,46 @@ void Hold::use_again() {
   given_ = false;
 }
 
+// Waits for others with nothing in its hands: two operators that each held what the other needs would wait for ever.
+void Hold::wait_for_others(uint64_t seen, int64_t deadline) {
+  give_back();
+  wait_for_change(seen, deadline);
+  use_again();
+}
+
+// True when everything is home; false when it is worth another try.
+bool Hold::try_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::size_t room_in_plan, int64_t deadline) {
+  const uint64_t seen = freed_count();
+  int64_t room[MGD_MAX_DEVICES];
+  read_room(room);
+  std::size_t n = room_in_plan;
+  int device = 0;
+  const int code = mgd_acquire_begin(machine(), handles, used_.size(), room, plan, &n, &device);
+  if (code == MGD_OK) {
+    if (n == 0) return true;
+    try {
+      carry_out_all(plan, n);
+      return false;
+    } catch (const c10::OutOfMemoryError&) { // others took the room, or what should have left may not
+      device = plan[0].kind == MGD_DO_RESTORE ? plan[0].to : plan[0].from;
+      if (now() >= deadline || !others_use(device)) throw;
+    }
+  } else if (code != MGD_E_WAIT) {
+    give_back();
+    const bool is_hopeless = code != MGD_E_BUSY || !others_use(device);
+    use_again();
+    if (is_hopeless || now() >= deadline) throw_no_room(device, handles, used_.size());
+  }
+  wait_for_others(seen, deadline);
+  return false;
+}
+
 void Hold::bring_home_slow() {
   c10::SmallVector<mgd_handle*, 8> handles;
   for (const Use& u : used_) handles.push_back(u.block);
   c10::SmallVector<mgd_action, 8> plan(handles.size() + MGD_MAX_DEVICES);
   const int64_t deadline = now() + kPatience;
-  for (;;) {
-    const uint64_t seen = freed_count();
-    int64_t room[MGD_MAX_DEVICES];
-    read_room(room);
-    std::size_t n = plan.size();
-    int device = 0;
-    const int code = mgd_acquire_begin(machine(), handles.data(), handles.size(), room, plan.data(), &n, &device);
-    if (code == MGD_OK) {
-      if (n == 0) break;
-      try {
-        carry_out_all(plan.data(), n);
-      } catch (const c10::OutOfMemoryError&) { // others took the room, or hold what should have left
-        give_back();
-        if (now() >= deadline || !others_use(plan[0])) throw;
-        wait_for_change(seen, deadline);
-        use_again();
-      }
-      continue;
-    }
-    if (code == MGD_E_NO_ROOM || now() >= deadline) throw_no_room(device, handles.data(), handles.size());
-    if (code == MGD_E_BUSY) give_back();
-    wait_for_change(seen, deadline);
-    if (code == MGD_E_BUSY) use_again();
+  while (!try_to_bring_home(handles.data(), plan.data(), plan.size(), deadline)) {
   }
   away_ = false;
   for (const Use& u : used_)

@@ -3,6 +3,7 @@
 #pragma once
 #include <c10/util/SmallVector.h>
 
+#include "../core/internal.h"
 #include "storage.h"
 
 namespace managed {
@@ -65,6 +66,8 @@ class Hold {
   void give_back();
   void use_again();
   void bring_home_slow();
+  bool try_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::size_t room_in_plan, int64_t deadline);
+  void wait_for_others(uint64_t seen, int64_t deadline);
 
   c10::SmallVector<Use, 6> used_;
   bool away_ = false, given_ = false;
