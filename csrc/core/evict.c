@@ -267,13 +267,13 @@ static int64_t evict_victims(struct plan *p, int device, int64_t bytes) {
   return given;
 }
 
-/* Whether others than the caller use or move storages there. All that may leave were asked, and counted as they were then: what
- * came free since is somebody's who used it. */
-static bool others_use(const struct plan *p, int device, int64_t mine) {
+/* Whether others than the caller use or move storages there. Where all that may leave were asked, they were counted as they were
+ * then: what came free since is somebody's who used it. */
+static bool others_use(const struct plan *p, int device, int64_t mine, bool asked) {
   const struct mgd_storages *s = &p->m->devices[device].storages;
   int64_t uses = p->uses + s->departures;
   for (const struct mgd_handle *h = s->first; h; h = h->next) {
-    uses += h->position < 0 && h->state != MGD_SPILLED ? uses_of(h) : 0;
+    uses += (h->position < 0 || !asked) && h->state != MGD_SPILLED ? uses_of(h) : 0;
   }
   return uses > mine;
 }
@@ -296,12 +296,13 @@ int mgd_evict_begin(struct mgd_machine *m, int device, int64_t bytes, const int6
     start_plan(&p, m, room, actions, *n);
     p.room[device] = 0;
     int64_t given = send_guests_on(&p, device, bytes);
-    if (given < bytes) {
+    bool asked = given < bytes;
+    if (asked) {
       evict_victims(&p, device, bytes - given);
     }
     *n = p.n;
-    code = p.n ? MGD_OK : others_use(&p, device, mine) ? MGD_E_BUSY
-                                                       : MGD_E_ABSENT;
+    code = p.n ? MGD_OK : others_use(&p, device, mine, asked) ? MGD_E_BUSY
+                                                              : MGD_E_ABSENT;
   }
   return mgd_machine_leave(m, code);
 }

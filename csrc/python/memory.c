@@ -82,6 +82,19 @@ static PyObject *is_spilled(PyObject *module, PyObject *tensor) {
   return spilled < 0 ? NULL : PyBool_FromLong(spilled);
 }
 
+static PyObject *begin_uses(PyObject *module, PyObject *unused) {
+  (void)module;
+  (void)unused;
+  mgd_torch_begin_uses();
+  Py_RETURN_NONE;
+}
+
+static PyObject *end_uses(PyObject *module, PyObject *unused) {
+  (void)module;
+  (void)unused;
+  return mgd_torch_end_uses();
+}
+
 PyMethodDef mgd_memory_methods[] = {
     {"residency", residency, METH_O,
      PyDoc_STR("residency(device, /)\n--\n\nBytes of the device's storages by what may become of them, and how many storages have their home there.")},
@@ -93,4 +106,7 @@ PyMethodDef mgd_memory_methods[] = {
                "chance one in `odds`; 0 ends it. Returns the old at_least.")},
     {"spill_all", spill_all, METH_NOARGS, PyDoc_STR("spill_all()\n--\n\nFor tests: every storage that nobody uses leaves. Returns how many did.")},
     {"is_spilled", is_spilled, METH_O, PyDoc_STR("is_spilled(tensor, /)\n--\n\nWhether the tensor's bytes are elsewhere now.")},
+    {"begin_uses", begin_uses, METH_NOARGS, PyDoc_STR("begin_uses()\n--\n\nFor benchmarks: notes which storages operators use, from now on.")},
+    {"end_uses", end_uses, METH_NOARGS,
+     PyDoc_STR("end_uses()\n--\n\nWhat was noted: (storage, bytes, operator, kind) with kind 0 made, 1 read, 2 written, 3 dropped.")},
     {NULL, NULL, 0, NULL}};

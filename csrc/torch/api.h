@@ -78,6 +78,11 @@ int mgd_torch_in_backward(void); /* whether this thread is inside a backward pas
 /* Nothing uses more than `bytes` of the accelerator from now on, as far as its allocator takes part; what is beyond leaves. */
 int mgd_torch_set_budget(int device, int64_t bytes);
 
+/* ---- uses.cpp: which storages operators use, for benchmarks */
+void mgd_torch_begin_uses(void);
+/* Since then, as a list of (storage, bytes, operator, kind): uses of one operator have one number, kind is 0 made, 1 read, 2 written, 3 dropped. */
+PyObject *mgd_torch_end_uses(void);
+
 /* ---- torture.cpp: for tests */
 /* Before each operator every storage of `at_least` bytes that nobody uses leaves with a chance of one in `odds` (0: none do);
  * with `overwrite` simulated devices fill what is given back. Returns the old `at_least`. */

@@ -14,6 +14,7 @@
 #include <torch/csrc/Exceptions.h>
 
 #include <pthread.h>
+#include <unistd.h>
 
 #include <array>
 #include <atomic>
@@ -259,6 +260,7 @@ void create_machine() {
   Registry& r = registry();
   if (r.machine) return;
   check(mgd_machine_create(nullptr, &r.machine), "starting");
+  check(mgd_host_limit(r.machine, static_cast<int64_t>(sysconf(_SC_PAGESIZE)) * sysconf(_SC_PHYS_PAGES) / 5 * 4), "reading the host's memory");
   pthread_atfork([] { mgd_machine_before_fork(machine()); }, [] { mgd_machine_after_fork(machine()); }, [] { mgd_machine_after_fork(machine()); });
 }
 

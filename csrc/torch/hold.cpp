@@ -9,11 +9,10 @@
 
 namespace managed {
 
-std::atomic<uint64_t> ticks{0};
-
 namespace {
 
 constexpr int64_t kPatience = 2'000'000'000; // ns to wait for others before an operator fails
+constexpr int64_t kStuck = 60'000'000'000;   // ns that a copy may take
 
 constinit thread_local Hold* innermost __attribute__((tls_model("initial-exec"))) = nullptr;
 
@@ -81,6 +80,11 @@ void let_leave(const at::Tensor& t) {
   });
 }
 
+void Hold::note_uses() const {
+  const uint64_t call = next_tick();
+  for (const Use& u : used_) note_use(u.block, u.block->bytes, call, u.written ? UseKind::Written : UseKind::Read);
+}
+
 void Hold::enter() {
   outer_ = innermost;
   innermost = this;
@@ -135,7 +139,9 @@ bool Hold::try_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::
       device = plan[0].kind == MGD_DO_RESTORE ? plan[0].to : plan[0].from;
       if (now() >= deadline || !others_use(device)) throw;
     }
-  } else if (code != MGD_E_WAIT) {
+  } else if (code == MGD_E_WAIT) { // whoever moves the bytes comes to an end, unless something is wrong
+    TORCH_CHECK(now() < deadline + kStuck, "managed: the bytes of an operand have been on their way in another thread for too long");
+  } else {
     give_back();
     const bool is_hopeless = code != MGD_E_BUSY || !others_use(device);
     use_again();

@@ -5,10 +5,9 @@
 
 #include "../core/internal.h"
 #include "storage.h"
+#include "uses.h"
 
 namespace managed {
-
-extern std::atomic<uint64_t> ticks; // of uses; exact order between threads does not matter, so it is no counter that they fight for
 
 // Brings the bytes home and keeps them there, until let_leave() has been called as often.
 void keep_home(const at::Tensor& t);
@@ -46,6 +45,7 @@ class Hold {
   // All or nothing; throws managed's OutOfMemoryError. Two steps, so that what was added first does not leave for what came last.
   void bring_home() {
     if (C10_UNLIKELY(away_)) bring_home_slow();
+    if (C10_UNLIKELY(noting_uses.load(std::memory_order_relaxed))) note_uses();
   }
 
   // Uses by this thread of storages whose home is the device.
@@ -56,12 +56,8 @@ class Hold {
     Block* block;
     bool written;
   };
-  static uint64_t next_tick() {
-    const uint64_t t = ticks.load(std::memory_order_relaxed) + 1;
-    ticks.store(t, std::memory_order_relaxed);
-    return t;
-  }
   void enter();
+  void note_uses() const;
   void add_tangent(const at::Tensor& t, bool written); // of forward-mode differentiation, which kernels read beside the tensor
   static void used_at_last(Block* b);
   void let_go();

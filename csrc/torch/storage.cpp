@@ -9,11 +9,13 @@
 #include "host_memory.h"
 #include "state.h"
 #include "threads.h"
+#include "uses.h"
 
 namespace managed {
 
 std::atomic<bool> may_adopt{false};
 std::atomic<int64_t> blocks_alive{0};
+std::atomic<uint64_t> ticks{0};
 std::atomic<int64_t> adopt_at_least{int64_t{1} << 14};
 
 namespace {
@@ -90,6 +92,7 @@ void adopt_slow(c10::StorageImpl* s, bool fresh) {
   if (static_cast<int64_t>(s->nbytes()) < adopt_at_least.load(std::memory_order_relaxed) || !can_leave(s)) return;
   if (!fresh && (c10::raw::intrusive_ptr::use_count(s) != 1 || is_exposed(s))) return;
   auto b = std::make_unique<Block>();
+  b->stamp = next_tick(); // what was just made is about to be used
   std::lock_guard<std::mutex> lock(adopting());
   if (block_of(s)) return;
   const int id = id_of(s->device());
@@ -99,6 +102,7 @@ void adopt_slow(c10::StorageImpl* s, bool fresh) {
   take_over(s, owned);
   owned->storage.store(s, std::memory_order_release);
   blocks_alive.fetch_add(1, std::memory_order_relaxed);
+  note_use(owned, owned->bytes, owned->stamp, UseKind::Made);
 }
 
 // Other threads may read the pointer while it changes hands, so they must not be inside an operator.
@@ -118,6 +122,7 @@ void drop_block(void* context) {
     std::lock_guard<std::mutex> lock(b->mutex);
     b->storage = nullptr;
   }
+  note_use(b, b->bytes, next_tick(), UseKind::Dropped);
   bool moving = false;
   void* memory = nullptr;
   mgd_handle_close(machine(), b, &moving, &memory);

@@ -32,6 +32,14 @@ extern std::atomic<bool> may_adopt;         // there is an accelerator
 extern std::atomic<int64_t> blocks_alive;   // no operator looks for handles while there is none
 extern std::atomic<int64_t> adopt_at_least; // bytes; smaller storages stay where they are
 
+// Numbers uses; the exact order between threads does not matter, so it is no counter that they fight for.
+extern std::atomic<uint64_t> ticks;
+inline uint64_t next_tick() {
+  const uint64_t t = ticks.load(std::memory_order_relaxed) + 1;
+  ticks.store(t, std::memory_order_relaxed);
+  return t;
+}
+
 inline Block* block_of(c10::StorageImpl* s) {
   const c10::DataPtr& p = s->_mutable_data_ptr_no_checks();
   return C10_LIKELY(p.get_deleter() != &drop_block) ? nullptr : static_cast<Block*>(p.get_context());

@@ -1,0 +1,17 @@
+// uses.h: writes down which storages operators use, make and drop: what a
+// benchmark needs to compute the least that had to be moved. Off unless asked for.
+#pragma once
+#include <atomic>
+#include <cstdint>
+
+namespace managed {
+
+enum class UseKind : uint8_t { Made, Read, Written, Dropped };
+
+extern std::atomic<bool> noting_uses;
+void note_use_slow(const void* block, int64_t bytes, uint64_t tick, UseKind kind);
+inline void note_use(const void* block, int64_t bytes, uint64_t tick, UseKind kind) {
+  if (__builtin_expect(noting_uses.load(std::memory_order_relaxed), 0)) note_use_slow(block, bytes, tick, kind);
+}
+
+} // namespace managed
