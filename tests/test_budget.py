@@ -286,12 +286,10 @@ def test_training_is_the_same_in_less_room(make, kind, form, references):
     expected, peak = references(make, (kind, form))
     for fraction in FRACTIONS:
         room = int(peak * fraction)
-        with leaves_nothing(), moved() as m:
-            model, batches = build(make)
-            results, most = under(model, batches, (kind, form), room)
-            assert_equal(expected, results)
-            assert most <= room, fraction
-            del model, batches, results
+        with moved() as m:
+            results, most = under(*build(make), (kind, form), room)
+        assert_equal(expected, results)
+        assert most <= room, fraction
         assert m["restore"] > 0, fraction
 
 

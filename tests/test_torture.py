@@ -10,6 +10,7 @@ from conformance.scattering import scatter
 from pressure import leaves_nothing, moved
 from programs import PROGRAMS
 from torch import nn
+from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
 import managed.debug
@@ -119,6 +120,18 @@ def test_operands_leave_too(name, expected):
     with managed.debug.torture(odds=2**32 - 1), Before():  # small storages take part
         actual = run(name, Placed("sim:1"))
     check(wanted, [t.cpu() for t in actual])
+
+
+@pytest.mark.xfail(strict=True, reason="tangents that have left are not brought home")
+def test_forward_mode():
+    here = torch.randn(8)
+    x = Placed("sim:1")(here)
+    for function in (torch.sin, lambda t: t * t.tanh(), lambda t: t.view(2, 4) @ t.view(4, 2)):
+        with forward_ad.dual_level():
+            expected = forward_ad.unpack_dual(function(forward_ad.make_dual(here, here * 2)))
+        with managed.debug.torture(), forward_ad.dual_level():
+            actual = forward_ad.unpack_dual(function(forward_ad.make_dual(x * 1, x * 2)))
+        check([t.cpu() for t in expected], [t.cpu() for t in actual])
 
 
 def test_torture_ends_with_the_block():
