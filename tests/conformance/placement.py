@@ -98,3 +98,9 @@ class Scattered:
         if not self.drawn or isinstance(result, managed.ManagedTensor):
             return None
         return f"result on {result.device} is not managed"
+
+
+class Together(Scattered):
+    """Managed operands, all on one device."""
+
+    devices = ACCELERATORS[:1]

@@ -1,24 +1,31 @@
 """torch's database of operators: on one simulated device, and scattered over four places."""
 
+import contextlib
 import itertools
 import zlib
 
 import pytest
 import torch
 
+import managed.debug
 from managed import _C
 
 from .conftest import SAMPLES
 from .known import ON_DEVICE, SCATTERED
 from .operators import full_name, run_operator
-from .placement import OnDevice, Scattered
+from .placement import OnDevice, Scattered, Together
 
 CHUNKS = 12
 PLACEMENTS = {
     "device": (OnDevice, ON_DEVICE),
     "scattered": (Scattered, SCATTERED),
     "shaken": (Scattered, SCATTERED),  # kept copies are dropped by chance
+    "tortured": (Together, SCATTERED),  # what is not in use leaves before every operator
+    "tortured and scattered": (Scattered, SCATTERED),
+    "tortured by chance": (Scattered, SCATTERED),
 }
+SLOWER = ("tortured and scattered", "tortured by chance")  # `make conformance` runs them
+ODDS = {"tortured": 1, "tortured and scattered": 1, "tortured by chance": 3}
 
 
 def operators(dtype):
@@ -27,13 +34,21 @@ def operators(dtype):
     return [op for op in op_db if dtype in op.supported_dtypes("cpu")]
 
 
-def run(placement, dtype, chosen, samples, seed):
-    kind, known = PLACEMENTS[placement]
+@contextlib.contextmanager
+def pressed(placement, seed):
     _C.shake_replicas(seed + 1 if placement == "shaken" else 0)
+    odds = ODDS.get(placement)
     try:
-        outcomes = [run_operator(op, dtype, kind, samples=samples, seed=seed) for op in chosen]
+        with managed.debug.torture(odds, seed) if odds else contextlib.nullcontext():
+            yield
     finally:
         _C.shake_replicas(0)
+
+
+def run(placement, dtype, chosen, samples, seed):
+    kind, known = PLACEMENTS[placement]
+    with pressed(placement, seed):
+        outcomes = [run_operator(op, dtype, kind, samples=samples, seed=seed) for op in chosen]
     return outcomes, known
 
 
@@ -45,7 +60,8 @@ def run(placement, dtype, chosen, samples, seed):
         *itertools.product(
             ["device", "scattered"], ["float32", "complex64", "bfloat16", "int64", "bool"]
         ),
-        ("shaken", "float32"),
+        *itertools.product(["shaken", *ODDS], ["float32"]),
+        *itertools.product(["tortured"], ["complex64", "bfloat16", "int64", "bool"]),
     ],
 )
 def test_every_operator(placement, dtype, chunk, sweep, seed):
@@ -55,7 +71,10 @@ def test_every_operator(placement, dtype, chunk, sweep, seed):
 
 
 @pytest.mark.parametrize("chunk", range(2))
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize(
+    "placement",
+    [pytest.param(p, marks=pytest.mark.conformance if p in SLOWER else ()) for p in PLACEMENTS],
+)
 def test_every_operator_once(placement, chunk, sweep, seed):
     """Two samples of each operator in float32: most of what the full sweep finds, in seconds."""
     outcomes, known = run(placement, torch.float32, operators(torch.float32)[chunk::2], 2, seed)

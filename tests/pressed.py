@@ -1,0 +1,86 @@
+"""How programs under memory pressure begin that run in an interpreter of their own."""
+
+__all__ = ["BEGIN"]
+
+BEGIN = """
+import faulthandler, gc, os, signal, sys, threading, time
+import torch, managed, managed.debug
+from managed import _C, ManagedModule, ManagedTensor
+from torch import nn
+
+faulthandler.dump_traceback_later(90, exit=True)
+torch.set_num_threads(1)
+managed.simulate(devices=2, memory="64MiB")
+MiB = 2**20
+
+
+def on(t, device="sim:0"):
+    return t.detach().as_subclass(ManagedTensor).to(device).requires_grad_(t.requires_grad)
+
+
+def model(seed):
+    torch.manual_seed(seed)
+    net = nn.Sequential(*(l for _ in range(4) for l in (nn.Linear(128, 128), nn.Tanh())))
+    return net, torch.randn(32, 128)
+
+
+def train(net, x, steps=6):
+    optimizer, losses = torch.optim.AdamW(net.parameters(), lr=1e-3), []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+class Hammer:
+    '''Makes everything leave, again and again, as long as the block runs.'''
+
+    def __enter__(self):
+        self.end = threading.Event()
+        self.thread = threading.Thread(target=self.work)
+        self.thread.start()
+
+    def work(self):
+        while not self.end.is_set():
+            _C.spill_all()
+
+    def __exit__(self, *exception):
+        self.end.set()
+        self.thread.join()
+
+
+def together(*works):
+    failures = []
+
+    def guarded(work):
+        try:
+            work()
+        except BaseException as error:
+            failures.append(repr(error))
+
+    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+
+
+def whole(allocated=0, host=0):
+    '''Nobody uses or moves anything, and this much is held.'''
+    deadline = time.monotonic() + 5
+    while True:
+        gc.collect()
+        found = [_C.residency(i) for i in range(2)]
+        held = sum(torch.sim.memory_allocated(i) for i in range(2)), _C.host_memory()["used"]
+        busy = [r[k] for r in found for k in ("in_use", "moving")]
+        if (held == (allocated, host) and not any(busy)) or time.monotonic() > deadline:
+            break
+        time.sleep(0.002)  # the engine's threads drop their last tensors a little later
+    assert not any(busy), found
+    assert held == (allocated, host), held
+
+"""

@@ -1,0 +1,120 @@
+"""Memory pressure for tests: storages that leave, exact figures, and that nothing is left over."""
+
+import contextlib
+import gc
+import time
+
+import torch
+from torch import nn
+
+import managed
+from managed import _C, ManagedModule, ManagedTensor
+
+KiB, MiB = 2**10, 2**20
+COUNTS = ("spill", "drop", "restore")
+
+
+def on(t, device="sim:0"):
+    """A managed copy of `t` that a device holds: a leaf that may leave."""
+    there = t.detach().as_subclass(ManagedTensor).to(device)
+    return there.requires_grad_(t.requires_grad)
+
+
+def spill(*tensors):
+    """Brings the bytes of everything that may leave away; the given tensors are among it."""
+    _C.spill_all()
+    stayed = [i for i, t in enumerate(tensors) if not _C.is_spilled(t)]
+    assert not stayed, f"tensors {stayed} have not left"
+
+
+def module_on(module, device="sim:0"):
+    return ManagedModule.from_module(module).to(device)
+
+
+class Moved(dict):
+    """Counts and bytes of what left, was dropped (no copy needed) and came back in a block."""
+
+    def bytes(self, kind):
+        return self[f"{kind}_bytes"]
+
+
+@contextlib.contextmanager
+def moved():
+    """Yields a Moved that is filled when the block ends."""
+    before, found = managed.stats(), Moved()
+    yield found
+    after = managed.stats()
+    for kind in COUNTS:
+        for key in (kind, f"{kind}_bytes"):
+            found[key] = after[key] - before[key]
+    links = after["links"]
+    found["links"] = {k: n - before["links"].get(k, 0) for k, n in links.items()}
+
+
+def held():
+    """Bytes that devices and the host hold, and how many storages have a handle."""
+    names = [f"sim:{i}" for i in range(torch.sim.device_count())]
+    return {
+        "allocated": [torch.sim.memory_allocated(name) for name in names],
+        "storages": [_C.residency(name)["storages"] for name in names],
+        "host": [_C.host_memory()["used"]],
+    }
+
+
+@contextlib.contextmanager
+def leaves_nothing():
+    """What the block allocates is given back when it ends.
+
+    The engine's threads drop their last tensors a little after a backward pass has returned.
+    """
+    gc.collect()
+    before = held()
+    yield
+    deadline = time.monotonic() + 3
+    gc.collect()
+    while _more(before) and time.monotonic() < deadline:
+        time.sleep(0.002)  # lets those threads have the interpreter
+        gc.collect()
+    assert not _more(before)
+
+
+def _more(before):
+    """What is held beyond `before`, in words."""
+    return [
+        f"{name}: {before[name]} before, {now} after"
+        for name, now in held().items()
+        if any(b > a for a, b in zip(before[name], now, strict=True))
+    ]
+
+
+def mlp(width=64, depth=4):
+    layers = (m for _ in range(depth) for m in (nn.Linear(width, width), nn.Tanh()))
+    return nn.Sequential(*layers)
+
+
+def snapshot(t):
+    """The values as plain tensors on the CPU."""
+    return t.detach().cpu()
+
+
+def train(model, batches, optimizer, loss=lambda m, *b: m(*b).float().square().mean()):
+    """Losses, weights, gradients and buffers after training, as plain tensors on the CPU."""
+    losses = []
+    for k, batch in enumerate(batches):
+        torch.manual_seed(k)  # of dropout
+        optimizer.zero_grad()
+        value = loss(model, *batch)
+        value.backward()
+        optimizer.step()
+        losses.append(snapshot(value))
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return [snapshot(t) for t in (*losses, *model.parameters(), *model.buffers(), *gradients)]
+
+
+def assert_equal(expected, actual):
+    """Bit by bit, and with the same sizes, dtypes and strides."""
+    assert len(expected) == len(actual)
+    for i, (a, b) in enumerate(zip(expected, actual, strict=True)):
+        assert a.dtype == b.dtype, i
+        assert a.shape == b.shape, i
+        assert torch.equal(a, b), f"tensor {i} of {len(expected)}"

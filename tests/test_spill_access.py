@@ -1,0 +1,369 @@
+"""Every way to the bytes of a tensor that has left: it finds them, or a clean exception."""
+
+import copy
+import ctypes
+import io
+import pickle
+
+import pytest
+import torch
+from pressure import KiB, leaves_nothing, moved, on, spill
+from torch import nn
+
+from managed import _C, ManagedTensor
+
+BYTES = 32 * KiB
+N = BYTES // 4
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    with leaves_nothing():
+        yield
+
+
+def make(device="sim:0", dtype=torch.float32, requires_grad=False):
+    here = torch.randn(BYTES // dtype.itemsize, dtype=dtype)
+    return here, on(here.requires_grad_(requires_grad), device)
+
+
+# ---- the ways out
+
+
+def saved(x):
+    buffer = io.BytesIO()
+    torch.save(x, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
+
+
+WAYS = {
+    "tolist": lambda x: torch.tensor(x.tolist()),
+    "items": lambda x: torch.stack([torch.tensor(x[i].item()) for i in range(5)]),
+    "cpu": lambda x: x.cpu(),
+    "peer": lambda x: x.to("sim:1"),
+    "numpy": lambda x: torch.from_numpy(x.cpu().numpy()),
+    "deepcopy": copy.deepcopy,
+    "copy": copy.copy,
+    "pickle": lambda x: pickle.loads(pickle.dumps(x)),
+    "save": saved,
+    "tensor": lambda x: x.clone().detach(),
+    "as_tensor": torch.as_tensor,
+    "storage": lambda x: torch.empty(0, device=x.device).set_(x.untyped_storage()),
+    "storage, copy": lambda x: torch.frombuffer(
+        bytearray(x.untyped_storage().cpu().tolist()), dtype=torch.float32
+    ),
+    "set_": lambda x: on(torch.empty(0)).set_(x),
+    "data": lambda x: x.data,
+    "lazy clone": lambda x: x._lazy_clone(),
+    "strided": lambda x: x.as_strided((N,), (1,)),
+    "dtype": lambda x: x.view(torch.int32).view(torch.float32),
+    "pointer": lambda x: torch.frombuffer(
+        bytearray(ctypes.string_at(x.data_ptr(), BYTES)), dtype=torch.float32
+    ),
+    "plain": lambda x: _C.unmark(x.detach()),
+    "new": lambda x: x.new(x.tolist()),
+    "vmap": lambda x: torch.vmap(lambda t: t * 1)(x.view(-1, 64)).flatten(),
+    "jvp": lambda x: torch.func.jvp(lambda t: t * 1, (x,), (x,))[1],
+}
+
+
+# torch 2.13 says it of its own forward-mode rules.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_out_finds_the_bytes(way):
+    here, x = make()
+    spill(x)
+    out = WAYS[way](x).cpu()
+    assert torch.equal(out, here[: len(out)])
+    assert torch.equal(x.cpu(), here)
+
+
+def test_print_shows_the_values():
+    here, x = make()
+    spill(x)
+    text = repr(x)
+    assert text.startswith(repr(here)[: repr(here).index("...")])
+    assert "device='sim:0'" in text
+    spill(x)
+    assert f"{x[0]:.4f}" == f"{here[0]:.4f}"
+
+
+@pytest.mark.parametrize(
+    ("way", "error", "says"),
+    [
+        (lambda x: x.numpy(), TypeError, "can't convert sim:0 device type tensor to numpy"),
+        (torch.from_dlpack, ValueError, "Unknown device type sim"),
+        (lambda x: x.share_memory_(), RuntimeError, "cannot be shared with another process"),
+        (lambda x: x + torch.ones(3), RuntimeError, "must match the size"),
+        (lambda x: x.view(3, 5), RuntimeError, "is invalid for input of size"),
+    ],
+    ids=["numpy", "dlpack", "share_memory_", "sizes", "view"],
+)
+def test_what_is_refused_leaves_the_tensor_whole(way, error, says):
+    here, x = make()
+    spill(x)
+    with pytest.raises(error, match=says):
+        way(x)
+    assert torch.equal(x.cpu(), here)
+
+
+@pytest.mark.xfail(strict=True, reason="a refused call pins the storage for good")
+@pytest.mark.parametrize("way", [lambda x: x.numpy()], ids=["numpy"])
+def test_what_is_refused_pins_nothing(way):
+    _, x = make()
+    with pytest.raises(TypeError):
+        way(x)
+    spill(x)
+
+
+@pytest.mark.xfail(strict=True, reason="new and new_tensor pin the storage for good")
+@pytest.mark.parametrize("way", [lambda x: x.new_tensor([1.0]), lambda x: x.new(3)])
+def test_what_makes_another_tensor_pins_nothing(way):
+    _, x = make()
+    way(x)
+    spill(x)
+
+
+# ---- what no operator sees
+
+
+def test_a_plain_alias_of_bytes_that_left_raises():
+    """What autograd saved before its result was managed is the one plain alias there is."""
+    here, x = make(requires_grad=True)
+    y = x.exp()
+    alias = y.grad_fn._saved_result
+    assert not isinstance(alias, ManagedTensor)
+    spill(y)
+    for read in (lambda: alias + 1, lambda: alias.cpu(), lambda: alias[0].item()):
+        with pytest.raises(RuntimeError, match=r"moved to make room|has no memory"):
+            read()
+    y.sum().backward()  # autograd itself finds it
+    here.exp().sum().backward()
+    assert torch.equal(x.grad.cpu(), here.grad)
+    y.sum()
+    assert torch.equal(alias.detach().cpu(), here.detach().exp())
+
+
+@pytest.mark.xfail(strict=True, reason="the simulated device answers first, in its own words")
+def test_the_exception_says_what_to_do():
+    _, x = make(requires_grad=True)
+    y = x.exp()
+    alias = y.grad_fn._saved_result
+    spill(y)
+    with pytest.raises(RuntimeError, match=r"Use the tensor in any operator first, or pin\(\)"):
+        alias + 1
+
+
+def test_a_tensor_that_becomes_plain_comes_home_for_good():
+    here, x = make()
+    spill(x)
+    _C.unmark(x)
+    assert not isinstance(x, ManagedTensor)
+    _C.spill_all()
+    assert torch.equal(x.cpu(), here)
+    assert torch.equal((x + 1).cpu(), here + 1)
+
+
+def test_a_storage_stays_while_its_python_object_is_held():
+    here, x = make()
+    storage = x.untyped_storage()
+    _C.spill_all()
+    assert not _C.is_spilled(x)
+    storage.fill_(0)
+    del storage
+    spill(x)
+    assert x.sum().item() == 0 != here.sum()
+
+
+# ---- storages that are exchanged or resized
+
+
+def test_set_to_nothing_gives_everything_back():
+    _, x = make()
+    spill(x)
+    before = _C.host_memory()["used"]
+    x.set_()
+    assert x.shape == (0,)
+    assert _C.host_memory()["used"] == before - BYTES
+
+
+@pytest.mark.parametrize("elements", [100, N, 3 * N])
+def test_resize(elements):
+    here, x = make()
+    spill(x)
+    x.resize_(elements)
+    kept = min(elements, N)
+    spill(x) if elements > N else _C.spill_all()
+    assert torch.equal(x[:kept].cpu(), here[:kept])
+    assert x.untyped_storage().nbytes() == 4 * max(elements, N)
+
+
+@pytest.mark.parametrize("elements", [N + 8, 4 * N])
+def test_resize_the_storage(elements):
+    here, x = make()
+    spill(x)
+    x.untyped_storage().resize_(4 * elements)
+    spill(x)
+    assert torch.equal(x.cpu(), here)
+    x.untyped_storage().resize_(4 * N)
+    spill(x)
+    assert torch.equal(x.cpu(), here)
+
+
+def test_a_storage_that_was_emptied_and_filled_again():
+    """As FSDP does with what it gathers."""
+    here, x = make()
+    spill(x)
+    before = torch.sim.memory_allocated(0)
+    x.untyped_storage().resize_(0)
+    assert torch.sim.memory_allocated(0) == before
+    _C.spill_all()
+    x.untyped_storage().resize_(BYTES)
+    x.copy_(here)
+    spill(x)
+    assert torch.equal(x.cpu(), here)
+
+
+def test_data_is_exchanged():
+    (_, x), (other, y) = make(), make()
+    spill(x, y)
+    x.data = y
+    assert torch.equal(x.cpu(), other)
+    spill(y)
+    x.add_(1)
+    assert torch.equal(y.cpu(), other + 1)
+
+
+def test_tensors_are_swapped():
+    (here, x), (other, y) = make(), make()
+    spill(x, y)
+    torch.utils.swap_tensors(x, y)
+    spill(x, y)
+    assert torch.equal(x.cpu(), other)
+    assert torch.equal(y.cpu(), here)
+
+
+def test_out_grows():
+    _, x = make()
+    out = on(torch.empty(N // 2))
+    spill(x, out)
+    torch.cat([x, x], out=out.resize_(0))
+    spill(x, out)
+    assert torch.equal(out.cpu(), torch.cat([x.cpu(), x.cpu()]))
+
+
+def test_record_stream():
+    here, x = make()
+    spill(x)
+    side = torch.sim.Stream(0)
+    with torch.sim.stream(side):
+        y = x * 2
+    x.record_stream(side)
+    y.record_stream(torch.sim.current_stream(0))
+    spill(x, y)
+    assert torch.equal((y - x).cpu(), here)
+
+
+# ---- other kinds
+
+
+# torch says it once in a process.
+@pytest.mark.filterwarnings("ignore:Sparse CS. tensor support is in beta state:UserWarning")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
+def test_sparse(layout):
+    here = torch.randn(200, 200).relu().to_sparse(layout=layout)
+    x = here.as_subclass(ManagedTensor).to("sim:0")
+    v = torch.randn(200, 3)
+    for _ in range(2):
+        spill(x)
+        assert torch.equal((x @ on(v)).cpu(), here @ v)
+        spill(x)
+        assert torch.equal((x * 2).to_dense().cpu(), (here * 2).to_dense())
+    with moved() as m:
+        spill(x)
+    assert (m["spill"], m["drop"]) == (0, 2)  # values and indices
+
+
+def test_sparse_gradients():
+    here = nn.Embedding(64, 128, sparse=True)
+    there = copy.deepcopy(here)
+    there.weight = nn.Parameter(on(there.weight.detach()))
+    words = torch.randint(0, 64, (80,))
+    for net, leave in ((here, lambda: None), (there, _C.spill_all)):
+        optimizer = torch.optim.SparseAdam(net.parameters())
+        for _ in range(2):
+            optimizer.zero_grad()
+            net(words.to(net.weight.device)).square().sum().backward()
+            leave()
+            optimizer.step()
+            leave()
+    assert torch.equal(there.weight.cpu(), here.weight)
+
+
+def test_lazy_conjugates_and_negatives():
+    here, z = make(dtype=torch.complex64)
+    conjugate = z.conj()
+    negative = conjugate.imag
+    assert conjugate.is_conj()
+    assert negative.is_neg()
+    spill(z, conjugate, negative)
+    assert torch.equal((negative + 0).cpu(), here.conj().imag + 0)
+    spill(conjugate)
+    assert torch.equal((conjugate * z).cpu(), here.conj() * here)
+    spill(z)
+    assert torch.equal(torch.view_as_real(z).cpu(), torch.view_as_real(here))
+
+
+def test_inference_tensors():
+    here, x = make()
+    with torch.inference_mode():
+        y = x * 2
+        spill(y)
+        assert torch.equal(y.cpu(), here * 2)
+        spill(y)
+        y.add_(1)
+        spill(y)
+    assert y.is_inference()
+    assert torch.equal(y.cpu(), here * 2 + 1)
+
+
+# ---- to another device
+
+
+def test_an_explicit_move_of_what_left():
+    here, x = make(requires_grad=True)
+    x.sum().backward()
+    spill(x, x.grad)
+    assert _C.move(x, "sim:2")
+    assert x.device == x.grad.device == torch.device("sim:2")
+    assert torch.equal(x.detach().cpu(), here.detach())
+    spill(x)
+    x.pin()
+    with pytest.raises(RuntimeError, match="pinned"):
+        _C.move(x, "sim:1")
+    x.unpin()
+    spill(x)
+    assert torch.equal(x.detach().cpu(), here.detach())
+
+
+def test_a_leaf_that_settles_elsewhere_while_it_is_away():
+    here, x = make(requires_grad=True)
+    z = on(torch.ones(8 * N), "sim:1")
+    for _ in range(8):
+        spill(x)
+        (z * x.repeat(8)).sum().backward()
+        assert x.grad.device == x.device
+    assert x.grad.tolist() == [64.0] * N
+    assert torch.equal(x.detach().cpu(), here.detach())
+
+
+def test_copies_on_other_devices_follow_writes():
+    here, x = make()
+    z = on(torch.zeros(N), "sim:1")
+    for _ in range(3):
+        spill(x, z)
+        assert torch.equal((z + x).cpu(), here)
+        spill(x)
+        x.add_(1)
+        here.add_(1)

@@ -1,0 +1,185 @@
+"""Everything that nobody uses leaves before every operator, and no bit of any result changes."""
+
+import itertools
+
+import programs_math  # noqa: F401
+import pytest
+import torch
+from conformance.compare import difference
+from conformance.scattering import scatter
+from pressure import leaves_nothing, moved
+from programs import PROGRAMS
+from torch import nn
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
+
+import managed.debug
+from managed import _C, ManagedModule, ManagedTensor
+
+# torch says the one of its own forward-mode rules, the other once in a process.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state:UserWarning"),
+]
+
+SEEDS = (0, 1, 2)
+# Over devices gradients that meet at one tensor are added up in another order.
+IN_ANOTHER_ORDER = ("llama", "t5")
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """Results of plain programs on a simulated device: its random numbers are its own."""
+    known = {}
+
+    def of(name):
+        if name not in known:
+            known[name] = [t.cpu() for t in run(name, plain)]
+        return known[name]
+
+    return of
+
+
+def plain(x):
+    """On the device, with no manager; module.to() would not keep tied weights tied."""
+    if not isinstance(x, nn.Module):
+        return x.to("sim:1")
+    return scatter(x, lambda: "sim:1", finish=lambda t: t)
+
+
+class Placed:
+    """Gives tensors and modules their places: all on one device, or dealt over several."""
+
+    def __init__(self, *devices):
+        self.devices = itertools.cycle(devices)
+
+    def __call__(self, x):
+        if not isinstance(x, nn.Module):
+            return x.detach().as_subclass(ManagedTensor).to(next(self.devices))
+        there = ManagedModule.from_module(x)
+        for t in (*there.parameters(), *there.buffers()):
+            _C.move(t, next(self.devices))
+        return there
+
+
+def run(name, put):
+    torch.manual_seed(7)
+    found = PROGRAMS[name](put)
+    return [t.detach() for t in found]
+
+
+def check(expected, actual):
+    found = difference(expected, actual, form=False)
+    assert found is None, found
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_everything_leaves(name, expected):
+    wanted = expected(name)
+    with leaves_nothing():
+        with managed.debug.torture(), moved() as m:
+            actual = run(name, Placed("sim:1"))
+        check(wanted, [t.cpu() for t in actual])
+        del actual
+    assert m["restore"] > 3
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_some_leave(name, seed, expected):
+    wanted = expected(name)
+    with managed.debug.torture(odds=3, seed=seed):
+        actual = run(name, Placed("sim:1"))
+    check(wanted, [t.cpu() for t in actual])
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in PROGRAMS if "generate" not in n and n not in IN_ANOTHER_ORDER]
+)
+def test_everything_leaves_on_several_devices(name, expected):
+    """As without torture, bit by bit: over devices some sums are in another order than on one."""
+    devices = "sim:0", "cpu", "sim:1", "sim:2"
+    wanted = run(name, Placed(*devices))
+    with managed.debug.torture():
+        actual = run(name, Placed(*devices))
+    check([t.cpu() for t in wanted], [t.cpu() for t in actual])
+
+
+class Before(TorchFunctionMode):
+    """Everything leaves before each call from Python, also what the call uses."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        _C.spill_all()
+        return function(*args, **(kwargs or {}))
+
+
+# With such a mode torch's own attention takes its slow way, whose sums are in another order.
+@pytest.mark.parametrize("name", [n for n in PROGRAMS if n != "attention_in_one_kernel"])
+def test_operands_leave_too(name, expected):
+    wanted = expected(name)
+    with managed.debug.torture(odds=2**32 - 1), Before():  # small storages take part
+        actual = run(name, Placed("sim:1"))
+    check(wanted, [t.cpu() for t in actual])
+
+
+@pytest.mark.xfail(strict=True, reason="tangents that have left are not brought home")
+def test_forward_mode():
+    here = torch.randn(8)
+    x = Placed("sim:1")(here)
+    for function in (torch.sin, lambda t: t * t.tanh(), lambda t: t.view(2, 4) @ t.view(4, 2)):
+        with forward_ad.dual_level():
+            expected = forward_ad.unpack_dual(function(forward_ad.make_dual(here, here * 2)))
+        with managed.debug.torture(), forward_ad.dual_level():
+            actual = forward_ad.unpack_dual(function(forward_ad.make_dual(x * 1, x * 2)))
+        check([t.cpu() for t in expected], [t.cpu() for t in actual])
+
+
+def test_torture_ends_with_the_block():
+    x = torch.ones(4).as_subclass(ManagedTensor).to("sim:0")
+    with managed.debug.torture():
+        y = x * 2
+        assert y.sum().item() == 8
+        y.neg()
+    with moved() as m:
+        for _ in range(10):
+            y + x
+    assert m["spill"] == m["drop"] == 0
+
+
+def test_odds_that_make_no_sense():
+    with (
+        pytest.raises(ValueError, match="1 \\(everything leaves\\) or more"),
+        managed.debug.torture(0),
+    ):
+        pass
+
+
+def test_a_block_that_raises_ends_torture_too():
+    with pytest.raises(KeyError), managed.debug.torture():
+        raise KeyError
+    x = torch.ones(4).as_subclass(ManagedTensor).to("sim:0") * 2
+    assert _C.spill_all() == 0 or not _C.is_spilled(x)
+
+
+@pytest.mark.parametrize("value", ["all", "random:3"])
+def test_the_environment_variable(run_python, value):
+    out = run_python(
+        """
+        import torch, managed
+        x = torch.ones(4).as_subclass(managed.ManagedTensor).to("sim:0") * 2
+        for _ in range(20):
+            y = x * 3
+            z = x.neg() + y
+            x = x + 1
+        print(x.tolist(), managed.stats()["restore"] > 3)
+        """,
+        MANAGED_SIM="2x16MiB",
+        MANAGED_TORTURE=value,
+    )
+    assert out == "[22.0, 22.0, 22.0, 22.0] True\n"
+
+
+@pytest.mark.parametrize("value", ["some", "all:3", "random:x", "1"])
+def test_a_value_that_cannot_be_read(run_python, value):
+    text = run_python("import managed", MANAGED_TORTURE=value, status=1, stderr="MANAGED_TORTURE")
+    assert "cannot be used" in text
