@@ -34,7 +34,7 @@ class Hold {
     });
   }
   void add(Block* b, bool written) {
-    if (used_.empty()) enter();
+    if (used_.empty()) enter(b);
     if (C10_UNLIKELY(b->waits_for_use.load(std::memory_order_relaxed))) used_at_last(b);
     const bool home = mgd_handle_use(b, next_tick());
     used_.push_back({b, written});
@@ -47,8 +47,9 @@ class Hold {
     if (C10_UNLIKELY(away_)) bring_home_slow();
   }
 
-  // Uses by this thread of storages whose home is the device.
+  // Uses by this thread of storages whose home is the device, and their bytes.
   static int64_t uses_of_this_thread(int device);
+  static int64_t bytes_of_this_thread(int device);
 
  private:
   struct Use {
@@ -60,7 +61,7 @@ class Hold {
     ticks.store(t, std::memory_order_relaxed);
     return t;
   }
-  void enter();
+  void enter(const Block* first);
   static void used_at_last(Block* b);
   void let_go();
   void give_back();

@@ -1,0 +1,21 @@
+// graphs.cpp: see graphs.h. Python tells when one begins and ends (managed/_graphs.py).
+#include "graphs.h"
+
+#include "api.h"
+
+namespace managed {
+
+std::atomic<int> recording_graphs{0};
+std::atomic<int> private_pools{0};
+std::atomic<bool> graphs_recorded{false};
+
+} // namespace managed
+
+using namespace managed;
+
+void mgd_torch_private_pool(int change, int graph) {
+  private_pools += change;
+  if (!graph) return;
+  graphs_recorded = true;
+  recording_graphs += change;
+}
