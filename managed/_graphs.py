@@ -1,4 +1,4 @@
-"""Tells the compiled part when CUDA starts, and when a CUDA graph or a private memory pool is in use.
+"""Tells the compiled part when CUDA starts, and when a CUDA graph or a private pool is in use.
 
 A graph keeps the addresses it was recorded with, and memory of a private pool is where the program
 wants it: neither may move. Torch tells nobody in C++, so its Python entries are wrapped.
@@ -33,9 +33,10 @@ def install() -> None:
     except ImportError:
         return
     _cuda.attach(C.bridge)
-    torch.cuda._lazy_call(C.cuda_starts)
-    wrap_graph(torch.cuda.CUDAGraph)
-    for module in (torch._C, torch.cuda.memory):
+    cuda: Any = torch.cuda
+    cuda._lazy_call(C.cuda_starts)
+    wrap_graph(cuda.CUDAGraph)
+    for module in (torch._C, cuda.memory):
         wrap_pools(module)
 
 

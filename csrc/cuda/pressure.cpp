@@ -30,6 +30,7 @@ class MakeRoom final : public c10::FreeMemoryCallback {
     const Bridge* h = hook.load(std::memory_order_acquire);
     c10::DeviceIndex device = 0;
     if (!h || !h->make_room || c10::cuda::GetDevice(&device) != cudaSuccess || device >= kMostDevices) return false;
+    if (allocator::isHistoryEnabled()) return false; // a free would take the GIL for its stack trace, under the allocator's lock
     if (is_capturing(device)) return false; // memory of a graph comes from a pool of its own, and the driver refuses to wait
     return h->make_room(device, refused[device].load(std::memory_order_relaxed));
   } catch (const std::exception&) {

@@ -14,8 +14,7 @@ std::atomic<bool> graphs_recorded{false};
 using namespace managed;
 
 void mgd_torch_private_pool(int change, int graph) {
-  private_pools += change;
-  if (!graph) return;
   graphs_recorded = true;
-  recording_graphs += change;
+  private_pools += change;
+  if (graph) recording_graphs += change;
 }

@@ -11,7 +11,7 @@ namespace managed {
 
 extern std::atomic<int> recording_graphs; // graphs that are being recorded
 extern std::atomic<int> private_pools;    // these, and blocks of a program that allocates from a pool of its own
-// There has been a graph: a storage that had no handle then may be one it uses, and gets none later.
+// There has been one of either: a storage that had no handle then may be one of a graph or a pool, and gets none later.
 extern std::atomic<bool> graphs_recorded;
 
 } // namespace managed
