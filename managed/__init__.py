@@ -11,7 +11,16 @@ import os
 import sys
 from collections.abc import Callable
 
-from managed import _checkpoint, _compile, _fake, _functions, _graphs, _optim, errors
+from managed import (
+    _checkpoint,
+    _compile,
+    _fake,
+    _functions,
+    _graphs,
+    _optim,
+    debug,
+    errors,
+)
 from managed._attributes import Attributes
 from managed._backend import INERT, C
 from managed.errors import OutOfMemoryError
@@ -30,6 +39,7 @@ __all__ = [
     "ManagedTensor",
     "OutOfMemoryError",
     "budget",
+    "debug",
     "device_manager",
     "errors",
     "explain",

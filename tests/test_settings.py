@@ -183,7 +183,8 @@ def test_a_block_that_raises_gives_the_budget_back():
         ("sim:9", 1, "there is no device"),
         ("gpu", 1, "names no device"),
         ("cuda", 1, "one accelerator with its index"),
-        ("cpu", 1, "one accelerator with its index"),
+        ("sim:0", "101%", "is no part of sim:0"),
+        ("cpu", "much", "'much' is no size"),
     ],
 )
 def test_bad_budgets_change_nothing(device, size, text):

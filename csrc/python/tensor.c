@@ -318,7 +318,7 @@ static int mark_result(PyObject *result) {
 static PyObject *call_unmarked(enum original which, PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
   if (!is_ours(self)) return call_original(which, self, args, nargs, kwnames);
   PyObject *plain = mgd_torch_alias(self), *result = NULL;
-  if (plain && mgd_torch_unmark(plain) == 0) result = call_original(which, plain, args, nargs, kwnames);
+  if (plain && mgd_torch_drop_key(plain) == 0) result = call_original(which, plain, args, nargs, kwnames);
   Py_XDECREF(plain);
   if (result && mark_result(result) < 0) Py_CLEAR(result);
   return result;
@@ -345,8 +345,11 @@ struct noted_call {
 /* The note comes first: between it and the call the bytes stay where they are. */
 static PyObject *call_noted_now(void *context) {
   const struct noted_call *c = context;
-  if (is_torchs_own(c->self) && c->note(c->self) < 0) return NULL;
-  return call_original(c->which, c->self, c->args, c->nargs, c->kwnames);
+  const int noted = is_torchs_own(c->self);
+  if (noted && c->note(c->self) < 0) return NULL;
+  PyObject *result = call_original(c->which, c->self, c->args, c->nargs, c->kwnames);
+  if (noted && !result && c->note == mgd_torch_expose) mgd_torch_let_leave(c->self);
+  return result;
 }
 
 static PyObject *call_noted(enum original which, int (*note)(PyObject *), PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {

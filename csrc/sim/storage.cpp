@@ -145,10 +145,10 @@ c10::Storage twin_of(const c10::Storage &sim) {
 }
 
 c10::Storage look_at(const c10::Storage &sim) {
-  void *data = sim.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get();
+  const void *data = sim.unsafeGetStorageImpl()->data(); // throws what the hook has to say of bytes that it moved
   TORCH_CHECK(data || !sim.nbytes(), "this storage of ", sim.nbytes(), " bytes on ", sim.device(),
               " has no memory: its bytes were released while a tensor still used them");
-  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), sim.nbytes(), c10::DataPtr(data, c10::Device(c10::kCPU)),
+  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), sim.nbytes(), c10::DataPtr(const_cast<void *>(data), c10::Device(c10::kCPU)),
                                                c10::GetCPUAllocator(), true);
 }
 

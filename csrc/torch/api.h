@@ -48,7 +48,8 @@ int64_t mgd_torch_now(void);
 int mgd_torch_is_tensor(PyObject *o);
 int mgd_torch_is_managed(PyObject *tensor);      /* no error: 0 for anything else */
 int mgd_torch_mark(PyObject *tensor);            /* makes this very tensor managed */
-int mgd_torch_unmark(PyObject *tensor);
+int mgd_torch_unmark(PyObject *tensor); /* plain from now on; its bytes stay where they are */
+int mgd_torch_drop_key(PyObject *tensor); /* the same for an alias that nobody reads through */
 int mgd_torch_pin(PyObject *tensor, int pinned); /* 1 pins to its device, 0 unpins */
 int mgd_torch_pinned(PyObject *tensor);
 /* f(context), while no leaf moves by itself. */
@@ -57,6 +58,7 @@ PyObject *mgd_torch_still(PyObject *(*f)(void *), void *context);
  * long as the program holds it. */
 int mgd_torch_expose(PyObject *tensor);
 int mgd_torch_lend(PyObject *tensor);
+void mgd_torch_let_leave(PyObject *tensor); /* no pointer left after all */
 void mgd_torch_reap_replicas(void); /* frees the copies that a smaller budget has doomed */
 uint64_t mgd_torch_object(PyObject *tensor, int create); /* the id under which the trace knows it; 0 if none */
 int64_t mgd_torch_nbytes(PyObject *tensor);      /* bytes of the tensor's elements; -1 on error */

@@ -67,6 +67,11 @@ void keep_home_until_used(const at::Tensor& t) {
   });
 }
 
+void Hold::add_tangent(const at::Tensor& t, bool written) {
+  const at::Tensor& tangent = t._fw_grad(0);
+  if (C10_UNLIKELY(tangent.defined())) add(tangent, written);
+}
+
 void Hold::used_at_last(Block* b) {
   if (b->waits_for_use.exchange(false)) mgd_handle_pin(machine(), b, false);
 }

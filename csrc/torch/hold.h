@@ -32,6 +32,7 @@ class Hold {
       if (C10_UNLIKELY(!b)) b = adopt_operand(t, s);
       if (b) add(b, written);
     });
+    if (C10_UNLIKELY(t.unsafeGetTensorImpl()->autograd_meta() != nullptr)) add_tangent(t, written);
   }
   void add(Block* b, bool written) {
     if (used_.empty()) enter(b);
@@ -62,6 +63,7 @@ class Hold {
     return t;
   }
   void enter(const Block* first);
+  void add_tangent(const at::Tensor& t, bool written); // of forward-mode differentiation, which kernels read beside the tensor
   static void used_at_last(Block* b);
   void let_go();
   void give_back();

@@ -99,23 +99,24 @@ bool on_host(const OpFacts& f, const torch::jit::Stack& stack) {
 }
 
 void hold_operands(Hold& hold, const OpFacts& f, const torch::jit::Stack& stack) {
+  torture_now();
   const std::size_t base = stack.size() - f.arguments;
   const bool unknown_writes = f.route == Route::Open; // what others wrote may not say all that it does
   for (const TensorArg& a : f.tensors)
     each_tensor(stack[base + a.index], [&](const at::Tensor& t) { hold.add(t, unknown_writes || (a.flags & (kWritten | kHiddenWrite))); });
   hold.bring_home();
-  torture_now();
 }
 
 void run_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
   const bool host = !may_adopt.load(std::memory_order_relaxed) || on_host(f, stack);
   Hold hold;
   if (!host && holds_operands(f, host)) hold_operands(hold, f, stack);
-  if (meets_hook_inside(f, ks, host)) {
-    op.redispatchBoxed(ks, &stack);
-  } else {
+  try {
+    if (meets_hook_inside(f, ks, host)) return op.redispatchBoxed(ks, &stack);
     c10::impl::ExcludeDispatchKeyGuard no_key(kKey);
     op.redispatchBoxed(ks, &stack);
+  } catch (const c10::OutOfMemoryError& e) {
+    explain_out_of_memory(e, f);
   }
 }
 
@@ -123,11 +124,7 @@ void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit
   const auto lists = written_lists(f, stack);
   const Writes writes(f, stack);
   if (C10_UNLIKELY(f.outlives_call)) for (const TensorArg& a : f.tensors) each_tensor(stack[stack.size() - f.arguments + a.index], expose);
-  try {
-    run_kernel(op, ks, stack, f);
-  } catch (const c10::OutOfMemoryError& e) {
-    explain_out_of_memory(e, f);
-  }
+  run_kernel(op, ks, stack, f);
   for (std::size_t i = stack.size() - f.returns; i < stack.size(); i++) {
     each_tensor(stack[i], [&](const at::Tensor& t) { mark_result(t, f); });
     if (C10_UNLIKELY(f.outlives_call)) each_tensor(stack[i], expose);

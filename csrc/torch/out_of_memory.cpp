@@ -6,6 +6,7 @@
 
 #include <c10/util/StringUtil.h>
 
+#include <set>
 #include <sstream>
 
 #include "devices.h"
@@ -48,10 +49,11 @@ constexpr const char* kAdvice =
 } // namespace
 
 void throw_no_room(int device, mgd_handle* const* operands, std::size_t n) {
+  const std::set<const mgd_handle*> storages(operands, operands + n); // views of one count once
   int64_t bytes = 0;
-  for (std::size_t i = 0; i < n; i++) bytes += operands[i]->home == device ? operands[i]->bytes : 0;
-  throw_out_of_memory(c10::str("managed: ", device_of(device), " out of memory. An operator needs ", n, " tensors together, ", readable(bytes),
-                               " of them there.", table(), kAdvice));
+  for (const mgd_handle* h : storages) bytes += h->home == device ? h->bytes : 0;
+  throw_out_of_memory(c10::str("managed: ", device_of(device), " out of memory. An operator needs ", storages.size(), " storages together, ",
+                               readable(bytes), " of them there.", table(), kAdvice));
 }
 
 void explain_out_of_memory(const c10::OutOfMemoryError& e, const OpFacts& f) {

@@ -4,8 +4,13 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <pthread.h>
+
 #include <array>
+#include <chrono>
+#include <condition_variable>
 #include <cstring>
+#include <mutex>
 
 #include "api.h"
 #include "devices.h"
@@ -23,6 +28,66 @@ namespace {
 
 constexpr std::size_t kPlan = 32;               // actions of one plan; who needs more asks again
 constexpr int64_t kPatience = 2'000'000'000;    // ns to wait for others before an allocation fails
+
+// Bytes on their way in another thread would stay so for ever in a child of fork(), so fork waits for them, and they for it.
+// A mover may be waiting for the GIL, which the forking thread has: it does not wait for ever.
+struct Moves {
+  std::mutex mutex; // a leaf
+  std::condition_variable changed;
+  int running = 0;
+  bool forking = false;
+};
+
+Moves& moves();
+
+void fork_begins() {
+  std::unique_lock<std::mutex> lock(moves().mutex);
+  moves().forking = true;
+  moves().changed.wait_for(lock, std::chrono::nanoseconds(kPatience), [] { return moves().running == 0; });
+  lock.release(); // held until both sides of the fork go on
+}
+
+void fork_ends() {
+  moves().forking = false;
+  moves().mutex.unlock();
+  moves().changed.notify_all();
+}
+
+void child_begins() {
+  moves().running = 0;
+  moves().forking = false;
+  moves().mutex.unlock();
+}
+
+Moves& moves() {
+  static auto* m = [] {
+    pthread_atfork(&fork_begins, &fork_ends, &child_begins);
+    return new Moves; // never destroyed: threads may outlive static destructors
+  }();
+  return *m;
+}
+
+// Stands around whatever brings bytes from one place to another.
+class Moving {
+ public:
+  Moving() {
+    std::unique_lock<std::mutex> lock(moves().mutex);
+    if (depth_++ == 0) {
+      moves().changed.wait(lock, [] { return !moves().forking; });
+      moves().running++;
+    }
+  }
+  ~Moving() {
+    std::lock_guard<std::mutex> lock(moves().mutex);
+    if (--depth_ == 0 && --moves().running == 0) moves().changed.notify_all();
+  }
+  Moving(const Moving&) = delete;
+  Moving& operator=(const Moving&) = delete;
+
+ private:
+  static thread_local int depth_; // to bring one thing home others may have to leave
+};
+thread_local int Moving::depth_ = 0;
 
 Block* block_from(const mgd_action& a) { return static_cast<Block*>(a.handle); }
 
@@ -62,16 +127,17 @@ void copy_bytes(int to, void* target, int from, const void* source, std::size_t 
   backend_of(d.type())->copy(index(to), target, index(from), source, bytes);
 }
 
-// An event of a storage: tensors over it have names of their own, and a storage has none.
+// An event of a storage, in the history of the tensor that the program named last.
 class Timed {
  public:
-  Timed(enum mgd_event_kind kind, enum mgd_reason why, int from, int to, int64_t bytes) {
+  Timed(enum mgd_event_kind kind, enum mgd_reason why, const mgd_action& a) {
     e_.time = now();
+    e_.object = block_from(a)->object;
     e_.kind = static_cast<int16_t>(kind);
     e_.reason = static_cast<int16_t>(why);
-    e_.from = static_cast<int16_t>(from);
-    e_.to = static_cast<int16_t>(to);
-    e_.bytes = bytes;
+    e_.from = static_cast<int16_t>(a.from);
+    e_.to = static_cast<int16_t>(a.to);
+    e_.bytes = a.bytes;
   }
   void done() {
     e_.duration = now() - e_.time;
@@ -125,7 +191,7 @@ void spill_to_host(Block* b, const mgd_action& a) {
 
 void spill(const mgd_action& a) {
   Block* b = block_from(a);
-  Timed event(MGD_EV_SPILL, MGD_WHY_PRESSURE, a.from, a.to, a.bytes);
+  Timed event(MGD_EV_SPILL, MGD_WHY_PRESSURE, a);
   try {
     if (a.to == MGD_HOST || !spill_to_peer(b, a)) spill_to_host(b, a);
   } catch (const std::exception&) { // no memory on the host, or a device that does not answer: the bytes stay
@@ -135,7 +201,7 @@ void spill(const mgd_action& a) {
 }
 
 void drop(const mgd_action& a) {
-  Timed event(MGD_EV_DROP, MGD_WHY_PRESSURE, a.from, a.to, a.bytes);
+  Timed event(MGD_EV_DROP, MGD_WHY_PRESSURE, a);
   leave_home(block_from(a), a.from, MGD_HOST, static_cast<HostMemory*>(a.memory));
   event.done();
 }
@@ -145,6 +211,7 @@ void drop(const mgd_action& a) {
 int64_t asked_by_this_thread() { return asked; }
 
 void carry_out(const mgd_action* actions, std::size_t n) {
+  const Moving moving;
   for (const mgd_action* a = actions; a != actions + n; a++) {
     if (a->kind == MGD_DO_SPILL) spill(*a);
     if (a->kind == MGD_DO_DROP) drop(*a);
@@ -154,9 +221,10 @@ void carry_out(const mgd_action* actions, std::size_t n) {
 
 void bring(const mgd_action& a) {
   Block* b = block_from(a);
-  Timed event(MGD_EV_RESTORE, MGD_WHY_NEEDED, a.from, a.to, a.bytes);
+  Timed event(MGD_EV_RESTORE, MGD_WHY_NEEDED, a);
   void* left = nullptr;
   c10::DataPtr block;
+  const Moving moving;
   try {
     block = allocate_on(a.to, b->size());
     const void* source = a.from == MGD_HOST ? data_of(static_cast<HostMemory*>(a.memory)) : b->guest.get();

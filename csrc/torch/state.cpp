@@ -68,7 +68,11 @@ TensorState& make_state(const at::Tensor& t) {
   }
   auto state = c10::make_intrusive<TensorState>();
   state->object = mgd_trace_new_object(machine());
-  return attach(t.unsafeGetTensorImpl(), state);
+  TensorState& s = attach(t.unsafeGetTensorImpl(), state);
+  each_storage(t, [&](c10::StorageImpl* storage) {
+    if (Block* b = block_of(storage)) b->object = s.object;
+  });
+  return s;
 }
 
 bool is_pinned(const at::Tensor& t) {
@@ -116,8 +120,8 @@ int mgd_torch_mark(PyObject* o) {
     check_wrappable(t);
     if (t.has_storage() && t.storage().use_count() > 1) lend(t); // to plain tensors, for all we know
     mark(t);
-    if (has_key(t.unsafeGetTensorImpl())) make_state(t);
     if (const Stillness still; still) adopt(t, false);
+    if (has_key(t.unsafeGetTensorImpl())) make_state(t);
     return 0;
   });
 }
@@ -129,6 +133,11 @@ int mgd_torch_unmark(PyObject* o) {
     remove_key(t.unsafeGetTensorImpl());
     return 0;
   });
+}
+
+int mgd_torch_drop_key(PyObject* o) {
+  remove_key(THPVariable_Unpack(o).unsafeGetTensorImpl());
+  return 0;
 }
 
 int mgd_torch_pin(PyObject* o, int pinned) {
@@ -166,6 +175,8 @@ int mgd_torch_lend(PyObject* o) {
     return 0;
   });
 }
+
+void mgd_torch_let_leave(PyObject* o) { let_leave(THPVariable_Unpack(o)); }
 
 void mgd_torch_reap_replicas(void) { reap_replicas(); }
 

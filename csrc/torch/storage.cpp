@@ -116,7 +116,10 @@ Block* adopt_operand_slow(const at::Tensor& t, c10::StorageImpl* s) {
   if (!has_key(t.unsafeGetTensorImpl()) || is_pinned(t)) return nullptr; // a plain operand may next be used without us
   const Stillness still;
   if (still) adopt_slow(s, false);
-  return block_of(s);
+  Block* b = block_of(s);
+  const TensorState* state = b ? state_of(t) : nullptr;
+  if (state) b->object = state->object;
+  return b;
 }
 
 void drop_block(void* context) {

@@ -20,6 +20,7 @@ struct Block final : Head, mgd_handle {
   std::atomic<c10::StorageImpl*> storage{nullptr}; // null until all of this is in place, and once it has died
   c10::DataPtr guest;                              // the bytes, while a peer holds them
   std::atomic<bool> waits_for_use{false};          // pinned until an operator uses it
+  std::atomic<uint64_t> object{0};                 // whose history its events belong to
 
   Block() : mgd_handle{} {}
   std::size_t size() const { return static_cast<std::size_t>(bytes); }

@@ -147,32 +147,27 @@ struct Typed<Op, R(A...)> {
       written >>= 1;
       each_tensor(x, [&](const at::Tensor& t) { hold.add(t, writes); });
     };
+    torture_now();
     (add(a), ...);
     hold.bring_home();
-    torture_now();
   }
 
   static R run(c10::DispatchKeySet ks, A... a) {
     const bool host = on_host(a...);
     Hold hold;
     if (C10_UNLIKELY(!host && holds_operands(*facts, host))) hold_operands(hold, a...);
-    if (C10_UNLIKELY(meets_hook_inside(*facts, ks, host))) return Op::redispatch(ks, std::forward<A>(a)...);
-    c10::impl::ExcludeDispatchKeyGuard no_key(kKey);
-    return Op::redispatch(ks, std::forward<A>(a)...);
+    try { // the text names what the operator holds
+      if (C10_UNLIKELY(meets_hook_inside(*facts, ks, host))) return Op::redispatch(ks, std::forward<A>(a)...);
+      c10::impl::ExcludeDispatchKeyGuard no_key(kKey);
+      return Op::redispatch(ks, std::forward<A>(a)...);
+    } catch (const c10::OutOfMemoryError& e) {
+      explain_out_of_memory(e, *facts);
+    }
   }
 
   template <auto kernel>
   static R box(c10::DispatchKeySet ks, A... a) {
     return c10::impl::BoxedKernelWrapper<R(A...)>::call(c10::BoxedKernel::makeFromFunction<kernel>(), *handle, ks, std::forward<A>(a)...);
-  }
-
-  template <class F>
-  static R explained(const F& f) {
-    try {
-      return f();
-    } catch (const c10::OutOfMemoryError& e) {
-      explain_out_of_memory(e, *facts);
-    }
   }
 
   static R call(c10::DispatchKeySet ks, A... a) {
@@ -183,10 +178,10 @@ struct Typed<Op, R(A...)> {
       if (C10_UNLIKELY(facts->written && sources_alive.load(std::memory_order_relaxed))) each_of(facts->written, note_written, a...);
     }};
     if constexpr (std::is_void_v<R>) { // a list operator: what it writes are its arguments
-      explained([&] { run(ks & kBelow, a...); });
+      run(ks & kBelow, a...);
       each_of(facts->written_lists, mark, a...);
     } else {
-      R r = explained([&]() -> R { return run(ks & kBelow, a...); });
+      R r = run(ks & kBelow, a...);
       mark_result<Plain<R>>(r, *facts);
       return r;
     }

@@ -1,0 +1,50 @@
+/* residency.h: what is planned when storages leave for want of room and come back
+ * to be used, and what a policy knows of those that may leave.
+ *
+ * Part of types.h, which includes it.
+ */
+#ifndef MGD_RESIDENCY_H
+#define MGD_RESIDENCY_H
+
+#include "handle.h"
+
+enum mgd_action_kind {
+  MGD_DO_SPILL,    /* copy the bytes of `handle` from `from` to `to`, give those at `from` back, call mgd_spill_end */
+  MGD_DO_DROP,     /* the same with nothing to copy: the host's copy is good */
+  MGD_DO_FORGET,   /* free `memory`, a copy that is worth less than its room */
+  MGD_DO_MAKE_ROOM,/* `bytes` on `from` are missing for what follows */
+  MGD_DO_RESTORE   /* allocate at home, copy from `from`, call mgd_restore_end */
+};
+
+struct mgd_action {
+  enum mgd_action_kind kind;
+  int from, to;
+  int64_t bytes;
+  struct mgd_handle *handle;
+  void *memory; /* of the host: to copy to (NULL: allocate it), from, or to free */
+};
+
+/* What a policy knows of a storage that may leave. Whoever has the smallest key leaves first; among equals the one
+ * that was used longest ago. Keys must not fall as stamps rise. Called with the machine's mutex held. */
+struct mgd_victim {
+  uint64_t stamp; /* tick of its last use */
+  int64_t bytes;
+  bool clean;     /* its copy on the host is good: leaving costs nothing */
+  double age;     /* key of the device's newest victim */
+  double leave_ns, return_ns; /* what it takes to bring it to the host, 0 when clean, and back */
+};
+typedef double (*mgd_victim_fn)(void *context, const struct mgd_victim *victim);
+
+/* Whether the bytes of a storage may leave as far as its owner knows. Called with the machine's mutex held, so it reads and
+ * does nothing else; the storage lives as long. */
+typedef bool (*mgd_may_leave_fn)(const struct mgd_handle *handle);
+
+/* A snapshot of one device's storages, in bytes. Those of the first five have their home there. */
+struct mgd_residency_usage {
+  int64_t idle, in_use, pinned, moving; /* resident or on the way */
+  int64_t spilled;                      /* elsewhere */
+  int64_t guests;                       /* of other devices, which are here */
+  int64_t storages;                     /* how many have their home there */
+};
+
+#endif
