@@ -1,7 +1,7 @@
-"""Tells the compiled part when CUDA starts, and when a CUDA graph or a private pool is in use.
+"""Tells the compiled part when CUDA starts, and of graphs, private pools and shared memory.
 
-A graph keeps the addresses it was recorded with, and memory of a private pool is where the program
-wants it: neither may move. Torch tells nobody in C++, so its Python entries are wrapped.
+A graph keeps the addresses it was recorded with, memory of a private pool is where the program
+wants it, and another process reads what it was sent: none may move. Torch tells nobody in C++, so its Python entries are wrapped.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ def install() -> None:
     wrap_graph(cuda.CUDAGraph)
     for module in (torch._C, cuda.memory):
         wrap_pools(module)
+    storage: Any = torch.UntypedStorage
+    storage._share_cuda_ = _staying(storage._share_cuda_)
 
 
 def wrap_graph(graph: Any) -> None:
@@ -79,6 +81,17 @@ def wrap_pools(module: Any) -> None:
     for name in (*_BEGIN, _END):
         if hasattr(module, name):
             setattr(module, name, _counted(getattr(module, name), -1 if name == _END else 1))
+
+
+def _staying(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Another process reads the bytes from now on, so they stay, as after data_ptr()."""
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        torch.empty(0, dtype=torch.uint8, device=self.device).set_(self).data_ptr()
+        return original(self, *args, **kwargs)
+
+    return call
 
 
 def _counted(original: Callable[..., Any], change: int) -> Callable[..., Any]:

@@ -271,6 +271,18 @@ def test_blocks_of_a_pool_stay(run):
     """)
 
 
+def test_what_another_process_was_sent_stays(run):
+    run("""
+        x, y = made(8), made(8)
+        expected = x.cpu()
+        C.spill_all()
+        x.untyped_storage()._share_cuda_()
+        C.spill_all()
+        assert C.is_spilled(y) and not C.is_spilled(x)
+        assert same(x, expected)
+    """)
+
+
 def test_memory_history_makes_no_room_in_the_allocator_but_for_restores(run):
     run("""
         torch.cuda.memory._record_memory_history(context="all", stacks="python")

@@ -241,6 +241,9 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *n, const
 const char *cudaGetErrorString(cudaError_t e) { return e == cudaErrorMemoryAllocation ? "out of memory" : "fake error"; }
 const char *cudaGetErrorName(cudaError_t e) { return e == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation" : "cudaErrorFake"; }
 
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *p) { return (void)p, memset(handle, 0, sizeof *handle), cudaSuccess; }
+cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t *handle, cudaEvent_t e) { return (void)e, memset(handle, 0, sizeof *handle), cudaSuccess; }
+
 /* For the tests: the stream that records a graph, or NULL. */
 void fake_capture(cudaStream_t s) { capturing = s; }
 
