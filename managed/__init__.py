@@ -11,7 +11,16 @@ import os
 import sys
 from collections.abc import Callable
 
-from managed import _checkpoint, _compile, _fake, _functions, _optim, debug, errors
+from managed import (
+    _checkpoint,
+    _compile,
+    _fake,
+    _functions,
+    _graphs,
+    _optim,
+    debug,
+    errors,
+)
 from managed._attributes import Attributes
 from managed._backend import INERT, C
 from managed.errors import OutOfMemoryError
@@ -56,6 +65,7 @@ if not INERT:
     _compile.install()
     _fake.install()
     _functions.install()
+    _graphs.install()
     _optim.install()
 sys.modules[__name__].__class__ = Attributes
 apply_environment()

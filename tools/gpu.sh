@@ -31,7 +31,8 @@ run() {
     grep -E '^(PyTorch|CUDA used|OS|GCC|Python|GPU models|GPU [0-9]|Nvidia driver|\[pip3\] (numpy|torch|triton))'
   export PYTHONPATH="$PWD" MANAGED_WERROR=0 MANAGED_REQUIRE_CUDA=1
   step build "$python" setup.py --quiet build_ext --inplace
-  MANAGED_TEST_DEVICES=cuda step tests "$python" -m pytest -p no:cacheprovider -v -m gpu tests/gpu
+  MANAGED_TEST_DEVICES=cuda step tests "$python" -m pytest -p no:cacheprovider -v -rs -m gpu tests/gpu
+  MANAGED_TORTURE=all MANAGED_TEST_DEVICES=cuda step torture "$python" -m pytest -p no:cacheprovider -q -m gpu tests/gpu/test_alignment.py
   step plain "$python" -m pytest -p no:cacheprovider -q -m "not gpu and not conformance and not slow" \
     tests --ignore tests/conformance --ignore tests/test_build.py --ignore tests/test_docs.py
   # shellcheck disable=SC2086 # the flags are words

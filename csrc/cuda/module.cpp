@@ -6,8 +6,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include <exception>
-
+#include "memory.h"
 #include "pressure.h"
 
 namespace {
@@ -17,8 +16,6 @@ constexpr const char* kCapsule = "managed._C.bridge";
 PyDoc_STRVAR(attach_doc,
              "attach(bridge, /)\n--\n\n"
              "Connects CUDA's caching allocator with the hook behind the capsule `bridge`.\n\n"
-             "Returns True once freed bytes are reported, which is from when CUDA is initialised;\n"
-             "False before that and with an allocator that cannot report. Call it again then.\n"
              "Raises ValueError for another capsule and RuntimeError for one of another version.");
 
 PyObject* attach(PyObject*, PyObject* capsule) {
@@ -26,19 +23,15 @@ PyObject* attach(PyObject*, PyObject* capsule) {
     PyErr_Format(PyExc_ValueError, "attach() takes the capsule \"%s\", got %R", kCapsule, capsule);
     return nullptr;
   }
-  const auto* bridge = static_cast<const managed::Bridge*>(PyCapsule_GetPointer(capsule, kCapsule));
+  auto* bridge = static_cast<managed::Bridge*>(PyCapsule_GetPointer(capsule, kCapsule));
   if (bridge->version != managed::Bridge{}.version) {
     PyErr_Format(PyExc_RuntimeError, "managed._C speaks version %d of the bridge and managed._cuda version %d: build both again",
                  bridge->version, managed::Bridge{}.version);
     return nullptr;
   }
-  try {
-    managed::set_hook(bridge);
-    return PyBool_FromLong(managed::track_freed());
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return nullptr;
-  }
+  managed::fill_backend(bridge);
+  managed::set_hook(bridge);
+  Py_RETURN_NONE;
 }
 
 PyMethodDef methods[] = {

@@ -1,9 +1,9 @@
 // pressure.h: what happens in CUDA's caching allocator, told to the hook.
 //
 // Owns the two places where the allocator lets others in: the callback it runs
-// when no cached block fits, and the tracker of what is freed. Never decides
-// what to free, never takes the GIL and never calls the driver for more than
-// the current device's number.
+// when no cached block fits, and the tracker of what is freed and refused. Never
+// decides what to free and never takes the GIL. docs/developer_notes/cuda_room.md
+// says what holds in the allocator meanwhile.
 #pragma once
 #include "../torch/bridge.h"
 
@@ -12,13 +12,13 @@ namespace managed {
 // Remembers the hook's half. Both functions are called with the lock of the
 // device's allocator held, often with the GIL held too: `freed` may take a leaf
 // mutex and nothing else; `make_room` may free memory of that device on this
-// very thread (the lock is recursive), and gets 0 bytes because the allocator
-// does not say how many it lacks.
+// very thread (the lock is recursive), and gets the bytes that were refused last,
+// or 0, because the allocator does not say how many it lacks.
 void set_hook(const Bridge* hook);
 
-// Starts reporting freed bytes to `freed`, once for good; false while CUDA's
+// Starts reporting freed bytes to `freed`, once for good; does nothing while CUDA's
 // allocator has no devices yet (CUDA is not initialised) and where another
 // allocator than the native one is in use. Not to be called by two threads at once.
-bool track_freed();
+void track_freed();
 
 } // namespace managed

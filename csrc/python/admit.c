@@ -25,36 +25,9 @@ static mgd_mask preferred_devices(struct mgd_machine *machine) {
   return simulated ? simulated : all;
 }
 
-static int has_cuda(struct mgd_machine *machine) {
-  const int count = mgd_device_count(machine);
-  char name[32];
-  for (int id = 1; id < count; id++)
-    if (mgd_device_name(machine, id, name) == MGD_OK && strncmp(name, "cuda", 4) == 0) return 1;
-  return 0;
-}
-
-/* managed._cuda tells us of freed bytes; it can do so once CUDA is initialised,
- * which discovery has just done. A build without CUDA has no such module. */
-static int attach_cuda(struct mgd_state *st) {
-  PyObject *cuda = PyImport_ImportModule("managed._cuda"), *bridge = NULL, *attached = NULL;
-  if (!cuda && PyErr_ExceptionMatches(PyExc_ImportError)) {
-    PyErr_Clear();
-    st->cuda_attached = 1;
-    return 0;
-  }
-  if (cuda) bridge = mgd_torch_bridge();
-  if (bridge) attached = PyObject_CallMethod(cuda, "attach", "O", bridge);
-  if (attached) st->cuda_attached = attached == Py_True;
-  Py_XDECREF(bridge);
-  Py_XDECREF(cuda);
-  Py_XDECREF(attached);
-  return PyErr_Occurred() ? -1 : 0;
-}
-
 mgd_mask mgd_admit_allowed(struct mgd_manager *m) {
   struct mgd_machine *machine = mgd_torch_machine();
   if (mgd_torch_discover() < 0) return 0;
-  if (!m->state->cuda_attached && has_cuda(machine) && attach_cuda(m->state) < 0) return 0;
   return m->chosen ? m->chosen : preferred_devices(machine);
 }
 

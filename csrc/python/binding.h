@@ -28,7 +28,6 @@ struct mgd_state {
   PyTypeObject *reservation_type;
   PyTypeObject *engine_type;
   int use_heuristic;
-  int cuda_attached; /* nothing more to ask of managed._cuda */
 };
 
 /* DeviceManager. Invariant: 0 <= reserved < 1, retry_limit >= 0,

@@ -95,6 +95,21 @@ static PyObject *end_uses(PyObject *module, PyObject *unused) {
   return mgd_torch_end_uses();
 }
 
+static PyObject *cuda_starts(PyObject *module, PyObject *unused) {
+  (void)module;
+  (void)unused;
+  mgd_torch_cuda_starts();
+  Py_RETURN_NONE;
+}
+
+static PyObject *private_pool(PyObject *module, PyObject *args) {
+  int change, graph;
+  (void)module;
+  if (!PyArg_ParseTuple(args, "ip:private_pool", &change, &graph)) return NULL;
+  mgd_torch_private_pool(change, graph);
+  Py_RETURN_NONE;
+}
+
 PyMethodDef mgd_memory_methods[] = {
     {"residency", residency, METH_O,
      PyDoc_STR("residency(device, /)\n--\n\nBytes of the device's storages by what may become of them, and how many storages have their home there.")},
@@ -105,6 +120,10 @@ PyMethodDef mgd_memory_methods[] = {
      PyDoc_STR("torture(odds, seed, at_least, overwrite, /)\n--\n\nFor tests: before each operator every storage of at_least bytes that nobody uses leaves, by "
                "chance one in `odds`; 0 ends it. Returns the old at_least.")},
     {"spill_all", spill_all, METH_NOARGS, PyDoc_STR("spill_all()\n--\n\nFor tests: every storage that nobody uses leaves. Returns how many did.")},
+    {"cuda_starts", cuda_starts, METH_NOARGS, PyDoc_STR("cuda_starts()\n--\n\nCUDA is being initialised.")},
+    {"private_pool", private_pool, METH_VARARGS,
+     PyDoc_STR("private_pool(change, graph, /)\n--\n\n+1: memory comes from a pool of the program's own from now on, `graph`: because a CUDA graph is being "
+               "recorded; -1: no longer.")},
     {"is_spilled", is_spilled, METH_O, PyDoc_STR("is_spilled(tensor, /)\n--\n\nWhether the tensor's bytes are elsewhere now.")},
     {"begin_uses", begin_uses, METH_NOARGS, PyDoc_STR("begin_uses()\n--\n\nFor benchmarks: notes which storages operators use, from now on.")},
     {"end_uses", end_uses, METH_NOARGS,

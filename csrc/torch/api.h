@@ -26,6 +26,8 @@ struct mgd_machine *mgd_torch_machine(void);
 int mgd_torch_discover(void);
 /* The hook's half of bridge.h as a capsule "managed._C.bridge", for managed._cuda. */
 PyObject *mgd_torch_bridge(void);
+/* CUDA is being initialised: from now on its tensors may leave, where managed._cuda has filled its half. */
+void mgd_torch_cuda_starts(void);
 /* Attaches the simulator: `capsule` is managed._sim's bridge; adds its devices, replaces earlier simulated ones. */
 int mgd_torch_attach_sim(PyObject *capsule, int devices);
 /* Device object, "cuda:1", "sim", "cpu" or int -> id. "cuda" means a simulated device where there is no CUDA.
@@ -73,6 +75,10 @@ void mgd_torch_set_wake(void (*wake)(void));
 /* The oldest waiting warning, a new str, and the site it is about. NULL without an exception when none waits. */
 PyObject *mgd_torch_take_warning(uint32_t *site);
 int mgd_torch_in_backward(void); /* whether this thread is inside a backward pass */
+
+/* ---- graphs.cpp */
+/* +1 when blocks begin to come from a pool of the program's own, -1 when that ends; `graph`: because a CUDA graph is recorded. */
+void mgd_torch_private_pool(int change, int graph);
 
 /* ---- room.cpp */
 /* Nothing uses more than `bytes` of the accelerator from now on, as far as its allocator takes part; what is beyond leaves. */

@@ -2,6 +2,7 @@
 //
 // managed._sim exports a pointer to its Bridge in the capsule
 // "managed._sim.bridge"; managed._C attaches by filling the hook's half.
+// managed._cuda is handed the hook's half in "managed._C.bridge" and fills the other.
 // All are plain function pointers, called from any thread and never with a lock
 // of ours held. make_room is called without the GIL; it and freed must not throw.
 // freed is called by deleters, with or without the GIL and possibly under a
@@ -23,10 +24,11 @@ struct Head {
 };
 
 struct Bridge {
-  int version = 2;
+  int version = 3;
 
   // ---- filled by the hook; null until it attaches
-  // The device is full: free something and return true to look again.
+  // The device is full: free something and return true to look again. CUDA's allocator holds its lock meanwhile and
+  // does not say what it lacks: there `bytes` is what it had to refuse last, or 0.
   bool (*make_room)(int device, std::size_t bytes) = nullptr;
   // Bytes came back: somebody may be waiting for them.
   void (*freed)(int device, std::size_t bytes) = nullptr;
@@ -44,8 +46,20 @@ struct Bridge {
   bool (*is_shared)(const c10::DataPtr& pointer) = nullptr;
   // The backend allocates no more than this many bytes on the device, whatever its capacity.
   void (*limit)(int device, std::size_t bytes) = nullptr;
-  // Copies bytes between devices, -1 is the host; they are there when it returns. May throw c10::Error.
+  // Copies bytes between devices, -1 is the host, after whatever was started on them before; they are there when it
+  // returns. May throw c10::Error.
   void (*copy)(int to, void* target, int from, const void* source, std::size_t bytes) = nullptr;
+
+  // ---- filled by a backend whose kernels go on when an operator has returned, or left null
+  // The driver of the devices has been started: reports of freed bytes can begin. Called once.
+  void (*start)() = nullptr;
+  // Bytes of the device, and those that an allocation could have now. No context is made where there is none.
+  std::size_t (*capacity)(int device) = nullptr;
+  std::size_t (*room)(int device) = nullptr;
+  // An operator of this thread uses memory of the device: the backend remembers on which stream. Must not throw.
+  void (*use)(int device) = nullptr;
+  // A block is about to be freed: it serves nobody else before the streams that may use it are done with it. Must not throw.
+  void (*retire)(const c10::DataPtr& block) = nullptr;
 };
 
 } // namespace managed

@@ -24,7 +24,9 @@
 
 #include "api.h"
 #include "bridge.h"
+#include "graphs.h"
 #include "guard.h"
+#include "hold.h"
 #include "replica.h"
 #include "room.h"
 #include "storage.h"
@@ -34,6 +36,12 @@ namespace {
 
 constexpr int kMaxIndex = 64;
 
+// The hook's half; managed._cuda fills the other where there is CUDA.
+Bridge& cuda_bridge() {
+  static auto* bridge = new Bridge; // never destroyed, as the registry
+  return *bridge;
+}
+
 struct Registry {
   std::mutex mutex; // discovery and attaching
   struct mgd_machine* machine = nullptr;
@@ -41,7 +49,8 @@ struct Registry {
   std::atomic<int> count{1};                            // ids in use, the host included
   std::array<c10::Device, MGD_MAX_DEVICES> devices;     // by id; written before count grows
   std::array<std::atomic<int8_t>, kMaxIndex> cuda, sim; // index -> id, -1 when there is none
-  Bridge* bridge = nullptr;
+  Bridge* bridge = nullptr;                // of the simulator
+  std::atomic<Bridge*> cuda_bridge{nullptr}; // once its devices are in the machine
 
   // Waiting for bytes to come back.
   std::mutex freed_mutex;
@@ -84,15 +93,6 @@ std::pair<int64_t, int64_t> memory_info(c10::Device d) {
   return {static_cast<int64_t>(free), static_cast<int64_t>(total)};
 }
 
-void discover_cuda() {
-  if (!at::globalContext().hasCUDA()) return; // torch.compile may have put a guard there that believes in one device
-  const int n = std::min(count_of(c10::kCUDA), kMaxIndex);
-  if (n > 0) at::globalContext().lazyInitDevice(c10::kCUDA);
-  for (int i = 0; i < n; i++) {
-    const c10::Device d(c10::kCUDA, static_cast<c10::DeviceIndex>(i));
-    add(d, memory_info(d).second);
-  }
-}
 
 void observe_one(int id) {
   const c10::Device d = device_of(id);
@@ -113,18 +113,32 @@ void bytes_came_back(int, std::size_t) {
   r.freed.notify_all();
 }
 
-// The simulator says how much is asked for; CUDA's allocator asks at every miss of its cache and says nothing (0), so
-// there we look whether the driver is nearly out of memory.
-bool make_room_on(c10::Device d, std::size_t bytes) {
-  const int id = id_of(d);
-  if (id < 0) return false;
-  if (bytes) return make_room(id, static_cast<int64_t>(bytes));
-  const auto [free, total] = memory_info(d);
-  return free < total / 16 && make_room(id, total / 16);
+bool make_sim_room(int device, std::size_t bytes) {
+  const int id = id_of(c10::Device(c10::kPrivateUse1, static_cast<c10::DeviceIndex>(device)));
+  return id >= 0 && make_room(id, static_cast<int64_t>(bytes));
 }
 
-bool make_sim_room(int device, std::size_t bytes) { return make_room_on(c10::Device(c10::kPrivateUse1, static_cast<c10::DeviceIndex>(device)), bytes); }
-bool make_cuda_room(int device, std::size_t bytes) { return make_room_on(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device)), bytes); }
+// CUDA's allocator asks at every miss of its cache, full or not, and says no size. What this thread asks for to bring
+// bytes home is known. An operator's result is seldom larger than its operands, or than a sixteenth of the device; where
+// it is, it was refused once and that much is freed the next time. Segments are rounded up, to 20 MiB at most.
+int64_t wanted_on(int id, std::size_t refused) {
+  constexpr int64_t kSegment = 20 << 20;
+  if (const int64_t asked = asked_by_this_thread()) return asked + kSegment;
+  mgd_usage usage{};
+  mgd_ledger_usage(machine(), id, &usage);
+  return std::max({static_cast<int64_t>(refused), Hold::bytes_of_this_thread(id), usage.capacity / 16}) + kSegment;
+}
+
+// True also when nothing was missing any more: the allocator only looks again.
+bool make_cuda_room(int device, std::size_t refused) {
+  if (device >= kMaxIndex) return false;
+  const int id = registry().cuda[device].load(std::memory_order_relaxed);
+  if (id < 0 || recording_graphs.load(std::memory_order_relaxed)) return false;
+  const int64_t wanted = wanted_on(id, refused);
+  bool made = false;
+  while (free_bytes(id) < wanted && make_room(id, wanted, Caller::LockedAllocator)) made = true;
+  return made;
+}
 
 void attach_links(const Bridge& bridge, int first, int devices) {
   auto set = [&](int from, int to) {
@@ -136,6 +150,28 @@ void attach_links(const Bridge& bridge, int first, int devices) {
   for (int a = -1; a < devices; a++)
     for (int b = -1; b < devices; b++)
       if (a != b) set(a, b);
+}
+
+// Where managed._cuda is there, the machine is read without a context on every device.
+void discover_cuda() {
+  Registry& r = registry();
+  if (!at::globalContext().hasCUDA()) return; // torch.compile may have put a guard there that believes in one device
+  const int n = std::min(count_of(c10::kCUDA), kMaxIndex);
+  if (n <= 0) return;
+  at::globalContext().lazyInitDevice(c10::kCUDA);
+  Bridge& bridge = cuda_bridge();
+  int first = -1;
+  for (int i = 0; i < n; i++) {
+    const c10::Device d(c10::kCUDA, static_cast<c10::DeviceIndex>(i));
+    const int id = add(d, bridge.capacity ? static_cast<int64_t>(bridge.capacity(i)) : memory_info(d).second);
+    if (i == 0) first = id;
+  }
+  if (!bridge.copy) return;
+  attach_links(bridge, first, n);
+  bridge.start();
+  mgd_evict_veto(machine(), &may_leave);
+  kernels_go_on = true;
+  r.cuda_bridge = &bridge;
 }
 
 void attach_sim(Bridge* bridge, int devices) {
@@ -198,9 +234,23 @@ c10::Device device_of(int id) { return registry().devices[id]; }
 
 int device_count() { return registry().count; }
 
-int64_t free_bytes(int id) { return memory_info(device_of(id)).first; }
+int64_t free_bytes(int id) {
+  const c10::Device d = device_of(id);
+  const Bridge* b = backend_of(d.type());
+  return b && b->room ? static_cast<int64_t>(b->room(d.index())) : memory_info(d).first;
+}
 
-const Bridge* backend_of(c10::DeviceType type) { return type == c10::kPrivateUse1 ? registry().bridge : nullptr; }
+std::atomic<bool> kernels_go_on{false};
+
+void note_use(c10::Device d) {
+  const Bridge* b = backend_of(d.type());
+  if (b && b->use) b->use(d.index());
+}
+
+const Bridge* backend_of(c10::DeviceType type) {
+  Registry& r = registry();
+  return type == c10::kPrivateUse1 ? r.bridge : type == c10::kCUDA ? r.cuda_bridge.load(std::memory_order_acquire) : nullptr;
+}
 
 uint64_t freed_count() { return registry().freed_count; }
 bool somebody_waits() { return registry().waiters.load() != 0; }
@@ -327,13 +377,14 @@ uint64_t mgd_torch_freed_count(void) { return freed_count(); }
 void mgd_torch_notify_freed(void) { note_change(); }
 
 PyObject* mgd_torch_bridge(void) {
-  static Bridge hook = [] {
-    Bridge b;
-    b.make_room = &make_cuda_room;
-    b.freed = &bytes_came_back;
-    return b;
-  }();
+  Bridge& hook = cuda_bridge();
+  hook.make_room = &make_cuda_room;
+  hook.freed = &bytes_came_back;
   return PyCapsule_New(&hook, "managed._C.bridge", nullptr);
+}
+
+void mgd_torch_cuda_starts(void) {
+  if (cuda_bridge().copy) may_adopt = true;
 }
 
 int mgd_torch_wait_freed(uint64_t seen, int64_t deadline) { return wait_for_change(seen, deadline); }

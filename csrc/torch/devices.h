@@ -28,6 +28,10 @@ int64_t free_bytes(int id);
 // The backend that allocates on this kind of device, or null when nothing may leave there.
 const Bridge* backend_of(c10::DeviceType type);
 
+// Kernels go on when an operator has returned, so the backend must be told who uses which device.
+extern std::atomic<bool> kernels_go_on;
+void note_use(c10::Device d);
+
 // Who needs what others have waits until something has come back: reads the count, looks, and waits for the count to change.
 uint64_t freed_count();
 bool wait_for_change(uint64_t seen, int64_t deadline); // with or without the GIL, which it gives away; false when time is over

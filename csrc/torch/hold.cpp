@@ -4,6 +4,7 @@
 #include <array>
 
 #include "devices.h"
+#include "graphs.h"
 #include "out_of_memory.h"
 #include "room.h"
 
@@ -85,9 +86,10 @@ void Hold::note_uses() const {
   for (const Use& u : used_) note_use(u.block, u.block->bytes, call, u.written ? UseKind::Written : UseKind::Read);
 }
 
-void Hold::enter() {
+void Hold::enter(const Block* first) {
   outer_ = innermost;
   innermost = this;
+  if (C10_UNLIKELY(kernels_go_on.load(std::memory_order_relaxed))) note_use(device_of(first->home));
 }
 
 void Hold::give_back() {
@@ -97,6 +99,8 @@ void Hold::give_back() {
 }
 
 void Hold::let_go() {
+  if (C10_UNLIKELY(recording_graphs.load(std::memory_order_relaxed)))
+    for (const Use& u : used_) mgd_handle_pin(machine(), u.block, true); // the graph goes on reading where they are now
   give_back();
   innermost = outer_;
   if (C10_UNLIKELY(somebody_waits())) note_change();
@@ -107,6 +111,13 @@ int64_t Hold::uses_of_this_thread(int device) {
   for (const Hold* h = innermost; h; h = h->outer_)
     if (!h->given_) for (const Use& u : h->used_) uses += u.block->home == device;
   return uses;
+}
+
+int64_t Hold::bytes_of_this_thread(int device) {
+  int64_t bytes = 0;
+  for (const Hold* h = innermost; h; h = h->outer_)
+    for (const Use& u : h->used_) bytes += u.block->home == device ? u.block->bytes : 0;
+  return bytes;
 }
 
 // The tensors live as long as the operator's arguments do, so their handles can be used again after they were given back.

@@ -34,7 +34,7 @@ class Hold {
     if (C10_UNLIKELY(t.unsafeGetTensorImpl()->autograd_meta() != nullptr)) add_tangent(t, written);
   }
   void add(Block* b, bool written) {
-    if (used_.empty()) enter();
+    if (used_.empty()) enter(b);
     if (C10_UNLIKELY(b->waits_for_use.load(std::memory_order_relaxed))) used_at_last(b);
     const bool home = mgd_handle_use(b, next_tick());
     used_.push_back({b, written});
@@ -48,16 +48,17 @@ class Hold {
     if (C10_UNLIKELY(noting_uses.load(std::memory_order_relaxed))) note_uses();
   }
 
-  // Uses by this thread of storages whose home is the device.
+  // Uses by this thread of storages whose home is the device, and their bytes.
   static int64_t uses_of_this_thread(int device);
+  static int64_t bytes_of_this_thread(int device);
 
  private:
   struct Use {
     Block* block;
     bool written;
   };
-  void enter();
   void note_uses() const;
+  void enter(const Block* first);
   void add_tangent(const at::Tensor& t, bool written); // of forward-mode differentiation, which kernels read beside the tensor
   static void used_at_last(Block* b);
   void let_go();

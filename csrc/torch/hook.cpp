@@ -260,11 +260,12 @@ void register_hook() {
   register_fallback();
   register_typed();
   register_same_kind();
+  register_record_stream();
   static auto* kept = new std::vector<c10::RegistrationHandleRAII>;
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
     const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
-    if (name.name.compare(0, 6, "aten::") == 0 && !is_typed(full) && full != kSameKind) register_operator(dispatcher, name, *kept);
+    if (name.name.compare(0, 6, "aten::") == 0 && !is_typed(full) && full != kSameKind && full != kRecordStream) register_operator(dispatcher, name, *kept);
   }
   done = true;
 }

@@ -41,6 +41,8 @@ inline void adopt_result(const at::Tensor& t, const OpFacts& f) {
 // Registers everything with the dispatcher; throws c10::Error when the key is taken.
 void register_hook();
 void register_typed(); // typed.cpp, called by register_hook
+void register_record_stream(); // streams.cpp, called by register_hook
+constexpr auto kRecordStream = "aten::record_stream";
 bool is_typed(const std::string& name);
 
 // One call, arguments on the stack: aligned, run below the key, results marked.

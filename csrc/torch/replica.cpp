@@ -6,6 +6,8 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
+#include <algorithm>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -39,6 +41,7 @@ struct Directory {
   std::vector<Kept> kept; // by slot
   std::unordered_map<const c10::StorageImpl*, std::weak_ptr<Source>> sources;
   std::unordered_map<const c10::StorageImpl*, int32_t> copies; // storage of a kept copy -> slot
+  std::vector<Kept> late; // what may not die yet
   std::atomic<int64_t> hits{0};
 };
 
@@ -60,6 +63,8 @@ const c10::StorageImpl* storage_of(const at::Tensor& t) { return t.storage().uns
 using Dying = c10::SmallVector<Kept, 4>;
 
 void reap_locked(Directory& d, Dying& dying) {
+  std::move(d.late.begin(), d.late.end(), std::back_inserter(dying));
+  d.late.clear();
   int32_t slot = 0;
   while (mgd_replica_reap(machine(), &slot) == MGD_OK) {
     if (static_cast<std::size_t>(slot) >= d.kept.size() || !d.kept[slot].values.defined()) continue; // it was never put there
@@ -263,12 +268,17 @@ void give_up_replica_of(const at::Tensor& result) {
   reap_locked(d, dying);
 }
 
-bool drop_replicas(int device, int64_t bytes) {
+bool drop_replicas(int device, int64_t bytes, bool only_there) {
   Directory& d = directory();
   Dying dying;
   std::lock_guard<std::mutex> lock(d.mutex);
   const bool dropped = mgd_replica_make_room(machine(), device, bytes) == MGD_OK;
   reap_locked(d, dying); // a budget that has shrunk dooms copies without asking for room
+  if (only_there) {
+    auto* end = std::partition(dying.begin(), dying.end(), [&](const Kept& k) { return id_of(k.values.device()) == device; });
+    std::move(end, dying.end(), std::back_inserter(d.late));
+    dying.erase(end, dying.end());
+  }
   return dropped || !dying.empty();
 }
 

@@ -100,7 +100,13 @@ class AsGuest {
   ~AsGuest() { no_room_making = false; }
 };
 
+thread_local int64_t asked = 0;
+
 c10::DataPtr allocate_on(int device, std::size_t bytes) {
+  struct Asking {
+    explicit Asking(std::size_t n) { asked = static_cast<int64_t>(n); }
+    ~Asking() { asked = 0; }
+  } const asking(bytes);
   const c10::DeviceGuard guard(device_of(device));
   return c10::GetAllocator(device_of(device).type())->allocate(bytes);
 }
@@ -156,7 +162,7 @@ void leave_home(Block* b, int from, int to, HostMemory* memory) {
   if (from == b->home) poison(*b, &old);
   else old = std::exchange(b->guest, {});
   if (C10_UNLIKELY(overwrite_freed.load(std::memory_order_relaxed)) && old.device().type() == c10::kPrivateUse1) std::memset(old.mutable_get(), 0xCB, b->size());
-  old.clear();
+  free_block(old);
   end_spill(b, to, memory);
 }
 
@@ -202,6 +208,8 @@ void drop(const mgd_action& a) {
 
 } // namespace
 
+int64_t asked_by_this_thread() { return asked; }
+
 void carry_out(const mgd_action* actions, std::size_t n) {
   const Moving moving;
   for (const mgd_action* a = actions; a != actions + n; a++) {
@@ -241,13 +249,14 @@ void read_room(int64_t room[MGD_MAX_DEVICES]) {
   for (int id = 0; id < n; id++) room[id] = id == MGD_HOST ? 0 : free_bytes(id);
 }
 
-bool make_room(int device, int64_t bytes) {
+bool make_room(int device, int64_t bytes, Caller caller) {
+  const bool locked = caller == Caller::LockedAllocator;
   if (no_room_making) return false;
   const uint64_t seen = freed_count();
   const int64_t missing = std::max<int64_t>(1, bytes - free_bytes(device));
-  if (drop_replicas(device, missing)) return true;
-  int64_t room[MGD_MAX_DEVICES];
-  read_room(room);
+  if (drop_replicas(device, missing, locked)) return true;
+  int64_t room[MGD_MAX_DEVICES] = {};
+  if (!locked) read_room(room);
   const int64_t deadline = now() + kPatience;
   for (;;) {
     std::array<mgd_action, kPlan> plan;
@@ -258,6 +267,7 @@ bool make_room(int device, int64_t bytes) {
       carry_out(plan.data(), n);
       return true;
     }
+    if (locked) return false;
     if (freed_count() != seen) return true; // look again: somebody gave bytes back meanwhile
     if (code != MGD_E_BUSY || !wait_for_change(before, deadline)) return false;
   }

@@ -8,8 +8,15 @@
 
 namespace managed {
 
+// Who asks. An allocator that holds its lock meanwhile: others who would give bytes back wait for that lock, so nobody waits
+// for them; and no other device's allocator is called, whose lock another thread may hold while it waits for this one.
+enum class Caller { Free, LockedAllocator };
+
 // Frees up to `bytes` on the device: copies first, then storages. False: nobody can leave, also not soon.
-bool make_room(int device, int64_t bytes);
+bool make_room(int device, int64_t bytes, Caller caller = Caller::Free);
+
+// Bytes that this thread is just asking an allocator for, to bring storages home; 0 when an operator asks.
+int64_t asked_by_this_thread();
 
 // Nothing may use more than this many bytes of the device from now on; what is there beyond them leaves as far as it can.
 void set_budget(int device, int64_t bytes);

@@ -6,6 +6,7 @@
 
 #include "devices.h"
 #include "exposure.h"
+#include "graphs.h"
 #include "host_memory.h"
 #include "state.h"
 #include "threads.h"
@@ -72,6 +73,7 @@ std::mutex& adopting() {
 bool can_leave(c10::StorageImpl* s) {
   const c10::DataPtr& p = s->_mutable_data_ptr_no_checks();
   if (!p.get() || !s->resizable() || !s->allocator()) return false;
+  if (p.device().is_cuda()) discover(); // the first tensor there attaches the backend
   if (const Bridge* b = backend_of(p.device().type())) return b->owns(p);
   return false;
 }
@@ -88,14 +90,22 @@ void take_over(c10::StorageImpl* s, Block* b) {
 
 } // namespace
 
+void free_block(c10::DataPtr& block) {
+  const Bridge* b = block.get() ? backend_of(block.device().type()) : nullptr;
+  if (b && b->retire) b->retire(block);
+  block.clear();
+}
+
 void adopt_slow(c10::StorageImpl* s, bool fresh) {
   if (static_cast<int64_t>(s->nbytes()) < adopt_at_least.load(std::memory_order_relaxed) || !can_leave(s)) return;
-  if (!fresh && (c10::raw::intrusive_ptr::use_count(s) != 1 || is_exposed(s))) return;
+  if (!fresh && (c10::raw::intrusive_ptr::use_count(s) != 1 || is_exposed(s) || graphs_recorded.load(std::memory_order_relaxed))) return;
+  if (private_pools.load(std::memory_order_relaxed)) return;
   auto b = std::make_unique<Block>();
   b->stamp = next_tick(); // what was just made is about to be used
   std::lock_guard<std::mutex> lock(adopting());
   if (block_of(s)) return;
   const int id = id_of(s->device());
+  if (kernels_go_on.load(std::memory_order_relaxed)) note_use(s->device());
   if (id <= 0 || mgd_handle_open(machine(), b.get(), id, static_cast<int64_t>(s->nbytes())) != MGD_OK) return;
   s->get_extra_meta().custom_data_ptr_error_msg_ = kUnreadable;
   Block* owned = b.release();
@@ -129,8 +139,8 @@ void drop_block(void* context) {
   blocks_alive.fetch_sub(1, std::memory_order_relaxed);
   if (!moving) { // an operator that still holds the handle needs the bytes no more: they go now
     free_host(memory);
-    b->block.clear();
-    b->guest.clear();
+    free_block(b->block);
+    free_block(b->guest);
   }
   if (mgd_handle_put(b, MGD_ALIVE)) delete b;
 }
@@ -179,8 +189,11 @@ bool restore_pointer(Block& b, c10::DataPtr block) {
 // object too, so one reference is nobody's. A storage that dies waits for the core's mutex, which is held here.
 bool may_leave(const mgd_handle* handle) {
   const auto* b = static_cast<const Block*>(handle);
-  const c10::StorageImpl* s = b->storage.load(std::memory_order_acquire);
+  c10::StorageImpl* s = b->storage.load(std::memory_order_acquire);
   if (!s) return false;
+  const c10::DataPtr& p = s->_mutable_data_ptr_no_checks();
+  if (p.get_deleter() != &drop_block || p.get_context() != static_cast<const Head*>(b)) return false; // somebody gave the storage another block
+  if (recording_graphs.load(std::memory_order_relaxed)) return false;
   const auto* slot = s->pyobj_slot();
   if (slot->load_pyobj() && !slot->has_unique_reference()) return false;
   return !b->block.get() || !backend_of(b->block.device().type())->is_shared(b->block);

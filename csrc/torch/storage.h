@@ -74,6 +74,9 @@ inline Block* adopt_operand(const at::Tensor& t, c10::StorageImpl* s) {
   return adopt_operand_slow(t, s);
 }
 
+// Frees a block of a device when the kernels that may use it have ended; never throws.
+void free_block(c10::DataPtr& block);
+
 // The bytes of a block went elsewhere, or came back; false when the storage died meanwhile.
 bool poison(Block& b, c10::DataPtr* taken);
 bool restore_pointer(Block& b, c10::DataPtr block);

@@ -174,7 +174,7 @@ static void count_answer(struct model *x, int code) {
 static void step_evict(struct model *x) {
   struct mgd_action actions[MOST];
   struct expected e = {.size = (size_t)(2 + roll(x, MOST - 2))};
-  int64_t room[DEVICES], bytes = roll(x, 120), mine = roll(x, 3);
+  int64_t room[DEVICES], bytes = 1 + roll(x, 119), mine = roll(x, 3);
   int d = 1 + (int)roll(x, DEVICES - 1);
   bool peers = roll(x, 2);
   size_t n = e.size;

@@ -1,0 +1,32 @@
+// streams.h: which streams use the memory of a device.
+//
+// Torch's allocator takes a block back on the stream it was allocated for and
+// knows of other streams only what record_stream() tells it, which ignores
+// blocks that have a handle. So the streams of managed operators are remembered
+// here, a device at a time. They are never forgotten: there are few, and torch's
+// own live as long as the process.
+#pragma once
+#include <c10/core/Allocator.h>
+
+namespace managed {
+
+constexpr int kMostDevices = 64; // as many as the hook takes in
+
+// An operator of this thread is about to use memory of the device on its current stream. Never throws.
+void use_stream(int device);
+
+// Whether nothing but streams of torch's own was used: those of others may be gone when they are needed.
+bool only_own_streams(int device);
+
+// Returns when all that operators have started on the device is done; throws c10::Error.
+void wait_for_streams(int device);
+
+// The block may be freed after this: the allocator waits for the streams that may use it. Never throws.
+void retire_block(const c10::DataPtr& block);
+
+// Throws c10::Error where the current stream of the device records a CUDA graph.
+void refuse_capture(int device);
+// The same as an answer; also true when the driver cannot tell.
+bool is_capturing(int device);
+
+} // namespace managed
