@@ -186,7 +186,7 @@ VARIABLES = {
     ),
     "MANAGED_TORTURE": Variable(
         "",
-        'for tests: "all" spills whatever is not in use before each operator, "random:SEED" a third',
+        'for tests: "all" spills what is not in use before each operator, "random:SEED" a third',
         _set_torture,
     ),
     "MANAGED_LOG": Variable("", "a logging level: shows the logger on stderr", _log_to_stderr),

@@ -119,7 +119,6 @@ def test_what_is_there_beyond_it_leaves_at_once():
     assert [t[0].item() for t in kept] == [float(i) for i in range(10)]
 
 
-@pytest.mark.xfail(strict=True, reason="what was just made counts as never used")
 def test_what_was_just_made_does_not_leave_first():
     kept = [sized(4, float(i)) for i in range(10)]
     with managed.budget("sim:0", used() - 18 * MiB):

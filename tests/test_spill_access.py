@@ -108,7 +108,6 @@ def test_what_is_refused_leaves_the_tensor_whole(way, error, says):
     assert torch.equal(x.cpu(), here)
 
 
-@pytest.mark.xfail(strict=True, reason="a refused call pins the storage for good")
 @pytest.mark.parametrize("way", [lambda x: x.numpy()], ids=["numpy"])
 def test_what_is_refused_pins_nothing(way):
     _, x = make()
@@ -117,7 +116,6 @@ def test_what_is_refused_pins_nothing(way):
     spill(x)
 
 
-@pytest.mark.xfail(strict=True, reason="new and new_tensor pin the storage for good")
 @pytest.mark.parametrize("way", [lambda x: x.new_tensor([1.0]), lambda x: x.new(3)])
 def test_what_makes_another_tensor_pins_nothing(way):
     _, x = make()
@@ -145,7 +143,6 @@ def test_a_plain_alias_of_bytes_that_left_raises():
     assert torch.equal(alias.detach().cpu(), here.detach().exp())
 
 
-@pytest.mark.xfail(strict=True, reason="the simulated device answers first, in its own words")
 def test_the_exception_says_what_to_do():
     _, x = make(requires_grad=True)
     y = x.exp()

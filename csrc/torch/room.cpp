@@ -269,6 +269,7 @@ bool make_room(int device, int64_t bytes, Caller caller) {
     }
     if (locked) return false;
     if (freed_count() != seen) return true; // look again: somebody gave bytes back meanwhile
+    if (asked) return false; // who brings operands home waits with empty hands instead (hold.cpp)
     if (code != MGD_E_BUSY || !wait_for_change(before, deadline)) return false;
   }
 }

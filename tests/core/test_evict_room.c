@@ -332,6 +332,8 @@ static void busy_while_others_use_or_move(void) {
   EXPECT(mgd_handle_use(h, 0) && mgd_handle_use(h, 0) && mgd_handle_use(pinned, 0) && !mgd_handle_use(guest, 0));
   EXPECT_CODE(evict_code(m, 1, 1, 3), MGD_E_BUSY);
   EXPECT_CODE(evict_code(m, 1, 1, 4), MGD_E_ABSENT);
+  EXPECT_CODE(evict_code(m, 1, 0, 2), MGD_E_BUSY); /* nobody is asked to leave, and all uses count */
+  EXPECT_CODE(evict_code(m, 1, 0, 3), MGD_E_ABSENT);
   put_back(h, 2);
   put_back(guest, 1);
   EXPECT_OK(plan_eviction(m, 1, 100, NULL, &p));
