@@ -119,8 +119,8 @@ def stats(reset: bool = False) -> dict[str, Any]:
 
     For each kind of event `kind`, `kind_bytes` and `kind_ns` ("move", "copy", "write_back",
     "place", "pin", "unpin", "waited", "reserve", "release", "spill", "drop", "restore"); "links":
-    bytes per link used, like {"cpu->sim:0": 4096}; "events": the sequence of the newest event, which no reset touches;
-    "devices": bytes per device by owner, with its capacity, free and peak; and the hook's own
-    counters. `reset=True` returns the figures and starts again from zero.
+    bytes per link used, like {"cpu->sim:0": 4096}; "events": the sequence of the newest event,
+    which no reset touches; "devices": bytes per device by owner, with its capacity, free and
+    peak; and the hook's own counters. `reset=True` returns the figures and starts again from zero.
     """
     return C.stats(reset=reset)
