@@ -36,4 +36,11 @@ struct GradWrapper : c10::TensorImpl {
 inline bool is_grad_wrapper(const at::Tensor& t) { return t.key_set().has(c10::DispatchKey::FuncTorchGradWrapper); }
 inline const at::Tensor& wrapped_by(const at::Tensor& t) { return static_cast<const GradWrapper*>(t.unsafeGetTensorImpl())->value; }
 
+// A storage that makes its bytes when they are first written; torch 2.11 has none.
+template <class Storage>
+bool has_materializer(const Storage& s) {
+  if constexpr (requires { s.has_materializer(); }) return s.has_materializer();
+  else return false;
+}
+
 } // namespace managed

@@ -4,6 +4,7 @@
 #include <ATen/SparseCsrTensorImpl.h>
 #include <ATen/SparseTensorImpl.h>
 
+#include "compat.h"
 #include "devices.h"
 #include "exposure.h"
 #include "graphs.h"
@@ -58,7 +59,7 @@ void set_pointer(c10::DataPtr& p, void* data) { (p.*reach(Pointer{})).*reach(Dat
 // metadata that a dying storage frees on another thread.
 void set_unreadable(c10::StorageImpl* s, bool unreadable) {
   s->*reach(ThrowsOnRead{}) = unreadable;
-  s->*reach(ChecksOnWrite{}) = unreadable || s->has_materializer();
+  s->*reach(ChecksOnWrite{}) = unreadable || has_materializer(*s);
 }
 
 constexpr const char* kUnreadable =

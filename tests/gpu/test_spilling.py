@@ -15,6 +15,7 @@ from managed import _C as C
 from managed import ManagedTensor
 
 pytestmark = pytest.mark.gpu
+pytest_plugins = ["emptied"]
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 
 CUDA = "cuda:0"

@@ -13,6 +13,7 @@ from managed import _C as C
 from managed import ManagedTensor
 
 pytestmark = pytest.mark.gpu
+pytest_plugins = ["emptied"]
 
 CUDA = "cuda:0"
 MIB = 1 << 20
