@@ -158,7 +158,7 @@ def look_and_pin(s, chance):
         assert leaf.pinned
         managed.explain(leaf)
         leaf.unpin()
-        with managed.budget("sim:1", chance.choice(["1KiB", "6MiB"])):
+        with managed.budget("sim:1", chance.choice(["256KiB", "6MiB"])):
             managed.device_manager.find_device(1000, disperse=True)
     assert managed.stats(reset=chance.random() < 0.1)["copy"] >= 0
 
