@@ -124,9 +124,6 @@ def test_a_child_forked_amid_spills_does_not_hang(run):
     assert out == ""
 
 
-@pytest.mark.xfail(
-    strict=False, reason="an operator of a thread that the child lacks may have been using it"
-)
 def test_a_child_forked_amid_a_copy_does_not_hang(run):
     out = run("""
     x = on(torch.full((4 * MiB,), 4.0))

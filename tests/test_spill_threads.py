@@ -70,17 +70,11 @@ NEEDS = """
 """
 
 
-@pytest.mark.xfail(
-    strict=False, reason="operators that hold their operands may wait for each other"
-)
 def test_two_operators_that_need_each_others_room(run):
     """Each needs most of the device; neither may fail because of the other."""
     run(NEEDS % "9MiB")
 
 
-@pytest.mark.xfail(
-    strict=False, reason="operators that hold their operands may wait for each other"
-)
 def test_results_that_need_each_others_room(run):
     """The operands of both fit, the results do not."""
     run(NEEDS % "12MiB")

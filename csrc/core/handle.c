@@ -175,6 +175,18 @@ int mgd_handle_pin(struct mgd_machine *m, struct mgd_handle *h, bool pin) {
   return mgd_machine_leave(m, code);
 }
 
+void mgd_handle_forget_uses(struct mgd_machine *m) {
+  mgd_machine_enter(m);
+  for (int id = 1; id < m->count; id++) {
+    for (struct mgd_handle *h = m->devices[id].storages.first; h; h = h->next) {
+      if (!is_moving(h)) {
+        __atomic_store_n(&h->in_use, MGD_ALIVE, __ATOMIC_SEQ_CST);
+      }
+    }
+  }
+  (void)mgd_machine_leave(m, MGD_OK);
+}
+
 /* ---- home again */
 
 /* What is missing on each device for the handles to come home; marks them as asked, so that one that is named twice counts

@@ -141,6 +141,9 @@ int mgd_handle_pin(struct mgd_machine *m, struct mgd_handle *h, bool pin); /* co
  * WAIT: others are moving one of them. BUSY, NO_ROOM: the bytes will not fit on *device while others use what is there, or
  * whoever leaves; a storage that the caller uses beside the n counts as others'. *device is written by these two alone. */
 int mgd_acquire_begin(struct mgd_machine *m, struct mgd_handle *const *handles, size_t n, const int64_t *room, struct mgd_action *actions, size_t *n_actions, int *device);
+/* No operator uses any storage: for a child of fork(), whose parent's other threads are not there. What they were bringing from
+ * one place to another stays in their hands. */
+void mgd_handle_forget_uses(struct mgd_machine *m);
 /* The bytes are home, or (!done) they are not and stay where they were. *memory: to be freed, or NULL. INVALID: it is not being
  * restored. */
 int mgd_restore_end(struct mgd_machine *m, struct mgd_handle *h, bool done, void **memory);

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "crossing.h"
+#include "devices.h"
 #include "facts.h"
 
 namespace managed {
@@ -47,8 +48,18 @@ bool align(const OpFacts& f, torch::jit::Stack& stack, std::size_t base, WriteBa
 at::Tensor cross_written(const at::Tensor& t, c10::Device to, bool hidden, const Cause& cause);
 void finish(WriteBacks& write_backs);
 
-// Whether a list operator on that many bytes of a device should run in pieces.
-bool wants_pieces(int64_t bytes, std::size_t rows, c10::Device d);
+// What a list operator finds among its arguments, each of which it sees with all its tensors.
+struct Load {
+  int64_t bytes = 0;
+  std::size_t rows = 0;
+  c10::Device device = c10::kCPU;
+
+  void see(const at::Tensor& t) {
+    bytes += bytes_of(t);
+    if (t.defined() && !t.is_cpu()) device = t.device();
+  }
+  bool wants_pieces() const; // they would fill too much of the device
+};
 
 // A list operator whose rows live on several devices: one call per device. Arguments are replaced by results.
 void call_rows(const c10::OperatorHandle& op, const OpFacts& f, torch::jit::Stack& stack);

@@ -24,12 +24,14 @@
 
 #include "api.h"
 #include "bridge.h"
+#include "forks.h"
 #include "graphs.h"
 #include "guard.h"
 #include "hold.h"
 #include "replica.h"
 #include "room.h"
 #include "storage.h"
+#include "turns.h"
 
 namespace managed {
 namespace {
@@ -65,8 +67,14 @@ struct Registry {
   }
 };
 
+Registry& registry();
+std::mutex& freed_mutex() { return registry().freed_mutex; }
+
 Registry& registry() {
-  static auto* r = new Registry(std::make_index_sequence<MGD_MAX_DEVICES>{}); // never destroyed: threads may outlive static destructors
+  static auto* r = [] {
+    survive_fork<freed_mutex>();
+    return new Registry(std::make_index_sequence<MGD_MAX_DEVICES>{}); // never destroyed: threads may outlive static destructors
+  }();
   return *r;
 }
 
@@ -92,7 +100,6 @@ std::pair<int64_t, int64_t> memory_info(c10::Device d) {
   auto [free, total] = c10::getDeviceAllocator(d.type())->getMemoryInfo(d.index());
   return {static_cast<int64_t>(free), static_cast<int64_t>(total)};
 }
-
 
 void observe_one(int id) {
   const c10::Device d = device_of(id);
@@ -195,6 +202,14 @@ void attach_sim(Bridge* bridge, int devices) {
   may_adopt = true;
 }
 
+// What other threads were doing ends here, for they are not in the child.
+void child_begins() {
+  mgd_machine_after_fork(machine());
+  registry().waiters = 0;
+  Hold::forget_other_threads();
+  forget_turns();
+}
+
 int64_t to_int64(std::chrono::steady_clock::duration d) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(d).count();
 }
@@ -242,7 +257,7 @@ int64_t free_bytes(int id) {
 
 std::atomic<bool> kernels_go_on{false};
 
-void note_use(c10::Device d) {
+void note_kernels(c10::Device d) {
   const Bridge* b = backend_of(d.type());
   if (b && b->use) b->use(d.index());
 }
@@ -311,7 +326,7 @@ void create_machine() {
   if (r.machine) return;
   check(mgd_machine_create(nullptr, &r.machine), "starting");
   check(mgd_host_limit(r.machine, static_cast<int64_t>(sysconf(_SC_PAGESIZE)) * sysconf(_SC_PHYS_PAGES) / 5 * 4), "reading the host's memory");
-  pthread_atfork([] { mgd_machine_before_fork(machine()); }, [] { mgd_machine_after_fork(machine()); }, [] { mgd_machine_after_fork(machine()); });
+  pthread_atfork([] { mgd_machine_before_fork(machine()); }, [] { mgd_machine_after_fork(machine()); }, child_begins);
 }
 
 } // namespace managed

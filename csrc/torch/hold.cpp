@@ -5,23 +5,27 @@
 
 #include "devices.h"
 #include "graphs.h"
+#include "host_memory.h"
+#include "moves.h"
 #include "out_of_memory.h"
 #include "room.h"
+#include "turns.h"
 
 namespace managed {
 
 namespace {
 
-constexpr int64_t kPatience = 2'000'000'000; // ns to wait for others before an operator fails
-constexpr int64_t kStuck = 60'000'000'000;   // ns that a copy may take
+constexpr int64_t kStuck = 60'000'000'000; // ns that a copy may take
 
 constinit thread_local Hold* innermost __attribute__((tls_model("initial-exec"))) = nullptr;
 
 // What was promised to come home and will not.
 void give_up(const mgd_action* from, const mgd_action* end) {
   for (; from != end; from++) {
+    if (from->kind != MGD_DO_RESTORE) continue;
     void* left = nullptr;
-    if (from->kind == MGD_DO_RESTORE) mgd_restore_end(machine(), from->handle, false, &left);
+    mgd_restore_end(machine(), from->handle, false, &left);
+    free_host(left);
   }
   note_change();
 }
@@ -36,7 +40,7 @@ bool others_use(int device) {
 void carry_out_all(const mgd_action* actions, std::size_t n) {
   for (const mgd_action* a = actions; a != actions + n; a++) {
     try {
-      if (a->kind == MGD_DO_MAKE_ROOM) make_room(a->from, free_bytes(a->from) + a->bytes);
+      if (a->kind == MGD_DO_MAKE_ROOM) make_room(a->from, free_bytes(a->from) + a->bytes, Caller::BringsHome);
       else bring(*a);
     } catch (...) {
       give_up(a + 1, actions + n);
@@ -86,10 +90,17 @@ void Hold::note_uses() const {
   for (const Use& u : used_) note_use(u.block, u.block->bytes, call, u.written ? UseKind::Written : UseKind::Read);
 }
 
+bool Hold::is_inside_operator() const {
+  for (const Hold* h = outer_; h; h = h->outer_)
+    if (h->span_ == Span::Operator) return true;
+  return false;
+}
+
 void Hold::enter(const Block* first) {
   outer_ = innermost;
   innermost = this;
-  if (C10_UNLIKELY(kernels_go_on.load(std::memory_order_relaxed))) note_use(device_of(first->home));
+  if (C10_UNLIKELY(room_is_short()) && span_ == Span::Operator && !is_inside_operator()) has_turn_ = take_turn();
+  if (C10_UNLIKELY(kernels_go_on.load(std::memory_order_relaxed))) note_kernels(device_of(first->home));
 }
 
 void Hold::give_back() {
@@ -103,7 +114,14 @@ void Hold::let_go() {
     for (const Use& u : used_) mgd_handle_pin(machine(), u.block, true); // the graph goes on reading where they are now
   give_back();
   innermost = outer_;
-  if (C10_UNLIKELY(somebody_waits())) note_change();
+  if (C10_UNLIKELY(has_turn_)) give_turn();
+  else if (C10_UNLIKELY(somebody_waits())) note_change();
+}
+
+void Hold::forget_other_threads() {
+  mgd_handle_forget_uses(machine());
+  for (Hold* h = innermost; h; h = h->outer_)
+    if (!h->given_) h->use_again();
 }
 
 int64_t Hold::uses_of_this_thread(int device) {
@@ -133,26 +151,32 @@ void Hold::wait_for_others(uint64_t seen, int64_t deadline) {
   use_again();
 }
 
+// A child of fork() must not find what is promised and never comes, so planning belongs to the move.
+int Hold::begin_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::size_t* n, int* device) {
+  const Moving moving;
+  int64_t room[MGD_MAX_DEVICES];
+  read_room(room);
+  const int code = mgd_acquire_begin(machine(), handles, used_.size(), room, plan, n, device);
+  if (code == MGD_OK) carry_out_all(plan, *n);
+  return code;
+}
+
 // True when everything is home; false when it is worth another try.
 bool Hold::try_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::size_t room_in_plan, int64_t deadline) {
   const uint64_t seen = freed_count();
-  int64_t room[MGD_MAX_DEVICES];
-  read_room(room);
   std::size_t n = room_in_plan;
   int device = 0;
-  const int code = mgd_acquire_begin(machine(), handles, used_.size(), room, plan, &n, &device);
-  if (code == MGD_OK) {
-    if (n == 0) return true;
-    try {
-      carry_out_all(plan, n);
-      return false;
-    } catch (const c10::OutOfMemoryError&) { // others took the room, or what should have left may not
-      device = plan[0].kind == MGD_DO_RESTORE ? plan[0].to : plan[0].from;
-      if (now() >= deadline || !others_use(device)) throw;
-    }
-  } else if (code == MGD_E_WAIT) { // whoever moves the bytes comes to an end, unless something is wrong
+  int code = MGD_E_WAIT;
+  try {
+    code = begin_to_bring_home(handles, plan, &n, &device);
+    if (code == MGD_OK) return n == 0;
+  } catch (const c10::OutOfMemoryError&) { // others took the room, or what should have left may not
+    device = plan[0].kind == MGD_DO_RESTORE ? plan[0].to : plan[0].from;
+    if (now() >= deadline || !others_use(device)) throw;
+  }
+  if (code == MGD_E_WAIT) { // whoever moves the bytes comes to an end, unless something is wrong
     TORCH_CHECK(now() < deadline + kStuck, "managed: the bytes of an operand have been on their way in another thread for too long");
-  } else {
+  } else if (code != MGD_OK) {
     give_back();
     const bool is_hopeless = code != MGD_E_BUSY || !others_use(device);
     use_again();

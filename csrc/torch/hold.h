@@ -17,7 +17,9 @@ void keep_home_until_used(const at::Tensor& t);
 
 class Hold {
  public:
-  Hold() = default;
+  // What it spans: an operator, or a whole backward pass, whose operators run meanwhile.
+  enum class Span : uint8_t { Operator, Pass };
+  explicit Hold(Span span = Span::Operator) : span_(span) {}
   ~Hold() {
     if (C10_UNLIKELY(!used_.empty())) let_go();
   }
@@ -48,6 +50,9 @@ class Hold {
     if (C10_UNLIKELY(noting_uses.load(std::memory_order_relaxed))) note_uses();
   }
 
+  // In a child of fork(): what threads that it lacks were using is used no more.
+  static void forget_other_threads();
+
   // Uses by this thread of storages whose home is the device, and their bytes.
   static int64_t uses_of_this_thread(int device);
   static int64_t bytes_of_this_thread(int device);
@@ -59,17 +64,20 @@ class Hold {
   };
   void note_uses() const;
   void enter(const Block* first);
+  bool is_inside_operator() const;
   void add_tangent(const at::Tensor& t, bool written); // of forward-mode differentiation, which kernels read beside the tensor
   static void used_at_last(Block* b);
   void let_go();
   void give_back();
   void use_again();
   void bring_home_slow();
+  int begin_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::size_t* n, int* device);
   bool try_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::size_t room_in_plan, int64_t deadline);
   void wait_for_others(uint64_t seen, int64_t deadline);
 
   c10::SmallVector<Use, 6> used_;
-  bool away_ = false, given_ = false;
+  const Span span_;
+  bool away_ = false, given_ = false, has_turn_ = false;
   Hold* outer_ = nullptr;
 };
 

@@ -107,10 +107,9 @@ void hold_operands(Hold& hold, const OpFacts& f, const torch::jit::Stack& stack)
   hold.bring_home();
 }
 
-void run_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
+void run_kernel(Hold& hold, const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
   const bool host = !may_adopt.load(std::memory_order_relaxed) || on_host(f, stack);
-  Hold hold;
-  if (!host && holds_operands(f, host)) hold_operands(hold, f, stack);
+  if (!host && holds_operands(f)) hold_operands(hold, f, stack);
   try {
     if (meets_hook_inside(f, ks, host)) return op.redispatchBoxed(ks, &stack);
     c10::impl::ExcludeDispatchKeyGuard no_key(kKey);
@@ -124,7 +123,8 @@ void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit
   const auto lists = written_lists(f, stack);
   const Writes writes(f, stack);
   if (C10_UNLIKELY(f.outlives_call)) for (const TensorArg& a : f.tensors) each_tensor(stack[stack.size() - f.arguments + a.index], expose);
-  run_kernel(op, ks, stack, f);
+  Hold hold; // until what is made can leave, too
+  run_kernel(hold, op, ks, stack, f);
   for (std::size_t i = stack.size() - f.returns; i < stack.size(); i++) {
     each_tensor(stack[i], [&](const at::Tensor& t) { mark_result(t, f); });
     if (C10_UNLIKELY(f.outlives_call)) each_tensor(stack[i], expose);
@@ -135,18 +135,13 @@ void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit
 // A list operator whose operands would fill too much of one device.
 bool is_large(const OpFacts& f, const torch::jit::Stack& stack) {
   if (C10_LIKELY(f.mixing != Mixing::Rows) || !may_adopt.load(std::memory_order_relaxed)) return false;
-  int64_t bytes = 0;
-  std::size_t rows = 0;
-  c10::Device device(c10::kCPU);
+  Load load;
   for (const TensorArg& a : f.tensors) {
     const c10::IValue& v = stack[stack.size() - f.arguments + a.index];
-    if (v.isList()) rows = std::max(rows, v.toListRef().size());
-    each_tensor(v, [&](const at::Tensor& t) {
-      bytes += bytes_of(t);
-      if (t.defined() && !t.is_cpu()) device = t.device();
-    });
+    if (v.isList()) load.rows = std::max(load.rows, v.toListRef().size());
+    each_tensor(v, [&](const at::Tensor& t) { load.see(t); });
   }
-  return wants_pieces(bytes, rows, device);
+  return load.wants_pieces();
 }
 
 // Aligns and calls again from the top; false when nothing moved and the call may simply go on.
@@ -194,10 +189,8 @@ void register_operator(c10::Dispatcher& dispatcher, const c10::OperatorName& nam
 
 // Strided bytes on some device. Torch counts CPU and CUDA tensors as one kind here, and simulated ones as another.
 bool is_dense(c10::DispatchKeySet ks) {
-  constexpr c10::DispatchKeySet wrappers({c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper,
-                                          c10::DispatchKey::Functionalize});
   constexpr c10::DispatchKeySet backends({c10::BackendComponent::CPUBit, c10::BackendComponent::CUDABit, c10::BackendComponent::PrivateUse1Bit});
-  return ks.has_any(c10::DispatchKeySet(c10::DispatchKey::Dense)) && ks.has_any(backends) && !ks.has_any(wrappers);
+  return ks.has_any(c10::DispatchKeySet(c10::DispatchKey::Dense)) && ks.has_any(backends) && !ks.has_any(kWrappers);
 }
 
 // `x.data = y` asks whether the two key sets allow it. Ours says nothing about

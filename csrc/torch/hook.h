@@ -29,8 +29,8 @@ inline const c10::DispatchKeySet kOpen =
 inline bool meets_hook_inside(const OpFacts& f, c10::DispatchKeySet ks, bool on_host) {
   return f.route > Route::Whole || ks.has_any(kOpen) || (f.route == Route::Whole && !on_host);
 }
-// Whether a call itself holds its operands' storages: not where its steps do.
-inline bool holds_operands(const OpFacts& f, bool on_host) { return f.route == Route::Leaf || f.route == Route::Open || (f.route == Route::Whole && on_host); }
+// Whether a call on an accelerator holds its operands' storages itself: not where its steps do.
+inline bool holds_operands(const OpFacts& f) { return f.route == Route::Leaf || f.route == Route::Open; }
 
 // The engine reads the pointer of a gradient that has just crossed to another device, outside any operator
 // (InputBuffer::add), so such a gradient gets no handle before somebody uses it.

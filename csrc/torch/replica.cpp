@@ -1,8 +1,6 @@
 // replica.cpp: see replica.h.
 #include "replica.h"
 
-#include <ATen/SparseCsrTensorImpl.h>
-#include <ATen/SparseTensorImpl.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
@@ -18,6 +16,7 @@
 #include "exposure.h"
 #include "forks.h"
 #include "state.h"
+#include "storage.h"
 
 namespace managed {
 
@@ -224,13 +223,12 @@ void keep_trip_home(const Replica& replica, const NodeHold& node) {
 
 namespace {
 
-void storage_written(const at::Tensor& t) {
-  if (!t.has_storage()) return;
+void storage_written(c10::StorageImpl* storage) {
   Directory& d = directory();
   Dying dying;
   std::shared_ptr<Source> source;
   std::lock_guard<std::mutex> lock(d.mutex);
-  const auto found = d.sources.find(storage_of(t));
+  const auto found = d.sources.find(storage);
   if (found == d.sources.end()) return;
   source = found->second.lock();
   if (source) mgd_source_written(machine(), source->id);
@@ -240,21 +238,7 @@ void storage_written(const at::Tensor& t) {
 } // namespace
 
 void note_written_slow(const at::Tensor& t) {
-  if (!t.defined()) return;
-  switch (t.layout()) {
-    case at::kStrided:
-      return storage_written(t);
-    case at::kSparse:
-      storage_written(t._values());
-      return storage_written(t._indices());
-    case at::kSparseCsr:
-    case at::kSparseCsc:
-    case at::kSparseBsr:
-    case at::kSparseBsc:
-      return storage_written(static_cast<at::SparseCsrTensorImpl*>(t.unsafeGetTensorImpl())->values());
-    default:
-      return;
-  }
+  if (t.defined()) each_storage(t, [](c10::StorageImpl* s) { storage_written(s); });
 }
 
 void give_up_replica_of(const at::Tensor& result) {

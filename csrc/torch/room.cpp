@@ -4,21 +4,18 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <pthread.h>
-
 #include <array>
-#include <chrono>
-#include <condition_variable>
 #include <cstring>
-#include <mutex>
 
 #include "api.h"
 #include "devices.h"
 #include "guard.h"
 #include "hold.h"
 #include "host_memory.h"
+#include "moves.h"
 #include "record.h"
 #include "replica.h"
+#include "turns.h"
 
 namespace managed {
 
@@ -26,68 +23,7 @@ std::atomic<bool> overwrite_freed{false};
 
 namespace {
 
-constexpr std::size_t kPlan = 32;               // actions of one plan; who needs more asks again
-constexpr int64_t kPatience = 2'000'000'000;    // ns to wait for others before an allocation fails
-
-// Bytes on their way in another thread would stay so for ever in a child of fork(), so fork waits for them, and they for it.
-// A mover may be waiting for the GIL, which the forking thread has: it does not wait for ever.
-struct Moves {
-  std::mutex mutex; // a leaf
-  std::condition_variable changed;
-  int running = 0;
-  bool forking = false;
-};
-
-Moves& moves();
-
-void fork_begins() {
-  std::unique_lock<std::mutex> lock(moves().mutex);
-  moves().forking = true;
-  moves().changed.wait_for(lock, std::chrono::nanoseconds(kPatience), [] { return moves().running == 0; });
-  lock.release(); // held until both sides of the fork go on
-}
-
-void fork_ends() {
-  moves().forking = false;
-  moves().mutex.unlock();
-  moves().changed.notify_all();
-}
-
-void child_begins() {
-  moves().running = 0;
-  moves().forking = false;
-  moves().mutex.unlock();
-}
-
-Moves& moves() {
-  static auto* m = [] {
-    pthread_atfork(&fork_begins, &fork_ends, &child_begins);
-    return new Moves; // never destroyed: threads may outlive static destructors
-  }();
-  return *m;
-}
-
-// Stands around whatever brings bytes from one place to another.
-class Moving {
- public:
-  Moving() {
-    std::unique_lock<std::mutex> lock(moves().mutex);
-    if (depth_++ == 0) {
-      moves().changed.wait(lock, [] { return !moves().forking; });
-      moves().running++;
-    }
-  }
-  ~Moving() {
-    std::lock_guard<std::mutex> lock(moves().mutex);
-    if (--depth_ == 0 && --moves().running == 0) moves().changed.notify_all();
-  }
-  Moving(const Moving&) = delete;
-  Moving& operator=(const Moving&) = delete;
-
- private:
-  static thread_local int depth_; // to bring one thing home others may have to leave
-};
-thread_local int Moving::depth_ = 0;
+constexpr std::size_t kPlan = 32; // actions of one plan; who needs more asks again
 
 Block* block_from(const mgd_action& a) { return static_cast<Block*>(a.handle); }
 
@@ -211,7 +147,6 @@ void drop(const mgd_action& a) {
 int64_t asked_by_this_thread() { return asked; }
 
 void carry_out(const mgd_action* actions, std::size_t n) {
-  const Moving moving;
   for (const mgd_action* a = actions; a != actions + n; a++) {
     if (a->kind == MGD_DO_SPILL) spill(*a);
     if (a->kind == MGD_DO_DROP) drop(*a);
@@ -224,7 +159,6 @@ void bring(const mgd_action& a) {
   Timed event(MGD_EV_RESTORE, MGD_WHY_NEEDED, a);
   void* left = nullptr;
   c10::DataPtr block;
-  const Moving moving;
   try {
     block = allocate_on(a.to, b->size());
     const void* source = a.from == MGD_HOST ? data_of(static_cast<HostMemory*>(a.memory)) : b->guest.get();
@@ -249,6 +183,16 @@ void read_room(int64_t room[MGD_MAX_DEVICES]) {
   for (int id = 0; id < n; id++) room[id] = id == MGD_HOST ? 0 : free_bytes(id);
 }
 
+// What mgd_evict_begin says; whoever it planned has left.
+int let_somebody_leave(int device, int64_t bytes, const int64_t* room) {
+  const Moving moving;
+  std::array<mgd_action, kPlan> plan;
+  std::size_t n = plan.size();
+  const int code = mgd_evict_begin(machine(), device, bytes, room, Hold::uses_of_this_thread(device), plan.data(), &n);
+  if (code == MGD_OK) carry_out(plan.data(), n);
+  return code;
+}
+
 bool make_room(int device, int64_t bytes, Caller caller) {
   const bool locked = caller == Caller::LockedAllocator;
   if (no_room_making) return false;
@@ -257,20 +201,16 @@ bool make_room(int device, int64_t bytes, Caller caller) {
   if (drop_replicas(device, missing, locked)) return true;
   int64_t room[MGD_MAX_DEVICES] = {};
   if (!locked) read_room(room);
+  const bool waits = caller == Caller::Free && asked == 0; // who brings operands home waits with empty hands instead (hold.cpp)
   const int64_t deadline = now() + kPatience;
+  note_shortage();
   for (;;) {
-    std::array<mgd_action, kPlan> plan;
-    std::size_t n = plan.size();
     const uint64_t before = freed_count();
-    const int code = mgd_evict_begin(machine(), device, missing, room, Hold::uses_of_this_thread(device), plan.data(), &n);
-    if (code == MGD_OK) {
-      carry_out(plan.data(), n);
-      return true;
-    }
+    const int code = let_somebody_leave(device, missing, room);
+    if (code == MGD_OK) return true;
     if (locked) return false;
     if (freed_count() != seen) return true; // look again: somebody gave bytes back meanwhile
-    if (asked) return false; // who brings operands home waits with empty hands instead (hold.cpp)
-    if (code != MGD_E_BUSY || !wait_for_change(before, deadline)) return false;
+    if (!waits || code != MGD_E_BUSY || !wait_for_change(before, deadline)) return false;
   }
 }
 
@@ -285,6 +225,7 @@ void set_budget(int device, int64_t bytes) {
 
 int64_t spill_some(uint32_t odds, uint64_t* seed) {
   int64_t left = 0;
+  const Moving moving;
   for (int id = 1; id < device_count(); id++) {
     std::array<mgd_action, 256> plan;
     std::size_t n = plan.size();

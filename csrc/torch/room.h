@@ -1,16 +1,18 @@
 // room.h: carries out what the core plans: bytes leave, bytes come home.
 //
 // No lock is held while bytes are copied or an allocator is called. Who has to
-// wait for others waits on devices.cpp's condition, with a deadline.
+// wait for others waits on devices.cpp's condition, with a deadline. Planning and
+// carrying out stand inside one Moving (moves.h).
 #pragma once
 #include "../core/internal.h"
 #include "storage.h"
 
 namespace managed {
 
-// Who asks. An allocator that holds its lock meanwhile: others who would give bytes back wait for that lock, so nobody waits
-// for them; and no other device's allocator is called, whose lock another thread may hold while it waits for this one.
-enum class Caller { Free, LockedAllocator };
+// Who asks. Who brings operands home waits for others with empty hands, and not here. For an allocator that holds its lock
+// nobody waits either, since those who would give bytes back wait for that lock; and no other device's allocator is called, whose
+// lock another thread may hold while it waits for this one.
+enum class Caller { Free, BringsHome, LockedAllocator };
 
 // Frees up to `bytes` on the device: copies first, then storages. False: nobody can leave, also not soon.
 bool make_room(int device, int64_t bytes, Caller caller = Caller::Free);
@@ -21,13 +23,10 @@ int64_t asked_by_this_thread();
 // Nothing may use more than this many bytes of the device from now on; what is there beyond them leaves as far as it can.
 void set_budget(int device, int64_t bytes);
 
-// Carries out what mgd_evict_begin planned.
-void carry_out(const mgd_action* actions, std::size_t n);
-
 // Carries out one RESTORE; the error of the allocator when the device has no room for it.
 void bring(const mgd_action& restore);
 
-// Free bytes of each device as its allocator reports them; where that lock is taken (CUDA's callback), of none.
+// Free bytes of each device as its allocator reports them. Takes the allocators' locks.
 void read_room(int64_t room[MGD_MAX_DEVICES]);
 
 extern std::atomic<bool> overwrite_freed; // for tests: bytes that left leave nothing behind on simulated devices

@@ -157,7 +157,7 @@ class Rows {
 
 } // namespace
 
-bool wants_pieces(int64_t bytes, std::size_t rows, c10::Device d) { return rows > 1 && bytes > largest_call(d); }
+bool Load::wants_pieces() const { return rows > 1 && bytes > largest_call(device); }
 
 void call_rows(const c10::OperatorHandle& op, const OpFacts& f, torch::jit::Stack& stack) {
   std::vector<c10::IValue> arguments(stack.end() - f.arguments, stack.end());

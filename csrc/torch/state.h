@@ -37,16 +37,12 @@ bool is_pinned(const at::Tensor& t);
 // Throws for what cannot be managed, where the program wraps it and not later inside an operator.
 void check_wrappable(const at::Tensor& t);
 
-// Makes the tensor managed. Wrapper subclasses, functorch's wrappers and meta
-// tensors hold no bytes of their own and are left alone.
+// Makes the tensor managed. Wrappers and meta tensors hold no bytes of their own and are left alone.
 inline void mark(const at::Tensor& t) {
-  constexpr c10::DispatchKeySet wrappers(
-      {c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper,
-       c10::DispatchKey::Functionalize});
   c10::TensorImpl* impl = t.unsafeGetTensorImpl();
   const c10::DispatchKeySet ks = impl->key_set();
   if (C10_LIKELY(ks.has(kKey)) || !t.defined()) return;
-  if (C10_UNLIKELY(ks.has_any(wrappers) || impl->is_meta())) return;
+  if (C10_UNLIKELY(ks.has_any(kWrappers) || impl->is_meta())) return;
   add_key(impl);
 }
 

@@ -7,6 +7,7 @@
 #include "compat.h"
 #include "devices.h"
 #include "exposure.h"
+#include "forks.h"
 #include "graphs.h"
 #include "host_memory.h"
 #include "state.h"
@@ -16,7 +17,6 @@
 namespace managed {
 
 std::atomic<bool> may_adopt{false};
-std::atomic<int64_t> blocks_alive{0};
 std::atomic<uint64_t> ticks{0};
 std::atomic<int64_t> adopt_at_least{int64_t{1} << 14};
 
@@ -67,7 +67,10 @@ constexpr const char* kUnreadable =
     "back. Use the tensor in any operator first, or pin() it to keep its bytes where they are";
 
 std::mutex& adopting() {
-  static auto* mutex = new std::mutex; // two threads that mark one tensor
+  static auto* mutex = [] {
+    survive_fork<adopting>(); // after the machine's, which is taken under it
+    return new std::mutex;    // two threads that mark one tensor
+  }();
   return *mutex;
 }
 
@@ -106,13 +109,12 @@ void adopt_slow(c10::StorageImpl* s, bool fresh) {
   std::lock_guard<std::mutex> lock(adopting());
   if (block_of(s)) return;
   const int id = id_of(s->device());
-  if (kernels_go_on.load(std::memory_order_relaxed)) note_use(s->device());
+  if (kernels_go_on.load(std::memory_order_relaxed)) note_kernels(s->device());
   if (id <= 0 || mgd_handle_open(machine(), b.get(), id, static_cast<int64_t>(s->nbytes())) != MGD_OK) return;
   s->get_extra_meta().custom_data_ptr_error_msg_ = kUnreadable;
   Block* owned = b.release();
   take_over(s, owned);
   owned->storage.store(s, std::memory_order_release);
-  blocks_alive.fetch_add(1, std::memory_order_relaxed);
   note_use(owned, owned->bytes, owned->stamp, UseKind::Made);
 }
 
@@ -137,7 +139,6 @@ void drop_block(void* context) {
   bool moving = false;
   void* memory = nullptr;
   mgd_handle_close(machine(), b, &moving, &memory);
-  blocks_alive.fetch_sub(1, std::memory_order_relaxed);
   if (!moving) { // an operator that still holds the handle needs the bytes no more: they go now
     free_host(memory);
     free_block(b->block);
@@ -147,9 +148,7 @@ void drop_block(void* context) {
 }
 
 void each_part(const at::Tensor& t, void (*f)(void*, c10::StorageImpl*), void* context) {
-  constexpr c10::DispatchKeySet wrappers({c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper,
-                                          c10::DispatchKey::Functionalize});
-  if (t.key_set().has_any(wrappers)) return;
+  if (t.key_set().has_any(kWrappers)) return;
   auto part = [&](const at::Tensor& p) {
     if (p.defined() && p.has_storage()) f(context, p.storage().unsafeGetStorageImpl());
   };

@@ -29,7 +29,6 @@ struct Block final : Head, mgd_handle {
 void drop_block(void* context); // the deleter of a DataPtr whose context is a Block
 
 extern std::atomic<bool> may_adopt;         // there is an accelerator
-extern std::atomic<int64_t> blocks_alive;   // no operator looks for handles while there is none
 extern std::atomic<int64_t> adopt_at_least; // bytes; smaller storages stay where they are
 
 // Numbers uses; the exact order between threads does not matter, so it is no counter that they fight for.

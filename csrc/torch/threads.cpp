@@ -21,20 +21,24 @@ namespace managed {
 
 namespace {
 
-// Makes every thread of the process pass a full memory barrier. False where the kernel cannot.
-bool fence_everybody() {
 #if defined(__linux__) && !defined(__SANITIZE_THREAD__) // the sanitizer sees no barrier that another thread makes
-  static const bool registered = syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) == 0;
-  return registered && syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) == 0;
-#else
-  return false;
-#endif
+bool membarrier(int command) { return syscall(SYS_membarrier, command, 0, 0) == 0; }
+bool can_fence_everybody() { return syscall(SYS_membarrier, MEMBARRIER_CMD_QUERY, 0, 0) & MEMBARRIER_CMD_PRIVATE_EXPEDITED; }
+
+// Makes every thread of the process pass a full memory barrier. To register takes the kernel some milliseconds, which only who moves something pays.
+bool fence_everybody() {
+  static const bool registered = membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED);
+  return registered && membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED);
 }
+#else
+bool can_fence_everybody() { return false; }
+bool fence_everybody() { return false; }
+#endif
 
 } // namespace
 
 std::atomic<uint64_t> move_state{0};
-bool visitors_fence = !fence_everybody();
+const bool visitors_fence = !can_fence_everybody();
 constinit thread_local Seat* thread_seat = nullptr;
 
 namespace {

@@ -17,9 +17,9 @@ struct Seat {
 };
 
 extern std::atomic<uint64_t> move_state; // moves that ended, times two; odd: one is under way
-// Whether visitors make their word visible themselves, at some 5 ns an operator. They need not where the kernel
-// lets a mover do it for all threads at once: membarrier(2). Set before the first operator, never changed.
-extern bool visitors_fence;
+// Whether visitors make their word visible themselves, with a locked store. They need not where the kernel
+// lets a mover do it for all threads at once: membarrier(2).
+extern const bool visitors_fence;
 // One word of static thread-local storage: every operator reads it.
 extern constinit thread_local Seat* thread_seat __attribute__((tls_model("initial-exec")));
 

@@ -111,20 +111,17 @@ struct Typed<Op, R(A...)> {
   // As chokepoint() asks it: boxed, it looks again and finds the same.
   static bool is_large(const Plain<A>&... a) {
     if (C10_LIKELY(facts->mixing != Mixing::Rows) || !may_adopt.load(std::memory_order_relaxed)) return false;
-    int64_t bytes = 0;
-    std::size_t rows = 0;
-    c10::Device device(c10::kCPU);
+    Load load;
     auto add = [&](const auto& x) {
       std::size_t n = 0;
       each_tensor(x, [&](const at::Tensor& t) {
         n++;
-        bytes += bytes_of(t);
-        if (!t.is_cpu()) device = t.device();
+        load.see(t);
       });
-      rows = std::max(rows, n);
+      load.rows = std::max(load.rows, n);
     };
     (add(a), ...);
-    return wants_pieces(bytes, rows, device);
+    return load.wants_pieces();
   }
 
   // Each tensor of the arguments whose bits are set.
@@ -152,10 +149,9 @@ struct Typed<Op, R(A...)> {
     hold.bring_home();
   }
 
-  static R run(c10::DispatchKeySet ks, A... a) {
+  static R run(Hold& hold, c10::DispatchKeySet ks, A... a) {
     const bool host = on_host(a...);
-    Hold hold;
-    if (C10_UNLIKELY(!host && holds_operands(*facts, host))) hold_operands(hold, a...);
+    if (C10_UNLIKELY(!host && holds_operands(*facts))) hold_operands(hold, a...);
     try { // the text names what the operator holds
       if (C10_UNLIKELY(meets_hook_inside(*facts, ks, host))) return Op::redispatch(ks, std::forward<A>(a)...);
       c10::impl::ExcludeDispatchKeyGuard no_key(kKey);
@@ -177,11 +173,12 @@ struct Typed<Op, R(A...)> {
     const AtEnd note{[&] { // also when it fails half way
       if (C10_UNLIKELY(facts->written && sources_alive.load(std::memory_order_relaxed))) each_of(facts->written, note_written, a...);
     }};
+    Hold hold; // until what is made can leave, too
     if constexpr (std::is_void_v<R>) { // a list operator: what it writes are its arguments
-      run(ks & kBelow, a...);
+      run(hold, ks & kBelow, a...);
       each_of(facts->written_lists, mark, a...);
     } else {
-      R r = run(ks & kBelow, a...);
+      R r = run(hold, ks & kBelow, a...);
       mark_result<Plain<R>>(r, *facts);
       return r;
     }

@@ -245,6 +245,31 @@ static void pins_away_from_home(int to) {
   mgd_machine_destroy(m);
 }
 
+/* ---- after fork */
+
+/* A child's operators have ended before they began; what somebody carries is not theirs. */
+static void a_child_forgets_uses(void) {
+  struct mgd_machine *m = new_directory(2);
+  struct mgd_handle *here = open_handle(m, 1, 1, 0), *away = open_handle(m, 1, 2, 0), *moved = open_handle(m, 2, 4, 0);
+  struct plan p;
+  spill(m, away, MGD_HOST);
+  EXPECT(mgd_handle_use(here, 1));
+  EXPECT(mgd_handle_use(here, 1));
+  EXPECT(!mgd_handle_use(away, 1));
+  EXPECT_OK(plan_eviction(m, 2, 4, NULL, &p));
+  mgd_handle_forget_uses(m);
+  EXPECT_INT(here->in_use, MGD_ALIVE);
+  EXPECT_INT(away->in_use, MGD_ALIVE);
+  EXPECT_INT(moved->in_use, MGD_ALIVE + 1);
+  EXPECT_INT(residency_of(m, 1).idle, 1);
+  carry_out(m, &p);
+  spill(m, here, MGD_HOST);
+  close_handle(m, here);
+  close_handle(m, away);
+  close_handle(m, moved);
+  mgd_machine_destroy(m);
+}
+
 /* ---- devices */
 
 static void devices_stay_while_bytes_are_there(void) {
@@ -289,6 +314,7 @@ int main(void) {
   pins_count();
   pins_away_from_home(MGD_HOST);
   pins_away_from_home(2);
+  a_child_forgets_uses();
   devices_stay_while_bytes_are_there();
   return 0;
 }

@@ -1,0 +1,72 @@
+// turns.cpp: see turns.h.
+#include "turns.h"
+
+#include "devices.h"
+
+namespace managed {
+
+std::atomic<uint64_t> short_until{0};
+
+namespace {
+
+constexpr uint64_t kShortFor = 1 << 16;    // uses of storages: several steps of training
+constexpr int64_t kPolite = 10'000'000;    // ns that somebody waits before others let him go first
+
+std::atomic<int64_t> taken{0}; // when, in ns; 0: nobody has it
+std::atomic<int> overdue{0};   // how many have waited for longer than that
+thread_local bool mine = false;
+
+bool try_to_take() {
+  int64_t nobody = 0;
+  return mine = taken.compare_exchange_strong(nobody, now());
+}
+
+// Counts who waits for long, so that a thread of many small operators does not take every turn.
+class Waiting {
+ public:
+  ~Waiting() {
+    if (is_overdue_) overdue--;
+  }
+  bool is_overdue() {
+    if (!is_overdue_ && now() >= since_ + kPolite) {
+      is_overdue_ = true;
+      overdue++;
+    }
+    return is_overdue_;
+  }
+
+ private:
+  int64_t since_ = now();
+  bool is_overdue_ = false;
+};
+
+} // namespace
+
+void note_shortage() { short_until.store(ticks.load(std::memory_order_relaxed) + kShortFor, std::memory_order_relaxed); }
+
+bool take_turn() {
+  if (mine) return false; // an operator inside one
+  if (overdue.load() == 0 && try_to_take()) return true;
+  Waiting waiting;
+  for (;;) {
+    const uint64_t seen = freed_count();
+    const bool first = waiting.is_overdue() || overdue.load() == 0;
+    if (first && try_to_take()) return true;
+    const int64_t since = taken;
+    if (since && now() >= since + kPatience) return false;
+    wait_for_change(seen, std::min(now() + kPolite, since ? since + kPatience : INT64_MAX));
+  }
+}
+
+void give_turn() {
+  mine = false;
+  taken = 0;
+  note_change();
+}
+
+void forget_turns() {
+  if (!mine) taken = 0;
+  overdue = 0;
+}
+
+} // namespace managed

@@ -1,0 +1,30 @@
+// turns.h: where room is short, operators that hold storages run one after the other.
+//
+// Two that each hold their operands and need room for results would wait for
+// each other for ever, and neither can be run again: it may have written. So for
+// some time after a storage had to leave, an operator takes the only turn there is
+// before it holds anything, and waits for it with empty hands. It is an advice and
+// no lock: who has had it for too long, because it waits for
+// another operator inside its own, is passed by.
+#pragma once
+#include <atomic>
+#include <cstdint>
+
+#include "storage.h"
+
+namespace managed {
+
+constexpr int64_t kPatience = 2'000'000'000; // ns to wait for others before what needs their room fails
+
+extern std::atomic<uint64_t> short_until; // tick
+inline bool room_is_short() { return ticks.load(std::memory_order_relaxed) < short_until.load(std::memory_order_relaxed); }
+void note_shortage();
+
+// True: this thread has the turn now, and gives it back. False: it goes on without.
+bool take_turn();
+void give_turn();
+
+// In a child of fork(), which has this thread and no other.
+void forget_turns();
+
+} // namespace managed
