@@ -12,12 +12,20 @@ from managed import _C, ManagedModule, ManagedTensor
 
 KiB, MiB = 2**10, 2**20
 COUNTS = ("spill", "drop", "restore")
+BYTES = 32 * KiB  # of a storage that may leave
+N = BYTES // 4
 
 
 def on(t, device="sim:0"):
     """A managed copy of `t` that a device holds: a leaf that may leave."""
     there = t.detach().as_subclass(ManagedTensor).to(device)
     return there.requires_grad_(t.requires_grad)
+
+
+def make(device="sim:0", dtype=torch.float32, requires_grad=False):
+    """BYTES of random values on the host, and the same on a device."""
+    here = torch.randn(BYTES // dtype.itemsize).to(dtype)
+    return here, on(here.requires_grad_(requires_grad), device)
 
 
 def spill(*tensors):

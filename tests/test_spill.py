@@ -6,26 +6,18 @@ import weakref
 
 import pytest
 import torch
-from pressure import KiB, leaves_nothing, module_on, moved, on, snapshot, spill
+from pressure import BYTES, KiB, N, leaves_nothing, make, module_on, moved, on, snapshot, spill
 from torch import nn
 
 import managed
 import managed.debug
 from managed import _C, ManagedTensor
 
-BYTES = 32 * KiB
-N = BYTES // 4
-
 
 @pytest.fixture(autouse=True)
 def nothing_left():
     with leaves_nothing():
         yield
-
-
-def make(device="sim:0", dtype=torch.float32, requires_grad=False):
-    here = torch.randn(BYTES // dtype.itemsize).to(dtype)
-    return here, on(here.requires_grad_(requires_grad), device)
 
 
 # ---- the bytes
@@ -109,6 +101,41 @@ def test_a_look_at_what_it_is_brings_nothing_home():
     assert (x.nbytes, x.is_contiguous(), x.storage_offset()) == (BYTES, True, 0)
     assert hash(x) == id(x)
     assert _C.is_spilled(x)
+
+
+VIEWS = {
+    "view": lambda x: x.view(2, -1),
+    "detach": lambda x: x.detach(),
+    "slice": lambda x: x[3:9],
+    "select": lambda x: x.view(2, -1)[1],
+    "transpose": lambda x: x.view(2, -1).t(),
+    "split": lambda x: x.split(N // 2)[1],
+    "expand": lambda x: x.expand(2, -1),
+    "strided": lambda x: x.as_strided((5,), (7,), 3),
+    "bytes": lambda x: x.view(torch.int32),
+    "shape": lambda x: torch.zeros_like(x),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_brings_nothing_home(view):
+    here, x = make()
+    spill(x)
+    with moved() as figures:
+        y = VIEWS[view](x)
+    assert figures["restore"] == 0
+    assert _C.is_spilled(x)
+    assert torch.equal(y.cpu(), VIEWS[view](here))
+    assert _C.is_spilled(x) == (view == "shape")
+
+
+def test_the_state_of_a_module_is_listed_where_it_is():
+    there = module_on(nn.Sequential(nn.Linear(128, 128), nn.BatchNorm1d(128)))
+    with moved() as figures:
+        spill(there[0].weight)
+        state = there.state_dict()
+        assert [p.shape for p in there.parameters()] == [p.shape for p in list(state.values())[:4]]
+    assert figures["restore"] == 0
 
 
 def test_views_and_bases_share_what_leaves():
@@ -238,6 +265,14 @@ def test_figures_of_one_storage():
     assert (m["restore"], m.bytes("restore"), m["spill"]) == (1, BYTES, 0)
     assert m["links"]["cpu->sim:0"] == BYTES
     assert _C.residency("sim:0") == idle
+
+
+def test_the_history_of_a_tensor_tells_of_its_bytes():
+    x = torch.randn(N).as_subclass(ManagedTensor)
+    there = x.to("sim:0")  # its history goes on under the same name
+    spill(there)
+    there.sum()
+    assert [e.kind for e in managed.explain(there)] == ["move", "spill", "restore"]
 
 
 def test_unchanged_bytes_leave_at_no_cost():

@@ -7,24 +7,16 @@ import pickle
 
 import pytest
 import torch
-from pressure import KiB, leaves_nothing, moved, on, spill
+from pressure import BYTES, N, leaves_nothing, make, moved, on, spill
 from torch import nn
 
 from managed import _C, ManagedTensor
-
-BYTES = 32 * KiB
-N = BYTES // 4
 
 
 @pytest.fixture(autouse=True)
 def nothing_left():
     with leaves_nothing():
         yield
-
-
-def make(device="sim:0", dtype=torch.float32, requires_grad=False):
-    here = torch.randn(BYTES // dtype.itemsize, dtype=dtype)
-    return here, on(here.requires_grad_(requires_grad), device)
 
 
 # ---- the ways out

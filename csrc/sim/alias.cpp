@@ -88,7 +88,7 @@ c10::Storage Aliases::twin(const c10::Storage &sim) {
     // Two operands over the same foreign bytes must stay aliases of each other.
     for (const Pair &p : pairs_)
       if (p.sim.is_alias_of(sim)) return c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(p.cpu);
-    out = look_at(sim);
+    out = look_at(sim, reads_);
     looks_.push_back(out);
   }
   if (!known(out.unsafeGetStorageImpl())) pairs_.push_back({out.unsafeGetStorageImpl(), sim});

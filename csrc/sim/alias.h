@@ -19,7 +19,7 @@ inline bool on_sim(const at::Tensor &t) { return t.device().type() == kSim; }
 
 class Aliases {
  public:
-  explicit Aliases(int device = -1) : device_(device) {}
+  explicit Aliases(int device = -1, bool reads = true) : device_(device), reads_(reads) {}
 
   // Where results go; -1 until an operand or an argument told.
   int device() const { return device_; }
@@ -55,6 +55,7 @@ class Aliases {
   c10::SmallVector<c10::StorageImpl *, 2> host_;  // storages of CPU operands
   c10::SmallVector<c10::Storage, 2> looks_;       // CPU storages over foreign bytes
   int device_;
+  const bool reads_; // the call looks at bytes, and not at shapes alone
   bool special_ = false;
 };
 

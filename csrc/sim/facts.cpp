@@ -87,14 +87,14 @@ OperatorFacts facts_of(const c10::OperatorHandle &op) {
     if (is_kind(a, c10::TypeKind::GeneratorType)) f.generator = static_cast<int>(i);
     if (writes(a)) f.written.push_back(static_cast<int>(i));
   }
-  bool view = false, answer = false;
+  bool answer = false;
   for (const auto &r : s.returns()) {
     f.returned.push_back(written_argument(s, f, r));
-    view |= r.alias_info() && !r.alias_info()->isWrite();
+    f.view |= r.alias_info() && !r.alias_info()->isWrite();
     answer |= is_tensor_like(r);
   }
   f.waits = host_waits(op.operator_name().name);
-  f.free = view || (!answer && !f.waits && f.written.empty());
+  f.free = f.view || (!answer && !f.waits && f.written.empty());
   f.may_mix = mixing().count(f.name) > 0;
   f.has_cpu_kernel = op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
   f.flops = flops_of(op.operator_name().name);

@@ -30,6 +30,7 @@ struct OperatorFacts {
   int generator = -1;                 // argument that takes a random generator, -1 when none does
   bool may_mix = false;               // accepts CPU operands with dimensions beside simulated ones
   bool has_cpu_kernel = false;        // may go straight to the CPU key
+  bool view = false;           // results share the operands' bytes, and none are read
   bool free = false;           // does no work on the device: views, and questions about a tensor's form
   bool waits = false;          // the host needs the values, or how many there are, to go on
   Flops flops = Flops::none;

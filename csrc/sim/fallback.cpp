@@ -24,7 +24,7 @@ constexpr int64_t kAnswer = 8; // bytes of a scalar or a count on its way to the
 class Call {
  public:
   Call(const c10::OperatorHandle &op, const OperatorFacts &facts, Stack *stack)
-      : op_(op), facts_(facts), stack_(stack), count_(op.schema().arguments().size()), base_(stack->size() - count_) {}
+      : op_(op), facts_(facts), stack_(stack), count_(op.schema().arguments().size()), base_(stack->size() - count_), aliases_(-1, !facts.view) {}
 
   void operator()() {
     keep_written(sim_);

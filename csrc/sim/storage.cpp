@@ -144,9 +144,10 @@ c10::Storage twin_of(const c10::Storage &sim) {
   return c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(static_cast<c10::StorageImpl *>(pointer.get_context()));
 }
 
-c10::Storage look_at(const c10::Storage &sim) {
-  const void *data = sim.unsafeGetStorageImpl()->data(); // throws what the hook has to say of bytes that it moved
-  TORCH_CHECK(data || !sim.nbytes(), "this storage of ", sim.nbytes(), " bytes on ", sim.device(),
+c10::Storage look_at(const c10::Storage &sim, bool reads) {
+  auto *s = sim.unsafeGetStorageImpl();
+  const void *data = reads ? s->data() : s->_mutable_data_ptr_no_checks().get(); // the first throws what the hook has to say of bytes that it moved
+  TORCH_CHECK(data || !reads || !sim.nbytes(), "this storage of ", sim.nbytes(), " bytes on ", sim.device(),
               " has no memory: its bytes were released while a tensor still used them");
   return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), sim.nbytes(), c10::DataPtr(const_cast<void *>(data), c10::Device(c10::kCPU)),
                                                c10::GetCPUAllocator(), true);

@@ -75,6 +75,11 @@ void read_returns(OpFacts& f, const c10::FunctionSchema& schema) {
   }
 }
 
+bool returns_views(const c10::FunctionSchema& schema, std::string_view base) {
+  const auto& all = schema.returns();
+  return !all.empty() && !reads_view(base) && std::all_of(all.begin(), all.end(), [](const c10::Argument& r) { return r.alias_info() != nullptr; });
+}
+
 // Autocast casts only operands that are on its kind of device, so they must be
 // there before it looks. It lies below us; its lists are the same on all devices.
 bool autocast_casts(const c10::OperatorHandle& op) {
@@ -110,6 +115,7 @@ std::unique_ptr<OpFacts> compute(const c10::OperatorHandle& op) {
   f->route = route_of(op, *f, base, ns);
   f->fresh = f->route == Route::Leaf && aten && !aliases_unsaid(base);
   for (const c10::Argument& r : schema.returns()) f->fresh &= !r.alias_info();
+  f->looks_only = f->route == Route::Leaf && aten && !f->written && (reads_shapes(base) || returns_views(schema, base));
   return f;
 }
 

@@ -61,6 +61,7 @@ struct OpFacts {
   Mixing mixing = Mixing::Align;
   bool scalars_stay = false; // 0-dim CPU tensors count as numbers
   bool has_host_only = false;
+  bool looks_only = false;    // of strided operands only the shape is read, and no bytes
   bool fresh = false;         // no result is, or shares bytes with, an operand
   bool outlives_call = false; // what it does to its operands and results goes on after it has returned
   std::deque<std::string> names; // storage of TensorArg::name
@@ -76,6 +77,8 @@ struct OpRule {
 };
 OpRule rule_of(std::string_view base);
 uint8_t arg_rule_of(std::string_view base, std::string_view argument); // flags to add
+bool reads_shapes(std::string_view base);      // what it returns is new, and of its operands only the shape is read
+bool reads_view(std::string_view base);        // returns views, yet reads bytes
 bool aliases_unsaid(std::string_view base);    // a result shares an operand's bytes although the schema does not say so
 bool scalars_move(std::string_view base);      // pointwise by tag, yet its kernel compares devices
 bool aligned_whole(std::string_view base);     // composite that must be aligned as a whole

@@ -103,7 +103,10 @@ void hold_operands(Hold& hold, const OpFacts& f, const torch::jit::Stack& stack)
   const std::size_t base = stack.size() - f.arguments;
   const bool unknown_writes = f.route == Route::Open; // what others wrote may not say all that it does
   for (const TensorArg& a : f.tensors)
-    each_tensor(stack[base + a.index], [&](const at::Tensor& t) { hold.add(t, unknown_writes || (a.flags & (kWritten | kHiddenWrite))); });
+    each_tensor(stack[base + a.index], [&](const at::Tensor& t) {
+      if (f.looks_only && t.has_storage()) return; // a view of bytes that are elsewhere brings none home
+      hold.add(t, unknown_writes || (a.flags & (kWritten | kHiddenWrite)));
+    });
   hold.bring_home();
 }
 

@@ -87,6 +87,7 @@ void take_over(const at::Tensor& t, const at::Tensor& copy) {
     state->traffic = old->traffic;
   }
   impl->shallow_copy_from(copy.getIntrusivePtr());
+  if (state) name_bytes(t, state->object);
   if (state) impl->set_backend_meta(std::move(state));
   if (!managed) remove_key(impl);
 }
@@ -221,6 +222,7 @@ PyObject* mgd_torch_to(PyObject* o, int device, int non_blocking, enum mgd_reaso
     TensorState& made = make_state(r);
     if (e.object) made.object = e.object; // the history goes on under the same id
     else e.object = made.object;
+    name_bytes(r, made.object);
     record(e);
     return THPVariable_Wrap(std::move(r));
   });

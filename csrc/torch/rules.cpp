@@ -36,6 +36,10 @@ constexpr std::array<std::string_view, 31> kAlignedWhole{
     "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
     "cosine_embedding_loss", "kl_div", "poisson_nll_loss", "cov", "linalg_matrix_rank"};
 
+// They make tensors in the image of another.
+constexpr std::array<std::string_view, 13> kReadsShapes{"empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like",
+                                                        "new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full", "is_same_size"};
+
 // Tagged pointwise, but their kernels do not take a CPU number beside an accelerator tensor.
 constexpr std::array<std::string_view, 3> kScalarsMoveByPrefix{"masked_fill", "logical_", "float_power"};
 
@@ -122,6 +126,10 @@ uint8_t arg_rule_of(std::string_view base, std::string_view argument) {
     if (row.op == base && row.argument == argument) flags |= row.flags;
   return flags;
 }
+
+bool reads_shapes(std::string_view base) { return contains(kReadsShapes, base); }
+
+bool reads_view(std::string_view base) { return base == "_sparse_broadcast_to" || base == "_make_dual"; }
 
 bool aliases_unsaid(std::string_view base) { return base == "_unsafe_view" || base == "_lazy_clone" || base == "ctc_loss" || base == "tensor_split"; }
 

@@ -69,10 +69,14 @@ TensorState& make_state(const at::Tensor& t) {
   auto state = c10::make_intrusive<TensorState>();
   state->object = mgd_trace_new_object(machine());
   TensorState& s = attach(t.unsafeGetTensorImpl(), state);
-  each_storage(t, [&](c10::StorageImpl* storage) {
-    if (Block* b = block_of(storage)) b->object = s.object;
-  });
+  name_bytes(t, s.object);
   return s;
+}
+
+void name_bytes(const at::Tensor& t, uint64_t object) {
+  each_storage(t, [object](c10::StorageImpl* storage) {
+    if (Block* b = block_of(storage)) b->object = object;
+  });
 }
 
 bool is_pinned(const at::Tensor& t) {
@@ -202,6 +206,7 @@ int mgd_torch_resume(PyObject* o, uint64_t object) {
     state->object = object;
     state->pinned = is_pinned(t);
     t.unsafeGetTensorImpl()->set_backend_meta(std::move(state));
+    name_bytes(t, object);
     return 0;
   });
 }

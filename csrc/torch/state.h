@@ -30,6 +30,7 @@ struct TensorState : c10::BackendMeta {
 
 TensorState* state_of(const at::Tensor& t); // null when it has none
 TensorState& make_state(const at::Tensor& t);
+void name_bytes(const at::Tensor& t, uint64_t object); // whose history it is when they leave and come home
 
 // A view is pinned when its base is: they are the same bytes and share one state.
 bool is_pinned(const at::Tensor& t);

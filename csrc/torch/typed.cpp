@@ -142,7 +142,9 @@ struct Typed<Op, R(A...)> {
     auto add = [&](const auto& x) {
       const bool writes = written & 1;
       written >>= 1;
-      each_tensor(x, [&](const at::Tensor& t) { hold.add(t, writes); });
+      each_tensor(x, [&](const at::Tensor& t) {
+        if (!facts->looks_only || !t.has_storage()) hold.add(t, writes);
+      });
     };
     torture_now();
     (add(a), ...);
