@@ -48,7 +48,7 @@ class Generative(nn.Module):
 
 
 class Model(NamedTuple):
-    """A model, its input, and those of its submodules that checkpoints recompute, one by one."""
+    """A model, its input, and those of its submodules that a checkpoint each may recompute."""
 
     name: str
     build: Callable[[], nn.Module]
@@ -62,14 +62,26 @@ class Model(NamedTuple):
         return module, data, torch.randint(10, (data.shape[0],))
 
 
-def _pieces(parts: nn.Sequential) -> Iterator[nn.Module]:
-    """What computes, without the head."""
-    yield from list(parts)[:-1]
+def _grouped(layers: nn.Sequential, size: int) -> nn.Sequential:
+    """The same computation in blocks of layers."""
+    parts = list(layers)
+    blocks = (nn.Sequential(*parts[i : i + size]) for i in range(0, len(parts), size))
+    return nn.Sequential(*blocks)
 
 
 MODELS = {
-    "mlp": Model("MLP", lambda: perceptron(512, 6), lambda: torch.randn(256, 512), _pieces),
-    "cnn": Model("CNN", lambda: Convolutional(32, 4), lambda: torch.randn(16, 3, 32, 32), _pieces),
+    "mlp": Model(
+        "MLP",
+        lambda: _grouped(perceptron(512, 6), 2),
+        lambda: torch.randn(256, 512),
+        lambda m: iter(m[:-1]),
+    ),
+    "cnn": Model(
+        "CNN",
+        lambda: _grouped(Convolutional(32, 4), 3),
+        lambda: torch.randn(16, 3, 32, 32),
+        lambda m: iter(m[:-1]),
+    ),
     "transformer": Model(
         "Transformer",
         lambda: Transformer(128, 4, 4, 512),
@@ -108,18 +120,19 @@ def choose(names: str) -> list[Model]:
 
 
 class Trained:
-    """A model in training. `place` gives a module or tensor its place and kind."""
+    """A model in training; `place` gives a module or tensor its place and kind. Without an
+    optimizer it cannot make a step."""
 
-    def __init__(
-        self, model: Model, optimizer: str, place: Callable[[Any], Any], foreach: bool = True
-    ) -> None:
+    def __init__(self, model: Model, optimizer: str, place: Callable[[Any], Any]) -> None:
         module, data, target = model.made()
         self.module, self.data, self.target = place(module), place(data), place(target)
-        self.optimizer = OPTIMIZERS[optimizer](self.module.parameters())
+        if optimizer:
+            self.optimizer = OPTIMIZERS[optimizer](self.module.parameters())
+        self.forward: Callable[[torch.Tensor], torch.Tensor] = self.module
         self.losses: list[torch.Tensor] = []
 
     def loss(self) -> torch.Tensor:
-        return F.cross_entropy(self.module(self.data), self.target)
+        return F.cross_entropy(self.forward(self.data), self.target)
 
     def step(self) -> None:
         """One whole step. The gradients stay until the next."""
