@@ -16,13 +16,14 @@ from typing import Any
 
 import furthest
 import torch
+from least import least
 from measure import Summary, interleave, ratios
 from training import DEVICE, Model, Trained
 
 import managed
 from managed import _C
 
-__all__ = ["POLICIES", "Pressed", "bound", "free", "managed_on", "pressed", "trace", "vacated"]
+__all__ = ["POLICIES", "Pressed", "bounds", "free", "managed_on", "pressed", "trace", "vacated"]
 
 POLICIES = ("lru", "clean_first", "greedy_dual")
 SETTLE, MEASURED = 3, 3  # steps
@@ -133,15 +134,19 @@ def trace(model: Model, optimizer: str, budget: int) -> tuple[furthest.Program, 
         return program, torch.sim.memory_allocated(DEVICE) - with_handle
 
 
-def bound(model: Model, optimizer: str, budget: int) -> dict[str, float]:
-    """Bytes that one step has to copy: out, and out and back; by eviction of what is used last,
-    and by a lower bound."""
+def bounds(model: Model, optimizer: str, budget: int) -> dict[str, dict[str, float]]:
+    """Bytes that one step has to copy, out, or out and back: by eviction of what is used last, and
+    at least. "kept" where what the program holds has to be kept, "oracle" where it may be known
+    that it is never used again."""
     program, others = trace(model, optimizer, budget)
     room = budget - others
-    enough = furthest.furthest(program, room)
-    return {
-        "furthest_out": enough.out,
-        "furthest_both": enough.out + enough.back,
-        "least_out": furthest.least(program, room),
-        "least_both": furthest.least(program, room, both_ways=True),
-    }
+    report = {}
+    for name, oracle in (("kept", False), ("oracle", True)):
+        enough = furthest.furthest(program, room, oracle=oracle)
+        report[name] = {
+            "furthest_out": enough.out,
+            "furthest_both": enough.out + enough.back,
+            "least_out": least(program, room, oracle=oracle),
+            "least_both": least(program, room, both_ways=True, oracle=oracle),
+        }
+    return report

@@ -1,30 +1,24 @@
-"""The least that has to be copied to run a known program in a given room.
+"""What has to be copied to run a known program in a given room, by who is used furthest ahead.
 
 A trace of `_C.begin_uses` is a list of (storage, bytes, tick, kind). It becomes moments: one for
 each operator, with what has to be on the device together then, which is its operands and what it
 makes. Storages are whole: they are there or not. One that was written since it was last copied
 out costs its bytes when it leaves, one that was not costs nothing, and each return costs its
-bytes. A storage that no operator uses again leaves for nothing, whether the program has dropped
-it yet or not. The trace is taken to repeat, one step after another, so what is alive at both ends
-has its next use in the next step and is as dirty there as it was left.
-
-Two answers:
+bytes. A storage that no operator uses again, and that the program has not dropped yet, leaves for
+nothing where the schedule may know that (`oracle`). Otherwise its bytes have to be kept like any
+others, as by a manager, who cannot know it. The trace is taken to repeat, one step after another,
+so what is alive at both ends has its next use in the next step and is as dirty there as it was
+left.
 
 `furthest` evicts what is used furthest in the future (Belady 1966, MIN). That is the optimum for
 equal sizes and no cost of writing back; with sizes the problem is NP-hard (Chrobak, Woeginger,
 Makino, Xu 2012), so here it is a heuristic: what it copies is enough, perhaps not the least. At
-equal distance, and only then, it prefers clean storages and then large ones.
+equal distance, and only then, it prefers clean storages and then large ones. What no schedule can
+be below is in least.py.
 
-`least` is a lower bound: the optimum of the linear relaxation in which any part of a storage may
-be away between two uses (as Albers, Arora and Khanna 1999 for caches without write-back). Every
-schedule is a solution of it, and the mean over many steps of a schedule that differs from step to
-step is one too, so no policy copies less per step. It may be below what is possible with whole
-storages.
-
-What the trace does not hold is the caller's to subtract from the room. For `least` to stay a bound
-that is only what is there all the time; temporary results inside operators are left out. The trace
-cannot tell an operator that overwrites all of a storage from one that reads it first: both need
-the old bytes here, as they do for the manager.
+What the trace does not hold is the caller's to subtract from the room. The trace cannot tell an
+operator that overwrites all of a storage from one that reads it first: both need the old bytes
+here, as they do for the manager.
 """
 
 from __future__ import annotations
@@ -36,7 +30,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = ["Copied", "Infeasible", "Program", "furthest", "least", "parse"]
+__all__ = ["Copied", "Infeasible", "Program", "end_of", "furthest", "parse"]
 
 MADE, READ, WRITTEN, DROPPED = range(4)
 Event = tuple[int, int, int, int]
@@ -59,12 +53,14 @@ class Program:
 
     A moment says of each storage whether it is written; to be made is to be written. `lasting`
     are those alive at both ends: their first use in a step comes after their last in the one
-    before it.
+    before it. The others live until the moment in `ends`, before which the program drops them, or
+    until the end of the step.
     """
 
     moments: list[dict[int, bool]] = field(default_factory=list)
     sizes: dict[int, int] = field(default_factory=dict)
     lasting: set[int] = field(default_factory=set)
+    ends: dict[int, int] = field(default_factory=dict)
 
     def needs(self, moment: int) -> int:
         return sum(self.sizes[s] for s in self.moments[moment])
@@ -93,6 +89,7 @@ def parse(events: Iterable[Event]) -> Program:
         program.sizes[storage] = max(size, program.sizes.get(storage, 0))
         if kind == DROPPED:
             dropped.add(storage)
+            program.ends[storage] = len(program.moments)
             operator = None
         elif kind == MADE:
             made.add(storage)
@@ -112,9 +109,10 @@ def parse(events: Iterable[Event]) -> Program:
 class _Cache:
     """What `furthest` has on the device, and which of it differs from its copy on the host."""
 
-    def __init__(self, program: Program, room: int) -> None:
+    def __init__(self, program: Program, room: int, oracle: bool) -> None:
         self.program, self.room = program, room
         self.touches = program.touches()
+        self.leaving = _leaving(program, self.touches, oracle)
         self.there: set[int] = set()
         self.used = 0
         self.known = set(program.lasting)  # has bytes, here or on the host
@@ -161,82 +159,32 @@ class _Cache:
         self.used += bytes_
         self.known.update(missing)
         self.dirty.update(s for s, written in moment.items() if written)
-        for s in moment:
-            if math.isinf(self.next_use(s, now)):
+        for s in self.leaving[now]:
+            if s in self.there:
                 self.leave(s)
-                self.known.discard(s)
-                self.dirty.discard(s)
+            self.known.discard(s)
+            self.dirty.discard(s)
         return Copied(out, back)
 
 
-def furthest(program: Program, room: int, steps: int = 4) -> Copied:
+def _leaving(program: Program, touches: dict[int, list[int]], oracle: bool) -> list[list[int]]:
+    """Of each moment, what need not be kept after it."""
+    found: list[list[int]] = [[] for _ in program.moments]
+    for s, uses in touches.items():
+        if s not in program.lasting:
+            found[uses[-1] if oracle else end_of(program, s, uses) - 1].append(s)
+    return found
+
+
+def end_of(program: Program, storage: int, uses: Sequence[int]) -> int:
+    """The moment before which it is dropped."""
+    return max(uses[-1] + 1, program.ends.get(storage, len(program.moments)))
+
+
+def furthest(program: Program, room: int, steps: int = 4, *, oracle: bool = True) -> Copied:
     """What the last of some steps copies when the victim is whoever is used last."""
-    cache, copied = _Cache(program, room), Copied(0, 0)
+    cache, copied = _Cache(program, room, oracle), Copied(0, 0)
     for _ in range(steps):
         all_ = [cache.run(t) for t in range(len(program.moments))]
         copied = Copied(sum(c.out for c in all_), sum(c.back for c in all_))
     return copied
-
-
-class _Gap(NamedTuple):
-    """Between two uses: a storage may be away at these moments; `copy` is shared by gaps of one
-    storage with no write between them, and None where the host has the bytes anyway."""
-
-    size: int
-    moments: Sequence[int]
-    copy: int | None
-
-
-def _gaps(program: Program) -> tuple[list[_Gap], list[int]]:
-    """The gaps, and the size of each copy out."""
-    gaps, copies, n = list[_Gap](), list[int](), len(program.moments)
-    for s, uses in program.touches().items():
-        lasts, size = s in program.lasting, program.sizes[s]
-        writes = [t for t in uses if program.moments[t][s]]
-        first = len(copies)
-        copies += [size] * len(writes)
-        count = 0  # of writes so far
-        for t, following in zip(uses, [*uses[1:], uses[0] + n], strict=True):
-            count += program.moments[t][s]
-            away = [u % n for u in range(t + 1, following)]
-            if following >= n and not lasts:
-                continue
-            # Before its first write of the step a storage is as the last one left it.
-            copy = first + (count - 1) % len(writes) if writes and (count or lasts) else None
-            if away:
-                gaps.append(_Gap(size, away, copy))
-    return gaps, copies
-
-
-def least(program: Program, room: int, *, both_ways: bool = False) -> float:
-    """No schedule copies fewer bytes out per step; or, both ways, fewer bytes out and back."""
-    from scipy.optimize import linprog
-    from scipy.sparse import coo_array
-
-    gaps, copies = _gaps(program)
-    kept = [program.needs(t) for t in range(len(program.moments))]
-    if max(kept, default=0) > room:
-        raise Infeasible(f"an operator of the trace needs {max(kept)}")
-    unit = float(max(program.sizes.values(), default=1))
-    rows, columns, values = [], [], []
-    for g, gap in enumerate(gaps):
-        for t in gap.moments:
-            kept[t] += gap.size
-            rows.append(t)
-            columns.append(g)
-            values.append(-gap.size / unit)
-    limits = [(room - bytes_) / unit for bytes_ in kept]
-    for g, gap in enumerate(gaps):
-        if gap.copy is not None:  # what is away has been copied
-            rows += [len(limits)] * 2
-            columns += [g, len(gaps) + gap.copy]
-            values += [1.0, -1.0]
-            limits.append(0.0)
-    costs = [gap.size / unit if both_ways else 0.0 for gap in gaps] + [c / unit for c in copies]
-    if not costs:
-        return 0.0
-    matrix = coo_array((values, (rows, columns)), shape=(len(limits), len(costs))).tocsr()
-    found = linprog(costs, A_ub=matrix, b_ub=limits, bounds=(0, 1), method="highs")
-    if found.status != 0:
-        raise RuntimeError(f"the bound was not found: {found.message}")
-    return max(0.0, float(found.fun)) * unit

@@ -26,6 +26,7 @@ from typing import Any
 import accelerate
 import torch
 from budgeted import managed_on, vacated
+from malloc import keep_freed_memory
 from measure import interleave, ratios
 from report import Report, machine, print_table, write
 from torch.autograd.graph import save_on_cpu
@@ -195,6 +196,7 @@ def main() -> int:
     parser.add_argument("--out", "--json", type=Path, default=default, metavar="FILE")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()
     managed.simulate(devices=1, memory="4GiB")
     results: Report = {"machine": machine(), "lines": LINES, "training": {}, "inference": {}}
     for training, kind in ((True, "training"), (False, "inference")):
