@@ -1,0 +1,172 @@
+"""Writes "What it costs" in docs/memory.md from build/bench/memory.json and peers.json, so that
+no figure is typed by hand.
+
+python benchmarks/memory.py && python benchmarks/peers.py && python benchmarks/memory_page.py
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from cost_page import table
+from report import Report
+from tree import ROOT
+
+TITLE = "## What it costs\n"
+MiB = 2**20
+HEAD = """
+This section is written by `python benchmarks/memory.py`, `python benchmarks/peers.py` and `python
+benchmarks/memory_page.py`; these figures are from {machine}, one thread, on a machine that has
+other work too. Bytes repeat exactly. Times are ratios within one run, and those of two runs
+differ by some hundredths. Devices are simulated: a transfer is a copy in host memory, and nothing
+overlaps.
+"""
+BUDGETS = """
+### Bytes and time under a budget
+
+One step of AdamW with a budget that is a part of the most that the model holds without one.
+Losses and weights are those without a budget, bit for bit, and the device never holds more than
+the budget; at a budget of the whole nothing leaves. *Spilled* are MiB copied out in a step, by
+each policy of choosing victims, {default} being the default. *Furthest* is what it would be if
+whoever is used last always left, which needs to know the future, and *bound* what no choice can
+be below, even if tensors could leave in parts; *oracle* is that of a choice which also knows what
+the program holds without using it again, such as gradients after the optimizer's step, and loses
+it. *Time* is over that of the same model without a budget. What does not fit has an operator that
+needs more than the budget by itself.
+"""
+FEASIBLE = """
+### The least room
+
+The least budget in which a model trains, MiB, and what its largest operator uses and makes.
+"""
+INFERENCE = """
+Passes through a model of which a quarter fits, {used} MiB with its input: MiB of one pass.
+Weights do not change, so they leave without a copy.
+"""
+THROUGHPUT = """
+### Speed
+
+Spilling and restoring {size} as a part of the speed of memcpy of as many bytes. The simulator
+takes memory from the C library, which returns freed blocks to the system unless told otherwise;
+then pages of a block that comes back have to be found and cleared again, which takes longer than
+the copy. *New* shows the part of the pages for which this was so.
+"""
+PEERS = """
+### Beside other ways
+
+Peak is the most on the device, MiB; managed has a budget of as many bytes as the one above it
+used. Time is over plain PyTorch. Equal: every loss, parameter and buffer is that of the plain
+model, bit for bit. (A checkpoint runs batch normalisation's forward pass twice, and so its
+running means are others.)
+"""
+LINES = """
+What a program needs beside the plain lines:
+"""
+
+
+def mib(value: float, digits: int = 1) -> str:
+    return f"{value / MiB:.{digits}f}"
+
+
+def budgets(report: Report) -> str:
+    policies = ["lru", "clean_first", "greedy_dual"]
+    columns = ["", *(f"spilled, `{p}`" for p in policies), "furthest", "bound", "oracle"]
+    rows = []
+    for name, model in report.items():
+        for fraction, found in model["fractions"].items():
+            share = f"{name}, {float(fraction):.0%} of {mib(model['peak'])}"
+            if "why" in found:
+                rows.append([share, "does not fit", *[""] * 8])
+            elif float(fraction) < 1:
+                each = [found["policies"][p] for p in policies]
+                known = found["bounds"]
+                bounds = [mib(known["kept"][k]) for k in ("furthest_out", "least_out")]
+                bounds.append(mib(known["oracle"]["least_out"]))
+                times = [f"{r['time']['median']:.2f}" for r in each]
+                rows.append([share, *(mib(r["moved"]["spill"]) for r in each), *bounds, *times])
+    return table([*columns, *(f"time, `{p}`" for p in policies)], rows)
+
+
+def feasible(report: Report) -> str:
+    rows = [
+        [name, mib(r["budget"]), mib(r["operator"]), f"{r['budget'] / r['operator']:.2f}"]
+        for name, r in report.items()
+    ]
+    return table(["", "budget", "largest operator", "ratio"], rows)
+
+
+def inference(report: Report) -> str:
+    rows = [
+        [f"`{name}`", *(mib(r[kind], 2) for kind in ("spill", "drop", "restore"))]
+        for name, r in report["policies"].items()
+    ]
+    head = INFERENCE.format(used=mib(report["used"], 2))
+    return head + table(["", "spilled", "dropped", "restored"], rows)
+
+
+def throughput(results: Report) -> str:
+    new, kept = results["throughput, new memory"], results["throughput"]
+    rows = [
+        [name, *(text for r in (new[name], kept[name]) for text in (_part(r), _new(r)))]
+        for name in new
+    ]
+    size = "1 GiB" if "spill, 1 x 1024 MiB" in new else "some MiB"
+    columns = ["", "memory returned", "new", "memory kept", "new"]
+    return THROUGHPUT.format(size=size) + table(columns, rows)
+
+
+def _part(row: Report) -> str:
+    part = row["part"]
+    return f"{part['median']:.2f} ({part['low']:.2f} to {part['high']:.2f})"
+
+
+def _new(row: Report) -> str:
+    return f"{row['new_pages']:.0%}"
+
+
+def peers(results: Report) -> str:
+    rows = []
+    for kind in ("training", "inference"):
+        for model, report in results[kind].items():
+            for name, r in report.items():
+                first = f"{model}, {kind}: {name}"
+                if "why" in r:
+                    rows.append([first, "does not fit", "", ""])
+                    continue
+                equal = "equal" if r["equal"] else "different"
+                rows.append([first, mib(r["peak"]), f"{r['time']:.2f}", equal])
+    shown = [
+        [name, "<br>".join(f"`{line.strip()}`" for line in lines)]
+        for name, lines in results["lines"].items()
+        if lines
+    ]
+    text = PEERS + table(["", "peak", "time", "result"], rows)
+    return text + LINES + table(["", "lines"], shown)
+
+
+def section(memory: Report, others: Report, default: str = "`greedy_dual`") -> str:
+    m = memory["machine"]
+    machine = f"{', '.join(m['cpu'])}, Python {m['python']}, PyTorch {m['torch']}"
+    text = TITLE + HEAD.format(machine=machine) + BUDGETS.format(default=default)
+    text += budgets(memory["budgets"]) + FEASIBLE + feasible(memory["feasible"])
+    return text + inference(memory["inference"]) + throughput(memory) + peers(others)
+
+
+def replace_section(page: str, text: str) -> str:
+    """The page with its section of this title, up to the next of its rank, replaced or added."""
+    if TITLE not in page:
+        return page.rstrip("\n") + "\n\n" + text
+    pattern = re.escape(TITLE) + r".*?(?=^## |\Z)"
+    return re.sub(pattern, lambda _: text + "\n", page, flags=re.M | re.S).rstrip("\n") + "\n"
+
+
+def main() -> None:
+    folder, page = ROOT / "build" / "bench", ROOT / "docs" / "memory.md"
+    memory, others = (json.loads((folder / f"{n}.json").read_text()) for n in ("memory", "peers"))
+    page.write_text(replace_section(page.read_text(), section(memory, others)))
+    print("written: docs/memory.md")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,256 @@
+"""The benchmarks run, and what they compare with is right: bounds on hand-made traces."""
+
+import importlib
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fresh import WARNINGS
+
+ROOT = Path(__file__).parents[1]
+BENCHMARKS = ROOT / "benchmarks"
+sys.path.append(str(BENCHMARKS))  # scripts import each other by their names
+MODULE = importlib.import_module("furthest")
+parse, furthest, Infeasible = MODULE.parse, MODULE.furthest, MODULE.Infeasible
+least = importlib.import_module("least").least
+MADE, READ, WRITTEN, DROPPED = range(4)
+
+
+def program(text, sizes):
+    """Operators with spaces between: letters are read, capitals written, "+a" is made, "-a" drops.
+
+    "+ab" is the operator that reads b and makes a.
+    """
+    events, ticks, names = [], itertools.count(), {}
+
+    def event(name, kind, tick):
+        number = names.setdefault(name, len(names))
+        events.append((number, sizes[name], tick, kind))
+
+    for operator in text.split():
+        if operator[0] == "-":
+            for name in operator[1:]:
+                event(name, DROPPED, next(ticks))
+            continue
+        made = operator[1] if operator[0] == "+" else ""
+        tick = next(ticks)
+        for name in operator[2:] if made else operator:
+            event(name.lower(), WRITTEN if name.isupper() else READ, tick)
+        if made:
+            event(made, MADE, next(ticks))
+    return parse(events)
+
+
+# ---- traces
+
+
+def test_results_belong_to_the_operator_that_made_them():
+    p = program("ab +cB -c a", {"a": 1, "b": 2, "c": 4})
+    assert p.moments == [{0: False, 1: False}, {1: True, 2: True}, {0: False}]
+    assert p.sizes == {0: 1, 1: 2, 2: 4}
+    assert p.lasting == {0, 1}
+    assert p.largest() == 6
+
+
+def test_what_was_made_before_or_stays_is_not_lasting():
+    p = program("-a +b +cb -b", {"a": 1, "b": 2, "c": 4})
+    assert p.moments == [{1: True}, {1: False, 2: True}]
+    assert p.lasting == set()
+
+
+def test_an_operator_that_reads_and_writes_a_storage_writes_it():
+    p = program("aA", {"a": 3})
+    assert p.moments == [{0: True}]
+
+
+# ---- optima that are known
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes", "room", "out", "back"),
+    [
+        ("a b a", {"a": 10, "b": 10}, 20, 0, 0),  # everything fits
+        ("a b", {"a": 10, "b": 10}, 10, 0, 20),  # never written: only comes back
+        ("A b", {"a": 10, "b": 10}, 10, 10, 20),  # one of them is written in each step
+        ("A a b", {"a": 10, "b": 10}, 10, 10, 20),  # and read afterwards
+        ("+a +b -b a -a", {"a": 10, "b": 10}, 10, 10, 10),  # an activation
+        ("+a +b -b +c -a -c", dict.fromkeys("abc", 10), 10, 0, 0),  # nobody needs it again
+        ("+a +b a -b +c a -c -a", dict.fromkeys("abc", 10), 10, 10, 20),  # copied once
+        ("+a +b A -b +c a -c -a", dict.fromkeys("abc", 10), 10, 20, 20),  # written between
+    ],
+)
+def test_both_find_it(text, sizes, room, out, back):
+    p = program(text, sizes)
+    copied = furthest(p, room)
+    assert least(p, room) <= copied.out
+    assert (copied.out, copied.back) == (out, back)
+    assert least(p, room) == pytest.approx(out)
+    assert least(p, room, both_ways=True) == pytest.approx(out + back)
+
+
+def test_equal_clean_pages_in_turns():
+    """Three in a room for two: all miss by LRU, half of them at best."""
+    p = program("a b c", dict.fromkeys("abc", 10))
+    two_steps = furthest(p, 20, steps=5).back + furthest(p, 20, steps=6).back
+    assert two_steps == 30
+    assert least(p, 20, both_ways=True) == pytest.approx(15)
+    assert least(p, 20) == 0
+
+
+def test_a_part_of_a_storage_may_be_away_in_the_bound_only():
+    p = program("+a +b -b a -a", {"a": 10, "b": 8})
+    assert furthest(p, 15) == (10, 10)
+    assert least(p, 15) == pytest.approx(3)
+
+
+def test_of_two_that_are_used_together_the_clean_one_leaves():
+    p = program("w +a +z -z +c -c wa -a", {"w": 10, "a": 10, "z": 0, "c": 10})
+    assert furthest(p, 20) == (0, 10)
+
+
+def test_what_is_held_and_not_used_again_is_lost_by_an_oracle_only():
+    p = program("+a a +z -z +b -b -a", {"a": 10, "z": 0, "b": 10})
+    assert p.ends == {0: 3, 1: 2, 2: 3}
+    for room, out in ((20, 0), (10, 10)):
+        assert furthest(p, room) == (0, 0)
+        assert least(p, room) == 0
+        assert furthest(p, room, oracle=False) == (out, 0)
+        for both in (False, True):
+            bound = least(p, room, both_ways=both, oracle=False)
+            assert bound == pytest.approx(out)
+
+
+def test_what_is_held_at_the_end_goes_there():
+    p = program("x +g +z -z x +b -b", {"x": 1, "g": 10, "z": 0, "b": 10})
+    assert furthest(p, 11, oracle=False) == (10, 0)
+    assert least(p, 11, oracle=False) == pytest.approx(10)
+
+
+def test_an_operator_that_does_not_fit():
+    p = program("ab c", {"a": 10, "b": 10, "c": 1})
+    for find in (furthest, least):
+        with pytest.raises(Infeasible, match="needs 20"):
+            find(p, 19)
+
+
+def test_an_empty_trace_copies_nothing():
+    assert furthest(parse([]), 0) == (0, 0)
+    assert least(parse([]), 0) == 0
+
+
+def best(p, room, price):
+    """The cheapest step that ends as it began, by trying everything."""
+    lasting = sorted(p.lasting)
+
+    def total(storages):
+        return sum(p.sizes[s] for s in storages)
+
+    def subsets(of):
+        return itertools.chain.from_iterable(
+            itertools.combinations(of, n) for n in range(len(of) + 1)
+        )
+
+    def step(start):
+        """(there, dirty) -> least cost, over all that may happen."""
+        states = {start: 0}
+        for t, moment in enumerate(p.moments):
+            after = {}
+            later = set().union(*p.moments[t + 1 :])
+            dead = p.sizes.keys() - p.lasting - later
+            known = p.lasting.union(*p.moments[:t])
+            written = {s for s, is_written in moment.items() if is_written}
+            for (there, dirty), cost in states.items():
+                for gone in map(frozenset, subsets(there - moment.keys())):
+                    now = (there - gone) | moment.keys()
+                    if total(now) > room:
+                        continue
+                    back = total((moment.keys() - there) & known) if price == "both" else 0
+                    state = frozenset(now - dead), frozenset(((dirty - gone) | written) - dead)
+                    spent = cost + total(gone & dirty) + back
+                    after[state] = min(spent, after.get(state, spent))
+            states = after
+        return states
+
+    starts = [
+        (frozenset(there), frozenset(dirty))
+        for there in subsets(lasting)
+        for dirty in subsets(there)
+        if total(there) <= room
+    ]
+    return min(step(s).get(s, float("inf")) for s in starts)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_bound_is_below_what_can_be_and_furthest_is_not(seed):
+    """Programs of a few operators, all schedules tried."""
+    draw = random.Random(seed)
+    sizes = {name: draw.randint(1, 9) for name in "abcdx"}
+    operators = []
+    for _ in range(5):
+        names = draw.sample("abcd", draw.randint(1, 2))
+        operators.append("".join(n.upper() if draw.random() < 0.4 else n for n in names))
+    operators.insert(draw.randrange(3), "+x" + draw.choice("abcd"))
+    operators += ["x" + draw.choice("abcd"), "-x"]
+    p = program(" ".join(operators), sizes)
+    for room in (p.largest(), p.largest() + 3, sum(p.sizes.values())):
+        copied = [furthest(p, room, steps) for steps in range(20, 30)]  # it need not be periodic
+        for price, both in (("out", False), ("both", True)):
+            bound, optimum = least(p, room, both_ways=both), best(p, room, price)
+            assert bound <= optimum + 1e-6
+            mean = sum(c.out + (c.back if both else 0) for c in copied) / len(copied)
+            assert bound <= mean + 1e-6
+
+
+# ---- scripts
+
+
+@pytest.fixture
+def benchmark(tmp_path):
+    """Runs a script and returns what it printed and wrote."""
+
+    def run(script, *arguments):
+        out = tmp_path / "report.json"
+        kept = {k: v for k, v in os.environ.items() if "MANAGED" not in k}
+        done = subprocess.run(
+            [sys.executable, *WARNINGS, str(BENCHMARKS / script), *arguments, "--out", str(out)],
+            env=kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        return done.stdout, json.loads(out.read_text())
+
+    return run
+
+
+@pytest.mark.slow
+def test_memory_of_a_perceptron(benchmark):
+    text, report = benchmark(
+        "memory.py", "--quick", "--model", "mlp", "--fractions", "1.0,0.5,0.05"
+    )
+    found = report["budgets"]["MLP"]["fractions"]
+    assert "peak 30." in text
+    for policy, row in found["1.0"]["policies"].items():
+        assert set(row["moved"].values()) == {0}, policy
+    bounds = found["0.5"]["bounds"]
+    for policy, row in found["0.5"]["policies"].items():
+        assert row["peak"] <= 1
+        for known in bounds.values():
+            assert row["moved"]["spill"] >= known["least_out"] > 0, policy
+            copied = row["moved"]["spill"] + row["moved"]["restore"]
+            assert copied >= known["least_both"] > known["least_out"], policy
+    assert bounds["kept"]["least_out"] > bounds["oracle"]["least_out"]  # gradients are held
+    assert "out of memory" in found["0.05"]["why"]
+    inference = report["inference"]
+    for row in inference["policies"].values():
+        assert row["spill"] == 0
+        assert 0.8 * inference["used"] < row["restore"] <= inference["used"]
+    assert 1.0 <= report["feasible"]["MLP"]["budget"] / report["feasible"]["MLP"]["operator"] < 1.3
+    assert set(report["throughput"]) >= {"spill, 1 x 32 MiB", "restore, 1 x 32 MiB"}
