@@ -28,6 +28,7 @@ def work(x, operators=10):
 # ---- what leaves before operators
 
 
+@pytest.mark.not_under_torture("it begins with torture off")
 def test_torture_ends_with_the_block():
     x = on(torch.ones(4))
     with managed.debug.torture(), moved() as inside:
@@ -38,6 +39,7 @@ def test_torture_ends_with_the_block():
     assert left(m) == 0
 
 
+@pytest.mark.not_under_torture("it begins with torture off")
 def test_a_block_that_raises_ends_torture_too():
     with pytest.raises(KeyError), managed.debug.torture(hammer=True):
         raise KeyError
@@ -92,6 +94,7 @@ def test_blocks_nest():
 # ---- what makes no sense
 
 
+@pytest.mark.not_under_torture("it begins with torture off")
 @pytest.mark.parametrize(
     ("asked", "error", "text"),
     [
@@ -139,6 +142,7 @@ def wait_until_spilled(x):
     assert _C.is_spilled(x)
 
 
+@pytest.mark.not_under_torture("it begins with torture off")
 def test_the_hammer_strikes_while_the_block_runs():
     with managed.debug.torture(odds=None, hammer=True):
         assert len(hammers()) == 1
@@ -238,6 +242,7 @@ def test_the_environment_variable(run_python, value, hammer):
     assert out == f"[22.0, 22.0, 22.0, 22.0] True {1 + hammer}\n"
 
 
+@pytest.mark.not_under_torture("it begins with torture off")
 def test_a_value_that_cannot_be_read(run_python):
     text = run_python("import managed", MANAGED_TORTURE="some", status=1, stderr="MANAGED_TORTURE")
     assert "cannot be used" in text

@@ -31,6 +31,7 @@ def make(device="sim:0", dtype=torch.float32, requires_grad=False):
 # ---- the bytes
 
 
+@pytest.mark.not_under_torture("it counts what leaves and comes back")
 @pytest.mark.parametrize("device", ["sim:0", "sim:3"])
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, torch.float64, torch.uint8, torch.bool, torch.cfloat]
@@ -61,6 +62,7 @@ def test_strides_come_back():
     assert torch.equal(x[:, 3].cpu(), here[:, 3])
 
 
+@pytest.mark.not_under_torture("what is small leaves, too")
 def test_what_is_small_stays():
     x = on(torch.randn(16 * KiB // 4 - 1))
     _C.spill_all()
@@ -111,6 +113,7 @@ def test_a_look_at_what_it_is_brings_nothing_home():
     assert _C.is_spilled(x)
 
 
+@pytest.mark.not_under_torture("it counts what leaves and comes back")
 def test_views_and_bases_share_what_leaves():
     here, x = make()
     row, grid = x[100:200], x.view(-1, 64)
@@ -285,6 +288,7 @@ def test_what_was_written_is_not_dropped(write):
     assert torch.equal(x.cpu(), here)
 
 
+@pytest.mark.not_under_torture("it counts what leaves and comes back")
 def test_inference_of_a_model_four_times_the_device():
     """Each weight comes in once a pass, and from the second pass on none goes out."""
     width, depth = 256, 16
@@ -306,6 +310,7 @@ def test_inference_of_a_model_four_times_the_device():
         assert torch.sim.max_memory_allocated(0) <= weights // 4
 
 
+@pytest.mark.not_under_torture("it counts what leaves and comes back")
 def test_what_dies_while_it_is_away_gives_everything_back():
     before = _C.host_memory()["used"], torch.sim.memory_allocated(0)
     kept = [on(torch.randn(N)) for _ in range(8)]
