@@ -72,13 +72,12 @@ def test_control_c_in_the_middle_of_a_copy(run):
     out = run(
         INSIDE
         + """
-    for _ in range(8):
+    while sum(inside) < 4:  # a signal may come too late
         _C.spill_all()
         assert _C.is_spilled(big)
         interrupted(lambda: big.add_(0))
         assert not _C.is_spilled(big)
         assert big.sum().item() == total
-    assert sum(inside) >= 4, inside  # most signals came before the copy was over
     del big
     whole()
     print("end")
@@ -100,14 +99,13 @@ def test_control_c_in_the_middle_of_a_backward_pass(run):
 
     forward().backward()
     expected = w.grad.cpu()
-    for _ in range(4):
+    while sum(inside) < 2:
         loss = forward()
         _C.spill_all()
         interrupted(loss.backward)
         assert w.grad is None or torch.equal(w.grad.cpu(), expected)
         forward().backward()
         assert torch.equal(w.grad.cpu(), expected)
-    assert sum(inside) >= 2, inside
     del big, loss, w
     whole()
     print("end")
