@@ -17,13 +17,13 @@ PIP := $(BIN)/pip -qq --disable-pip-version-check
 export MAX_JOBS := $(JOBS)
 export MANAGED_WERROR ?= 1
 
-.PHONY: help build demo test ctest asan tsan valgrind conformance asan-python tsan-python bench docs compat gpu lint wheel clean
+.PHONY: help build demo test ctest asan tsan valgrind conformance torture stress asan-python tsan-python bench docs compat gpu lint wheel clean
 .PRECIOUS: .venv-compat-%/.torch .venv-compat-%/.test # made on the way, kept
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo | test | build | ctest | asan | tsan | valgrind | conformance | bench"
-	@echo "     asan-python | tsan-python | docs | lint | wheel | compat | gpu | clean"
+	@echo "     torture | stress | asan-python | tsan-python | docs | lint | wheel | compat | gpu | clean"
 
 # ---- environment
 
@@ -70,6 +70,17 @@ asan tsan valgrind:
 
 conformance: $(VENV)/.test build
 	@$(BIN)/python $(PYTEST) -m conformance tests/conformance $(PYTEST_FLAGS)
+
+# The Python suite while everything that nobody uses leaves its device before each operator. The sweeps over operators
+# have placements of their own for that; tests that cannot hold then are marked not_under_torture, with the reason.
+TORTURE ?= all
+torture: $(VENV)/.test build
+	@MANAGED_TORTURE=$(TORTURE) $(BIN)/python $(PYTEST) -m "not conformance" --ignore=tests/conformance --ignore=tests/test_build.py $(PYTEST_FLAGS)
+
+# Threads that train, infer and make everything leave, for as long as is asked for; tests/stress_spill.py says what fails.
+SECONDS ?= 300
+stress: $(VENV)/.editable build
+	@$(BIN)/python tests/stress_spill.py $(SECONDS)
 
 # The Python suite with the extensions under AddressSanitizer; torch itself is not instrumented.
 # Leaks are not asked for: the interpreter and torch keep much until the very end.

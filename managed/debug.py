@@ -1,31 +1,127 @@
-"""For tests of programs that spill: memory pressure without waiting for it."""
+"""For tests of programs that spill: memory pressure without waiting for it, and failures."""
 
 from __future__ import annotations
 
+import atexit
+import re
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from managed._backend import C
 
-__all__ = ["torture"]
+__all__ = ["Torture", "torture", "torture_from_environment"]
+
+_FORM = re.compile(r"(?P<leaving>all|random(:(?P<seed>\d+))?)?(?P<hammer>(?(leaving),)hammer)?")
+
+
+class Torture:
+    """What a block under torture is given; `failures` is filled when the block ends."""
+
+    failures = 0  #: allocations and copies that failed because the block asked for it
+
+
+class Hammer:
+    """A thread that makes everything leave that nobody uses, all the time, until stop().
+
+    It ends with the process, too. A child of fork() has no such thread.
+    """
+
+    def __init__(self) -> None:
+        self._goes_on = True
+        self._thread = threading.Thread(target=self._work, name="managed hammer", daemon=True)
+        self._thread.start()
+        atexit.register(self.stop)  # otherwise the interpreter would end under the thread's feet
+
+    def _work(self) -> None:
+        while self._goes_on:
+            C.spill_all()
+
+    def stop(self) -> None:
+        self._goes_on = False
+        self._thread.join()
+        atexit.unregister(self.stop)
 
 
 @contextmanager
-def torture(odds: int = 1, seed: int = 0, at_least: int = 1) -> Iterator[None]:
+def torture(
+    odds: int | None = 1,
+    seed: int = 0,
+    at_least: int = 1,
+    *,
+    hammer: bool = False,
+    fail_allocation: int | range | None = None,
+    fail_copy: int | range | None = None,
+) -> Iterator[Torture]:
     """Before each operator, spill every storage of an accelerator that nobody uses.
 
     With `odds` of n each storage goes with a chance of one in n, repeatably by `seed` in a
-    program of one thread. Storages that are made inside take part from `at_least` bytes on.
-    On simulated devices freed bytes are overwritten, so that whoever still reads them computes
-    nonsense. Results must not change by a bit. The environment variable MANAGED_TORTURE
-    ("all", or "random:SEED" for a third) does the same for a whole program.
+    program of one thread; with None operators spill nothing. Storages that are made inside take
+    part from `at_least` bytes on. On simulated devices freed bytes are overwritten, so that
+    whoever still reads them computes nonsense. Results must not change by a bit.
 
-    Affects all threads. ValueError when `odds` is below 1.
+    With `hammer` a thread spills all the time, also while operators run.
+
+    `fail_allocation` and `fail_copy` make the n-th allocation on simulated devices, or the n-th
+    copy to, from or between them, fail; a range stands for several in a row. They count from 1,
+    all threads and devices together. Some failures go unnoticed, because there is another way;
+    others raise torch.OutOfMemoryError (allocations) or RuntimeError (copies), after which
+    everything has the values that it had. `failures` of what the block is given says afterwards
+    how many happened: 0 when the block made fewer allocations or copies than that.
+
+    Affects all threads; what was asked for before comes back when the block ends. ValueError for
+    numbers that make no sense. The environment variable MANAGED_TORTURE does it for a whole
+    program: "all" or "random:SEED" (a chance of one in three), "hammer", or "all,hammer".
     """
-    if odds < 1:
+    if odds is not None and odds < 1:
         raise ValueError(f"managed: odds are 1 (everything leaves) or more, not {odds}")
-    usual = C.torture(odds, seed, at_least, True)
+    asked = [("fail_allocation", fail_allocation), ("fail_copy", fail_copy)]
+    faults = {kind: _consecutive(name, n) for kind, (name, n) in enumerate(asked) if n is not None}
+    given = Torture()
+    with ExitStack() as ends:
+        ends.callback(C.torture, *C.torture(odds or 0, seed, at_least, True))
+        for kind, numbers in faults.items():
+            ends.enter_context(_failing(kind, numbers, given))
+        if hammer:
+            ends.callback(Hammer().stop)
+        yield given
+
+
+def _consecutive(name: str, numbers: int | range) -> range:
+    """The numbers that fail; refused unless they are 1 or more and follow each other."""
+    if isinstance(numbers, bool) or not isinstance(numbers, int | range):
+        raise TypeError(f"managed: {name} is an int or a range, not {numbers!r}")
+    found = numbers if isinstance(numbers, range) else range(numbers, numbers + 1)
+    if found.step != 1 or not 1 <= found.start < found.stop < 2**63:
+        raise ValueError(
+            f"managed: {name} counts from 1 and takes one number, or a range of some that follow "
+            f"each other, not {numbers!r}"
+        )
+    return found
+
+
+@contextmanager
+def _failing(kind: int, numbers: range, given: Torture) -> Iterator[None]:
+    from managed import _sim
+
+    if not _sim.device_count():
+        raise RuntimeError(
+            "managed: only simulated devices fail when they are asked to: call managed.simulate()"
+        )
+    before = _sim.exchange_faults(kind, numbers.start, numbers.stop - 1, 0)
     try:
         yield
     finally:
-        C.torture(0, 0, usual, False)
+        _, _, seen = _sim.exchange_faults(kind, *before)
+        given.failures += len(range(numbers.start, min(seen + 1, numbers.stop)))
+
+
+def torture_from_environment(value: str) -> None:
+    """Does for the whole program what MANAGED_TORTURE says; ValueError for anything else."""
+    form = _FORM.fullmatch(value)
+    if not form:
+        raise ValueError('it is "all" or "random:SEED", "hammer", or both: "all,hammer"')
+    odds = {"all": 1, None: 0}.get(form["leaving"], 3)
+    C.torture(odds, int(form["seed"] or 0), 1, True)
+    if form["hammer"]:
+        Hammer()

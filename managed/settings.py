@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from managed._backend import INERT, C
+from managed.debug import torture_from_environment
 
 __all__ = ["VARIABLES", "Budget", "Variable", "budget", "frozen", "parse_bytes"]
 
@@ -148,13 +149,6 @@ def _set_copy_warning(value: str) -> None:
     C.set_copy_warning(int(value))
 
 
-def _set_torture(value: str) -> None:
-    kind, _, seed = value.partition(":")
-    if kind not in ("all", "random") or (kind == "all" and seed):
-        raise ValueError('it is "all" or "random:SEED"')
-    C.torture(1 if kind == "all" else 3, int(seed or 0), 1, True)
-
-
 class Variable(NamedTuple):
     """One environment variable, read once when the package is imported."""
 
@@ -186,8 +180,9 @@ VARIABLES = {
     ),
     "MANAGED_TORTURE": Variable(
         "",
-        'for tests: "all" spills what is not in use before each operator, "random:SEED" a third',
-        _set_torture,
+        'for tests: "all" spills what is not in use before each operator, "random:SEED" a third; '
+        '"hammer", or "all,hammer", does it all the time',
+        torture_from_environment,
     ),
     "MANAGED_LOG": Variable("", "a logging level: shows the logger on stderr", _log_to_stderr),
 }

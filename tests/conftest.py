@@ -2,7 +2,8 @@
 
 A process can simulate devices once and only before its first backward pass, so the whole run
 shares one set of devices; a test that needs others runs its own interpreter (`run_python`).
-TEST_SEED repeats the random choices of a run.
+TEST_SEED repeats the random choices of a run. With MANAGED_TORTURE set (`make torture`), tests that
+are marked `not_under_torture` are skipped, each with its reason.
 """
 
 import json
@@ -20,11 +21,13 @@ import managed
 
 SEED = int(os.environ.get("TEST_SEED", "0"))
 INERT = os.environ.get("NO_MANAGED", "0") not in ("", "0")
+TORTURE = os.environ.get("MANAGED_TORTURE")
 ON_CUDA = os.environ.get("MANAGED_TEST_DEVICES") == "cuda"
 
 
 def pytest_report_header(config):
-    return f"torch {torch.__version__}, CUDA {torch.version.cuda}, TEST_SEED={SEED}"
+    told = f"torch {torch.__version__}, CUDA {torch.version.cuda}, TEST_SEED={SEED}"
+    return f"{told}, MANAGED_TORTURE={TORTURE}" if TORTURE else told
 
 
 def _no_gpu_suite():
@@ -39,12 +42,13 @@ def _no_gpu_suite():
 
 
 def pytest_collection_modifyitems(items):
-    reason = _no_gpu_suite()
-    if reason is None:
-        return
+    no_gpu = _no_gpu_suite()
     for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason=reason))
+        if no_gpu and item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason=no_gpu))
+        exempt = item.get_closest_marker("not_under_torture")
+        if TORTURE and exempt:
+            item.add_marker(pytest.mark.skip(reason=f"not under torture: {exempt.args[0]}"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -95,6 +95,30 @@ def _more(before):
     ]
 
 
+PRESSURES = ("torture", "hammer", "budget")
+
+
+def pressed(pressure, function, fraction=0.6):
+    """What the function returns while storages leave, also the smallest.
+
+    "torture": before each operator. "hammer": all the time, too. "budget": on each device, where
+    the function has a part of what it took at most when it ran the first time.
+    """
+    if pressure != "budget":
+        with managed.debug.torture(hammer=pressure == "hammer"):
+            return function()
+    names = [f"sim:{i}" for i in range(torch.sim.device_count())]
+    with managed.debug.torture(odds=None), contextlib.ExitStack() as budgets:
+        before = [torch.sim.memory_allocated(name) for name in names]
+        for name in names:
+            torch.sim.reset_peak_memory_stats(name)
+        function()
+        for name, least in zip(names, before, strict=True):
+            needed = torch.sim.max_memory_allocated(name) - least
+            budgets.enter_context(managed.budget(name, least + int(fraction * needed)))
+        return function()
+
+
 def mlp(width=64, depth=4):
     layers = (m for _ in range(depth) for m in (nn.Linear(width, width), nn.Tanh()))
     return nn.Sequential(*layers)

@@ -105,6 +105,7 @@ def test_what_cannot_be_meant_changes_nothing(device, size, error, says):
 # ---- what it does
 
 
+@pytest.mark.not_under_torture("it counts what leaves and comes back")
 def test_what_is_there_beyond_it_leaves_at_once():
     """The half that was used longest ago."""
     kept = [sized(4, float(i)) for i in range(10)]
@@ -119,6 +120,7 @@ def test_what_is_there_beyond_it_leaves_at_once():
     assert [t[0].item() for t in kept] == [float(i) for i in range(10)]
 
 
+@pytest.mark.not_under_torture("who leaves first is not chosen by use")
 def test_what_was_just_made_does_not_leave_first():
     kept = [sized(4, float(i)) for i in range(10)]
     with managed.budget("sim:0", used() - 18 * MiB):
@@ -278,6 +280,7 @@ def under(model, batches, optimizer, room):
         return results, torch.sim.max_memory_allocated(0) - before
 
 
+@pytest.mark.not_under_torture("the peak that its budgets are parts of is the least there can be")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("make", [perceptron, convolutions, encoder, recurrent, gpt2])

@@ -93,6 +93,7 @@ def test_stats_reset():
         managed.stats(1, 2)
 
 
+@pytest.mark.not_under_torture("it counts what leaves and comes back")
 def test_stats_count_to_the_byte():
     managed.stats(reset=True)
     a = torch.ones(100).as_subclass(managed.ManagedTensor).cuda(1)

@@ -115,6 +115,7 @@ def test_double_backward_of_a_function():
     check(v, 2 * (X + 1))
 
 
+@pytest.mark.not_under_torture("it counts what leaves and comes back")
 def test_what_a_function_sends_home_is_counted():
     w = leaf("sim:0")
     managed.stats(reset=True)

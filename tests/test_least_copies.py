@@ -100,6 +100,7 @@ def test_a_layer_used_ten_times_on_alternating_devices(home):
     check(layer.parameters(), there.parameters(), same_order=False)
 
 
+@pytest.mark.not_under_torture("it counts what leaves and comes back")
 @pytest.mark.parametrize("make", [nn.RNN, nn.LSTM, nn.GRU])
 def test_recurrent_layers_over_devices(make):
     plain = make(8, 8, num_layers=2)

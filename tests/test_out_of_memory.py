@@ -113,6 +113,7 @@ def test_a_plain_tensor_makes_managed_ones_leave(room):
 # ---- what is there afterwards
 
 
+@pytest.mark.not_under_torture("it counts what leaves and comes back")
 def test_what_can_never_fit_moves_nothing(room):
     kept = [sized(10) for _ in range(4)]
     with moved() as m:
@@ -121,6 +122,7 @@ def test_what_can_never_fit_moves_nothing(room):
     assert not any(map(_C.is_spilled, kept))
 
 
+@pytest.mark.not_under_torture("what fills the device leaves it")
 def test_the_next_smaller_request_works(room):
     a, b, c = sized(20, 1.0), sized(20, 2.0), sized(20, 3.0)
     for _ in range(3):
@@ -190,6 +192,7 @@ def work(w):
     return (y * y).sum()
 
 
+@pytest.mark.not_under_torture("what fills the device leaves it")
 def test_a_backward_pass_that_fails(room):
     w = sized(6, 2.0).requires_grad_()
     loss = work(w)

@@ -140,6 +140,7 @@ def train_scattered(name, seed):
     return net, [watched(net, optimizer, loss, batch) for batch in batches]
 
 
+@pytest.mark.not_under_torture("the history forgets what it counts")
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", NAMES)
 def test_ten_steps(name, seed):
@@ -157,6 +158,7 @@ def test_ten_steps(name, seed):
     assert_least(net, steps[-1].start)
 
 
+@pytest.mark.not_under_torture("the history forgets what it counts")
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", SUMS_IN_ANOTHER_ORDER)
 def test_a_run_repeats_to_the_bit_with_the_backward_pass_in_one_thread(name, seed):
@@ -197,6 +199,7 @@ def wait_for(measure, expected):
     return measure()
 
 
+@pytest.mark.not_under_torture("it counts what devices hold")
 @pytest.mark.parametrize("name", ["mlp", "encoder"])
 def test_three_hundred_steps(name):
     gc.collect()
@@ -260,6 +263,7 @@ def mean_square(net, batch):
     return net(batch).square().mean()
 
 
+@pytest.mark.not_under_torture("it counts what leaves and comes back")
 def test_two_layers_on_two_devices():
     """Three copies: the batch, which is on the CPU, to the first layer; what comes out of it to the
     second; and that one's gradient back, by which alone the first layer learns. The batch needs no
@@ -272,6 +276,7 @@ def test_two_layers_on_two_devices():
     assert steps == [(3, links, 0)] * 5
 
 
+@pytest.mark.not_under_torture("it counts what leaves and comes back")
 def test_a_bias_that_is_elsewhere_comes_where_it_is_used():
     """In the first step it is copied and its gradient goes back. In the second it moves, which
     costs what the copy would have cost, and the two states of AdamW follow. Then nothing but the
@@ -290,6 +295,7 @@ def test_a_bias_that_is_elsewhere_comes_where_it_is_used():
     assert net.bias.device == torch.device("sim:0")
 
 
+@pytest.mark.not_under_torture("it counts what leaves and comes back")
 @pytest.mark.parametrize("uses", [1, 2, 10])
 def test_a_weight_that_two_devices_need(uses):
     """It stays, since its home needs it as well. However often the other device uses it, and
@@ -313,6 +319,7 @@ def test_a_weight_that_two_devices_need(uses):
     assert counted(step) == [(2, links, 0)] * 5
 
 
+@pytest.mark.not_under_torture("it counts what leaves and comes back")
 def test_a_weight_that_nobody_writes():
     """Its copy serves in every later step: what is left is the gradient's way home."""
     w = leaf("sim:0", 8, 8)

@@ -23,6 +23,7 @@ def nothing_left():
 # ---- the bytes
 
 
+@pytest.mark.not_under_torture("it counts what leaves and comes back")
 @pytest.mark.parametrize("device", ["sim:0", "sim:3"])
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, torch.float64, torch.uint8, torch.bool, torch.cfloat]
@@ -53,6 +54,7 @@ def test_strides_come_back():
     assert torch.equal(x[:, 3].cpu(), here[:, 3])
 
 
+@pytest.mark.not_under_torture("what is small leaves, too")
 def test_what_is_small_stays():
     x = on(torch.randn(16 * KiB // 4 - 1))
     _C.spill_all()
@@ -117,6 +119,7 @@ VIEWS = {
 }
 
 
+@pytest.mark.not_under_torture("it counts what leaves and comes back")
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_view_brings_nothing_home(view):
     here, x = make()
@@ -129,6 +132,7 @@ def test_a_view_brings_nothing_home(view):
     assert _C.is_spilled(x) == (view == "shape")
 
 
+@pytest.mark.not_under_torture("it counts what leaves and comes back")
 def test_the_state_of_a_module_is_listed_where_it_is():
     there = module_on(nn.Sequential(nn.Linear(128, 128), nn.BatchNorm1d(128)))
     with moved() as figures:
@@ -138,6 +142,7 @@ def test_the_state_of_a_module_is_listed_where_it_is():
     assert figures["restore"] == 0
 
 
+@pytest.mark.not_under_torture("it counts what leaves and comes back")
 def test_views_and_bases_share_what_leaves():
     here, x = make()
     row, grid = x[100:200], x.view(-1, 64)
@@ -267,6 +272,7 @@ def test_figures_of_one_storage():
     assert _C.residency("sim:0") == idle
 
 
+@pytest.mark.not_under_torture("it counts what leaves and comes back")
 def test_the_history_of_a_tensor_tells_of_its_bytes():
     x = torch.randn(N).as_subclass(ManagedTensor)
     there = x.to("sim:0")  # its history goes on under the same name
@@ -320,6 +326,7 @@ def test_what_was_written_is_not_dropped(write):
     assert torch.equal(x.cpu(), here)
 
 
+@pytest.mark.not_under_torture("it counts what leaves and comes back")
 def test_inference_of_a_model_four_times_the_device():
     """Each weight comes in once a pass, and from the second pass on none goes out."""
     width, depth = 256, 16
@@ -341,6 +348,7 @@ def test_inference_of_a_model_four_times_the_device():
         assert torch.sim.max_memory_allocated(0) <= weights // 4
 
 
+@pytest.mark.not_under_torture("it counts what leaves and comes back")
 def test_what_dies_while_it_is_away_gives_everything_back():
     before = _C.host_memory()["used"], torch.sim.memory_allocated(0)
     kept = [on(torch.randn(N)) for _ in range(8)]

@@ -258,6 +258,7 @@ def test_record_stream():
 
 
 # torch says it once in a process.
+@pytest.mark.not_under_torture("it counts what leaves and comes back")
 @pytest.mark.filterwarnings("ignore:Sparse CS. tensor support is in beta state:UserWarning")
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
 def test_sparse(layout):

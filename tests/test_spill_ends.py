@@ -43,6 +43,135 @@ def test_control_c_amid_restores(run):
     assert out == "60\n"
 
 
+INSIDE = """
+    big = on(torch.arange(float(12 * MiB)))
+    total, inside = big.sum().item(), []
+
+    def interrupt():
+        while not _C.residency(0)["moving"]:
+            pass
+        os.kill(os.getpid(), signal.SIGINT)
+        inside.append(_C.residency(0)["moving"] > 0)
+
+    def interrupted(work):
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        try:
+            work()
+            time.sleep(60)
+        except KeyboardInterrupt:
+            pass
+        thread.join()
+        busy = [_C.residency(0)[name] for name in ("in_use", "moving", "pinned")]
+        assert busy == [0, 0, 0], busy
+"""
+
+
+def test_control_c_in_the_middle_of_a_copy(run):
+    """A signal from another thread, while the bytes of an operand are on their way home."""
+    out = run(
+        INSIDE
+        + """
+    while sum(inside) < 4:  # a signal may come too late
+        _C.spill_all()
+        assert _C.is_spilled(big)
+        interrupted(lambda: big.add_(0))
+        assert not _C.is_spilled(big)
+        assert big.sum().item() == total
+    del big
+    whole()
+    print("end")
+    """
+    )
+    assert out == "end\n"
+
+
+def test_control_c_in_the_middle_of_a_backward_pass(run):
+    """What was saved comes home in a thread of the engine."""
+    out = run(
+        INSIDE
+        + """
+    w = on(torch.ones(MiB)).requires_grad_()
+
+    def forward():
+        w.grad = None
+        return (big.view(12, MiB) @ w).sum()
+
+    forward().backward()
+    expected = w.grad.cpu()
+    while sum(inside) < 2:
+        loss = forward()
+        _C.spill_all()
+        interrupted(loss.backward)
+        assert w.grad is None or torch.equal(w.grad.cpu(), expected)
+        forward().backward()
+        assert torch.equal(w.grad.cpu(), expected)
+    del big, loss, w
+    whole()
+    print("end")
+    """
+    )
+    assert out == "end\n"
+
+
+def test_a_handler_that_uses_what_is_on_its_way(run):
+    out = run(
+        INSIDE
+        + """
+    def handler(number, frame):
+        seen.append(big.sum().item())
+        _C.spill_all()
+        seen.append(big.sum().item())
+        raise KeyboardInterrupt
+
+    seen = []
+    signal.signal(signal.SIGINT, handler)
+    _C.spill_all()
+    interrupted(lambda: big.add_(0))
+    assert seen == [total] * 2 and inside
+    del big
+    whole()
+    print("end")
+    """
+    )
+    assert out == "end\n"
+
+
+def test_an_exception_inside_a_custom_operator(run):
+    """Its operands were brought home, and inside it others were: all may leave again."""
+    out = run("""
+    x, y = (on(torch.full((MiB,), float(i))).requires_grad_() for i in (1, 2))
+
+    @torch.library.custom_op("ends::fails", mutates_args=())
+    def fails(a: torch.Tensor, when: int) -> torch.Tensor:
+        if when == 0:
+            raise KeyError("at once")
+        made = a * 2 + y.detach()
+        if when == 1:
+            made @ a[:3]
+        return made
+
+    def backward(ctx, g):
+        (g * y).sum()
+        raise LookupError("in a backward pass")
+
+    fails.register_autograd(backward)
+    with managed.budget("sim:0", "17MiB"):
+        for when, kind in ((0, KeyError), (1, RuntimeError), (2, LookupError)) * 3:
+            try:
+                fails(x, when).sum().backward()
+            except kind:
+                busy = [_C.residency(0)[name] for name in ("in_use", "moving", "pinned")]
+                assert busy == [0, 0, 0], busy
+                _C.spill_all()
+                assert _C.is_spilled(x) and _C.is_spilled(y)
+        print((x * y).sum().item() == 2 * MiB, x.grad)
+    del x, y, backward
+    fails = None
+    """)
+    assert out == "True None\n"
+
+
 def test_control_c_while_it_waits_for_room(run):
     """Another thread's operator holds what is needed; the wait ends by itself, then the signal."""
     out = run("""
@@ -176,6 +305,16 @@ EXITS = {
                 _C.spill_all()
         threading.Thread(target=hammer, daemon=True).start()
         x.sum()
+    """),
+    "a daemon in the middle of copies": dedent("""
+        big = on(torch.ones(8 * 2**20))
+        def use():
+            while True:
+                _C.spill_all()
+                big.add_(1)
+        threading.Thread(target=use, daemon=True).start()
+        while not _C.residency(0)["moving"]:
+            pass
     """),
     "a budget that stands": "managed.budget('sim:0', '1MiB'); w = [x + i for i in range(9)]",
 }

@@ -3,10 +3,15 @@
 Each program runs in an interpreter of its own, under a watchdog that shows all threads.
 """
 
+import os
+from pathlib import Path
 from textwrap import dedent
 
 import pytest
 from pressed import BEGIN
+
+STRESS = Path(__file__).parent / "stress_spill.py"
+SECONDS = os.environ.get("MANAGED_STRESS_SECONDS", "4")
 
 
 @pytest.fixture
@@ -156,3 +161,30 @@ def test_everything_dies_while_it_is_moved(run):
         together(*[work] * 3)
     whole()
     """)
+
+
+LENT = """
+    x = on(torch.full((MiB,), 3.0))
+    with managed.debug.torture(odds=None, hammer=True):
+        for _ in range(300):
+            lent = x.untyped_storage()
+            assert not _C.is_spilled(x)
+            del lent
+            assert x.sum().item() == 3.0 * MiB
+    del x
+    whole()
+"""
+
+
+def test_storages_that_are_lent_and_given_back_under_a_hammer(run):
+    """Whether a program still holds one is asked while the one who asks holds the core's lock."""
+    run(LENT)
+
+
+def test_a_crowd_where_there_is_not_room_for_all(run_python):
+    """Minutes of it: `make stress`, or MANAGED_STRESS_SECONDS for this test."""
+    out = run_python(STRESS.read_text(), SECONDS, timeout=120 + 2 * float(SECONDS))
+    assert [line.split(":")[:2] for line in out.splitlines()] == [
+        ["hammer", " as plain"],
+        ["budget", " as plain"],
+    ]

@@ -94,6 +94,16 @@ def test_some_leave(name, seed, expected):
     check(wanted, [t.cpu() for t in actual])
 
 
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_everything_leaves_all_the_time(name, expected):
+    wanted = expected(name)
+    with leaves_nothing():
+        with managed.debug.torture(hammer=True):
+            actual = run(name, Placed("sim:1"))
+        check(wanted, [t.cpu() for t in actual])
+        del actual
+
+
 @pytest.mark.parametrize(
     "name", [n for n in PROGRAMS if "generate" not in n and n not in IN_ANOTHER_ORDER]
 )
@@ -132,54 +142,3 @@ def test_forward_mode():
         with managed.debug.torture(), forward_ad.dual_level():
             actual = forward_ad.unpack_dual(function(forward_ad.make_dual(x * 1, x * 2)))
         check([t.cpu() for t in expected], [t.cpu() for t in actual])
-
-
-def test_torture_ends_with_the_block():
-    x = torch.ones(4).as_subclass(ManagedTensor).to("sim:0")
-    with managed.debug.torture():
-        y = x * 2
-        assert y.sum().item() == 8
-        y.neg()
-    with moved() as m:
-        for _ in range(10):
-            y + x
-    assert m["spill"] == m["drop"] == 0
-
-
-def test_odds_that_make_no_sense():
-    with (
-        pytest.raises(ValueError, match="1 \\(everything leaves\\) or more"),
-        managed.debug.torture(0),
-    ):
-        pass
-
-
-def test_a_block_that_raises_ends_torture_too():
-    with pytest.raises(KeyError), managed.debug.torture():
-        raise KeyError
-    x = torch.ones(4).as_subclass(ManagedTensor).to("sim:0") * 2
-    assert _C.spill_all() == 0 or not _C.is_spilled(x)
-
-
-@pytest.mark.parametrize("value", ["all", "random:3"])
-def test_the_environment_variable(run_python, value):
-    out = run_python(
-        """
-        import torch, managed
-        x = torch.ones(4).as_subclass(managed.ManagedTensor).to("sim:0") * 2
-        for _ in range(20):
-            y = x * 3
-            z = x.neg() + y
-            x = x + 1
-        print(x.tolist(), managed.stats()["restore"] > 3)
-        """,
-        MANAGED_SIM="2x16MiB",
-        MANAGED_TORTURE=value,
-    )
-    assert out == "[22.0, 22.0, 22.0, 22.0] True\n"
-
-
-@pytest.mark.parametrize("value", ["some", "all:3", "random:x", "1"])
-def test_a_value_that_cannot_be_read(run_python, value):
-    text = run_python("import managed", MANAGED_TORTURE=value, status=1, stderr="MANAGED_TORTURE")
-    assert "cannot be used" in text

@@ -67,7 +67,8 @@ static PyObject *torture(PyObject *module, PyObject *args) {
   long long at_least;
   int overwrite;
   if (!PyArg_ParseTuple(args, "IKLp:torture", &odds, &seed, &at_least, &overwrite)) return NULL;
-  return PyLong_FromLongLong(mgd_torch_torture(odds, seed, at_least, overwrite));
+  const struct mgd_torture before = mgd_torch_torture((struct mgd_torture){odds, seed, at_least, overwrite});
+  return Py_BuildValue("IKLO", before.odds, (unsigned long long)before.seed, (long long)before.at_least, before.overwrite ? Py_True : Py_False);
 }
 
 static PyObject *spill_all(PyObject *module, PyObject *unused) {
@@ -118,7 +119,7 @@ PyMethodDef mgd_memory_methods[] = {
     {"set_victims", set_victims, METH_O, PyDoc_STR("set_victims(name, /)\n--\n\nThe policy that chooses who leaves: \"lru\", \"clean_first\" or \"greedy_dual\".")},
     {"torture", torture, METH_VARARGS,
      PyDoc_STR("torture(odds, seed, at_least, overwrite, /)\n--\n\nFor tests: before each operator every storage of at_least bytes that nobody uses leaves, by "
-               "chance one in `odds`; 0 ends it. Returns the old at_least.")},
+               "chance one in `odds`; 0 ends it. Returns what was asked for before.")},
     {"spill_all", spill_all, METH_NOARGS, PyDoc_STR("spill_all()\n--\n\nFor tests: every storage that nobody uses leaves. Returns how many did.")},
     {"cuda_starts", cuda_starts, METH_NOARGS, PyDoc_STR("cuda_starts()\n--\n\nCUDA is being initialised.")},
     {"private_pool", private_pool, METH_VARARGS,

@@ -8,6 +8,7 @@
 
 #include "device.h"
 #include "engine.h"
+#include "faults.h"
 #include "generator.h"
 #include "operators.h"
 #include "register.h"
@@ -86,6 +87,11 @@ int mgd_sim_reset_peak(int device) {
     check_device(device);
     reset_peak(device);
   });
+}
+
+void mgd_sim_exchange_faults(int kind, int64_t *first, int64_t *last, int64_t *seen) {
+  const Faults before = exchange_faults(kind ? Fault::Copy : Fault::Allocation, {*first, *last, *seen});
+  *first = before.first, *last = before.last, *seen = before.seen;
 }
 
 int mgd_sim_host_time(int64_t *out) {

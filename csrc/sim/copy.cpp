@@ -7,8 +7,10 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <cstring>
+#include <string>
 
 #include "alias.h"
+#include "faults.h"
 #include "operators.h"
 #include "timeline.h"
 
@@ -25,9 +27,18 @@ int64_t bytes_of(const Tensor &t) {
   return static_cast<int64_t>(t.values().nbytes());  // of the compressed formats, within the model's error
 }
 
+// Nothing has been written when it fails.
+void check_fault(int from, int to, int64_t bytes) {
+  if (C10_LIKELY(!fails_now(Fault::Copy))) return;
+  auto name = [](int place) { return place == kHost ? std::string("cpu") : "sim:" + std::to_string(place); };
+  TORCH_CHECK(false, "a copy of ", bytes, " bytes from ", name(from), " to ", name(to),
+              " failed, because managed.debug.torture(fail_copy=...) asked for it");
+}
+
 Tensor copy_from(const Tensor &source, const Tensor &target, bool non_blocking) {
   c10::impl::ExcludeDispatchKeyGuard unmanaged(kKey);
   const int from = place_of(source), to = place_of(target);
+  check_fault(from, to, bytes_of(source));
   Aliases aliases(to == kHost ? from : to);
   const Tensor a = aliases.to_cpu(source), b = aliases.to_cpu(target);
   {
@@ -53,6 +64,7 @@ Tensor copy_from_and_resize(const Tensor &source, const Tensor &target) {
 }  // namespace
 
 void copy_bytes(int to, void *target, int from, const void *source, std::size_t bytes) {
+  check_fault(from, to, static_cast<int64_t>(bytes));
   std::memcpy(target, source, bytes);
   charge_copy(from, to, static_cast<int64_t>(bytes), true);
 }

@@ -11,6 +11,8 @@
 #include <mutex>
 #include <string>
 
+#include "faults.h"
+
 namespace managed::sim {
 
 // Invariants: used is the sum of bytes of the list; used <= capacity unless the
@@ -96,6 +98,11 @@ Situation look(Device &d) {
                    exact(s.used), " in ", s.blocks, " storages (largest ", exact(s.largest), "), free ", exact(room), ". ", advice);
 }
 
+[[noreturn]] void fail_as_asked(int device, std::size_t bytes) {
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "sim:", device, " out of memory. Tried to allocate ", exact(bytes),
+                   ", and managed.debug.torture(fail_allocation=...) asked for this to fail.");
+}
+
 // The hook may run Python-free code that waits for other threads, and those may
 // need the GIL; some allocations (constructors called from Python) hold it.
 bool ask_for_room(int device, std::size_t bytes) {
@@ -148,6 +155,7 @@ void Device::unlink(Reservation *r) {
 }
 
 Reservation::Reservation(int device, std::size_t bytes) : device_(device), bytes_(bytes) {
+  if (bytes && fails_now(Fault::Allocation)) fail_as_asked(device, bytes);
   while (!g_devices[device].try_take(this)) {
     if (!ask_for_room(device, bytes)) fail(device, bytes);
   }

@@ -130,6 +130,21 @@ static PyObject *sim_park(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unuse
   Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(exchange_faults_doc,
+             "exchange_faults(kind, first, last, seen, /)\n--\n\n"
+             "For tests: of the allocations (kind 0) or copies (1) the first to the last fail, counted from\n"
+             "1 beyond `seen`; none when first is 0. Returns what was asked for before, as (first, last, seen).");
+static PyObject *sim_exchange_faults(PyObject *Py_UNUSED(module), PyObject *args) {
+  int kind;
+  long long first, last, seen;
+  if (!PyArg_ParseTuple(args, "iLLL:exchange_faults", &kind, &first, &last, &seen)) {
+    return NULL;
+  }
+  int64_t was_first = first, was_last = last, was_seen = seen;
+  mgd_sim_exchange_faults(kind, &was_first, &was_last, &was_seen);
+  return Py_BuildValue("LLL", (long long)was_first, (long long)was_last, (long long)was_seen);
+}
+
 static PyMethodDef methods[] = {
     {"create", sim_create, METH_VARARGS, create_doc},
     {"device_count", sim_device_count, METH_NOARGS, device_count_doc},
@@ -140,6 +155,7 @@ static PyMethodDef methods[] = {
     {"reset_peak", sim_reset_peak, METH_VARARGS, reset_peak_doc},
     {"host_time", sim_host_time, METH_NOARGS, host_time_doc},
     {"generator", sim_generator, METH_VARARGS, generator_doc},
+    {"exchange_faults", sim_exchange_faults, METH_VARARGS, exchange_faults_doc},
     {"park", sim_park, METH_NOARGS, park_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -91,8 +91,14 @@ PyObject *mgd_torch_end_uses(void);
 
 /* ---- torture.cpp: for tests */
 /* Before each operator every storage of `at_least` bytes that nobody uses leaves with a chance of one in `odds` (0: none do);
- * with `overwrite` simulated devices fill what is given back. Returns the old `at_least`. */
-int64_t mgd_torch_torture(uint32_t odds, uint64_t seed, int64_t at_least, int overwrite);
+ * with `overwrite` simulated devices fill what is given back. */
+struct mgd_torture {
+  uint32_t odds;
+  uint64_t seed;
+  int64_t at_least;
+  int overwrite;
+};
+struct mgd_torture mgd_torch_torture(struct mgd_torture asked); /* returns what was asked for before, with its seed as it is now */
 int64_t mgd_torch_spill_all(void); /* how many left */
 int mgd_torch_is_spilled(PyObject *tensor);
 int64_t mgd_torch_kept_host(void); /* bytes of the host that are kept for what will leave */

@@ -40,14 +40,16 @@ void torture_slow() {
 
 using namespace managed;
 
-int64_t mgd_torch_torture(uint32_t odds, uint64_t new_seed, int64_t at_least, int overwrite) {
+mgd_torture mgd_torch_torture(mgd_torture asked) {
+  mgd_torture before{};
   {
     std::lock_guard<std::mutex> lock(seed_mutex());
-    seed = new_seed;
+    before.seed = std::exchange(seed, asked.seed);
   }
-  overwrite_freed.store(overwrite != 0);
-  torture_odds.store(odds);
-  return adopt_at_least.exchange(at_least);
+  before.overwrite = overwrite_freed.exchange(asked.overwrite != 0);
+  before.odds = torture_odds.exchange(asked.odds);
+  before.at_least = adopt_at_least.exchange(asked.at_least);
+  return before;
 }
 
 int mgd_torch_is_spilled(PyObject* o) {

@@ -6,11 +6,13 @@ raises does so on all of them before anything is sent, so nobody waits for the o
 
 import copy
 import warnings
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from pressure import PRESSURES, pressed
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
@@ -28,7 +30,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # it scripts functions when imported
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-__all__ = ["both"]
+__all__ = ["both", "both_pressed"]
 
 
 class Branches(nn.Module):
@@ -42,6 +44,20 @@ class Branches(nn.Module):
     def forward(self, x, all_heads=True):
         y = self.body(x)
         return sum(head(y) for head in self.heads) if all_heads else self.heads[0](y)
+
+
+class Deep(nn.Module):
+    """Layers of which most can leave while one works."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        layers = [nn.Linear(inputs, 16)]
+        for _ in range(6):
+            layers += [nn.Tanh(), nn.Linear(16, 16)]
+        self.body = nn.Sequential(*layers, nn.Tanh(), nn.Linear(16, outputs))
+
+    def forward(self, x, all_heads=True):
+        return self.body(x)
 
 
 def at_home(model):
@@ -205,9 +221,9 @@ def checkpoints(rank, folder):
     return {"checkpoint": (expected, [p.cpu() for p in found], [str(p.device) for p in found])}
 
 
-def pipelines(rank):
+def pipelines(rank, stages=None):
     torch.manual_seed(0)
-    stages = [nn.Sequential(nn.Linear(6, 8), nn.ReLU()), nn.Linear(8, 3)]
+    stages = stages or [nn.Sequential(nn.Linear(6, 8), nn.ReLU()), nn.Linear(8, 3)]
     make = {
         "plain": lambda m: m,
         "cpu": ManagedModule.from_module,
@@ -221,8 +237,9 @@ def pipelines(rank):
     return found
 
 
-def both(rank, world, folder):
-    """Everything, in one process group: starting one costs more than all that it does."""
+@contextmanager
+def group(rank, world, folder):
+    """Both processes, over gloo, each with simulated devices."""
     warnings.simplefilter("error")
     managed.simulate(3, "16MiB")
     dist.init_process_group(
@@ -232,9 +249,36 @@ def both(rank, world, folder):
         world_size=world,
         timeout=timedelta(seconds=LIMIT),
     )
-    found = {}
-    for scenario in (data_parallel, collectives, sharded, pipelines):
-        found |= scenario(rank)
-    found |= checkpoints(rank, folder)
+    yield
     dist.destroy_process_group()
+
+
+def both(rank, world, folder):
+    """Everything, in one process group: starting one costs more than all that it does."""
+    found = {}
+    with group(rank, world, folder):
+        for scenario in (data_parallel, collectives, sharded, pipelines):
+            found |= scenario(rank)
+        found |= checkpoints(rank, folder)
+    return found
+
+
+def deep(rank):
+    """What computes on simulated devices."""
+    torch.manual_seed(0)
+    model, stages = Deep(6, 3), [Deep(6, 16), Deep(16, 3)]
+    there = ManagedModule.from_module(copy.deepcopy(model))
+    found = {"DDP": (train(model, rank), train(there, rank, device="sim:1"))}
+    return found | pipelines(rank, stages)
+
+
+def both_pressed(rank, world, folder):
+    """The same with room and while storages leave; and how many came back."""
+    found = {}
+    with group(rank, world, folder):
+        found["usual"] = deep(rank)
+        for pressure in PRESSURES:
+            before = managed.stats()["restore"]
+            found[pressure] = pressed(pressure, lambda: deep(rank))
+            found[pressure]["restored"] = managed.stats()["restore"] - before
     return found

@@ -7,6 +7,7 @@ import copy
 
 import pytest
 import torch
+from pressure import PRESSURES, moved, pressed
 from torch import nn
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -111,6 +112,37 @@ def test_compiled_training(where):
     for p, q in zip(net.parameters(), there.parameters(), strict=True):
         torch.testing.assert_close(q.cpu(), p) if where != "cpu" else same(p, q)
     assert isinstance(modules[1](xs), ManagedTensor)
+
+
+@pytest.mark.row("torch.compile, backend inductor, under memory pressure")
+@pytest.mark.parametrize("pressure", PRESSURES)
+@pytest.mark.parametrize("where", ["sim:1", "mixed"])
+def test_compiled_training_under_pressure(where, pressure):
+    """It compiles while storages leave, and trains bit by bit as with room."""
+    layers = (m for _ in range(6) for m in (nn.Linear(16, 16), nn.Tanh()))
+    net, batch = nn.Sequential(*layers), torch.randn(5, 16)
+
+    def training():
+        torch._dynamo.reset()
+        place = placed(where)
+        there, x = place.module(net), place(batch)
+        optimizer, compiled = torch.optim.AdamW(there.parameters()), torch.compile(there)
+        losses = []
+
+        def step():
+            optimizer.zero_grad()
+            losses.append(compiled(x).pow(2).sum())
+            losses[-1].backward()
+            optimizer.step()
+
+        steady(step)
+        gradients = [p.grad for p in there.parameters()]
+        return [t.detach().cpu() for t in (*losses, *there.parameters(), *gradients)]
+
+    expected = training()
+    with moved() as m:
+        same(expected, pressed(pressure, training))
+    assert m["restore"] > 3
 
 
 @pytest.mark.row("torch.compile, dynamic shapes and graph breaks")

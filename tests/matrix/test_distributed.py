@@ -4,10 +4,11 @@ Two processes over gloo.
 """
 
 import pytest
+from pressure import PRESSURES
 
 from .children import spawn
 from .common import difference
-from .ranks import both
+from .ranks import both, both_pressed
 
 
 @pytest.fixture(scope="module")
@@ -136,3 +137,27 @@ def test_checkpoint(ranks):
 def test_pipelining(ranks, where):
     for found in ranks:
         equal(found["pipeline plain"], found[f"pipeline {where}"])
+
+
+# ---- storages leave their devices meanwhile
+
+
+@pytest.fixture(scope="module")
+def pressed_ranks(tmp_path_factory):
+    return spawn(both_pressed, tmp_path_factory.mktemp("pressed"))
+
+
+@pytest.mark.row("DistributedDataParallel, under memory pressure", note="Batch on another device")
+@pytest.mark.row(
+    "torch.distributed.pipelining, under memory pressure", note="Stages on simulated devices"
+)
+@pytest.mark.parametrize("pressure", PRESSURES)
+def test_under_pressure(pressed_ranks, pressure):
+    """Both processes compute what they compute with room, and what plain torch does."""
+    for found in pressed_ranks:
+        pressed, usual = found[pressure], found["usual"]
+        equal(*pressed["DDP"])
+        assert difference(usual["DDP"][1], pressed["DDP"][1]) is None
+        for where in ("cpu", "one", "mixed"):
+            equal(pressed["pipeline plain"], pressed[f"pipeline {where}"])
+        assert pressed["restored"] > 3
