@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstring>
+#include <vector>
 
 #include "api.h"
 #include "devices.h"
@@ -227,7 +228,9 @@ int64_t spill_some(uint32_t odds, uint64_t* seed) {
   int64_t left = 0;
   const Moving moving;
   for (int id = 1; id < device_count(); id++) {
-    std::array<mgd_action, 256> plan;
+    mgd_residency_usage there{};
+    mgd_residency_read(machine(), id, &there);
+    std::vector<mgd_action> plan(2 * static_cast<std::size_t>(there.storages) + 2); // each may cost a spare of another
     std::size_t n = plan.size();
     if (mgd_evict_random(machine(), id, odds, seed, plan.data(), &n) != MGD_OK) continue;
     carry_out(plan.data(), n);
