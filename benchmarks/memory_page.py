@@ -31,9 +31,9 @@ the budget; at a budget of the whole nothing leaves. *Spilled* are MiB copied ou
 each policy of choosing victims, {default} being the default. *Furthest* is what it would be if
 whoever is used last always left, which needs to know the future, and *bound* what no choice can
 be below, even if tensors could leave in parts; *oracle* is that of a choice which also knows what
-the program holds without using it again, such as gradients after the optimizer's step, and loses
-it. *Time* is over that of the same model without a budget. What does not fit has an operator that
-needs more than the budget by itself.
+the program holds without using it again, such as gradients late in the optimizer's step, and
+loses it. *Time* is over that of the same model without a budget. What does not fit has an
+operator that needs more than the budget by itself.
 """
 FEASIBLE = """
 ### The least room

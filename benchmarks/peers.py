@@ -1,6 +1,6 @@
 """Training and inference in less memory: managed beside what PyTorch and accelerate have for it.
 
-    python benchmarks/peers.py [--quick] [--model mlp,cnn,transformer,lstm,gpt2]
+    python benchmarks/peers.py [--quick] [--check] [--model mlp,cnn,transformer,lstm,gpt2]
                                [--optimizer adamw] [--out FILE]
 
 The same models on one simulated device, in one process: plain; torch.autograd.graph.save_on_cpu
@@ -10,7 +10,8 @@ managed with as much as that held. Peak bytes are the simulator's and repeat exa
 time of the process over that of the plain model, which is timed before and after each; it is that
 of a machine where a transfer is a copy in host memory. Equal means every loss, parameter and
 buffer after the same steps is the plain model's, bit for bit. Lines are those that a program
-needs beside the plain ones; they are shown. Writes build/bench/peers.json.
+needs beside the plain ones; they are shown. With --check the exit status is 1 when managed did
+not fit or gave other numbers. Writes build/bench/peers.json.
 """
 
 from __future__ import annotations
@@ -110,7 +111,9 @@ def step_of(trained: Trained, training: bool) -> Callable[[], object]:
     return trained.step if training else lambda: infer(trained)
 
 
-def held_at_most(make: Make, model: Model, optimizer: str, training: bool, budget: int | None):
+def held_at_most(
+    make: Make, model: Model, optimizer: str, training: bool, budget: int | None
+) -> tuple[int, list[torch.Tensor]]:
     """The most on the device, and what came out."""
     with vacated():
         managed.budget(DEVICE, budget)
@@ -192,6 +195,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--model", default=",".join(MODELS), help="models, with commas")
     parser.add_argument("--optimizer", default="adamw", help="such as 'adamw, fused' or sgd")
+    parser.add_argument("--check", action="store_true", help="exit with 1 when managed differs")
     default = ROOT / "build" / "bench" / "peers.json"
     parser.add_argument("--out", "--json", type=Path, default=default, metavar="FILE")
     options = parser.parse_args()
@@ -208,7 +212,9 @@ def main() -> int:
     for name, lines in LINES.items():
         print(f"\n{name}:", *lines, sep="\n    ")
     write(results, options.out)
-    return 0
+    tables = [*results["training"].values(), *results["inference"].values()]
+    ours = [r for t in tables for name, r in t.items() if name.startswith("managed")]
+    return int(options.check and not all(r.get("equal") for r in ours))
 
 
 if __name__ == "__main__":
