@@ -57,8 +57,8 @@ PEERS = """
 
 Peak is the most on the device, MiB; managed has a budget of as many bytes as the one above it
 used. Time is over plain PyTorch. Equal: every loss, parameter and buffer is that of the plain
-model, bit for bit. (A checkpoint runs batch normalisation's forward pass twice, and so its
-running means are others.)
+model, bit for bit. What fails raised an error. (A checkpoint runs batch normalisation's forward
+pass twice, and so its running means are others.)
 """
 LINES = """
 What a program needs beside the plain lines:
@@ -132,7 +132,7 @@ def peers(results: Report) -> str:
             for name, r in report.items():
                 first = f"{model}, {kind}: {name}"
                 if "why" in r:
-                    rows.append([first, "does not fit", "", ""])
+                    rows.append([first, "fails", "", ""])
                     continue
                 equal = "equal" if r["equal"] else "different"
                 rows.append([first, mib(r["peak"]), f"{r['time']:.2f}", equal])
