@@ -102,9 +102,11 @@ tsan-python: $(VENV)/.editable
 	  TSAN_OPTIONS="suppressions=tests/tsan.supp history_size=4 exitcode=66" \
 	  setarch -R $(BIN)/python tests/stress_threads.py $(TSAN_ROUNDS) $$seed || exit 1; done
 
-bench: $(VENV)/.examples build
+bench: $(VENV)/.test build
 	@$(BIN)/python benchmarks/overhead.py $(BENCH_FLAGS)
 	@$(BIN)/python benchmarks/placement.py $(BENCH_FLAGS)
+	@$(BIN)/python benchmarks/memory.py $(BENCH_FLAGS)
+	@$(BIN)/python benchmarks/peers.py $(BENCH_FLAGS)
 
 docs: $(VENV)/.docs
 	@$(BIN)/python -m mkdocs build --strict --quiet --site-dir build/site

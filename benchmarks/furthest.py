@@ -23,7 +23,6 @@ here, as they do for the manager.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -118,14 +117,15 @@ class _Cache:
         self.known = set(program.lasting)  # has bytes, here or on the host
         self.dirty: set[int] = set()
 
-    def next_use(self, storage: int, now: int) -> float:
-        """Moments until it is used again."""
+    def next_use(self, storage: int, now: int) -> int:
+        """Moments until it is used again; or dropped, which gives its room for nothing."""
         uses = self.touches[storage]
         later = bisect_right(uses, now)
         if later < len(uses):
             return uses[later] - now
-        again = uses[0] + len(self.program.moments) - now
-        return again if storage in self.program.lasting else math.inf
+        if storage in self.program.lasting:
+            return uses[0] + len(self.program.moments) - now
+        return end_of(self.program, storage, uses) - now
 
     def leave(self, storage: int) -> None:
         self.there.remove(storage)

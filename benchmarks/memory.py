@@ -34,7 +34,7 @@ import transfers
 from budgeted import POLICIES, Pressed, bounds, free, pressed
 from malloc import keep_freed_memory
 from report import Report, machine, print_table, verdicts, write
-from training import MODELS, Model, choose
+from training import MODELS, OPTIMIZERS, Model, choose
 from tree import ROOT
 
 import managed
@@ -211,7 +211,7 @@ def main() -> int:
     parser.add_argument("--only", default=PARTS, help="parts, with commas")
     parser.add_argument("--model", default=",".join(MODELS), help="models, with commas")
     parser.add_argument("--fractions", help=f"of the peak, with commas; {FRACTIONS}")
-    parser.add_argument("--optimizer", default="adamw", help="such as 'adamw, fused' or sgd")
+    parser.add_argument("--optimizer", default="adamw", choices=OPTIMIZERS)
     parser.add_argument("--feasible", action="store_const", const="feasible", dest="only")
     parser.add_argument("--throughput", action="store_const", const="throughput", dest="only")
     default = ROOT / "build" / "bench" / "memory.json"

@@ -18,8 +18,9 @@ MiB = 2**20
 HEAD = """
 This section is written by `python benchmarks/memory.py`, `python benchmarks/peers.py` and `python
 benchmarks/memory_page.py`; these figures are from {machine}, one thread, on a machine that has
-other work too. Bytes repeat exactly. Times are ratios within one run, and those of two runs
-differ by some hundredths. Devices are simulated: a transfer is a copy in host memory, and nothing
+other work too. Bytes repeat exactly. Times are ratios within one run: where nothing left, at a
+budget of the whole, and the ratio is 1, they came out between {low} and {high}, and smaller
+differences say nothing. Devices are simulated: a transfer is a copy in host memory, and nothing
 overlaps.
 """
 BUDGETS = """
@@ -31,9 +32,8 @@ the budget; at a budget of the whole nothing leaves. *Spilled* are MiB copied ou
 each policy of choosing victims, {default} being the default. *Furthest* is what it would be if
 whoever is used last always left, which needs to know the future, and *bound* what no choice can
 be below, even if tensors could leave in parts; *oracle* is that of a choice which also knows what
-the program holds without using it again, such as gradients after the optimizer's step, and loses
-it. *Time* is over that of the same model without a budget. What does not fit has an operator that
-needs more than the budget by itself.
+the program holds without using it again, such as gradients late in the optimizer's step, and
+loses it. *Time* is over that of the same model without a budget.
 """
 FEASIBLE = """
 ### The least room
@@ -50,15 +50,16 @@ THROUGHPUT = """
 Spilling and restoring {size} as a part of the speed of memcpy of as many bytes. The simulator
 takes memory from the C library, which returns freed blocks to the system unless told otherwise;
 then pages of a block that comes back have to be found and cleared again, which takes longer than
-the copy. *New* shows the part of the pages for which this was so.
+the copy, and a block that leaves gives its pages back in that time. *New* shows the part of the
+pages for which this was so.
 """
 PEERS = """
 ### Beside other ways
 
 Peak is the most on the device, MiB; managed has a budget of as many bytes as the one above it
 used. Time is over plain PyTorch. Equal: every loss, parameter and buffer is that of the plain
-model, bit for bit. (A checkpoint runs batch normalisation's forward pass twice, and so its
-running means are others.)
+model, bit for bit. What fails raised an error. (A checkpoint runs batch normalisation's forward
+pass twice, and so its running means are others.)
 """
 LINES = """
 What a program needs beside the plain lines:
@@ -69,7 +70,23 @@ def mib(value: float, digits: int = 1) -> str:
     return f"{value / MiB:.{digits}f}"
 
 
-def budgets(report: Report) -> str:
+def control(report: Report) -> tuple[float, float]:
+    """The least and the largest ratio of times where it should be 1."""
+    times = [
+        policy["time"]["median"]
+        for model in report.values()
+        for fraction, found in model["fractions"].items()
+        if float(fraction) == 1
+        for policy in found["policies"].values()
+    ]
+    return min(times), max(times)
+
+
+def unfit(budget: float, operator: float) -> str:
+    return f"one operator needs {mib(operator)}" if operator > budget else "does not fit"
+
+
+def budgets(report: Report, operators: Report) -> str:
     policies = ["lru", "clean_first", "greedy_dual"]
     columns = ["", *(f"spilled, `{p}`" for p in policies), "furthest", "bound", "oracle"]
     rows = []
@@ -77,7 +94,8 @@ def budgets(report: Report) -> str:
         for fraction, found in model["fractions"].items():
             share = f"{name}, {float(fraction):.0%} of {mib(model['peak'])}"
             if "why" in found:
-                rows.append([share, "does not fit", *[""] * 8])
+                why = unfit(found["budget"], operators[name]["operator"])
+                rows.append([share, why, *[""] * 8])
             elif float(fraction) < 1:
                 each = [found["policies"][p] for p in policies]
                 known = found["bounds"]
@@ -132,7 +150,7 @@ def peers(results: Report) -> str:
             for name, r in report.items():
                 first = f"{model}, {kind}: {name}"
                 if "why" in r:
-                    rows.append([first, "does not fit", "", ""])
+                    rows.append([first, "fails", "", ""])
                     continue
                 equal = "equal" if r["equal"] else "different"
                 rows.append([first, mib(r["peak"]), f"{r['time']:.2f}", equal])
@@ -148,8 +166,10 @@ def peers(results: Report) -> str:
 def section(memory: Report, others: Report, default: str = "`greedy_dual`") -> str:
     m = memory["machine"]
     machine = f"{', '.join(m['cpu'])}, Python {m['python']}, PyTorch {m['torch']}"
-    text = TITLE + HEAD.format(machine=machine) + BUDGETS.format(default=default)
-    text += budgets(memory["budgets"]) + FEASIBLE + feasible(memory["feasible"])
+    low, high = (f"{ratio:.2f}" for ratio in control(memory["budgets"]))
+    text = TITLE + HEAD.format(machine=machine, low=low, high=high)
+    text += BUDGETS.format(default=default) + budgets(memory["budgets"], memory["feasible"])
+    text += FEASIBLE + feasible(memory["feasible"])
     return text + inference(memory["inference"]) + throughput(memory) + peers(others)
 
 

@@ -1,6 +1,6 @@
 """Training and inference in less memory: managed beside what PyTorch and accelerate have for it.
 
-    python benchmarks/peers.py [--quick] [--model mlp,cnn,transformer,lstm,gpt2]
+    python benchmarks/peers.py [--quick] [--check] [--model mlp,cnn,transformer,lstm,gpt2]
                                [--optimizer adamw] [--out FILE]
 
 The same models on one simulated device, in one process: plain; torch.autograd.graph.save_on_cpu
@@ -10,7 +10,8 @@ managed with as much as that held. Peak bytes are the simulator's and repeat exa
 time of the process over that of the plain model, which is timed before and after each; it is that
 of a machine where a transfer is a copy in host memory. Equal means every loss, parameter and
 buffer after the same steps is the plain model's, bit for bit. Lines are those that a program
-needs beside the plain ones; they are shown. Writes build/bench/peers.json.
+needs beside the plain ones; they are shown. With --check the exit status is 1 when managed did
+not fit or gave other numbers. Writes build/bench/peers.json.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from measure import interleave, ratios
 from report import Report, machine, print_table, write
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
-from training import DEVICE, MODELS, Model, Trained, choose
+from training import DEVICE, MODELS, OPTIMIZERS, Model, Trained, choose
 from tree import ROOT
 
 import managed
@@ -110,7 +111,9 @@ def step_of(trained: Trained, training: bool) -> Callable[[], object]:
     return trained.step if training else lambda: infer(trained)
 
 
-def held_at_most(make: Make, model: Model, optimizer: str, training: bool, budget: int | None):
+def held_at_most(
+    make: Make, model: Model, optimizer: str, training: bool, budget: int | None
+) -> tuple[int, list[torch.Tensor]]:
     """The most on the device, and what came out."""
     with vacated():
         managed.budget(DEVICE, budget)
@@ -159,11 +162,12 @@ def compare(model: Model, optimizer: str, training: bool, rounds: int) -> Report
     report: Report = {"plain": {"peak": peak, "time": 1.0, "equal": True, "lines": 0}}
 
     def add(name: str, make: Make, budget: int | None) -> int:
+        expects = RuntimeError if budget is None else managed.OutOfMemoryError
         try:
             most, results = held_at_most(make, model, optimizer, training, budget)
             equal = all(torch.equal(a, b) for a, b in zip(expected, results, strict=True))
             ratio = time_over_plain(make, model, optimizer, training, budget, rounds)
-        except managed.OutOfMemoryError as error:
+        except expects as error:
             report[name] = {"why": str(error).splitlines()[0]}
             return 0
         lines = len(LINES[name.split(",")[0]])
@@ -172,7 +176,10 @@ def compare(model: Model, optimizer: str, training: bool, rounds: int) -> Report
 
     for name, make in peers.items():
         most = add(name, make, None)
-        add(f"managed, as much as {name}", on_managed, most)
+        if most:
+            add(f"managed, as much as {name}", on_managed, most)
+        else:
+            add("managed, half of plain", on_managed, peak // 2)
     return report
 
 
@@ -180,18 +187,22 @@ def print_report(title: str, report: Report) -> None:
     rows = []
     for name, r in report.items():
         if "why" in r:
-            rows.append([name, "does not fit", "", "", ""])
+            rows.append([name, "fails", "", "", ""])
             continue
         equal = "equal" if r["equal"] else "DIFFERENT"
         rows.append([name, f"{r['peak'] / MiB:.1f}", f"{r['time']:.2f}", equal, str(r["lines"])])
     print_table(title, ["peak, MiB", "time", "result", "lines"], rows)
+    for name, r in report.items():
+        if "why" in r:
+            print(f"{name}: {r['why']}")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--model", default=",".join(MODELS), help="models, with commas")
-    parser.add_argument("--optimizer", default="adamw", help="such as 'adamw, fused' or sgd")
+    parser.add_argument("--optimizer", default="adamw", choices=OPTIMIZERS)
+    parser.add_argument("--check", action="store_true", help="exit with 1 when managed differs")
     default = ROOT / "build" / "bench" / "peers.json"
     parser.add_argument("--out", "--json", type=Path, default=default, metavar="FILE")
     options = parser.parse_args()
@@ -208,7 +219,9 @@ def main() -> int:
     for name, lines in LINES.items():
         print(f"\n{name}:", *lines, sep="\n    ")
     write(results, options.out)
-    return 0
+    tables = [*results["training"].values(), *results["inference"].values()]
+    ours = [r for t in tables for name, r in t.items() if name.startswith("managed")]
+    return int(options.check and not all(r.get("equal") for r in ours))
 
 
 if __name__ == "__main__":

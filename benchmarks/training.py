@@ -101,22 +101,26 @@ MODELS = {
         lambda m: iter(m.model.transformer.h),
     ),
 }
-_ADAM: dict[str, dict[str, bool]] = {
+_FORMS: dict[str, dict[str, bool]] = {
     "": {},
-    ", foreach": {"foreach": True},
-    ", fused": {"fused": True},
-    ", single": {"foreach": False},
+    "-foreach": {"foreach": True},
+    "-fused": {"fused": True},
+    "-single": {"foreach": False},
 }
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     f"{kind.__name__}{form}".lower(): lambda p, kind=kind, how=how: kind(p, lr=1e-3, **how)
     for kind in (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)
-    for form, how in _ADAM.items()
+    for form, how in _FORMS.items()
 }
 
 
 def choose(names: str) -> list[Model]:
     """The models of a list with commas."""
-    return [MODELS[name.strip().lower()] for name in names.split(",")]
+    keys = [name.strip().lower() for name in names.split(",")]
+    unknown = [key for key in keys if key not in MODELS]
+    if unknown:
+        raise SystemExit(f"there is no model {unknown[0]!r}; there are {', '.join(MODELS)}")
+    return [MODELS[key] for key in keys]
 
 
 class Trained:

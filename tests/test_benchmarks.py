@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -125,6 +126,13 @@ def test_what_is_held_and_not_used_again_is_lost_by_an_oracle_only():
             assert bound == pytest.approx(out)
 
 
+def test_what_is_dropped_soon_does_not_leave_first():
+    p = program("+a +b +z -z a +z -z +c -c -a b -b", {"a": 10, "b": 10, "z": 0, "c": 10})
+    assert furthest(p, 20, oracle=False) == (10, 10)
+    p = program("x +a a +z -z +c -c +d -d -a +e x -e", dict.fromkeys("xacde", 10) | {"z": 0})
+    assert furthest(p, 20, oracle=False).out == 0  # x was not written
+
+
 def test_what_is_held_at_the_end_goes_there():
     p = program("x +g +z -z x +b -b", {"x": 1, "g": 10, "z": 0, "b": 10})
     assert furthest(p, 11, oracle=False) == (10, 0)
@@ -209,12 +217,12 @@ def test_the_bound_is_below_what_can_be_and_furthest_is_not(seed):
 # ---- scripts
 
 
-@pytest.fixture
-def benchmark(tmp_path):
+@pytest.fixture(scope="module")
+def benchmark(tmp_path_factory):
     """Runs a script and returns what it printed and wrote."""
+    out = tmp_path_factory.mktemp("reports") / "report.json"
 
     def run(script, *arguments):
-        out = tmp_path / "report.json"
         kept = {k: v for k, v in os.environ.items() if "MANAGED" not in k}
         done = subprocess.run(
             [sys.executable, *WARNINGS, str(BENCHMARKS / script), *arguments, "--out", str(out)],
@@ -230,11 +238,19 @@ def benchmark(tmp_path):
     return run
 
 
+@pytest.fixture(scope="module")
+def memory(benchmark):
+    return benchmark("memory.py", "--quick", "--model", "mlp", "--fractions", "1.0,0.5,0.05")
+
+
+@pytest.fixture(scope="module")
+def peers(benchmark):
+    return benchmark("peers.py", "--quick", "--model", "mlp")
+
+
 @pytest.mark.slow
-def test_memory_of_a_perceptron(benchmark):
-    text, report = benchmark(
-        "memory.py", "--quick", "--model", "mlp", "--fractions", "1.0,0.5,0.05"
-    )
+def test_memory_of_a_perceptron(memory):
+    text, report = memory
     found = report["budgets"]["MLP"]["fractions"]
     assert "peak 30." in text
     for policy, row in found["1.0"]["policies"].items():
@@ -254,3 +270,55 @@ def test_memory_of_a_perceptron(benchmark):
         assert 0.8 * inference["used"] < row["restore"] <= inference["used"]
     assert 1.0 <= report["feasible"]["MLP"]["budget"] / report["feasible"]["MLP"]["operator"] < 1.3
     assert set(report["throughput"]) >= {"spill, 1 x 32 MiB", "restore, 1 x 32 MiB"}
+
+
+@pytest.mark.slow
+def test_peers_of_a_perceptron(peers):
+    _, report = peers
+    training, inference = (report[kind]["MLP"] for kind in ("training", "inference"))
+    assert all(row["equal"] for row in (*training.values(), *inference.values()))
+    for rows, names in ((training, ("save_on_cpu", "checkpoint")), (inference, ("cpu_offload",))):
+        for name in names:
+            assert rows[f"managed, as much as {name}"]["peak"] <= rows[name]["peak"]
+    assert inference["cpu_offload"]["peak"] < inference["plain"]["peak"] / 2
+
+
+# ---- the page
+
+
+def generator():
+    return importlib.import_module("memory_page")
+
+
+@pytest.mark.slow
+def test_the_section_holds_what_was_measured(memory, peers):
+    text = generator().section(memory[1], peers[1])
+    assert "| MLP, 50% of 30.7 | " in text
+    assert "| MLP, 5% of 30.7 | one operator needs 3.0 | " in text
+    assert "100%" not in text.split("###")[1]
+    for name in ("`lru`", "checkpoint", "restore, 1 x 32 MiB", "MLP, inference: cpu_offload"):
+        assert f"{name} |" in text, name
+    rows = [line.count("|") for line in text.splitlines() if line.startswith("| MLP, 5")]
+    assert rows == [11, 11]
+
+
+@pytest.mark.parametrize("after", ["", "## Next\n\nmore\n"])
+def test_the_section_is_replaced_and_nothing_else(after):
+    title = generator().TITLE
+    put = generator().replace_section
+    page = put("# Page\n\nwords\n" + after, title + "\none\n")
+    assert page.count(title) == 1
+    again = put(page, title + "\ntwo\n")
+    assert again == page.replace("one", "two")
+    assert put(again, title + "\none\n") == page
+    if after:
+        middle = f"# Page\n\n{title}\nold\n\n{after}"
+        assert put(middle, title + "\nnew\n") == middle.replace("old", "new")
+
+
+def test_the_documentation_has_the_words_of_its_generator():
+    page = (ROOT / "docs" / "memory.md").read_text()
+    made = generator()
+    for words in (made.HEAD, made.BUDGETS, made.FEASIBLE, made.THROUGHPUT, made.PEERS, made.LINES):
+        pattern = re.sub(r"\\\{\w+\\\}", ".+", re.escape(words))
+        assert re.search(pattern, page), f"run benchmarks/memory_page.py: {words}"
