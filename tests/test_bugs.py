@@ -253,3 +253,12 @@ def test_deterministic_programs_find_the_same_in_uninitialised_memory():
         torch.use_deterministic_algorithms(False)
     assert made.isnan().all()
     assert strided.tolist() == [torch.iinfo(torch.int16).max] * 3
+
+
+def test_everything_leaves_however_much_it_is():
+    """A plan of 256 steps was carried out, and what did not fit into it stayed."""
+    from managed import _C
+
+    held = [wrap(torch.zeros(2**12)).to("sim:0") for _ in range(600)]
+    assert _C.spill_all() >= 600
+    assert all(_C.is_spilled(t) for t in held)

@@ -212,7 +212,7 @@ def test_every_failure_over_several_devices(fail):
         assert [t.grad.device for t in there] == [t.device for t in there]
 
     raised, _ = each_failure(fail, lambda: compute(*there), check, odds=None)
-    assert raised >= 4
+    assert raised >= 2  # copies of operands are kept, and not made again
 
 
 def test_every_failure_of_a_module_that_moves(fail):
@@ -262,12 +262,6 @@ def run(run_python):
     return lambda code, **how: run_python(BEGIN + patience + code, **how)
 
 
-HANGS = pytest.mark.xfail(
-    strict=True, reason="room is asked for again and again while nothing can leave"
-)
-
-
-@HANGS
 def test_devices_that_never_answer_again(run):
     out = run("""
 xs = [on(torch.full((MiB // 4,), float(i))) for i in range(4)]
@@ -288,7 +282,6 @@ whole()
     assert out.splitlines()[2] == f"{[float(i) for i in range(9)]} {[0.0, 1.0, 2.0, 3.0]}"
 
 
-@HANGS
 def test_a_host_without_memory(run):
     """Nothing can leave, so there is no room; when the host has memory again, there is."""
     out = run("""

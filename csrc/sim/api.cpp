@@ -6,6 +6,7 @@
 
 #include <mutex>
 
+#include "blocks.h"
 #include "device.h"
 #include "engine.h"
 #include "faults.h"
@@ -47,6 +48,7 @@ void create(const mgd_sim_config &c) {
   bridge().copy = &copy_bytes;
   bridge().limit = &set_limit;
   devices_survive_fork();
+  blocks_survive_fork();
   timeline_survives_fork();
 }
 

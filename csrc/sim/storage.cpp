@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "blocks.h"
+
 namespace managed::sim {
 namespace {
 
@@ -15,6 +17,7 @@ struct TwinBytes {
   Reservation reservation;
   c10::DataPtr bytes;
   TwinBytes(int device, std::size_t n) : reservation(device, n) {}
+  ~TwinBytes() { keep_block(reservation.device(), reservation.bytes(), bytes); }
 };
 
 void drop_bytes(void *p) { delete static_cast<TwinBytes *>(p); }
@@ -31,7 +34,7 @@ struct TwinAllocator final : c10::Allocator {
   int device = 0;
   c10::DataPtr allocate(std::size_t n) override {
     auto own = std::make_unique<TwinBytes>(device, n);  // reserve before touching the host's memory
-    own->bytes = c10::GetCPUAllocator()->allocate(n);
+    own->bytes = take_block(device, n);
     return own_bytes(std::move(own));
   }
   void copy_data(void *to, const void *from, std::size_t n) const override { default_copy_data(to, from, n); }
@@ -71,7 +74,7 @@ struct CurrentDeviceAllocator final : c10::DeviceAllocator {
   c10::DataPtr allocate(std::size_t n) override { return allocator_of(current_device())->allocate(n); }
   void copy_data(void *to, const void *from, std::size_t n) const override { default_copy_data(to, from, n); }
   bool initialized() override { return device_count() > 0; }
-  void emptyCache(c10::MempoolId_t) override {}                     // nothing is cached
+  void emptyCache(c10::MempoolId_t) override { forget_blocks(); }
   void recordStream(const c10::DataPtr &, c10::Stream) override {}  // kernels have finished when they return
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex d) override {
     check_device(d);

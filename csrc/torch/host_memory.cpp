@@ -117,17 +117,6 @@ void free_host(void* memory) {
   destroy(dying);
 }
 
-void trim_host() {
-  Pool& p = pool();
-  std::vector<HostMemory*> dying;
-  {
-    std::lock_guard<std::mutex> lock(p.mutex);
-    p.peak = p.used;
-    shrink_locked(p, dying);
-  }
-  destroy(dying);
-}
-
 std::size_t kept_host() {
   std::lock_guard<std::mutex> lock(pool().mutex);
   return pool().kept;

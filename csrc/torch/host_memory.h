@@ -13,7 +13,6 @@ struct HostMemory;
 HostMemory* allocate_host(std::size_t bytes); // throws std::bad_alloc
 void* data_of(HostMemory* memory);
 void free_host(void* memory); // NULL is allowed
-void trim_host();             // gives back what is kept
 std::size_t kept_host();      // bytes that are kept for the next one
 
 } // namespace managed

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstring>
+#include <vector>
 
 #include "api.h"
 #include "devices.h"
@@ -24,6 +25,7 @@ std::atomic<bool> overwrite_freed{false};
 namespace {
 
 constexpr std::size_t kPlan = 32; // actions of one plan; who needs more asks again
+constexpr int kTries = 2;         // plans of which nothing came
 
 Block* block_from(const mgd_action& a) { return static_cast<Block*>(a.handle); }
 
@@ -125,15 +127,17 @@ void spill_to_host(Block* b, const mgd_action& a) {
   leave_home(b, a.from, MGD_HOST, memory ? memory : made);
 }
 
-void spill(const mgd_action& a) {
+bool spill(const mgd_action& a) {
   Block* b = block_from(a);
   Timed event(MGD_EV_SPILL, MGD_WHY_PRESSURE, a);
   try {
     if (a.to == MGD_HOST || !spill_to_peer(b, a)) spill_to_host(b, a);
   } catch (const std::exception&) { // no memory on the host, or a device that does not answer: the bytes stay
-    return end_spill(b, -1, nullptr);
+    end_spill(b, -1, nullptr);
+    return false;
   }
   event.done();
+  return true;
 }
 
 void drop(const mgd_action& a) {
@@ -142,17 +146,20 @@ void drop(const mgd_action& a) {
   event.done();
 }
 
+// How many left: fewer than were planned when a copy failed.
+int64_t carry_out(const mgd_action* actions, std::size_t n) {
+  int64_t left = 0;
+  for (const mgd_action* a = actions; a != actions + n; a++) {
+    if (a->kind == MGD_DO_SPILL) left += spill(*a);
+    if (a->kind == MGD_DO_DROP) drop(*a), left++;
+    if (a->kind == MGD_DO_FORGET) free_host(a->memory);
+  }
+  return left;
+}
+
 } // namespace
 
 int64_t asked_by_this_thread() { return asked; }
-
-void carry_out(const mgd_action* actions, std::size_t n) {
-  for (const mgd_action* a = actions; a != actions + n; a++) {
-    if (a->kind == MGD_DO_SPILL) spill(*a);
-    if (a->kind == MGD_DO_DROP) drop(*a);
-    if (a->kind == MGD_DO_FORGET) free_host(a->memory);
-  }
-}
 
 void bring(const mgd_action& a) {
   Block* b = block_from(a);
@@ -183,13 +190,13 @@ void read_room(int64_t room[MGD_MAX_DEVICES]) {
   for (int id = 0; id < n; id++) room[id] = id == MGD_HOST ? 0 : free_bytes(id);
 }
 
-// What mgd_evict_begin says; whoever it planned has left.
-int let_somebody_leave(int device, int64_t bytes, const int64_t* room) {
+// What mgd_evict_begin says, and how many left.
+int let_somebody_leave(int device, int64_t bytes, const int64_t* room, int64_t* left) {
   const Moving moving;
   std::array<mgd_action, kPlan> plan;
   std::size_t n = plan.size();
   const int code = mgd_evict_begin(machine(), device, bytes, room, Hold::uses_of_this_thread(device), plan.data(), &n);
-  if (code == MGD_OK) carry_out(plan.data(), n);
+  if (code == MGD_OK) *left = carry_out(plan.data(), n);
   return code;
 }
 
@@ -204,10 +211,14 @@ bool make_room(int device, int64_t bytes, Caller caller) {
   const bool waits = caller == Caller::Free && asked == 0; // who brings operands home waits with empty hands instead (hold.cpp)
   const int64_t deadline = now() + kPatience;
   note_shortage();
+  int failures = 0;
   for (;;) {
     const uint64_t before = freed_count();
-    const int code = let_somebody_leave(device, missing, room);
-    if (code == MGD_OK) return true;
+    int64_t left = 0;
+    const int code = let_somebody_leave(device, missing, room, &left);
+    if (left) return true;
+    if (code == MGD_OK && ++failures < kTries) continue;
+    if (code == MGD_OK) return false; // no memory on the host, or a device that does not answer
     if (locked) return false;
     if (freed_count() != seen) return true; // look again: somebody gave bytes back meanwhile
     if (!waits || code != MGD_E_BUSY || !wait_for_change(before, deadline)) return false;
@@ -227,11 +238,12 @@ int64_t spill_some(uint32_t odds, uint64_t* seed) {
   int64_t left = 0;
   const Moving moving;
   for (int id = 1; id < device_count(); id++) {
-    std::array<mgd_action, 256> plan;
+    mgd_residency_usage there{};
+    mgd_residency_read(machine(), id, &there);
+    std::vector<mgd_action> plan(2 * static_cast<std::size_t>(there.storages) + 2); // each may cost a spare of another
     std::size_t n = plan.size();
     if (mgd_evict_random(machine(), id, odds, seed, plan.data(), &n) != MGD_OK) continue;
-    carry_out(plan.data(), n);
-    left += static_cast<int64_t>(n);
+    left += carry_out(plan.data(), n);
   }
   return left;
 }

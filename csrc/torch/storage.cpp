@@ -1,6 +1,8 @@
 // storage.cpp: see storage.h.
 #include "storage.h"
 
+#include <Python.h>
+
 #include <ATen/SparseCsrTensorImpl.h>
 #include <ATen/SparseTensorImpl.h>
 
@@ -186,7 +188,8 @@ bool restore_pointer(Block& b, c10::DataPtr block) {
 }
 
 // A program that holds the storage's Python object reads the bytes past every operator; the storage itself holds that
-// object too, so one reference is nobody's. A storage that dies waits for the core's mutex, which is held here.
+// object too, so one reference is nobody's. A storage that dies waits for the core's mutex, which is held here; so the
+// object lives, and its count is read without the GIL, whose owner may be waiting for that mutex.
 bool may_leave(const mgd_handle* handle) {
   const auto* b = static_cast<const Block*>(handle);
   c10::StorageImpl* s = b->storage.load(std::memory_order_acquire);
@@ -194,8 +197,8 @@ bool may_leave(const mgd_handle* handle) {
   const c10::DataPtr& p = s->_mutable_data_ptr_no_checks();
   if (p.get_deleter() != &drop_block || p.get_context() != static_cast<const Head*>(b)) return false; // somebody gave the storage another block
   if (recording_graphs.load(std::memory_order_relaxed)) return false;
-  const auto* slot = s->pyobj_slot();
-  if (slot->load_pyobj() && !slot->has_unique_reference()) return false;
+  const PyObject* object = s->pyobj_slot()->load_pyobj();
+  if (object && __atomic_load_n(&object->ob_refcnt, __ATOMIC_RELAXED) != 1) return false;
   return !b->block.get() || !backend_of(b->block.device().type())->is_shared(b->block);
 }
 
