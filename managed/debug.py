@@ -65,9 +65,9 @@ def torture(
     `fail_allocation` and `fail_copy` make the n-th allocation on simulated devices, or the n-th
     copy to, from or between them, fail; a range stands for several in a row. They count from 1,
     all threads and devices together. Some failures go unnoticed, because there is another way;
-    others raise torch.OutOfMemoryError (allocations) or RuntimeError (copies), after which
-    everything has the values that it had. `failures` of what the block is given says afterwards
-    how many happened: 0 when the block made fewer allocations or copies than that.
+    others raise torch.OutOfMemoryError (allocations) or RuntimeError (copies). Nothing is lost
+    then; what a failed operator was writing may be written in part. `failures` of what the block
+    is given says afterwards how many happened: 0 when the block made fewer than that.
 
     Affects all threads; what was asked for before comes back when the block ends. ValueError for
     numbers that make no sense. The environment variable MANAGED_TORTURE does it for a whole

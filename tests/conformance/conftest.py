@@ -25,13 +25,18 @@ FLOORS = {
     "scattered float32": {"ran": 672, "forward equal": 672, "backward equal": 536, "mixed": 480},
     "shaken float32": {"ran": 672, "forward equal": 672, "backward equal": 536, "mixed": 480},
     **{
-        f"{placement} float32, two samples": {
+        f"{placement} float32{samples}": {
             "ran": 672,
             "forward equal": 672,
             "backward equal": 536,
         }
         for placement in ("tortured", "tortured and scattered", "tortured by chance")
+        for samples in ("", ", two samples")
     },
+    "tortured complex64": {"ran": 388, "backward equal": 321},
+    "tortured bfloat16": {"ran": 546, "backward equal": 454},
+    "tortured int64": {"ran": 463, "forward equal": 463},
+    "tortured bool": {"ran": 344, "forward equal": 344},
     "scattered complex64": {"ran": 388, "backward equal": 321, "mixed": 250},
     "scattered bfloat16": {"ran": 546, "backward equal": 454, "mixed": 400},
     "scattered int64": {"ran": 463, "mixed": 300},
