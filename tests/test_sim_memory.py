@@ -1,6 +1,7 @@
 """Bytes of simulated devices: exact, bounded, and whole after a failure."""
 
 import gc
+import resource
 import threading
 
 import pytest
@@ -135,6 +136,36 @@ def test_torch_accelerator_sees_the_same_figures(used):
     assert total == CAPACITY
     assert free == CAPACITY - torch.sim.memory_allocated(DEVICE)
     del x
+
+
+def resident():
+    """Bytes of the host that this process holds."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def test_a_large_block_serves_the_next_request_of_its_size(used):
+    torch.sim.empty_cache()
+    x = torch.zeros(8 * MIB, device=DEVICE)
+    before, held = x.data_ptr(), resident()
+    del x
+    assert used() == 0
+    x = torch.empty(8 * MIB, device=DEVICE)
+    assert x.data_ptr() == before
+    assert used() == 32 * MIB
+    del x
+    torch.sim.empty_cache()
+    assert held - resident() > 24 * MIB
+
+
+def test_what_is_kept_is_no_more_than_was_in_use_at_once():
+    torch.sim.empty_cache()
+    torch.sim.reset_peak_memory_stats(DEVICE)
+    base = resident()
+    for k in range(16, 32):  # 16 sizes, one after the other
+        torch.zeros(k * MIB // 4, device=DEVICE)
+    assert resident() - base < 31 * MIB + 8 * MIB
+    torch.sim.empty_cache()
 
 
 def test_the_last_byte_can_be_had_and_not_one_more(used, capacity):
