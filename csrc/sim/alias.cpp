@@ -83,7 +83,7 @@ const c10::Storage *Aliases::known(const c10::StorageImpl *cpu) const {
 }
 
 c10::Storage Aliases::twin(const c10::Storage &sim) {
-  c10::Storage out = twin_of(sim);
+  c10::Storage out = reads_ || !may_move(sim) ? twin_of(sim) : c10::Storage();
   if (C10_UNLIKELY(!out)) {
     // Two operands over the same foreign bytes must stay aliases of each other.
     for (const Pair &p : pairs_)

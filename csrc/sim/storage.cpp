@@ -141,6 +141,8 @@ bool owns(const c10::DataPtr &pointer) { return pointer.get_context() && pointer
 
 bool is_shared(const c10::DataPtr &pointer) { return c10::raw::intrusive_ptr::use_count(static_cast<c10::StorageImpl *>(pointer.get_context())) != 1; }
 
+bool may_move(const c10::Storage &sim) { return &block_of(sim.unsafeGetStorageImpl()) != &sim.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks(); }
+
 c10::Storage twin_of(const c10::Storage &sim) {
   const auto &pointer = block_of(sim.unsafeGetStorageImpl());
   if (!owns(pointer)) return {};
@@ -148,8 +150,7 @@ c10::Storage twin_of(const c10::Storage &sim) {
 }
 
 c10::Storage look_at(const c10::Storage &sim, bool reads) {
-  auto *s = sim.unsafeGetStorageImpl();
-  const void *data = reads ? s->data() : s->_mutable_data_ptr_no_checks().get(); // the first throws what the hook has to say of bytes that it moved
+  const void *data = reads ? sim.unsafeGetStorageImpl()->data() : nullptr; // throws what the hook has to say of bytes that it moved
   TORCH_CHECK(data || !reads || !sim.nbytes(), "this storage of ", sim.nbytes(), " bytes on ", sim.device(),
               " has no memory: its bytes were released while a tensor still used them");
   return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), sim.nbytes(), c10::DataPtr(const_cast<void *>(data), c10::Device(c10::kCPU)),

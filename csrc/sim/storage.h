@@ -29,7 +29,9 @@ bool is_shared(const c10::DataPtr &pointer);
 
 // The twin of a simulated storage; empty when its bytes are foreign (made by from_blob).
 c10::Storage twin_of(const c10::Storage &sim);
-// A CPU storage that looks at foreign bytes without owning them; or, when nobody reads them, at bytes that the hook has moved elsewhere.
+// Whether the hook may move its bytes while nobody reads them: then the twin comes and goes.
+bool may_move(const c10::Storage &sim);
+// A CPU storage that looks at foreign bytes without owning them; at none when nobody reads them.
 c10::Storage look_at(const c10::Storage &sim, bool reads);
 
 // The only place where a storage that exists gets another block: its bytes are
