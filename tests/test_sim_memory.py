@@ -145,26 +145,27 @@ def resident():
 
 
 def test_a_large_block_serves_the_next_request_of_its_size(used):
+    """Larger than what the C library ever keeps itself, 32 MiB."""
     torch.sim.empty_cache()
-    x = torch.zeros(8 * MIB, device=DEVICE)
+    x = torch.zeros(16 * MIB, device=DEVICE)
     before, held = x.data_ptr(), resident()
     del x
     assert used() == 0
-    x = torch.empty(8 * MIB, device=DEVICE)
+    x = torch.empty(16 * MIB, device=DEVICE)
     assert x.data_ptr() == before
-    assert used() == 32 * MIB
+    assert used() == 64 * MIB
     del x
     torch.sim.empty_cache()
-    assert held - resident() > 24 * MIB
+    assert held - resident() > 56 * MIB
 
 
 def test_what_is_kept_is_no_more_than_was_in_use_at_once():
     torch.sim.empty_cache()
     torch.sim.reset_peak_memory_stats(DEVICE)
     base = resident()
-    for k in range(16, 32):  # 16 sizes, one after the other
+    for k in range(33, 49):  # 16 sizes, one after the other
         torch.zeros(k * MIB // 4, device=DEVICE)
-    assert resident() - base < 31 * MIB + 8 * MIB
+    assert resident() - base < 48 * MIB + 8 * MIB
     torch.sim.empty_cache()
 
 
