@@ -45,20 +45,27 @@ def test_control_c_amid_restores(run):
 
 INSIDE = """
     big = on(torch.arange(float(12 * MiB)))
-    total, inside = big.sum().item(), []
+    total, inside, signals, ended = big.sum().item(), [], [], threading.Event()
 
     def interrupt():
         while not _C.residency(0)["moving"]:
-            pass
+            if ended.is_set():
+                return  # it was over before this thread had its turn
+        signals.append(1)
         os.kill(os.getpid(), signal.SIGINT)
         inside.append(_C.residency(0)["moving"] > 0)
 
     def interrupted(work):
+        signals.clear()
+        ended.clear()
         thread = threading.Thread(target=interrupt)
         thread.start()
         try:
             work()
-            time.sleep(60)
+            ended.set()
+            thread.join()
+            if signals:
+                time.sleep(60)
         except KeyboardInterrupt:
             pass
         thread.join()
@@ -126,8 +133,9 @@ def test_a_handler_that_uses_what_is_on_its_way(run):
 
     seen = []
     signal.signal(signal.SIGINT, handler)
-    _C.spill_all()
-    interrupted(lambda: big.add_(0))
+    while not signals:
+        _C.spill_all()
+        interrupted(lambda: big.add_(0))
     assert seen == [total] * 2 and inside
     del big
     whole()
