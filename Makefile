@@ -96,15 +96,12 @@ asan-python: $(VENV)/.test build
 TSAN_ROUNDS ?= 30
 TSAN_SEEDS ?= 0 1 2
 TSAN_SECONDS ?= 60
+TSAN_RUN = LD_PRELOAD="$$(gcc -print-file-name=libtsan.so) $$(gcc -print-file-name=libstdc++.so)" PYTHONPATH=build/tsan \
+  TSAN_OPTIONS="suppressions=tests/tsan.supp history_size=4 exitcode=66" setarch -R $(BIN)/python
 tsan-python: $(VENV)/.editable
 	@MANAGED_SANITIZE=thread MANAGED_WERROR=0 $(BIN)/python -W ignore setup.py --quiet build --build-lib build/tsan
-	@for seed in $(TSAN_SEEDS); do \
-	  LD_PRELOAD="$$(gcc -print-file-name=libtsan.so) $$(gcc -print-file-name=libstdc++.so)" PYTHONPATH=build/tsan \
-	  TSAN_OPTIONS="suppressions=tests/tsan.supp history_size=4 exitcode=66" \
-	  setarch -R $(BIN)/python tests/stress_threads.py $(TSAN_ROUNDS) $$seed || exit 1; done
-	@LD_PRELOAD="$$(gcc -print-file-name=libtsan.so) $$(gcc -print-file-name=libstdc++.so)" PYTHONPATH=build/tsan \
-	  TSAN_OPTIONS="suppressions=tests/tsan.supp history_size=4 exitcode=66" \
-	  setarch -R $(BIN)/python tests/stress_spill.py $(TSAN_SECONDS)
+	@for seed in $(TSAN_SEEDS); do $(TSAN_RUN) tests/stress_threads.py $(TSAN_ROUNDS) $$seed || exit 1; done
+	@$(TSAN_RUN) tests/stress_spill.py $(TSAN_SECONDS)
 
 bench: $(VENV)/.test build
 	@$(BIN)/python benchmarks/overhead.py $(BENCH_FLAGS)

@@ -47,11 +47,11 @@ Weights do not change, so they leave without a copy.
 THROUGHPUT = """
 ### Speed
 
-Spilling and restoring {size} as a part of the speed of memcpy of as many bytes. The simulator
-takes memory from the C library, which returns freed blocks to the system unless told otherwise;
-then pages of a block that comes back have to be found and cleared again, which takes longer than
-the copy, and a block that leaves gives its pages back in that time. *New* shows the part of the
-pages for which this was so.
+Spilling and restoring {size} as a part of the speed of memcpy of as many bytes. The system has to
+find and clear pages that nobody has touched, which takes longer than to copy them; simulated
+devices keep large blocks that come back, so that they meet few. *Returned* is with the C library
+as it is, which returns freed memory to the system, and *kept* with one that does not. *New* is the
+part of the pages that were new.
 """
 PEERS = """
 ### Beside other ways

@@ -61,20 +61,14 @@ class Subject:
 
     def spill(self) -> float:
         """What was written leaves with a copy."""
-        took = self._timed("spill", _spill)
+        took = self._timed("spill", _C.spill_all)
         self._write()
         return took
 
     def restore(self) -> float:
         """Writing a number brings a tensor home."""
-        _spill()
+        _C.spill_all()
         return self._timed("restore", self._write)
-
-
-def _spill() -> None:
-    """A plan holds so many departures and no more."""
-    while _C.spill_all():
-        pass
 
 
 def _faults() -> int:

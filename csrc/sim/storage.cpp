@@ -95,10 +95,12 @@ struct CurrentDeviceAllocator final : c10::DeviceAllocator {
   }
 };
 
+bool hook_keeps_block(c10::StorageImpl *sim) { return bridge().head && sim->_mutable_data_ptr_no_checks().get_deleter() == bridge().head; }
+
 // The block of a storage: its own pointer, or the one that the managed hook keeps for it.
 const c10::DataPtr &block_of(c10::StorageImpl *sim) {
   const auto &pointer = sim->_mutable_data_ptr_no_checks();
-  return bridge().head && pointer.get_deleter() == bridge().head ? static_cast<Head *>(pointer.get_context())->block : pointer;
+  return hook_keeps_block(sim) ? static_cast<Head *>(pointer.get_context())->block : pointer;
 }
 
 }  // namespace
@@ -141,7 +143,7 @@ bool owns(const c10::DataPtr &pointer) { return pointer.get_context() && pointer
 
 bool is_shared(const c10::DataPtr &pointer) { return c10::raw::intrusive_ptr::use_count(static_cast<c10::StorageImpl *>(pointer.get_context())) != 1; }
 
-bool may_move(const c10::Storage &sim) { return &block_of(sim.unsafeGetStorageImpl()) != &sim.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks(); }
+bool may_move(const c10::Storage &sim) { return hook_keeps_block(sim.unsafeGetStorageImpl()); }
 
 c10::Storage twin_of(const c10::Storage &sim) {
   const auto &pointer = block_of(sim.unsafeGetStorageImpl());
@@ -160,7 +162,7 @@ c10::Storage look_at(const c10::Storage &sim, bool reads) {
 void put_block(c10::StorageImpl *sim, c10::Storage twin) {
   const std::size_t n = twin.nbytes();
   c10::DataPtr block = sim_pointer(std::move(twin), sim->device().index());
-  if (&block_of(sim) != &sim->_mutable_data_ptr_no_checks()) return bridge().replace(sim, std::move(block), n);
+  if (hook_keeps_block(sim)) return bridge().replace(sim, std::move(block), n);
   sim->set_data_ptr_noswap(std::move(block));
   sim->set_nbytes(n);
 }

@@ -31,7 +31,6 @@
 #include "replica.h"
 #include "room.h"
 #include "storage.h"
-#include "turns.h"
 
 namespace managed {
 namespace {
@@ -207,7 +206,6 @@ void child_begins() {
   mgd_machine_after_fork(machine());
   registry().waiters = 0;
   Hold::forget_other_threads();
-  forget_turns();
 }
 
 int64_t to_int64(std::chrono::steady_clock::duration d) {

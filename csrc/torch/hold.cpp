@@ -120,8 +120,12 @@ void Hold::let_go() {
 
 void Hold::forget_other_threads() {
   mgd_handle_forget_uses(machine());
-  for (Hold* h = innermost; h; h = h->outer_)
+  bool has_turn = false;
+  for (Hold* h = innermost; h; h = h->outer_) {
     if (!h->given_) h->use_again();
+    has_turn |= h->has_turn_;
+  }
+  forget_turns(has_turn);
 }
 
 int64_t Hold::uses_of_this_thread(int device) {
@@ -166,7 +170,7 @@ bool Hold::try_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::
   const uint64_t seen = freed_count();
   std::size_t n = room_in_plan;
   int device = 0;
-  int code = MGD_E_WAIT;
+  int code = MGD_E_WAIT; // also where others were faster
   try {
     code = begin_to_bring_home(handles, plan, &n, &device);
     if (code == MGD_OK) return n == 0;

@@ -50,7 +50,7 @@ class Hold {
     if (C10_UNLIKELY(noting_uses.load(std::memory_order_relaxed))) note_uses();
   }
 
-  // In a child of fork(): what threads that it lacks were using is used no more.
+  // In a child of fork(): what threads that it lacks were using is used no more, and nobody has their turn.
   static void forget_other_threads();
 
   // Uses by this thread of storages whose home is the device, and their bytes.

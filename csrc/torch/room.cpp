@@ -157,6 +157,16 @@ int64_t carry_out(const mgd_action* actions, std::size_t n) {
   return left;
 }
 
+// What mgd_evict_begin says, and how many left.
+int let_somebody_leave(int device, int64_t bytes, const int64_t* room, int64_t* left) {
+  const Moving moving;
+  std::array<mgd_action, kPlan> plan;
+  std::size_t n = plan.size();
+  const int code = mgd_evict_begin(machine(), device, bytes, room, Hold::uses_of_this_thread(device), plan.data(), &n);
+  if (code == MGD_OK) *left = carry_out(plan.data(), n);
+  return code;
+}
+
 } // namespace
 
 int64_t asked_by_this_thread() { return asked; }
@@ -190,16 +200,6 @@ void read_room(int64_t room[MGD_MAX_DEVICES]) {
   for (int id = 0; id < n; id++) room[id] = id == MGD_HOST ? 0 : free_bytes(id);
 }
 
-// What mgd_evict_begin says, and how many left.
-int let_somebody_leave(int device, int64_t bytes, const int64_t* room, int64_t* left) {
-  const Moving moving;
-  std::array<mgd_action, kPlan> plan;
-  std::size_t n = plan.size();
-  const int code = mgd_evict_begin(machine(), device, bytes, room, Hold::uses_of_this_thread(device), plan.data(), &n);
-  if (code == MGD_OK) *left = carry_out(plan.data(), n);
-  return code;
-}
-
 bool make_room(int device, int64_t bytes, Caller caller) {
   const bool locked = caller == Caller::LockedAllocator;
   if (no_room_making) return false;
@@ -217,8 +217,10 @@ bool make_room(int device, int64_t bytes, Caller caller) {
     int64_t left = 0;
     const int code = let_somebody_leave(device, missing, room, &left);
     if (left) return true;
-    if (code == MGD_OK && ++failures < kTries) continue;
-    if (code == MGD_OK) return false; // no memory on the host, or a device that does not answer
+    if (code == MGD_OK) { // no memory on the host, or a device that does not answer
+      if (++failures < kTries) continue;
+      return false;
+    }
     if (locked) return false;
     if (freed_count() != seen) return true; // look again: somebody gave bytes back meanwhile
     if (!waits || code != MGD_E_BUSY || !wait_for_change(before, deadline)) return false;

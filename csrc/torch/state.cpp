@@ -124,7 +124,7 @@ int mgd_torch_mark(PyObject* o) {
     check_wrappable(t);
     if (t.has_storage() && t.storage().use_count() > 1) lend(t); // to plain tensors, for all we know
     mark(t);
-    if (may_adopt.load(std::memory_order_relaxed) && !t.is_cpu()) {
+    if (may_adopt.load(std::memory_order_relaxed) && !t.is_cpu()) { // asked first: the first stillness of a process takes milliseconds
       if (const Stillness still; still) adopt(t, false);
     }
     if (has_key(t.unsafeGetTensorImpl())) make_state(t);

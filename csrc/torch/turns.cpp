@@ -9,16 +9,15 @@ std::atomic<uint64_t> short_until{0};
 
 namespace {
 
-constexpr uint64_t kShortFor = 1 << 16;    // uses of storages: several steps of training
-constexpr int64_t kPolite = 10'000'000;    // ns that somebody waits before others let him go first
+constexpr uint64_t kShortFor = 1 << 16; // uses of storages: several steps of training
+constexpr int64_t kPolite = 10'000'000; // ns that somebody waits before others let him go first
 
 std::atomic<int64_t> taken{0}; // when, in ns; 0: nobody has it
 std::atomic<int> overdue{0};   // how many have waited for longer than that
-thread_local bool mine = false;
 
 bool try_to_take() {
   int64_t nobody = 0;
-  return mine = taken.compare_exchange_strong(nobody, now());
+  return taken.compare_exchange_strong(nobody, now());
 }
 
 // Counts who waits for long, so that a thread of many small operators does not take every turn.
@@ -45,7 +44,6 @@ class Waiting {
 void note_shortage() { short_until.store(ticks.load(std::memory_order_relaxed) + kShortFor, std::memory_order_relaxed); }
 
 bool take_turn() {
-  if (mine) return false; // an operator inside one
   if (overdue.load() == 0 && try_to_take()) return true;
   Waiting waiting;
   for (;;) {
@@ -59,13 +57,12 @@ bool take_turn() {
 }
 
 void give_turn() {
-  mine = false;
   taken = 0;
   note_change();
 }
 
-void forget_turns() {
-  if (!mine) taken = 0;
+void forget_turns(bool has_turn) {
+  if (!has_turn) taken = 0;
   overdue = 0;
 }
 

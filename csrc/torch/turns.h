@@ -20,11 +20,11 @@ extern std::atomic<uint64_t> short_until; // tick
 inline bool room_is_short() { return ticks.load(std::memory_order_relaxed) < short_until.load(std::memory_order_relaxed); }
 void note_shortage();
 
-// True: this thread has the turn now, and gives it back. False: it goes on without.
+// True: this thread has the turn now, and gives it back. False: it goes on without. Not for who has it.
 bool take_turn();
 void give_turn();
 
 // In a child of fork(), which has this thread and no other.
-void forget_turns();
+void forget_turns(bool has_turn);
 
 } // namespace managed
