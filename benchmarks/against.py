@@ -1,11 +1,11 @@
 """Whether operators that move nothing cost more than in another tree of this project.
 
-    python benchmarks/against.py PATH [--rounds N]
+    python benchmarks/against.py PATH [--rounds N] [--sim]
 
 PATH is a checkout with its extensions built (`setup.py build_ext --inplace`). Runs
 `overhead.py --only operators --quick` from this tree on both packages in turn, each in a
 process of its own, and prints how many nanoseconds more than plain each operator takes: the
-median of the rounds, and of the differences within a round.
+median of the rounds, and of the differences within a round. With --sim on a simulated device.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from report import Report, print_table
 from tree import ROOT
 
 
-def measure(tree: Path) -> Report:
+def measure(tree: Path, flags: list[str]) -> Report:
     """The report of overhead.py with the package of `tree`."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "report.json"
@@ -31,7 +31,7 @@ def measure(tree: Path) -> Report:
             [
                 sys.executable,
                 str(ROOT / "benchmarks" / "overhead.py"),
-                *("--only", "operators", "--quick", "--out", str(out)),
+                *("--only", "operators", "--quick", "--out", str(out), *flags),
             ],
             env=os.environ | {"PYTHONPATH": str(tree)},
             cwd=tree,
@@ -42,8 +42,8 @@ def measure(tree: Path) -> Report:
         return report
 
 
-def costs(report: Report, mode: str) -> dict[str, float]:
-    table = report[f"operators, cpu, {mode}"]
+def costs(report: Report, device: str, mode: str) -> dict[str, float]:
+    table = report[f"operators, {device}, {mode}"]
     return {name: row["managed"]["median"] for name, row in table.items()}
 
 
@@ -51,10 +51,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("other", type=Path, metavar="PATH", help="the other tree")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sim", action="store_true", help="on a simulated device, with handles")
     options = parser.parse_args()
-    pairs = [(measure(ROOT), measure(options.other.resolve())) for _ in range(options.rounds)]
+    flags, device = (["--sim"], "sim") if options.sim else ([], "cpu")
+    trees = ROOT, options.other.resolve()
+    pairs = [tuple(measure(tree, flags) for tree in trees) for _ in range(options.rounds)]
     for mode in ("no grad", "grad"):
-        rounds = [(costs(here, mode), costs(there, mode)) for here, there in pairs]
+        rounds = [(costs(here, device, mode), costs(there, device, mode)) for here, there in pairs]
         rows, medians = [], []
         for name in rounds[0][0]:
             here, there = ([r[k][name] for r in rounds] for k in (0, 1))

@@ -84,7 +84,8 @@ at::Tensor copy_expanded(const at::Tensor& t, c10::Device to, int64_t* bytes) {
 at::Tensor copy_values(const at::Tensor& t, c10::Device to, int64_t* bytes) {
   c10::InferenceMode no_inference(false); // the copy may meet autograd later; this guard turns grad mode on, so it comes first
   c10::AutoGradMode no_grad(false);
-  Hold hold; // t may be the plain base of a managed view, which no hook would bring home
+  Turn turn;
+  Hold hold(&turn); // t may be the plain base of a managed view, which no hook would bring home
   hold.add(t, false);
   hold.bring_home();
   at::Tensor d = t.detach();

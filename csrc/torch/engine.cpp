@@ -93,7 +93,7 @@ PyObject* mgd_torch_run_backward(PyObject* callable, PyObject* args, PyObject* k
     c10::impl::IncludeDispatchKeyGuard managed_everywhere(kKey);
     THPObjectPtr aligned(with_gradients_at_roots(args));
     if (!aligned) return nullptr;
-    Hold roots(Hold::Span::Pass);
+    Hold roots(nullptr);
     hold_gradients(roots, aligned);
     return PyObject_Call(callable, aligned, kwargs);
   });

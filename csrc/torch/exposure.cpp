@@ -51,7 +51,8 @@ void note(const at::Tensor& t, bool for_good) {
   Registry::registry().add(t, for_good);
   note_written(t); // after the entry: a copy that is being made now is not kept either
   if (for_good) return keep_home(t);
-  Hold hold; // whoever holds the storage reads it where it is, and such a block does not leave (room.cpp asks)
+  Turn turn;
+  Hold hold(&turn); // whoever holds the storage reads it where it is, and such a block does not leave (room.cpp asks)
   hold.add(t, true);
   hold.bring_home();
 }

@@ -1,6 +1,8 @@
 // hold.cpp: see hold.h.
 #include "hold.h"
 
+#include <torch/csrc/autograd/variable.h>
+
 #include <array>
 
 #include "devices.h"
@@ -9,7 +11,6 @@
 #include "moves.h"
 #include "out_of_memory.h"
 #include "room.h"
-#include "turns.h"
 
 namespace managed {
 
@@ -49,10 +50,20 @@ void carry_out_all(const mgd_action* actions, std::size_t n) {
   }
 }
 
+// To ask for a tangent takes a lock, also where there is none. A view can have its base's.
+bool may_have_tangent(const at::TensorBase& t) {
+  const auto* meta = torch::autograd::impl::get_autograd_meta(t);
+  if (!meta || meta->fw_grad_) return meta;
+  if (C10_LIKELY(!meta->is_view_)) return false;
+  const auto* view = static_cast<const torch::autograd::DifferentiableViewMeta*>(meta);
+  return view->has_fw_view() && may_have_tangent(view->get_forward_view().base_);
+}
+
 } // namespace
 
 void keep_home(const at::Tensor& t) {
-  Hold hold;
+  Turn turn;
+  Hold hold(&turn);
   hold.add(t, true);
   hold.bring_home();
   each_storage(t, [](c10::StorageImpl* s) {
@@ -61,7 +72,8 @@ void keep_home(const at::Tensor& t) {
 }
 
 void keep_home_until_used(const at::Tensor& t) {
-  Hold hold;
+  Turn turn;
+  Hold hold(&turn);
   hold.add(t, false);
   hold.bring_home();
   each_storage(t, [](c10::StorageImpl* s) {
@@ -71,6 +83,7 @@ void keep_home_until_used(const at::Tensor& t) {
 }
 
 void Hold::add_tangent(const at::Tensor& t, bool written) {
+  if (C10_LIKELY(!may_have_tangent(t))) return;
   const at::Tensor& tangent = t._fw_grad(0);
   if (C10_UNLIKELY(tangent.defined())) add(tangent, written);
 }
@@ -92,14 +105,14 @@ void Hold::note_uses() const {
 
 bool Hold::is_inside_operator() const {
   for (const Hold* h = outer_; h; h = h->outer_)
-    if (h->span_ == Span::Operator) return true;
+    if (h->turn_) return true;
   return false;
 }
 
 void Hold::enter(const Block* first) {
   outer_ = innermost;
   innermost = this;
-  if (C10_UNLIKELY(room_is_short()) && span_ == Span::Operator && !is_inside_operator()) has_turn_ = take_turn();
+  if (C10_UNLIKELY(room_is_short()) && turn_ && !is_inside_operator()) turn_->take();
   if (C10_UNLIKELY(kernels_go_on.load(std::memory_order_relaxed))) note_kernels(device_of(first->home));
 }
 
@@ -114,8 +127,7 @@ void Hold::let_go() {
     for (const Use& u : used_) mgd_handle_pin(machine(), u.block, true); // the graph goes on reading where they are now
   give_back();
   innermost = outer_;
-  if (C10_UNLIKELY(has_turn_)) give_turn();
-  else if (C10_UNLIKELY(somebody_waits())) note_change();
+  if (C10_UNLIKELY(somebody_waits())) note_change();
 }
 
 void Hold::forget_other_threads() {
@@ -123,7 +135,7 @@ void Hold::forget_other_threads() {
   bool has_turn = false;
   for (Hold* h = innermost; h; h = h->outer_) {
     if (!h->given_) h->use_again();
-    has_turn |= h->has_turn_;
+    has_turn |= h->turn_ && h->turn_->has();
   }
   forget_turns(has_turn);
 }

@@ -5,6 +5,7 @@
 
 #include "../core/internal.h"
 #include "storage.h"
+#include "turns.h"
 #include "uses.h"
 
 namespace managed {
@@ -17,9 +18,8 @@ void keep_home_until_used(const at::Tensor& t);
 
 class Hold {
  public:
-  // What it spans: an operator, or a whole backward pass, whose operators run meanwhile.
-  enum class Span : uint8_t { Operator, Pass };
-  explicit Hold(Span span = Span::Operator) : span_(span) {}
+  // null: not for one operator, but while others run, which take turns of their own.
+  explicit Hold(Turn* turn) : turn_(turn) {}
   ~Hold() {
     if (C10_UNLIKELY(!used_.empty())) let_go();
   }
@@ -76,8 +76,8 @@ class Hold {
   void wait_for_others(uint64_t seen, int64_t deadline);
 
   c10::SmallVector<Use, 6> used_;
-  const Span span_;
-  bool away_ = false, given_ = false, has_turn_ = false;
+  Turn* const turn_;
+  bool away_ = false, given_ = false;
   Hold* outer_ = nullptr;
 };
 

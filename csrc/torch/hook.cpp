@@ -110,8 +110,9 @@ void hold_operands(Hold& hold, const OpFacts& f, const torch::jit::Stack& stack)
   hold.bring_home();
 }
 
-void run_kernel(Hold& hold, const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
+void run_kernel(Turn& turn, const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
   const bool host = !may_adopt.load(std::memory_order_relaxed) || on_host(f, stack);
+  Hold hold(&turn);
   if (!host && holds_operands(f)) hold_operands(hold, f, stack);
   try {
     if (meets_hook_inside(f, ks, host)) return op.redispatchBoxed(ks, &stack);
@@ -126,8 +127,8 @@ void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit
   const auto lists = written_lists(f, stack);
   const Writes writes(f, stack);
   if (C10_UNLIKELY(f.outlives_call)) for (const TensorArg& a : f.tensors) each_tensor(stack[stack.size() - f.arguments + a.index], expose);
-  Hold hold; // until what is made can leave, too
-  run_kernel(hold, op, ks, stack, f);
+  Turn turn; // until what is made can leave, too
+  run_kernel(turn, op, ks, stack, f);
   for (std::size_t i = stack.size() - f.returns; i < stack.size(); i++) {
     each_tensor(stack[i], [&](const at::Tensor& t) { mark_result(t, f); });
     if (C10_UNLIKELY(f.outlives_call)) each_tensor(stack[i], expose);

@@ -103,7 +103,7 @@ void free_block(c10::DataPtr& block) {
 }
 
 void adopt_slow(c10::StorageImpl* s, bool fresh) {
-  if (static_cast<int64_t>(s->nbytes()) < adopt_at_least.load(std::memory_order_relaxed) || !can_leave(s)) return;
+  if (!can_leave(s)) return;
   if (!fresh && (c10::raw::intrusive_ptr::use_count(s) != 1 || is_exposed(s) || graphs_recorded.load(std::memory_order_relaxed))) return;
   if (private_pools.load(std::memory_order_relaxed)) return;
   auto b = std::make_unique<Block>();

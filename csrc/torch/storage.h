@@ -56,20 +56,22 @@ inline void each_storage(const at::Tensor& t, F&& f) {
   }
 }
 
+inline bool is_too_small(c10::StorageImpl* s) { return static_cast<int64_t>(s->nbytes()) < adopt_at_least.load(std::memory_order_relaxed); }
+
 // Gives the storages of t handles if they can have them. `fresh`: nobody else can know the storage yet; otherwise
 // only one that nothing else refers to is taken, because a plain alias would find its bytes gone.
 void adopt_slow(c10::StorageImpl* s, bool fresh);
 inline void adopt(const at::Tensor& t, bool fresh) {
   if (C10_LIKELY(!may_adopt.load(std::memory_order_relaxed)) || t.is_cpu()) return;
   each_storage(t, [fresh](c10::StorageImpl* s) {
-    if (!block_of(s)) adopt_slow(s, fresh);
+    if (!is_too_small(s) && !block_of(s)) adopt_slow(s, fresh);
   });
 }
 
 // The handle of an operand that could have none when it was made, because something else referred to its storage then.
 Block* adopt_operand_slow(const at::Tensor& t, c10::StorageImpl* s);
 inline Block* adopt_operand(const at::Tensor& t, c10::StorageImpl* s) {
-  if (C10_LIKELY(static_cast<int64_t>(s->nbytes()) < adopt_at_least.load(std::memory_order_relaxed) || c10::raw::intrusive_ptr::use_count(s) != 1)) return nullptr;
+  if (C10_LIKELY(is_too_small(s) || c10::raw::intrusive_ptr::use_count(s) != 1)) return nullptr;
   return adopt_operand_slow(t, s);
 }
 

@@ -17,7 +17,8 @@ namespace {
 
 void record_stream(at::Tensor& self, c10::Stream stream) {
   const Visit visit;
-  Hold hold;
+  Turn turn;
+  Hold hold(&turn);
   hold.add(self, false);
   hold.bring_home();
   each_storage(self, [&](c10::StorageImpl* s) {

@@ -43,20 +43,21 @@ class Waiting {
 
 void note_shortage() { short_until.store(ticks.load(std::memory_order_relaxed) + kShortFor, std::memory_order_relaxed); }
 
-bool take_turn() {
-  if (overdue.load() == 0 && try_to_take()) return true;
+void Turn::take() {
+  has_ = overdue.load() == 0 && try_to_take();
+  if (has_) return;
   Waiting waiting;
   for (;;) {
     const uint64_t seen = freed_count();
     const bool first = waiting.is_overdue() || overdue.load() == 0;
-    if (first && try_to_take()) return true;
+    if (first && (has_ = try_to_take())) return;
     const int64_t since = taken;
-    if (since && now() >= since + kPatience) return false;
+    if (since && now() >= since + kPatience) return;
     wait_for_change(seen, std::min(now() + kPolite, since ? since + kPatience : INT64_MAX));
   }
 }
 
-void give_turn() {
+void Turn::give() {
   taken = 0;
   note_change();
 }

@@ -20,9 +20,22 @@ extern std::atomic<uint64_t> short_until; // tick
 inline bool room_is_short() { return ticks.load(std::memory_order_relaxed) < short_until.load(std::memory_order_relaxed); }
 void note_shortage();
 
-// True: this thread has the turn now, and gives it back. False: it goes on without. Not for who has it.
-bool take_turn();
-void give_turn();
+// The turn of an operator, which may outlive its use of operands: until what it made can leave, too.
+class Turn {
+ public:
+  Turn() = default;
+  ~Turn() {
+    if (C10_UNLIKELY(has_)) give();
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+  void take(); // or goes on without; not for a thread that has it
+  bool has() const { return has_; }
+
+ private:
+  void give();
+  bool has_ = false;
+};
 
 // In a child of fork(), which has this thread and no other.
 void forget_turns(bool has_turn);

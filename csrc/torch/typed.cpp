@@ -151,8 +151,9 @@ struct Typed<Op, R(A...)> {
     hold.bring_home();
   }
 
-  static R run(Hold& hold, c10::DispatchKeySet ks, A... a) {
+  static R run(Turn& turn, c10::DispatchKeySet ks, A... a) {
     const bool host = on_host(a...);
+    Hold hold(&turn);
     if (C10_UNLIKELY(!host && holds_operands(*facts))) hold_operands(hold, a...);
     try { // the text names what the operator holds
       if (C10_UNLIKELY(meets_hook_inside(*facts, ks, host))) return Op::redispatch(ks, std::forward<A>(a)...);
@@ -175,12 +176,12 @@ struct Typed<Op, R(A...)> {
     const AtEnd note{[&] { // also when it fails half way
       if (C10_UNLIKELY(facts->written && sources_alive.load(std::memory_order_relaxed))) each_of(facts->written, note_written, a...);
     }};
-    Hold hold; // until what is made can leave, too
+    Turn turn; // until what is made can leave, too
     if constexpr (std::is_void_v<R>) { // a list operator: what it writes are its arguments
-      run(hold, ks & kBelow, a...);
+      run(turn, ks & kBelow, a...);
       each_of(facts->written_lists, mark, a...);
     } else {
-      R r = run(hold, ks & kBelow, a...);
+      R r = run(turn, ks & kBelow, a...);
       mark_result<Plain<R>>(r, *facts);
       return r;
     }
