@@ -126,10 +126,12 @@ def _watch_functorch() -> None:
         C.above_functorch(-1)
         return leave()
 
-    above: Any = torch._C._parse_dispatch_key("TESTING_ONLY_GenericWrapper")
-    # These dispatch in Python, where no fallback is asked.
-    for operator in _higher_order_ops.values():
-        operator.fallthrough(above)  # type: ignore[no-untyped-call]
-    _HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(above)
+    # Higher-order operators dispatch in Python, where no fallback is asked. What they call meets
+    # the hooks.
+    for name in ("TESTING_ONLY_GenericWrapper", "DeferredInit"):
+        key: Any = torch._C._parse_dispatch_key(name)
+        for operator in _higher_order_ops.values():
+            operator.fallthrough(key)  # type: ignore[no-untyped-call]
+        _HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)
     transforms._grad_increment_nesting = entered
     transforms._grad_decrement_nesting = left

@@ -1,5 +1,6 @@
 """One test for each bug that was fixed in the binding and in the package."""
 
+import copy
 import gc
 import inspect
 import threading
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import managed
 from managed import DeviceManager, ManagedModule, ManagedTensor, _walk
@@ -262,3 +264,142 @@ def test_everything_leaves_however_much_it_is():
     held = [wrap(torch.zeros(2**12)).to("sim:0") for _ in range(600)]
     assert _C.spill_all() >= 600
     assert all(_C.is_spilled(t) for t in held)
+
+
+# ---- writes that no operator of ours sees, to bytes that the host has a copy of
+
+
+class SumMode(TorchDispatchMode):
+    """Adds what every operator gives to a tensor of its own."""
+
+    def __init__(self, total):
+        super().__init__()
+        self.total = total
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        self.total.add_(result)
+        return result
+
+
+class Wrapper(torch.Tensor):
+    @staticmethod
+    def __new__(cls, inner):
+        how = {"dtype": inner.dtype, "device": inner.device}
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, **how)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        function(*(a.inner if isinstance(a, cls) else a for a in args), **(kwargs or {}))
+        return args[0]
+
+
+def by_mode(x):
+    with SumMode(x):
+        torch.ones_like(x) * 1
+
+
+UNSEEN = {
+    "copy": lambda x: copy.copy(x).add_(1),
+    "set": lambda x: torch.empty(0, device="sim:1").set_(x.untyped_storage(), 0, x.shape).add_(1),
+    "mode": by_mode,
+    "wrapper": lambda x: Wrapper(x).add_(1),
+}
+
+
+@pytest.mark.parametrize("write", UNSEEN.values(), ids=UNSEEN)
+def test_writes_past_the_hook_stay(write):
+    """Bytes that had come home unchanged were dropped for their old copy on the host."""
+    from managed import _C
+
+    x = wrap(torch.zeros(2**14)).to("sim:1")
+    _C.spill_all()
+    x + 0
+    write(x)
+    _C.spill_all()
+    assert _C.is_spilled(x)
+    assert x.tolist()[0] >= 1
+
+
+def test_an_alias_that_is_kept_and_written_later():
+    """The loan was noted when it was made, and not what was written long after."""
+    from managed import _C
+
+    x = wrap(torch.zeros(2**14)).to("sim:1")
+    alias = copy.copy(x)
+    for round in range(3):
+        _C.spill_all()
+        x + 0
+        alias.add_(1)
+        _C.spill_all()
+        assert x.tolist()[0] == round + 1
+
+
+# ---- results that are their operands' bytes
+
+
+ALIASES = {
+    "unsafe_chunk": lambda x: torch.unsafe_chunk(x, 2),
+    "unsafe_split": lambda x: torch.unsafe_split(x, 100),
+    "lift": torch.ops.aten.lift,
+    "coo": lambda x: torch.sparse_coo_tensor(torch.arange(2**14)[None].to("sim:1"), x, (2**14,)),
+    "csr": lambda x: torch.sparse_csr_tensor(
+        torch.tensor([0, 2**14], device="sim:1"),
+        torch.arange(2**14, device="sim:1"),
+        x,
+        (1, 2**14),
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("make", ALIASES.values(), ids=ALIASES)
+def test_results_that_are_their_operands_do_not_take_the_bytes_away(make):
+    """Their schemas promise new results; a plain tensor over the same bytes found them gone."""
+    from managed import _C
+
+    plain = torch.ones(2**14, device="sim:1")
+    x = wrap(plain)
+    result = make(x)
+    _C.spill_all()
+    assert (plain + 1)[0].item() == 2
+    del result
+
+
+def test_a_view_whose_base_was_given_other_bytes():
+    """To ask whether two storages are aliases read their pointers, and one of them had left."""
+    from managed import _C
+
+    base = wrap(torch.ones(128, 128)).to("sim:0")
+    view = base[64:]
+    base.data = wrap(torch.zeros(128, 128)).to("sim:0")
+    other = wrap(torch.ones(128, 64)).to("sim:1")
+    _C.spill_all()
+    assert (other @ view).sum().item() == 128 * 64 * 128
+
+
+# ---- list operators with a tensor of numbers
+
+
+@pytest.mark.parametrize("devices", [["sim:0"] * 3, ["sim:0", "sim:1", "sim:0"]])
+def test_list_operators_with_a_tensor_of_scalars(devices):
+    """It was brought to the tensors, and belongs to the CPU; each device needs its own rows."""
+    made = [[wrap(torch.full((4,), v)).to(d) for d in devices] for v in (1.0, 2.0, 4.0)]
+    torch._foreach_addcdiv_(*made, torch.tensor([1.0, 2.0, 3.0]))
+    assert [t[0].item() for t in made[0]] == [1.5, 2.0, 2.5]
+
+
+# ---- higher-order operators
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim:1"])
+def test_higher_order_operators(device):
+    """They had no kernel for the key."""
+    x = wrap(torch.ones(4)).to(device).requires_grad_()
+    y = torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+    y.sum().backward()
+    assert torch.equal(y.cpu(), torch.ones(4).sin())
+    assert torch.equal(x.grad.cpu(), torch.ones(4).cos())

@@ -85,6 +85,11 @@ def test_results_that_need_each_others_room(run):
     run(NEEDS % "12MiB")
 
 
+def test_storages_that_are_just_dying_count(run):
+    """What another thread was freeing had no handle any more and still its bytes."""
+    run(NEEDS.replace("range(20)", "range(1500)") % "9MiB")
+
+
 def test_errors_in_operators_under_a_hammer(run):
     run("""
     xs = [on(torch.full((64, 512), float(i))) for i in range(4)]

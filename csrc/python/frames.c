@@ -23,6 +23,8 @@
 #include <internal/pycore_stackref.h>
 #endif
 
+#include <pthread.h>
+#include <sched.h>
 #include <string.h>
 
 /* ---- one frame */
@@ -108,8 +110,33 @@ static int folder_of(const char *module_name, char out[TEXT]) {
   return text ? 0 : -1;
 }
 
+/* The interpreter frees the state of daemon threads under their feet when it ends, so by then nobody may be walking. */
+static int walking, closed;
+
+static PyObject *close_frames(PyObject *unused, PyObject *none) {
+  (void)unused, (void)none;
+  __atomic_store_n(&closed, 1, __ATOMIC_SEQ_CST);
+  while (__atomic_load_n(&walking, __ATOMIC_SEQ_CST)) sched_yield(); /* it needs no GIL, and is short */
+  Py_RETURN_NONE;
+}
+
+/* In a child of fork(), which has this thread alone; and it calls Python, so it is not walking. */
+static void child_begins(void) { walking = 0; }
+
+static int close_at_exit(void) {
+  static PyMethodDef method = {"close_frames", close_frames, METH_NOARGS, NULL};
+  PyObject *function = PyCFunction_New(&method, NULL);
+  PyObject *module = function ? PyImport_ImportModule("atexit") : NULL;
+  PyObject *done = module ? PyObject_CallMethod(module, "register", "O", function) : NULL;
+  Py_XDECREF(module);
+  Py_XDECREF(function);
+  Py_XDECREF(done);
+  return done ? 0 : -1;
+}
+
 int mgd_frames_init(void) {
-  if (folder_of("torch", folders.torch) < 0 || folder_of("managed.errors", folders.own) < 0) return -1;
+  if (folder_of("torch", folders.torch) < 0 || folder_of("managed.errors", folders.own) < 0 || close_at_exit() < 0) return -1;
+  pthread_atfork(NULL, NULL, &child_begins);
   PyOS_snprintf(folders.optim, sizeof folders.optim, "%soptim/", folders.torch);
   PyOS_snprintf(folders.autograd, sizeof folders.autograd, "%sautograd/", folders.torch);
   return 0;
@@ -119,12 +146,13 @@ int mgd_frames_init(void) {
 
 /* Calls `visit` for each frame of this thread from the innermost outwards, until it says that it has seen enough. */
 static void walk(int (*visit)(frame *, PyCodeObject *, void *), void *context) {
-  const PyThreadState *thread = PyGILState_GetThisThreadState();
-  frame *f = thread ? newest(thread) : NULL;
-  for (; f; f = outer(f)) {
+  __atomic_add_fetch(&walking, 1, __ATOMIC_SEQ_CST);
+  const PyThreadState *thread = __atomic_load_n(&closed, __ATOMIC_SEQ_CST) ? NULL : PyGILState_GetThisThreadState();
+  for (frame *f = thread ? newest(thread) : NULL; f; f = outer(f)) {
     PyCodeObject *code = code_of(f);
-    if (code && visit(f, code, context)) return;
+    if (code && visit(f, code, context)) break;
   }
+  __atomic_sub_fetch(&walking, 1, __ATOMIC_SEQ_CST);
 }
 
 static int intern_first_of_user(frame *f, PyCodeObject *code, void *id) {

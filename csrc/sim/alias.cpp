@@ -178,10 +178,11 @@ void Aliases::write_back(const Tensor &sim, const Tensor &cpu) {
   if (C10_UNLIKELY(is_sparse(sim))) return write_back_sparse(sim, cpu);
   auto *to = sim.unsafeGetTensorImpl();
   auto *from = cpu.unsafeGetTensorImpl();
+  note_write(sim.storage().unsafeGetStorageImpl());
   const auto *storage = known(cpu.storage().unsafeGetStorageImpl());
   if (!storage) {
     to->set_storage_keep_dtype(dense_to_sim(cpu).storage());
-  } else if (!storage->is_alias_of(sim.storage())) {
+  } else if (storage->unsafeGetStorageImpl() != sim.storage().unsafeGetStorageImpl()) {
     to->set_storage_keep_dtype(*storage);
   } else {
     follow_twin(sim.storage().unsafeGetStorageImpl(), cpu.storage());

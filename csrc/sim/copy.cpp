@@ -46,6 +46,7 @@ Tensor copy_from(const Tensor &source, const Tensor &target, bool non_blocking) 
     b.copy_(a, false);
   }
   if (is_sparse(target)) aliases.write_back(target, b);
+  else if (on_sim(target)) note_write(target.storage().unsafeGetStorageImpl());
   const int64_t bytes = std::max(bytes_of(source), bytes_of(target));
   charge_copy(from, to, bytes, (from == kHost || to == kHost) && !non_blocking);
   return target;

@@ -159,6 +159,10 @@ c10::Storage look_at(const c10::Storage &sim, bool reads) {
                                                c10::GetCPUAllocator(), true);
 }
 
+void note_write(c10::StorageImpl *sim) {
+  if (hook_keeps_block(sim)) bridge().wrote(sim);
+}
+
 void put_block(c10::StorageImpl *sim, c10::Storage twin) {
   const std::size_t n = twin.nbytes();
   c10::DataPtr block = sim_pointer(std::move(twin), sim->device().index());

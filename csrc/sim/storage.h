@@ -34,6 +34,9 @@ bool may_move(const c10::Storage &sim);
 // A CPU storage that looks at foreign bytes without owning them; at none when nobody reads them.
 c10::Storage look_at(const c10::Storage &sim, bool reads);
 
+// An operator has written the bytes.
+void note_write(c10::StorageImpl *sim);
+
 // The only place where a storage that exists gets another block: its bytes are
 // from now on those of `twin`.
 void put_block(c10::StorageImpl *sim, c10::Storage twin);

@@ -24,7 +24,7 @@ struct Head {
 };
 
 struct Bridge {
-  int version = 3;
+  int version = 4;
 
   // ---- filled by the hook; null until it attaches
   // The device is full: free something and return true to look again. CUDA's allocator holds its lock meanwhile and
@@ -36,6 +36,8 @@ struct Bridge {
   c10::DeleterFnPtr head = nullptr;
   // Gives such a storage another block of `bytes` bytes. An operator holds it.
   void (*replace)(c10::StorageImpl* storage, c10::DataPtr block, std::size_t bytes) = nullptr;
+  // Such a storage was written, perhaps by an operator that did not come to the hook.
+  void (*wrote)(c10::StorageImpl* storage) = nullptr;
 
   // ---- filled by the backend
   // Latency (ns) and bandwidth (bytes/ns) between devices, -1 is the host.

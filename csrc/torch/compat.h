@@ -29,12 +29,9 @@ NodePtr make_node(Args&&... args) {
 }
 
 // What torch.func.grad puts around a tensor, at::functorch::TensorWrapper. Its header includes one that torch does not
-// ship, so this is its beginning: the tensor inside is its first member.
-struct GradWrapper : c10::TensorImpl {
-  at::Tensor value;
-};
+// ship; the tensor inside is its first member.
 inline bool is_grad_wrapper(const at::Tensor& t) { return t.key_set().has(c10::DispatchKey::FuncTorchGradWrapper); }
-inline const at::Tensor& wrapped_by(const at::Tensor& t) { return static_cast<const GradWrapper*>(t.unsafeGetTensorImpl())->value; }
+inline const at::Tensor& wrapped_by(const at::Tensor& t) { return *reinterpret_cast<const at::Tensor*>(t.unsafeGetTensorImpl() + 1); }
 
 // A storage that makes its bytes when they are first written; torch 2.11 has none.
 template <class Storage>

@@ -215,7 +215,7 @@ bool is_inside(const at::Tensor& view, const at::Tensor& base) {
 at::Tensor shared_base(const at::Tensor& t) {
   if (!t.is_view()) return {};
   const at::Tensor base(t._base());
-  const bool same_bytes = base.layout() == at::kStrided && base.storage().is_alias_of(t.storage()) && base.dtype() == t.dtype() && !base.is_conj() && !base.is_neg();
+  const bool same_bytes = base.layout() == at::kStrided && base.storage().unsafeGetStorageImpl() == t.storage().unsafeGetStorageImpl() && base.dtype() == t.dtype() && !base.is_conj() && !base.is_neg();
   if (!same_bytes || !base.is_leaf() || !base.is_non_overlapping_and_dense() || 2 * t.numel() < base.numel() || !is_inside(t, base)) return {};
   if (records(t) && !(base.requires_grad() && is_unwatched(t, base))) return {};
   return base;

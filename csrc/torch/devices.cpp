@@ -196,6 +196,7 @@ void attach_sim(Bridge* bridge, int devices) {
   bridge->freed = &bytes_came_back;
   bridge->head = &drop_block;
   bridge->replace = &replace_block;
+  bridge->wrote = [](c10::StorageImpl* s) { mgd_handle_write(block_of(s)); };
   r.bridge = bridge;
   mgd_evict_veto(machine(), &may_leave);
   may_adopt = true;
@@ -205,6 +206,7 @@ void attach_sim(Bridge* bridge, int devices) {
 void child_begins() {
   mgd_machine_after_fork(machine());
   registry().waiters = 0;
+  unfinished_deaths = 0;
   Hold::forget_other_threads();
 }
 

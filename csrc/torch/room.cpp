@@ -146,12 +146,14 @@ void drop(const mgd_action& a) {
   event.done();
 }
 
+bool may_be_stale(const mgd_action& drop) { return block_from(drop)->was_lent.load(std::memory_order_relaxed); }
+
 // How many left: fewer than were planned when a copy failed.
 int64_t carry_out(const mgd_action* actions, std::size_t n) {
   int64_t left = 0;
   for (const mgd_action* a = actions; a != actions + n; a++) {
-    if (a->kind == MGD_DO_SPILL) left += spill(*a);
-    if (a->kind == MGD_DO_DROP) drop(*a), left++;
+    if (a->kind == MGD_DO_SPILL || (a->kind == MGD_DO_DROP && may_be_stale(*a))) left += spill(*a);
+    else if (a->kind == MGD_DO_DROP) drop(*a), left++;
     if (a->kind == MGD_DO_FORGET) free_host(a->memory);
   }
   return left;
@@ -222,8 +224,9 @@ bool make_room(int device, int64_t bytes, Caller caller) {
       return false;
     }
     if (locked) return false;
+    const bool more_to_come = code == MGD_E_BUSY || unfinished_deaths.load() > 0;
     if (freed_count() != seen) return true; // look again: somebody gave bytes back meanwhile
-    if (!waits || code != MGD_E_BUSY || !wait_for_change(before, deadline)) return false;
+    if (!waits || !more_to_come || !wait_for_change(before, deadline)) return false;
   }
 }
 

@@ -4,6 +4,7 @@
 // that holds too much of its device in a single call gets several, for the same reason:
 // what the first needs may leave again before the next.
 #include <ATen/core/jit_type.h>
+#include <ATen/ops/tensor.h>
 
 #include "align.h"
 #include "devices.h"
@@ -113,6 +114,17 @@ class Rows {
     return out;
   }
 
+  // A tensor of numbers, one a row, which torch wants on the CPU.
+  bool is_scalars(std::size_t argument, const c10::IValue& v) const {
+    return v.isTensor() && op_.schema().arguments()[argument].name() == "scalars";
+  }
+
+  c10::IValue pick_scalars(const at::Tensor& t, const std::vector<std::size_t>& rows) const {
+    if (rows.size() == count_ || t.dim() != 1 || !t.is_cpu() || static_cast<std::size_t>(t.numel()) != count_) return t;
+    const std::vector<int64_t> chosen(rows.begin(), rows.end());
+    return t.index_select(0, at::tensor(chosen));
+  }
+
   // Lists of numbers, one a row.
   static c10::IValue pick_values(const c10::IValue& v, const std::vector<std::size_t>& rows) {
     const auto list = v.toList();
@@ -129,7 +141,8 @@ class Rows {
       const TensorArg* a = nullptr;
       for (const TensorArg& t : f_.tensors)
         if (t.index == i) a = &t;
-      if (a && v.isTensor()) stack.emplace_back(bring(v.toTensor(), *a, c, write_backs));
+      if (is_scalars(i, v)) stack.push_back(pick_scalars(v.toTensor(), rows));
+      else if (a && v.isTensor()) stack.emplace_back(bring(v.toTensor(), *a, c, write_backs));
       else if (a && v.isList()) stack.push_back(pick_tensors(v, *a, rows, c, write_backs));
       else if (per_row(v)) stack.push_back(pick_values(v, rows));
       else stack.push_back(v);

@@ -36,6 +36,9 @@ constexpr std::array<std::string_view, 31> kAlignedWhole{
     "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
     "cosine_embedding_loss", "kl_div", "poisson_nll_loss", "cov", "linalg_matrix_rank"};
 
+// Results that are their operands' bytes, although the schema does not say so.
+constexpr std::array<std::string_view, 8> kAliasesUnsaid{"_unsafe_view", "_lazy_clone", "ctc_loss", "tensor_split",
+                                                         "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "lift"};
 // They make tensors in the image of another.
 constexpr std::array<std::string_view, 13> kReadsShapes{"empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like",
                                                         "new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full", "is_same_size"};
@@ -131,7 +134,11 @@ bool reads_shapes(std::string_view base) { return contains(kReadsShapes, base); 
 
 bool reads_view(std::string_view base) { return base == "_sparse_broadcast_to" || base == "_make_dual"; }
 
-bool aliases_unsaid(std::string_view base) { return base == "_unsafe_view" || base == "_lazy_clone" || base == "ctc_loss" || base == "tensor_split"; }
+// Sparse tensors keep the very tensors that they are made of.
+bool aliases_unsaid(std::string_view base) {
+  const bool makes_sparse = base.find("sparse_") < 2 && base.find("_tensor") != base.npos;
+  return makes_sparse || contains(kAliasesUnsaid, base);
+}
 
 bool scalars_move(std::string_view base) {
   for (auto prefix : kScalarsMoveByPrefix)

@@ -20,6 +20,7 @@ namespace managed {
 
 std::atomic<bool> may_adopt{false};
 std::atomic<uint64_t> ticks{0};
+std::atomic<int> unfinished_deaths{0};
 std::atomic<int64_t> adopt_at_least{int64_t{1} << 14};
 
 namespace {
@@ -108,6 +109,7 @@ void adopt_slow(c10::StorageImpl* s, bool fresh) {
   if (private_pools.load(std::memory_order_relaxed)) return;
   auto b = std::make_unique<Block>();
   b->stamp = next_tick(); // what was just made is about to be used
+  b->was_lent = !fresh && is_lent(s);
   std::lock_guard<std::mutex> lock(adopting());
   if (block_of(s)) return;
   const int id = id_of(s->device());
@@ -140,12 +142,14 @@ void drop_block(void* context) {
   note_use(b, b->bytes, next_tick(), UseKind::Dropped);
   bool moving = false;
   void* memory = nullptr;
+  unfinished_deaths++;
   mgd_handle_close(machine(), b, &moving, &memory);
   if (!moving) { // an operator that still holds the handle needs the bytes no more: they go now
     free_host(memory);
     free_block(b->block);
     free_block(b->guest);
   }
+  unfinished_deaths--;
   if (mgd_handle_put(b, MGD_ALIVE)) delete b;
 }
 

@@ -20,6 +20,7 @@ struct Block final : Head, mgd_handle {
   std::atomic<c10::StorageImpl*> storage{nullptr}; // null until all of this is in place, and once it has died
   c10::DataPtr guest;                              // the bytes, while a peer holds them
   std::atomic<bool> waits_for_use{false};          // pinned until an operator uses it
+  std::atomic<bool> was_lent{false};               // to what may write it past every operator, as long as it lives
   std::atomic<uint64_t> object{0};                 // whose history its events belong to
 
   Block() : mgd_handle{} {}
@@ -27,6 +28,9 @@ struct Block final : Head, mgd_handle {
 };
 
 void drop_block(void* context); // the deleter of a DataPtr whose context is a Block
+
+// How many storages have died whose bytes are not free yet: no handle tells of them any more.
+extern std::atomic<int> unfinished_deaths;
 
 extern std::atomic<bool> may_adopt;         // there is an accelerator
 extern std::atomic<int64_t> adopt_at_least; // bytes; smaller storages stay where they are
