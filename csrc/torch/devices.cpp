@@ -109,11 +109,14 @@ void observe_one(int id) {
   check(mgd_ledger_observe(machine(), id, allocated, foreign), "reading device memory");
 }
 
+constinit thread_local uint64_t freed_here __attribute__((tls_model("initial-exec"))) = 0;
+
 // Called on every free, so it takes no lock while nobody waits. The count goes
 // up first: whoever registers as a waiter afterwards sees it and does not sleep.
 void bytes_came_back(int, std::size_t) {
   Registry& r = registry();
   r.freed_count++;
+  freed_here++;
   if (r.waiters.load() == 0) return;
   { std::lock_guard<std::mutex> lock(r.freed_mutex); }
   r.freed.notify_all();
@@ -268,6 +271,7 @@ const Bridge* backend_of(c10::DeviceType type) {
 }
 
 uint64_t freed_count() { return registry().freed_count; }
+uint64_t freed_by_others() { return freed_count() - freed_here; }
 bool somebody_waits() { return registry().waiters.load() != 0; }
 void note_change() { bytes_came_back(0, 0); }
 

@@ -31,12 +31,12 @@ void give_up(const mgd_action* from, const mgd_action* end) {
   note_change();
 }
 
-// Whether another try makes sense: other threads use or move what is on the device, or have given something back since `seen`.
-bool others_use(int device, uint64_t seen) {
+// Whether another try makes sense: other threads use or move what is on the device, or have given something back since they had `freed` so much.
+bool others_use(int device, uint64_t freed) {
   if (unfinished_deaths.load() > 0) return true;
   std::array<mgd_action, 2> none;
   std::size_t n = none.size();
-  return mgd_evict_begin(machine(), device, 0, nullptr, Hold::uses_of_this_thread(device), none.data(), &n) == MGD_E_BUSY || freed_count() != seen;
+  return mgd_evict_begin(machine(), device, 0, nullptr, Hold::uses_of_this_thread(device), none.data(), &n) == MGD_E_BUSY || freed_by_others() != freed;
 }
 
 void carry_out_all(const mgd_action* actions, std::size_t n) {
@@ -180,7 +180,7 @@ int Hold::begin_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std:
 
 // True when everything is home; false when it is worth another try.
 bool Hold::try_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::size_t room_in_plan, int64_t deadline) {
-  const uint64_t seen = freed_count();
+  const uint64_t seen = freed_count(), freed = freed_by_others();
   std::size_t n = room_in_plan;
   int device = 0;
   int code = MGD_E_WAIT; // also where others were faster
@@ -189,13 +189,13 @@ bool Hold::try_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::
     if (code == MGD_OK) return n == 0;
   } catch (const c10::OutOfMemoryError&) { // others took the room, or what should have left may not
     device = plan[0].kind == MGD_DO_RESTORE ? plan[0].to : plan[0].from;
-    if (now() >= deadline || !others_use(device, seen)) throw;
+    if (now() >= deadline || !others_use(device, freed)) throw;
   }
   if (code == MGD_E_WAIT) { // whoever moves the bytes comes to an end, unless something is wrong
     TORCH_CHECK(now() < deadline + kStuck, "managed: the bytes of an operand have been on their way in another thread for too long");
   } else if (code != MGD_OK) {
     give_back();
-    const bool is_hopeless = code != MGD_E_BUSY || !others_use(device, seen);
+    const bool is_hopeless = code != MGD_E_BUSY || !others_use(device, freed);
     use_again();
     if (is_hopeless || now() >= deadline) throw_no_room(device, handles, used_.size());
   }
