@@ -137,7 +137,7 @@ def test_torch_accelerator_sees_the_same_figures(used):
     del x
 
 
-# What the C library keeps of freed memory depends on what a process did before: these have their own.
+# What the C library keeps of freed memory depends on what a process did before.
 RESIDENT = """
 import resource
 import torch, managed
