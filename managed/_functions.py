@@ -26,6 +26,7 @@ def install() -> None:
     BackwardCFunction.apply = _wrap_apply(BackwardCFunction.apply)  # type: ignore[method-assign]
     torch.Tensor.register_hook = _wrap_register(torch.Tensor.register_hook)  # type: ignore[method-assign]
     _watch_functorch()
+    _let_higher_order_operators_pass()
 
 
 # ---- custom functions
@@ -126,12 +127,17 @@ def _watch_functorch() -> None:
         C.above_functorch(-1)
         return leave()
 
-    # Higher-order operators dispatch in Python, where no fallback is asked. What they call meets
-    # the hooks.
-    for name in ("TESTING_ONLY_GenericWrapper", "DeferredInit"):
+    transforms._grad_increment_nesting = entered
+    transforms._grad_decrement_nesting = left
+
+
+# ---- higher-order operators
+
+
+def _let_higher_order_operators_pass() -> None:
+    """They dispatch in Python, where no fallback is asked; what they call meets the hooks."""
+    for name in ("TESTING_ONLY_GenericWrapper", "DeferredInit"):  # csrc/torch/functorch.cpp, key.h
         key: Any = torch._C._parse_dispatch_key(name)
         for operator in _higher_order_ops.values():
             operator.fallthrough(key)  # type: ignore[no-untyped-call]
         _HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)
-    transforms._grad_increment_nesting = entered
-    transforms._grad_decrement_nesting = left

@@ -165,6 +165,19 @@ def test_a_storage_stays_while_its_python_object_is_held():
     assert x.sum().item() == 0 != here.sum()
 
 
+@pytest.mark.not_under_torture("it counts what leaves")
+def test_what_was_ever_lent_leaves_with_a_copy():
+    """Nobody says when who holds the storage writes, so having come home is as good as written."""
+    here, x = make()
+    x.untyped_storage()
+    spill(x)
+    x + 0
+    with moved() as counts:
+        spill(x)
+    assert counts["drop"] == 0 < counts["spill"]
+    assert torch.equal(x.cpu(), here)
+
+
 # ---- storages that are exchanged or resized
 
 

@@ -110,6 +110,8 @@ static int folder_of(const char *module_name, char out[TEXT]) {
   return text ? 0 : -1;
 }
 
+/* ---- the end of the interpreter */
+
 /* The interpreter frees the state of daemon threads under their feet when it ends, so by then nobody may be walking. */
 static int walking, closed;
 

@@ -84,10 +84,7 @@ at::Tensor copy_expanded(const at::Tensor& t, c10::Device to, int64_t* bytes) {
 at::Tensor copy_values(const at::Tensor& t, c10::Device to, int64_t* bytes) {
   c10::InferenceMode no_inference(false); // the copy may meet autograd later; this guard turns grad mode on, so it comes first
   c10::AutoGradMode no_grad(false);
-  Turn turn;
-  Hold hold(&turn); // t may be the plain base of a managed view, which no hook would bring home
-  hold.add(t, false);
-  hold.bring_home();
+  const HeldTensor held(t, false); // t may be the plain base of a managed view, which no hook would bring home
   at::Tensor d = t.detach();
   if (is_expanded(d)) return copy_expanded(d, to, bytes);
   *bytes = bytes_of(d);

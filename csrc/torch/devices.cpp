@@ -109,6 +109,7 @@ void observe_one(int id) {
   check(mgd_ledger_observe(machine(), id, allocated, foreign), "reading device memory");
 }
 
+// Of the registry's count, what this thread has added.
 constinit thread_local uint64_t freed_here __attribute__((tls_model("initial-exec"))) = 0;
 
 // Called on every free, so it takes no lock while nobody waits. The count goes

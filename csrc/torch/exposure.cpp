@@ -51,10 +51,7 @@ void note(const at::Tensor& t, bool for_good) {
   Registry::registry().add(t, for_good);
   note_written(t); // after the entry: a copy that is being made now is not kept either
   if (for_good) return keep_home(t);
-  Turn turn;
-  Hold hold(&turn); // whoever holds the storage reads it where it is, and such a block does not leave (room.cpp asks)
-  hold.add(t, true);
-  hold.bring_home();
+  const HeldTensor held(t, true); // whoever holds the storage reads it where it is, and such a block does not leave (room.cpp asks)
   if (Block* b = block_of(t.storage().unsafeGetStorageImpl())) b->was_lent = true;
 }
 
@@ -76,13 +73,6 @@ bool is_exposed(const c10::StorageImpl* storage) {
   std::lock_guard<std::mutex> lock(r.mutex);
   const auto entry = r.storages.find(storage);
   return entry != r.storages.end() && entry->second.for_good && !entry->second.address.expired();
-}
-
-bool is_lent(const c10::StorageImpl* storage) {
-  Registry& r = Registry::registry();
-  std::lock_guard<std::mutex> lock(r.mutex);
-  const auto entry = r.storages.find(storage);
-  return entry != r.storages.end() && !entry->second.address.expired();
 }
 
 void expose(const at::Tensor& t) { note(t, true); }

@@ -14,9 +14,6 @@ void expose(const at::Tensor& t);
 // The storage of t, or a plain tensor over it, is in other hands, for as long as these hold it.
 void lend(const at::Tensor& t);
 
-// Whether that was ever said of the storage, for good or not: who made a plain tensor over it may still have that.
-bool is_lent(const c10::StorageImpl* storage);
-
 // Whether a pointer to the storage's bytes has left.
 bool is_exposed(const c10::StorageImpl* storage);
 

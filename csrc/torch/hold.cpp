@@ -63,20 +63,14 @@ bool may_have_tangent(const at::TensorBase& t) {
 } // namespace
 
 void keep_home(const at::Tensor& t) {
-  Turn turn;
-  Hold hold(&turn);
-  hold.add(t, true);
-  hold.bring_home();
+  const HeldTensor held(t, true);
   each_storage(t, [](c10::StorageImpl* s) {
     if (Block* b = block_of(s)) mgd_handle_pin(machine(), b, true);
   });
 }
 
 void keep_home_until_used(const at::Tensor& t) {
-  Turn turn;
-  Hold hold(&turn);
-  hold.add(t, false);
-  hold.bring_home();
+  const HeldTensor held(t, false);
   each_storage(t, [](c10::StorageImpl* s) {
     Block* b = block_of(s);
     if (b && !b->waits_for_use.exchange(true)) mgd_handle_pin(machine(), b, true);

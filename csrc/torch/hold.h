@@ -81,4 +81,17 @@ class Hold {
   Hold* outer_ = nullptr;
 };
 
+// One tensor at home, for whoever reads or writes it without an operator that would say so.
+class HeldTensor {
+ public:
+  HeldTensor(const at::Tensor& t, bool written) : hold_(&turn_) {
+    hold_.add(t, written);
+    hold_.bring_home();
+  }
+
+ private:
+  Turn turn_;
+  Hold hold_;
+};
+
 } // namespace managed

@@ -146,14 +146,12 @@ void drop(const mgd_action& a) {
   event.done();
 }
 
-bool may_be_stale(const mgd_action& drop) { return block_from(drop)->was_lent.load(std::memory_order_relaxed); }
-
 // How many left: fewer than were planned when a copy failed.
 int64_t carry_out(const mgd_action* actions, std::size_t n) {
   int64_t left = 0;
   for (const mgd_action* a = actions; a != actions + n; a++) {
-    if (a->kind == MGD_DO_SPILL || (a->kind == MGD_DO_DROP && may_be_stale(*a))) left += spill(*a);
-    else if (a->kind == MGD_DO_DROP) drop(*a), left++;
+    if (a->kind == MGD_DO_SPILL) left += spill(*a);
+    if (a->kind == MGD_DO_DROP) drop(*a), left++;
     if (a->kind == MGD_DO_FORGET) free_host(a->memory);
   }
   return left;
@@ -188,6 +186,7 @@ void bring(const mgd_action& a) {
     note_change();
     throw;
   }
+  if (b->was_lent.load(std::memory_order_relaxed)) mgd_handle_write(b); // nobody says when, so it never counts as unchanged
   restore_pointer(*b, std::move(block));
   c10::DataPtr guest = std::exchange(b->guest, {});
   guest.clear();

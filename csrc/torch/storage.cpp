@@ -109,7 +109,6 @@ void adopt_slow(c10::StorageImpl* s, bool fresh) {
   if (private_pools.load(std::memory_order_relaxed)) return;
   auto b = std::make_unique<Block>();
   b->stamp = next_tick(); // what was just made is about to be used
-  b->was_lent = !fresh && is_lent(s);
   std::lock_guard<std::mutex> lock(adopting());
   if (block_of(s)) return;
   const int id = id_of(s->device());

@@ -17,10 +17,7 @@ namespace {
 
 void record_stream(at::Tensor& self, c10::Stream stream) {
   const Visit visit;
-  Turn turn;
-  Hold hold(&turn);
-  hold.add(self, false);
-  hold.bring_home();
+  const HeldTensor held(self, false);
   each_storage(self, [&](c10::StorageImpl* s) {
     if (const Block* b = block_of(s)) c10::getDeviceAllocator(s->device().type())->recordStream(b->block, stream);
   });

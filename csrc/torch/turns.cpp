@@ -44,8 +44,7 @@ class Waiting {
 void note_shortage() { short_until.store(ticks.load(std::memory_order_relaxed) + kShortFor, std::memory_order_relaxed); }
 
 void Turn::take() {
-  has_ = overdue.load() == 0 && try_to_take();
-  if (has_) return;
+  if (overdue.load() == 0 && (has_ = try_to_take())) return;
   Waiting waiting;
   for (;;) {
     const uint64_t seen = freed_count();
