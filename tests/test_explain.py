@@ -50,6 +50,7 @@ class Net(nn.Module):
         return self.inner(x)  # the line of forward
 
 
+@pytest.mark.not_under_torture("its history tells of what leaves and comes back, too")
 def test_a_copy_names_the_line_that_computes():
     a, b = on("sim:0", 100), on("sim:1", 100)
     add(a, b)
@@ -57,7 +58,7 @@ def test_a_copy_names_the_line_that_computes():
     assert (event.kind, event.site) == ("copy", line_of(add, "the line of add"))
 
 
-@pytest.mark.not_under_torture("the events that it expects are not the latest")
+@pytest.mark.not_under_torture("its history tells of what leaves and comes back, too")
 def test_torchs_own_files_are_passed_over():
     net = ManagedModule.from_module(Net()).cuda(1)
     net(on("sim:2", 2, 4))
@@ -113,6 +114,7 @@ def test_every_thread_has_its_own_line():
     }
 
 
+@pytest.mark.not_under_torture("its history tells of what leaves and comes back, too")
 def test_a_gradient_belongs_to_its_tensor_and_to_the_line_of_its_copy():
     a = on("sim:0", 100)
     w = on("sim:1", 100).requires_grad_()
@@ -150,6 +152,7 @@ def test_a_copy_inside_the_engine_names_the_backward():
 # ---- histories
 
 
+@pytest.mark.not_under_torture("its history tells of what leaves and comes back, too")
 def test_a_history_goes_on_under_new_contents():
     net = ManagedModule.from_module(nn.Linear(4, 4)).cuda(1)
     number, events = _C.object_id(net.weight), len(managed.explain(net.weight))
@@ -172,7 +175,7 @@ def test_resume_keeps_the_pin_and_other_tensors():
     assert _C.object_id(alias) == number != _C.object_id(x)
 
 
-@pytest.mark.not_under_torture("the events that it expects are not the latest")
+@pytest.mark.not_under_torture("its history tells of what leaves and comes back, too")
 def test_a_copy_of_a_module_has_its_own_history():
     net = ManagedModule.from_module(nn.Linear(4, 4)).cuda(1)
     twin = copy.deepcopy(net)
@@ -306,6 +309,7 @@ def test_reasons_are_the_cores():
     assert len(set(_C.reasons())) == len(_C.reasons()) > 10
 
 
+@pytest.mark.not_under_torture("its history tells of what leaves and comes back, too")
 @pytest.mark.parametrize("convert", [nn.Module.double, nn.Module.half, nn.Module.bfloat16])
 def test_a_modules_history_goes_on_when_it_is_converted(convert):
     net = ManagedModule.from_module(nn.Linear(3, 3)).cuda(1)
@@ -317,7 +321,7 @@ def test_a_modules_history_goes_on_when_it_is_converted(convert):
     assert [e.target for e in managed.explain(net) if e.tensor == "weight"] == ["sim:1", "sim:2"]
 
 
-@pytest.mark.not_under_torture("the events that it expects are not the latest")
+@pytest.mark.not_under_torture("its history tells of what leaves and comes back, too")
 @pytest.mark.filterwarnings("ignore::managed.errors.CopyWarning")
 def test_what_has_been_forgotten_since_then():
     """Events of before that the ring has lost are nothing to who asks for later ones."""

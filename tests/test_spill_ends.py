@@ -22,8 +22,8 @@ def test_control_c_amid_restores(run):
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     with managed.budget("sim:0", "3MiB"):
         for k in range(60):
-            signal.setitimer(signal.ITIMER_REAL, 0.0005 + 0.0001 * k)
             try:
+                signal.setitimer(signal.ITIMER_REAL, 0.0005 + 0.0001 * k)
                 while True:
                     for t in world:
                         t.add_(1).sub_(1)
@@ -187,8 +187,8 @@ def test_control_c_while_it_waits_for_room(run):
     a.pin()
     with managed.budget("sim:0", "3MiB"):
         signal.signal(signal.SIGALRM, signal.default_int_handler)
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
         try:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
             for _ in range(10**6):
                 try:
                     b.sum()
