@@ -7,7 +7,9 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from fractions import Fraction
+from operator import index
+from typing import Any, NamedTuple, SupportsIndex
 
 import torch
 
@@ -30,17 +32,17 @@ def parse_bytes(size: int | str) -> int:
 
     ValueError for anything else, TypeError for something that is neither an int nor a string.
     """
-    if isinstance(size, int) and not isinstance(size, bool):
-        if size < 0:
+    if isinstance(size, SupportsIndex) and not isinstance(size, bool):
+        if index(size) < 0:
             raise ValueError(f"managed: {size} is no size; it is a number of bytes, 0 or more")
-        return size
+        return index(size)
     if not isinstance(size, str):
         raise TypeError(f"managed: a size is an int or a string such as '300MiB', not {size!r}")
     match = _SIZE.fullmatch(size)
     unit = _UNITS.get(match[2].upper()) if match else None
     if not match or unit is None:
         raise ValueError(f"managed: {size!r} is no size; say '300MiB', '2GB' or a number of bytes")
-    return int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
+    return int(Fraction(match[1]) * unit)
 
 
 class Budget:
@@ -97,7 +99,7 @@ def budget(device: str | int | torch.device, size: int | str | None) -> Budget:
     """
     if INERT:
         return Budget(str(device), 0, 0)
-    if str(device) == "cpu":
+    if str(device) in ("cpu", "cpu:0"):
         name, total, old = "cpu", _host_bytes(), C.host_memory()["limit"]
     else:
         name, old = C.device_name(device), C.capacity(device)

@@ -93,6 +93,7 @@ def test_without_a_block_it_stands_until_it_is_lifted():
         ("meta", 1, ValueError, "meta"),
         ("cpu", "101%", ValueError, "no part of cpu"),
         ("cpu", "1000TiB", ValueError, "cpu has"),
+        ("cpu:0", "9" * 400 + ".5", ValueError, "cpu has"),
     ],
 )
 def test_what_cannot_be_meant_changes_nothing(device, size, error, says):

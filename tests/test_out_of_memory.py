@@ -94,6 +94,17 @@ def test_its_own_operands_are_in_use(room):
     assert "40 MiB in use by operators" in text
 
 
+def test_storages_that_the_program_holds_are_named(room):
+    """As torch.save does with all of them."""
+    held = [sized(20) for _ in range(2)]
+    storages = [x.untyped_storage() for x in held]
+    text = str(failure(lambda: sized(20)))
+    assert "40 MiB whose storages the program holds" in text
+    assert "let go of untyped_storage()" in text
+    del storages
+    assert sized(20).numel() == 20 * MiB // 4
+
+
 def test_plain_tensors_get_torchs_own_error(room):
     with pytest.raises(torch.OutOfMemoryError, match=r" out of memory\.") as caught:
         torch.empty(60 * MiB, dtype=torch.uint8, device="sim:0")

@@ -3,6 +3,7 @@
 import logging
 import threading
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -209,6 +210,8 @@ def test_bad_budgets_change_nothing(device, size, text):
         ("1TiB", 2**40),
         ("7B", 7),
         (12, 12),
+        (np.int64(12), 12),
+        ("9" * 400 + ".5B", 10**400 - 1),
     ],
 )
 def test_sizes(text, size):

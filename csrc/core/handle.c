@@ -396,11 +396,13 @@ int mgd_host_usage(struct mgd_machine *m, int64_t *used, int64_t *limit, int64_t
   return mgd_machine_leave(m, MGD_OK);
 }
 
-static int64_t *kind_of(struct mgd_residency_usage *u, const struct mgd_handle *h) {
+static int64_t *kind_of(const struct mgd_machine *m, struct mgd_residency_usage *u, const struct mgd_handle *h) {
   switch (h->state) {
     case MGD_RESIDENT:
-      return h->pins ? &u->pinned : is_idle(h) ? &u->idle
-                                               : &u->in_use;
+      if (h->pins || !is_idle(h)) {
+        return h->pins ? &u->pinned : &u->in_use;
+      }
+      return m->may_leave && !m->may_leave(h) ? &u->held : &u->idle;
     case MGD_SPILLED:
       return &u->spilled;
     default:
@@ -415,7 +417,7 @@ int mgd_residency_read(struct mgd_machine *m, int device, struct mgd_residency_u
     const struct mgd_storages *s = &m->devices[device].storages;
     *out = (struct mgd_residency_usage){.storages = s->open, .guests = s->departing};
     for (const struct mgd_handle *h = s->first; h; h = h->next) {
-      int64_t *kind = kind_of(out, h);
+      int64_t *kind = kind_of(m, out, h);
       *kind = mgd_about_sum(*kind, h->bytes);
     }
     for (const struct mgd_handle *h = s->guests.oldest; h; h = h->younger) {

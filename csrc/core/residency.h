@@ -39,9 +39,10 @@ typedef double (*mgd_victim_fn)(void *context, const struct mgd_victim *victim);
  * does nothing else; the storage lives as long. */
 typedef bool (*mgd_may_leave_fn)(const struct mgd_handle *handle);
 
-/* A snapshot of one device's storages, in bytes. Those of the first five have their home there. */
+/* A snapshot of one device's storages, in bytes. All but the guests have their home there. */
 struct mgd_residency_usage {
   int64_t idle, in_use, pinned, moving; /* resident or on the way */
+  int64_t held;                         /* resident, in use by no operator, and their owner does not let them leave */
   int64_t spilled;                      /* elsewhere */
   int64_t guests;                       /* of other devices, which are here */
   int64_t storages;                     /* how many have their home there */

@@ -23,8 +23,8 @@ static PyObject *residency(PyObject *module, PyObject *device) {
     mgd_errors_raise(mgd_module_state(module), code, "counting storages");
     return NULL;
   }
-  return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L,s:L,s:L}", "idle", u.idle, "in_use", u.in_use, "pinned", u.pinned, "moving", u.moving, "spilled", u.spilled,
-                       "guests", u.guests, "storages", u.storages);
+  return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L}", "idle", u.idle, "in_use", u.in_use, "pinned", u.pinned, "moving", u.moving, "held", u.held,
+                       "spilled", u.spilled, "guests", u.guests, "storages", u.storages);
 }
 
 static PyObject *host_memory(PyObject *module, PyObject *unused) {

@@ -27,6 +27,7 @@ void add_device(std::ostringstream& s, int id) {
   add_part(s, "could leave", u.idle);
   add_part(s, "in use by operators", u.in_use);
   add_part(s, "pinned", u.pinned);
+  add_part(s, "whose storages the program holds", u.held);
   add_part(s, "on the way", u.moving);
   add_part(s, "of other devices' tensors", u.guests);
   add_part(s, "of its tensors elsewhere", u.spilled);
@@ -44,7 +45,7 @@ std::string table() {
 
 constexpr const char* kAdvice =
     "\nTensors that nobody used were moved away first, and this was not enough. Try a smaller batch, torch.utils.checkpoint around large blocks, or more "
-    "devices (module.cuda(disperse=True)); unpin() what need not stay, and raise managed.budget() where it is the limit.";
+    "devices (module.cuda(disperse=True)); unpin() what need not stay, let go of untyped_storage() and the like, and raise managed.budget() where it is the limit.";
 
 } // namespace
 

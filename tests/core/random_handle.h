@@ -226,6 +226,7 @@ static inline void expect_residency(struct model *x, int d) {
       *(moves(s) ? &sum.moving : s->state == MGD_SPILLED ? &sum.spilled
             : s->pins                                    ? &sum.pinned
             : s->uses                                    ? &sum.in_use
+            : refuses(x, &s->h)                          ? &sum.held
                                                          : &sum.idle) += s->bytes;
     }
   }

@@ -257,7 +257,10 @@ static void owners_may_refuse(void) {
   EXPECT(p.actions[0].handle == other);
   carry_out(m, &p);
   EXPECT_CODE(evict_code(m, 1, 100, 0), MGD_E_ABSENT);
+  EXPECT_INT(residency_of(m, 1).held, 8);
+  EXPECT_INT(residency_of(m, 1).idle, 0);
   forbidden = NULL;
+  EXPECT_INT(residency_of(m, 1).idle, 8);
   EXPECT_OK(plan_eviction(m, 1, 100, NULL, &p));
   carry_out(m, &p);
   restore(m, h);
