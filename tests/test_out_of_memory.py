@@ -1,5 +1,9 @@
 """Room that cannot be made: what the error is and says, and that all is whole after it."""
 
+import gc
+import io
+import pickle
+
 import pytest
 import torch
 from accelerate.utils.memory import find_executable_batch_size, should_reduce_batch_size
@@ -94,15 +98,41 @@ def test_its_own_operands_are_in_use(room):
     assert "40 MiB in use by operators" in text
 
 
+OUTSIDE_KERNELS = {
+    "operands that come home": lambda a, away, here: away.sum(),
+    "a copy of an operand": lambda a, away, here: here + a[:1].expand(here.shape),
+    "a storage": lambda a, away, here: away.untyped_storage(),
+    "a pointer": lambda a, away, here: away.data_ptr(),
+    "a pin": lambda a, away, here: away.pin(),
+    "a move": lambda a, away, here: here.cuda(0),
+}
+
+
+@pytest.mark.parametrize("call", OUTSIDE_KERNELS.values(), ids=OUTSIDE_KERNELS)
+def test_what_fails_outside_a_kernel_says_as_much(room, call):
+    a, away, here = sized(40), sized(20), sized(20, device="cpu")
+    held = a.untyped_storage()
+    first, table, *_ = str(failure(lambda: call(a, away, here))).splitlines()
+    assert "sim:0 out of memory. Tried to allocate 20.0 MiB" in first
+    assert "sim:0: 10 MiB free, 40 MiB" in table
+    del held
+    assert away.sum().item() == away.numel()
+
+
 def test_storages_that_the_program_holds_are_named(room):
-    """As torch.save does with all of them."""
-    held = [sized(20) for _ in range(2)]
-    storages = [x.untyped_storage() for x in held]
-    text = str(failure(lambda: sized(20)))
-    assert "40 MiB whose storages the program holds" in text
-    assert "let go of untyped_storage()" in text
-    del storages
-    assert sized(20).numel() == 20 * MiB // 4
+    """Serialisers hold all until they are done."""
+    weights = [sized(20) for _ in range(3)]
+    for call in (
+        lambda: torch.save(weights, io.BytesIO()),
+        lambda: pickle.dumps(weights),
+        lambda: [[w.untyped_storage() for w in weights[:2]], weights[2] + 1],
+        lambda: [[w.untyped_storage() for w in weights[:2]], sized(20)],
+    ):
+        text = str(failure(call))
+        gc.collect()  # torch.save leaves itself behind in a cycle
+        assert "40 MiB whose storages the program holds" in text
+        assert "let go of untyped_storage()" in text
+    torch.save([w.cpu() for w in weights], io.BytesIO())
 
 
 def test_plain_tensors_get_torchs_own_error(room):

@@ -7,17 +7,23 @@
 #include <type_traits>
 #include <utility>
 
+#include "out_of_memory.h"
+
 namespace managed {
 
 // Runs f; a C++ exception becomes the Python exception torch itself would
-// raise for it, and the result is NULL for pointers and -1 for numbers.
+// raise for it (OutOfMemoryError: managed's, with who holds what), and the result is NULL for pointers and -1 for numbers.
 template <class F>
 auto guarded(F&& f) -> decltype(f()) {
   using R = decltype(f());
   R failed{};
   if constexpr (!std::is_pointer_v<R>) failed = static_cast<R>(-1);
   HANDLE_TH_ERRORS
-  return std::forward<F>(f)();
+  try {
+    return std::forward<F>(f)();
+  } catch (const c10::OutOfMemoryError& e) {
+    explain_out_of_memory(e, {});
+  }
   END_HANDLE_TH_ERRORS_RET(failed)
 }
 

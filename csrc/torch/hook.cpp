@@ -113,13 +113,13 @@ void hold_operands(Hold& hold, const OpFacts& f, const torch::jit::Stack& stack)
 void run_kernel(Turn& turn, const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
   const bool host = !may_adopt.load(std::memory_order_relaxed) || on_host(f, stack);
   Hold hold(&turn);
-  if (!host && holds_operands(f)) hold_operands(hold, f, stack);
-  try {
+  try { // the text names what the operator holds
+    if (!host && holds_operands(f)) hold_operands(hold, f, stack);
     if (meets_hook_inside(f, ks, host)) return op.redispatchBoxed(ks, &stack);
     c10::impl::ExcludeDispatchKeyGuard no_key(kKey);
     op.redispatchBoxed(ks, &stack);
   } catch (const c10::OutOfMemoryError& e) {
-    explain_out_of_memory(e, f);
+    explain_out_of_memory(e, f.name);
   }
 }
 
@@ -149,7 +149,7 @@ bool is_large(const OpFacts& f, const torch::jit::Stack& stack) {
 }
 
 // Aligns and calls again from the top; false when nothing moved and the call may simply go on.
-bool realign(const c10::OperatorHandle& op, torch::jit::Stack& stack, const OpFacts& f) {
+bool realign(const c10::OperatorHandle& op, torch::jit::Stack& stack, const OpFacts& f) try {
   counters.misaligned.fetch_add(1, std::memory_order_relaxed);
   if (f.mixing == Mixing::Rows) {
     counters.grouped.fetch_add(1, std::memory_order_relaxed);
@@ -171,6 +171,8 @@ bool realign(const c10::OperatorHandle& op, torch::jit::Stack& stack, const OpFa
   for (std::size_t r = 0; r < f.returns; r++)
     if (f.returned[r] >= 0) stack[stack.size() - f.returns + r] = originals[r];
   return true;
+} catch (const c10::OutOfMemoryError& e) { // of a copy, or of what is written back
+  explain_out_of_memory(e, f.name);
 }
 
 // A kernel that carries its operator's facts, so that no call looks anything up.

@@ -57,8 +57,8 @@ void throw_no_room(int device, mgd_handle* const* operands, std::size_t n) {
                                readable(bytes), " of them there.", table(), kAdvice));
 }
 
-void explain_out_of_memory(const c10::OutOfMemoryError& e, const OpFacts& f) {
-  throw_out_of_memory(c10::str("managed: ", e.what_without_backtrace(), " (in ", f.name, ")", table(), kAdvice));
+void explain_out_of_memory(const c10::OutOfMemoryError& e, const std::string& where) {
+  throw_out_of_memory(c10::str("managed: ", e.what_without_backtrace(), where.empty() ? "" : " (in " + where + ")", table(), kAdvice));
 }
 
 } // namespace managed

@@ -154,13 +154,13 @@ struct Typed<Op, R(A...)> {
   static R run(Turn& turn, c10::DispatchKeySet ks, A... a) {
     const bool host = on_host(a...);
     Hold hold(&turn);
-    if (C10_UNLIKELY(!host && holds_operands(*facts))) hold_operands(hold, a...);
     try { // the text names what the operator holds
+      if (C10_UNLIKELY(!host && holds_operands(*facts))) hold_operands(hold, a...);
       if (C10_UNLIKELY(meets_hook_inside(*facts, ks, host))) return Op::redispatch(ks, std::forward<A>(a)...);
       c10::impl::ExcludeDispatchKeyGuard no_key(kKey);
       return Op::redispatch(ks, std::forward<A>(a)...);
     } catch (const c10::OutOfMemoryError& e) {
-      explain_out_of_memory(e, *facts);
+      explain_out_of_memory(e, facts->name);
     }
   }
 
