@@ -2,8 +2,9 @@
 
 A process can simulate devices once and only before its first backward pass, so the whole run
 shares one set of devices; a test that needs others runs its own interpreter (`run_python`).
-TEST_SEED repeats the random choices of a run. With MANAGED_TORTURE set (`make torture`), tests that
-are marked `not_under_torture` are skipped, each with its reason.
+TEST_SEED repeats the random choices of a run. Tests that are marked `not_under_torture` are skipped
+with MANAGED_TORTURE set (`make torture`), those marked `not_sanitized` with MANAGED_SANITIZE
+(`make asan-python`), each with its reason.
 """
 
 import json
@@ -22,6 +23,7 @@ import managed
 SEED = int(os.environ.get("TEST_SEED", "0"))
 INERT = os.environ.get("NO_MANAGED", "0") not in ("", "0")
 TORTURE = os.environ.get("MANAGED_TORTURE")
+SANITIZED = os.environ.get("MANAGED_SANITIZE")
 ON_CUDA = os.environ.get("MANAGED_TEST_DEVICES") == "cuda"
 
 
@@ -46,9 +48,13 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if no_gpu and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason=no_gpu))
-        exempt = item.get_closest_marker("not_under_torture")
-        if TORTURE and exempt:
-            item.add_marker(pytest.mark.skip(reason=f"not under torture: {exempt.args[0]}"))
+        for condition, name, words in (
+            (TORTURE, "not_under_torture", "not under torture"),
+            (SANITIZED, "not_sanitized", "not with a sanitizer"),
+        ):
+            exempt = item.get_closest_marker(name)
+            if condition and exempt:
+                item.add_marker(pytest.mark.skip(reason=f"{words}: {exempt.args[0]}"))
 
 
 @pytest.fixture(scope="session", autouse=True)

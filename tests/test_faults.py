@@ -4,7 +4,6 @@ Each program runs again and again, and each time another allocation or copy of i
 there are no more. Whatever it raised then, what it computes afterwards is what it always computes.
 """
 
-import os
 import sys
 
 import pytest
@@ -283,7 +282,7 @@ whole()
     assert out.splitlines()[2] == f"{[float(i) for i in range(9)]} {[0.0, 1.0, 2.0, 3.0]}"
 
 
-@pytest.mark.skipif(bool(os.environ.get("MANAGED_SANITIZE")), reason="sanitizers need memory")
+@pytest.mark.not_sanitized("it needs memory itself")
 def test_a_host_without_memory(run):
     """Nothing can leave, so there is no room; when the host has memory again, there is."""
     out = run("""

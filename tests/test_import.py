@@ -1,6 +1,5 @@
 """What importing managed does and does not do, each in a fresh interpreter."""
 
-import os
 import subprocess
 import sys
 
@@ -110,7 +109,7 @@ def test_all_is_there(run_python):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(bool(os.environ.get("MANAGED_SANITIZE")), reason="sanitizers slow it down")
+@pytest.mark.not_sanitized("it is slower")
 def test_importing_is_quick():
     """At most 60 ms of work over torch, the best of five interpreters.
 

@@ -88,6 +88,7 @@ def resident():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
+@pytest.mark.not_sanitized("it keeps what was freed")
 @pytest.mark.parametrize(("work", "part"), CASES, ids=[w.__name__ for w, _ in CASES])
 def test_repetitions_leave_nothing(work, part):
     for _ in range(200):

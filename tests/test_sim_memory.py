@@ -155,6 +155,7 @@ def resident():
 """
 
 
+@pytest.mark.not_sanitized("it keeps what was freed")
 def test_a_large_block_serves_the_next_request_of_its_size(run_python):
     """Larger than what the C library ever keeps itself, 32 MiB."""
     run_python(
@@ -174,6 +175,7 @@ assert held - resident() > 56 * MIB
     )
 
 
+@pytest.mark.not_sanitized("it keeps what was freed")
 def test_what_is_kept_is_no_more_than_was_in_use_at_once(run_python):
     run_python(
         RESIDENT
