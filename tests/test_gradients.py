@@ -3,12 +3,14 @@
 Custom functions, hooks, root gradients, `.grad` itself. What torch.func does: test_functorch.py.
 """
 
+import copy
 import pickle
 
 import pytest
 import torch
 from scattered import assert_same_gradients, pair, step
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 
 import managed
 from managed import ManagedModule, ManagedTensor
@@ -285,6 +287,21 @@ def test_batched_root_gradients_of_a_graph_over_devices():
     for row, tensor, expected in zip(rows, (w, v), (X + 1, X), strict=True):
         assert row.device == tensor.device
         assert torch.equal(row.cpu(), torch.diag(expected))
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim:1"])
+@pytest.mark.parametrize("given", ["cpu", "sim:2"])
+def test_roots_that_are_edges(device, given):
+    """As pipelines have, which let go of an output and go on from its node."""
+    plain = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    net = ManagedModule.from_module(copy.deepcopy(plain)).to(device)
+    gradient = torch.randn(5, 2)
+    for module, there in ((plain, "cpu"), (net, given)):
+        edge = get_gradient_edge(module(torch.ones(5, 4)))
+        torch.autograd.backward([edge], [gradient.to(there)])
+    for mine, expected in zip(net.parameters(), plain.parameters(), strict=True):
+        check(mine, expected.grad)
+        assert type(expected.grad) is torch.Tensor
 
 
 # ---- .grad itself

@@ -13,6 +13,9 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/object_ptr.h>
 
+#include <unordered_set>
+#include <vector>
+
 #include "api.h"
 #include "crossing.h"
 #include "devices.h"
@@ -27,13 +30,44 @@ namespace {
 
 const Cause kGradient{"gradient", MGD_EV_COPY, MGD_WHY_REQUIRED};
 
-bool any_managed(PyObject* tensors) {
-  if (!PyTuple_Check(tensors)) return false;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tensors); i++) {
-    PyObject* o = PyTuple_GET_ITEM(tensors, i);
-    if (THPVariable_Check(o) && holds_managed(THPVariable_Unpack(o))) return true;
+// A GradientEdge: a node and the number of one of its outputs.
+bool is_edge(PyObject* root) { return PyTuple_Check(root) && PyTuple_GET_SIZE(root) >= 2; }
+
+// Nothing but its leaves tells whose graph an edge leads into.
+bool leads_to_managed(PyObject* node) {
+  std::vector<THPObjectPtr> found; // kept, so that an address stands for one node
+  std::unordered_set<PyObject*> known;
+  auto find = [&](PyObject* n) {
+    if (n != Py_None && known.insert(n).second) found.emplace_back(Py_NewRef(n));
+  };
+  find(node);
+  for (std::size_t i = 0; i < found.size(); i++) {
+    THPObjectPtr leaf(PyObject_GetAttrString(found[i], "variable")), next(PyObject_GetAttrString(found[i], "next_functions"));
+    PyErr_Clear(); // most nodes have only one of them
+    if (leaf && THPVariable_Check(leaf) && holds_managed(THPVariable_Unpack(leaf))) return true;
+    for (Py_ssize_t k = 0; next && PyTuple_Check(next.get()) && k < PyTuple_GET_SIZE(next.get()); k++)
+      find(PyTuple_GET_ITEM(PyTuple_GET_ITEM(next.get(), k), 0));
   }
   return false;
+}
+
+bool any_managed(PyObject* roots) {
+  if (!PyTuple_Check(roots)) return false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(roots); i++) {
+    PyObject* o = PyTuple_GET_ITEM(roots, i);
+    if (THPVariable_Check(o) ? holds_managed(THPVariable_Unpack(o)) : is_edge(o) && leads_to_managed(PyTuple_GET_ITEM(o, 0))) return true;
+  }
+  return false;
+}
+
+// Where a root's gradient belongs, as a new reference; null without an exception where that cannot be said.
+PyObject* device_of_root(PyObject* root) {
+  if (THPVariable_Check(root)) return THPDevice_New(THPVariable_Unpack(root).device());
+  THPObjectPtr all(is_edge(root) ? PyObject_GetAttrString(PyTuple_GET_ITEM(root, 0), "_input_metadata") : nullptr);
+  THPObjectPtr one(all ? PyObject_GetItem(all, PyTuple_GET_ITEM(root, 1)) : nullptr);
+  PyObject* device = one ? PyObject_GetAttrString(one, "device") : nullptr;
+  PyErr_Clear();
+  return device;
 }
 
 bool must_travel(const at::Tensor& gradient, c10::Device home) {
@@ -70,8 +104,10 @@ PyObject* with_gradients_at_roots(PyObject* args) {
   THPObjectPtr all(PySequence_List(given));
   for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(roots); i++) {
     PyObject *root = PyTuple_GET_ITEM(roots, i), *gradient = PyTuple_GET_ITEM(given, i);
-    if (!THPVariable_Check(root) || !THPVariable_Check(gradient)) continue; // a GradientEdge, or None
-    PyObject* there = brought(gradient, THPVariable_Unpack(root).device());
+    if (!THPVariable_Check(gradient)) continue; // None
+    THPObjectPtr home(device_of_root(root));
+    if (!home || !THPDevice_Check(home.get())) continue;
+    PyObject* there = brought(gradient, reinterpret_cast<THPDevice*>(home.get())->device);
     if (!there || PyList_SetItem(all, i, there) < 0) return nullptr;
   }
   THPObjectPtr gradients(all ? PyList_AsTuple(all) : nullptr);

@@ -60,7 +60,11 @@ inline void each_storage(const at::Tensor& t, F&& f) {
   }
 }
 
-inline bool is_too_small(c10::StorageImpl* s) { return static_cast<int64_t>(s->nbytes()) < adopt_at_least.load(std::memory_order_relaxed); }
+// A storage whose size is a symbol is a fake one.
+inline bool is_too_small(c10::StorageImpl* s) {
+  const auto bytes = s->sym_nbytes().maybe_as_int();
+  return !bytes || *bytes < adopt_at_least.load(std::memory_order_relaxed);
+}
 
 // Gives the storages of t handles if they can have them. `fresh`: nobody else can know the storage yet; otherwise
 // only one that nothing else refers to is taken, because a plain alias would find its bytes gone.
