@@ -6,6 +6,7 @@ arithmetic) and a large one is all arithmetic (tens of milliseconds on one core)
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-__all__ = ["GETTERS", "MODELS", "OPERATORS", "make_model", "make_operands", "make_step"]
+__all__ = [
+    "GETTERS",
+    "MODELS",
+    "OPERATORS",
+    "make_model",
+    "make_operands",
+    "make_step",
+    "median_of",
+]
 
 # name -> statement over the names of make_operands
 OPERATORS = {
@@ -31,6 +40,11 @@ OPERATORS = {
     ".device": "a.device",
 }
 GETTERS = (".shape", ".device")
+
+
+def median_of(table: dict[str, Any], subject: str) -> float:
+    """Of what a subject costs over all operators that are no getters."""
+    return statistics.median(row[subject]["median"] for n, row in table.items() if n not in GETTERS)
 
 
 def make_operands(

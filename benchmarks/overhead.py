@@ -26,7 +26,15 @@ from typing import Any
 
 import startup
 import torch
-from cases import GETTERS, MODELS, OPERATORS, make_model, make_operands, make_step
+from cases import (
+    GETTERS,
+    MODELS,
+    OPERATORS,
+    make_model,
+    make_operands,
+    make_step,
+    median_of,
+)
 from measure import Block, clock_of, differences, interleave, ratios
 from report import Report, machine, print_table, verdicts, write
 from torch_function import WalkingTensor, wrap_module
@@ -132,6 +140,8 @@ def print_operators(title: str, report: Report) -> None:
         interval = f"{row['managed']['low']:+.0f} .. {row['managed']['high']:+.0f}"
         cells = [shown["control"], shown["managed"], interval, shown["torch_function"]]
         rows.append([name, f"{row['plain_ns']:.0f}", *cells])
+    control, ours, subclass = (f"{median_of(report, kind):+.0f}" for kind in SUBJECTS)
+    rows.append(["median", "", control, ours, "", subclass])
     print_table(f"{title}: ns more than plain", ["plain ns", *COLUMNS], rows)
 
 
@@ -147,12 +157,11 @@ def print_steps(title: str, report: Report) -> None:
 
 def adoption_targets(results: Report) -> list[tuple[str, float, float]]:
     """The same where storages have handles."""
-    rows: list[tuple[str, float, float]] = []
-    for mode in ("no grad", "grad"):
-        table = results.get(f"operators, sim, {mode}", {})
-        work = [row["managed"]["median"] for name, row in table.items() if name not in GETTERS]
-        if work:
-            rows.append((f"operators, sim, {mode}: median, ns", statistics.median(work), 180))
+    rows: list[tuple[str, float, float]] = [
+        (f"operators, sim, {mode}: median, ns", median_of(table, "managed"), 180)
+        for mode in ("no grad", "grad")
+        if (table := results.get(f"operators, sim, {mode}"))
+    ]
     steps = results.get("steps, sim", {})
     for name, limit in (("Transformer tiny", 1.07), ("Transformer large", 1.01)):
         if name in steps:
@@ -165,12 +174,11 @@ def targets_of(results: Report) -> list[tuple[str, float, float]]:
     """(what was promised, measured, limit). Figures of CUDA are not judged."""
     rows = adoption_targets(results)
     for mode in ("no grad", "grad"):
-        table = results.get(f"operators, cpu, {mode}", {})
-        cost = {name: row["managed"]["median"] for name, row in table.items()}
-        work = [ns for name, ns in cost.items() if name not in GETTERS]
-        if work:
-            rows.append((f"operators, {mode}: median, ns", statistics.median(work), 120))
-            rows.append((f"operators, {mode}: worst, ns", max(work), 350))
+        if table := results.get(f"operators, cpu, {mode}"):
+            cost = {name: row["managed"]["median"] for name, row in table.items()}
+            worst = max(ns for name, ns in cost.items() if name not in GETTERS)
+            rows.append((f"operators, {mode}: median, ns", median_of(table, "managed"), 120))
+            rows.append((f"operators, {mode}: worst, ns", worst, 350))
             rows.append((f"getters, {mode}: worst, ns", max(cost[g] for g in GETTERS), 30))
     steps = results.get("steps, cpu", {})
     for name, limit in (("Transformer tiny", 1.05), ("Transformer large", 1.01)):

@@ -9,6 +9,8 @@ import time
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -404,3 +406,17 @@ def test_higher_order_operators(device):
     y.sum().backward()
     assert torch.equal(y.cpu(), torch.ones(4).sin())
     assert torch.equal(x.grad.cpu(), torch.ones(4).cos())
+
+
+# ---- storages of a symbolic size
+
+
+def test_results_of_a_symbolic_size():
+    """A storage was asked for its bytes that has a formula for them, in exports of torch 2.15."""
+    sizes = ShapeEnv()
+    b = wrap(torch.ones(64, 64)).to("sim:1")
+    with FakeTensorMode(shape_env=sizes, allow_non_fake_inputs=True):
+        n = sizes.create_unbacked_symint()
+        a = torch.empty(n, 64, device="sim:1")
+        assert (a @ b).shape == (n, 64)
+        assert b.expand(n, 64, 64).clone().shape == (n, 64, 64)

@@ -399,8 +399,11 @@ int mgd_host_usage(struct mgd_machine *m, int64_t *used, int64_t *limit, int64_t
 static int64_t *kind_of(const struct mgd_machine *m, struct mgd_residency_usage *u, const struct mgd_handle *h) {
   switch (h->state) {
     case MGD_RESIDENT:
-      if (h->pins || !is_idle(h)) {
-        return h->pins ? &u->pinned : &u->in_use;
+      if (h->pins) {
+        return &u->pinned;
+      }
+      if (!is_idle(h)) {
+        return &u->in_use;
       }
       return m->may_leave && !m->may_leave(h) ? &u->held : &u->idle;
     case MGD_SPILLED:

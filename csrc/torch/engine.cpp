@@ -13,6 +13,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/object_ptr.h>
 
+#include <optional>
 #include <unordered_set>
 #include <vector>
 
@@ -60,14 +61,15 @@ bool any_managed(PyObject* roots) {
   return false;
 }
 
-// Where a root's gradient belongs, as a new reference; null without an exception where that cannot be said.
-PyObject* device_of_root(PyObject* root) {
-  if (THPVariable_Check(root)) return THPDevice_New(THPVariable_Unpack(root).device());
+// Where a root's gradient belongs, if that can be said.
+std::optional<c10::Device> device_of_root(PyObject* root) {
+  if (THPVariable_Check(root)) return THPVariable_Unpack(root).device();
   THPObjectPtr all(is_edge(root) ? PyObject_GetAttrString(PyTuple_GET_ITEM(root, 0), "_input_metadata") : nullptr);
   THPObjectPtr one(all ? PyObject_GetItem(all, PyTuple_GET_ITEM(root, 1)) : nullptr);
-  PyObject* device = one ? PyObject_GetAttrString(one, "device") : nullptr;
-  PyErr_Clear();
-  return device;
+  THPObjectPtr device(one ? PyObject_GetAttrString(one, "device") : nullptr);
+  PyErr_Clear(); // the engine itself says what is wrong with the edge
+  if (!device || !THPDevice_Check(device.get())) return {};
+  return reinterpret_cast<THPDevice*>(device.get())->device;
 }
 
 bool must_travel(const at::Tensor& gradient, c10::Device home) {
@@ -105,9 +107,9 @@ PyObject* with_gradients_at_roots(PyObject* args) {
   for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(roots); i++) {
     PyObject *root = PyTuple_GET_ITEM(roots, i), *gradient = PyTuple_GET_ITEM(given, i);
     if (!THPVariable_Check(gradient)) continue; // None
-    THPObjectPtr home(device_of_root(root));
-    if (!home || !THPDevice_Check(home.get())) continue;
-    PyObject* there = brought(gradient, reinterpret_cast<THPDevice*>(home.get())->device);
+    const std::optional<c10::Device> home = device_of_root(root);
+    if (!home) continue;
+    PyObject* there = brought(gradient, *home);
     if (!there || PyList_SetItem(all, i, there) < 0) return nullptr;
   }
   THPObjectPtr gradients(all ? PyList_AsTuple(all) : nullptr);
