@@ -27,7 +27,6 @@ class Hold {
   Hold& operator=(const Hold&) = delete;
 
   void add(const at::Tensor& t, bool written) {
-    if (C10_LIKELY(t.is_cpu()) || !t.defined()) return;
     each_storage(t, [this, &t, written](c10::StorageImpl* s) {
       Block* b = block_of(s);
       if (C10_UNLIKELY(!b)) b = adopt_operand(t, s);

@@ -52,11 +52,10 @@ inline Block* block_of(c10::StorageImpl* s) {
 void each_part(const at::Tensor& t, void (*f)(void*, c10::StorageImpl*), void* context);
 template <class F>
 inline void each_storage(const at::Tensor& t, F&& f) {
-  c10::TensorImpl* impl = t.unsafeGetTensorImpl();
-  if (C10_LIKELY(impl->has_storage())) {
-    if (c10::StorageImpl* s = impl->unsafe_storage().unsafeGetStorageImpl()) f(s);
+  if (c10::StorageImpl* s = t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(); C10_LIKELY(s != nullptr)) {
+    f(s);
   } else if (t.defined()) {
-    each_part(t, [](void* g, c10::StorageImpl* s) { (*static_cast<std::remove_reference_t<F>*>(g))(s); }, &f);
+    each_part(t, [](void* g, c10::StorageImpl* part) { (*static_cast<std::remove_reference_t<F>*>(g))(part); }, &f);
   }
 }
 
@@ -79,7 +78,7 @@ inline void adopt(const at::Tensor& t, bool fresh) {
 // The handle of an operand that could have none when it was made, because something else referred to its storage then.
 Block* adopt_operand_slow(const at::Tensor& t, c10::StorageImpl* s);
 inline Block* adopt_operand(const at::Tensor& t, c10::StorageImpl* s) {
-  if (C10_LIKELY(is_too_small(s) || c10::raw::intrusive_ptr::use_count(s) != 1)) return nullptr;
+  if (C10_LIKELY(is_too_small(s) || c10::raw::intrusive_ptr::use_count(s) != 1 || t.is_cpu())) return nullptr;
   return adopt_operand_slow(t, s);
 }
 

@@ -49,15 +49,17 @@ inline bool names_generator(const A& a) {
   else return false;
 }
 
-// Do all tensors seen so far stand on one device?
+// Do all tensors seen so far stand on one device, and is it the host?
 struct SameDevice {
   const c10::TensorImpl* first = nullptr;
-  bool ok = true;
+  bool ok = true, host = true;
   void see(const at::Tensor& t) {
     const c10::TensorImpl* impl = t.unsafeGetTensorImpl();
     if (impl == c10::UndefinedTensorImpl::singleton()) return;
+    const c10::Device device = impl->device();
+    host &= device.is_cpu();
     if (!first) first = impl;
-    else ok &= impl->device() == first->device();
+    else ok &= device == first->device();
   }
 };
 
@@ -97,9 +99,8 @@ struct Typed<Op, R(A...)> {
     });
   }
 
-  static bool together(const Plain<A>&... a) {
+  static bool together(SameDevice& all, const Plain<A>&... a) {
     if ((names_generator(a) || ...)) return false;
-    SameDevice all;
     (each_tensor(a, [&](const at::Tensor& t) { all.see(t); }), ...);
     if (C10_LIKELY(all.ok) || facts->mixing == Mixing::Never) return true;
     if (!facts->scalars_stay) return false;
@@ -129,14 +130,6 @@ struct Typed<Op, R(A...)> {
     ((arguments & 1 ? each_tensor(a, f) : void(), arguments >>= 1), ...);
   }
 
-  // Nothing leaves the host, so its storages need not be held.
-  static bool on_host(const Plain<A>&... a) {
-    if (C10_LIKELY(!may_adopt.load(std::memory_order_relaxed))) return true;
-    bool all = true;
-    (each_tensor(a, [&](const at::Tensor& t) { all &= !t.defined() || t.is_cpu(); }), ...);
-    return all;
-  }
-
   static void hold_operands(Hold& hold, const Plain<A>&... a) {
     uint64_t written = facts->written;
     auto add = [&](const auto& x) {
@@ -151,8 +144,8 @@ struct Typed<Op, R(A...)> {
     hold.bring_home();
   }
 
-  static R run(Turn& turn, c10::DispatchKeySet ks, A... a) {
-    const bool host = on_host(a...);
+  // Nothing leaves the host, so its storages need not be held.
+  static R run(Turn& turn, bool host, c10::DispatchKeySet ks, A... a) {
     Hold hold(&turn);
     try { // the text names what the operator holds
       if (C10_UNLIKELY(!host && holds_operands(*facts))) hold_operands(hold, a...);
@@ -172,16 +165,18 @@ struct Typed<Op, R(A...)> {
   static R call(c10::DispatchKeySet ks, A... a) {
     const Visit visit; // first: nothing moves by itself after it
     if (C10_UNLIKELY(visit.is_late())) return box<&from_top>(ks, std::forward<A>(a)...);
-    if (C10_UNLIKELY(!together(a...) || is_large(a...))) return box<&boxed>(ks, std::forward<A>(a)...);
+    SameDevice all;
+    if (C10_UNLIKELY(!together(all, a...) || is_large(a...))) return box<&boxed>(ks, std::forward<A>(a)...);
     const AtEnd note{[&] { // also when it fails half way
       if (C10_UNLIKELY(facts->written && sources_alive.load(std::memory_order_relaxed))) each_of(facts->written, note_written, a...);
     }};
+    const bool host = all.host || !may_adopt.load(std::memory_order_relaxed);
     Turn turn; // until what is made can leave, too
     if constexpr (std::is_void_v<R>) { // a list operator: what it writes are its arguments
-      run(turn, ks & kBelow, a...);
+      run(turn, host, ks & kBelow, a...);
       each_of(facts->written_lists, mark, a...);
     } else {
-      R r = run(turn, ks & kBelow, a...);
+      R r = run(turn, host, ks & kBelow, a...);
       mark_result<Plain<R>>(r, *facts);
       return r;
     }
