@@ -31,8 +31,12 @@ int mgd_evict_policy(struct mgd_machine *m, mgd_victim_fn fn, void *context) {
   m->victim_context = context;
   for (int id = 0; id < m->count; id++) {
     struct mgd_storages *s = &m->devices[id].storages;
+    int32_t n = s->ordered;
     s->age = 0.0;
-    s->sorted = 0;
+    s->ordered = 0;
+    for (int32_t i = 0; i < n; i++) {
+      mgd_order_insert_locked(m, s->order[i]); /* to one of the places up to i */
+    }
   }
   return mgd_machine_leave(m, MGD_OK);
 }
@@ -44,9 +48,6 @@ int mgd_evict_veto(struct mgd_machine *m, mgd_may_leave_fn fn) {
 }
 
 /* ---- the order of victims: a binary heap, smallest key first
- *
- * Most handles come and go while there is room, so a newcomer waits unsorted behind the heap until a victim is
- * asked for. Its key is what it would have been: only victims make a device older.
  *
  * Operators stamp a handle without a lock, so a key may be out of date; it is looked
  * at again when the handle comes to the top. Keys grow with use, so what is further down is no better. */
@@ -70,10 +71,10 @@ static void sift_up(struct mgd_storages *s, int32_t i, struct mgd_handle *h) {
 static void sift_down(struct mgd_storages *s, int32_t i, struct mgd_handle *h) {
   for (;;) {
     int32_t child = 2 * i + 1;
-    if (child + 1 < s->sorted && mgd_order_before(s->order[child + 1], s->order[child])) {
+    if (child + 1 < s->ordered && mgd_order_before(s->order[child + 1], s->order[child])) {
       child++;
     }
-    if (child >= s->sorted || !mgd_order_before(s->order[child], h)) {
+    if (child >= s->ordered || !mgd_order_before(s->order[child], h)) {
       break;
     }
     put(s, i, s->order[child]);
@@ -96,42 +97,27 @@ static void value(const struct mgd_machine *m, struct mgd_handle *h) {
 
 void mgd_order_insert_locked(struct mgd_machine *m, struct mgd_handle *h) {
   struct mgd_storages *s = &m->devices[h->home].storages;
-  put(s, s->ordered++, h);
-}
-
-/* Fills the place of one that leaves the heap; the last place of the heap is free then. */
-static void close_gap(struct mgd_storages *s, const struct mgd_handle *gone) {
-  struct mgd_handle *last = s->order[--s->sorted];
-  if (last == gone) {
-    return;
-  }
-  if (mgd_order_before(last, gone)) {
-    sift_up(s, gone->position, last);
-  } else {
-    sift_down(s, gone->position, last);
-  }
+  value(m, h);
+  sift_up(s, s->ordered++, h);
 }
 
 void mgd_order_remove_locked(struct mgd_machine *m, struct mgd_handle *h) {
   struct mgd_storages *s = &m->devices[h->home].storages;
-  int32_t free = h->position;
-  if (free < s->sorted) {
-    close_gap(s, h);
-    free = s->sorted;
-  }
+  struct mgd_handle *last = s->order[--s->ordered];
+  int32_t i = h->position;
   h->position = -1;
-  if (--s->ordered != free) {
-    put(s, free, s->order[s->ordered]); /* a newcomer */
+  if (last == h) {
+    return;
+  }
+  if (mgd_order_before(last, h)) {
+    sift_up(s, i, last);
+  } else {
+    sift_down(s, i, last);
   }
 }
 
 /* The victim with an up-to-date key, or NULL. Somebody else may go on using them all, so it looks again a bounded number of times. */
 static struct mgd_handle *first_victim(struct mgd_machine *m, struct mgd_storages *s) {
-  for (; s->sorted < s->ordered; s->sorted++) {
-    struct mgd_handle *newcomer = s->order[s->sorted];
-    value(m, newcomer);
-    sift_up(s, s->sorted, newcomer);
-  }
   for (int32_t looks = 2 * s->ordered; s->ordered; looks--) {
     struct mgd_handle *h = s->order[0];
     if (looks <= 0 || h->seen == __atomic_load_n(&h->stamp, __ATOMIC_RELAXED)) {

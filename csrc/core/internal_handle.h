@@ -12,16 +12,15 @@ struct mgd_handle_list {
 };
 
 /* The storages whose home is one device, and its guests.
- * Invariants: `order` is of exactly the resident unpinned storages that have bytes,
- * with room for all open ones; its first `sorted` are a heap by (key, seen), and
- * their keys are numbers. Guests
+ * Invariants: `order` is a heap by (key, seen) of exactly the resident unpinned
+ * storages that have bytes, with room for all open ones; keys are numbers. Guests
  * are the open spilled storages of other devices whose bytes are here, first come
  * first; departures are those that are being brought from here to the host or
  * home, orphans included, and departing is the sum of their bytes. */
 struct mgd_storages {
   struct mgd_handle *first; /* all open ones */
   struct mgd_handle **order;
-  int32_t open, ordered, sorted, size;
+  int32_t open, ordered, size;
   struct mgd_handle_list guests;
   int32_t departures;
   int64_t departing;
