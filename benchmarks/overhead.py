@@ -126,7 +126,7 @@ def measure_steps(device: str, quick: bool) -> Report:
     """foreach=True is what AdamW takes by itself on CUDA; on the CPU its default loops instead."""
     report: Report = {}
     for model, size in MODELS:
-        rounds, builds = (5, 3) if quick else (50, 6) if size == "tiny" else (20, 20)
+        rounds, builds = (5, 3) if quick else (50, 6) if size == "tiny" else (20, 6)
         report[f"{model} {size}"] = measure_step(model, size, device, True, rounds, builds)
     rounds, builds = (5, 3) if quick else (50, 6)
     looped = measure_step("Transformer", "tiny", device, False, rounds, builds)
