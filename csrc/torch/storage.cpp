@@ -109,8 +109,7 @@ void adopt_slow(c10::StorageImpl* s, bool fresh) {
   if (private_pools.load(std::memory_order_relaxed)) return;
   auto b = std::make_unique<Block>();
   b->stamp = next_tick(); // what was just made is about to be used
-  std::unique_lock<std::mutex> lock(adopting(), std::defer_lock);
-  if (!fresh) lock.lock();
+  std::lock_guard<std::mutex> lock(adopting());
   if (block_of(s)) return;
   const int id = id_of(s->device());
   if (kernels_go_on.load(std::memory_order_relaxed)) note_kernels(s->device());

@@ -48,7 +48,7 @@ inline Block* block_of(c10::StorageImpl* s) {
   return C10_LIKELY(p.get_deleter() != &drop_block) ? nullptr : static_cast<Block*>(p.get_context());
 }
 
-// Calls f with each storage that a tensor's bytes lie in.
+// Calls f with each storage that a tensor's bytes lie in. Whatever says false to has_storage(), a virtual call, has none here either.
 void each_part(const at::Tensor& t, void (*f)(void*, c10::StorageImpl*), void* context);
 template <class F>
 inline void each_storage(const at::Tensor& t, F&& f) {

@@ -144,7 +144,6 @@ struct Typed<Op, R(A...)> {
     hold.bring_home();
   }
 
-  // Nothing leaves the host, so its storages need not be held.
   static R run(Turn& turn, bool host, c10::DispatchKeySet ks, A... a) {
     Hold hold(&turn);
     try { // the text names what the operator holds
@@ -170,6 +169,7 @@ struct Typed<Op, R(A...)> {
     const AtEnd note{[&] { // also when it fails half way
       if (C10_UNLIKELY(facts->written && sources_alive.load(std::memory_order_relaxed))) each_of(facts->written, note_written, a...);
     }};
+    // Nothing leaves the host, so its storages need not be held.
     const bool host = all.host || !may_adopt.load(std::memory_order_relaxed);
     Turn turn; // until what is made can leave, too
     if constexpr (std::is_void_v<R>) { // a list operator: what it writes are its arguments
