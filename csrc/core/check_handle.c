@@ -73,11 +73,12 @@ static void count(struct tally *t, const struct mgd_handle *h) {
   }
 }
 
-/* The heap by (key, seen); that each entry knows its place is asked of the handles. */
+/* The heap by (key, seen) and those behind it; that each entry knows its place is asked of the handles. */
 static bool is_order_sound(const struct mgd_storages *s, int32_t victims) {
-  bool sound = s->ordered == victims && s->open >= 0 && s->open <= s->size && s->age == s->age;
+  bool sound = s->ordered == victims && s->sorted >= 0 && s->sorted <= s->ordered && s->open >= 0 && s->open <= s->size && s->age == s->age;
   for (int32_t i = 0; sound && i < s->ordered; i++) {
-    sound = s->order[i]->key == s->order[i]->key && (i == 0 || !mgd_order_before(s->order[i], s->order[(i - 1) / 2]));
+    bool placed = i == 0 || i >= s->sorted || !mgd_order_before(s->order[i], s->order[(i - 1) / 2]);
+    sound = placed && s->order[i]->key == s->order[i]->key;
   }
   return sound;
 }

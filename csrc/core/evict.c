@@ -33,7 +33,7 @@ int mgd_evict_policy(struct mgd_machine *m, mgd_victim_fn fn, void *context) {
     struct mgd_storages *s = &m->devices[id].storages;
     int32_t n = s->ordered;
     s->age = 0.0;
-    s->ordered = 0;
+    s->ordered = s->sorted = 0;
     for (int32_t i = 0; i < n; i++) {
       mgd_order_insert_locked(m, s->order[i]); /* to one of the places up to i */
     }
@@ -47,9 +47,10 @@ int mgd_evict_veto(struct mgd_machine *m, mgd_may_leave_fn fn) {
   return mgd_machine_leave(m, MGD_OK);
 }
 
-/* ---- the order of victims: a binary heap, smallest key first
+/* ---- the order of victims: a binary heap, smallest key first, and behind it those that came since somebody asked for a victim
  *
- * Operators stamp a handle without a lock, so a key may be out of date; it is looked
+ * While there is room storages come and go and nobody asks, so only the key is made when they come: to sort them would read
+ * others' handles, which are in no cache. Operators stamp a handle without a lock, so a key may be out of date; it is looked
  * at again when the handle comes to the top. Keys grow with use, so what is further down is no better. */
 
 bool mgd_order_before(const struct mgd_handle *a, const struct mgd_handle *b) {
@@ -71,10 +72,10 @@ static void sift_up(struct mgd_storages *s, int32_t i, struct mgd_handle *h) {
 static void sift_down(struct mgd_storages *s, int32_t i, struct mgd_handle *h) {
   for (;;) {
     int32_t child = 2 * i + 1;
-    if (child + 1 < s->ordered && mgd_order_before(s->order[child + 1], s->order[child])) {
+    if (child + 1 < s->sorted && mgd_order_before(s->order[child + 1], s->order[child])) {
       child++;
     }
-    if (child >= s->ordered || !mgd_order_before(s->order[child], h)) {
+    if (child >= s->sorted || !mgd_order_before(s->order[child], h)) {
       break;
     }
     put(s, i, s->order[child]);
@@ -98,26 +99,36 @@ static void value(const struct mgd_machine *m, struct mgd_handle *h) {
 void mgd_order_insert_locked(struct mgd_machine *m, struct mgd_handle *h) {
   struct mgd_storages *s = &m->devices[h->home].storages;
   value(m, h);
-  sift_up(s, s->ordered++, h);
+  put(s, s->ordered++, h);
 }
 
 void mgd_order_remove_locked(struct mgd_machine *m, struct mgd_handle *h) {
   struct mgd_storages *s = &m->devices[h->home].storages;
-  struct mgd_handle *last = s->order[--s->ordered];
-  int32_t i = h->position;
+  int32_t hole = h->position;
   h->position = -1;
-  if (last == h) {
-    return;
+  if (hole < s->sorted) {
+    struct mgd_handle *end = s->order[--s->sorted];
+    if (end != h && mgd_order_before(end, h)) {
+      sift_up(s, hole, end);
+    } else if (end != h) {
+      sift_down(s, hole, end);
+    }
+    hole = s->sorted;
   }
-  if (mgd_order_before(last, h)) {
-    sift_up(s, i, last);
-  } else {
-    sift_down(s, i, last);
+  if (hole < --s->ordered) {
+    put(s, hole, s->order[s->ordered]);
+  }
+}
+
+static void sort(struct mgd_storages *s) {
+  for (; s->sorted < s->ordered; s->sorted++) {
+    sift_up(s, s->sorted, s->order[s->sorted]);
   }
 }
 
 /* The victim with an up-to-date key, or NULL. Somebody else may go on using them all, so it looks again a bounded number of times. */
 static struct mgd_handle *first_victim(struct mgd_machine *m, struct mgd_storages *s) {
+  sort(s);
   for (int32_t looks = 2 * s->ordered; s->ordered; looks--) {
     struct mgd_handle *h = s->order[0];
     if (looks <= 0 || h->seen == __atomic_load_n(&h->stamp, __ATOMIC_RELAXED)) {

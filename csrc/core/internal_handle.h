@@ -12,15 +12,16 @@ struct mgd_handle_list {
 };
 
 /* The storages whose home is one device, and its guests.
- * Invariants: `order` is a heap by (key, seen) of exactly the resident unpinned
- * storages that have bytes, with room for all open ones; keys are numbers. Guests
+ * Invariants: `order` has exactly the resident unpinned storages that have bytes,
+ * with room for all open ones; the first `sorted` of its `ordered` entries are a heap
+ * by (key, seen), the others came since; keys are numbers. Guests
  * are the open spilled storages of other devices whose bytes are here, first come
  * first; departures are those that are being brought from here to the host or
  * home, orphans included, and departing is the sum of their bytes. */
 struct mgd_storages {
   struct mgd_handle *first; /* all open ones */
   struct mgd_handle **order;
-  int32_t open, ordered, size;
+  int32_t open, ordered, sorted, size;
   struct mgd_handle_list guests;
   int32_t departures;
   int64_t departing;

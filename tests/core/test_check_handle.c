@@ -170,6 +170,8 @@ static void the_order(struct directory *d) {
   struct mgd_storages *s = &d->m->devices[1].storages;
   EXPECT_BROKEN(d, s->ordered, s->ordered - 1);
   EXPECT_BROKEN(d, s->ordered, 0);
+  EXPECT_BROKEN(d, s->sorted, -1);
+  EXPECT_BROKEN(d, s->sorted, s->ordered + 1);
   EXPECT_BROKEN(d, s->size, s->open - 1);
   EXPECT_BROKEN(d, s->open, s->open - 1);
   EXPECT_BROKEN(d, s->open, -1);
@@ -179,7 +181,7 @@ static void the_order(struct directory *d) {
   EXPECT_BROKEN(d, s->order[0]->position, 99);
   EXPECT_BROKEN(d, s->order[0]->position, -1);
   EXPECT_BROKEN(d, s->order[0]->key, 1e9);
-  EXPECT_BROKEN(d, s->order[s->ordered - 1]->key, -1.0);
+  EXPECT_BROKEN(d, s->order[s->sorted - 1]->key, -1.0);
   EXPECT_BROKEN(d, s->order[s->ordered - 1]->key, (double)NAN);
   EXPECT_BROKEN(d, d->m->victim, NULL);
 }
