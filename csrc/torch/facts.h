@@ -48,15 +48,10 @@ struct TensorArg {
   const char* name; // owned by the facts' copy of the schema's names
 };
 
-struct OpFacts {
-  std::string name; // "aten::add.Tensor"
-  uint16_t arguments = 0, returns = 0;
-  c10::SmallVector<TensorArg, 8> tensors;
-  c10::SmallVector<int16_t, 4> returned; // argument that return r is, or -1 when it is fresh
+struct alignas(64) OpFacts {
+  // One line of the cache, for each call reads these.
   uint64_t written = 0;       // bit i: argument i is written, openly or not
   uint64_t written_lists = 0; // bit i: argument i is a list that is written, which no result names
-  int generator = -1;                    // position of a Generator argument
-  int training = -1;                     // position of the bool without which hidden writes do not happen
   Route route = Route::Leaf;
   Mixing mixing = Mixing::Align;
   bool scalars_stay = false; // 0-dim CPU tensors count as numbers
@@ -64,7 +59,13 @@ struct OpFacts {
   bool looks_only = false;    // of strided operands only the shape is read, and no bytes
   bool fresh = false;         // no result is, or shares bytes with, an operand
   bool outlives_call = false; // what it does to its operands and results goes on after it has returned
-  std::deque<std::string> names; // storage of TensorArg::name
+  uint16_t arguments = 0, returns = 0;
+  int generator = -1; // position of a Generator argument
+  int training = -1;  // position of the bool without which hidden writes do not happen
+  c10::SmallVector<TensorArg, 8> tensors;
+  c10::SmallVector<int16_t, 4> returned; // argument that return r is, or -1 when it is fresh
+  std::string name;                      // "aten::add.Tensor"
+  std::deque<std::string> names;         // storage of TensorArg::name
 };
 
 // The facts of an operator; computed on first use, then found by handle.

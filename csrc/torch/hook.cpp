@@ -49,11 +49,6 @@ bool just_aligned(const OpFacts& f) {
   return true;
 }
 
-void mark_result(const at::Tensor& t, const OpFacts& f) {
-  mark(t);
-  if (t.defined()) adopt_result(t, f);
-}
-
 // Calls f with each tensor that a value holds; lists of other things are left after their first element.
 template <class F>
 void each_tensor(const c10::IValue& v, const F& f) {
@@ -221,6 +216,16 @@ void register_fallback() {
 }
 
 } // namespace
+
+// The engine reads the pointer of a gradient that has just crossed to another device, outside any operator
+// (InputBuffer::add), so such a gradient gets no handle before somebody uses it. And the storage of a view is its operand's as well,
+// so that what had no handle before gets none now.
+void mark_result(const at::Tensor& t, const OpFacts& f) {
+  if (C10_UNLIKELY(!t.defined())) return;
+  mark(t);
+  const bool is_view = f.looks_only && !f.fresh;
+  if (C10_LIKELY(!is_view && (f.mixing != Mixing::Never || !mgd_torch_in_backward()))) adopt(t, f.fresh);
+}
 
 void call_aligned(const c10::OperatorHandle& op, const OpFacts& f, torch::jit::Stack& stack) {
   struct Restore {

@@ -32,11 +32,8 @@ inline bool meets_hook_inside(const OpFacts& f, c10::DispatchKeySet ks, bool on_
 // Whether a call on an accelerator holds its operands' storages itself: not where its steps do.
 inline bool holds_operands(const OpFacts& f) { return f.route == Route::Leaf || f.route == Route::Open; }
 
-// The engine reads the pointer of a gradient that has just crossed to another device, outside any operator
-// (InputBuffer::add), so such a gradient gets no handle before somebody uses it.
-inline void adopt_result(const at::Tensor& t, const OpFacts& f) {
-  if (C10_LIKELY(f.mixing != Mixing::Never) || !mgd_torch_in_backward()) adopt(t, f.fresh);
-}
+// Makes managed what an operator returned, and able to leave.
+void mark_result(const at::Tensor& t, const OpFacts& f);
 
 // Registers everything with the dispatcher; throws c10::Error when the key is taken.
 void register_hook();

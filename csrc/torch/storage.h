@@ -15,12 +15,16 @@
 
 namespace managed {
 
-struct Block final : Head, mgd_handle {
+// Read by every operator, so they lie beside what else it reads of a handle.
+struct Marks {
+  std::atomic<bool> waits_for_use{false}; // pinned until an operator uses it
+  std::atomic<bool> was_lent{false};      // to what may write it past every operator, as long as it lives
+};
+
+struct Block final : Head, Marks, mgd_handle {
   std::mutex mutex;                                // a leaf: `storage`, and what it points to, while bytes come and go
   std::atomic<c10::StorageImpl*> storage{nullptr}; // null until all of this is in place, and once it has died
   c10::DataPtr guest;                              // the bytes, while a peer holds them
-  std::atomic<bool> waits_for_use{false};          // pinned until an operator uses it
-  std::atomic<bool> was_lent{false};               // to what may write it past every operator, as long as it lives
   std::atomic<uint64_t> object{0};                 // whose history its events belong to
 
   Block() : mgd_handle{} {}

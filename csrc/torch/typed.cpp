@@ -6,6 +6,9 @@
 #include <ATen/core/boxing/impl/boxing.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <array>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -27,25 +30,41 @@
 namespace managed {
 namespace {
 
+// The tensors of one argument.
+struct Tensors {
+  const at::Tensor* first;
+  uint32_t n;
+  uint32_t argument; // position in the schema
+  const at::Tensor* begin() const { return first; }
+  const at::Tensor* end() const { return first + n; }
+};
+
 template <class T>
 using Plain = std::remove_cv_t<std::remove_reference_t<T>>;
+template <class A>
+constexpr bool kHasTensors = std::is_same_v<A, at::Tensor> || std::is_same_v<A, std::optional<at::Tensor>> || std::is_same_v<A, at::TensorList> ||
+    std::is_same_v<A, at::ITensorListRef>;
 
-// Calls f with each tensor that an argument holds.
-template <class A, class F>
-inline void each_tensor(const A& a, F&& f) {
+template <class A>
+inline Tensors tensors_of(const A& a, uint32_t argument) {
   if constexpr (std::is_same_v<A, at::Tensor>) {
-    f(a);
+    return {&a, 1, argument};
   } else if constexpr (std::is_same_v<A, std::optional<at::Tensor>>) {
-    if (a) f(*a);
-  } else if constexpr (std::is_same_v<A, at::TensorList> || std::is_same_v<A, at::ITensorListRef>) {
-    for (const at::Tensor& t : a) f(t);
+    return {a ? &*a : nullptr, a.has_value(), argument};
+  } else if constexpr (std::is_same_v<A, at::ITensorListRef>) {
+    const at::TensorList list = a.isUnboxed() ? a.toUnboxed() : at::TensorList();
+    return {list.data(), static_cast<uint32_t>(list.size()), argument};
+  } else {
+    return {a.data(), static_cast<uint32_t>(a.size()), argument};
   }
 }
 
-// A random generator that the caller chose takes part in the choice of the device.
+// What chokepoint() looks at and this does not: a random generator that the caller chose takes part in the choice of
+// the device, and a list may have come here in a box.
 template <class A>
-inline bool names_generator(const A& a) {
+inline bool is_special(const A& a) {
   if constexpr (std::is_same_v<A, std::optional<at::Generator>>) return a.has_value();
+  else if constexpr (std::is_same_v<A, at::ITensorListRef>) return !a.isUnboxed();
   else return false;
 }
 
@@ -63,25 +82,104 @@ struct SameDevice {
   }
 };
 
+// All that a typed kernel does beside the call itself. Between two large kernels the caches are others'; what all operators
+// run is in them sooner than what each would have for itself, so nothing here is inlined into the kernels.
+class Call {
+ public:
+  Call(const OpFacts& f, const Tensors* arguments, std::size_t n) : arguments_{f, arguments, n}, hold_(&turn_) {}
+  __attribute__((noinline)) ~Call() {}
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  bool is_late() const { return visit_.is_late(); }
+
+  // Whether the operands stand together, and are not too many for one call.
+  __attribute__((noinline)) bool is_ordinary() {
+    const OpFacts& f = arguments_.facts;
+    const bool may_leave = may_adopt.load(std::memory_order_relaxed);
+    SameDevice all;
+    for (const Tensors& a : arguments_)
+      for (const at::Tensor& t : a) all.see(t);
+    is_host_ = all.host || !may_leave; // nothing leaves the host, so its storages need not be held
+    if (C10_UNLIKELY(!all.ok && f.mixing != Mixing::Never && !(f.scalars_stay && differ_in_numbers_only()))) return false;
+    return C10_LIKELY(f.mixing != Mixing::Rows || !may_leave) || !is_large();
+  }
+
+  // Holds what the kernel is to read, and leaves the key behind where nothing inside needs it.
+  __attribute__((noinline)) void begin(c10::DispatchKeySet ks) {
+    const OpFacts& f = arguments_.facts;
+    arguments_.noting = f.written != 0;
+    if (!is_host_ && holds_operands(f)) hold_operands();
+    if (C10_LIKELY(!meets_hook_inside(f, ks, is_host_))) no_key_.emplace(kKey);
+  }
+
+  void mark_lists() {
+    for (const Tensors& a : arguments_)
+      if (arguments_.facts.written_lists >> a.argument & 1) std::for_each(a.begin(), a.end(), mark);
+  }
+
+ private:
+  // Notes in the end what was written, also when the operator failed half way.
+  struct Arguments {
+    const OpFacts& facts;
+    const Tensors* const all;
+    const std::size_t n;
+    bool noting = false;
+    ~Arguments() {
+      if (C10_LIKELY(!noting || sources_alive.load(std::memory_order_relaxed) == 0)) return;
+      for (const Tensors& a : *this)
+        if (is_written(a)) std::for_each(a.begin(), a.end(), note_written);
+    }
+    bool is_written(const Tensors& a) const { return facts.written >> a.argument & 1; }
+    const Tensors* begin() const { return all; }
+    const Tensors* end() const { return all + n; }
+  };
+
+  // A CPU number beside an accelerator tensor is not a stray, unless it is written.
+  bool differ_in_numbers_only() const {
+    SameDevice strays;
+    for (const Tensors& a : arguments_)
+      for (const at::Tensor& t : a)
+        if (arguments_.is_written(a) || !t.device().is_cpu() || t.dim() != 0) strays.see(t);
+    return strays.ok;
+  }
+
+  // As chokepoint() asks it: boxed, it looks again and finds the same.
+  bool is_large() const {
+    Load load;
+    for (const Tensors& a : arguments_) {
+      load.rows = std::max(load.rows, std::size_t{a.n});
+      std::for_each(a.begin(), a.end(), [&](const at::Tensor& t) { load.see(t); });
+    }
+    return load.wants_pieces();
+  }
+
+  void hold_operands() {
+    torture_now();
+    for (const Tensors& a : arguments_)
+      for (const at::Tensor& t : a)
+        if (!arguments_.facts.looks_only || !t.unsafeGetTensorImpl()->unsafe_storage()) hold_.add(t, arguments_.is_written(a));
+    hold_.bring_home();
+  }
+
+  const Visit visit_; // first: nothing moves by itself after it
+  Arguments arguments_;
+  Turn turn_; // until what is made can leave, too
+  Hold hold_;
+  std::optional<c10::impl::ExcludeDispatchKeyGuard> no_key_;
+  bool is_host_ = false;
+};
+
 template <class R>
-inline void mark_result(const R& r, const OpFacts& f) {
+inline void mark_results(const R& r, const OpFacts& f) {
   if constexpr (std::is_same_v<R, at::Tensor>) {
-    mark(r);
-    adopt_result(r, f);
+    mark_result(r, f);
   } else if constexpr (std::is_same_v<R, std::vector<at::Tensor>>) {
     for (const at::Tensor& t : r) mark_result(t, f);
   } else if constexpr (!std::is_arithmetic_v<R>) {
-    std::apply([&f](const auto&... x) { (mark_result(x, f), ...); }, r);
+    std::apply([&f](const auto&... x) { (mark_results(x, f), ...); }, r);
   }
 }
-
-template <class F>
-struct AtEnd {
-  F f;
-  ~AtEnd() { f(); }
-};
-template <class F>
-AtEnd(F) -> AtEnd<F>;
 
 template <class Op, class Signature = typename Op::schema>
 struct Typed;
@@ -91,69 +189,19 @@ struct Typed<Op, R(A...)> {
   static inline const c10::OperatorHandle* handle = nullptr;
   static inline const OpFacts* facts = nullptr;
 
-  // A CPU number beside an accelerator tensor is not a stray, unless it is written.
-  template <class X>
-  static void see_unless_number(SameDevice& s, const Plain<X>& a) {
-    each_tensor(a, [&](const at::Tensor& t) {
-      if (std::is_same_v<X, at::Tensor&> || !t.device().is_cpu() || t.dim() != 0) s.see(t);
-    });
-  }
+  static constexpr std::size_t kArguments = (std::size_t{kHasTensors<Plain<A>>} + ... + 0);
 
-  static bool together(SameDevice& all, const Plain<A>&... a) {
-    if ((names_generator(a) || ...)) return false;
-    (each_tensor(a, [&](const at::Tensor& t) { all.see(t); }), ...);
-    if (C10_LIKELY(all.ok) || facts->mixing == Mixing::Never) return true;
-    if (!facts->scalars_stay) return false;
-    SameDevice strays;
-    (see_unless_number<A>(strays, a), ...);
-    return strays.ok;
-  }
-
-  // As chokepoint() asks it: boxed, it looks again and finds the same.
-  static bool is_large(const Plain<A>&... a) {
-    if (C10_LIKELY(facts->mixing != Mixing::Rows) || !may_adopt.load(std::memory_order_relaxed)) return false;
-    Load load;
+  // Only arguments with tensors, so that nobody looks at the others.
+  static std::array<Tensors, kArguments> tensors(const Plain<A>&... a) {
+    std::array<Tensors, kArguments> all;
+    std::size_t n = 0;
+    uint32_t argument = 0;
     auto add = [&](const auto& x) {
-      std::size_t n = 0;
-      each_tensor(x, [&](const at::Tensor& t) {
-        n++;
-        load.see(t);
-      });
-      load.rows = std::max(load.rows, n);
+      if constexpr (kHasTensors<Plain<decltype(x)>>) all[n++] = tensors_of(x, argument);
+      argument++;
     };
     (add(a), ...);
-    return load.wants_pieces();
-  }
-
-  // Each tensor of the arguments whose bits are set.
-  static void each_of(uint64_t arguments, void (*f)(const at::Tensor&), const Plain<A>&... a) {
-    ((arguments & 1 ? each_tensor(a, f) : void(), arguments >>= 1), ...);
-  }
-
-  static void hold_operands(Hold& hold, const Plain<A>&... a) {
-    uint64_t written = facts->written;
-    auto add = [&](const auto& x) {
-      const bool writes = written & 1;
-      written >>= 1;
-      each_tensor(x, [&](const at::Tensor& t) {
-        if (!facts->looks_only || !t.has_storage()) hold.add(t, writes);
-      });
-    };
-    torture_now();
-    (add(a), ...);
-    hold.bring_home();
-  }
-
-  static R run(Turn& turn, bool host, c10::DispatchKeySet ks, A... a) {
-    Hold hold(&turn);
-    try { // the text names what the operator holds
-      if (C10_UNLIKELY(!host && holds_operands(*facts))) hold_operands(hold, a...);
-      if (C10_UNLIKELY(meets_hook_inside(*facts, ks, host))) return Op::redispatch(ks, std::forward<A>(a)...);
-      c10::impl::ExcludeDispatchKeyGuard no_key(kKey);
-      return Op::redispatch(ks, std::forward<A>(a)...);
-    } catch (const c10::OutOfMemoryError& e) {
-      explain_out_of_memory(e, facts->name);
-    }
+    return all;
   }
 
   template <auto kernel>
@@ -162,23 +210,23 @@ struct Typed<Op, R(A...)> {
   }
 
   static R call(c10::DispatchKeySet ks, A... a) {
-    const Visit visit; // first: nothing moves by itself after it
-    if (C10_UNLIKELY(visit.is_late())) return box<&from_top>(ks, std::forward<A>(a)...);
-    SameDevice all;
-    if (C10_UNLIKELY(!together(all, a...) || is_large(a...))) return box<&boxed>(ks, std::forward<A>(a)...);
-    const AtEnd note{[&] { // also when it fails half way
-      if (C10_UNLIKELY(facts->written && sources_alive.load(std::memory_order_relaxed))) each_of(facts->written, note_written, a...);
-    }};
-    // Nothing leaves the host, so its storages need not be held.
-    const bool host = all.host || !may_adopt.load(std::memory_order_relaxed);
-    Turn turn; // until what is made can leave, too
-    if constexpr (std::is_void_v<R>) { // a list operator: what it writes are its arguments
-      run(turn, host, ks & kBelow, a...);
-      each_of(facts->written_lists, mark, a...);
-    } else {
-      R r = run(turn, host, ks & kBelow, a...);
-      mark_result<Plain<R>>(r, *facts);
-      return r;
+    const auto arguments = tensors(a...);
+    const OpFacts& f = *facts;
+    Call it(f, arguments.data(), arguments.size());
+    if (C10_UNLIKELY(it.is_late())) return box<&from_top>(ks, std::forward<A>(a)...);
+    if (C10_UNLIKELY((is_special<Plain<A>>(a) || ...) || !it.is_ordinary())) return box<&boxed>(ks, std::forward<A>(a)...);
+    try { // the text names what the operator holds
+      it.begin(ks & kBelow);
+      if constexpr (std::is_void_v<R>) { // a list operator: what it writes are its arguments
+        Op::redispatch(ks & kBelow, std::forward<A>(a)...);
+        it.mark_lists();
+      } else {
+        R r = Op::redispatch(ks & kBelow, std::forward<A>(a)...);
+        mark_results<Plain<R>>(r, f);
+        return r;
+      }
+    } catch (const c10::OutOfMemoryError& e) {
+      explain_out_of_memory(e, f.name);
     }
   }
 };
