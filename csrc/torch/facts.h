@@ -48,8 +48,9 @@ struct TensorArg {
   const char* name; // owned by the facts' copy of the schema's names
 };
 
-struct alignas(64) OpFacts {
-  // One line of the cache, for each call reads these.
+// What each call reads. A typed kernel has its own copy: between two large kernels the caches are others', and a pointer more is a
+// line of memory more to wait for.
+struct CallFacts {
   uint64_t written = 0;       // bit i: argument i is written, openly or not
   uint64_t written_lists = 0; // bit i: argument i is a list that is written, which no result names
   Route route = Route::Leaf;
@@ -59,6 +60,9 @@ struct alignas(64) OpFacts {
   bool looks_only = false;    // of strided operands only the shape is read, and no bytes
   bool fresh = false;         // no result is, or shares bytes with, an operand
   bool outlives_call = false; // what it does to its operands and results goes on after it has returned
+};
+
+struct OpFacts : CallFacts {
   uint16_t arguments = 0, returns = 0;
   int generator = -1; // position of a Generator argument
   int training = -1;  // position of the bool without which hidden writes do not happen

@@ -220,7 +220,7 @@ void register_fallback() {
 // The engine reads the pointer of a gradient that has just crossed to another device, outside any operator
 // (InputBuffer::add), so such a gradient gets no handle before somebody uses it. And the storage of a view is its operand's as well,
 // so that what had no handle before gets none now.
-void mark_result(const at::Tensor& t, const OpFacts& f) {
+void mark_result(const at::Tensor& t, const CallFacts& f) {
   if (C10_UNLIKELY(!t.defined())) return;
   mark(t);
   const bool is_view = f.looks_only && !f.fresh;

@@ -26,14 +26,14 @@ inline const c10::DispatchKeySet kOpen =
 // Whether the operators that a kernel calls meet the hook too. Operands that stand together stay together inside a
 // composite, and it is cheaper to mark its results than those of each of its steps.
 // On an accelerator each step comes here all the same, so that what it keeps for the backward pass can leave the device.
-inline bool meets_hook_inside(const OpFacts& f, c10::DispatchKeySet ks, bool on_host) {
+inline bool meets_hook_inside(const CallFacts& f, c10::DispatchKeySet ks, bool on_host) {
   return f.route > Route::Whole || ks.has_any(kOpen) || (f.route == Route::Whole && !on_host);
 }
 // Whether a call on an accelerator holds its operands' storages itself: not where its steps do.
-inline bool holds_operands(const OpFacts& f) { return f.route == Route::Leaf || f.route == Route::Open; }
+inline bool holds_operands(const CallFacts& f) { return f.route == Route::Leaf || f.route == Route::Open; }
 
 // Makes managed what an operator returned, and able to leave.
-void mark_result(const at::Tensor& t, const OpFacts& f);
+void mark_result(const at::Tensor& t, const CallFacts& f);
 
 // Registers everything with the dispatcher; throws c10::Error when the key is taken.
 void register_hook();

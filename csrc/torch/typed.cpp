@@ -86,7 +86,7 @@ struct SameDevice {
 // run is in them sooner than what each would have for itself, so nothing here is inlined into the kernels.
 class Call {
  public:
-  Call(const OpFacts& f, const Tensors* arguments, std::size_t n) : arguments_{f, arguments, n}, hold_(&turn_) {}
+  Call(const CallFacts& f, const Tensors* arguments, std::size_t n) : arguments_{f, arguments, n}, hold_(&turn_) {}
   __attribute__((noinline)) ~Call() {}
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
@@ -95,7 +95,7 @@ class Call {
 
   // Whether the operands stand together, and are not too many for one call.
   __attribute__((noinline)) bool is_ordinary() {
-    const OpFacts& f = arguments_.facts;
+    const CallFacts& f = arguments_.facts;
     const bool may_leave = may_adopt.load(std::memory_order_relaxed);
     SameDevice all;
     for (const Tensors& a : arguments_)
@@ -107,7 +107,7 @@ class Call {
 
   // Holds what the kernel is to read, and leaves the key behind where nothing inside needs it.
   __attribute__((noinline)) void begin(c10::DispatchKeySet ks) {
-    const OpFacts& f = arguments_.facts;
+    const CallFacts& f = arguments_.facts;
     arguments_.noting = f.written != 0;
     if (!is_host_ && holds_operands(f)) hold_operands();
     if (C10_LIKELY(!meets_hook_inside(f, ks, is_host_))) no_key_.emplace(kKey);
@@ -121,7 +121,7 @@ class Call {
  private:
   // Notes in the end what was written, also when the operator failed half way.
   struct Arguments {
-    const OpFacts& facts;
+    const CallFacts& facts;
     const Tensors* const all;
     const std::size_t n;
     bool noting = false;
@@ -171,7 +171,7 @@ class Call {
 };
 
 template <class R>
-inline void mark_results(const R& r, const OpFacts& f) {
+inline void mark_results(const R& r, const CallFacts& f) {
   if constexpr (std::is_same_v<R, at::Tensor>) {
     mark_result(r, f);
   } else if constexpr (std::is_same_v<R, std::vector<at::Tensor>>) {
@@ -186,8 +186,8 @@ struct Typed;
 
 template <class Op, class R, class... A>
 struct Typed<Op, R(A...)> {
+  static inline CallFacts facts;
   static inline const c10::OperatorHandle* handle = nullptr;
-  static inline const OpFacts* facts = nullptr;
 
   static constexpr std::size_t kArguments = (std::size_t{kHasTensors<Plain<A>>} + ... + 0);
 
@@ -211,8 +211,7 @@ struct Typed<Op, R(A...)> {
 
   static R call(c10::DispatchKeySet ks, A... a) {
     const auto arguments = tensors(a...);
-    const OpFacts& f = *facts;
-    Call it(f, arguments.data(), arguments.size());
+    Call it(facts, arguments.data(), arguments.size());
     if (C10_UNLIKELY(it.is_late())) return box<&from_top>(ks, std::forward<A>(a)...);
     if (C10_UNLIKELY((is_special<Plain<A>>(a) || ...) || !it.is_ordinary())) return box<&boxed>(ks, std::forward<A>(a)...);
     try { // the text names what the operator holds
@@ -222,11 +221,11 @@ struct Typed<Op, R(A...)> {
         it.mark_lists();
       } else {
         R r = Op::redispatch(ks & kBelow, std::forward<A>(a)...);
-        mark_results<Plain<R>>(r, f);
+        mark_results<Plain<R>>(r, facts);
         return r;
       }
     } catch (const c10::OutOfMemoryError& e) {
-      explain_out_of_memory(e, f.name);
+      explain_out_of_memory(e, facts_of(*handle).name);
     }
   }
 };
@@ -241,8 +240,9 @@ void add(torch::Library& library) {
   const auto op = c10::Dispatcher::singleton().findSchema({Op::name, Op::overload_name});
   if (!op) return; // not an operator of this torch: the boxed fallback serves whatever replaces it
   Typed<Op>::handle = new c10::OperatorHandle(*op);
-  Typed<Op>::facts = &facts_of(*op);
-  const std::string& name = Typed<Op>::facts->name;
+  const OpFacts& facts = facts_of(*op);
+  const std::string& name = facts.name;
+  Typed<Op>::facts = facts;
   typed_names().insert(name);
   library.impl(name.c_str() + 6, TORCH_FN((Typed<Op>::call)));
 }
