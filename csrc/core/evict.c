@@ -49,8 +49,8 @@ int mgd_evict_veto(struct mgd_machine *m, mgd_may_leave_fn fn) {
 
 /* ---- the order of victims: a binary heap, smallest key first, and behind it those that came since somebody asked for a victim
  *
- * While there is room storages come and go and nobody asks, so only the key is made when they come: to sort them would read
- * others' handles, which are in no cache. Operators stamp a handle without a lock, so a key may be out of date; it is looked
+ * While there is room storages come and go and nobody asks, so it is only noted what they were when they came: to value and sort
+ * them reads links and others' handles, which are in no cache. Operators stamp a handle without a lock, so a key may be out of date; it is looked
  * at again when the handle comes to the top. Keys grow with use, so what is further down is no better. */
 
 bool mgd_order_before(const struct mgd_handle *a, const struct mgd_handle *b) {
@@ -86,10 +86,16 @@ static void sift_down(struct mgd_storages *s, int32_t i, struct mgd_handle *h) {
 
 static bool is_clean(const struct mgd_handle *h) { return h->memory && !__atomic_load_n(&h->dirty, __ATOMIC_RELAXED); }
 
+/* All that its worth depends on and that changes. */
+static void note(const struct mgd_machine *m, struct mgd_handle *h) {
+  h->seen = __atomic_load_n(&h->stamp, __ATOMIC_RELAXED);
+  h->seen_clean = is_clean(h);
+  h->key = m->devices[h->home].storages.age; /* until there is one */
+}
+
 static void value(const struct mgd_machine *m, struct mgd_handle *h) {
   const struct mgd_link *out = &m->links[h->home][MGD_HOST], *back = &m->links[MGD_HOST][h->home];
-  struct mgd_victim v = {.bytes = h->bytes, .clean = is_clean(h), .age = m->devices[h->home].storages.age};
-  v.stamp = h->seen = __atomic_load_n(&h->stamp, __ATOMIC_RELAXED);
+  struct mgd_victim v = {.bytes = h->bytes, .clean = h->seen_clean, .age = h->key, .stamp = h->seen};
   v.leave_ns = v.clean ? 0.0 : mgd_link_estimate(out, 1, h->bytes);
   v.return_ns = mgd_link_estimate(back, 1, h->bytes);
   double key = m->victim(m->victim_context, &v);
@@ -98,7 +104,7 @@ static void value(const struct mgd_machine *m, struct mgd_handle *h) {
 
 void mgd_order_insert_locked(struct mgd_machine *m, struct mgd_handle *h) {
   struct mgd_storages *s = &m->devices[h->home].storages;
-  value(m, h);
+  note(m, h);
   put(s, s->ordered++, h);
 }
 
@@ -120,20 +126,23 @@ void mgd_order_remove_locked(struct mgd_machine *m, struct mgd_handle *h) {
   }
 }
 
-static void sort(struct mgd_storages *s) {
+static void sort(const struct mgd_machine *m, struct mgd_storages *s) {
   for (; s->sorted < s->ordered; s->sorted++) {
-    sift_up(s, s->sorted, s->order[s->sorted]);
+    struct mgd_handle *h = s->order[s->sorted];
+    value(m, h);
+    sift_up(s, s->sorted, h);
   }
 }
 
 /* The victim with an up-to-date key, or NULL. Somebody else may go on using them all, so it looks again a bounded number of times. */
 static struct mgd_handle *first_victim(struct mgd_machine *m, struct mgd_storages *s) {
-  sort(s);
+  sort(m, s);
   for (int32_t looks = 2 * s->ordered; s->ordered; looks--) {
     struct mgd_handle *h = s->order[0];
     if (looks <= 0 || h->seen == __atomic_load_n(&h->stamp, __ATOMIC_RELAXED)) {
       return h;
     }
+    note(m, h);
     value(m, h);
     sift_down(s, 0, h);
   }

@@ -44,11 +44,12 @@ struct mgd_handle {
   struct mgd_handle *next, *previous;       /* all open handles of the home device */
   struct mgd_handle *younger, *elder;       /* in the list of guests while SPILLED to a peer, of spares while RESIDENT with one, of orphans */
   struct mgd_handle *passed;                /* while others are asked whether they leave instead */
-  double key;                               /* the policy's, when it last looked */
+  double key;                               /* the policy's, when it last looked; its device's age then, until it has */
   uint64_t seen;                            /* the stamp at that time */
   int32_t position;                         /* in the order of victims, -1 when it may not leave */
   int32_t pins;
   int16_t home, away; /* away: where the bytes are, or are being brought from; -1 for home */
+  bool seen_clean;    /* and whether the host's copy was good */
   bool on_host;       /* its bytes count as the host's */
   bool closed;        /* its storage died; an orphan as long as the bytes are still moved */
   bool asked;         /* while mgd_acquire_begin() looks at it */

@@ -55,6 +55,11 @@ struct ChecksOnWrite {
   friend type reach(ChecksOnWrite);
 };
 template struct Reach<ChecksOnWrite, &c10::StorageImpl::has_mutable_data_ptr_check_>;
+struct Bytes { // sym_nbytes() makes a copy, which costs more than the question
+  using type = c10::SymInt c10::StorageImpl::*;
+  friend type reach(Bytes);
+};
+template struct Reach<Bytes, &c10::StorageImpl::size_bytes_>;
 
 void set_pointer(c10::DataPtr& p, void* data) { (p.*reach(Pointer{})).*reach(Data{}) = data; }
 
@@ -96,6 +101,11 @@ void take_over(c10::StorageImpl* s, Block* b) {
 }
 
 } // namespace
+
+bool is_too_small(const c10::StorageImpl* s) {
+  const auto bytes = (s->*reach(Bytes{})).maybe_as_int();
+  return !bytes || *bytes < adopt_at_least.load(std::memory_order_relaxed);
+}
 
 void free_block(c10::DataPtr& block) {
   const Bridge* b = block.get() ? backend_of(block.device().type()) : nullptr;

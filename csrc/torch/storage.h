@@ -52,6 +52,12 @@ inline Block* block_of(c10::StorageImpl* s) {
   return C10_LIKELY(p.get_deleter() != &drop_block) ? nullptr : static_cast<Block*>(p.get_context());
 }
 
+// Asks for the handle of a tensor that is about to be used. A use is a locked store, behind which the processor looks at nothing else.
+inline void fetch_block(const at::Tensor& t) {
+  c10::StorageImpl* s = t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  if (const Block* b = s ? block_of(s) : nullptr) __builtin_prefetch(&b->in_use, 1);
+}
+
 // Calls f with each storage that a tensor's bytes lie in. Whatever says false to has_storage(), a virtual call, has none here either.
 void each_part(const at::Tensor& t, void (*f)(void*, c10::StorageImpl*), void* context);
 template <class F>
@@ -64,10 +70,7 @@ inline void each_storage(const at::Tensor& t, F&& f) {
 }
 
 // A storage whose size is a symbol is a fake one.
-inline bool is_too_small(c10::StorageImpl* s) {
-  const auto bytes = s->sym_nbytes().maybe_as_int();
-  return !bytes || *bytes < adopt_at_least.load(std::memory_order_relaxed);
-}
+bool is_too_small(const c10::StorageImpl* s);
 
 // Gives the storages of t handles if they can have them. `fresh`: nobody else can know the storage yet; otherwise
 // only one that nothing else refers to is taken, because a plain alias would find its bytes gone.
