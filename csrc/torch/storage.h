@@ -52,12 +52,6 @@ inline Block* block_of(c10::StorageImpl* s) {
   return C10_LIKELY(p.get_deleter() != &drop_block) ? nullptr : static_cast<Block*>(p.get_context());
 }
 
-// Asks for the handle of a tensor that is about to be used. A use is a locked store, behind which the processor looks at nothing else.
-inline void fetch_block(const at::Tensor& t) {
-  c10::StorageImpl* s = t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-  if (const Block* b = s ? block_of(s) : nullptr) __builtin_prefetch(&b->in_use, 1);
-}
-
 // Calls f with each storage that a tensor's bytes lie in. Whatever says false to has_storage(), a virtual call, has none here either.
 void each_part(const at::Tensor& t, void (*f)(void*, c10::StorageImpl*), void* context);
 template <class F>

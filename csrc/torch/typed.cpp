@@ -156,12 +156,9 @@ class Call {
 
   void hold_operands() {
     torture_now();
-    const bool looks_only = arguments_.facts.looks_only;
-    if (!looks_only)
-      for (const Tensors& a : arguments_) std::for_each(a.begin(), a.end(), fetch_block);
     for (const Tensors& a : arguments_)
       for (const at::Tensor& t : a)
-        if (!looks_only || !t.unsafeGetTensorImpl()->unsafe_storage()) hold_.add(t, arguments_.is_written(a));
+        if (!arguments_.facts.looks_only || !t.unsafeGetTensorImpl()->unsafe_storage()) hold_.add(t, arguments_.is_written(a));
     hold_.bring_home();
   }
 
