@@ -44,6 +44,7 @@ def test_control_c_amid_restores(run):
 
 
 INSIDE = """
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     big = on(torch.arange(float(12 * MiB)))
     total, inside, signals, ended = big.sum().item(), [], [], threading.Event()
 
