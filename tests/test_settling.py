@@ -218,7 +218,10 @@ def test_three_hundred_steps(name):
     assert settled["bytes"] != before
     for _ in range(RESTLESS, 300):
         run(net, optimizer, loss, batch())
-    assert wait_for(held, settled) == settled
+    now = wait_for(held, settled)
+    # One less is no leak: an engine thread may have dropped its last one after the count.
+    assert now.pop("objects") <= settled.pop("objects")
+    assert now == settled
     assert _C.move_count() == moves
     del net, optimizer
     gc.collect()
