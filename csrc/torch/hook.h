@@ -4,10 +4,8 @@
 #include <ATen/core/stack.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "api.h"
 #include "facts.h"
 #include "key.h"
-#include "storage.h"
 
 namespace managed {
 

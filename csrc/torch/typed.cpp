@@ -83,7 +83,7 @@ struct SameDevice {
 };
 
 // All that a typed kernel does beside the call itself. Between two large kernels the caches are others'; what all operators
-// run is in them sooner than what each would have for itself, so nothing here is inlined into the kernels.
+// run is in them sooner than what each would have for itself, so what is long here is not inlined into the kernels.
 class Call {
  public:
   Call(const CallFacts& f, const Tensors* arguments, std::size_t n) : arguments_{f, arguments, n}, hold_(&turn_) {}
@@ -157,7 +157,7 @@ class Call {
   void hold_operands() {
     torture_now();
     for (const Tensors& a : arguments_)
-      for (const at::Tensor& t : a)
+      for (const at::Tensor& t : a) // a view of bytes that are elsewhere brings none home
         if (!arguments_.facts.looks_only || !t.unsafeGetTensorImpl()->unsafe_storage()) hold_.add(t, arguments_.is_written(a));
     hold_.bring_home();
   }

@@ -172,6 +172,7 @@ static void the_order(struct directory *d) {
   EXPECT_BROKEN(d, s->ordered, 0);
   EXPECT_BROKEN(d, s->sorted, -1);
   EXPECT_BROKEN(d, s->sorted, s->ordered + 1);
+  EXPECT_BROKEN(d, d->m->devices[2].storages.sorted, 1); /* nobody lives there who could be out of order */
   EXPECT_BROKEN(d, s->size, s->open - 1);
   EXPECT_BROKEN(d, s->open, s->open - 1);
   EXPECT_BROKEN(d, s->open, -1);
