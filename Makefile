@@ -87,7 +87,7 @@ stress: $(VENV)/.editable build
 asan-python: export MANAGED_SANITIZE := address,undefined
 asan-python: $(VENV)/.test build
 	@status=0; PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" \
-	  $(BIN)/python $(PYTEST) -m "not conformance" --ignore=tests/conformance --ignore=tests/test_build.py || status=$$?; \
+	  $(BIN)/python $(PYTEST) -m "not conformance" --ignore=tests/conformance --ignore=tests/test_build.py $(PYTEST_FLAGS) || status=$$?; \
 	MANAGED_SANITIZE= $(BIN)/python setup.py --quiet build_ext --inplace; exit $$status
 
 # Threads that share everything, under ThreadSanitizer; tests/tsan.supp names what is not ours. The package is built

@@ -6,35 +6,17 @@ Every result must be the CPU's to the bit: the copies are copies and the kernels
 import pytest
 import torch
 import torch.nn.functional as F
+from apart import at, copies, put, same
 
 import managed
 from managed import ManagedTensor
 from managed.errors import PinConflictError
 
 
-def put(t, device):
-    return t.to(device).as_subclass(ManagedTensor)
-
-
-def at(device, *sizes):
-    return put(torch.randn(sizes), device)
-
-
-def copies(function):
-    """What `function` returns, and how many tensors were copied between devices for it."""
-    before = managed.stats()["copy"]
-    result = function()
-    return result, managed.stats()["copy"] - before
-
-
 def why(result_of, operand):
     """The reason that the history of `operand` gives for its last copy."""
     result_of()
     return str(managed.explain(operand)).splitlines()[-1].rpartition(": ")[2]
-
-
-def same(actual, expected):
-    return isinstance(actual, ManagedTensor) and torch.equal(actual.cpu(), expected.cpu())
 
 
 # ---- who is chosen

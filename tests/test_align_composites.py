@@ -5,33 +5,8 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from apart import DEVICES, agree, put
 from torch import nn
-
-from managed import ManagedTensor
-
-DEVICES = ("cpu", "sim:0", "sim:1", "sim:2")
-
-
-def put(t, device):
-    return t.to(device).as_subclass(ManagedTensor)
-
-
-def spread(*tensors, first=1):
-    """The tensors on devices of their own, and the same tensors plain on the CPU."""
-    return [put(t, DEVICES[(i + first) % 4]) for i, t in enumerate(tensors)], list(tensors)
-
-
-def agree(function, *tensors, first=1):
-    """`function` of tensors on four devices gives what it gives on the CPU, managed."""
-    there, here = spread(*tensors, first=first)
-    expected, actual = function(*here), function(*there)
-    single = isinstance(expected, torch.Tensor)
-    pairs = zip([expected] if single else expected, [actual] if single else actual, strict=True)
-    for x, y in pairs:
-        assert isinstance(y, ManagedTensor)
-        assert torch.equal(x, y.cpu())
-    return actual
-
 
 COMPOSITES = {
     "scaled_dot_product_attention": (F.scaled_dot_product_attention, [(2, 3, 4, 8)] * 3),

@@ -6,16 +6,10 @@ Indices that may and lengths that must be on the CPU, and writes that a schema d
 import pytest
 import torch
 import torch.nn.functional as F
+from apart import DEVICES, put
 from torch import nn
 
 from managed import ManagedTensor
-
-DEVICES = ("cpu", "sim:0", "sim:1", "sim:2")
-
-
-def put(t, device):
-    return t.to(device).as_subclass(ManagedTensor)
-
 
 # ---- operands that must be on the CPU
 

@@ -5,28 +5,9 @@ Also operators that go where they are told, and frozen(), which leaves everythin
 
 import pytest
 import torch
+from apart import at, copies, put, same
 
 import managed
-from managed import ManagedTensor
-
-
-def put(t, device):
-    return t.to(device).as_subclass(ManagedTensor)
-
-
-def at(device, *sizes):
-    return put(torch.randn(sizes), device)
-
-
-def copies(function):
-    """What `function` returns, and how many tensors were copied between devices for it."""
-    before = managed.stats()["copy"]
-    result = function()
-    return result, managed.stats()["copy"] - before
-
-
-def same(actual, expected):
-    return isinstance(actual, ManagedTensor) and torch.equal(actual.cpu(), expected.cpu())
 
 
 def test_a_zero_dimensional_cpu_tensor_is_a_number():

@@ -3,20 +3,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from apart import at, put
 from torch import nn
 
 import managed
 from managed import ManagedTensor
 
 DEVICES = ("cpu", "sim:0", "sim:1")
-
-
-def put(t, device):
-    return t.to(device).as_subclass(ManagedTensor)
-
-
-def at(device, *sizes):
-    return put(torch.randn(sizes), device)
 
 
 def write_backs(function):
