@@ -210,6 +210,7 @@ void attach_sim(Bridge* bridge, int devices) {
 void child_begins() {
   mgd_machine_after_fork(machine());
   registry().waiters = 0;
+  forget_waiters(registry().freed);
   unfinished_deaths = 0;
   Hold::forget_other_threads();
 }

@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <mutex>
 
+#include "forks.h"
 #include "host_memory.h"
 #include "turns.h"
 
@@ -40,6 +41,7 @@ void fork_ends() {
 void child_begins() {
   moves().running = 0;
   moves().forking = false;
+  forget_waiters(moves().changed);
   moves().mutex.unlock();
 }
 

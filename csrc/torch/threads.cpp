@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "api.h"
+#include "forks.h"
 
 namespace managed {
 
@@ -58,6 +59,7 @@ void child_begins() {
   crowd().seats.clear();
   if (thread_seat) crowd().seats.push_back(thread_seat);
   move_state = move_state & ~uint64_t{1};
+  forget_waiters(crowd().rested);
   crowd().mutex.unlock();
 }
 
