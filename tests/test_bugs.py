@@ -420,3 +420,21 @@ def test_results_of_a_symbolic_size():
         a = torch.empty(n, 64, device="sim:1")
         assert (a @ b).shape == (n, 64)
         assert b.expand(n, 64, 64).clone().shape == (n, 64, 64)
+
+
+# ---- sparse tensors
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CS. tensor support is in beta state:UserWarning")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
+def test_what_is_a_view_of_a_strided_tensor_reads_a_sparse_one(layout):
+    """The simulated kernel was given indices and values without memory, and crashed."""
+    plain = torch.eye(128).mul_(3).to_sparse(layout=layout)
+    there = wrap(plain).to("sim:1")
+    if layout == torch.sparse_coo:
+        assert torch.equal(there.unsqueeze(0).to_dense().cpu(), plain.unsqueeze(0).to_dense())
+        assert torch.equal(
+            torch.stack([there, there]).to_dense().cpu(), torch.stack([plain] * 2).to_dense()
+        )
+    assert torch.equal(there[2].to_dense().cpu(), plain[2].to_dense())
+    assert torch.equal(there.transpose(0, 1).to_dense().cpu(), plain.transpose(0, 1).to_dense())

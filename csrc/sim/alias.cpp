@@ -107,6 +107,7 @@ void Aliases::note_host(const Tensor &t) {
 Tensor Aliases::special_to_cpu(const Tensor &t) {
   special_ = true;
   if (!is_sparse(t)) return at::_efficientzerotensor(t.sizes(), t.options().device(c10::kCPU));
+  reads_ = true; // what is a view of a strided tensor makes new members for a sparse one
   Tensor r = map_sparse(t, c10::Device(c10::kCPU), [&](const Tensor &member) { return to_cpu(member); });
   // Some CPU sparse kernels look at requires_grad: _sparse_mm_reduce_impl computes arg_out only then.
   if (t.requires_grad()) r.unsafeGetTensorImpl()->set_requires_grad(true);

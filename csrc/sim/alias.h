@@ -55,7 +55,7 @@ class Aliases {
   c10::SmallVector<c10::StorageImpl *, 2> host_;  // storages of CPU operands
   c10::SmallVector<c10::Storage, 2> looks_;       // CPU storages over foreign bytes
   int device_;
-  const bool reads_; // the call looks at bytes, and not at shapes alone
+  bool reads_; // the call looks at bytes, and not at shapes alone
   bool special_ = false;
 };
 
