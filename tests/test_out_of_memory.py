@@ -222,6 +222,9 @@ def test_list_operators(room):
     large = [sized(40, 1.0), sized(40, 2.0)]
     failure(lambda: torch._foreach_add_(large, large[::-1]))
     assert [t[0].item() for t in large] == [1.0, 2.0]
+    mixed = [*rows[:3], large[0]]
+    failure(lambda: torch._foreach_add_(mixed, [*others[:3], large[1]]))
+    assert [t[0].item() for t in mixed] == [1.0, 2.0, 3.0, 1.0]  # none was written
     assert [t[0].item() for t in torch._foreach_mul(rows, 2.0)] == [2.0, 4.0, 6.0, 8.0, 10.0, 12.0]
 
 

@@ -8,6 +8,7 @@
 
 #include "align.h"
 #include "devices.h"
+#include "hold.h"
 #include "hook.h"
 
 namespace managed {
@@ -49,6 +50,7 @@ class Rows {
       for (c10::IValue& v : arguments_) stack.push_back(std::move(v));
       return call_aligned(op_, f_, stack);
     }
+    refuse_hopeless();
     std::vector<bool> done(count_, false);
     for (std::size_t first = 0; first < count_; first++) {
       if (done[first]) continue;
@@ -77,6 +79,22 @@ class Rows {
       if (a.shape != ArgShape::One && per_row(v) && v.toListRef()[row].isTensor()) bytes += bytes_of(v.toListRef()[row].toTensor());
     }
     return bytes;
+  }
+
+  // A row that its device cannot hold fails here, where none was written, and not half way.
+  void refuse_hopeless() const {
+    for (std::size_t row = 0; row < count_; row++) {
+      if (row_bytes(row) / kPieces <= largest_call(choices_[row].device)) continue;
+      Turn turn;
+      Hold hold(&turn);
+      for (const TensorArg& a : f_.tensors) {
+        const c10::IValue& v = arguments_[a.index];
+        if (a.shape == ArgShape::One || !per_row(v) || !v.toListRef()[row].isTensor()) continue;
+        const at::Tensor& t = v.toListRef()[row].toTensor();
+        if (t.defined() && t.device() == choices_[row].device) hold.add(t, false);
+      }
+      hold.bring_home();
+    }
   }
 
   Choice choose_row(std::size_t row) const {
