@@ -153,6 +153,49 @@ def test_forward_mode():
     assert torch.equal(tangent.cpu(), t * w.cpu())
 
 
+# ---- TorchScript
+
+
+def scripted_layer(w, x, b):
+    return torch.tanh(x @ w + b) * 2
+
+
+@pytest.fixture
+def layer():
+    """Scripted for this test alone, and the thread's switch as it was afterwards."""
+    with torch.jit.optimized_execution(True):
+        scripted = torch.jit.script(scripted_layer)
+        scripted._debug_flush_compilation_cache()
+        yield scripted
+        scripted._debug_flush_compilation_cache()
+
+
+@torch_itself_scripts
+def test_scripts_whose_operands_are_apart(layer):
+    """Optimised, which they are from the third run, their gradients would not come home."""
+    data = square(), square(), torch.randn(4)
+    here, there = pair(*data)
+    for _ in range(4):
+        scripted_layer(*here).sum().backward()
+        layer(*there).sum().backward()
+        check(here, there)
+
+
+@torch_itself_scripts
+def test_a_script_that_was_optimised_before_its_operands_moved(layer):
+    w, x, b = (leaf(t, "sim:1") for t in (square(), square(), torch.randn(4)))
+    for _ in range(4):
+        layer(w, x, b).sum().backward()
+    elsewhere = leaf(square(), "sim:2")
+    with pytest.raises(RuntimeError, match="_debug_flush_compilation_cache") as caught:
+        layer(elsewhere, x, b).sum().backward()
+    assert elsewhere.grad is None
+    assert "a hook or a custom backward" not in str(caught.value)
+    layer._debug_flush_compilation_cache()
+    layer(elsewhere, x, b).sum().backward()
+    assert elsewhere.grad.device == elsewhere.device
+
+
 class Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, y):

@@ -22,6 +22,11 @@ static const char crossing[] =
     "managed: a gradient that torch.func has wrapped went from one accelerator to another, where torch's engine asks for a storage that a "
     "wrapper does not have. Custom autograd functions inside torch.func do that: bring their operands to one device with .to(device) first.";
 
+static const char scripted[] =
+    "managed: TorchScript has optimised this function while its operands were together, and gradients of such code do not cross to another device. "
+    "Call function._debug_flush_compilation_cache() once (of a module: module.forward._debug_flush_compilation_cache()) and run the step again: "
+    "what meets operands apart in its first runs stays as it was written. Or bring the operands to one device with .to(device) first.";
+
 /* What torch says when a hook or a custom backward has changed a gradient's device. */
 static int is_about_devices(const char *text) {
   return (strstr(text, "invalid gradient at index") && strstr(text, "expected device")) || (strstr(text, "hook '") && strstr(text, "has changed the type of value"));
@@ -35,7 +40,7 @@ static void advise(void) {
   PyErr_NormalizeException(&type, &value, &trace);
   PyObject *text = value ? PyObject_Str(value) : NULL;
   const char *utf8 = text ? PyUnicode_AsUTF8(text) : NULL;
-  const char *more = !utf8 ? NULL : is_about_devices(utf8) ? advice
+  const char *more = !utf8 ? NULL : is_about_devices(utf8) ? (strstr(utf8, "DifferentiableGraphBackward") ? scripted : advice)
       : strstr(utf8, "Cannot access storage of")           ? crossing
                                                            : NULL;
   PyObject *args = more ? Py_BuildValue("(N)", PyUnicode_FromFormat("%U\n%s", text, more)) : NULL;

@@ -7,7 +7,10 @@
 // (align.cpp, rules.cpp, core/place.c).
 #include "hook.h"
 
+#include <c10/core/GradMode.h>
 #include <c10/util/llvmMathExtras.h>
+#include <torch/csrc/jit/python/update_graph_executor_opt.h>
+#include <torch/csrc/jit/runtime/interpreter.h>
 #include <torch/library.h>
 
 #include <atomic>
@@ -143,9 +146,17 @@ bool is_large(const OpFacts& f, const torch::jit::Stack& stack) {
   return load.wants_pieces();
 }
 
+// What TorchScript has optimised it differentiates by formulas of its own, in which no gradient crosses to another device. Its
+// first runs are as written, so that this comes before; the switch belongs to the thread.
+void run_scripts_as_written() {
+  if (c10::GradMode::is_enabled() && torch::jit::getGraphExecutorOptimize() && C10_UNLIKELY(!torch::jit::currentCallstack().empty()))
+    torch::jit::setGraphExecutorOptimize(false);
+}
+
 // Aligns and calls again from the top; false when nothing moved and the call may simply go on.
 bool realign(const c10::OperatorHandle& op, torch::jit::Stack& stack, const OpFacts& f) try {
   counters.misaligned.fetch_add(1, std::memory_order_relaxed);
+  run_scripts_as_written();
   if (f.mixing == Mixing::Rows) {
     counters.grouped.fetch_add(1, std::memory_order_relaxed);
     call_rows(op, f, stack);

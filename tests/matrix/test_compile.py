@@ -279,7 +279,7 @@ def test_jit_trace_of_a_module(place):
         same(net(x).detach(), traced(managed_on(x, xs.device)).detach())
 
 
-@pytest.mark.row("torch.jit.script")
+@pytest.mark.row("torch.jit.script", note="training with operands apart runs it as it is written")
 def test_jit_script(place):
     operands, there = leaves(), None
     there = place(*operands)
