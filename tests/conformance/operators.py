@@ -8,6 +8,8 @@ import time
 import warnings
 
 import torch
+from torch.testing._internal.opinfo.core import SampleInput
+from torch.utils._pytree import tree_map
 
 from .compare import difference, tensors
 from .known import has_values
@@ -78,12 +80,19 @@ def _allocated():
     return {i: n for i, n in used.items() if n}
 
 
-def run_operator(op, dtype, placement, *, samples, seed):
-    """Forward and, where it is defined, backward of up to `samples` samples of `op`."""
+def run_operator(op, dtype, placement, *, samples, seed, layout=torch.strided):
+    """Forward and, where it is defined, backward of up to `samples` samples of `op`.
+
+    With a sparse layout, forward only: each sample with its first operand of that layout, and
+    again with all that can be.
+    """
     outcome = Outcome(full_name(op), str(dtype).removeprefix("torch."))
     try:
         with limit(SECONDS):
-            for k, sample in enumerate(_samples(op, dtype, samples, seed, outcome)):
+            made = _samples(op, dtype, samples, seed, outcome)
+            if layout is not torch.strided:
+                made = list(_in_layout(made, layout, outcome))
+            for k, sample in enumerate(made):
                 where = placement(f"{seed}/{outcome.operator}/{outcome.kind}/{k}")
                 _run_sample(op, sample, where, outcome, k)
     except TooSlow as error:
@@ -103,6 +112,29 @@ def _samples(op, dtype, number, seed, outcome):
     if error:
         outcome.refused.append(f"no sample inputs: {error}")
     return made or []
+
+
+def _sparse(tree, layout):
+    blocks = {"blocksize": (1, 1)} if layout in (torch.sparse_bsr, torch.sparse_bsc) else {}
+
+    def convert(x):
+        if not isinstance(x, torch.Tensor) or x.dim() < 2:
+            return x
+        return x.detach().to_sparse(layout=layout, **blocks)
+
+    return tree_map(convert, tree)
+
+
+def _in_layout(samples, layout, outcome):
+    for k, sample in enumerate(samples):
+        first, error = attempt(_sparse, sample.input, layout)
+        if error or not any(t.layout is layout for t in tensors(first)):
+            outcome.refused.append(f"sample {k}: {error or 'no matrix'}")
+            continue
+        yield SampleInput(first, args=sample.args, kwargs=sample.kwargs)
+        rest, error = attempt(_sparse, sample.args, layout)
+        if not error and any(t.layout is layout for t in tensors(rest)):
+            yield SampleInput(first, args=rest, kwargs=sample.kwargs)
 
 
 def _with_generator(kwargs, make):

@@ -45,10 +45,11 @@ def pressed(placement, seed):
         _C.shake_replicas(0)
 
 
-def run(placement, dtype, chosen, samples, seed):
+def run(placement, dtype, chosen, samples, seed, layout=torch.strided):
     kind, known = PLACEMENTS[placement]
+    sizes = {"samples": samples, "seed": seed, "layout": layout}
     with pressed(placement, seed):
-        outcomes = [run_operator(op, dtype, kind, samples=samples, seed=seed) for op in chosen]
+        outcomes = [run_operator(op, dtype, kind, **sizes) for op in chosen]
     return outcomes, known
 
 
@@ -89,3 +90,22 @@ def test_a_fifth_of_the_operators(placement, dtype, sweep, seed):
     chosen = [op for op in operators(kind) if zlib.crc32(full_name(op).encode()) % 5 == 0]
     outcomes, known = run(placement, kind, chosen, 2, seed)
     sweep(f"{placement} {dtype}, a fifth", outcomes, known=known)
+
+
+SPARSE = ["sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"]
+
+
+@pytest.mark.conformance
+@pytest.mark.parametrize("layout", SPARSE)
+def test_every_operator_of_sparse_tensors(layout, sweep, seed):
+    kind, chosen = getattr(torch, layout), operators(torch.float32)
+    outcomes, _ = run("tortured", torch.float32, chosen, SAMPLES, seed, kind)
+    sweep(f"tortured {layout}", outcomes)
+
+
+@pytest.mark.parametrize("layout", SPARSE[:2])
+def test_operators_of_sparse_tensors(layout, sweep, seed):
+    """Two samples of each operator that has a kernel for such operands at all."""
+    kind, chosen = getattr(torch, layout), operators(torch.float32)
+    outcomes, _ = run("tortured", torch.float32, chosen, 2, seed, kind)
+    sweep(f"tortured {layout}, two samples", outcomes)
