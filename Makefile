@@ -91,15 +91,14 @@ asan-python: $(VENV)/.test build
 	MANAGED_SANITIZE= $(BIN)/python setup.py --quiet build_ext --inplace; exit $$status
 
 # Threads that share everything, under ThreadSanitizer; tests/tsan.supp names what is not ours. The package is built
-# in a folder of its own. gcc's warnings about values that may be unset are wrong in instrumented code.
-# Some kernels lay out memory as the tool cannot use it: hence no random addresses.
+# in a folder of its own. Some kernels lay out memory as the tool cannot use it: hence no random addresses.
 TSAN_ROUNDS ?= 30
 TSAN_SEEDS ?= 0 1 2
 TSAN_SECONDS ?= 60
 TSAN_RUN = LD_PRELOAD="$$(gcc -print-file-name=libtsan.so) $$(gcc -print-file-name=libstdc++.so)" PYTHONPATH=build/tsan \
   TSAN_OPTIONS="suppressions=tests/tsan.supp history_size=4 exitcode=66" setarch -R $(BIN)/python
 tsan-python: $(VENV)/.editable
-	@MANAGED_SANITIZE=thread MANAGED_WERROR=0 $(BIN)/python -W ignore setup.py --quiet build --build-lib build/tsan
+	@MANAGED_SANITIZE=thread $(BIN)/python -W ignore setup.py --quiet build --build-lib build/tsan
 	@for seed in $(TSAN_SEEDS); do $(TSAN_RUN) tests/stress_threads.py $(TSAN_ROUNDS) $$seed || exit 1; done
 	@$(TSAN_RUN) tests/stress_spill.py $(TSAN_SECONDS)
 

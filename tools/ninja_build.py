@@ -64,6 +64,7 @@ class Options:
         flags += [f"-DMGD_DEBUG={self.debug}", *STRICT]
         if self.sanitize:
             flags += [f"-fsanitize={self.sanitize}", "-fno-omit-frame-pointer"]
+            flags.append("-Wno-maybe-uninitialized")  # gcc 12 is wrong there in instrumented code
         if "thread" in self.sanitize:
             flags.append("-Wno-tsan")  # torch's headers use a fence, which it cannot follow
         if self.werror:
