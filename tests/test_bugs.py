@@ -438,3 +438,22 @@ def test_what_is_a_view_of_a_strided_tensor_reads_a_sparse_one(layout):
         )
     assert torch.equal(there[2].to_dense().cpu(), plain[2].to_dense())
     assert torch.equal(there.transpose(0, 1).to_dense().cpu(), plain.transpose(0, 1).to_dense())
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CS. tensor support is in beta state:UserWarning")
+@pytest.mark.parametrize("reduction", ["sum", "mean", "amax", "amin"])
+@pytest.mark.parametrize("managed_too", [False, True])
+def test_reduced_products_with_gradients_of_the_dense_operand_alone(reduction, managed_too):
+    """The simulated kernel did not note which entries it had chosen, and backward read them."""
+    a, b = (
+        torch.eye(6).add_(torch.ones(6).diag(0)[:, [1, 2, 3, 4, 5, 0]]).to_sparse_csr(),
+        torch.rand(6, 5),
+    )
+    there, dense = a.to("sim:1"), b.to("sim:1")
+    if managed_too:
+        there, dense = wrap(there), wrap(dense)
+    b.requires_grad_()
+    dense.requires_grad_()
+    torch.sparse.mm(a, b, reduction).sum().backward()
+    torch.sparse.mm(there, dense, reduction).sum().backward()
+    assert torch.equal(dense.grad.cpu(), b.grad)

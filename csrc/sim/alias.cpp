@@ -42,6 +42,11 @@ Tensor view_over(c10::Storage s, const c10::TensorImpl *like) {
   return dense_over(std::move(s), DispatchKey::PrivateUse1, like);
 }
 
+// Some CPU kernels of sparse operands look at it: _sparse_mm_reduce_impl computes arg_out only then.
+void keep_requires_grad(const Tensor &from, const Tensor &to) {
+  if (from.requires_grad()) to.unsafeGetTensorImpl()->set_requires_grad(true);
+}
+
 at::SparseTensorImpl *coo(const Tensor &t) { return static_cast<at::SparseTensorImpl *>(t.unsafeGetTensorImpl()); }
 at::SparseCsrTensorImpl *csr(const Tensor &t) { return static_cast<at::SparseCsrTensorImpl *>(t.unsafeGetTensorImpl()); }
 
@@ -109,8 +114,7 @@ Tensor Aliases::special_to_cpu(const Tensor &t) {
   if (!is_sparse(t)) return at::_efficientzerotensor(t.sizes(), t.options().device(c10::kCPU));
   reads_ = true; // what is a view of a strided tensor makes new members for a sparse one
   Tensor r = map_sparse(t, c10::Device(c10::kCPU), [&](const Tensor &member) { return to_cpu(member); });
-  // Some CPU sparse kernels look at requires_grad: _sparse_mm_reduce_impl computes arg_out only then.
-  if (t.requires_grad()) r.unsafeGetTensorImpl()->set_requires_grad(true);
+  keep_requires_grad(t, r);
   return r;
 }
 
@@ -132,6 +136,7 @@ Tensor Aliases::dense_to_cpu(const Tensor &t) {
   for (const Seen &s : seen_)
     if (s.sim == impl) return s.cpu;
   Tensor cpu = dense_over(twin(t.storage()), DispatchKey::CPU, impl);
+  if (C10_UNLIKELY(special_)) keep_requires_grad(t, cpu);
   if (seen_.size() < kRemembered) seen_.push_back({impl, cpu});
   return cpu;
 }
