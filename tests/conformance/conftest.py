@@ -43,6 +43,8 @@ FLOORS = {
     "scattered bool": {"ran": 344, "mixed": 200},
     "scattered modules": {"ran": 224, "forward equal": 224, "samples": 3560, "mixed": 2500},
     "scattered, in place": {"ran": 153, "forward equal": 153, "samples": 448},
+    "tortured sparse_coo, two samples": {"ran": 85, "samples": 115},
+    "tortured sparse_csr, two samples": {"ran": 78, "samples": 102},
     "scattered, lists": {"ran": 92, "forward equal": 92, "samples": 432},
 }
 
