@@ -27,12 +27,11 @@ def has_values(op, sample):
         # torch hands LAPACK's gelsy, its default, a pivot array that it did not initialise, and
         # gelsy reads it.
         return sample.kwargs.get("driver") not in (None, "gelsy")
-    if getattr(sample.input, "layout", None) in COMPRESSED and op.name in UNWRITTEN_INDICES:
+    layout = getattr(sample.input, "layout", None)
+    if layout is torch.sparse_coo and "dropout" in op.name and sample.kwargs.get("p") == 1.0:
+        return False  # all is dropped, and torch does not write what is left
+    if layout in COMPRESSED and op.name in UNWRITTEN_INDICES:
         return False
-    if "dropout" in op.name and sample.input.layout is torch.sparse_coo:
-        return (
-            sample.kwargs.get("p") != 1.0
-        )  # all is dropped, and torch does not write what is left
     return op.name not in UNDEFINED_VALUES
 
 

@@ -83,8 +83,8 @@ def _allocated():
 def run_operator(op, dtype, placement, *, samples, seed, layout=torch.strided):
     """Forward and, where it is defined, backward of up to `samples` samples of `op`.
 
-    With a sparse layout, forward only: each sample with its first operand of that layout, and
-    again with all that can be.
+    With a sparse layout, each sample with its first operand of that layout, and again with all
+    that can be; gradients then are those of the dense operands.
     """
     outcome = Outcome(full_name(op), str(dtype).removeprefix("torch."))
     try:
