@@ -1,11 +1,15 @@
 """Managed tensors on devices of their own, and whether operators give what the CPU gives."""
 
+import pytest
 import torch
 
 import managed
 from managed import ManagedTensor
 
 DEVICES = ("cpu", "sim:0", "sim:1", "sim:2")
+torch_itself_scripts = pytest.mark.filterwarnings(
+    "ignore:.torch.jit.script. is deprecated:DeprecationWarning"
+)
 
 
 def put(t, device):

@@ -5,17 +5,13 @@ import time
 
 import pytest
 import torch
+from apart import DEVICES, torch_itself_scripts
 from torch import nn
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import managed
 from managed import ManagedTensor
-
-torch_itself_scripts = pytest.mark.filterwarnings(
-    "ignore:.torch.jit.script. is deprecated:DeprecationWarning"
-)
-DEVICES = ("cpu", "sim:0", "sim:1", "sim:2")
 
 
 def leaf(t, device):

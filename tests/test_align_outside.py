@@ -9,15 +9,10 @@ import warnings
 
 import pytest
 import torch
-from apart import DEVICES, agree, at, put, spread
+from apart import DEVICES, agree, at, put, spread, torch_itself_scripts
 
 import managed
 from managed import ManagedTensor
-
-torch_itself_scripts = pytest.mark.filterwarnings(
-    "ignore:.torch.jit.script. is deprecated:DeprecationWarning"
-)
-
 
 # ---- operators from outside aten
 

@@ -8,7 +8,6 @@ import time
 import warnings
 
 import torch
-from torch.testing._internal.opinfo.core import SampleInput
 from torch.utils._pytree import tree_map
 
 from .compare import difference, tensors
@@ -131,10 +130,10 @@ def _in_layout(samples, layout, outcome):
         if error or not any(t.layout is layout for t in tensors(first)):
             outcome.refused.append(f"sample {k}: {error or 'no matrix'}")
             continue
-        yield SampleInput(first, args=sample.args, kwargs=sample.kwargs)
+        yield type(sample)(first, args=sample.args, kwargs=sample.kwargs)
         rest, error = attempt(_sparse, sample.args, layout)
         if not error and any(t.layout is layout for t in tensors(rest)):
-            yield SampleInput(first, args=rest, kwargs=sample.kwargs)
+            yield type(sample)(first, args=rest, kwargs=sample.kwargs)
 
 
 def _with_generator(kwargs, make):
