@@ -27,9 +27,11 @@ static const char scripted[] =
     "Call function._debug_flush_compilation_cache() once (of a module: module.forward._debug_flush_compilation_cache()) and run the step again: "
     "what meets operands apart in its first runs stays as it was written. Or bring the operands to one device with .to(device) first.";
 
-/* What torch says when a hook or a custom backward has changed a gradient's device. */
-static int is_about_devices(const char *text) {
-  return (strstr(text, "invalid gradient at index") && strstr(text, "expected device")) || (strstr(text, "hook '") && strstr(text, "has changed the type of value"));
+/* What the user can do about an error of torch's engine, or NULL. */
+static const char *advice_for(const char *text) {
+  if (strstr(text, "invalid gradient at index") && strstr(text, "expected device")) return strstr(text, "DifferentiableGraphBackward") ? scripted : advice;
+  if (strstr(text, "hook '") && strstr(text, "has changed the type of value")) return advice;
+  return strstr(text, "Cannot access storage of") ? crossing : NULL;
 }
 
 /* Adds to the RuntimeError that is set what the user can do about it; leaves any other error alone. */
@@ -40,9 +42,7 @@ static void advise(void) {
   PyErr_NormalizeException(&type, &value, &trace);
   PyObject *text = value ? PyObject_Str(value) : NULL;
   const char *utf8 = text ? PyUnicode_AsUTF8(text) : NULL;
-  const char *more = !utf8 ? NULL : is_about_devices(utf8) ? (strstr(utf8, "DifferentiableGraphBackward") ? scripted : advice)
-      : strstr(utf8, "Cannot access storage of")           ? crossing
-                                                           : NULL;
+  const char *more = utf8 ? advice_for(utf8) : NULL;
   PyObject *args = more ? Py_BuildValue("(N)", PyUnicode_FromFormat("%U\n%s", text, more)) : NULL;
   if (args) (void)PyObject_SetAttrString(value, "args", args);
   Py_XDECREF(args);

@@ -42,7 +42,7 @@ Tensor view_over(c10::Storage s, const c10::TensorImpl *like) {
   return dense_over(std::move(s), DispatchKey::PrivateUse1, like);
 }
 
-// Some CPU kernels of sparse operands look at it: _sparse_mm_reduce_impl computes arg_out only then.
+// Some CPU kernels of sparse operands look at it: _sparse_mm_reduce_impl, whose sparse operand comes first, computes arg_out only then.
 void keep_requires_grad(const Tensor &from, const Tensor &to) {
   if (from.requires_grad()) to.unsafeGetTensorImpl()->set_requires_grad(true);
 }

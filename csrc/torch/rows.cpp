@@ -50,12 +50,39 @@ class Rows {
       for (c10::IValue& v : arguments_) stack.push_back(std::move(v));
       return call_aligned(op_, f_, stack);
     }
-    refuse_hopeless();
+    for (const auto& rows : pieces()) call(rows, choices_[rows.front()]);
+    push_results(stack);
+  }
+
+ private:
+  bool per_row(const c10::IValue& v) const { return v.isList() && v.toListRef().size() == count_; }
+
+  // Calls f with each tensor of the row and what the schema says of it.
+  template <class F>
+  void each_operand(std::size_t row, const F& f) const {
+    for (const TensorArg& a : f_.tensors) {
+      const c10::IValue& v = arguments_[a.index];
+      if (a.shape == ArgShape::One || !per_row(v)) continue;
+      const c10::IValue& e = v.toListRef()[row];
+      if (e.isTensor() && e.toTensor().defined()) f(e.toTensor(), a);
+    }
+  }
+
+  int64_t row_bytes(std::size_t row) const {
+    int64_t bytes = 0;
+    each_operand(row, [&](const at::Tensor& t, const TensorArg&) { bytes += bytes_of(t); });
+    return bytes;
+  }
+
+  // The rows of each call. They are known before the first call, so that a row that its device can never hold fails where none was written.
+  std::vector<std::vector<std::size_t>> pieces() const {
+    std::vector<std::vector<std::size_t>> all;
     std::vector<bool> done(count_, false);
     for (std::size_t first = 0; first < count_; first++) {
       if (done[first]) continue;
       std::vector<std::size_t> same;
       int64_t left = largest_call(choices_[first].device);
+      if (row_bytes(first) / kPieces > left) bring_home(first);
       for (std::size_t row = first; row < count_; row++) {
         if (done[row] || choices_[row].device != choices_[first].device) continue;
         const int64_t bytes = row_bytes(row);
@@ -64,47 +91,24 @@ class Rows {
         same.push_back(row);
         done[row] = true;
       }
-      call(same, choices_[first]);
+      all.push_back(std::move(same));
     }
-    push_results(stack);
+    return all;
   }
 
- private:
-  bool per_row(const c10::IValue& v) const { return v.isList() && v.toListRef().size() == count_; }
-
-  int64_t row_bytes(std::size_t row) const {
-    int64_t bytes = 0;
-    for (const TensorArg& a : f_.tensors) {
-      const c10::IValue& v = arguments_[a.index];
-      if (a.shape != ArgShape::One && per_row(v) && v.toListRef()[row].isTensor()) bytes += bytes_of(v.toListRef()[row].toTensor());
-    }
-    return bytes;
-  }
-
-  // A row that its device cannot hold fails here, where none was written, and not half way.
-  void refuse_hopeless() const {
-    for (std::size_t row = 0; row < count_; row++) {
-      if (row_bytes(row) / kPieces <= largest_call(choices_[row].device)) continue;
-      Turn turn;
-      Hold hold(&turn);
-      for (const TensorArg& a : f_.tensors) {
-        const c10::IValue& v = arguments_[a.index];
-        if (a.shape == ArgShape::One || !per_row(v) || !v.toListRef()[row].isTensor()) continue;
-        const at::Tensor& t = v.toListRef()[row].toTensor();
-        if (t.defined() && t.device() == choices_[row].device) hold.add(t, false);
-      }
-      hold.bring_home();
-    }
+  // Throws managed's OutOfMemoryError where the row's operands do not fit together.
+  void bring_home(std::size_t row) const {
+    Turn turn;
+    Hold hold(&turn);
+    each_operand(row, [&](const at::Tensor& t, const TensorArg&) {
+      if (t.device() == choices_[row].device) hold.add(t, false);
+    });
+    hold.bring_home();
   }
 
   Choice choose_row(std::size_t row) const {
     Operands operands;
-    for (const TensorArg& a : f_.tensors) {
-      const c10::IValue& v = arguments_[a.index];
-      if (a.shape == ArgShape::One || !per_row(v)) continue;
-      const c10::IValue& e = v.toListRef()[row];
-      if (e.isTensor() && e.toTensor().defined()) operands.push_back({e.toTensor(), &a, static_cast<int>(row)});
-    }
+    each_operand(row, [&](const at::Tensor& t, const TensorArg& a) { operands.push_back({t, &a, static_cast<int>(row)}); });
     if (operands.empty()) return {c10::Device(c10::kCPU), MGD_WHY_NONE};
     const auto choice = choose(f_, operands, c10::IValue());
     return choice ? *choice : Choice{operands[0].tensor.device(), MGD_WHY_NONE};
