@@ -103,6 +103,49 @@ def test_out_of_the_wrong_dtype_is_refused_and_unchanged():
     assert torch.equal(out.cpu(), torch.zeros(4, dtype=torch.long))
 
 
+MATRIX = torch.randn(4, 4, generator=torch.Generator().manual_seed(0)) + 4 * torch.eye(4)
+COMPOSITES_WITH_OUT = {
+    "linalg.norm": torch.linalg.norm,
+    "linalg.matrix_norm": torch.linalg.matrix_norm,
+    "linalg.cond": torch.linalg.cond,
+    "linalg.vecdot": lambda x, out: torch.linalg.vecdot(x, x.mT, out=out),
+    "linalg.matrix_power": lambda x, out: torch.linalg.matrix_power(x, 3, out=out),
+    "linalg.tensorinv": lambda x, out: torch.linalg.tensorinv(x, ind=1, out=out),
+    "linalg.tensorsolve": lambda x, out: torch.linalg.tensorsolve(x, x[0], out=out),
+    "norm(nuc)": lambda x, out: torch.norm(x, "nuc", out=out),
+    "tensordot": lambda x, out: torch.tensordot(x, x, dims=1, out=out),
+    "quantile": lambda x, out: torch.quantile(x, 0.3, dim=0, out=out),
+    "nanquantile": lambda x, out: torch.nanquantile(x, 0.3, dim=0, out=out),
+    "special.ndtr": torch.special.ndtr,
+    "diff": torch.diff,
+}
+
+
+@pytest.mark.parametrize("name", COMPOSITES_WITH_OUT)
+@pytest.mark.parametrize(("x", "out"), [("sim:0", "sim:1"), ("sim:0", "cpu"), ("cpu", "sim:1")])
+def test_out_of_composites(name, x, out):
+    function, matrix = COMPOSITES_WITH_OUT[name], MATRIX.clone()
+    expected = function(matrix, out=torch.empty(0))
+    result = put(torch.empty(0), out)
+    assert function(put(matrix, x), out=result) is result
+    assert result.device == torch.device(out)
+    assert torch.equal(result.cpu(), expected)
+    gaps = put(torch.zeros(*expected.shape, 2), out)  # every other element is not its own
+    function(put(matrix, x), out=gaps[..., 0])
+    assert torch.equal(gaps.cpu(), torch.stack([expected, torch.zeros_like(expected)], -1))
+
+
+def test_results_written_back_have_the_strides_that_the_kernel_gave_them():
+    x, q, r = at("sim:1", 3, 5), put(torch.empty(0), "cpu"), put(torch.empty(0), "sim:0")
+    torch.linalg.qr(x, out=(q, r))
+    expected = torch.empty(0), torch.empty(0)
+    torch.linalg.qr(x.cpu(), out=expected)
+    assert [t.stride() for t in (q, r)] == [t.stride() for t in expected]
+    assert [t.device.type for t in (q, r)] == ["cpu", "sim"]
+    assert torch.equal(q, expected[0])
+    assert torch.equal(r.cpu(), expected[1])
+
+
 # ---- writes that the schema does not tell
 
 

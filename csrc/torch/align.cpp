@@ -200,6 +200,17 @@ at::Tensor cross_written(const at::Tensor& t, c10::Device to, bool hidden, const
   return hidden || !c10::GradMode::is_enabled() ? cross_values(t, to, cause) : cross_alone(t, to, cause);
 }
 
+namespace {
+
+// An out= of another size becomes what the kernel made of its copy, strides included.
+void resize_like(const at::Tensor& original, const at::Tensor& copy) {
+  original.resize_(copy.sizes());
+  if (copy.layout() == c10::kStrided && copy.is_non_overlapping_and_dense() && original.strides() != copy.strides())
+    original.as_strided_(copy.sizes(), copy.strides());
+}
+
+} // namespace
+
 void finish(WriteBacks& write_backs) {
   for (WriteBack& w : write_backs) {
     mgd_event e{};
@@ -207,7 +218,7 @@ void finish(WriteBacks& write_backs) {
     TensorState* s = state_of(w.original);
     e.object = s ? s->object : 0;
     c10::AutoGradMode mode(!w.hidden && c10::GradMode::is_enabled());
-    if (w.original.sizes() != w.copy.sizes()) w.original.resize_(w.copy.sizes());
+    if (w.original.sizes() != w.copy.sizes()) resize_like(w.original, w.copy);
     w.original.copy_(w.copy);
     if (w.hidden) note_written_home(w.original);
     e.duration = now() - e.time;

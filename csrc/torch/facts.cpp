@@ -86,13 +86,20 @@ bool autocast_casts(const c10::OperatorHandle& op) {
   return op.hasKernelForDispatchKey(c10::DispatchKey::AutocastCUDA) || op.hasKernelForDispatchKey(c10::DispatchKey::AutocastCPU);
 }
 
+// Bodies with out= compare its device with the operands', or compute elsewhere and write it in the end.
+bool fills_out(const c10::FunctionSchema& schema, const OpFacts& f) {
+  const auto& all = schema.arguments();
+  auto is_out = [&](const TensorArg& t) { return (t.flags & kWritten) && all[t.index].kwarg_only(); };
+  return std::any_of(f.tensors.begin(), f.tensors.end(), is_out) && !std::all_of(f.tensors.begin(), f.tensors.end(), is_out);
+}
+
 Route route_of(const c10::OperatorHandle& op, const OpFacts& f, std::string_view base, std::string_view ns) {
   if (ns == "prims") return Route::Leaf;
   if (ns != "aten") return Route::Open;
   if (reads_raw_memory(f.name)) return Route::Leaf;
   if (calls_composites(f.name)) return Route::Open;
   if (!is_composite(op)) return Route::Leaf;
-  if (aligned_whole(base) || f.has_host_only) return Route::AlignOnly;
+  if (aligned_whole(base) || f.has_host_only || fills_out(op.schema(), f)) return Route::AlignOnly;
   return autocast_casts(op) ? Route::Whole : Route::Fallthrough;
 }
 

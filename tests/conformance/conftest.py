@@ -45,6 +45,8 @@ FLOORS = {
     "scattered, in place": {"ran": 153, "forward equal": 153, "samples": 448},
     "tortured sparse_coo, two samples": {"ran": 85, "samples": 115},
     "tortured sparse_csr, two samples": {"ran": 78, "samples": 102},
+    "scattered, out": {"ran": 345, "forward equal": 345, "samples": 2380},
+    "scattered, out, one sample": {"ran": 345, "forward equal": 345},
     "scattered, lists": {"ran": 92, "forward equal": 92, "samples": 432},
 }
 

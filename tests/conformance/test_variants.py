@@ -1,4 +1,4 @@
-"""In-place forms and list operators with scattered operands: what is written stays where it was."""
+"""In-place forms, list operators and out= with scattered operands: what is written stays there."""
 
 import itertools
 
@@ -7,6 +7,7 @@ import torch
 
 from .compare import difference, tensors
 from .conftest import SAMPLES
+from .known import UNDEFINED_VALUES, has_values
 from .operators import SECONDS, TooSlow, attempt, full_name, left_over, limit
 from .placement import ACCELERATORS, Scattered, copied
 from .tally import Outcome
@@ -32,9 +33,41 @@ def list_operators():
     return [op for op in every if torch.float32 in op.supported_dtypes("cpu")]
 
 
+def operators_with_out():
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return [
+        op
+        for op in op_db
+        if torch.float32 in op.supported_dtypes("cpu")
+        and op.supports_out
+        and op.name not in UNDEFINED_VALUES
+    ]
+
+
 def forms_of(op):
     """A list operator as a function of fresh lists and as one that writes to its first list."""
     return [(k, f) for k, f in (("new", op.method_variant), ("in place", op.inplace_variant)) if f]
+
+
+def with_out(op, sample, k):
+    """The sample with what `op` shall write: empty, with strides of its own, or alike."""
+    operands = copied((sample.input, sample.args, sample.kwargs))
+    result, error = attempt(_call, op, operands)
+    if error:  # torch refuses it once more where it is compared
+        return sample
+    out = [_to_write(t, (k + len(op.name)) % 3) for t in tensors(result)]
+    kwargs = {k: v for k, v in sample.kwargs.items() if k != "device"}  # `out` says it
+    kwargs["out"] = out[0] if isinstance(result, torch.Tensor) else tuple(out)
+    return type(sample)(sample.input, args=sample.args, kwargs=kwargs)
+
+
+def _to_write(t, form):
+    if t.layout is not torch.strided:
+        return t.clone()
+    if form == 0:
+        return t.new_empty(0)
+    return torch.ones_like(t.mT).mT if form == 1 and t.dim() > 1 else torch.ones_like(t)
 
 
 def sweep_one(op, kind, function, samples, seed):
@@ -49,6 +82,10 @@ def sweep_one(op, kind, function, samples, seed):
     try:
         with limit(SECONDS):
             for k, sample in enumerate(made or []):
+                if not has_values(op, sample):
+                    continue
+                if kind == "out":
+                    sample = with_out(op, sample, k)
                 where = Scattered(f"{seed}/{outcome.operator}/{kind}/{k}")
                 found = _run(function, sample, where, outcome, k)
                 if found:
@@ -77,7 +114,7 @@ def _run(function, sample, where, outcome, k):
     actual, error = attempt(_call, function, there)
     if error:
         return error
-    if (expected is here[0]) != (actual is there[0]):
+    if _returned(expected, here) != _returned(actual, there):
         return "not the operand itself is returned"
     if before != [(t.device, id(t)) for t in tensors(there)]:
         return "an operand moved"
@@ -86,12 +123,19 @@ def _run(function, sample, where, outcome, k):
     return found or next(filter(None, map(where.objection, tensors(actual))), None)
 
 
+def _returned(results, operands):
+    """Which operand each result is, as an object."""
+    places = [id(t) for t in tensors(operands)]
+    return [places.index(id(t)) if id(t) in places else None for t in tensors(results)]
+
+
 def _difference_elsewhere(operands):
     """Whether some device sees other values than those that the operand has where it is."""
     for t in tensors(operands):
         for device in ACCELERATORS if t.layout is torch.strided else ():
             nothing = torch.zeros(1, dtype=t.dtype, device=device)
-            found = difference((t.detach() + nothing).cpu(), t.detach().cpu() + nothing.cpu())
+            here, there = t.detach().cpu().reshape(-1), t.detach().reshape(-1)
+            found = difference(torch.cat([nothing.cpu(), here]), torch.cat([nothing, there]).cpu())
             if found:
                 return f"as {device} sees it, {found}"
     return None
@@ -121,6 +165,14 @@ def test_every_list_operator(chunk, sweep, seed):
     sweep("scattered, lists", found, chunk, CHUNKS)
 
 
+@pytest.mark.conformance
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_every_operator_with_out(chunk, sweep, seed):
+    chosen = operators_with_out()[chunk::CHUNKS]
+    found = [sweep_one(op, "out", op, SAMPLES, seed) for op in chosen]
+    sweep("scattered, out", found, chunk, CHUNKS)
+
+
 def test_operators_in_place(sweep, seed):
     found = [sweep_one(op, "in place", op.inplace_variant, 2, seed) for op in operators_in_place()]
     sweep("scattered, in place, two samples", found)
@@ -131,3 +183,8 @@ def test_list_operators(sweep, seed):
         sweep_one(op, kind, form, 4, seed) for op in list_operators() for kind, form in forms_of(op)
     ]
     sweep("scattered, lists, four samples", found)
+
+
+def test_operators_with_out(sweep, seed):
+    found = [sweep_one(op, "out", op, 1, seed) for op in operators_with_out()]
+    sweep("scattered, out, one sample", found)
