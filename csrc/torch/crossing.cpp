@@ -12,6 +12,7 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 
+#include "chains.h"
 #include "compat.h"
 #include "devices.h"
 #include "hold.h"
@@ -94,8 +95,7 @@ at::Tensor copy_values(const at::Tensor& t, c10::Device to, int64_t* bytes) {
 // The way back of a crossing: the gradient goes to the device that the tensor left.
 // A leaf's state hears of it, because that tells whether the leaf should live elsewhere.
 struct TripHome : torch::autograd::Node {
-  TripHome(const at::Tensor& t, c10::intrusive_ptr<TensorState> leaf)
-      : home_(t.device()), object_(object_of(t)), site_(call_site()), leaf_(std::move(leaf)) {
+  TripHome(const at::Tensor& t, c10::intrusive_ptr<TensorState> leaf) : object_(object_of(t)), site_(call_site()), leaf_(std::move(leaf)) {
     if (leaf_) leaf_->trips++;
   }
   ~TripHome() override {
@@ -115,16 +115,16 @@ struct TripHome : torch::autograd::Node {
   }
   std::string name() const override { return "ManagedCrossingBackward"; }
 
- private:
+ protected:
   at::Tensor bring(const at::Tensor& g) const;
 
+ private:
   bool returned() {
     const bool waited = waiting_.exchange(false);
     if (waited) leaf_->waiting--;
     return waited;
   }
 
-  c10::Device home_;
   uint64_t object_;
   uint32_t site_;
   c10::intrusive_ptr<TensorState> leaf_; // null for what is no leaf
@@ -147,7 +147,8 @@ void connect(const at::Tensor& copy, NodePtr node) {
 
 // A gradient that is itself differentiated crosses like any tensor.
 at::Tensor TripHome::bring(const at::Tensor& g) const {
-  const c10::Device home = leaf_ ? next_edge(0).function->input_metadata(0).device() : home_; // a leaf may have moved since
+  const torch::autograd::Edge& next = next_edge(0);
+  const c10::Device home = next.function->input_metadata(next.input_nr).device(); // a leaf may have moved since
   if (g.device() == home) return g;
   Traced trace(g, home, {"gradient", MGD_EV_COPY, MGD_WHY_GRADIENT});
   trace.answers(object_, site_);
@@ -184,19 +185,36 @@ void connect_shared(const at::Tensor& source, Replica& replica) {
   torch::autograd::impl::set_gradient_edge(replica.values, torch::autograd::Edge(make_node<SharedUse>(replica.trip_home, replica.values), 0));
 }
 
-bool has_hooks(torch::autograd::Node& n) {
-  return !n.pre_hooks().empty() || !n.tensor_pre_hooks().empty() || !n.retains_grad_hooks().empty() || !n.post_hooks().empty();
-}
-
-// Whether gradients of a view reach its base by view operators alone, watched by nobody.
-bool is_unwatched(const at::Tensor& view, const at::Tensor& base) {
-  const auto end = torch::autograd::impl::gradient_edge(base).function;
-  NodePtr node = view.grad_fn();
-  while (node && node != end) {
-    if (has_hooks(*node) || node->num_outputs() != 1) return false;
-    node = node->next_edge(0).function;
+// Before a shared way home, for a view that the copy of its leaf serves: an edge to the view itself, for who asks for its
+// gradient, and one to the way home. Who listens or asks may come after the crossing, so the backward pass chooses; and a
+// gradient that is itself differentiated goes the way of the same program on one device.
+struct ViewHome : TripHome {
+  ViewHome(const at::Tensor& base, const at::Tensor& view, const at::Tensor& copy, ChainHold chain) : TripHome(base, {}), chain_(std::move(chain)) {
+    add_next_edge(torch::autograd::impl::gradient_edge(view));
+    add_next_edge(torch::autograd::impl::gradient_edge(copy));
+    add_input_metadata(copy);
   }
-  return node != nullptr;
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
+    if (chain_) note_holders(chain_);
+    torch::autograd::variable_list out(2);
+    if (!grads[0].defined()) return out;
+    if (c10::GradMode::is_enabled() || !task_should_compute_output(1) || is_watched(next_edge(0).function.get())) out[0] = bring(grads[0]);
+    else out[1] = std::move(grads[0]);
+    return out;
+  }
+  std::string name() const override { return "ManagedViewBackward"; }
+
+ private:
+  ChainHold chain_; // null where the leaf has moved since the view was made
+};
+
+// `copy`: what serves as the view, a view of `there`, which is the copy of `base` or `base` itself after it has moved.
+at::Tensor connect_view(const at::Tensor& base, const at::Tensor& view, const at::Tensor& there, const at::Tensor& copy) {
+  ChainHold chain;
+  if (!there.is_same(base)) chain = hold_chain(make_state(base), view.grad_fn());
+  at::Tensor r = copy.detach();
+  torch::autograd::impl::set_gradient_edge(r, torch::autograd::Edge(make_node<ViewHome>(base, view, copy, std::move(chain)), 0));
+  return r;
 }
 
 bool is_inside(const at::Tensor& view, const at::Tensor& base) {
@@ -207,14 +225,13 @@ bool is_inside(const at::Tensor& view, const at::Tensor& base) {
 }
 
 // The leaf whose copy can serve a view of it: w.t() and w.view() need no copies of
-// their own. A view of a small part is cheaper to copy by itself, and one whose
-// gradient somebody watches must see that gradient.
+// their own. A view of a small part is cheaper to copy by itself.
 at::Tensor shared_base(const at::Tensor& t) {
   if (!t.is_view()) return {};
   const at::Tensor base(t._base());
   const bool same_bytes = base.layout() == at::kStrided && base.storage().unsafeGetStorageImpl() == t.storage().unsafeGetStorageImpl() && base.dtype() == t.dtype() && !base.is_conj() && !base.is_neg();
   if (!same_bytes || !base.is_leaf() || !base.is_non_overlapping_and_dense() || 2 * t.numel() < base.numel() || !is_inside(t, base)) return {};
-  if (records(t) && !(base.requires_grad() && is_unwatched(t, base))) return {};
+  if (records(t) && !(base.requires_grad() && leads_to(t.grad_fn(), torch::autograd::impl::gradient_edge(base).function.get()))) return {};
   return base;
 }
 
@@ -263,6 +280,11 @@ at::Tensor cross_alone(const at::Tensor& t, c10::Device to, const Cause& cause) 
   return r;
 }
 
+void lead_home(const NodePtr& end, const at::Tensor& leaf, const at::Tensor& before) {
+  NodePtr node = way_home(leaf, before);
+  end->next_edges()[0] = torch::autograd::Edge(std::move(node), 0); // set_next_edge refuses a node that has a parent
+}
+
 namespace {
 
 at::Tensor cross_shared(const at::Tensor& t, c10::Device to, const Cause& cause, const at::Tensor& through) {
@@ -289,7 +311,8 @@ at::Tensor cross(const at::Tensor& t, c10::Device to, const Cause& cause) {
   c10::AutoGradMode mode(records(t));
   const int64_t offset = t.storage_offset() - base.storage_offset();
   const at::Tensor there = cross_shared(base, to, cause, t);
-  return there.as_strided(t.sizes(), t.strides(), offset + there.storage_offset());
+  const at::Tensor r = there.as_strided(t.sizes(), t.strides(), offset + there.storage_offset());
+  return records(t) ? connect_view(base, t, there, r) : r;
 }
 
 } // namespace managed

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "../core/internal.h"
+#include "compat.h"
 
 namespace managed {
 
@@ -27,5 +28,8 @@ at::Tensor cross_values(const at::Tensor& t, c10::Device to, const Cause& cause)
 
 // Another tensor object over the same bytes, connected to t by autograd and not yet managed.
 at::Tensor alias_of(const at::Tensor& t);
+
+// Gradients that `end` sends to the accumulator of `leaf`, where `before` was, go on to where the leaf has moved.
+void lead_home(const NodePtr& end, const at::Tensor& leaf, const at::Tensor& before);
 
 } // namespace managed

@@ -18,6 +18,7 @@
 #include <mutex>
 
 #include "api.h"
+#include "chains.h"
 #include "devices.h"
 #include "exposure.h"
 #include "forks.h"
@@ -106,20 +107,20 @@ void note_moved(const at::Tensor& t, bool advised) {
   if (s) mgd_traffic_moved(&s->traffic, advised);
 }
 
-long holders(const NodePtr& node) { return static_cast<long>(node.use_count()); }
-
-// Whether all that leads to the accumulator are trips home. `others`: who else is
+// Whether all that leads to the accumulator are trips home and views that went the same way. `others`: who else is
 // known to hold it, the caller's own pointer included.
-bool only_trips(const NodePtr& accumulator, const TensorState& s, long others) { return holders(accumulator) <= s.trips + others; }
+bool only_trips(const NodePtr& accumulator, const TensorState& s, long views, long others) {
+  return views >= 0 && holders(accumulator) <= s.trips + views + others;
+}
 
-// A graph that still waits for its backward pass must find the leaf where it left it. `viewed`: the view by which it is
-// needed holds the accumulator, too.
-bool is_at_rest(const at::Tensor& t, const TensorState& s, bool viewed) {
+// A graph that still waits for its backward pass must find the leaf where it left it.
+bool is_at_rest(const at::Tensor& t, TensorState& s, const at::Tensor& through) {
   auto* meta = torch::autograd::impl::get_autograd_meta(t);
   if (!meta || !t.requires_grad()) return true;
+  const long views = held_by_views(s, through);
   std::lock_guard<std::mutex> lock(meta->mutex_);
   const auto accumulator = meta->grad_accumulator_.lock();
-  return !accumulator || (s.waiting == 0 && only_trips(accumulator, s, viewed ? 2 : 1));
+  return !accumulator || (s.waiting == 0 && only_trips(accumulator, s, views, 1));
 }
 
 // Nobody but t knows the bytes. The view by which t is needed does not count
@@ -164,14 +165,17 @@ bool settle(const at::Tensor& t, c10::Device to, const Cause& cause, const at::T
   }
   const Stillness still; // what is asked below stays true until it has moved
   if (!still || is_pinned(t) || !owns_alone(t, through) || may_change_unseen(t, through) ||
-      !is_at_rest(t, *s, through.defined() && through.requires_grad()) || !has_room(t, to))
+      !is_at_rest(t, *s, through) || !has_room(t, to))
     return false;
+  const std::vector<NodePtr> ends = ends_of_views(*s, through);
+  const at::Tensor before = ends.empty() ? at::Tensor() : t.detach();
   move(t, to, {cause.operator_name, MGD_EV_MOVE, MGD_WHY_TRAFFIC});
+  for (const NodePtr& end : ends) lead_home(end, t, before);
   return true;
 }
 
 void note_returned(TensorState& s, const NodePtr& accumulator) {
-  const bool idle = only_trips(accumulator, s, 0);
+  const bool idle = only_trips(accumulator, s, held_by_views(s), 0);
   std::lock_guard<std::mutex> lock(traffic_mutex());
   mgd_traffic_returned(&s.traffic, idle);
 }

@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "../core/types.h"
 #include "key.h"
@@ -18,6 +19,7 @@
 namespace managed {
 
 struct Source; // replica.cpp
+struct Chain;  // chains.h
 
 struct TensorState : c10::BackendMeta {
   std::atomic<bool> pinned{false};
@@ -26,6 +28,7 @@ struct TensorState : c10::BackendMeta {
   mgd_traffic traffic{};          // of a leaf; guarded by move.cpp's mutex
   std::atomic<int> trips{0};      // trips home in living graphs
   std::atomic<int> waiting{0};    // of these, those whose gradient has not come since their last use
+  std::vector<std::weak_ptr<Chain>> chains; // of views of a leaf in living graphs; guarded by chains.cpp's mutex
 };
 
 TensorState* state_of(const at::Tensor& t); // null when it has none
