@@ -17,6 +17,7 @@ from managed import (
     _fake,
     _functions,
     _graphs,
+    _kinds,
     _optim,
     debug,
     errors,
@@ -66,6 +67,7 @@ if not INERT:
     _fake.install()
     _functions.install()
     _graphs.install()
+    _kinds.install()
     _optim.install()
 sys.modules[__name__].__class__ = Attributes
 apply_environment()

@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.backend_registration import (
@@ -138,3 +138,19 @@ def _name_backend(preset: Preset) -> None:
     rename_privateuse1_backend("sim")
     torch._register_device_module("sim", sys.modules[_sim_device.__name__])  # type: ignore[no-untyped-call]
     generate_methods_for_privateuse1_backend(for_storage=True)
+    _keep_data_parallel()
+
+
+def _keep_data_parallel() -> None:
+    """nn.DataParallel copies with functions that CUDA alone has: without CUDA it calls its module.
+
+    It would take the simulated devices for some that it can use.
+    """
+    parallel: Any = sys.modules["torch.nn.parallel.data_parallel"]
+    asked = parallel._get_available_device_type
+
+    def available() -> str | None:
+        found: str | None = asked()
+        return None if found == "sim" else found
+
+    parallel._get_available_device_type = available

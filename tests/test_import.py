@@ -55,6 +55,24 @@ def test_plain_programs_are_unchanged(run_python):
     )
 
 
+def test_plain_lazy_modules_can_be_moved(run_python):
+    """Lazy parameters let only those methods be called that they know."""
+    run_python("""
+        import torch, managed
+        from torch import nn
+        for name in ("cpu", "double", "half", "float"):
+            getattr(nn.LazyLinear(3), name)()
+        for to in ("cpu", torch.float64, torch.device("cpu")):
+            lazy = nn.LazyLinear(3).to(to)
+            assert lazy(torch.ones(2, 4, dtype=lazy.weight.dtype)).shape == (2, 3)
+            assert type(lazy) is nn.Linear and type(lazy.weight) is nn.Parameter
+        try:
+            nn.LazyLinear(3).cuda()
+        except (AssertionError, RuntimeError) as error:
+            assert "uninitialized" not in str(error)
+    """)
+
+
 def test_without_any_accelerator_things_stay_on_the_host(run_python):
     run_python(
         """

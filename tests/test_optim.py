@@ -2,12 +2,14 @@
 
 import copy
 import io
+import itertools
 
 import pytest
 import torch
 from scattered import Model, assert_same, pair, scatter, step
+from torch import nn
 
-from managed import ManagedModule
+from managed import _C, ManagedModule, ManagedTensor
 
 EVERY_FORM = ["Adagrad", "Adam", "AdamW", "SGD"]
 TWO_FORMS = ["ASGD", "Adadelta", "Adafactor", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop"]
@@ -121,6 +123,56 @@ def test_options_of_adamw(options):
             step(m, optimizer, i)
         net.cuda(disperse=i == 0)
     assert_same(plain, net)
+
+
+PLACES = ["cpu", "sim:0", "sim:1"]
+
+
+def train_with_closures(w, b, x, form, positional):
+    """Eight steps in which the forward pass is the closure's."""
+    options = {"foreach": form == "foreach"} if form != "fused" else {"fused": True}
+    optimizer = torch.optim.AdamW([w, b], lr=0.1, **options)
+    losses = []
+    for _ in range(8):
+
+        def closure():
+            """The loss."""
+            optimizer.zero_grad()
+            loss = nn.functional.linear(x, w, b).square().mean()
+            loss.backward()
+            return loss
+
+        loss = optimizer.step(closure) if positional else optimizer.step(closure=closure)
+        losses.append(loss.item())
+    return losses, w.detach().cpu(), b.detach().cpu()
+
+
+@pytest.mark.parametrize("form", ["foreach", "fused", "single"])
+@pytest.mark.parametrize("where", list(itertools.product(PLACES, repeat=3)))
+def test_a_parameter_may_settle_while_a_closure_runs(where, form):
+    w, b, x = torch.randn(5, 4), torch.randn(5), torch.randn(7, 4)
+    parameters = [nn.Parameter(t.clone()) for t in (w, b)]
+    plain = train_with_closures(*parameters, x, form, True)
+    there = [nn.Parameter(t.clone()) for t in (w, b)]
+    for p, place in zip(there, where, strict=False):
+        _C.mark(p)
+        _C.move(p, place)
+    data = x.as_subclass(ManagedTensor).to(where[2])
+    losses, *values = train_with_closures(*there, data, form, where[0] == "cpu")
+    assert losses == plain[0]
+    assert all(map(torch.equal, values, plain[1:]))
+
+
+def test_plain_optimizers_get_the_closure_itself():
+    seen = []
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))])
+    optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: seen.append((args, kwargs)))
+
+    def closure():
+        return 3
+
+    assert optimizer.step(closure) == optimizer.step(closure=closure) == 3
+    assert seen == [((optimizer, closure), {}), ((optimizer,), {"closure": closure})]
 
 
 def test_lbfgs():

@@ -1,10 +1,13 @@
 """torch.sim: devices, random numbers, streams, events and virtual time, as torch.cuda has them."""
 
+import copy
 import threading
 
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
+
+from managed import ManagedModule
 
 A, B = "sim:1", "sim:2"
 
@@ -271,3 +274,15 @@ def test_a_data_loader_forks_and_pins():
     loader = torch.utils.data.DataLoader(data, 4, num_workers=1, pin_memory=True)
     total = sum(x.to(A, non_blocking=True).sum() for (x,) in loader)
     assert total.item() == 66
+
+
+def test_plain_data_parallel_is_what_it_is_without_simulation():
+    """It copies with CUDA's functions, and without CUDA it calls its module."""
+    plain = torch.nn.Linear(3, 2)
+    x = torch.randn(4, 3)
+    parallel = torch.nn.DataParallel(plain, device_ids=[0, 1])
+    assert torch.equal(parallel(x), plain(x))
+    net = ManagedModule.from_module(copy.deepcopy(plain)).cuda(2)
+    spread = torch.nn.DataParallel(net)(x)
+    assert spread.device == torch.device("sim:2")
+    assert torch.equal(spread.cpu(), plain(x))

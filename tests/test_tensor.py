@@ -11,7 +11,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 import managed
-from managed import ManagedTensor
+from managed import _C, ManagedTensor
 
 
 @pytest.fixture
@@ -98,6 +98,40 @@ def test_setting_the_class_works_as_before():
     with pytest.raises(TypeError):
         plain.__class__ = int
     assert type(plain) is Own
+
+
+def parameter():
+    return nn.Parameter(torch.full((2,), 7.0))
+
+
+@pytest.mark.parametrize("first", ["plain", "managed"])
+@pytest.mark.parametrize("second", ["plain", "managed"])
+def test_swapping_tensors_swaps_their_types(first, second):
+    a, b = parameter(), torch.zeros(3)
+    a.mine = "a"
+    for tensor, kind in ((a, first), (b, second)):
+        if kind == "managed":
+            _C.mark(tensor)
+    torch.utils.swap_tensors(a, b)
+    assert (type(a), type(b)) == (torch.Tensor, nn.Parameter)
+    assert a.shape == (3,)
+    assert b.tolist() == [7.0, 7.0]
+    assert b.requires_grad
+    assert b.mine == "a"
+    assert (_C.is_managed(a), _C.is_managed(b)) == (second == "managed", first == "managed")
+    torch.utils.swap_tensors(b, a)
+    assert (type(a), type(b)) == (nn.Parameter, torch.Tensor)
+
+
+def test_tensors_that_cannot_be_swapped_keep_their_types():
+    a, b = parameter(), torch.zeros(3)
+    _C.mark(a)
+    _C.mark(b)
+    kept = a.view(-1)  # shares the tensor's insides
+    assert kept.shape == (2,)
+    with pytest.raises(RuntimeError, match="use_count"):
+        torch.utils.swap_tensors(a, b)
+    assert (type(a), type(b)) == (nn.Parameter, torch.Tensor)
 
 
 # ---- results

@@ -1,0 +1,31 @@
+"""Where torch asks which type a tensor has, or which of its methods somebody calls."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch.nn.parameter import UninitializedParameter
+
+__all__: list[str] = []
+
+
+def install() -> None:
+    """Tells lazy parameters of our methods, and lets swap_tensors exchange types."""
+    # A lazy parameter lets only listed methods be called, among them those that tensor.c replaces.
+    UninitializedParameter._allowed_methods.extend([torch.Tensor.cuda, torch.Tensor.to])
+    torch.utils.swap_tensors = _wrap_swap(torch.utils.swap_tensors)
+
+
+def _wrap_swap(original: Any) -> Any:
+    @functools.wraps(original)
+    def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
+        # It exchanges `__class__`, which is ManagedTensor for whatever type is managed.
+        types = type(t1), type(t2)
+        original(t1, t2)
+        for tensor, other in ((t1, types[1]), (t2, types[0])):
+            if type(tensor) is not other:
+                tensor.__class__ = other
+
+    return swap_tensors
