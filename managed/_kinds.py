@@ -14,7 +14,8 @@ __all__: list[str] = []
 def install() -> None:
     """Tells lazy parameters of our methods, and lets swap_tensors exchange types."""
     # A lazy parameter lets only listed methods be called, among them those that tensor.c replaces.
-    UninitializedParameter._allowed_methods.extend([torch.Tensor.cuda, torch.Tensor.to])
+    lazy: Any = UninitializedParameter
+    lazy._allowed_methods.extend([torch.Tensor.cuda, torch.Tensor.to])
     torch.utils.swap_tensors = _wrap_swap(torch.utils.swap_tensors)
 
 
