@@ -105,7 +105,7 @@ struct TripHome : torch::autograd::Node {
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
     torch::autograd::variable_list out(1);
-    if (grads[0].defined()) out[0] = bring(grads[0]);
+    if (grads[0].defined() && next_edge(0).is_valid()) out[0] = bring(grads[0]);
     if (leaf_ && returned()) note_returned(*leaf_, next_edge(0).function);
     return out;
   }
@@ -133,9 +133,10 @@ struct TripHome : torch::autograd::Node {
 
 NodePtr way_home(const at::Tensor& source, const at::Tensor& copy) {
   c10::intrusive_ptr<TensorState> leaf;
-  if (source.is_leaf()) leaf = c10::intrusive_ptr<TensorState>::reclaim_copy(&make_state(source));
+  torch::autograd::Edge home = torch::autograd::impl::gradient_edge(source); // none where a view of a leaf was made without gradients
+  if (source.is_leaf() && home.is_valid()) leaf = c10::intrusive_ptr<TensorState>::reclaim_copy(&make_state(source));
   NodePtr node = make_node<TripHome>(source, std::move(leaf));
-  node->add_next_edge(torch::autograd::impl::gradient_edge(source));
+  node->add_next_edge(std::move(home));
   node->add_input_metadata(copy);
   return node;
 }
