@@ -19,6 +19,7 @@ from managed import (
     _graphs,
     _kinds,
     _optim,
+    _placed,
     debug,
     errors,
 )
@@ -69,6 +70,7 @@ if not INERT:
     _graphs.install()
     _kinds.install()
     _optim.install()
+    _placed.install()
 sys.modules[__name__].__class__ = Attributes
 apply_environment()
 if not INERT and os.environ.get("MANAGED_SIM"):

@@ -17,7 +17,7 @@ __all__: list[str] = []
 
 
 def mark(tensor: torch.Tensor, undo: ExitStack | None = None) -> None:
-    """Makes the tensor and its gradient managed; a managed one may still lack its history."""
+    """Makes a module's tensor and its gradient managed; a managed one may lack its history."""
     if not _walk.markable(tensor):
         return
     gradient = tensor.grad if tensor.is_leaf else None
@@ -26,7 +26,7 @@ def mark(tensor: torch.Tensor, undo: ExitStack | None = None) -> None:
             continue
         if undo is not None and not C.is_managed(found):
             undo.callback(C.unmark, found)
-        C.mark(found)
+        C.mark(found, found is tensor)
 
 
 def mark_own(module: nn.Module) -> None:
@@ -34,10 +34,16 @@ def mark_own(module: nn.Module) -> None:
         mark(slot.tensor)
 
 
-def mark_all(modules: list[nn.Module]) -> None:
-    """Walks again: a move may have replaced buffers."""
+def place_all(modules: list[nn.Module]) -> None:
+    """Marks what the program has just put where it is. Walks again: buffers may be others now."""
     for slot in _walk.slots(modules):
         mark(slot.tensor)
+        place(slot.tensor)
+
+
+def place(tensor: torch.Tensor, placed: bool = True) -> None:
+    if _walk.markable(tensor):
+        C.place(tensor, placed)
 
 
 def adopt(module: nn.Module, base: type[nn.Module], undo: ExitStack) -> None:

@@ -12,7 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from torch.nn.utils.parametrize import is_parametrized
+from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
+
+from managed import _placed
 
 __all__: list[str] = []
 
@@ -60,6 +62,8 @@ def _make(original: type[nn.Module], base: type[nn.Module]) -> type[nn.Module]:
     }
     if hasattr(original, "insert"):
         body["insert"] = _insert
+    if issubclass(original, ParametrizationList):
+        body["forward"] = _placed.parametrized(original.forward)
     bases = (base,) if original is nn.Module else (original, base)
     return type(original.__name__, bases, body)
 

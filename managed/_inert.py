@@ -71,8 +71,8 @@ def install(name_class: type) -> None:
         return cuda(self, *args, **kwargs)
 
     tensor.cuda = cuda_or_stay
-    tensor.pin = tensor.unpin = _stay
-    tensor.pinned = False
+    tensor.pin = tensor.unpin = tensor.unplace = _stay
+    tensor.pinned = tensor.placed = False
 
 
 def _stay(self: torch.Tensor) -> torch.Tensor:
@@ -123,7 +123,7 @@ def is_managed(o: object) -> bool:
     return False
 
 
-def mark(tensor: torch.Tensor) -> torch.Tensor:
+def mark(tensor: torch.Tensor, owned: bool = False) -> torch.Tensor:
     return tensor
 
 
@@ -144,6 +144,14 @@ def resume(tensor: torch.Tensor, object_id: int) -> None:
 
 
 def pinned(tensor: torch.Tensor) -> bool:
+    return False
+
+
+def place(tensor: torch.Tensor, placed: bool) -> None:
+    """Nothing moves by itself, so no place has to be remembered."""
+
+
+def placed(tensor: torch.Tensor) -> bool:
     return False
 
 

@@ -69,8 +69,10 @@ class ManagedModule(nn.Module):
         _adopt.mark_own(self)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        placed = _placed(self)
         super()._load_from_state_dict(*args, **kwargs)
         _adopt.mark_own(self)  # a lazy parameter has just got its shape
+        _place_again(self, placed)  # with assign=True it is another tensor
 
     def _managed_arrival(self, name: str) -> None:
         """Marks what is now registered under `name`; a registration hook may have replaced it."""
@@ -144,11 +146,15 @@ class ManagedModule(nn.Module):
         if not INERT and device is not None and torch.device(device).type != "meta":
             device = C.device(device) or _pick(self)
             _walk.check_pins((s, device) for s in _own_or_all(self, recurse))
-        return super().to_empty(device=device, recurse=recurse)
+        super().to_empty(device=device, recurse=recurse)
+        for slot in _own_or_all(self, recurse) if not INERT else ():
+            _adopt.place(slot.tensor)
+        return self
 
     def _apply(self: Self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         # A conversion gives parameters new contents and replaces buffers: marks and pins are lost.
         pinned = {s.name for s in _walk.own_slots(self) if C.pinned(s.tensor)}
+        placed = _placed(self)
         histories = {s.name: C.object_id(s.tensor) for s in _walk.own_slots(self)}
         try:
             super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -160,6 +166,7 @@ class ManagedModule(nn.Module):
                 C.resume(slot.tensor, histories.get(slot.name, 0))
                 if slot.name in pinned:
                     C.pin(slot.tensor, True)
+            _place_again(self, placed)
         return self
 
     # ---- hooks: a gradient that one of them returns goes back to its device
@@ -190,6 +197,23 @@ class ManagedModule(nn.Module):
                 C.pin(slot.tensor, pinned)
         return self
 
+    def unplace(self: Self) -> Self:
+        """Lets every parameter and buffer move by itself that the program put where it is."""
+        for slot in _walk.slots([self]):
+            _adopt.place(slot.tensor, False)
+        return self
+
+
+def _placed(module: nn.Module) -> set[str]:
+    """Names of the module's own tensors that the program put where they are."""
+    return {s.name for s in _walk.own_slots(module) if C.placed(s.tensor)}
+
+
+def _place_again(module: nn.Module, names: set[str]) -> None:
+    for slot in _walk.own_slots(module):
+        if slot.name in names:
+            _adopt.place(slot.tensor)
+
 
 # ---- what DeviceManager calls
 
@@ -203,7 +227,7 @@ def _move(modules: list[nn.Module], device: torch.device, reason: int = C.ASKED)
     """Moves modules in place, all of them or none; their tensors are managed afterwards."""
     found = _walk.slots(modules)
     _walk.carry([(s, device) for s in found], reason)
-    _adopt.mark_all(modules)
+    _adopt.place_all(modules)
 
 
 def _homing(hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -228,5 +252,5 @@ def _place(module: nn.Module, manager: C.DeviceManager, disperse: bool | str) ->
         _walk.spread(groups, manager, _walk.plan_layers)
     else:
         _walk.gather([s for layer in groups for s in layer], manager)
-    _adopt.mark_all([module])
+    _adopt.place_all([module])
     return module

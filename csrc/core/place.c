@@ -63,22 +63,24 @@ int mgd_place_object(struct mgd_machine *m, const struct mgd_object_request *req
 /* What the operands say, gathered in one pass.
  * Invariants: everyone holds every device that has an operand; voters and
  * written are subsets; bytes and operands are defined for the devices of the
- * machine; total is the sum of bytes. */
+ * machine; total is the sum of bytes. The host is never placed. */
 struct ballot {
-  mgd_mask everyone, voters, written;
+  mgd_mask everyone, voters, written, placed;
   int pin, generator, first_written; /* a device or NOWHERE */
   int other_pin;                     /* a second, different pin or NOWHERE */
   int64_t total;
   int64_t bytes[MGD_MAX_DEVICES];
   int64_t operands[MGD_MAX_DEVICES];
+  uint64_t made[MGD_MAX_DEVICES]; /* of the voter that was made last */
 };
 
 static void open_ballot(struct ballot *b, int devices) {
-  b->everyone = b->voters = b->written = 0;
+  b->everyone = b->voters = b->written = b->placed = 0;
   b->pin = b->generator = b->first_written = b->other_pin = NOWHERE;
   b->total = 0;
   for (int id = 0; id < devices; id++) {
     b->bytes[id] = b->operands[id] = 0;
+    b->made[id] = 0;
   }
 }
 
@@ -91,8 +93,18 @@ static void note_fixed(int *first, int *other, int device) {
   }
 }
 
+static void count_vote(struct ballot *b, const struct mgd_operand *o) {
+  b->voters |= bit(o->device);
+  if ((o->flags & MGD_OP_PLACED) && o->device != MGD_HOST) {
+    b->placed |= bit(o->device);
+  }
+  if (o->made > b->made[o->device]) {
+    b->made[o->device] = o->made;
+  }
+}
+
 static int count_operand(struct ballot *b, const struct mgd_operand *o, int devices) {
-  const unsigned known = MGD_OP_PINNED | MGD_OP_WRITTEN | MGD_OP_VOTES | MGD_OP_GENERATOR;
+  const unsigned known = MGD_OP_PINNED | MGD_OP_WRITTEN | MGD_OP_VOTES | MGD_OP_GENERATOR | MGD_OP_PLACED;
   if (o->device < 0 || o->device >= devices) {
     return MGD_E_NO_DEVICE;
   }
@@ -105,7 +117,9 @@ static int count_operand(struct ballot *b, const struct mgd_operand *o, int devi
   b->bytes[o->device] += o->bytes;
   b->operands[o->device]++;
   b->everyone |= bit(o->device);
-  b->voters |= o->flags & MGD_OP_VOTES ? bit(o->device) : 0;
+  if (o->flags & MGD_OP_VOTES) {
+    count_vote(b, o);
+  }
   if (o->flags & MGD_OP_PINNED) {
     note_fixed(&b->pin, &b->other_pin, o->device);
   }
@@ -143,8 +157,13 @@ static int prescribed(const struct ballot *b, enum mgd_reason *why) {
     *why = MGD_WHY_PINNED;
     return b->pin;
   }
-  *why = MGD_WHY_WRITTEN;
-  return b->first_written;
+  if (b->first_written != NOWHERE) {
+    *why = MGD_WHY_WRITTEN;
+    return b->first_written;
+  }
+  *why = MGD_WHY_PLACED;
+  mgd_mask placed = b->placed;
+  return placed && is_single(placed) ? take(&placed) : NOWHERE;
 }
 
 /* ns to run on `at`: bringing every operand that stands elsewhere, as it is,
@@ -160,26 +179,44 @@ static double price(const struct mgd_machine *m, const struct ballot *b, int at)
   return excess > 0 ? ns + mgd_link_estimate(&m->links[at][MGD_HOST], 1, excess) : ns;
 }
 
+/* Whether more of the operands is at `at` than at `other`. Of two that hold as
+ * much the one with what was made last counts as more: a chain of layers goes
+ * on where its newest result is and does not return to where it began. */
+static bool holds_more(const struct ballot *b, int at, int other) {
+  return b->bytes[at] != b->bytes[other] ? b->bytes[at] > b->bytes[other] : b->made[at] > b->made[other];
+}
+
+/* What speaks for the holder although another device is cheaper by less than the margin, or lower in number. */
+static enum mgd_reason why_held(const struct ballot *b, mgd_mask candidates, int holder) {
+  while (candidates) {
+    int at = take(&candidates);
+    if (at != holder && b->bytes[at] == b->bytes[holder]) {
+      return MGD_WHY_NEWEST;
+    }
+  }
+  return MGD_WHY_HYSTERESIS;
+}
+
 /* The cheapest candidate, unless the one that holds most bytes is within 20 %
  * of it. The margin (PaRSEC's load-balance skew has the same size) keeps
  * tensors from wandering between devices that cost about the same. */
 static int cheapest(const struct mgd_machine *m, const struct ballot *b, mgd_mask candidates, enum mgd_reason *why) {
   int best = NOWHERE, holder = NOWHERE;
   double best_price = 0.0, holder_price = 0.0;
-  while (candidates) {
-    int at = take(&candidates);
+  for (mgd_mask rest = candidates; rest;) {
+    int at = take(&rest);
     double ns = price(m, b, at);
     if (best == NOWHERE || ns < best_price) {
       best = at;
       best_price = ns;
     }
-    if (holder == NOWHERE || b->bytes[at] > b->bytes[holder]) {
+    if (holder == NOWHERE || holds_more(b, at, holder)) {
       holder = at;
       holder_price = ns;
     }
   }
   if (best != holder && best_price >= 0.8 * holder_price) {
-    *why = MGD_WHY_HYSTERESIS;
+    *why = why_held(b, candidates, holder);
     return holder;
   }
   *why = MGD_WHY_COST;

@@ -97,7 +97,8 @@ enum mgd_operand_flag {
   MGD_OP_PINNED = 1,    /* must not move */
   MGD_OP_WRITTEN = 2,   /* the operator writes it, or returns a view of it */
   MGD_OP_VOTES = 4,     /* takes part in the vote: floating point when any operand is */
-  MGD_OP_GENERATOR = 8  /* a random generator: stands where it stands */
+  MGD_OP_GENERATOR = 8, /* a random generator: stands where it stands */
+  MGD_OP_PLACED = 16    /* a parameter or buffer that the program put there */
 };
 
 /* One operand of an operator, as placement sees it. */
@@ -105,6 +106,7 @@ struct mgd_operand {
   int device;
   unsigned flags;
   int64_t bytes;
+  uint64_t made; /* larger: later; 0: before all that have a number */
 };
 
 /* Why a device was chosen; also the reason in a trace event. */
@@ -113,9 +115,11 @@ struct mgd_operand {
   X(PINNED, "an operand is pinned there")                                       \
   X(WRITTEN, "the operator writes a tensor that lives there")                   \
   X(GENERATOR, "the random generator lives there")                              \
+  X(PLACED, "a parameter or buffer was put there")                              \
   X(ACCELERATOR, "an accelerator is preferred to the host")                     \
   X(COST, "moving the others there costs least")                                \
   X(HYSTERESIS, "most bytes are there and no other device is clearly cheaper")  \
+  X(NEWEST, "as many bytes are there as elsewhere, and made last")              \
   X(ONLY, "all operands that count are there")                                  \
   X(REQUIRED, "the operator demands this operand there")                        \
   X(ASKED, "the program asked for it")                                          \

@@ -12,7 +12,11 @@
 PyObject *mgd_send_carry(struct mgd_state *st, PyObject *tensor, int device, int non_blocking, enum mgd_reason why) {
   const int here = mgd_torch_device_of(tensor);
   if (here < 0) return NULL;
-  if (here == device) return mgd_torch_is_managed(tensor) ? Py_NewRef(tensor) : mgd_torch_alias(tensor);
+  if (here == device) {
+    PyObject *same = mgd_torch_is_managed(tensor) ? Py_NewRef(tensor) : mgd_torch_alias(tensor);
+    if (same && mgd_torch_place_here(same) < 0) Py_CLEAR(same);
+    return same;
+  }
   const int pinned = mgd_torch_pinned(tensor);
   if (pinned > 0) mgd_errors_pinned(st, tensor, device);
   return pinned ? NULL : mgd_torch_to(tensor, device, non_blocking, why);

@@ -2,7 +2,8 @@
  * wrapped in managed/_functions.py):
  *
  *   __class__               says ManagedTensor for a managed tensor
- *   pin(), unpin(), pinned  exist for managed tensors only
+ *   pin(), unpin(), pinned, unplace(), placed
+ *                           exist for managed tensors only
  *   as_subclass             as_subclass(ManagedTensor) gives a managed alias
  *   cuda, to                for managed tensors the manager picks a device, and
  *                           simulated devices serve where there is no CUDA
@@ -77,7 +78,7 @@ static int class_set(PyObject *self, PyObject *value, void *unused) {
   return Py_TYPE(patch.object_class)->tp_descr_set(patch.object_class, self, value);
 }
 
-/* ---- pin, unpin, pinned: a plain tensor keeps any attribute of its own by these names */
+/* ---- pin, unpin, pinned, unplace, placed: a plain tensor keeps any attribute of its own by these names */
 
 static PyObject *tensor_pin(PyObject *self, PyObject *unused) {
   (void)unused;
@@ -89,9 +90,18 @@ static PyObject *tensor_unpin(PyObject *self, PyObject *unused) {
   return mgd_torch_pin(self, 0) < 0 ? NULL : Py_NewRef(self);
 }
 
+static PyObject *tensor_unplace(PyObject *self, PyObject *unused) {
+  (void)unused;
+  return mgd_torch_place(self, 0) < 0 ? NULL : Py_NewRef(self);
+}
+
 static PyMethodDef pin_method = {"pin", tensor_pin, METH_NOARGS,
                                  PyDoc_STR("pin($self, /)\n--\n\nKeeps this managed tensor on its device; operators come to it. Returns the tensor.")};
 static PyMethodDef unpin_method = {"unpin", tensor_unpin, METH_NOARGS, PyDoc_STR("unpin($self, /)\n--\n\nLets the tensor move again. Returns the tensor.")};
+
+static PyMethodDef unplace_method = {"unplace", tensor_unplace, METH_NOARGS,
+                                     PyDoc_STR("unplace($self, /)\n--\n\nForgets that the program put this managed tensor where it is: it may move "
+                                               "by itself. Returns the tensor.")};
 
 static PyObject *plain_attribute(PyObject *self, const char *name) {
   PyObject *dict = PyObject_GenericGetDict(self, NULL);
@@ -108,13 +118,14 @@ static PyObject *pin_get(PyObject *self, void *name) {
   if (!mgd_torch_is_managed(self)) return plain_attribute(self, name);
   if (strcmp(name, "pin") == 0) return PyCFunction_New(&pin_method, self);
   if (strcmp(name, "unpin") == 0) return PyCFunction_New(&unpin_method, self);
-  const int pinned = mgd_torch_pinned(self);
-  return pinned < 0 ? NULL : PyBool_FromLong(pinned);
+  if (strcmp(name, "unplace") == 0) return PyCFunction_New(&unplace_method, self);
+  const int yes = strcmp(name, "pinned") == 0 ? mgd_torch_pinned(self) : mgd_torch_placed(self);
+  return yes < 0 ? NULL : PyBool_FromLong(yes);
 }
 
 static int pin_set(PyObject *self, PyObject *value, void *name) {
   if (mgd_torch_is_managed(self)) {
-    PyErr_Format(PyExc_AttributeError, "managed: '%s' of a managed tensor cannot be set; call pin() or unpin()", (const char *)name);
+    PyErr_Format(PyExc_AttributeError, "managed: '%s' of a managed tensor cannot be set; call pin(), unpin(), cuda() or unplace()", (const char *)name);
     return -1;
   }
   PyObject *dict = PyObject_GenericGetDict(self, NULL);
@@ -130,6 +141,8 @@ static PyGetSetDef getsets[] = {
     {"pin", pin_get, pin_set, PyDoc_STR("pin(): keeps a managed tensor on its device."), (void *)"pin"},
     {"unpin", pin_get, pin_set, PyDoc_STR("unpin(): lets a managed tensor move again."), (void *)"unpin"},
     {"pinned", pin_get, pin_set, PyDoc_STR("Whether a managed tensor is pinned."), (void *)"pinned"},
+    {"unplace", pin_get, pin_set, PyDoc_STR("unplace(): lets a managed tensor move that was put where it is."), (void *)"unplace"},
+    {"placed", pin_get, pin_set, PyDoc_STR("Whether the program put a managed tensor where it is."), (void *)"placed"},
 };
 
 /* ---- as_subclass */
@@ -193,10 +206,12 @@ static PyObject *transfer(PyObject *self, PyObject *device, int disperse, int no
   return mgd_send_carry(st, self, id, non_blocking, MGD_WHY_ASKED);
 }
 
-/* result.to(**{name: value}) of torch; steals `tensor`, gives a new reference. */
+/* tensor.to(...) of torch; what is made of a placed tensor is placed as well. Steals `tensor`, gives a new reference. */
 static PyObject *then_to(PyObject *tensor, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
   if (!tensor) return NULL;
   PyObject *result = call_original(TO, tensor, args, nargs, kwnames);
+  const int placed = result ? mgd_torch_placed(tensor) : 0;
+  if (placed < 0 || (placed && mgd_torch_place(result, 1) < 0)) Py_CLEAR(result);
   Py_DECREF(tensor);
   return result;
 }
@@ -258,7 +273,7 @@ static int bare_transfer(PyObject *const *args, Py_ssize_t nargs, PyObject *kwna
   return *non_blocking < 0 ? -1 : 1;
 }
 
-/* The rest of to(device, dtype, ...) happens on the device where the tensor has arrived. */
+/* The rest of to(device, dtype, ...) happens on the device where the tensor has arrived. Steals `moved`. */
 static PyObject *finish_to(PyObject *moved, Py_ssize_t at, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
   const Py_ssize_t total = nargs + (kwnames ? PyTuple_GET_SIZE(kwnames) : 0);
   PyObject *device = PyObject_GetAttrString(moved, "device");
@@ -267,11 +282,12 @@ static PyObject *finish_to(PyObject *moved, Py_ssize_t at, PyObject *const *args
   if (device && all) {
     memcpy(all, args, (size_t)total * sizeof *args);
     all[at] = device;
-    result = call_original(TO, moved, all, nargs, kwnames);
+    result = then_to(Py_NewRef(moved), all, nargs, kwnames);
   } else if (!all) {
     PyErr_NoMemory();
   }
   PyMem_Free(all);
+  Py_DECREF(moved);
   Py_XDECREF(device);
   return result;
 }
@@ -297,10 +313,7 @@ static PyObject *tensor_to(PyObject *self, PyObject *const *args, Py_ssize_t nar
   const int bare = bare_transfer(args, nargs, kwnames, &non_blocking);
   if (bare < 0) return NULL;
   PyObject *moved = transfer(self, args[at], 0, non_blocking);
-  if (!moved || bare) return moved;
-  PyObject *result = finish_to(moved, at, args, nargs, kwnames);
-  Py_DECREF(moved);
-  return result;
+  return !moved || bare ? moved : finish_to(moved, at, args, nargs, kwnames);
 }
 
 /* ---- new and new_tensor */
@@ -311,7 +324,7 @@ static int mark_result(PyObject *result) {
   PyObject *meta = PyObject_GetAttrString(result, "is_meta");
   const int is_meta = meta ? PyObject_IsTrue(meta) : -1;
   Py_XDECREF(meta);
-  return is_meta ? (is_meta < 0 ? -1 : 0) : mgd_torch_mark(result);
+  return is_meta ? (is_meta < 0 ? -1 : 0) : mgd_torch_mark(result, 0);
 }
 
 /* On an alias, so that no other thread ever meets this tensor without its key. */

@@ -17,9 +17,11 @@ static PyObject *is_managed(PyObject *module, PyObject *o) {
   return PyBool_FromLong(mgd_torch_is_managed(o));
 }
 
-static PyObject *mark(PyObject *module, PyObject *o) {
+static PyObject *mark(PyObject *module, PyObject *args) {
   (void)module;
-  return need_tensor(o) < 0 || mgd_torch_mark(o) < 0 ? NULL : Py_NewRef(o);
+  PyObject *o;
+  int owned = 0;
+  return !PyArg_ParseTuple(args, "O|p:mark", &o, &owned) || need_tensor(o) < 0 || mgd_torch_mark(o, owned) < 0 ? NULL : Py_NewRef(o);
 }
 
 static PyObject *unmark(PyObject *module, PyObject *o) {
@@ -38,6 +40,20 @@ static PyObject *pin(PyObject *module, PyObject *args) {
 static PyObject *pinned(PyObject *module, PyObject *o) {
   (void)module;
   const int yes = need_tensor(o) < 0 ? -1 : mgd_torch_pinned(o);
+  return yes < 0 ? NULL : PyBool_FromLong(yes);
+}
+
+static PyObject *place(PyObject *module, PyObject *args) {
+  (void)module;
+  PyObject *o;
+  int placed;
+  if (!PyArg_ParseTuple(args, "Op:place", &o, &placed) || need_tensor(o) < 0 || mgd_torch_place(o, placed) < 0) return NULL;
+  Py_RETURN_NONE;
+}
+
+static PyObject *placed(PyObject *module, PyObject *o) {
+  (void)module;
+  const int yes = need_tensor(o) < 0 ? -1 : mgd_torch_placed(o);
   return yes < 0 ? NULL : PyBool_FromLong(yes);
 }
 
@@ -195,10 +211,14 @@ static PyObject *attach_sim(PyObject *module, PyObject *args) {
 
 PyMethodDef mgd_walk_methods[] = {
     {"is_managed", is_managed, METH_O, PyDoc_STR("is_managed(o, /)\n--\n\nWhether `o` is a managed tensor; False for anything else.")},
-    {"mark", mark, METH_O, PyDoc_STR("mark(tensor, /)\n--\n\nMakes this very tensor managed and returns it.")},
+    {"mark", mark, METH_VARARGS,
+     PyDoc_STR("mark(tensor, owned=False, /)\n--\n\nMakes this very tensor managed and returns it; `owned`: it is a parameter or a buffer of a module.")},
     {"unmark", unmark, METH_O, PyDoc_STR("unmark(tensor, /)\n--\n\nMakes this very tensor plain again and returns it.")},
     {"pin", pin, METH_VARARGS, PyDoc_STR("pin(tensor, pinned, /)\n--\n\nPins the tensor to its device, or lets it move again.")},
     {"pinned", pinned, METH_O, PyDoc_STR("pinned(tensor, /)\n--\n\nWhether the tensor is pinned.")},
+    {"place", place, METH_VARARGS,
+     PyDoc_STR("place(tensor, placed, /)\n--\n\nNotes that the program wants the tensor on its accelerator, or does so no more. Nothing moves.")},
+    {"placed", placed, METH_O, PyDoc_STR("placed(tensor, /)\n--\n\nWhether the program put the tensor on its accelerator.")},
     {"nbytes", nbytes, METH_O, PyDoc_STR("nbytes(tensor, /)\n--\n\nBytes of the tensor's elements, of all parts of a sparse one.")},
     {"device", device, METH_O, PyDoc_STR("device(device, /)\n--\n\nThe torch.device that a name means here; None when only a kind is named.")},
     {"move", move, METH_VARARGS,

@@ -15,6 +15,7 @@
 #include "move.h"
 #include "record.h"
 #include "state.h"
+#include "storage.h"
 
 namespace managed {
 namespace {
@@ -54,8 +55,12 @@ unsigned flags_of(const Operand& o, bool floats_vote) {
   if (!o.is(kMetadata | kHostOnly) && is_pinned(o.tensor)) flags |= MGD_OP_PINNED;
   if (o.is(kWritten | kAliased)) flags |= MGD_OP_WRITTEN;
   if (may_vote(o) && (!floats_vote || is_floating(o))) flags |= MGD_OP_VOTES;
+  if ((flags & MGD_OP_VOTES) && is_placed(o.tensor) && is_parameter(o.tensor)) flags |= MGD_OP_PLACED;
   return flags;
 }
+
+// Only results compete by their age: a parameter is as good as any other, however late it came.
+uint64_t age_of(const at::Tensor& t) { return is_parameter(t) ? 0 : made_of(t); }
 
 std::string describe_pin(const Operands& operands, int device) {
   std::ostringstream s;
@@ -165,12 +170,12 @@ std::optional<Choice> choose(const OpFacts& f, const Operands& operands, const c
   for (const Operand& o : operands) {
     const int id = id_of(o.tensor.device());
     if (id < 0) return std::nullopt;
-    core.push_back({id, flags_of(o, floats), bytes_of(o.tensor)});
+    core.push_back({id, flags_of(o, floats), bytes_of(o.tensor), age_of(o.tensor)});
     total += core.back().bytes;
   }
   if (total >= kWorthAsking) observe();
   if (generator.isGenerator() && generator.toGenerator().defined())
-    core.push_back({id_of(generator.toGenerator().device()), MGD_OP_GENERATOR, 0});
+    core.push_back({id_of(generator.toGenerator().device()), MGD_OP_GENERATOR, 0, 0});
   int device = 0, other = 0;
   enum mgd_reason why = MGD_WHY_NONE;
   const int code = mgd_place_operands(machine(), core.data(), core.size(), &device, &other, &why);

@@ -47,11 +47,16 @@ int64_t mgd_torch_now(void);
 /* ---- state.cpp: what a tensor carries beside the key */
 int mgd_torch_is_tensor(PyObject *o);
 int mgd_torch_is_managed(PyObject *tensor);      /* no error: 0 for anything else */
-int mgd_torch_mark(PyObject *tensor);            /* makes this very tensor managed */
+/* Makes this very tensor managed; `owned`: a module has it as a parameter or a buffer. */
+int mgd_torch_mark(PyObject *tensor, int owned);
 int mgd_torch_unmark(PyObject *tensor); /* plain from now on; its bytes stay where they are */
 int mgd_torch_drop_key(PyObject *tensor); /* the same for an alias that nobody reads through */
 int mgd_torch_pin(PyObject *tensor, int pinned); /* 1 pins to its device, 0 unpins */
 int mgd_torch_pinned(PyObject *tensor);
+/* 1: the program wants it on its accelerator, so that it does not move by itself; 0: it may. */
+int mgd_torch_place(PyObject *tensor, int placed);
+int mgd_torch_place_here(PyObject *tensor); /* the program has named the accelerator where the tensor is already */
+int mgd_torch_placed(PyObject *tensor);
 /* f(context), while no leaf moves by itself. */
 PyObject *mgd_torch_still(PyObject *(*f)(void *), void *context);
 /* Writes to the tensor's bytes may go unseen, so copies of them are not kept: a pointer leaves, or the storage for as

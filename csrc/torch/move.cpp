@@ -86,6 +86,8 @@ void take_over(const at::Tensor& t, const at::Tensor& copy) {
     std::lock_guard<std::mutex> lock(traffic_mutex());
     state->object = old->object;
     state->traffic = old->traffic;
+    state->placed = old->placed.load();
+    state->owned = old->owned.load();
   }
   impl->shallow_copy_from(copy.getIntrusivePtr());
   if (state) name_bytes(t, state->object);
@@ -158,7 +160,7 @@ void move(const at::Tensor& t, c10::Device to, const Cause& cause) {
 
 bool settle(const at::Tensor& t, c10::Device to, const Cause& cause, const at::Tensor& through) {
   TensorState* s = state_of(t);
-  if (!s || !t.is_leaf() || t.is_view() || t.is_inference()) return false;
+  if (!s || s->placed || !t.is_leaf() || t.is_view() || t.is_inference()) return false;
   {
     std::lock_guard<std::mutex> lock(traffic_mutex());
     if (!mgd_traffic_needed(&s->traffic, id_of(to))) return false;
@@ -224,6 +226,7 @@ PyObject* mgd_torch_to(PyObject* o, int device, int non_blocking, enum mgd_reaso
     e.from = static_cast<int16_t>(id_of(t.device()));
     e.to = static_cast<int16_t>(device);
     TensorState& made = make_state(r);
+    made.placed = !to.is_cpu();
     if (e.object) made.object = e.object; // the history goes on under the same id
     else e.object = made.object;
     name_bytes(r, made.object);

@@ -79,10 +79,32 @@ void name_bytes(const at::Tensor& t, uint64_t object) {
   });
 }
 
-bool is_pinned(const at::Tensor& t) {
-  if (C10_UNLIKELY(is_wrapped(t))) return is_pinned(innermost(t));
-  if (TensorState* s = state_of(t)) return s->pinned.load(std::memory_order_relaxed);
-  return t.is_view() && is_pinned(at::Tensor(t._base()));
+namespace {
+
+// Whether t or, where it is a view without a state, its base is so.
+bool is_marked(const at::Tensor& t, std::atomic<bool> TensorState::*mark) {
+  if (C10_UNLIKELY(is_wrapped(t))) return is_marked(innermost(t), mark);
+  if (TensorState* s = state_of(t)) return (s->*mark).load(std::memory_order_relaxed);
+  return t.is_view() && is_marked(at::Tensor(t._base()), mark);
+}
+
+// The caller holds the tensor, so its Python object lives, and the type that it is compared with lives for ever.
+bool is_typed_parameter(const at::Tensor& t) {
+  if (C10_UNLIKELY(is_wrapped(t))) return is_typed_parameter(innermost(t));
+  if (t.is_view()) return is_typed_parameter(at::Tensor(t._base()));
+  PyObject* object = t.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
+  return object && reinterpret_cast<PyObject*>(Py_TYPE(object)) == ParameterClass;
+}
+
+} // namespace
+
+bool is_pinned(const at::Tensor& t) { return is_marked(t, &TensorState::pinned); }
+bool is_placed(const at::Tensor& t) { return is_marked(t, &TensorState::placed); }
+bool is_parameter(const at::Tensor& t) { return is_marked(t, &TensorState::owned) || is_typed_parameter(t); }
+
+void place(const at::Tensor& t, bool placed) {
+  placed &= !t.is_cpu();
+  if (placed || state_of(t)) make_state(t).placed = placed;
 }
 
 namespace {
@@ -118,7 +140,7 @@ int mgd_torch_is_managed(PyObject* o) {
   return THPVariable_Check(o) && has_key(THPVariable_Unpack(o).unsafeGetTensorImpl());
 }
 
-int mgd_torch_mark(PyObject* o) {
+int mgd_torch_mark(PyObject* o, int owned) {
   return guarded([&] {
     const at::Tensor& t = THPVariable_Unpack(o);
     check_wrappable(t);
@@ -127,7 +149,9 @@ int mgd_torch_mark(PyObject* o) {
     if (may_adopt.load(std::memory_order_relaxed) && !t.is_cpu()) { // asked first: the first stillness of a process takes milliseconds
       if (const Stillness still; still) adopt(t, false);
     }
-    if (has_key(t.unsafeGetTensorImpl())) make_state(t);
+    if (!has_key(t.unsafeGetTensorImpl())) return 0;
+    TensorState& s = make_state(t);
+    if (owned) s.owned = true;
     return 0;
   });
 }
@@ -159,6 +183,27 @@ int mgd_torch_pin(PyObject* o, int pinned) {
 
 int mgd_torch_pinned(PyObject* o) {
   return guarded([&] { return static_cast<int>(is_pinned(THPVariable_Unpack(o))); });
+}
+
+int mgd_torch_place(PyObject* o, int placed) {
+  return guarded([&] {
+    place(THPVariable_Unpack(o), placed != 0);
+    return 0;
+  });
+}
+
+// A library says x.to(device) of what is there already: that is no word about results, views and parameters.
+int mgd_torch_place_here(PyObject* o) {
+  return guarded([&] {
+    const at::Tensor& t = THPVariable_Unpack(o);
+    const bool is_managed_view = t.is_view() && has_key(t._base().unsafeGetTensorImpl());
+    if (t.is_leaf() && !is_managed_view && !is_parameter(t)) place(t, true);
+    return 0;
+  });
+}
+
+int mgd_torch_placed(PyObject* o) {
+  return guarded([&] { return static_cast<int>(is_placed(THPVariable_Unpack(o))); });
 }
 
 PyObject* mgd_torch_still(PyObject* (*f)(void*), void* context) {
@@ -205,6 +250,8 @@ int mgd_torch_resume(PyObject* o, uint64_t object) {
     auto state = c10::make_intrusive<TensorState>(); // its own: aliases of the new contents keep theirs
     state->object = object;
     state->pinned = is_pinned(t);
+    state->placed = is_placed(t);
+    if (old) state->owned = old->owned.load();
     t.unsafeGetTensorImpl()->set_backend_meta(std::move(state));
     name_bytes(t, object);
     return 0;

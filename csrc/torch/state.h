@@ -23,6 +23,8 @@ struct Chain;  // chains.h
 
 struct TensorState : c10::BackendMeta {
   std::atomic<bool> pinned{false};
+  std::atomic<bool> placed{false}; // the program put it on its accelerator: it does not move by itself
+  std::atomic<bool> owned{false};  // a parameter or buffer of a managed module
   uint64_t object = 0;            // the id under which the trace knows it
   std::shared_ptr<Source> source; // its storage's copies on other devices; guarded by replica.cpp's mutex
   mgd_traffic traffic{};          // of a leaf; guarded by move.cpp's mutex
@@ -37,6 +39,11 @@ void name_bytes(const at::Tensor& t, uint64_t object); // whose history it is wh
 
 // A view is pinned when its base is: they are the same bytes and share one state.
 bool is_pinned(const at::Tensor& t);
+
+// The same for what was placed. What is also a parameter or a buffer draws operators to it.
+bool is_placed(const at::Tensor& t);
+bool is_parameter(const at::Tensor& t);
+void place(const at::Tensor& t, bool placed); // nothing is placed on the host
 
 // Throws for what cannot be managed, where the program wraps it and not later inside an operator.
 void check_wrappable(const at::Tensor& t);

@@ -119,8 +119,10 @@ void adopt_slow(c10::StorageImpl* s, bool fresh) {
   if (private_pools.load(std::memory_order_relaxed)) return;
   auto b = std::make_unique<Block>();
   b->stamp = next_tick(); // what was just made is about to be used
+  static uint64_t adopted = 0; // guarded by the lock
   std::lock_guard<std::mutex> lock(adopting());
   if (block_of(s)) return;
+  b->made = ++adopted;
   const int id = id_of(s->device());
   if (kernels_go_on.load(std::memory_order_relaxed)) note_kernels(s->device());
   if (id <= 0 || mgd_handle_open(machine(), b.get(), id, static_cast<int64_t>(s->nbytes())) != MGD_OK) return;
@@ -129,6 +131,14 @@ void adopt_slow(c10::StorageImpl* s, bool fresh) {
   take_over(s, owned);
   owned->storage.store(s, std::memory_order_release);
   note_use(owned, owned->bytes, owned->stamp, UseKind::Made);
+}
+
+uint64_t made_of(const at::Tensor& t) {
+  uint64_t made = 0;
+  each_storage(t, [&made](c10::StorageImpl* s) {
+    if (const Block* b = block_of(s)) made = std::max(made, b->made);
+  });
+  return made;
 }
 
 // Other threads may read the pointer while it changes hands, so they must not be inside an operator.

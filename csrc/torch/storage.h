@@ -26,6 +26,7 @@ struct Block final : Head, Marks, mgd_handle {
   std::atomic<c10::StorageImpl*> storage{nullptr}; // null until all of this is in place, and once it has died
   c10::DataPtr guest;                              // the bytes, while a peer holds them
   std::atomic<uint64_t> object{0};                 // whose history its events belong to
+  uint64_t made = 0;                               // larger: adopted later
 
   Block() : mgd_handle{} {}
   std::size_t size() const { return static_cast<std::size_t>(bytes); }
@@ -75,6 +76,9 @@ inline void adopt(const at::Tensor& t, bool fresh) {
     if (!is_too_small(s) && !block_of(s)) adopt_slow(s, fresh);
   });
 }
+
+// When the bytes of t were adopted, as a number that grows; 0 for what has no handle.
+uint64_t made_of(const at::Tensor& t);
 
 // The handle of an operand that could have none when it was made, because something else referred to its storage then.
 Block* adopt_operand_slow(const at::Tensor& t, c10::StorageImpl* s);

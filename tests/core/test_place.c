@@ -8,6 +8,7 @@
 #define WRITTEN MGD_OP_WRITTEN
 #define VOTES MGD_OP_VOTES
 #define GENERATOR MGD_OP_GENERATOR
+#define PLACED MGD_OP_PLACED
 
 /* ---- one object */
 
@@ -132,6 +133,8 @@ static void expect_operands(int line, struct mgd_machine *m, const struct mgd_op
     exit(1);
   }
 }
+/* {device, flags, bytes} or, if the age matters, {device, flags, bytes, made}. */
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 #define EXPECT_RUNS(device, why, ...)                                                                                                                     \
   expect_operands(__LINE__, m, (const struct mgd_operand[]){__VA_ARGS__}, sizeof((const struct mgd_operand[]){__VA_ARGS__}) / sizeof(struct mgd_operand), \
                   device, why)
@@ -162,6 +165,39 @@ static void a_written_operand_beats_a_pin_that_is_only_read(void) {
   EXPECT_RUNS(2, MGD_WHY_WRITTEN, {1, VOTES | PINNED, 8}, {2, VOTES | WRITTEN, 8});
   EXPECT_RUNS(1, MGD_WHY_PINNED, {1, VOTES | PINNED | WRITTEN, 8}, {2, VOTES | WRITTEN, 8});
   EXPECT_RUNS(1, MGD_WHY_PINNED, {2, WRITTEN, 8}, {1, WRITTEN, 8}, {1, PINNED, 8}); /* one write is at the pin */
+  mgd_machine_destroy(m);
+}
+
+/* Where the program put the parameters work goes, whatever it costs; operands that only weigh change nothing. */
+static void work_goes_to_placed_parameters_that_agree(void) {
+  struct mgd_machine *m = new_machine(3, MIB);
+  const unsigned parameter = VOTES | PLACED;
+  EXPECT_RUNS(2, MGD_WHY_PLACED, {1, VOTES, 900000}, {2, parameter, 8});
+  EXPECT_RUNS(2, MGD_WHY_PLACED, {2, parameter, 8}, {1, VOTES, 900000}, {3, VOTES, 900000}, {2, parameter, 8});
+  EXPECT_RUNS(2, MGD_WHY_PLACED, {2, parameter, 8}, {0, VOTES, 900000});
+  EXPECT_RUNS(2, MGD_WHY_PLACED, {2, parameter, 8}, {2, VOTES, 8}, {1, 0, 8});
+  EXPECT_OK(mgd_ledger_add(m, 2, MGD_MANAGED, MIB)); /* no room: what others do there leaves */
+  EXPECT_RUNS(2, MGD_WHY_PLACED, {1, VOTES, 900000}, {2, parameter, 8});
+  mgd_machine_destroy(m);
+}
+
+static void rules_go_before_placed_parameters(void) {
+  struct mgd_machine *m = new_machine(3, MIB);
+  const unsigned parameter = VOTES | PLACED;
+  EXPECT_RUNS(1, MGD_WHY_WRITTEN, {1, VOTES | WRITTEN, 8}, {2, parameter, 8});
+  EXPECT_RUNS(1, MGD_WHY_PINNED, {1, VOTES | PINNED, 8}, {2, parameter, 8});
+  EXPECT_RUNS(1, MGD_WHY_GENERATOR, {1, GENERATOR, 0}, {2, parameter, 8});
+  mgd_machine_destroy(m);
+}
+
+/* Parameters on two devices, on the host, or without a vote prescribe nothing. */
+static void placed_parameters_that_do_not_agree_leave_it_to_cost(void) {
+  struct mgd_machine *m = new_machine(3, MIB);
+  const unsigned parameter = VOTES | PLACED;
+  EXPECT_RUNS(1, MGD_WHY_COST, {1, VOTES, 900000}, {2, parameter, 8}, {3, parameter, 8});
+  EXPECT_RUNS(3, MGD_WHY_COST, {2, parameter, 8}, {3, parameter, 900000});
+  EXPECT_RUNS(1, MGD_WHY_ACCELERATOR, {0, parameter, 900000}, {1, VOTES, 8});
+  EXPECT_RUNS(1, MGD_WHY_ONLY, {1, VOTES, 8}, {2, PLACED, 900000});
   mgd_machine_destroy(m);
 }
 
@@ -223,6 +259,24 @@ static void the_holder_of_most_bytes_has_20_percent_in_hand(void) {
   mgd_machine_destroy(m);
 }
 
+/* As many bytes on several devices: what was made last stays, unless another device is clearly cheaper. */
+static void a_tie_goes_to_what_was_made_last(void) {
+  struct mgd_machine *m = new_machine(3, MIB);
+  EXPECT_RUNS(2, MGD_WHY_NEWEST, {1, VOTES, 5000, 7}, {2, VOTES, 5000, 9});
+  EXPECT_RUNS(1, MGD_WHY_COST, {1, VOTES, 5000, 9}, {2, VOTES, 5000, 7});
+  EXPECT_RUNS(3, MGD_WHY_NEWEST, {3, VOTES, 5000, 9}, {1, VOTES, 5000, 7}, {2, VOTES, 5000, 8});
+  EXPECT_RUNS(2, MGD_WHY_NEWEST, {1, VOTES, 5000, 0}, {2, VOTES, 5000, 1}); /* without a number: oldest */
+  EXPECT_RUNS(1, MGD_WHY_COST, {1, VOTES, 5001, 7}, {2, VOTES, 5000, 9});   /* no tie */
+  link_all(m, 1, 2, 1.0);
+  link_all(m, 2, 1, 1.0);
+  EXPECT_RUNS(2, MGD_WHY_NEWEST, {2, VOTES, 5000, 7}, {1, VOTES, 4000, 3}, {1, 0, 1000, 9}); /* indices have no say */
+  link_all(m, 2, 1, 1.25); /* 80 % */
+  EXPECT_RUNS(2, MGD_WHY_NEWEST, {1, VOTES, 5000, 7}, {2, VOTES, 5000, 9});
+  link_all(m, 2, 1, 1.26);
+  EXPECT_RUNS(1, MGD_WHY_COST, {1, VOTES, 5000, 7}, {2, VOTES, 5000, 9});
+  mgd_machine_destroy(m);
+}
+
 /* What does not fit is spilled to the host over the candidate's own link. */
 static void evicting_has_its_price(void) {
   struct mgd_machine *m = new_machine(2, 1000);
@@ -253,7 +307,7 @@ static void the_order_of_operands_does_not_matter_to_the_price(void) {
 static void bad_operands_are_refused(void) {
   struct mgd_machine *m = new_machine(1, MIB);
   const struct mgd_operand unknown[] = {{0, 0, 1}, {2, 0, 1}}, below[] = {{-1, 0, 1}}, negative[] = {{1, 0, -1}};
-  const struct mgd_operand flags[] = {{1, 16, 1}}, large[] = {{1, 0, INT64_MAX}, {0, 0, 1}};
+  const struct mgd_operand flags[] = {{1, 32, 1}}, large[] = {{1, 0, INT64_MAX}, {0, 0, 1}};
   int device = 77, other = 77;
   enum mgd_reason why = MGD_WHY_ASKED;
   EXPECT_CODE(mgd_place_operands(m, unknown, 2, &device, &other, &why), MGD_E_NO_DEVICE);
@@ -280,10 +334,14 @@ int main(void) {
   operands_in_one_place_stay_there();
   rules_go_before_cost();
   a_written_operand_beats_a_pin_that_is_only_read();
+  work_goes_to_placed_parameters_that_agree();
+  rules_go_before_placed_parameters();
+  placed_parameters_that_do_not_agree_leave_it_to_cost();
   two_pins_on_different_devices_conflict();
   an_accelerator_goes_before_the_host();
   the_cheapest_device_wins_and_ties_go_to_the_lowest();
   the_holder_of_most_bytes_has_20_percent_in_hand();
+  a_tie_goes_to_what_was_made_last();
   evicting_has_its_price();
   the_order_of_operands_does_not_matter_to_the_price();
   bad_operands_are_refused();

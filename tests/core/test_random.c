@@ -228,6 +228,20 @@ static int64_t held(const struct mgd_operand *o, int n, int at) {
   return bytes;
 }
 
+/* Number of the voter that was made last. */
+static uint64_t newest(const struct mgd_operand *o, int n, int at) {
+  uint64_t made = 0;
+  for (int i = 0; i < n; i++) {
+    made = o[i].device == at && (o[i].flags & MGD_OP_VOTES) && o[i].made > made ? o[i].made : made;
+  }
+  return made;
+}
+
+static bool holds_more(const struct mgd_operand *o, int n, int at, int than) {
+  int64_t here = held(o, n, at), there = held(o, n, than);
+  return here > there || (here == there && newest(o, n, at) > newest(o, n, than));
+}
+
 static int first_with(const struct mgd_operand *o, int n, unsigned flag) {
   for (int i = 0; i < n; i++) {
     if (o[i].flags & flag) {
@@ -246,6 +260,17 @@ static bool any(const struct mgd_operand *o, int n, unsigned flag, int at) {
   return false;
 }
 
+/* The accelerator where all voting parameters are that were put on one, or -1. */
+static int placed(const struct mgd_operand *o, int n) {
+  int at = -1;
+  for (int d = 1; d < DEVICES; d++) {
+    if (any(o, n, MGD_OP_PLACED | MGD_OP_VOTES, d)) {
+      at = at < 0 ? d : DEVICES;
+    }
+  }
+  return at < DEVICES ? at : -1;
+}
+
 /* Least price among candidates, most bytes among candidates, 20 % between. */
 static int elected(const struct model *x, const struct mgd_operand *o, int n) {
   unsigned flag = first_with(o, n, MGD_OP_VOTES) >= 0 ? MGD_OP_VOTES : 0;
@@ -256,7 +281,7 @@ static int elected(const struct model *x, const struct mgd_operand *o, int n) {
         continue;
       }
       cheap = cheap < 0 || price(x, o, n, d) < price(x, o, n, cheap) ? d : cheap;
-      most = most < 0 || held(o, n, d) > held(o, n, most) ? d : most;
+      most = most < 0 || holds_more(o, n, d, most) ? d : most;
     }
   }
   return price(x, o, n, cheap) < 0.8 * price(x, o, n, most) ? cheap : most;
@@ -276,7 +301,8 @@ static int expected_device(const struct model *x, const struct mgd_operand *o, i
   if (pin >= 0 && (written < 0 || any(o, n, MGD_OP_WRITTEN, pin))) {
     return pin;
   }
-  return written >= 0 ? written : elected(x, o, n);
+  int parameters = placed(o, n);
+  return written >= 0 ? written : parameters >= 0 ? parameters : elected(x, o, n);
 }
 
 static void step_operands(struct model *x) {
@@ -288,7 +314,8 @@ static void step_operands(struct model *x) {
     flags |= special && roll(x, 4) == 0 ? MGD_OP_PINNED : 0;
     flags |= special && roll(x, 4) == 0 ? MGD_OP_WRITTEN : 0;
     flags |= special && roll(x, 12) == 0 ? MGD_OP_GENERATOR : 0;
-    o[i] = (struct mgd_operand){(int)roll(x, DEVICES), flags, roll(x, 700)};
+    flags |= roll(x, 8) == 0 ? MGD_OP_PLACED : 0;
+    o[i] = (struct mgd_operand){(int)roll(x, DEVICES), flags, roll(x, 2) ? roll(x, 700) : 300, (uint64_t)roll(x, 4)};
   }
   int expected = expected_device(x, o, n, &expected_other);
   enum mgd_reason why;
