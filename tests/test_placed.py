@@ -251,7 +251,7 @@ def test_a_buffer_draws_as_a_parameter_does():
 
 def test_what_was_only_wrapped_draws_nothing():
     layer = ManagedModule.from_module(nn.Linear(8, 8, device="sim:1"))
-    assert layer(at("sim:2", 4096, 8)).device == torch.device("sim:2")
+    assert layer(at("sim:2", 2**16, 8)).device == torch.device("sim:2")
 
 
 def test_a_parameter_without_a_module_draws():
@@ -371,7 +371,7 @@ def test_the_rule_of_ties_has_a_name():
 def train(net, loss, batches, autocast=False):
     """Links, spilled bytes and peaks of the steps after the first, which makes the states."""
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
-    for i, batch in enumerate(batches):
+    for i, batch in enumerate(b.clone() for b in batches):  # a copy of one serves as long as it lives
         if i == 1:
             managed.stats(reset=True)
         optimizer.zero_grad()
@@ -427,6 +427,41 @@ def language_loss(net, tokens):
 def test_a_dispersed_gpt2_stays_dispersed(autocast):
     batches = [torch.randint(0, 512, (8, 64)) for _ in range(4)]
     assert_as_pinned(gpt2, language_loss, batches, autocast)
+
+
+def border_bytes(net, tokens):
+    """Of what is needed on both sides, wherever a layer and the next one that runs are on different
+    devices: what goes in and, inside a block, the residual stream beside it.
+    """
+    found, last = [0], [None]
+
+    def enter(module, inputs):
+        device = next(module.parameters(recurse=False)).device
+        stream = tokens.numel() * net.config.n_embd * 4
+        if last[0] not in (None, device):
+            opens = module in [net.lm_head, net.transformer.ln_f, *(b.ln_1 for b in net.transformer.h)]
+            found[0] += inputs[0].nbytes + (0 if opens else stream)
+        last[0] = device
+
+    own = [m for m in net.modules() if next(m.parameters(recurse=False), None) is not None]
+    handles = [m.register_forward_pre_hook(enter) for m in own]
+    with torch.no_grad():
+        net(input_ids=tokens)
+    for handle in handles:
+        handle.remove()
+    return found[0]
+
+
+@pytest.mark.not_under_torture("it counts what leaves and comes back")
+def test_a_dispersed_gpt2_copies_its_borders():
+    """Forwards what crosses, backwards its gradient, and the tokens in the beginning."""
+    net = ManagedModule.from_module(gpt2()).cuda(disperse=True)
+    tokens = torch.randint(0, 512, (8, 64))
+    once = border_bytes(net, tokens)
+    assert once >= 4 * 8 * 64 * 64 * 4  # three borders, and the tied head is on the first device
+    copied = train(net, language_loss, [tokens] * 3)["copied"] / 2
+    assert copied <= 1.3 * 2 * once
+    assert copied == 2 * once + tokens.nbytes
 
 
 # ---- tiles that a program has placed by hand
