@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from abc import ABCMeta
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +16,11 @@ from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
 from managed import _placed
+from managed._backend import INERT
 
 __all__: list[str] = []
+
+_MOVES = ("cuda", "cpu", "to")
 
 _made: weakref.WeakKeyDictionary[type, weakref.ref[type]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
@@ -33,7 +37,7 @@ def class_for(module: nn.Module, base: type[nn.Module]) -> type[nn.Module]:
     if not is_parametrized(module) or "__getstate__" not in vars(own) or len(own.__bases__) != 1:
         return managed_class(own, base)
     body = {k: v for k, v in vars(own).items() if k not in ("__dict__", "__weakref__")}
-    return type(own.__name__, (managed_class(own.__bases__[0], base),), body)
+    return _new_class(own, (managed_class(own.__bases__[0], base),), body)
 
 
 def managed_class(original: type[nn.Module], base: type[nn.Module]) -> type[nn.Module]:
@@ -64,8 +68,28 @@ def _make(original: type[nn.Module], base: type[nn.Module]) -> type[nn.Module]:
         body["insert"] = _insert
     if issubclass(original, ParametrizationList):
         body["forward"] = _placed.parametrized(original.forward)
-    bases = (base,) if original is nn.Module else (original, base)
-    return type(original.__name__, bases, body)
+    for name in () if INERT else _MOVES:
+        if getattr(original, name) is not getattr(nn.Module, name):
+            body[name] = vars(base)[name]  # theirs is told afterwards: managed._told
+    return _new_class(original, (base,) if original is nn.Module else (original, base), body)
+
+
+class _Silent:
+    """Stands before a class that wants to hear of its subclasses: ours is none that it means."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None: ...
+
+
+def _new_class(
+    original: type[nn.Module], bases: tuple[type, ...], body: dict[str, Any]
+) -> type[nn.Module]:
+    """A class that nobody hears of: neither registries of models nor the metaclass are asked."""
+    if any("__init_subclass__" in vars(c) for c in original.__mro__[:-1]):
+        bases = (_Silent, *bases)
+    meta = type(original)
+    new: Any = ABCMeta.__new__ if issubclass(meta, ABCMeta) else type.__new__
+    made: type[nn.Module] = new(meta, original.__name__, bases, body)
+    return made
 
 
 def _original(value: Any) -> Any:

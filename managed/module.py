@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from managed import _adopt, _walk
+from managed import _adopt, _told, _walk
 from managed._backend import INERT, C
 from managed._functions import Homing
 
 __all__ = ["ManagedModule"]
 
 Self = TypeVar("Self", bound="ManagedModule")
+Model = TypeVar("Model", bound=nn.Module)
 Device = torch.device | int | str
 
 
@@ -28,12 +29,13 @@ class ManagedModule(nn.Module):
     """Inherit from it, or turn a module into one with `ManagedModule.from_module(model)`."""
 
     @staticmethod
-    def from_module(model: nn.Module) -> ManagedModule:
+    def from_module(model: Model) -> Model:
         """Makes `model` and its submodules managed, in place, and returns it; again does nothing.
 
         `isinstance(model, OriginalClass)` stays true; state_dict keys, hooks and ties stay. The
-        parameters of a lazy module become managed when they get their shapes. TypeError when it is
-        no module.
+        parameters of a lazy module become managed when they get their shapes. A class with `cuda`,
+        `cpu` or `to` of its own gets ours, and its own is called afterwards, with the device of the
+        first parameter. TypeError when it is no module.
         """
         if not isinstance(model, nn.Module):
             raise TypeError(f"managed: from_module takes a torch.nn.Module, not {model!r}")
@@ -41,7 +43,7 @@ class ManagedModule(nn.Module):
             for module in model.modules():
                 _adopt.adopt(module, ManagedModule, undo)
             undo.pop_all()
-        return cast(ManagedModule, model)
+        return model
 
     # ---- what arrives later
 
@@ -102,6 +104,8 @@ class ManagedModule(nn.Module):
             )
         if INERT:
             return super().cuda() if torch.cuda.is_available() else self
+        if _told.is_telling():
+            return self
         target = None if device is None else C.device(device)
         if target is None:
             _place(self, C.get_manager(), disperse)
@@ -119,6 +123,8 @@ class ManagedModule(nn.Module):
         """Moves all parameters and buffers to the host, in place."""
         if INERT:
             return super().cpu()
+        if _told.is_telling():
+            return self
         _move([self], torch.device("cpu"))
         return self
 
@@ -126,16 +132,17 @@ class ManagedModule(nn.Module):
         """As torch.nn.Module.to, but in place on every device; "cuda" lets the manager pick."""
         if INERT:
             return super().to(*args, **kwargs)
+        if _told.is_telling():
+            return self
         device, dtype, non_blocking, layout = torch._C._nn._parse_to(*args, **kwargs)
         if device is None or device.type == "meta":
-            return super().to(*args, **kwargs)
-        if device.type == "cpu":
-            self.cpu()
+            super().to(*args, **kwargs)
         else:
-            self.cuda(device)
-        if dtype is not None or layout is not None:
-            rest: Any = {"dtype": dtype, "non_blocking": non_blocking, "memory_format": layout}
-            super().to(**rest)
+            self.cpu() if device.type == "cpu" else self.cuda(device)
+            if dtype is not None or layout is not None:
+                rest: Any = {"dtype": dtype, "non_blocking": non_blocking, "memory_format": layout}
+                super().to(**rest)
+        _told.tell(self, "to", device and _told.home(self, device), dtype)
         return self
 
     def to_empty(self: Self, *, device: Device | torch.device | None, recurse: bool = True) -> Self:
@@ -228,6 +235,7 @@ def _move(modules: list[nn.Module], device: torch.device, reason: int = C.ASKED)
     found = _walk.slots(modules)
     _walk.carry([(s, device) for s in found], reason)
     _adopt.place_all(modules)
+    _told.tell_all(modules)
 
 
 def _homing(hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -253,4 +261,5 @@ def _place(module: nn.Module, manager: C.DeviceManager, disperse: bool | str) ->
     else:
         _walk.gather([s for layer in groups for s in layer], manager)
     _adopt.place_all([module])
+    _told.tell_all([module])
     return module

@@ -1,9 +1,9 @@
 """Simulated devices: `managed.simulate()` gives the process devices "sim:0", "sim:1", ...
 
 Values are the CPU's, bit by bit; memory is counted to the byte; time is virtual. torch.sim is the
-device module, with what torch.cuda has. Child processes made by fork() keep a copy of the devices
-and of what they hold, with a clock that starts anew; as with CUDA, torch refuses a backward pass
-in such a child once the parent has run one.
+device module, with what torch.cuda has; type checkers know it as managed.sim. Child processes made
+by fork() keep a copy of the devices and of what they hold, with a clock that starts anew; as with
+CUDA, torch refuses a backward pass in such a child once the parent has run one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils.backend_registration import (
@@ -24,6 +24,18 @@ from torch.utils.backend_registration import (
 from managed._backend import C
 from managed._sim_presets import DEFAULT, PRESETS, Preset
 from managed.settings import parse_bytes
+
+if TYPE_CHECKING:
+    from managed._sim_device import *  # noqa: F403
+else:
+
+    def __getattr__(name: str) -> Any:
+        """What torch.sim has, under a name that type checkers find."""
+        found = getattr(getattr(torch, "sim", None), name, None)
+        if found is None:
+            raise AttributeError(f"module 'managed.sim' has no attribute {name!r}")
+        return found
+
 
 __all__ = ["simulate", "simulate_from_environment"]
 

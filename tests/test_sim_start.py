@@ -281,3 +281,14 @@ def test_the_hook_makes_room_before_an_allocation_fails_and_hears_what_is_freed(
         bridge.freed = Bridge.Freed()  # x outlives the function
     """
     assert run_python(program(code)) == "900\n"
+
+
+def test_checkers_know_the_device_module_by_another_name(run_python):
+    code = """
+        assert not hasattr(managed.sim, "memory_allocated")
+        managed.simulate(2, "1MiB")
+        assert managed.sim.memory_allocated is torch.sim.memory_allocated
+        assert all(getattr(managed.sim, n) is getattr(torch.sim, n) for n in torch.sim.__all__)
+        assert not hasattr(managed.sim, "no_such_name")
+    """
+    run_python(program(code))

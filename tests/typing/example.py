@@ -5,7 +5,7 @@ from torch import nn
 from typing_extensions import reveal_type
 
 import managed
-from managed import DeviceManager, ManagedModule, ManagedTensor, device_manager
+from managed import DeviceManager, ManagedModule, ManagedTensor, device_manager, sim
 
 x = torch.rand(3).as_subclass(ManagedTensor)
 reveal_type(x)  # ManagedTensor
@@ -30,7 +30,19 @@ class Net(ManagedModule):
 net = Net().cuda(disperse=True)
 reveal_type(net)  # Net
 reveal_type(net.pin().unpin().cpu().to("cuda"))  # Net
-reveal_type(ManagedModule.from_module(nn.Linear(3, 4)))  # ManagedModule
+
+
+class Theirs(nn.Module):
+    def loss(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sum()
+
+
+theirs = ManagedModule.from_module(Theirs())
+reveal_type(theirs)  # Theirs
+reveal_type(theirs.loss(x))  # Tensor
+reveal_type(device_manager.cuda(theirs, disperse=True))  # Theirs
+assert isinstance(theirs, ManagedModule)
+reveal_type(theirs.cuda(disperse=True).pin().loss(x))  # Tensor
 
 manager = DeviceManager(cuda_devices=[0, "sim:1"], reserved=0.2)
 manager.default_level = "INFO"
@@ -43,6 +55,8 @@ reveal_type(device_manager.send({"a": torch.ones(1)}))  # dict[str, Tensor]
 reveal_type(device_manager.cuda(net, disperse=True))  # Net
 
 managed.simulate(devices=4, memory="512MiB")
+reveal_type(sim.memory_allocated("sim:0"))  # int
+reveal_type(sim.device_count())  # int
 managed.USE_HEURISTIC = False
 managed.HEURISTIC_FUNCTION = lambda size: size + 1
 reveal_type(managed.HEURISTIC_FUNCTION(3))  # int
