@@ -105,6 +105,7 @@ tsan-python: $(VENV)/.editable
 bench: $(VENV)/.test build
 	@$(BIN)/python benchmarks/overhead.py $(BENCH_FLAGS)
 	@$(BIN)/python benchmarks/placement.py $(BENCH_FLAGS)
+	@$(BIN)/python benchmarks/dispersed.py $(BENCH_FLAGS)
 	@$(BIN)/python benchmarks/memory.py $(BENCH_FLAGS)
 	@$(BIN)/python benchmarks/peers.py $(BENCH_FLAGS)
 

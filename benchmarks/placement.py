@@ -99,10 +99,9 @@ def measure_pairs(
 def settled_step(model: str, size: str, scattered: bool) -> Block:
     """Seconds of one step on the wall: backward passes of simulated devices have threads."""
     module, data, target = make_model(model, size, "cpu")
-    net = managed.ManagedModule.from_module(module).cuda(0)
-    if scattered:
-        for i, parameter in enumerate(net.parameters()):
-            managed._C.move(parameter, f"sim:{i % 3}")
+    net = managed.ManagedModule.from_module(module)
+    for i, tensor in enumerate([*net.parameters(), *net.buffers()]):  # not placed, so they settle
+        managed._C.move(tensor, f"sim:{i % 3 if scattered else 0}")
     data, target = (t.as_subclass(managed.ManagedTensor).to("sim:0") for t in (data, target))
     step = make_step(net, data, target, foreach=True)
     for _ in range(4):

@@ -41,6 +41,17 @@ def place_all(modules: list[nn.Module]) -> None:
         place(slot.tensor)
 
 
+def placed_names(module: nn.Module) -> set[str]:
+    """Of the module's own tensors that the program put where they are."""
+    return {s.name for s in _walk.own_slots(module) if C.placed(s.tensor)}
+
+
+def place_own(module: nn.Module, names: set[str]) -> None:
+    for slot in _walk.own_slots(module):
+        if slot.name in names:
+            place(slot.tensor)
+
+
 def place(tensor: torch.Tensor, placed: bool = True) -> None:
     if _walk.markable(tensor):
         C.place(tensor, placed)

@@ -56,7 +56,8 @@ def parametrized(forward: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def placed_forward(self: nn.Module) -> Any:
         result = forward(self)
         if isinstance(result, torch.Tensor) and not torch.compiler.is_compiling():
-            own = [t for t in (*self._parameters.values(), *self._buffers.values()) if t is not None]
+            kept = (*self._parameters.values(), *self._buffers.values())
+            own = [t for t in kept if t is not None]
             if own and all(_is_placed(t) and t.device == result.device for t in own):
                 C.place(C.mark(result, True), True)
         return result

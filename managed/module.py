@@ -71,10 +71,10 @@ class ManagedModule(nn.Module):
         _adopt.mark_own(self)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        placed = _placed(self)
+        placed = _adopt.placed_names(self)
         super()._load_from_state_dict(*args, **kwargs)
         _adopt.mark_own(self)  # a lazy parameter has just got its shape
-        _place_again(self, placed)  # with assign=True it is another tensor
+        _adopt.place_own(self, placed)  # with assign=True it is another tensor
 
     def _managed_arrival(self, name: str) -> None:
         """Marks what is now registered under `name`; a registration hook may have replaced it."""
@@ -161,7 +161,7 @@ class ManagedModule(nn.Module):
     def _apply(self: Self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         # A conversion gives parameters new contents and replaces buffers: marks and pins are lost.
         pinned = {s.name for s in _walk.own_slots(self) if C.pinned(s.tensor)}
-        placed = _placed(self)
+        placed = _adopt.placed_names(self)
         histories = {s.name: C.object_id(s.tensor) for s in _walk.own_slots(self)}
         try:
             super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -173,7 +173,7 @@ class ManagedModule(nn.Module):
                 C.resume(slot.tensor, histories.get(slot.name, 0))
                 if slot.name in pinned:
                     C.pin(slot.tensor, True)
-            _place_again(self, placed)
+            _adopt.place_own(self, placed)
         return self
 
     # ---- hooks: a gradient that one of them returns goes back to its device
@@ -209,17 +209,6 @@ class ManagedModule(nn.Module):
         for slot in _walk.slots([self]):
             _adopt.place(slot.tensor, False)
         return self
-
-
-def _placed(module: nn.Module) -> set[str]:
-    """Names of the module's own tensors that the program put where they are."""
-    return {s.name for s in _walk.own_slots(module) if C.placed(s.tensor)}
-
-
-def _place_again(module: nn.Module, names: set[str]) -> None:
-    for slot in _walk.own_slots(module):
-        if slot.name in names:
-            _adopt.place(slot.tensor)
 
 
 # ---- what DeviceManager calls

@@ -15,13 +15,15 @@ from managed import ManagedTensor, ManagedModule, DeviceManager, device_manager,
 import sys
 assert "managed._C" not in sys.modules
 after = dict(vars(torch.Tensor))
-assert {k for k, v in after.items() if before.get(k) is not v} == {"cuda", "pin", "unpin", "pinned"}
+names = {"cuda", "pin", "unpin", "pinned", "unplace", "placed"}
+assert {k for k, v in after.items() if before.get(k) is not v} == names
 assert torch.autograd.Variable._execution_engine is engine
 
 x = torch.ones(3).as_subclass(ManagedTensor)
 assert x.__class__ is torch.Tensor and isinstance(x, ManagedTensor)
 assert ManagedTensor([1.0]).tolist() == [1.0]
 assert x.pin() is x and x.unpin() is x and x.pinned is False
+assert x.unplace() is x and x.placed is False
 assert x.cuda(disperse=True).device.type in ("cpu", "cuda")
 x.pinned = 1  # a plain tensor keeps attributes by these names
 assert x.pinned == 1

@@ -34,7 +34,8 @@ def linear(device, *sizes, bias=True):
 
 
 def reasons(start):
-    return {e.reason for e in managed.explain().since(start) if e.kind == "copy" and e.operator != "gradient"}
+    copies = [e for e in managed.explain().since(start) if e.kind == "copy"]
+    return {e.reason for e in copies if e.operator != "gradient"}
 
 
 def now():
@@ -75,7 +76,7 @@ NOT_PLACING = {
     "cpu()": lambda x: x.cuda(1).cpu(),
     "to('cpu')": lambda x: x.cuda(1).to("cpu"),
     "unplace()": lambda x: x.cuda(1).unplace(),
-    "to() of a result that is there": lambda x: (at("sim:1", 4, 8).requires_grad_() * 2).to("sim:1"),
+    "to() of a result there": lambda x: (at("sim:1", 4, 8).requires_grad_() * 2).to("sim:1"),
     "moved to the host": lambda x: device_manager.send(x.cuda(1), "cpu"),
 }
 
@@ -371,7 +372,9 @@ def test_the_rule_of_ties_has_a_name():
 def train(net, loss, batches, autocast=False):
     """Links, spilled bytes and peaks of the steps after the first, which makes the states."""
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
-    for i, batch in enumerate(b.clone() for b in batches):  # a copy of one serves as long as it lives
+    for i, batch in enumerate(
+        b.clone() for b in batches
+    ):  # a copy of one serves as long as it lives
         if i == 1:
             managed.stats(reset=True)
         optimizer.zero_grad()
@@ -384,14 +387,18 @@ def train(net, loss, batches, autocast=False):
     return {"copied": total["copy_bytes"], "spilled": total["spill_bytes"], "peak": max(peaks)}
 
 
+def dispersed(make):
+    return ManagedModule.from_module(make()).cuda(disperse=True)
+
+
 def assert_as_pinned(make, loss, batches, autocast):
-    net = ManagedModule.from_module(make()).cuda(disperse=True)
+    net = dispersed(make)
     devices = [p.device for p in net.parameters()]
     assert len(set(devices)) == 4
     free = train(net, loss, batches, autocast)
     assert [p.device for p in net.parameters()] == devices
     del net
-    pinned = train(ManagedModule.from_module(make()).cuda(disperse=True).pin(), loss, batches, autocast)
+    pinned = train(dispersed(make).pin(), loss, batches, autocast)
     for what, most in pinned.items():
         assert free[what] <= 1.05 * most, (what, free, pinned)
 
@@ -434,13 +441,13 @@ def border_bytes(net, tokens):
     devices: what goes in and, inside a block, the residual stream beside it.
     """
     found, last = [0], [None]
+    between_blocks = [net.lm_head, net.transformer.ln_f, *(b.ln_1 for b in net.transformer.h)]
 
     def enter(module, inputs):
         device = next(module.parameters(recurse=False)).device
         stream = tokens.numel() * net.config.n_embd * 4
         if last[0] not in (None, device):
-            opens = module in [net.lm_head, net.transformer.ln_f, *(b.ln_1 for b in net.transformer.h)]
-            found[0] += inputs[0].nbytes + (0 if opens else stream)
+            found[0] += inputs[0].nbytes + (0 if module in between_blocks else stream)
         last[0] = device
 
     own = [m for m in net.modules() if next(m.parameters(recurse=False), None) is not None]
@@ -455,7 +462,7 @@ def border_bytes(net, tokens):
 @pytest.mark.not_under_torture("it counts what leaves and comes back")
 def test_a_dispersed_gpt2_copies_its_borders():
     """Forwards what crosses, backwards its gradient, and the tokens in the beginning."""
-    net = ManagedModule.from_module(gpt2()).cuda(disperse=True)
+    net = dispersed(gpt2)
     tokens = torch.randint(0, 512, (8, 64))
     once = border_bytes(net, tokens)
     assert once >= 4 * 8 * 64 * 64 * 4  # three borders, and the tied head is on the first device
@@ -505,5 +512,6 @@ def test_tiles_stay_where_the_program_put_them():
     assert _C.move_count() == moves
     factor = torch.zeros_like(a)
     for (i, j), t in tile.items():
-        factor[i * size : (i + 1) * size, j * size : (j + 1) * size] = t.cpu().tril() if i == j else t.cpu()
+        factor[i * size : (i + 1) * size, j * size : (j + 1) * size] = t.cpu()
+    factor = factor.tril()
     torch.testing.assert_close(factor @ factor.T, a)

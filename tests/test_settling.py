@@ -244,7 +244,8 @@ def test_three_hundred_steps(name, run_python):
 
 
 def at(device, *shape):
-    return torch.randn(shape).as_subclass(ManagedTensor).to(device)
+    """Stands there and was only wrapped: what the program puts somewhere stays, test_placed.py."""
+    return torch.randn(shape).to(device).as_subclass(ManagedTensor).clone()
 
 
 def leaf(device, *shape):
@@ -391,7 +392,7 @@ def test_a_program_that_moves_it_back_is_overruled_ever_more_rarely():
 
 def test_graphs_from_before_a_move_still_lead_to_the_leaf():
     """A gradient asked for by name was "not used in the graph" after its leaf had moved."""
-    w = torch.ones(4).as_subclass(ManagedTensor).to("sim:0").detach().requires_grad_()
+    w = torch.ones(4, device="sim:0").as_subclass(ManagedTensor).clone().requires_grad_()
     x = torch.full((64, 4), 2.0, device="sim:1").as_subclass(ManagedTensor)
 
     def use():

@@ -262,7 +262,7 @@ def test_plain_tensors_keep_attributes_of_their_own(name):
 
 
 def test_pins_cannot_be_set(x):
-    with pytest.raises(AttributeError, match=r"call pin\(\) or unpin\(\)"):
+    with pytest.raises(AttributeError, match=r"call pin\(\), unpin\(\)"):
         x.pinned = True
     assert x.pinned is False
 
