@@ -20,6 +20,7 @@ from managed import (
     _kinds,
     _optim,
     _placed,
+    _saving,
     debug,
     errors,
 )
@@ -71,6 +72,7 @@ if not INERT:
     _kinds.install()
     _optim.install()
     _placed.install()
+    _saving.install()
 sys.modules[__name__].__class__ = Attributes
 apply_environment()
 if not INERT and os.environ.get("MANAGED_SIM"):

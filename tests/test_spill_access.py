@@ -9,7 +9,9 @@ import pytest
 import torch
 from pressure import BYTES, N, leaves_nothing, make, moved, on, spill
 from torch import nn
+from torch.autograd import forward_ad as fwAD
 
+import managed
 from managed import _C, ManagedTensor
 
 
@@ -370,3 +372,124 @@ def test_copies_on_other_devices_follow_writes():
         spill(x)
         x.add_(1)
         here.add_(1)
+
+
+# ---- what torch reads where it shuts out the hook, or before the hook looks
+
+
+LISTS = {
+    "tensor": lambda x: torch.tensor([x[1], x[5]]),
+    "nested": lambda x: torch.tensor([[x[1], x[5]], (x[2], 3.0)]),
+    "elsewhere": lambda x: torch.tensor([x[1], x[5]], device="sim:1").cpu(),
+    "double": lambda x: torch.tensor(data=[x[1], x[5]], dtype=torch.float64),
+    "as_tensor": lambda x: torch.as_tensor([x[1], x[5]]),
+    "asarray": lambda x: torch.asarray([x[1], x[5]]),
+    "new_tensor": lambda x: x.new_tensor([x[1], x[5]]).cpu(),
+    "new_tensor, named": lambda x: x.new_tensor(data=[x[1], x[5]]).cpu(),
+    "new": lambda x: x.new([x[1], x[5]]).cpu(),
+    "sparse": lambda x: torch.sparse_coo_tensor(
+        [[0, 1]], [x[1], x[5]], check_invariants=True
+    ).to_dense(),
+}
+
+
+@pytest.mark.parametrize("read", LISTS.values(), ids=LISTS)
+def test_lists_of_numbers_that_left(read):
+    here = torch.randn(64)
+    expected = read(here)
+    with managed.debug.torture(seed=0):
+        assert torch.equal(read(on(here)), expected)
+        other = on(here, "sim:1")
+        assert torch.equal(torch.tensor([on(here)[1], other[5]]), expected.flatten()[:2].float())
+
+
+def test_lists_hold_what_they_read_only_meanwhile():
+    here, x = make()
+    values = [x[i] for i in range(10)]
+    spill(x)
+    assert torch.tensor(values).tolist() == here[:10].tolist()
+    assert _C.residency("sim:0")["in_use"] == 0
+    spill(x)
+    with pytest.raises(ValueError, match="only one element tensors"):
+        torch.tensor([x[:2], x[2:4]])
+    spill(x)
+
+
+def test_functions_that_read_lists_are_torchs_own():
+    assert type(torch.tensor) is type(torch.zeros)
+    assert torch.tensor([1, 2.5], dtype=torch.float64).tolist() == [1, 2.5]
+    deep = []
+    for _ in range(10**5):
+        deep = [deep]
+    with pytest.raises(ValueError, match="too many dimensions"):
+        torch.tensor(deep)
+
+
+LIKE = {
+    "zeros_like": torch.zeros_like,
+    "ones_like": torch.ones_like,
+    "empty_like": lambda t: torch.empty_like(t).fill_(0),
+    "full_like": lambda t: torch.full_like(t, 2.0),
+    "rand_like": lambda t: torch.rand_like(t) * 0,
+    "randn_like": lambda t: torch.randn_like(t) * 0,
+    "new_zeros": lambda t: t.new_zeros(3, 2),
+    "new_ones": lambda t: t.new_ones(3),
+    "new_full": lambda t: t.new_full((3,), 2.0),
+    "new_empty": lambda t: t.new_empty(3).fill_(1),
+}
+LAZY = {
+    "conjugate": lambda z: z.conj(),
+    "negative": lambda z: z.conj().imag,
+    "view": lambda z: z.conj()[2:9],
+}
+
+
+@pytest.mark.parametrize("lazy", LAZY.values(), ids=LAZY)
+@pytest.mark.parametrize("make_like", LIKE.values(), ids=LIKE)
+def test_what_is_made_like_lazy_views_that_left(make_like, lazy):
+    here = torch.randn(64, dtype=torch.complex64)
+    expected = make_like(lazy(here))
+    with managed.debug.torture(seed=0):
+        x = on(here)
+        found = make_like(lazy(x)).cpu()
+        assert torch.equal(found, expected)
+        assert found.dtype == expected.dtype
+        assert torch.equal(x.cpu(), here)
+
+
+@pytest.mark.not_under_torture("what is made like others must bring nothing home")
+def test_what_is_made_like_others_brings_none_home():
+    _, x = make()
+    spill(x)
+    torch.zeros_like(x)
+    x.new_zeros(3)
+    assert _C.is_spilled(x)
+
+
+TANGENTS = {
+    "slice": lambda d: d[2:9],
+    "view": lambda d: d.view(8, 8).t()[1],
+    "select": lambda d: d.select(0, 3),
+    "split": lambda d: d.split(16)[1],
+    "real": lambda d: torch.view_as_real(torch.view_as_complex(d.view(-1, 2))),
+    "result": lambda d: d * 2,
+    "in place": lambda d: (d * 1)[1:5].mul_(2),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("view", TANGENTS.values(), ids=TANGENTS)
+def test_tangents_of_views(view):
+    values, tangents = torch.randn(64), torch.randn(64)
+
+    def found(values, tangents):
+        with fwAD.dual_level():
+            v = view(fwAD.make_dual(values, tangents * 2))
+            tangent = fwAD.unpack_dual(v).tangent
+            squared = fwAD.unpack_dual((v * v).sum()).tangent
+            return [(tangent + 1).cpu(), tangent.cpu(), squared.cpu()]
+
+    expected = found(values, tangents)
+    with managed.debug.torture(seed=0):
+        for a, b in zip(expected, found(on(values), on(tangents)), strict=True):
+            assert torch.equal(a, b)

@@ -102,6 +102,8 @@ int mgd_engine_install(struct mgd_state *st);
 int mgd_frames_init(void);
 /* Id of the innermost line outside torch's and managed's own files, 0 when this thread runs none. Needs no GIL. */
 uint32_t mgd_frames_site(void);
+/* Whether who called torch's innermost Python function about storages or addresses only saves or compares them. */
+int mgd_frames_is_saver(void);
 /* Whether this thread is inside something that an exception between two instructions would leave half done. */
 int mgd_frames_in_transaction(void);
 
@@ -116,6 +118,22 @@ extern PyMethodDef mgd_explain_methods[];
 
 /* ---- memory.c: what leaves devices and comes back */
 extern PyMethodDef mgd_memory_methods[];
+
+int mgd_torch_write_saved(PyObject *target, PyObject *source); /* the other way: from the host into a saved storage */
+int mgd_torch_mark_saved(PyObject *tensor); /* makes a tensor over a saved storage managed */
+/* ---- storage.c: storages in the hands of serialisers */
+int mgd_storage_is_saved(PyObject *o); /* whether it is a storage, untyped or typed, that a saver holds */
+extern PyMethodDef mgd_storage_methods[];
+
+/* f(context), while the tensors of the list are home and stay. */
+PyObject *mgd_torch_held(PyObject *tensors, PyObject *(*f)(void *), void *context);
+/* ---- lists.c: lists of tensors that torch reads number by number */
+int mgd_lists_install(void);
+/* f(context), while the managed tensors in the lists among the arguments are home and stay. */
+PyObject *mgd_lists_call(PyObject *const *args, Py_ssize_t n, PyObject *(*f)(void *), void *context);
+
+/* ---- garbage.c: Python's collector, asked for where a device is full */
+int mgd_garbage_init(void);
 
 /* ---- walk.c: what managed.module needs to walk a module */
 extern PyMethodDef mgd_walk_methods[];

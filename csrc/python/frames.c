@@ -183,3 +183,63 @@ int mgd_frames_in_transaction(void) {
   walk(is_transaction, &found);
   return found;
 }
+
+/* ---- who only saves */
+
+/* Functions that ask for storages to write them into a file, or for addresses to compare them. This is the one list. */
+static const struct {
+  const char *file, *function;
+} savers[] = {
+    {"/torch/_tensor.py", "_reduce_ex_internal"},
+    {"/torch/_tensor.py", "__deepcopy__"},
+    {"/torch/serialization.py", "persistent_id"},
+    {"/safetensors/torch.py", "storage_ptr"},
+    {"/safetensors/torch.py", "storage_size"},
+    {"/safetensors/torch.py", "_end_ptr"},
+    {"/safetensors/torch.py", "_is_complete"},
+    {"/safetensors/torch.py", "_filter_shared_not_shared"},
+    {"/huggingface_hub/serialization/_torch.py", "storage_ptr"},
+    {"/huggingface_hub/serialization/_torch.py", "get_torch_storage_size"},
+    {"/huggingface_hub/serialization/_torch.py", "_end_ptr"},
+    {"/huggingface_hub/serialization/_torch.py", "_is_complete"},
+    {"/huggingface_hub/serialization/_torch.py", "_filter_shared_not_shared"},
+    {"/transformers/modeling_utils.py", "_end_ptr"},
+    {"/transformers/modeling_utils.py", "_find_disjoint"},
+    {"/transformers/modeling_utils.py", "_find_identical"},
+    {"/accelerate/utils/modeling.py", "id_tensor_storage"},
+};
+
+static int ends_with(const char *text, const char *end) {
+  const size_t n = strlen(text), m = strlen(end);
+  return n >= m && strcmp(text + n - m, end) == 0;
+}
+
+/* What torch and managed do on the way is not the caller. */
+static int is_between(const char *file, const char *function) {
+  return is_in(file, folders.own) || ends_with(file, "/torch/storage.py") || (is_in(file, folders.torch) && strcmp(function, "_typed_storage") == 0);
+}
+
+static int is_listed(const char *file, const char *function) {
+  for (size_t i = 0; i < sizeof savers / sizeof *savers; i++)
+    if (strcmp(function, savers[i].function) == 0 && ends_with(file, savers[i].file)) return 1;
+  return 0;
+}
+
+/* copy.copy() takes what pickle takes, and makes a plain tensor of it. */
+static int is_saver(frame *f, PyCodeObject *code, void *found) {
+  (void)f;
+  int *saver = found;
+  char room[TEXT], name[TEXT];
+  const char *file = text_of(code->co_filename, room), *function = text_of(code->co_name, name);
+  if (is_between(file, function)) return 0;
+  if (!*saver && !(*saver = is_listed(file, function))) return 1;
+  if (is_in(file, folders.torch)) return 0;
+  if (strcmp(function, "copy") == 0 && ends_with(file, "/copy.py")) *saver = 0;
+  return 1;
+}
+
+int mgd_frames_is_saver(void) {
+  int found = 0;
+  walk(is_saver, &found);
+  return found;
+}

@@ -37,7 +37,7 @@ static PyObject *install(PyObject *module, PyObject *name_class) {
   if (check_first(st, name_class) < 0 || mgd_torch_init() < 0) return NULL;
   st->managed_tensor = Py_NewRef(name_class);
   st->manager = mgd_manager_new(st);
-  if (!st->manager || mgd_tensor_install(st) < 0 || mgd_engine_install(st) < 0 || mgd_warn_install(st) < 0) return NULL;
+  if (!st->manager || mgd_tensor_install(st) < 0 || mgd_engine_install(st) < 0 || mgd_warn_install(st) < 0 || mgd_garbage_init() < 0 || mgd_lists_install() < 0) return NULL;
   /* The descriptors on torch.Tensor read the state: the module must never go. */
   Py_INCREF(module);
   Py_RETURN_NONE;
@@ -88,7 +88,8 @@ static int find_torch(struct mgd_state *st) {
 }
 
 static int add_functions(PyObject *module) {
-  PyMethodDef *const tables[] = {install_methods, mgd_settings_methods, mgd_admit_methods, mgd_explain_methods, mgd_warn_methods, mgd_walk_methods, mgd_memory_methods};
+  PyMethodDef *const tables[] = {install_methods, mgd_settings_methods, mgd_admit_methods, mgd_explain_methods, mgd_warn_methods, mgd_walk_methods, mgd_memory_methods,
+                                 mgd_storage_methods};
   for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
     if (PyModule_AddFunctions(module, tables[i]) < 0) return -1;
   return 0;

@@ -13,6 +13,7 @@
  *   numpy, data_ptr,        the bytes leave, and writes to them go unseen:
  *   __dlpack__,             copies of them are no longer kept; of plain tensors
  *   untyped_storage         too, which may share their bytes with managed ones
+ *   set_                    a tensor over a storage that may leave is managed
  *
  * A plain tensor takes one test of a bit and goes on to what torch had there.
  * torch.Tensor refuses setattr for some of these names, so they are put into
@@ -31,6 +32,7 @@ enum original { AS_SUBCLASS,
                 DATA_PTR,
                 DLPACK,
                 STORAGE,
+                SET,
                 ORIGINALS };
 
 /* The one static of the binding: there is one torch.Tensor in a process. It is
@@ -337,16 +339,6 @@ static PyObject *call_unmarked(enum original which, PyObject *self, PyObject *co
   return result;
 }
 
-static PyObject *tensor_new(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-  return call_unmarked(NEW, self, args, nargs, kwnames);
-}
-
-static PyObject *tensor_new_tensor(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-  return call_unmarked(NEW_TENSOR, self, args, nargs, kwnames);
-}
-
-/* ---- numpy, data_ptr, __dlpack__ and untyped_storage */
-
 struct noted_call {
   enum original which;
   int (*note)(PyObject *);
@@ -354,6 +346,26 @@ struct noted_call {
   Py_ssize_t nargs;
   PyObject *kwnames;
 };
+
+static PyObject *call_unmarked_now(void *context) {
+  const struct noted_call *c = context;
+  return call_unmarked(c->which, c->self, c->args, c->nargs, c->kwnames);
+}
+
+static PyObject *call_held(enum original which, PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+  struct noted_call c = {which, NULL, self, args, nargs, kwnames};
+  return mgd_lists_call(args, nargs + (kwnames ? PyTuple_GET_SIZE(kwnames) : 0), call_unmarked_now, &c);
+}
+
+static PyObject *tensor_new(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+  return call_held(NEW, self, args, nargs, kwnames);
+}
+
+static PyObject *tensor_new_tensor(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+  return call_held(NEW_TENSOR, self, args, nargs, kwnames);
+}
+
+/* ---- numpy, data_ptr, __dlpack__ and untyped_storage */
 
 /* The note comes first: between it and the call the bytes stay where they are. */
 static PyObject *call_noted_now(void *context) {
@@ -374,7 +386,10 @@ static PyObject *tensor_numpy(PyObject *self, PyObject *const *args, Py_ssize_t 
   return call_noted(NUMPY, mgd_torch_expose, self, args, nargs, kwnames);
 }
 
+/* Who only compares addresses gets a number that stays the same when the bytes leave, and that no other storage comes to have. */
 static PyObject *tensor_data_ptr(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+  const uint64_t identity = is_torchs_own(self) ? mgd_torch_identity(self) : 0;
+  if (identity && mgd_frames_is_saver()) return PyLong_FromUnsignedLongLong(identity);
   return call_noted(DATA_PTR, mgd_torch_expose, self, args, nargs, kwnames);
 }
 
@@ -383,7 +398,18 @@ static PyObject *tensor_dlpack(PyObject *self, PyObject *const *args, Py_ssize_t
 }
 
 static PyObject *tensor_storage(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-  return call_noted(STORAGE, mgd_torch_lend, self, args, nargs, kwnames);
+  const int saver = is_ours(self) && mgd_frames_is_saver();
+  return call_noted(STORAGE, saver ? mgd_torch_lend_to_saver : mgd_torch_lend, self, args, nargs, kwnames);
+}
+
+/* A tensor over a storage that may leave is managed: a plain one would not find its bytes. */
+static PyObject *tensor_set(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+  const Py_ssize_t total = nargs + (kwnames ? PyTuple_GET_SIZE(kwnames) : 0);
+  int saved = 0;
+  for (Py_ssize_t i = 0; i < total && saved == 0; i++) saved = mgd_storage_is_saved(args[i]);
+  PyObject *result = saved < 0 ? NULL : call_original(SET, self, args, nargs, kwnames);
+  if (result && saved && mgd_torch_mark_saved(self) < 0) Py_CLEAR(result);
+  return result;
 }
 
 /* ---- installation */
@@ -400,6 +426,7 @@ static PyMethodDef methods[ORIGINALS] = {
     [DATA_PTR] = {"data_ptr", FAST(tensor_data_ptr), NULL},
     [DLPACK] = {"__dlpack__", FAST(tensor_dlpack), NULL},
     [STORAGE] = {"untyped_storage", FAST(tensor_storage), NULL},
+    [SET] = {"set_", FAST(tensor_set), NULL},
 };
 
 /* torch.Tensor's own dict, borrowed. */

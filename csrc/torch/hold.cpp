@@ -6,11 +6,13 @@
 #include <array>
 
 #include "devices.h"
+#include "garbage.h"
 #include "graphs.h"
 #include "host_memory.h"
 #include "moves.h"
 #include "out_of_memory.h"
 #include "room.h"
+#include "state.h"
 
 namespace managed {
 
@@ -81,6 +83,15 @@ void Hold::add_tangent(const at::Tensor& t, bool written) {
   if (C10_LIKELY(!may_have_tangent(t))) return;
   const at::Tensor& tangent = t._fw_grad(0);
   if (C10_UNLIKELY(tangent.defined())) add(tangent, written);
+}
+
+void mark_tangent(const at::Tensor& view) {
+  const auto* meta = torch::autograd::impl::get_autograd_meta(view);
+  if (C10_LIKELY(!meta || !meta->fw_grad_)) return;
+  const at::Tensor& tangent = view._fw_grad(0);
+  each_storage(tangent, [&](c10::StorageImpl* s) {
+    if (block_of(s)) mark(tangent);
+  });
 }
 
 void Hold::used_at_last(Block* b) {
@@ -183,7 +194,7 @@ bool Hold::try_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::
     if (code == MGD_OK) return n == 0;
   } catch (const c10::OutOfMemoryError&) { // others took the room, or what should have left may not
     device = plan[0].kind == MGD_DO_RESTORE ? plan[0].to : plan[0].from;
-    if (now() >= deadline || !others_use(device, freed)) throw;
+    if ((now() >= deadline || !others_use(device, freed)) && !collect_garbage()) throw;
   }
   if (code == MGD_E_WAIT) { // whoever moves the bytes comes to an end, unless something is wrong
     TORCH_CHECK(now() < deadline + kStuck, "managed: the bytes of an operand have been on their way in another thread for too long");
@@ -191,7 +202,10 @@ bool Hold::try_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::
     give_back();
     const bool is_hopeless = code != MGD_E_BUSY || !others_use(device, freed);
     use_again();
-    if (is_hopeless || now() >= deadline) throw_no_room(device, handles, used_.size());
+    if (is_hopeless || now() >= deadline) {
+      if (collect_garbage()) return false;
+      throw_no_room(device, handles, used_.size());
+    }
   }
   wait_for_others(seen, deadline);
   return false;

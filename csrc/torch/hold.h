@@ -16,6 +16,9 @@ void let_leave(const at::Tensor& t);
 // The same until the next operator uses them: for what somebody reads in between without one.
 void keep_home_until_used(const at::Tensor& t);
 
+// Some views make their tangent below the key: it is managed where its bytes may leave.
+void mark_tangent(const at::Tensor& view);
+
 class Hold {
  public:
   // null: not for one operator, but while others run, which take turns of their own.

@@ -102,7 +102,7 @@ void hold_operands(Hold& hold, const OpFacts& f, const torch::jit::Stack& stack)
   const bool unknown_writes = f.route == Route::Open; // what others wrote may not say all that it does
   for (const TensorArg& a : f.tensors)
     each_tensor(stack[base + a.index], [&](const at::Tensor& t) {
-      if (f.looks_only && t.has_storage()) return; // a view of bytes that are elsewhere brings none home
+      if (only_looked_at(f, t)) return; // a view of bytes that are elsewhere brings none home
       hold.add(t, unknown_writes || (a.flags & (kWritten | kHiddenWrite)));
     });
   hold.bring_home();
@@ -235,6 +235,7 @@ void mark_result(const at::Tensor& t, const CallFacts& f) {
   if (C10_UNLIKELY(!t.defined())) return;
   mark(t);
   const bool is_view = f.looks_only && !f.fresh;
+  if (is_view && C10_UNLIKELY(t.unsafeGetTensorImpl()->autograd_meta() != nullptr)) mark_tangent(t);
   if (C10_LIKELY(!is_view && (f.mixing != Mixing::Never || !mgd_torch_in_backward()))) adopt(t, f.fresh);
 }
 

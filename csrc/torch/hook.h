@@ -29,6 +29,11 @@ inline bool meets_hook_inside(const CallFacts& f, c10::DispatchKeySet ks, bool o
 }
 // Whether a call on an accelerator holds its operands' storages itself: not where its steps do.
 inline bool holds_operands(const CallFacts& f) { return f.route == Route::Leaf || f.route == Route::Open; }
+// No byte of t is read: but torch resolves a lazy conjugate or negative, views aside, before it looks at its shape.
+inline bool only_looked_at(const CallFacts& f, const at::Tensor& t) {
+  constexpr c10::DispatchKeySet lazy({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
+  return f.looks_only && t.unsafeGetTensorImpl()->unsafe_storage() && !(f.fresh && t.key_set().has_any(lazy));
+}
 
 // Makes managed what an operator returned, and able to leave.
 void mark_result(const at::Tensor& t, const CallFacts& f);

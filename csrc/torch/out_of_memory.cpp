@@ -11,6 +11,7 @@
 
 #include "devices.h"
 #include "errors.h"
+#include "garbage.h"
 #include "record.h"
 
 namespace managed {
@@ -57,8 +58,13 @@ void throw_no_room(int device, mgd_handle* const* operands, std::size_t n) {
                                readable(bytes), " of them there.", table(), kAdvice));
 }
 
+std::string explained(const std::string& error, const std::string& where) {
+  return c10::str("managed: ", error, where.empty() ? "" : " (in " + where + ")", table(), kAdvice);
+}
+
 void explain_out_of_memory(const c10::OutOfMemoryError& e, const std::string& where) {
-  throw_out_of_memory(c10::str("managed: ", e.what_without_backtrace(), where.empty() ? "" : " (in " + where + ")", table(), kAdvice));
+  if (kernels_go_on.load(std::memory_order_relaxed)) collect_garbage(); // not possible under CUDA's lock: the next request finds the room
+  throw_out_of_memory(explained(e.what_without_backtrace(), where));
 }
 
 } // namespace managed

@@ -12,6 +12,8 @@ namespace managed {
 // The operands of one operator do not fit on the device together.
 [[noreturn]] void throw_no_room(int device, mgd_handle* const* operands, std::size_t n);
 
+// The text of an allocator's error with who holds what. `where`: the operator, if it was in one.
+std::string explained(const std::string& error, const std::string& where);
 // Rethrows what an allocator threw as managed.OutOfMemoryError, with who holds what. `where`: the operator, if it was in one.
 [[noreturn]] void explain_out_of_memory(const c10::OutOfMemoryError& e, const std::string& where);
 

@@ -10,6 +10,7 @@
 
 #include "api.h"
 #include "devices.h"
+#include "garbage.h"
 #include "guard.h"
 #include "hold.h"
 #include "host_memory.h"
@@ -201,9 +202,10 @@ void read_room(int64_t room[MGD_MAX_DEVICES]) {
   for (int id = 0; id < n; id++) room[id] = id == MGD_HOST ? 0 : free_bytes(id);
 }
 
-bool make_room(int device, int64_t bytes, Caller caller) {
+namespace {
+
+bool find_room(int device, int64_t bytes, Caller caller) {
   const bool locked = caller == Caller::LockedAllocator;
-  if (no_room_making) return false;
   const uint64_t seen = freed_count();
   const int64_t missing = std::max<int64_t>(1, bytes - free_bytes(device));
   if (drop_replicas(device, missing, locked)) return true;
@@ -227,6 +229,13 @@ bool make_room(int device, int64_t bytes, Caller caller) {
     if (freed_count() != seen) return true; // look again: somebody gave bytes back meanwhile
     if (!waits || !more_to_come || !wait_for_change(before, deadline)) return false;
   }
+}
+
+} // namespace
+
+bool make_room(int device, int64_t bytes, Caller caller) {
+  if (no_room_making) return false;
+  return find_room(device, bytes, caller) || (caller == Caller::Free && collect_garbage());
 }
 
 void set_budget(int device, int64_t bytes) {

@@ -221,7 +221,7 @@ bool may_leave(const mgd_handle* handle) {
   if (p.get_deleter() != &drop_block || p.get_context() != static_cast<const Head*>(b)) return false; // somebody gave the storage another block
   if (recording_graphs.load(std::memory_order_relaxed)) return false;
   const PyObject* object = s->pyobj_slot()->load_pyobj();
-  if (object && __atomic_load_n(&object->ob_refcnt, __ATOMIC_RELAXED) != 1) return false;
+  if (object && __atomic_load_n(&object->ob_refcnt, __ATOMIC_RELAXED) != 1 && !b->is_saved.load(std::memory_order_relaxed)) return false;
   return !b->block.get() || !backend_of(b->block.device().type())->is_shared(b->block);
 }
 

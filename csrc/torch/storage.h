@@ -19,6 +19,7 @@ namespace managed {
 struct Marks {
   std::atomic<bool> waits_for_use{false}; // pinned until an operator uses it
   std::atomic<bool> was_lent{false};      // to what may write it past every operator, as long as it lives
+  std::atomic<bool> is_saved{false};      // whoever holds the storage's Python object only saves it (saving.cpp)
 };
 
 struct Block final : Head, Marks, mgd_handle {

@@ -158,7 +158,7 @@ class Call {
     torture_now();
     for (const Tensors& a : arguments_)
       for (const at::Tensor& t : a) // a view of bytes that are elsewhere brings none home
-        if (!arguments_.facts.looks_only || !t.unsafeGetTensorImpl()->unsafe_storage()) hold_.add(t, arguments_.is_written(a));
+        if (!only_looked_at(arguments_.facts, t)) hold_.add(t, arguments_.is_written(a));
     hold_.bring_home();
   }
 

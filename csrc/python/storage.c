@@ -1,0 +1,68 @@
+/* storage.c: storages in the hands of serialisers, as managed._saving meets them.
+ *
+ * It decides nothing: frames.c knows who only saves, torch/saving.cpp does the rest.
+ */
+#include "binding.h"
+
+#include <string.h>
+
+int mgd_storage_is_saved(PyObject *o) {
+  if (strcmp(Py_TYPE(o)->tp_name, "TypedStorage") != 0) return mgd_torch_is_saved(o);
+  PyObject *untyped = PyObject_GetAttrString(o, "_untyped_storage");
+  const int saved = untyped ? mgd_torch_is_saved(untyped) : -1;
+  Py_XDECREF(untyped);
+  return saved;
+}
+
+static PyObject *is_saved(PyObject *module, PyObject *storage) {
+  (void)module;
+  return PyBool_FromLong(mgd_torch_is_saved(storage));
+}
+
+static PyObject *keep_storage(PyObject *module, PyObject *storage) {
+  (void)module;
+  if (mgd_torch_keep_storage(storage) < 0) return NULL;
+  Py_RETURN_NONE;
+}
+
+static PyObject *save_made(PyObject *module, PyObject *storage) {
+  (void)module;
+  if (mgd_torch_save_made(storage) < 0) return NULL;
+  Py_RETURN_NONE;
+}
+
+static PyObject *copy_saved(PyObject *module, PyObject *args) {
+  (void)module;
+  PyObject *target, *source;
+  if (!PyArg_ParseTuple(args, "OO:copy_saved", &target, &source) || mgd_torch_copy_saved(target, source) < 0) return NULL;
+  Py_RETURN_NONE;
+}
+
+static PyObject *write_saved(PyObject *module, PyObject *args) {
+  (void)module;
+  PyObject *target, *source;
+  if (!PyArg_ParseTuple(args, "OO:write_saved", &target, &source) || mgd_torch_write_saved(target, source) < 0) return NULL;
+  Py_RETURN_NONE;
+}
+
+static PyObject *compared_address(PyObject *module, PyObject *storage) {
+  (void)module;
+  const uint64_t identity = mgd_torch_identity(storage);
+  return PyLong_FromUnsignedLongLong(identity && mgd_frames_is_saver() ? identity : 0);
+}
+
+static PyObject *explained(PyObject *module, PyObject *error) {
+  (void)module;
+  return mgd_torch_explained(error);
+}
+
+PyMethodDef mgd_storage_methods[] = {
+    {"is_saved", is_saved, METH_O, PyDoc_STR("is_saved(storage, /)\n--\n\nWhether whoever holds the storage only saves it, so that it may leave.")},
+    {"keep_storage", keep_storage, METH_O, PyDoc_STR("keep_storage(storage, /)\n--\n\nThe program holds it from now on: its bytes come home and stay.")},
+    {"save_made", save_made, METH_O, PyDoc_STR("save_made(storage, /)\n--\n\nA new storage that nobody else has is in the hands of who only saves it.")},
+    {"copy_saved", copy_saved, METH_VARARGS, PyDoc_STR("copy_saved(target, source, /)\n--\n\nCopies a saved storage from where its bytes are.")},
+    {"write_saved", write_saved, METH_VARARGS, PyDoc_STR("write_saved(target, source, /)\n--\n\nCopies a storage of the host into a saved one.")},
+    {"compared_address", compared_address, METH_O,
+     PyDoc_STR("compared_address(storage, /)\n--\n\nWhat stands for its address where the caller only compares it; 0 where it has to be the address itself.")},
+    {"explained", explained, METH_O, PyDoc_STR("explained(text, /)\n--\n\nThe text of an allocator's error, with who holds what.")},
+    {NULL, NULL, 0, NULL}};

@@ -1,0 +1,206 @@
+// saving.cpp: storages in the hands of somebody who only saves them.
+//
+// A serialiser takes the storage of every tensor first and writes them afterwards. What it holds may leave meanwhile,
+// and is copied from where it is: nothing comes home to be saved. As soon as somebody does anything else with such a
+// storage it is the program's, which stays where it is as long as it is held (exposure.h).
+#include <ATen/core/Tensor.h>
+#include <c10/core/StorageImpl.h>
+#include <torch/csrc/Storage.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
+#include <array>
+#include <climits>
+
+#include "api.h"
+#include "devices.h"
+#include "exposure.h"
+#include "guard.h"
+#include "hold.h"
+#include "host_memory.h"
+#include "moves.h"
+#include "out_of_memory.h"
+#include "room.h"
+#include "state.h"
+
+namespace managed {
+namespace {
+
+constexpr int64_t kStuck = 60'000'000'000; // ns that others may take to move the bytes
+
+bool is_storage(PyObject* o) { return PyObject_TypeCheck(o, THPStorageClass); }
+
+c10::StorageImpl* storage_of(PyObject* o) { return THPStorage_Unpack(o).unsafeGetStorageImpl(); }
+
+Block* saved_block(PyObject* o) {
+  Block* b = is_storage(o) && storage_of(o) ? block_of(storage_of(o)) : nullptr;
+  return b && b->is_saved ? b : nullptr;
+}
+
+// One reference is the storage's own (storage.cpp, may_leave).
+bool is_held(c10::StorageImpl* s) {
+  PyObject* object = s->pyobj_slot()->load_pyobj();
+  return object && Py_REFCNT(object) != 1;
+}
+
+// False: a plain tensor, whose bytes nobody would bring back; a storage without a handle, which never leaves; or the program has it.
+bool may_be_saved(const at::Tensor& t, c10::StorageImpl* s) {
+  if (!has_key(t.unsafeGetTensorImpl())) return false;
+  Block* b = block_of(s);
+  if (!b) b = adopt_operand(t, s);
+  return b && (b->is_saved || !is_held(s));
+}
+
+// A use of the bytes, wherever they are.
+class Use {
+ public:
+  explicit Use(Block& b) : block_(b) { mgd_handle_use(&b, next_tick()); }
+  ~Use() {
+    if (mgd_handle_put(&block_, 1)) delete &block_;
+  }
+  Use(const Use&) = delete;
+  Use& operator=(const Use&) = delete;
+
+ private:
+  Block& block_;
+};
+
+int index_of(int id) { return id == MGD_HOST ? -1 : static_cast<int>(device_of(id).index()); }
+
+void copy_at_home(Block& b, int to, void* target) {
+  backend_of(device_of(b.home).type())->copy(index_of(to), target, index_of(b.home), b.block.get(), b.size());
+}
+
+// To everybody else it looks as if they came home and failed to: nobody takes them away or frees them meanwhile.
+void copy_away(Block& b, const mgd_action& a, int to, void* target) {
+  struct StillAway {
+    Block& b;
+    ~StillAway() {
+      void* left = nullptr;
+      mgd_restore_end(machine(), &b, false, &left);
+      free_host(left);
+      note_change();
+    }
+  } const still_away{b};
+  const bool on_host = a.from == MGD_HOST;
+  const void* source = on_host ? data_of(static_cast<HostMemory*>(a.memory)) : b.guest.get();
+  if (on_host && to == MGD_HOST) std::memcpy(target, source, b.size());
+  else backend_of(device_of(b.home).type())->copy(index_of(to), target, index_of(a.from), source, b.size());
+}
+
+// False: they are on their way.
+bool try_to_copy(Block& b, int to, void* target) {
+  const Moving moving;
+  int64_t room[MGD_MAX_DEVICES]; // no bytes come, so all have it
+  std::fill(std::begin(room), std::end(room), INT64_MAX);
+  std::array<mgd_action, 1 + MGD_MAX_DEVICES> plan;
+  std::size_t n = plan.size();
+  mgd_handle* handle = &b;
+  int device = 0;
+  if (mgd_acquire_begin(machine(), &handle, 1, room, plan.data(), &n, &device) != MGD_OK) return false;
+  n ? copy_away(b, plan[0], to, target) : copy_at_home(b, to, target);
+  return true;
+}
+
+void copy_bytes(Block& b, int to, void* target) {
+  const Use use(b);
+  const int64_t deadline = now() + kStuck;
+  for (;;) {
+    const uint64_t seen = freed_count();
+    if (try_to_copy(b, to, target)) return;
+    TORCH_CHECK(now() < deadline, "managed: the bytes of a storage have been on their way in another thread for too long");
+    wait_for_change(seen, deadline);
+  }
+}
+
+// For what takes tensors.
+at::Tensor tensor_over(const c10::Storage& storage) {
+  const auto key = c10::computeDispatchKey(at::kByte, std::nullopt, storage.device());
+  return at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet(key), caffe2::TypeMeta::Make<uint8_t>());
+}
+
+} // namespace
+} // namespace managed
+
+using namespace managed;
+
+int mgd_torch_lend_to_saver(PyObject* o) {
+  return guarded([&] {
+    const at::Tensor& t = THPVariable_Unpack(o);
+    bool saved = t.has_storage();
+    each_storage(t, [&](c10::StorageImpl* s) { saved = saved && may_be_saved(t, s); });
+    if (!saved) lend(t);
+    else block_of(t.storage().unsafeGetStorageImpl())->is_saved = true;
+    return 0;
+  });
+}
+
+int mgd_torch_is_saved(PyObject* o) { return saved_block(o) != nullptr; }
+
+int mgd_torch_save_made(PyObject* o) {
+  return guarded([&] {
+    c10::StorageImpl* s = storage_of(o);
+    if (!is_too_small(s)) adopt_slow(s, true);
+    if (Block* b = block_of(s)) b->is_saved = true;
+    return 0;
+  });
+}
+
+int mgd_torch_keep_storage(PyObject* o) {
+  return guarded([&] {
+    if (!saved_block(o)) return 0;
+    lend(tensor_over(THPStorage_Unpack(o)));
+    return 0;
+  });
+}
+
+extern "C" int mgd_torch_mark_saved(PyObject* o) {
+  return guarded([&] {
+    const at::Tensor& t = THPVariable_Unpack(o);
+    mark(t);
+    make_state(t);
+    return 0;
+  });
+}
+
+extern "C" int mgd_torch_write_saved(PyObject* to, PyObject* from) {
+  return guarded([&] {
+    const c10::Storage &target = THPStorage_Unpack(to), &source = THPStorage_Unpack(from);
+    TORCH_CHECK(saved_block(to) && source.device().is_cpu() && target.nbytes() == source.nbytes(), "managed: these bytes cannot be copied there");
+    const NoGil no_gil;
+    const HeldTensor held(tensor_over(target), true);
+    const Block& b = *block_of(target.unsafeGetStorageImpl());
+    backend_of(target.device_type())->copy(index_of(b.home), b.block.get(), -1, source.data(), b.size());
+    return 0;
+  });
+}
+
+int mgd_torch_copy_saved(PyObject* to, PyObject* from) {
+  return guarded([&] {
+    Block* b = saved_block(from);
+    const c10::Storage& target = THPStorage_Unpack(to);
+    const int place = id_of(target.device());
+    TORCH_CHECK(b && place >= 0 && target.nbytes() == b->size(), "managed: these bytes cannot be copied from where they are");
+    void* data = target.mutable_data();
+    const NoGil no_gil;
+    copy_bytes(*b, place, data);
+    return 0;
+  });
+}
+
+uint64_t mgd_torch_identity(PyObject* o) {
+  const bool storage = is_storage(o);
+  if (!storage && !THPVariable_Check(o)) return 0;
+  const at::Tensor none;
+  const at::Tensor& t = storage ? none : THPVariable_Unpack(o);
+  c10::StorageImpl* s = storage ? storage_of(o) : t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  if (!s || !block_of(s)) return 0;
+  return reinterpret_cast<uint64_t>(s) + (storage ? 0 : static_cast<uint64_t>(t.storage_offset()) * t.itemsize());
+}
+
+PyObject* mgd_torch_explained(PyObject* error) {
+  return guarded([&]() -> PyObject* {
+    const char* text = PyUnicode_AsUTF8(error);
+    return text ? PyUnicode_FromString(explained(text, {}).c_str()) : nullptr;
+  });
+}
