@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch.nn.parameter import UninitializedParameter
 
+from managed._backend import C
+from managed._placed import is_placed
+
 __all__: list[str] = []
 
 
@@ -24,7 +27,10 @@ def _wrap_swap(original: Any) -> Any:
     def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
         # It exchanges `__class__`, which is ManagedTensor for whatever type is managed.
         types = type(t1), type(t2)
+        placed = [t for t in (t1, t2) if is_placed(t)]
         original(t1, t2)
+        for tensor in placed:  # what it was, with new contents; its own go on being placed as the other
+            C.place(tensor, True)
         for tensor, other in ((t1, types[1]), (t2, types[0])):
             if type(tensor) is not other:
                 tensor.__class__ = other

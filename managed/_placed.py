@@ -1,4 +1,4 @@
-"""What the program has put on a device stays there when it is copied, exchanged or parametrized."""
+"""What the program has put on a device stays there when it is copied or parametrized."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ def install() -> None:
     kinds: tuple[Any, ...] = (torch.Tensor, nn.Parameter)
     for kind in kinds:
         kind.__deepcopy__ = _wrap_copy(kind.__deepcopy__)
-    torch.utils.swap_tensors = _wrap_swap(torch.utils.swap_tensors)
 
 
-def _is_placed(tensor: torch.Tensor) -> bool:
+def is_placed(tensor: torch.Tensor) -> bool:
     return C.is_managed(tensor) and C.placed(tensor)
 
 
@@ -30,23 +29,11 @@ def _wrap_copy(original: Any) -> Any:
     @functools.wraps(original)
     def __deepcopy__(self: torch.Tensor, memo: Any) -> Any:
         result = original(self, memo)
-        if _is_placed(self):
+        if is_placed(self):
             C.place(result, True)
         return result
 
     return __deepcopy__
-
-
-def _wrap_swap(original: Any) -> Any:
-    @functools.wraps(original)
-    def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
-        """A tensor stays placed with new contents, and contents stay placed under another name."""
-        placed = [t for t in (t1, t2) if _is_placed(t)]
-        original(t1, t2)
-        for tensor in placed:
-            C.place(tensor, True)
-
-    return swap_tensors
 
 
 def parametrized(forward: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -58,7 +45,7 @@ def parametrized(forward: Callable[[Any], Any]) -> Callable[[Any], Any]:
         if isinstance(result, torch.Tensor) and not torch.compiler.is_compiling():
             kept = (*self._parameters.values(), *self._buffers.values())
             own = [t for t in kept if t is not None]
-            if own and all(_is_placed(t) and t.device == result.device for t in own):
+            if own and all(is_placed(t) and t.device == result.device for t in own):
                 C.place(C.mark(result, True), True)
         return result
 

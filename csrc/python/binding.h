@@ -119,14 +119,10 @@ extern PyMethodDef mgd_explain_methods[];
 /* ---- memory.c: what leaves devices and comes back */
 extern PyMethodDef mgd_memory_methods[];
 
-int mgd_torch_write_saved(PyObject *target, PyObject *source); /* the other way: from the host into a saved storage */
-int mgd_torch_mark_saved(PyObject *tensor); /* makes a tensor over a saved storage managed */
 /* ---- storage.c: storages in the hands of serialisers */
 int mgd_storage_is_saved(PyObject *o); /* whether it is a storage, untyped or typed, that a saver holds */
 extern PyMethodDef mgd_storage_methods[];
 
-/* f(context), while the tensors of the list are home and stay. */
-PyObject *mgd_torch_held(PyObject *tensors, PyObject *(*f)(void *), void *context);
 /* ---- lists.c: lists of tensors that torch reads number by number */
 int mgd_lists_install(void);
 /* f(context), while the managed tensors in the lists among the arguments are home and stay. */

@@ -8,7 +8,7 @@
 
 using namespace managed;
 
-extern "C" PyObject* mgd_torch_held(PyObject* tensors, PyObject* (*f)(void*), void* context) {
+PyObject* mgd_torch_held(PyObject* tensors, PyObject* (*f)(void*), void* context) {
   return guarded([&] {
     const Visit visit;
     Turn turn;

@@ -154,7 +154,7 @@ int mgd_torch_keep_storage(PyObject* o) {
   });
 }
 
-extern "C" int mgd_torch_mark_saved(PyObject* o) {
+int mgd_torch_mark_saved(PyObject* o) {
   return guarded([&] {
     const at::Tensor& t = THPVariable_Unpack(o);
     mark(t);
@@ -163,7 +163,7 @@ extern "C" int mgd_torch_mark_saved(PyObject* o) {
   });
 }
 
-extern "C" int mgd_torch_write_saved(PyObject* to, PyObject* from) {
+int mgd_torch_write_saved(PyObject* to, PyObject* from) {
   return guarded([&] {
     const c10::Storage &target = THPStorage_Unpack(to), &source = THPStorage_Unpack(from);
     TORCH_CHECK(saved_block(to) && source.device().is_cpu() && target.nbytes() == source.nbytes(), "managed: these bytes cannot be copied there");
