@@ -1,12 +1,13 @@
 """Room that cannot be made: what the error is and says, and that all is whole after it."""
 
-import gc
 import io
 import pickle
+import textwrap
 
 import pytest
 import torch
 from accelerate.utils.memory import find_executable_batch_size, should_reduce_batch_size
+from pressed import BEGIN
 from pressure import MiB, leaves_nothing, moved, on, spill
 from torch import nn
 
@@ -120,19 +121,91 @@ def test_what_fails_outside_a_kernel_says_as_much(room, call):
 
 
 def test_storages_that_the_program_holds_are_named(room):
-    """Serialisers hold all until they are done."""
+    """Serialisers hold all until they are done; what they hold may leave."""
     weights = [sized(20) for _ in range(3)]
     for call in (
-        lambda: torch.save(weights, io.BytesIO()),
-        lambda: pickle.dumps(weights),
         lambda: [[w.untyped_storage() for w in weights[:2]], weights[2] + 1],
         lambda: [[w.untyped_storage() for w in weights[:2]], sized(20)],
     ):
         text = str(failure(call))
-        gc.collect()  # torch.save leaves itself behind in a cycle
         assert "40 MiB whose storages the program holds" in text
         assert "let go of untyped_storage()" in text
-    torch.save([w.cpu() for w in weights], io.BytesIO())
+    torch.save(weights, io.BytesIO())
+    pickle.dumps(weights)
+
+
+GARBAGE = """
+class Keeps:
+    def __init__(self, *what):
+        self.self, self.what = self, what
+
+x = on(torch.ones(2 * MiB))  # 8 MiB each
+gc.collect()
+gc.disable()  # nobody but the error path collects
+with managed.budget("sim:0", "20MiB"):
+    Keeps(torch.zeros(10 * MiB, dtype=torch.uint8, device="sim:0"))  # plain: it cannot leave
+    {make}
+print("found")
+"""
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        "assert (x + 1).sum().item() == 2 * x.numel()",
+        "assert torch.zeros(16 * MiB, dtype=torch.uint8, device='sim:0').sum().item() == 0",
+        "_C.spill_all(); assert torch.dot(x, x * 1).item() == x.numel()",
+    ],
+    ids=["result", "plain", "operands"],
+)
+def test_garbage_is_collected_before_it_is_an_error(run_python, make):
+    """What only a cycle of Python objects holds makes nobody fail."""
+    assert run_python(BEGIN + GARBAGE.replace("{make}", make)) == "found\n"
+
+
+def test_garbage_is_not_collected_at_every_error(run_python):
+    """Who looks for a size that fits fails often: most of the time is not the collector's."""
+    script = """
+        import gc
+        junk = [[i] for i in range(10**6)]  # makes each collection slow
+        rounds = []
+        gc.callbacks.append(lambda phase, info: rounds.append(info) if phase == "stop" else None)
+        gc.disable()
+        plain = torch.zeros(50 * MiB, dtype=torch.uint8, device="sim:0")
+        errors = 0
+        for _ in range(50):
+            try:
+                on(torch.ones(4 * MiB))
+            except torch.OutOfMemoryError:
+                errors += 1
+        assert errors == 50
+        assert 1 <= len(rounds) <= 25, rounds
+        print("found")
+        """
+    assert run_python(BEGIN + textwrap.dedent(script)) == "found\n"
+
+
+def test_garbage_is_not_waited_for_with_the_interpreter_held(run_python):
+    """A thread that never lets go of the interpreter makes the error late, and nothing else."""
+    script = """
+        import ctypes
+        plain = torch.zeros(50 * MiB, dtype=torch.uint8, device="sim:0")
+        sleep = ctypes.PyDLL(None).sleep  # keeps the GIL
+        def work():
+            try:
+                on(torch.ones(4 * MiB))
+            except torch.OutOfMemoryError:
+                failed.append(time.monotonic())
+        failed = []
+        began = time.monotonic()
+        thread = threading.Thread(target=work)
+        thread.start()
+        sleep(3)
+        thread.join()
+        assert failed and failed[0] - began < 10
+        print("found")
+        """
+    assert run_python(BEGIN + textwrap.dedent(script)) == "found\n"
 
 
 def test_plain_tensors_get_torchs_own_error(room):

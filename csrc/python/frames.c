@@ -186,13 +186,16 @@ int mgd_frames_in_transaction(void) {
 
 /* ---- who only saves */
 
-/* Functions that ask for storages to write them into a file, or for addresses to compare them. This is the one list. */
+/* Functions that ask for storages to write them into a file or read them from one, or for addresses to compare them. This is the one list. */
 static const struct {
   const char *file, *function;
 } savers[] = {
     {"/torch/_tensor.py", "_reduce_ex_internal"},
     {"/torch/_tensor.py", "__deepcopy__"},
     {"/torch/serialization.py", "persistent_id"},
+    {"/torch/serialization.py", "load_tensor"},
+    {"/torch/serialization.py", "persistent_load"},
+    {"/torch/serialization.py", "_legacy_load"},
     {"/safetensors/torch.py", "storage_ptr"},
     {"/safetensors/torch.py", "storage_size"},
     {"/safetensors/torch.py", "_end_ptr"},
