@@ -14,6 +14,7 @@ from collections.abc import Callable
 from managed import (
     _checkpoint,
     _compile,
+    _einsum,
     _fake,
     _functions,
     _graphs,
@@ -66,6 +67,7 @@ C.install(ManagedTensor)
 if not INERT:
     _checkpoint.install()
     _compile.install()
+    _einsum.install()
     _fake.install()
     _functions.install()
     _graphs.install()

@@ -1,0 +1,261 @@
+"""Libraries of an environment of their own
+
+neuraloperator, Lightning, botorch and torchdiffeq: `make ecosystem` installs them and runs this.
+"""
+
+import contextlib
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import managed
+from managed import ManagedModule, ManagedTensor, integrations
+
+from .common import difference, managed_on
+
+# Warnings of these libraries about themselves, and about what they find missing.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def library(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip(name, reason=f"{name} is not installed: make ecosystem")
+
+
+@contextlib.contextmanager
+def half_of(program):
+    """Runs a program on sim:1 and then gives it half of what it took above what was there."""
+    before = torch.sim.memory_allocated("sim:1")
+    torch.sim.reset_peak_memory_stats("sim:1")
+    program()
+    peak = torch.sim.max_memory_allocated("sim:1") - before
+    with managed.budget("sim:1", before + peak // 2):
+        spilled = managed.stats()["spill"]
+        yield
+        assert managed.stats()["spill"] > spilled
+
+
+def values(module):
+    return [p.detach().cpu() for p in module.parameters()]
+
+
+# ---- neuraloperator
+
+
+def fno():
+    neuralop = library("neuralop")
+    torch.manual_seed(0)
+    return neuralop.models.FNO((8, 8), 1, 1, hidden_channels=16, n_layers=3)
+
+
+def operate(net, device="cpu"):
+    """Three steps of training; losses and weights."""
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    x = torch.randn(2, 1, 32, 32, generator=torch.Generator().manual_seed(1)).to(device)
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = (net(x) - x.flip(-1)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, values(net)
+
+
+@pytest.mark.row("neuraloperator, FNO", note="On one device and dispersed")
+@pytest.mark.parametrize("place", ["one", "disperse"])
+def test_fno(place):
+    known = dict(vars(library("neuralop.models.base_model").BaseModel)["_models"])
+    net = ManagedModule.from_module(fno())
+    net = net.cuda(1) if place == "one" else net.cuda(disperse=True)
+    assert known == library("neuralop.models.base_model").BaseModel._models
+    assert len({p.device for p in net.parameters()}) == (1 if place == "one" else 4)
+    expected = operate(fno())
+    assert difference(expected, operate(net)) is None
+    assert all(isinstance(p, ManagedTensor) for p in net.parameters())
+
+
+@pytest.mark.row("neuraloperator, FNO on half of the memory")
+@pytest.mark.not_under_torture("all spills, whatever the budget")
+def test_fno_on_half_of_the_memory():
+    expected = operate(fno())
+    with half_of(lambda: operate(ManagedModule.from_module(fno()).cuda(1), "sim:1")):
+        assert difference(expected, operate(ManagedModule.from_module(fno()).cuda(1))) is None
+
+
+# ---- Lightning
+
+X = torch.randn(24, 64, generator=torch.Generator().manual_seed(2))
+
+
+def lightning():
+    return library("pytorch_lightning")
+
+
+def network(dropout=0.0):
+    class Net(lightning().LightningModule):
+        def __init__(self):
+            super().__init__()
+            layers = [(nn.Linear(64, 64), nn.Dropout(dropout), nn.ReLU()) for _ in range(4)]
+            self.layers = nn.Sequential(*(layer for group in layers for layer in group))
+            self.seen = []
+
+        def training_step(self, batch, index):
+            self.seen.append(self.device)
+            (x,) = batch
+            return (self.layers(x) - x).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+    torch.manual_seed(0)
+    return Net()
+
+
+def fit(net, folder, steps=3, resume=None, **options):
+    trainer = lightning().Trainer(
+        default_root_dir=folder,
+        max_steps=steps,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **({"enable_checkpointing": False} | options),
+    )
+    trainer.fit(net, DataLoader(TensorDataset(X), 8), ckpt_path=resume)
+    return values(net)
+
+
+@pytest.mark.row(
+    "Lightning, `from_module(model).cuda(disperse=True)`",
+    note="`self.device` is the first parameter's",
+)
+def test_a_lightning_module_is_dispersed():
+    net = ManagedModule.from_module(network()).cuda(disperse=True)
+    assert len({p.device for p in net.parameters()}) == 4
+    assert net.device == next(net.parameters()).device
+    expected = network()
+    assert torch.equal(net.layers(X).cpu(), expected.layers(X))
+    assert net.cpu().device == torch.device("cpu")
+    assert net.to("sim:2").device == torch.device("sim:2")
+
+
+PLACES = {"one": lambda net: net.cuda(1), "disperse": lambda net: net.cuda(disperse=True)}
+
+
+@pytest.mark.row(
+    "Lightning's Trainer, `integrations.lightning_strategy()`", note="On one device or dispersed"
+)
+@pytest.mark.parametrize("place", PLACES)
+def test_lightning_trains_where_the_model_is(place, tmp_path):
+    expected = fit(network(), tmp_path)
+    net = PLACES[place](ManagedModule.from_module(network()))
+    homes = [p.device for p in net.parameters()]
+    actual = fit(net, tmp_path, strategy=integrations.lightning_strategy())
+    assert difference(expected, actual) is None
+    assert [p.device for p in net.parameters()] == homes
+    assert set(net.seen) == {homes[0]}
+    assert all(isinstance(p, ManagedTensor) for p in net.parameters())
+
+
+@pytest.mark.row("Lightning's Trainer on half of the memory")
+@pytest.mark.not_under_torture("all spills, whatever the budget")
+def test_lightning_on_half_of_the_memory(tmp_path):
+    def program():
+        net = ManagedModule.from_module(network()).cuda(1)
+        return fit(net, tmp_path, strategy=integrations.lightning_strategy())
+
+    expected = fit(network(), tmp_path)
+    with half_of(program):
+        assert difference(expected, program()) is None
+
+
+@pytest.mark.row(
+    "Lightning, resumed, `integrations.lightning_generator()`",
+    note="Dropout goes on where the checkpoint was made",
+)
+def test_a_resumed_lightning_draws_on(tmp_path):
+    def run(resume=None):
+        net = ManagedModule.from_module(network(dropout=0.3)).cuda(0)
+        saving = lightning().callbacks.ModelCheckpoint(
+            tmp_path, filename="at-{step}", every_n_train_steps=2, save_top_k=-1
+        )
+        callbacks = [integrations.lightning_generator(), saving]
+        strategy = integrations.lightning_strategy()
+        options = {"enable_checkpointing": True, "callbacks": callbacks, "strategy": strategy}
+        return fit(net, tmp_path, 4, resume, max_epochs=4, **options), torch.sim.get_rng_state(0)
+
+    expected, state = run()
+    (checkpoint,) = tmp_path.glob("at-step=2*.ckpt")
+    torch.manual_seed(5)
+    actual, other = run(checkpoint)
+    assert difference(expected, actual) is None
+    assert torch.equal(state, other)
+
+
+# ---- botorch
+
+
+@pytest.mark.row("botorch, `optimize_acqf`", note="Model and bounds on one device, or apart")
+@pytest.mark.parametrize("bounds_on", ["cpu", "sim:1", "sim:2"])
+def test_optimize_acqf(bounds_on):
+    library("botorch")
+    from botorch.acquisition import LogExpectedImprovement
+    from botorch.models import SingleTaskGP
+    from botorch.optim import optimize_acqf
+
+    x = torch.rand(12, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    y = (x - 0.4).square().sum(-1, keepdim=True).neg()
+    bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
+
+    def optimum(x, y, bounds, change=lambda model: model):
+        model = change(SingleTaskGP(x, y)).eval()
+        acquisition = LogExpectedImprovement(model, best_f=y.max())
+        torch.manual_seed(0)
+        options = {"batch_limit": 4, "maxiter": 20}
+        return optimize_acqf(
+            acquisition, bounds, 1, num_restarts=4, raw_samples=16, options=options
+        )
+
+    expected = optimum(x, y, bounds)
+    there = [managed_on(t, d) for t, d in ((x, "sim:1"), (y, "sim:1"), (bounds, bounds_on))]
+    actual = optimum(*there, lambda model: ManagedModule.from_module(model).to("sim:1"))
+    for wanted, got in zip(expected, actual, strict=True):
+        assert torch.equal(wanted, got.cpu())
+
+
+# ---- torchdiffeq
+
+
+class Field(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 4))
+
+    def forward(self, t, y):
+        return self.net(y**3)
+
+
+@pytest.mark.row("torchdiffeq, `odeint`, `odeint_adjoint`", note="Model and state on two devices")
+@pytest.mark.parametrize("function", ["odeint", "odeint_adjoint"])
+@pytest.mark.parametrize("method", ["dopri5", "rk4"])
+@pytest.mark.parametrize(("model_on", "state_on"), [("sim:1", "sim:2"), ("sim:1", "cpu")])
+def test_odeint(function, method, model_on, state_on):
+    solve = getattr(library("torchdiffeq"), function)
+    torch.manual_seed(0)
+    field, y, t = Field(), torch.randn(3, 4).requires_grad_(), torch.linspace(0.0, 1.0, 5)
+    net = ManagedModule.from_module(copy.deepcopy(field)).to(model_on)
+    there = managed_on(y, state_on)
+    expected = solve(field, y, t, method=method)
+    actual = solve(net, there, managed_on(t, state_on), method=method)
+    assert actual.device == there.device
+    assert torch.equal(expected, actual.cpu())
+    expected.square().sum().backward()
+    actual.square().sum().backward()
+    for p, q in zip([y, *field.parameters()], [there, *net.parameters()], strict=True):
+        assert q.grad.device == q.device
+        assert torch.equal(p.grad, q.grad.cpu())
