@@ -21,8 +21,11 @@ from managed.settings import logger
 
 __all__: list[str] = []
 
-#: Bytes of groups and room of devices -> the device of each group, or None when it does not fit.
-Planner = Callable[[list[int], list[int]], "list[int] | None"]
+#: What a device has room for, what is in use there, and how fast it is.
+Share = tuple[int, int, float]
+
+#: Bytes of groups and shares of devices -> the device of each group, or None when it does not fit.
+Planner = Callable[[list[int], list[Share]], "list[int] | None"]
 
 #: How often a plan is made again when other threads' copies were in its way.
 _PLANS = 16
@@ -160,24 +163,42 @@ def _add_note(error: BaseException, note: str) -> None:
 
 
 def gather(found: list[Slot], manager: C.DeviceManager) -> None:
-    """All of it on the one device that find_device names; stays where nothing has room."""
+    """All of it on the one device that find_device names, or on the roomiest when it names none."""
     accelerators = {device for device, _ in C.rooms(manager)}
     if all(s.tensor.device in accelerators for s in found):
         return
     with C.admit(manager, room(found), False) as held:
-        if held.device.type == "cpu":
-            if accelerators:
-                logger.log(manager.default_level, "a module of %d bytes fits nowhere", held.bytes)
-            return
-        carry([(s, held.device) for s in found], held.reason)
+        device, reason = held.device, held.reason
+        if device.type == "cpu":
+            device, reason = roomiest(found, manager) or device, C.ASKED
+        if device in accelerators:
+            carry([(s, device) for s in found], reason)
 
 
-def plan_layers(sizes: list[int], rooms: list[int]) -> list[int] | None:
-    return C.plan_layers(sizes, None, rooms)
+def roomiest(found: list[Slot], manager: C.DeviceManager) -> torch.device | None:
+    """Where to bring what no device has room for: what is not in use spills from there."""
+    shares = _shares(found, manager)
+    if not shares:
+        return None
+    device = max(shares, key=lambda share: share[1][0])[0]  # the first among equals
+    message = "a module of %d bytes fits on no accelerator now: it goes to %s, which spills"
+    logger.log(manager.default_level, message, room(found), device)
+    return device
 
 
-def plan_alone(sizes: list[int], rooms: list[int]) -> list[int] | None:
-    return C.plan_spread(sizes, rooms)
+def _shares(found: Iterable[Slot], manager: C.DeviceManager) -> list[tuple[torch.device, Share]]:
+    """What devices have for these tensors: what they hold on a device now is room for them."""
+    held: Counter[torch.device] = Counter()
+    for slot in found:
+        held[slot.tensor.device] += C.nbytes(slot.tensor)
+    return [
+        (device, (free + held[device], max(load - held[device], 0), speed))
+        for device, (free, load, speed) in C.rooms(manager)
+    ]
+
+
+def plan_layers(sizes: list[int], shares: list[Share]) -> list[int] | None:
+    return C.plan_layers(sizes, None, shares)
 
 
 def alone(found: list[list[Slot]]) -> list[list[Slot]]:
@@ -206,16 +227,11 @@ def spread(groups: list[list[Slot]], manager: C.DeviceManager, planner: Planner)
 def _plan(
     groups: list[list[Slot]], manager: C.DeviceManager, planner: Planner
 ) -> list[tuple[Slot, torch.device]] | None:
-    # What the module holds on a device now is room for its own plan.
-    held: Counter[torch.device] = Counter()
-    for slot in (s for layer in groups for s in layer):
-        held[slot.tensor.device] += C.nbytes(slot.tensor)
-    rooms = [(device, free + held[device]) for device, free in C.rooms(manager)]
-    sizes = [room(layer) for layer in groups]
-    plan = planner(sizes, [free for _, free in rooms])
+    shares = _shares((s for layer in groups for s in layer), manager)
+    plan = planner([room(layer) for layer in groups], [share for _, share in shares])
     if plan is None:
         return None
-    return [(s, rooms[i][0]) for layer, i in zip(groups, plan, strict=True) for s in layer]
+    return [(s, shares[i][0]) for layer, i in zip(groups, plan, strict=True) for s in layer]
 
 
 def _reserve(

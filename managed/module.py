@@ -92,11 +92,12 @@ class ManagedModule(nn.Module):
         """Moves all parameters and buffers to an accelerator, in place.
 
         With `device`, there. Without, to the device that find_device names for the bytes of all of
-        it; with `disperse=True` contiguous layers over all devices; with `disperse="parameters"`
-        each parameter by itself to the device with most free memory, and buffers with their
-        module's first. What is on accelerators already stays unless `disperse` asks for a new plan,
-        and what fits nowhere stays where it is. PinConflictError when a pinned tensor would have to
-        move.
+        it; what is larger than that goes to the one with most room, which spills what is not in
+        use. With `disperse=True` contiguous layers over all devices; with `disperse="parameters"`
+        each parameter by itself to the device with least in use for its speed, and buffers with
+        their module's first; where no plan fits it stays where it is. What is on accelerators
+        already stays unless `disperse` asks for a new plan. PinConflictError when a pinned tensor
+        would have to move.
         """
         if disperse not in (True, False, "layers", "parameters"):
             raise ValueError(
@@ -236,15 +237,19 @@ def _own_or_all(module: nn.Module, recurse: bool) -> list[_walk.Slot]:
 
 
 def _pick(module: nn.Module) -> torch.device:
-    """The device with room for all of the module."""
-    return C.get_manager().find_device(_room_needed([module], None))
+    """The device with room for all of the module, or the one with most room."""
+    manager = C.get_manager()
+    found = manager.find_device(_room_needed([module], None))
+    if found.type != "cpu":
+        return found
+    return _walk.roomiest(_walk.slots([module]), manager) or found
 
 
 def _place(module: nn.Module, manager: C.DeviceManager, disperse: bool | str) -> nn.Module:
     """Places a module where the manager says; its tensors are managed afterwards."""
     groups = _walk.layers([module])
     if disperse == "parameters":
-        _walk.spread(_walk.alone(groups), manager, _walk.plan_alone)
+        _walk.spread(_walk.alone(groups), manager, C.plan_spread)
     elif disperse:
         _walk.spread(groups, manager, _walk.plan_layers)
     else:

@@ -34,7 +34,7 @@ def hold():
 
     def take(keep):
         gc.collect()
-        [(_, free)] = _C.rooms(manager)
+        [(_, (free, _, _))] = _C.rooms(manager)
         taken.append(_C.admit(manager, free - keep, False))
         return taken[-1]
 

@@ -256,7 +256,7 @@ def test_mixed_devices() -> None:
         assert f" {layer} and its gradient on {device}" in text
     assert "with last pinned it is on sim:2" in text
     assert re.search(r"with both pinned: .*sim:0.*sim:2", text)
-    assert re.search(r"move cpu -> sim:\d 1024 bytes.*: it has the most free memory", text)
+    assert re.search(r"move cpu -> sim:\d 1024 bytes.*: it has the least in use", text)
     assert re.search(r"copy sim:\d -> sim:2 1024 bytes aten::add", text)
     assert re.search(r"pin sim:\d 1024 bytes", text)
 

@@ -138,7 +138,7 @@ def test_log(caplog):
 # ---- find_device
 
 
-def test_disperse_finds_the_most_free_memory():
+def test_disperse_finds_the_least_in_use():
     held = [sized(10 * (i + 1), f"sim:{i}") for i in (0, 1, 3)]
     assert device_manager.find_device(MiB, disperse=True) == torch.device("sim:2")
     del held

@@ -17,21 +17,26 @@ MiB = 2**20
 
 
 def best_plan(sizes, borders, rooms):
-    """The least heaviest relative load, then the fewest border bytes, of all contiguous plans.
+    """The least heaviest load, then the fewest border bytes, of all contiguous plans that fit.
 
     Layers keep their order and devices theirs; a device may stay empty.
     """
     plans = itertools.combinations_with_replacement(range(len(rooms)), len(sizes))
-    values = [value_of(plan, sizes, borders, rooms) for plan in plans]
-    return min((v for v in values if v[0] <= 1), default=None)
+    loads = [(plan, loads_of(plan, sizes)) for plan in plans]
+    fitting = [plan for plan, load in loads if all(load[d] <= rooms[d] for d in load)]
+    return min((value_of(plan, sizes, borders) for plan in fitting), default=None)
 
 
-def value_of(plan, sizes, borders, rooms):
+def loads_of(plan, sizes):
     load = Counter()
     for device, size in zip(plan, sizes, strict=True):
         load[device] += size
+    return load
+
+
+def value_of(plan, sizes, borders):
     crossing = sum(b for b, (x, y) in zip(borders, itertools.pairwise(plan), strict=True) if x != y)
-    return max((load[d] / rooms[d] if load[d] else 0.0) for d in load), crossing
+    return max(loads_of(plan, sizes).values()), crossing
 
 
 @settings(max_examples=300, deadline=None)
@@ -47,7 +52,8 @@ def test_plans_are_the_best_there_are(layers, rooms):
         assert plan is None
         return
     assert plan == sorted(plan)
-    assert value_of(plan, sizes, borders, rooms) == pytest.approx(best)
+    assert value_of(plan, sizes, borders) == best
+    assert all(size <= rooms[d] for d, size in loads_of(plan, sizes).items())
 
 
 def test_plans_of_nothing():

@@ -59,7 +59,7 @@ static bool is_ledger_sound(const struct mgd_machine *m, int id) {
     }
   }
   bool agrees = d->by_owner[MGD_RESERVED] == granted(m, id) && d->by_owner[MGD_REPLICA] == replicated(m, id);
-  return d->capacity >= 0 && d->peak >= used && agrees;
+  return d->capacity >= 0 && mgd_is_amount(d->speed) && d->speed > 0.0 && d->peak >= used && agrees;
 }
 
 static bool is_link_sound(const struct mgd_machine *m, int from, int to) {

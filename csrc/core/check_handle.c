@@ -29,7 +29,7 @@ static bool is_away(const struct mgd_machine *m, const struct mgd_handle *h) {
 static bool is_state_sound(const struct mgd_machine *m, const struct mgd_handle *h) {
   switch (h->state) {
     case MGD_RESIDENT:
-      return h->away == -1 && h->on_host == (h->memory != NULL) && (h->memory || __atomic_load_n(&h->dirty, __ATOMIC_RELAXED));
+      return h->away == -1 && h->on_host == (h->memory != NULL);
     case MGD_SPILLING:
       return (h->away == -1 || (h->away != MGD_HOST && h->away != h->home && mgd_device_known_locked(m, h->away) && !h->memory)) && (!h->memory || h->on_host);
     case MGD_SPILLED:

@@ -1,9 +1,10 @@
-/* device.c: which devices there are and how large they are.
+/* device.c: which devices there are, how large and how fast they are.
  *
  * Ids are positions: 0 is the host, accelerators follow in the order in which
  * they were added, and only the last ones can be removed, so that an id never
  * changes its meaning while its device exists. Bytes are the ledger's business.
  */
+#include "arithmetic.h"
 #include "internal_machine.h"
 
 #include <string.h>
@@ -30,7 +31,7 @@ static int add(struct mgd_machine *m, const char *name, int64_t capacity, int *i
     return MGD_E_FULL;
   }
   struct mgd_device *d = &m->devices[m->count];
-  *d = (struct mgd_device){.capacity = capacity, .first_waiter = -1, .last_waiter = -1, .kept = {-1, -1}, .kept_limit = MGD_KEPT_LIMIT};
+  *d = (struct mgd_device){.capacity = capacity, .speed = 1.0, .first_waiter = -1, .last_waiter = -1, .kept = {-1, -1}, .kept_limit = MGD_KEPT_LIMIT};
   memcpy(d->name, name, strlen(name) + 1);
   mgd_link_reset_locked(m, m->count);
   *id = m->count++;
@@ -94,6 +95,19 @@ int mgd_device_set_capacity(struct mgd_machine *m, int id, int64_t capacity) {
   if (mgd_device_known_locked(m, id)) {
     m->devices[id].capacity = capacity;
     mgd_replica_shrink_locked(m, id);
+    code = MGD_OK;
+  }
+  return mgd_machine_leave(m, code);
+}
+
+int mgd_device_set_speed(struct mgd_machine *m, int id, double speed) {
+  if (!mgd_is_amount(speed) || speed <= 0.0) {
+    return MGD_E_INVALID;
+  }
+  int code = MGD_E_NO_DEVICE;
+  mgd_machine_enter(m);
+  if (mgd_device_known_locked(m, id)) {
+    m->devices[id].speed = speed;
     code = MGD_OK;
   }
   return mgd_machine_leave(m, code);

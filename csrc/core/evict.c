@@ -151,6 +151,8 @@ static struct mgd_handle *first_victim(struct mgd_machine *m, struct mgd_storage
 
 /* ---- taking the bytes */
 
+#define MOST_SENT_ON 10 /* times that count */
+
 /* What a plan is written into. */
 struct plan {
   struct mgd_machine *m;
@@ -211,21 +213,37 @@ static bool make_host_room(struct plan *p, int64_t bytes) {
   return bytes <= host->limit - host->used;
 }
 
-/* The nearest peer with room, or the host, or -1. */
+/* A peer that had to send guests on needs its room itself: for as many victims as this it is left alone, for twice as many each
+ * time. Over a link that is no slower than the host's a guess that fails costs little, so there it is always asked. */
+static bool is_left_alone(struct mgd_storages *s) {
+  bool left_alone = s->refusals > 0;
+  s->refusals -= left_alone;
+  return left_alone;
+}
+
+/* The nearest peer with room whose link takes at most twice the host's time, or the host, or any peer with room, or -1. From the
+ * host bytes come back with a copy left there, and leave again for nothing until they are written: so what came back from a
+ * peer and was not written since goes to one again only if there and back take no longer than back from the host. */
 static int choose_target(struct plan *p, const struct mgd_handle *h, int from) {
-  int best = -1;
-  double least = 0.0;
+  double host = mgd_link_estimate(&p->m->links[from][MGD_HOST], 1, h->bytes), least = 0.0, least_of_all = 0.0;
+  double limit = __atomic_load_n(&h->dirty, __ATOMIC_RELAXED) ? 2.0 * host : 0.5 * host;
+  int best = -1, nearest = -1;
   for (int d = 1; d < p->m->count && from == h->home; d++) {
     double cost = mgd_link_estimate(&p->m->links[from][d], 1, h->bytes);
-    if (d != h->home && h->bytes <= p->room[d] && (best < 0 || cost < least)) {
+    if (d == h->home || h->bytes > p->room[d]) {
+      continue;
+    }
+    if (nearest < 0 || cost < least_of_all) {
+      nearest = d;
+      least_of_all = cost;
+    }
+    bool takes = cost <= limit && (cost <= host || !is_left_alone(&p->m->devices[d].storages));
+    if (takes && (best < 0 || cost < least)) {
       best = d;
       least = cost;
     }
   }
-  if (best >= 0 && least <= mgd_link_estimate(&p->m->links[from][MGD_HOST], 1, h->bytes)) {
-    return best;
-  }
-  return make_host_room(p, h->bytes) ? MGD_HOST : best;
+  return best >= 0 ? best : make_host_room(p, h->bytes) ? MGD_HOST : nearest;
 }
 
 static int64_t uses_of(const struct mgd_handle *h) { return __atomic_load_n(&h->in_use, __ATOMIC_RELAXED) & (MGD_ALIVE - 1); }
@@ -260,6 +278,11 @@ static int64_t send_guests_on(struct plan *p, int device, int64_t bytes) {
   for (struct mgd_handle *h = p->m->devices[device].storages.guests.oldest; h && given < bytes && p->n < p->size; h = next) {
     next = h->younger;
     given += leave(p, h, device) ? h->bytes : 0;
+  }
+  if (given > 0) {
+    struct mgd_storages *s = &p->m->devices[device].storages;
+    s->sent_on += s->sent_on < MOST_SENT_ON;
+    s->refusals = 1 << s->sent_on;
   }
   return given;
 }

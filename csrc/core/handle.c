@@ -310,11 +310,10 @@ static void arrive(struct mgd_machine *m, struct mgd_handle *h, void **memory) {
 static void *end_restore(struct mgd_machine *m, struct mgd_handle *h, bool done) {
   void *left = NULL;
   if (done) {
+    struct mgd_storages *there = &m->devices[h->away].storages;
+    there->sent_on -= h->away != MGD_HOST && there->sent_on > 0;
     h->away = -1;
     left = m->host.used > m->host.limit ? take_memory(m, h) : NULL;
-    if (!h->memory) {
-      mgd_handle_write(h);
-    }
   }
   set_state(h, done ? MGD_RESIDENT : MGD_SPILLED);
   return left;

@@ -24,8 +24,8 @@ enum mgd_residency {
  * least MGD_ALIVE; who moves the bytes counts a use of its own meanwhile.
  * By state:
  *   RESIDENT   away is -1; memory, if any, is a spare, and on_host says whether
- *              there is one; dirty is set where there is none; it has a position
- *              unless it is pinned or empty
+ *              there is one; dirty is set where the bytes never left; it has a
+ *              position unless it is pinned or empty
  *   SPILLING   away is -1, or the peer that the bytes come from; memory implies
  *              on_host, which is also set for a first copy that is being made
  *   SPILLED    away is a device that is not home; memory and on_host are set if
@@ -36,7 +36,7 @@ enum mgd_residency {
 struct mgd_handle {
   uint32_t in_use; /* MGD_ALIVE and one for each operator that runs on the bytes or mover that carries them */
   uint32_t state;  /* enum mgd_residency */
-  uint32_t dirty;  /* may have been written since the host's copy was made; to be trusted only in the hands of a mover */
+  uint32_t dirty;  /* may have been written since they came home; to be trusted only in the hands of a mover */
   uint64_t stamp;  /* tick of the last use */
 
   int64_t bytes;

@@ -39,6 +39,9 @@ int mgd_device_find(struct mgd_machine *m, const char *name, int *id);
 int mgd_device_name(struct mgd_machine *m, int id, char out[32]);
 int mgd_device_set_capacity(struct mgd_machine *m, int id, int64_t capacity); /* dooms the replicas that a smaller device may no longer keep */
 
+/* How much a device does in a given time beside the others, in any unit, > 0; 1 at first. */
+int mgd_device_set_speed(struct mgd_machine *m, int id, double speed);
+
 /* ---- link.c: what it costs to bring bytes over; defaults are documented there */
 int mgd_link_set(struct mgd_machine *m, int from, int to, struct mgd_link link);
 /* Predicted ns for `bytes` over the link: latency + bytes / bandwidth, rounded up; 0 when from == to. */
@@ -60,7 +63,10 @@ int mgd_heuristic_enable(struct mgd_machine *m, bool enabled);
 int mgd_heuristic_apply(struct mgd_machine *m, int64_t size, int64_t *out);
 
 /* ---- place.c: which device */
-/* Room is capacity less every owner's bytes, replicas' excepted, less the reserved fraction. Bits of `allowed` that are no accelerator are ignored. */
+/* Room is capacity less every owner's bytes, replicas' excepted, less the reserved fraction. */
+int mgd_place_share(struct mgd_machine *m, int device, double reserved, struct mgd_share *out);
+/* Bits of `allowed` that are no accelerator are ignored. Of those with room, disperse takes the one that has the least in use
+ * for its speed with the object there, otherwise the one with the least room; the first among equals. */
 int mgd_place_object(struct mgd_machine *m, const struct mgd_object_request *request, int *device, enum mgd_reason *why);
 /* Where one operator runs, by the first rule that applies:
  *   1. two pins on different devices: PIN_CONFLICT, and *device and *other are the first two;
@@ -75,17 +81,15 @@ int mgd_place_object(struct mgd_machine *m, const struct mgd_object_request *req
 int mgd_place_operands(struct mgd_machine *m, const struct mgd_operand *operands, size_t n, int *device, int *other, enum mgd_reason *why);
 
 /* ---- place_layers.c */
-/* Contiguous layers over devices: the least possible heaviest load (relative to
- * room[j], the bytes device j may take), then the fewest border bytes,
- * then the most devices in use, then the most even loads below the heaviest.
+/* Contiguous layers over devices: the least possible heaviest load of those that take layers (what is in use there, for
+ * their speed), then the fewest border bytes, then the most devices that take some, then the most even loads.
  * bytes[i] >= 0 for n layers; border[i] are the bytes that cross between layer i
- * and i + 1 (n - 1 of them, NULL means that every cut is free); out[i] indexes room. NO_ROOM when
+ * and i + 1 (n - 1 of them, NULL means that every cut is free); out[i] indexes shares. NO_ROOM when
  * no contiguous plan fits. */
-int mgd_place_layers(struct mgd_machine *m, const int64_t *bytes, const int64_t *border, size_t n, const int64_t *room, size_t devices, int *out);
+int mgd_place_layers(struct mgd_machine *m, const int64_t *bytes, const int64_t *border, size_t n, const struct mgd_share *shares, size_t devices, int *out);
 
-/* One by one in their order, each to the device that has most room left, the first among equals. NO_ROOM when one does
- * not fit there. */
-int mgd_place_spread(struct mgd_machine *m, const int64_t *bytes, size_t n, const int64_t *room, size_t devices, int *out);
+/* One by one in their order, each where mgd_place_object disperses it to. NO_ROOM when one fits nowhere. */
+int mgd_place_spread(const int64_t *bytes, size_t n, const struct mgd_share *shares, size_t devices, int *out);
 
 /* ---- admit.c: reservations with deadlines; decides, never sleeps */
 /* Grants at once (OK), queues first come first served per device (WAIT: poll
@@ -159,7 +163,7 @@ int mgd_residency_read(struct mgd_machine *m, int device, struct mgd_residency_u
 
 /* ---- evict.c: who leaves */
 /* Chooses storages that leave `device` until `bytes` come free, as far as there are any and the actions have room: guests of other
- * devices first, then by the policy. They go to a peer with room[id] bytes (NULL: no peers), or the host, whichever is nearer. Each
+ * devices first, then by the policy. They go to a peer with room[id] bytes (NULL: no peers) or to the host. Each
  * SPILL and DROP is the caller's to carry out and end. *n in: room, at least 2; out: how many.
  * ABSENT: nobody can leave. BUSY: nobody now, but others than the caller use some. `mine` are the caller's uses of
  * storages that are here or coming here, and of those that it is bringing away from here. */

@@ -26,6 +26,7 @@ struct mgd_storages {
   int32_t departures;
   int64_t departing;
   double age; /* key of the newest victim: what comes later is worth more by it */
+  int32_t sent_on, refusals; /* plans that sent guests on, less guests that came home; victims of others that it does not take yet */
 };
 
 /* Invariants: used is the sum over handles with on_host, open ones and orphans,

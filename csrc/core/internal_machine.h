@@ -41,6 +41,7 @@ struct mgd_alloc {
 struct mgd_device {
   char name[MGD_NAME_BYTES];
   int64_t capacity;
+  double speed; /* finite, > 0 */
   int64_t by_owner[MGD_OWNERS];
   int64_t peak;
   int32_t first_waiter, last_waiter; /* slots of claims, -1 when nobody waits */
@@ -138,6 +139,8 @@ int64_t mgd_ledger_room_locked(const struct mgd_machine *m, int id, double reser
 void mgd_ledger_move_locked(struct mgd_machine *m, int id, enum mgd_owner owner, int64_t bytes);
 
 /* ---- place.c */
+/* Of the shares with room for `bytes`, the one that has the least in use for its speed once they are there; -1: none. */
+int mgd_place_lightest(const struct mgd_share *shares, size_t n, int64_t bytes);
 int mgd_place_validate(const struct mgd_object_request *request);
 /* As mgd_place_object, over the devices of `allowed` instead of the request's. */
 int mgd_place_pick_locked(const struct mgd_machine *m, const struct mgd_object_request *request, mgd_mask allowed, enum mgd_reason *why);

@@ -27,20 +27,69 @@ int mgd_place_validate(const struct mgd_object_request *request) {
   return good ? MGD_OK : MGD_E_INVALID; /* a NaN is neither >= 0 nor < 1 */
 }
 
-int mgd_place_pick_locked(const struct mgd_machine *m, const struct mgd_object_request *request, mgd_mask allowed, enum mgd_reason *why) {
-  int best = MGD_HOST;
-  int64_t best_room = 0;
-  for (int id = 1; id < m->count; id++) {
-    int64_t room = mgd_ledger_room_locked(m, id, request->reserved);
-    if (!(allowed & bit(id)) || room < request->bytes) {
-      continue;
-    }
-    bool better = request->disperse ? room > best_room : room < best_room;
-    if (best == MGD_HOST || better) {
-      best = id;
-      best_room = room;
+/* Others' work is load too, but their bytes do not say how much of it there is, and a context or a screen on one card must not
+ * drive all small objects from it. So a card of which others hold a half counts as half as fast. */
+static double speed_beside_others(const struct mgd_device *d) {
+  const double least = 0x1p-20; /* where others hold everything: still a number to divide by */
+  double part = d->capacity > 0 ? (double)d->by_owner[MGD_FOREIGN] / (double)d->capacity : 1.0;
+  return d->speed * fmax(1.0 - part, least);
+}
+
+static struct mgd_share share_of(const struct mgd_machine *m, int id, double reserved) {
+  const struct mgd_device *d = &m->devices[id];
+  return (struct mgd_share){.room = mgd_ledger_room_locked(m, id, reserved),
+                            .load = d->by_owner[MGD_MANAGED] + d->by_owner[MGD_RESERVED],
+                            .speed = speed_beside_others(d)};
+}
+
+int mgd_place_share(struct mgd_machine *m, int device, double reserved, struct mgd_share *out) {
+  if (!(reserved >= 0.0 && reserved < 1.0)) {
+    return MGD_E_INVALID;
+  }
+  int code = MGD_E_NO_DEVICE;
+  mgd_machine_enter(m);
+  if (mgd_device_known_locked(m, device)) {
+    *out = share_of(m, device, reserved);
+    code = MGD_OK;
+  }
+  return mgd_machine_leave(m, code);
+}
+
+int mgd_place_lightest(const struct mgd_share *shares, size_t n, int64_t bytes) {
+  int best = NOWHERE;
+  double least = 0.0;
+  for (size_t i = 0; i < n; i++) {
+    double load = ((double)shares[i].load + (double)bytes) / shares[i].speed;
+    if (bytes <= shares[i].room && (best == NOWHERE || load < least)) {
+      best = (int)i;
+      least = load;
     }
   }
+  return best;
+}
+
+static int fullest(const struct mgd_share *shares, size_t n, int64_t bytes) {
+  int best = NOWHERE;
+  for (size_t i = 0; i < n; i++) {
+    if (bytes <= shares[i].room && (best == NOWHERE || shares[i].room < shares[best].room)) {
+      best = (int)i;
+    }
+  }
+  return best;
+}
+
+int mgd_place_pick_locked(const struct mgd_machine *m, const struct mgd_object_request *request, mgd_mask allowed, enum mgd_reason *why) {
+  struct mgd_share shares[MGD_MAX_DEVICES];
+  int ids[MGD_MAX_DEVICES];
+  size_t n = 0;
+  for (int id = 1; id < m->count; id++) {
+    if (allowed & bit(id)) {
+      shares[n] = share_of(m, id, request->reserved);
+      ids[n++] = id;
+    }
+  }
+  int index = (request->disperse ? mgd_place_lightest : fullest)(shares, n, request->bytes);
+  int best = index == NOWHERE ? MGD_HOST : ids[index];
   *why = request->disperse ? MGD_WHY_DISPERSED : MGD_WHY_PACKED;
   if (best == MGD_HOST) {
     *why = MGD_WHY_NO_ROOM;

@@ -1,13 +1,13 @@
 /* place_layers.c: contiguous layers over devices, exactly.
  *
  * Layers keep their order and devices theirs: each device takes one run of
- * layers, maybe none. The best plan has, in this order: the least heaviest
- * relative load (bytes / room); the fewest bytes across borders; the most
- * devices in use; the least sum of squared relative loads, so that what the
- * heaviest device leaves over is spread evenly. Needs no machine state.
+ * layers, maybe none. The best plan has, in this order: the least level to which
+ * the loads (bytes in use / speed) of those rise that take layers; the fewest bytes
+ * across borders; the most devices that take some; the least sum of squared loads, so
+ * that what the heaviest device leaves over is spread evenly. Needs no machine state.
  *
- * How: the least load is found by bisection over a greedy test and made exact
- * by integer comparison of fractions. Under that load a dynamic programme over
+ * How: the level is a whole number of bytes on the fastest device and found by
+ * bisection over a greedy test. Under it a dynamic programme over
  * devices finds the rest; its cost obeys the quadrangle inequality (a border
  * depends only on where a run begins, squares are convex, and runs that are too
  * heavy stay so when they grow), so that the best beginning of a run moves
@@ -18,7 +18,9 @@
 
 #include <string.h>
 
-__extension__ typedef __int128 wide; /* holds the product of two int64_t */
+#define FASTEST ((int64_t)1 << 20) /* weight of the fastest device */
+
+__extension__ typedef __int128 wide; /* holds a level, which is at most (room + load) * FASTEST, times a weight */
 
 /* How good a plan for some first layers is; smaller is better except `used`. */
 struct score {
@@ -38,11 +40,12 @@ struct problem {
   size_t *start;                /* n + 1; start[n] is the caller's n */
   uint32_t *from;               /* devices rows of n + 1: where the run that ends before i begins */
   struct score *before, *after; /* n + 1 each */
-  const int64_t *room;
-  int64_t cap[MGD_MAX_DEVICES]; /* bytes that each device may take now */
+  const struct mgd_share *shares;
+  int64_t weight[MGD_MAX_DEVICES]; /* speed, FASTEST at most */
+  int64_t cap[MGD_MAX_DEVICES];    /* bytes that each device may take now; below 0 lets nothing in, as 0 does */
 };
 
-/* ---- the least possible load */
+/* ---- the least possible level */
 
 /* The end of the longest run of at most `cap` bytes that begins at k. */
 static size_t reach(const struct problem *p, size_t k, int64_t cap) {
@@ -58,72 +61,37 @@ static size_t reach(const struct problem *p, size_t k, int64_t cap) {
   return low;
 }
 
-/* Whether all layers fit under the caps. Taking as much as possible on each
- * device in turn never makes it harder for the next. If they do, the heaviest
- * relative load of that plan is written as the fraction load / room. */
-static bool fits(const struct problem *p, int64_t *load, int64_t *room) {
+/* Whether all layers fit if no load rises beyond the level. Taking as much as possible on each
+ * device in turn never makes it harder for the next. Leaves the caps at the level. */
+static bool fits(struct problem *p, wide level) {
   size_t k = 0;
-  int64_t heaviest = 0, its_room = 1;
   for (size_t j = 0; j < p->devices; j++) {
-    size_t end = reach(p, k, p->cap[j]);
-    int64_t own = p->sum[end] - p->sum[k];
-    if ((wide)own * its_room > (wide)heaviest * p->room[j]) {
-      heaviest = own;
-      its_room = p->room[j];
-    }
-    k = end;
+    wide cap = p->weight[j] * level / FASTEST - p->shares[j].load;
+    p->cap[j] = cap < p->shares[j].room ? (int64_t)cap : p->shares[j].room;
+    k = reach(p, k, p->cap[j]);
   }
-  if (k < p->n) {
-    return false;
-  }
-  *load = heaviest;
-  *room = its_room;
-  return true;
+  return k == p->n;
 }
 
-/* Caps of t / 2**62 of each room. */
-static void cap_at(struct problem *p, int64_t t) {
-  for (size_t j = 0; j < p->devices; j++) {
-    p->cap[j] = (int64_t)((wide)p->room[j] * t >> 62);
-  }
-}
-
-/* Caps of load / room of each room, or the largest ones strictly below; a cap
- * of -1 lets nothing in, as 0 does. */
-static void cap_by(struct problem *p, int64_t load, int64_t room, bool below) {
-  for (size_t j = 0; j < p->devices; j++) {
-    wide product = (wide)p->room[j] * load;
-    p->cap[j] = (int64_t)((product - below) / room);
-  }
-}
-
-/* Leaves the caps at the least load under which everything fits. Bisection
- * brackets it to 2**-62, within which only a few fractions lie; then each step
- * asks for a plan strictly better than the last one. */
+/* Leaves the caps at the least level at which everything fits; it does not at 0. */
 static int find_caps(struct problem *p) {
-  int64_t low = 0, high = (int64_t)1 << 62;
-  int64_t load, room;
-  cap_at(p, high);
-  if (!fits(p, &load, &room)) {
+  wide low = 0, high = 0;
+  for (size_t j = 0; j < p->devices; j++) {
+    wide full = ((wide)p->shares[j].load + p->shares[j].room) * FASTEST / p->weight[j] + 1;
+    high = full > high ? full : high;
+  }
+  if (!fits(p, high)) {
     return MGD_E_NO_ROOM;
   }
   while (high - low > 1) {
-    int64_t middle = low + (high - low) / 2;
-    cap_at(p, middle);
-    if (fits(p, &load, &room)) {
-      high = middle;
-    } else {
-      low = middle;
-    }
+    wide middle = low + (high - low) / 2;
+    *(fits(p, middle) ? &high : &low) = middle;
   }
-  do {
-    cap_by(p, load, room, true);
-  } while (fits(p, &load, &room));
-  cap_by(p, load, room, false);
+  (void)fits(p, high);
   return MGD_OK;
 }
 
-/* ---- the best plan under that load */
+/* ---- the best plan under that level */
 
 static bool is_better(const struct score *a, const struct score *b) {
   if (a->used < 0 || b->used < 0) {
@@ -135,14 +103,14 @@ static bool is_better(const struct score *a, const struct score *b) {
   return a->used != b->used ? a->used > b->used : a->squares < b->squares;
 }
 
-/* The score when device j takes layers k .. i - 1 after the best plan for k. */
+/* The score when device j takes layers k .. i - 1 after the best plan for k. Of a squared load counts by how much it grows. */
 static struct score extend(const struct problem *p, size_t j, size_t k, size_t i) {
   struct score s = p->before[k];
   if (s.used >= 0) {
-    double load = (double)(p->sum[i] - p->sum[k]) / (double)p->room[j];
+    double own = (double)(p->sum[i] - p->sum[k]) / (double)p->weight[j];
     s.border += p->cut[k];
     s.used++;
-    s.squares += load * load;
+    s.squares += own * (own + 2.0 * (double)p->shares[j].load / (double)p->weight[j]);
   }
   return s;
 }
@@ -229,12 +197,12 @@ static int sum_of(const int64_t *numbers, size_t n, int64_t *sum) {
   return MGD_OK;
 }
 
-static int validate(const int64_t *bytes, const int64_t *border, size_t n, const int64_t *room, size_t devices) {
+static int validate(const int64_t *bytes, const int64_t *border, size_t n, const struct mgd_share *shares, size_t devices) {
   if (devices == 0 || devices > MGD_MAX_DEVICES || n >= UINT32_MAX) {
     return MGD_E_INVALID;
   }
   for (size_t j = 0; j < devices; j++) {
-    if (room[j] < 0) {
+    if (shares[j].room < 0 || shares[j].load < 0 || !mgd_is_amount(shares[j].speed) || shares[j].speed <= 0.0) {
       return MGD_E_INVALID;
     }
   }
@@ -286,12 +254,23 @@ static void close_problem(struct problem *p) {
   mgd_alloc_free(p->from);
 }
 
-int mgd_place_layers(struct mgd_machine *m, const int64_t *bytes, const int64_t *border, size_t n, const int64_t *room, size_t devices, int *out) {
-  int code = validate(bytes, border, n, room, devices);
+static void weigh(struct problem *p) {
+  double fastest = 0.0;
+  for (size_t j = 0; j < p->devices; j++) {
+    fastest = fmax(fastest, p->shares[j].speed);
+  }
+  for (size_t j = 0; j < p->devices; j++) {
+    p->weight[j] = mgd_max(1, llround(p->shares[j].speed / fastest * (double)FASTEST));
+  }
+}
+
+int mgd_place_layers(struct mgd_machine *m, const int64_t *bytes, const int64_t *border, size_t n, const struct mgd_share *shares, size_t devices, int *out) {
+  int code = validate(bytes, border, n, shares, devices);
   if (code != MGD_OK) {
     return code;
   }
-  struct problem p = {.devices = devices, .room = room};
+  struct problem p = {.devices = devices, .shares = shares};
+  weigh(&p);
   code = open_problem(&p, &m->alloc, n);
   if (code == MGD_OK) {
     gather(&p, bytes, border, n);
@@ -305,45 +284,26 @@ int mgd_place_layers(struct mgd_machine *m, const int64_t *bytes, const int64_t 
   return code;
 }
 
-static size_t roomiest(const int64_t *left, size_t devices) {
-  size_t best = 0;
-  for (size_t j = 1; j < devices; j++) {
-    if (left[j] > left[best]) {
-      best = j;
-    }
-  }
-  return best;
-}
-
 /* Writes nothing while out is NULL: a plan is tried before it is given. */
-static int spread(const int64_t *bytes, size_t n, const int64_t *room, size_t devices, int64_t *left, int *out) {
-  memcpy(left, room, devices * sizeof *left);
+static int spread(const int64_t *bytes, size_t n, const struct mgd_share *shares, size_t devices, int *out) {
+  struct mgd_share now[MGD_MAX_DEVICES];
+  memcpy(now, shares, devices * sizeof *now);
   for (size_t i = 0; i < n; i++) {
-    size_t to = roomiest(left, devices);
-    if (bytes[i] > left[to]) {
+    int to = mgd_place_lightest(now, devices, bytes[i]);
+    if (to < 0) {
       return MGD_E_NO_ROOM;
     }
-    left[to] -= bytes[i];
+    now[to].room -= bytes[i];
+    now[to].load = mgd_about_sum(now[to].load, bytes[i]);
     if (out) {
-      out[i] = (int)to;
+      out[i] = to;
     }
   }
   return MGD_OK;
 }
 
-int mgd_place_spread(struct mgd_machine *m, const int64_t *bytes, size_t n, const int64_t *room, size_t devices, int *out) {
-  int code = validate(bytes, NULL, n, room, devices);
-  if (code != MGD_OK) {
-    return code;
-  }
-  int64_t *left = mgd_alloc_new(&m->alloc, devices, sizeof *left);
-  if (!left) {
-    return MGD_E_NOMEM;
-  }
-  code = spread(bytes, n, room, devices, left, NULL);
-  if (code == MGD_OK) {
-    code = spread(bytes, n, room, devices, left, out);
-  }
-  mgd_alloc_free(left);
-  return code;
+int mgd_place_spread(const int64_t *bytes, size_t n, const struct mgd_share *shares, size_t devices, int *out) {
+  int code = validate(bytes, NULL, n, shares, devices);
+  code = code == MGD_OK ? spread(bytes, n, shares, devices, NULL) : code;
+  return code == MGD_OK ? spread(bytes, n, shares, devices, out) : code;
 }

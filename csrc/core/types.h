@@ -88,9 +88,17 @@ typedef uint64_t mgd_mask;
 
 struct mgd_object_request {
   int64_t bytes;     /* after the heuristic; >= 0 */
-  bool disperse;     /* true: most free memory; false: the fullest that still fits */
+  bool disperse;     /* true: the least in use for its speed; false: the fullest that still fits */
   mgd_mask allowed;  /* accelerators to consider; the host is the answer when none fits */
   double reserved;   /* fraction of each capacity kept free, 0 <= reserved < 1 */
+};
+
+/* What one device has and may take, as those see it who spread objects. Other libraries' bytes are no work of ours: they
+ * take room, and their part of the memory off the speed. */
+struct mgd_share {
+  int64_t room; /* bytes that it may still take */
+  int64_t load; /* bytes in use there or promised, without copies that are given back for nothing */
+  double speed; /* > 0; what counts is how it compares with the others' */
 };
 
 enum mgd_operand_flag {
@@ -123,7 +131,7 @@ struct mgd_operand {
   X(ONLY, "all operands that count are there")                                  \
   X(REQUIRED, "the operator demands this operand there")                        \
   X(ASKED, "the program asked for it")                                          \
-  X(DISPERSED, "it has the most free memory")                                   \
+  X(DISPERSED, "it has the least in use for its speed")                         \
   X(PACKED, "it is the fullest device that still fits")                         \
   X(NO_ROOM, "no accelerator has room")                                         \
   X(WRITE_BACK, "the operator wrote a copy, which goes home")                   \

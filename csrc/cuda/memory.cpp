@@ -51,6 +51,15 @@ std::size_t capacity(int device) {
   return bytes;
 }
 
+// The peak of memory bandwidth, for which most operators wait; in kHz times bits.
+double speed(int device) {
+  int clock = 0, width = 0;
+  const bool known = cudaDeviceGetAttribute(&clock, cudaDevAttrMemoryClockRate, device) == cudaSuccess &&
+                     cudaDeviceGetAttribute(&width, cudaDevAttrGlobalMemoryBusWidth, device) == cudaSuccess;
+  if (!known) (void)cudaGetLastError();
+  return known ? static_cast<double>(clock) * width : 0;
+}
+
 std::size_t above_zero(int64_t bytes) { return static_cast<std::size_t>(std::max<int64_t>(0, bytes)); }
 
 // What is free in the driver, and the free segments that the allocator gives back before it fails. Pieces of
@@ -129,6 +138,7 @@ void fill_backend(Bridge* bridge) {
   bridge->start = &track_freed;
   bridge->capacity = &capacity;
   bridge->room = &room;
+  bridge->speed = &speed;
   bridge->use = &use_stream;
   bridge->retire = &retire_block;
 }

@@ -298,17 +298,15 @@ static PyObject *settle(PyObject *module, PyObject *o) {
   return PyBool_FromLong(mgd_torch_freed_count() != seen);
 }
 
-/* (device, bytes that may still be used there) of one accelerator; steals nothing. */
+/* (device, (room, load, speed)) of one accelerator: what plans are made from. */
 static PyObject *room_of(struct mgd_manager *m, int id) {
-  struct mgd_usage usage;
-  const int code = mgd_ledger_usage(mgd_torch_machine(), id, &usage);
+  struct mgd_share share;
+  const int code = mgd_place_share(mgd_torch_machine(), id, m->reserved, &share);
   if (code != MGD_OK) {
     mgd_errors_raise(m->state, code, "reading free memory");
     return NULL;
   }
-  const int64_t kept = (int64_t)(m->reserved * (double)usage.capacity);
-  const int64_t room = usage.free > kept ? usage.free - kept : 0;
-  return Py_BuildValue("(NL)", mgd_torch_device(id), (long long)room);
+  return Py_BuildValue("(N(LLd))", mgd_torch_device(id), (long long)share.room, (long long)share.load, share.speed);
 }
 
 static PyObject *rooms(PyObject *module, PyObject *o) {
@@ -332,7 +330,7 @@ PyMethodDef mgd_admit_methods[] = {
     {"reserve", reserve, METH_VARARGS,
      PyDoc_STR("reserve(manager, device, bytes, /)\n--\n\nHolds `bytes` on the device; None when they do not fit there now.")},
     {"settle", settle, METH_O, PyDoc_STR("settle(manager, /)\n--\n\nWaits for a copy that is under way; False when there is none or none ended in time.")},
-    {"rooms", rooms, METH_O, PyDoc_STR("rooms(manager, /)\n--\n\n(device, free bytes after what is kept in reserve) of each of the manager's accelerators.")},
+    {"rooms", rooms, METH_O, PyDoc_STR("rooms(manager, /)\n--\n\n(device, (free bytes after what is kept in reserve, bytes in use, speed)) of each of the manager's accelerators.")},
     {NULL, NULL, 0, NULL}};
 
 int mgd_admit_init(PyObject *module) {

@@ -279,9 +279,9 @@ static PyMethodDef manager_methods[] = {
     {"find_device", WITH_KEYWORDS(manager_find_device), METH_VARARGS | METH_KEYWORDS,
      PyDoc_STR("find_device($self, /, space_estimate, disperse=False)\n--\n\n"
                "The device for `space_estimate` bytes: the fullest that still fits, or with disperse=True the one with the\n"
-               "most free memory after reservations. Nothing fits: cpu. ValueError for a negative or non-finite size.")},
+               "least in use for its speed. Nothing fits: cpu. ValueError for a negative or non-finite size.")},
     {"cuda", WITH_KEYWORDS(manager_cuda), METH_VARARGS | METH_KEYWORDS,
-     PyDoc_STR("cuda($self, /, obj, disperse=False)\n--\n\nPlaces each tensor and module of `obj` as find_device says; what fits nowhere stays.")},
+     PyDoc_STR("cuda($self, /, obj, disperse=False)\n--\n\nPlaces each tensor of `obj` as find_device says, what fits nowhere stays; and each module as its cuda() does.")},
     {NULL, NULL, 0, NULL}};
 
 /* ---- the type */

@@ -133,6 +133,30 @@ static int64_t *byte_array(PyObject *o, const char *name, size_t *n) {
   return array;
 }
 
+/* What devices have and may take: tuples (room, load, speed), or the room of an empty one. */
+static int read_share(PyObject *o, struct mgd_share *out) {
+  *out = (struct mgd_share){.speed = 1.0};
+  if (!PyTuple_Check(o)) return mgd_errors_bytes(o, "room", &out->room);
+  PyObject *room, *load;
+  if (!PyArg_ParseTuple(o, "OOd:plan", &room, &load, &out->speed)) return -1;
+  return mgd_errors_bytes(room, "room", &out->room) < 0 ? -1 : mgd_errors_bytes(load, "load", &out->load);
+}
+
+static struct mgd_share *share_array(PyObject *o, size_t *n) {
+  PyObject *list = PySequence_Fast(o, "managed: a plan takes a sequence of what devices have room for");
+  if (!list) return NULL;
+  *n = (size_t)PySequence_Fast_GET_SIZE(list);
+  struct mgd_share *array = PyMem_New(struct mgd_share, *n + 1);
+  if (!array) PyErr_NoMemory();
+  for (size_t i = 0; array && i < *n; i++) {
+    if (read_share(PySequence_Fast_GET_ITEM(list, (Py_ssize_t)i), &array[i]) == 0) continue;
+    PyMem_Free(array);
+    array = NULL;
+  }
+  Py_DECREF(list);
+  return array;
+}
+
 static PyObject *plan_list(const int *plan, size_t n) {
   PyObject *list = PyList_New((Py_ssize_t)n);
   for (size_t i = 0; list && i < n; i++) {
@@ -150,10 +174,10 @@ static PyObject *finish_plan(PyObject *module, int code, const int *out, size_t 
   return NULL;
 }
 
-static PyObject *plan(PyObject *module, const int64_t *bytes, const int64_t *border, size_t n, const int64_t *room, size_t devices) {
+static PyObject *plan(PyObject *module, const int64_t *bytes, const int64_t *border, size_t n, const struct mgd_share *shares, size_t devices) {
   int *out = PyMem_New(int, n + 1);
   if (!out) return PyErr_NoMemory();
-  const int code = mgd_place_layers(mgd_torch_machine(), bytes, border, n, room, devices, out);
+  const int code = mgd_place_layers(mgd_torch_machine(), bytes, border, n, shares, devices, out);
   PyObject *result = finish_plan(module, code, out, n, "planning layers");
   PyMem_Free(out);
   return result;
@@ -162,39 +186,41 @@ static PyObject *plan(PyObject *module, const int64_t *bytes, const int64_t *bor
 static PyObject *plan_spread(PyObject *module, PyObject *args) {
   PyObject *sizes, *rooms, *result = NULL;
   size_t n = 0, devices = 0;
-  int64_t *bytes = NULL, *room = NULL;
+  int64_t *bytes = NULL;
+  struct mgd_share *shares = NULL;
   if (!PyArg_ParseTuple(args, "OO:plan_spread", &sizes, &rooms) || mgd_module_ready() < 0) return NULL;
-  if (!(bytes = byte_array(sizes, "a parameter", &n)) || !(room = byte_array(rooms, "room", &devices))) goto end;
+  if (!(bytes = byte_array(sizes, "a parameter", &n)) || !(shares = share_array(rooms, &devices))) goto end;
   if (n == 0 || devices == 0) {
     result = n == 0 ? PyList_New(0) : Py_NewRef(Py_None);
     goto end;
   }
   int *out = PyMem_New(int, n);
-  result = out ? finish_plan(module, mgd_place_spread(mgd_torch_machine(), bytes, n, room, devices, out), out, n, "planning parameters") : PyErr_NoMemory();
+  result = out ? finish_plan(module, mgd_place_spread(bytes, n, shares, devices, out), out, n, "planning parameters") : PyErr_NoMemory();
   PyMem_Free(out);
 end:
   PyMem_Free(bytes);
-  PyMem_Free(room);
+  PyMem_Free(shares);
   return result;
 }
 
 static PyObject *plan_layers(PyObject *module, PyObject *args) {
   PyObject *sizes, *crossing, *rooms, *result = NULL;
   size_t n = 0, borders = 0, devices = 0;
-  int64_t *bytes = NULL, *border = NULL, *room = NULL;
+  int64_t *bytes = NULL, *border = NULL;
+  struct mgd_share *shares = NULL;
   if (!PyArg_ParseTuple(args, "OOO:plan_layers", &sizes, &crossing, &rooms) || mgd_module_ready() < 0) return NULL;
-  if (!(bytes = byte_array(sizes, "a layer", &n)) || !(room = byte_array(rooms, "room", &devices))) goto end;
+  if (!(bytes = byte_array(sizes, "a layer", &n)) || !(shares = share_array(rooms, &devices))) goto end;
   if (crossing != Py_None && !(border = byte_array(crossing, "a border", &borders))) goto end;
   if (border && borders + 1 != n) {
     PyErr_Format(PyExc_ValueError, "managed: %zu layers have %zu borders between them, not %zu", n, n ? n - 1 : 0, borders);
     goto end;
   }
   result = n == 0 ? PyList_New(0) : devices == 0 ? Py_NewRef(Py_None)
-                                                 : plan(module, bytes, border, n, room, devices);
+                                                 : plan(module, bytes, border, n, shares, devices);
 end:
   PyMem_Free(bytes);
   PyMem_Free(border);
-  PyMem_Free(room);
+  PyMem_Free(shares);
   return result;
 }
 
@@ -231,10 +257,10 @@ PyMethodDef mgd_walk_methods[] = {
     {"above_functorch", above_functorch, METH_O,
      PyDoc_STR("above_functorch(change, /)\n--\n\nThis thread enters (1) or leaves (-1) a level of torch.func.grad.")},
     {"plan_layers", plan_layers, METH_VARARGS,
-     PyDoc_STR("plan_layers(bytes, border, room, /)\n--\n\n"
-               "Contiguous layers over devices: an index into `room` for each layer, or None when no contiguous plan fits.\n"
-               "border[i] are the bytes that cross between layers i and i + 1; None means that all borders are alike.")},
+     PyDoc_STR("plan_layers(bytes, border, shares, /)\n--\n\n"
+               "Contiguous layers over devices: an index into `shares` for each layer, or None when no contiguous plan fits.\n"
+               "A share is (room, bytes in use, speed) or the room of an empty device. border[i] are the bytes that cross between layers i and i + 1; None means that all borders are alike.")},
     {"plan_spread", plan_spread, METH_VARARGS,
-     PyDoc_STR("plan_spread(bytes, room, /)\n--\n\nEach by itself where most room is left: an index into `room` for each, or None when one does not fit.")},
+     PyDoc_STR("plan_spread(bytes, shares, /)\n--\n\nEach by itself where least is in use for the speed: an index into `shares` for each, or None when one fits nowhere.")},
     {"attach_sim", attach_sim, METH_VARARGS, PyDoc_STR("attach_sim(capsule, devices, /)\n--\n\nMakes the simulator's devices known.")},
     {NULL, NULL, 0, NULL}};

@@ -24,7 +24,7 @@ struct Head {
 };
 
 struct Bridge {
-  int version = 4;
+  int version = 5;
 
   // ---- filled by the hook; null until it attaches
   // The device is full: free something and return true to look again. CUDA's allocator holds its lock meanwhile and
@@ -58,6 +58,8 @@ struct Bridge {
   // Bytes of the device, and those that an allocation could have now. No context is made where there is none.
   std::size_t (*capacity)(int device) = nullptr;
   std::size_t (*room)(int device) = nullptr;
+  // How fast it is beside the others, in any unit; 0: nobody knows.
+  double (*speed)(int device) = nullptr;
   // An operator of this thread uses memory of the device: the backend remembers on which stream. Must not throw.
   void (*use)(int device) = nullptr;
   // A block is about to be freed: it serves nobody else before the streams that may use it are done with it. Must not throw.

@@ -105,7 +105,8 @@ void observe_one(int id) {
   auto [free, total] = memory_info(d);
   const auto stats = c10::getDeviceAllocator(d.type())->getDeviceStats(d.index());
   const int64_t allocated = stats.allocated_bytes[0].current, cached = stats.reserved_bytes[0].current;
-  const int64_t foreign = std::max<int64_t>(0, total - free - cached);
+  // Nobody else has bytes on a simulated device; what it says is free is what a budget leaves.
+  const int64_t foreign = d.is_privateuseone() ? 0 : std::max<int64_t>(0, total - free - cached);
   check(mgd_ledger_observe(machine(), id, allocated, foreign), "reading device memory");
 }
 
@@ -162,6 +163,16 @@ void attach_links(const Bridge& bridge, int first, int devices) {
       if (a != b) set(a, b);
 }
 
+// Speeds compare only if all are known; otherwise all devices count as equally fast.
+void attach_speeds(const Bridge& bridge, int first, int devices) {
+  std::array<double, kMaxIndex> speeds{};
+  for (int i = 0; i < devices; i++) {
+    speeds[i] = bridge.speed ? bridge.speed(i) : 0;
+    if (!(speeds[i] > 0)) return;
+  }
+  for (int i = 0; i < devices; i++) check(mgd_device_set_speed(machine(), first + i, speeds[i]), "describing a device");
+}
+
 // Where managed._cuda is there, the machine is read without a context on every device.
 void discover_cuda() {
   Registry& r = registry();
@@ -178,6 +189,7 @@ void discover_cuda() {
   }
   if (!bridge.copy) return;
   attach_links(bridge, first, n);
+  attach_speeds(bridge, first, n);
   bridge.start();
   mgd_evict_veto(machine(), &may_leave);
   kernels_go_on = true;

@@ -28,9 +28,10 @@ struct model {
   uint64_t random, tick;
   struct storage s[SLOTS];
   int64_t limit, peak, latency[DEVICES][DEVICES];
+  int sent_on[DEVICES], refusals[DEVICES]; /* by peers that needed their room themselves */
   bool largest_first, veto, draining, has_order[DEVICES];
   uintptr_t copies;
-  int64_t answers[5], kinds[5], closed_moving, failed, lost_memory; /* what has happened, so that a test that tests nothing is seen */
+  int64_t answers[5], kinds[5], closed_moving, failed, lost_memory, refused_guests; /* what has happened, so that a test that tests nothing is seen */
 };
 
 static inline int64_t roll(struct model *x, int64_t limit) { return pick(&x->random, limit); }
@@ -103,20 +104,25 @@ static inline bool expect_host_room(struct model *x, struct expected *e, int64_t
     }
     e->actions[e->n++] = (struct mgd_action){.kind = MGD_DO_FORGET, .from = MGD_HOST, .to = -1, .bytes = oldest->bytes, .memory = (void *)oldest->copy};
     oldest->copy = 0;
+    oldest->marked = true; /* as one that never left */
   }
   return host_bytes(x) + bytes <= x->limit;
 }
 
 static inline int expect_target(struct model *x, struct expected *e, const struct storage *s, int from) {
-  int best = -1;
+  int best = -1, nearest = -1;
+  int64_t host = x->latency[from][MGD_HOST];
   for (int d = DEVICES - 1; d > 0; d--) {
+    int64_t ns = x->latency[from][d];
     bool fits = d != s->home && from == s->home && e->room[d] >= s->bytes;
-    best = fits && (best < 0 || x->latency[from][d] <= x->latency[from][best]) ? d : best;
+    bool near = s->marked ? ns <= 2 * host : 2 * ns <= host;
+    bool refuses = fits && near && ns > host && x->refusals[d] > 0;
+    x->refusals[d] -= refuses;
+    x->refused_guests += refuses;
+    nearest = fits && (nearest < 0 || ns <= x->latency[from][nearest]) ? d : nearest;
+    best = fits && near && !refuses && (best < 0 || ns <= x->latency[from][best]) ? d : best;
   }
-  if (best > 0 && x->latency[from][best] <= x->latency[from][MGD_HOST]) {
-    return best;
-  }
-  return expect_host_room(x, e, s->bytes) ? MGD_HOST : best;
+  return best > 0 ? best : expect_host_room(x, e, s->bytes) ? MGD_HOST : nearest;
 }
 
 static inline bool refuses(const struct model *x, const struct mgd_handle *h) { return x->veto && h->bytes % 5 == 0; }
@@ -149,9 +155,16 @@ static inline void expect_eviction(struct model *x, struct expected *e, int d, i
   for (int guests = 1; guests >= 0; guests--) {
     bool asked[SLOTS] = {false};
     struct storage *s;
+    bool any = false;
     while (bytes > 0 && e->n < e->size && (s = next_to_ask(x, d, guests, asked)) != NULL) {
       asked[s - x->s] = true;
-      bytes -= expect_leaving(x, e, s, d);
+      int64_t given = expect_leaving(x, e, s, d);
+      bytes -= given;
+      any = any || given > 0;
+    }
+    if (guests && any) {
+      x->sent_on[d] += x->sent_on[d] < 10;
+      x->refusals[d] = 1 << x->sent_on[d];
     }
   }
 }

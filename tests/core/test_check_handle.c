@@ -103,7 +103,6 @@ static void tear_down(struct directory *d) {
 static void who_is_home(struct directory *d) {
   EXPECT_BROKEN(d, d->idle->away, 2);
   EXPECT_BROKEN(d, d->idle->on_host, true);
-  EXPECT_BROKEN(d, d->idle->dirty, 0);
   EXPECT_BROKEN(d, d->idle->in_use, 1);
   EXPECT_BROKEN(d, d->idle->bytes, -1);
   EXPECT_BROKEN(d, d->idle->bytes, 0); /* then it has no place */

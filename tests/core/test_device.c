@@ -1,4 +1,6 @@
 /* Devices have ids in the order of arrival, unique names and capacities. */
+#include <math.h>
+
 #include "expect.h"
 
 static void ids_follow_the_order_of_arrival(void) {
@@ -65,6 +67,22 @@ static void a_capacity_may_change_and_never_be_negative(void) {
   mgd_machine_destroy(m);
 }
 
+static void a_speed_is_a_number_above_zero(void) {
+  struct mgd_machine *m = new_machine(1, MIB);
+  const double bad[] = {0.0, -1.0, (double)NAN, (double)INFINITY};
+  struct mgd_share share;
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    EXPECT_CODE(mgd_device_set_speed(m, 1, bad[i]), MGD_E_INVALID);
+  }
+  EXPECT_CODE(mgd_device_set_speed(m, 2, 1.0), MGD_E_NO_DEVICE);
+  EXPECT_OK(mgd_place_share(m, 1, 0.0, &share));
+  EXPECT(share.speed >= 1.0 && share.speed <= 1.0);
+  EXPECT_OK(mgd_device_set_speed(m, 1, 2.5));
+  EXPECT_OK(mgd_place_share(m, 1, 0.0, &share));
+  EXPECT(share.speed >= 2.5 && share.speed <= 2.5);
+  mgd_machine_destroy(m);
+}
+
 /* A device that takes an old id begins empty: no bytes, no link, no totals. */
 static void the_last_devices_can_be_removed(void) {
   struct mgd_machine *m = new_machine(3, MIB);
@@ -115,6 +133,7 @@ int main(void) {
   sixty_three_accelerators_are_the_most();
   strangers_are_not_found();
   a_capacity_may_change_and_never_be_negative();
+  a_speed_is_a_number_above_zero();
   the_last_devices_can_be_removed();
   promised_bytes_hold_their_device();
   return 0;

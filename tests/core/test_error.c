@@ -34,7 +34,7 @@ static void numbers_that_stand_for_nothing_are_unknown(void) {
 
 static void reasons_and_events_read_well(void) {
   EXPECT_TEXT(mgd_reason_text(MGD_WHY_NONE), "");
-  EXPECT_TEXT(mgd_reason_text(MGD_WHY_DISPERSED), "it has the most free memory");
+  EXPECT_TEXT(mgd_reason_text(MGD_WHY_DISPERSED), "it has the least in use for its speed");
   EXPECT_TEXT(mgd_event_name(MGD_EV_MOVE), "move");
   EXPECT_TEXT(mgd_event_name(MGD_EV_RELEASE), "release");
 }

@@ -53,13 +53,90 @@ static void the_nearest_that_has_room(void) {
   EXPECT_INT(target(m, h, both), 2); /* the first of equals */
   set_link(m, 1, MGD_HOST, 40);
   EXPECT_INT(target(m, h, both), 2); /* a peer as near as the host leaves the host its room */
-  set_link(m, 1, MGD_HOST, 39);
+  set_link(m, 1, MGD_HOST, 20);
+  EXPECT_INT(target(m, h, both), 2); /* nor one that takes twice as long */
+  set_link(m, 1, MGD_HOST, 19);
   EXPECT_INT(target(m, h, both), MGD_HOST);
   EXPECT_OK(mgd_host_limit(m, 7));
   EXPECT_INT(target(m, h, both), 2); /* a far peer is better than nothing */
   EXPECT_INT(target(m, h, nobody), -1);
   EXPECT_OK(mgd_host_limit(m, 8));
   EXPECT_INT(target(m, h, both), MGD_HOST);
+  close_handle(m, h);
+  mgd_machine_destroy(m);
+}
+
+/* Where it goes; it comes back as it was. */
+static int round_trip(struct mgd_machine *m, struct mgd_handle *h, const int64_t *room, int kind) {
+  struct plan p;
+  EXPECT_OK(plan_eviction(m, 1, 1, room, &p));
+  EXPECT_INT(p.n, 1);
+  EXPECT_ACTION(p.actions[0], kind, 1, p.actions[0].to, 8, h);
+  carry_out(m, &p);
+  restore(m, h);
+  return p.actions[0].to;
+}
+
+/* The host keeps a good copy of what came home, so that it leaves for nothing: what is read again and again is better off there. */
+static void what_came_from_a_peer_unwritten_goes_to_the_host(void) {
+  struct mgd_machine *m = new_directory(2);
+  struct mgd_handle *h = open_handle(m, 1, 8, 0);
+  const int64_t room[MGD_MAX_DEVICES] = {[2] = 8}, none[MGD_MAX_DEVICES] = {0};
+  set_link(m, 1, MGD_HOST, 50);
+  set_link(m, 1, 2, 26);
+  EXPECT_INT(round_trip(m, h, room, MGD_DO_SPILL), 2); /* it never left before */
+  EXPECT_OK(mgd_host_limit(m, 7));
+  EXPECT_INT(round_trip(m, h, room, MGD_DO_SPILL), 2); /* the host has no room */
+  EXPECT_OK(mgd_host_limit(m, 8));
+  set_link(m, 1, 2, 25);
+  EXPECT_INT(round_trip(m, h, room, MGD_DO_SPILL), 2); /* there and back again is no further */
+  set_link(m, 1, 2, 26);
+  mgd_handle_write(h);
+  EXPECT_INT(round_trip(m, h, room, MGD_DO_SPILL), 2); /* written: leaving would cost as much from the host */
+  EXPECT_INT(round_trip(m, h, room, MGD_DO_SPILL), MGD_HOST);
+  EXPECT_INT(round_trip(m, h, room, MGD_DO_DROP), MGD_HOST);
+  mgd_handle_write(h);
+  EXPECT_INT(round_trip(m, h, none, MGD_DO_SPILL), MGD_HOST);
+  close_handle(m, h);
+  mgd_machine_destroy(m);
+}
+
+/* Makes the peer need its room while a guest from device 1 is there. */
+static void send_a_guest_on(struct mgd_machine *m) {
+  struct mgd_handle *guest = open_handle(m, 1, 8, 0);
+  struct plan p;
+  set_link(m, 1, 2, 10);
+  spill(m, guest, 2);
+  EXPECT_OK(plan_eviction(m, 2, 1, NULL, &p));
+  EXPECT_ACTION(p.actions[0], MGD_DO_SPILL, 2, MGD_HOST, 8, guest);
+  carry_out(m, &p);
+  close_handle(m, guest);
+  set_link(m, 1, 2, 15);
+}
+
+static void a_peer_that_needed_its_room_is_left_alone(void) {
+  struct mgd_machine *m = new_directory(2);
+  struct mgd_handle *h = open_handle(m, 1, 8, 0);
+  const int64_t room[MGD_MAX_DEVICES] = {[2] = 99};
+  const int plans[] = {1, 2, 1}, alone[] = {2, 4, 4}; /* a guest that comes home takes one of them back */
+  set_link(m, 1, MGD_HOST, 10);
+  set_link(m, 1, 2, 15);
+  EXPECT_INT(target(m, h, room), 2);
+  for (int i = 0; i < 3; i++) {
+    for (int k = 0; k < plans[i]; k++) {
+      send_a_guest_on(m);
+    }
+    for (int k = 0; k < alone[i]; k++) {
+      EXPECT_INT(target(m, h, room), MGD_HOST);
+    }
+    EXPECT_INT(target(m, h, room), 2);
+  }
+  send_a_guest_on(m);
+  set_link(m, 1, 2, 10);
+  EXPECT_INT(target(m, h, room), 2); /* as near as the host: a guess that fails costs little */
+  set_link(m, 1, 2, 15);
+  EXPECT_OK(mgd_host_limit(m, 7));
+  EXPECT_INT(target(m, h, room), 2); /* better than nothing */
   close_handle(m, h);
   mgd_machine_destroy(m);
 }
@@ -356,6 +433,8 @@ static void busy_while_others_use_or_move(void) {
 
 int main(void) {
   the_nearest_that_has_room();
+  what_came_from_a_peer_unwritten_goes_to_the_host();
+  a_peer_that_needed_its_room_is_left_alone();
   room_of_peers_is_spent();
   guests_go_on_before_anybody_leaves();
   a_plan_is_full();

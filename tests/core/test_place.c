@@ -30,7 +30,7 @@ static struct mgd_machine *uneven(void) {
   return m;
 }
 
-static void disperse_takes_the_most_free_memory_and_pack_the_fullest_that_fits(void) {
+static void disperse_takes_the_least_in_use_and_pack_the_fullest_that_fits(void) {
   struct mgd_machine *m = uneven();
   expect_object(m, (struct mgd_object_request){100, true, ALL, 0.0}, 2, MGD_WHY_DISPERSED);
   expect_object(m, (struct mgd_object_request){100, false, ALL, 0.0}, 1, MGD_WHY_PACKED);
@@ -70,7 +70,7 @@ static void the_reserved_fraction_counts_once(void) {
 static void promised_bytes_are_not_free(void) {
   struct mgd_machine *m = uneven();
   struct mgd_ticket ticket = {0};
-  EXPECT_OK(mgd_admit_request(m, 2, 250, 0.0, 0, 0, &ticket));
+  EXPECT_OK(mgd_admit_request(m, 2, 450, 0.0, 0, 0, &ticket));
   expect_object(m, (struct mgd_object_request){100, true, ALL, 0.0}, 3, MGD_WHY_DISPERSED);
   EXPECT_OK(mgd_admit_release(m, &ticket));
   expect_object(m, (struct mgd_object_request){100, true, ALL, 0.0}, 2, MGD_WHY_DISPERSED);
@@ -86,6 +86,64 @@ static void ties_go_to_the_lowest_id_and_nothing_fits_everywhere(void) {
   }
   expect_object(m, (struct mgd_object_request){0, true, ALL, 0.5}, 1, MGD_WHY_DISPERSED);
   expect_object(m, (struct mgd_object_request){1, true, ALL, 0.0}, MGD_HOST, MGD_WHY_NO_ROOM);
+  mgd_machine_destroy(m);
+}
+
+static void disperse_looks_at_what_is_in_use_and_not_at_what_is_free(void) {
+  struct mgd_machine *m = new_machine(3, 1000);
+  const struct mgd_object_request r = {100, true, ALL, 0.0}, empty = {0, true, ALL, 0.0};
+  EXPECT_OK(mgd_device_set_capacity(m, 2, 9000));
+  EXPECT_OK(mgd_device_set_capacity(m, 1, 99));
+  expect_object(m, r, 2, MGD_WHY_DISPERSED); /* the first with room */
+  EXPECT_OK(mgd_ledger_add(m, 2, MGD_MANAGED, 1));
+  expect_object(m, r, 3, MGD_WHY_DISPERSED);
+  expect_object(m, empty, 1, MGD_WHY_DISPERSED);
+  mgd_machine_destroy(m);
+}
+
+static void a_faster_device_holds_more(void) {
+  struct mgd_machine *m = new_machine(2, 100000);
+  int64_t held[3] = {0};
+  EXPECT_OK(mgd_device_set_speed(m, 2, 2.0));
+  for (int i = 0; i < 30; i++) {
+    const struct mgd_object_request r = {10, true, ALL, 0.0};
+    int device = -1;
+    enum mgd_reason why;
+    EXPECT_OK(mgd_place_object(m, &r, &device, &why));
+    EXPECT_OK(mgd_ledger_add(m, device, MGD_MANAGED, 10));
+    EXPECT(i > 0 || device == 2); /* the first as well: it is done sooner there */
+    held[device] += 10;
+  }
+  EXPECT_INT(held[1], 100);
+  EXPECT_INT(held[2], 200);
+  mgd_machine_destroy(m);
+}
+
+/* A screen or a context on one card does not drive all small objects from it; somebody who holds half of it gets half. */
+static void others_bytes_take_their_part_of_the_speed(void) {
+  struct mgd_machine *m = new_machine(2, 1000000);
+  const int64_t foreign[] = {50000, 500000}, expected[] = {97, 67};
+  for (int k = 0; k < 2; k++) {
+    int64_t objects[3] = {0};
+    struct mgd_share share;
+    EXPECT_OK(mgd_ledger_observe(m, 1, 0, foreign[k]));
+    EXPECT_OK(mgd_ledger_observe(m, 2, 0, 0));
+    for (int i = 0; i < 200; i++) {
+      const struct mgd_object_request r = {10, true, ALL, 0.0};
+      int device = -1;
+      enum mgd_reason why;
+      EXPECT_OK(mgd_place_object(m, &r, &device, &why));
+      EXPECT_OK(mgd_ledger_add(m, device, MGD_MANAGED, 10));
+      objects[device]++;
+    }
+    EXPECT_INT(objects[1], expected[k]);
+    EXPECT_OK(mgd_place_share(m, 1, 0.1, &share));
+    EXPECT_INT(share.load, 10 * objects[1]);
+    EXPECT_INT(share.room, 900000 - foreign[k] - 10 * objects[1]);
+  }
+  struct mgd_share none;
+  EXPECT_CODE(mgd_place_share(m, 3, 0.0, &none), MGD_E_NO_DEVICE);
+  EXPECT_CODE(mgd_place_share(m, 1, 1.0, &none), MGD_E_INVALID);
   mgd_machine_destroy(m);
 }
 
@@ -323,12 +381,15 @@ static void bad_operands_are_refused(void) {
 }
 
 int main(void) {
-  disperse_takes_the_most_free_memory_and_pack_the_fullest_that_fits();
+  disperse_takes_the_least_in_use_and_pack_the_fullest_that_fits();
   what_fits_nowhere_goes_to_the_host();
   only_allowed_accelerators_are_considered();
   the_reserved_fraction_counts_once();
   promised_bytes_are_not_free();
   ties_go_to_the_lowest_id_and_nothing_fits_everywhere();
+  disperse_looks_at_what_is_in_use_and_not_at_what_is_free();
+  a_faster_device_holds_more();
+  others_bytes_take_their_part_of_the_speed();
   equal_objects_spread_to_within_one();
   bad_requests_are_refused();
   operands_in_one_place_stay_there();

@@ -43,12 +43,23 @@ static void step_capacity(struct model *x) {
   EXPECT_OK(mgd_device_set_capacity(x->m, d, x->capacity[d]));
   shrink(x, d, kept_limit(x, d));
   if (roll(x, 4) == 0) {
+    x->speed[d] = 1.0 + (double)roll(x, 3);
+    EXPECT_OK(mgd_device_set_speed(x->m, d, x->speed[d]));
+  }
+  if (roll(x, 4) == 0) {
     EXPECT_OK(mgd_ledger_reset_peak(x->m, d));
     x->peak[d] = used(x, d);
   }
 }
 
 /* ---- placing one object */
+
+/* Beside others a device is as fast as the part of its memory that they leave. */
+static double load_with(const struct model *x, int d, int64_t bytes) {
+  double left = 1.0 - (x->capacity[d] > 0 ? (double)x->owner[d][MGD_FOREIGN] / (double)x->capacity[d] : 1.0);
+  double speed = x->speed[d] * (left > 0x1p-20 ? left : 0x1p-20);
+  return ((double)(x->owner[d][MGD_MANAGED] + x->owner[d][MGD_RESERVED]) + (double)bytes) / speed;
+}
 
 /* Devices where `skip` is set do not count. */
 static int best_device(const struct model *x, const struct mgd_object_request *r, const bool *skip) {
@@ -58,8 +69,8 @@ static int best_device(const struct model *x, const struct mgd_object_request *r
     if (!(r->allowed >> d & 1) || own < r->bytes || skip[d]) {
       continue;
     }
-    int64_t other = room(x, best, r->reserved);
-    if (best == MGD_HOST || (r->disperse ? own >= other : own <= other)) {
+    bool lighter = load_with(x, d, r->bytes) <= load_with(x, best, r->bytes);
+    if (best == MGD_HOST || (r->disperse ? lighter : own <= room(x, best, r->reserved))) {
       best = d;
     }
   }
@@ -391,6 +402,7 @@ static struct model *new_model(uint64_t seed) {
     int id;
     x->capacity[d] = d ? 1000 : INT64_MAX;
     x->kept_limit[d] = 0.5;
+    x->speed[d] = 1.0;
     EXPECT(d == MGD_HOST || mgd_device_add(x->m, name, 1000, &id) == MGD_OK);
   }
   for (int f = 0; f < DEVICES; f++) {

@@ -86,6 +86,7 @@ static void step_devices(struct model *x) {
     (void)snprintf(name, sizeof name, "again:%d", d);
     EXPECT_OK(mgd_device_add(x->m, name, 100, &id));
     x->has_order[d] = false;
+    x->sent_on[d] = x->refusals[d] = 0;
   }
   for (int i = 0; free && i < DEVICES * DEVICES; i++) {
     if (i / DEVICES > keep || i % DEVICES > keep) {
@@ -309,10 +310,10 @@ static void end_restore(struct model *x, struct storage *s) {
   EXPECT_OK(mgd_restore_end(x->m, &s->h, done, &left));
   if (done) {
     EXPECT(s->away_version == s->version);
+    x->sent_on[s->away] -= s->away != MGD_HOST && x->sent_on[s->away] > 0;
     s->away = -1;
     s->copy = over ? 0 : s->copy;
     s->version += s->marked; /* whoever announced a write writes now */
-    s->marked = s->marked || !s->copy;
   }
   s->state = done ? MGD_RESIDENT : MGD_SPILLED;
   x->failed += !done;
@@ -394,8 +395,9 @@ static void everything_happened(const struct model *x, int64_t steps) {
     printf(" %" PRId64, x->kinds[i]);
     EXPECT(steps < 100000 || x->kinds[i] > steps / 2000);
   }
-  printf("; closed on the way %" PRId64 ", failed moves %" PRId64 ", no memory %" PRId64 "\n", x->closed_moving, x->failed, x->lost_memory);
-  EXPECT(steps < 100000 || (x->closed_moving > steps / 1000 && x->failed > steps / 1000 && x->lost_memory > 0));
+  printf("; closed on the way %" PRId64 ", failed moves %" PRId64 ", no memory %" PRId64 ", peers left alone %" PRId64 "\n", x->closed_moving, x->failed,
+         x->lost_memory, x->refused_guests);
+  EXPECT(steps < 100000 || (x->closed_moving > steps / 1000 && x->failed > steps / 1000 && x->lost_memory > 0 && x->refused_guests > 0));
 }
 
 int main(int argc, char **argv) {
