@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -29,6 +30,9 @@ Planner = Callable[[list[int], list[Share]], "list[int] | None"]
 
 #: How often a plan is made again when other threads' copies were in its way.
 _PLANS = 16
+
+#: Room of a device that may spill, in bytes.
+_NO_LIMIT = 2**62
 
 
 class Slot(NamedTuple):
@@ -212,22 +216,30 @@ def alone(found: list[list[Slot]]) -> list[list[Slot]]:
 
 
 def spread(groups: list[list[Slot]], manager: C.DeviceManager, planner: Planner) -> None:
-    """Groups over the manager's devices as the planner says; stays where no plan fits."""
+    """Groups over the manager's devices as the planner says; where no plan fits, devices spill."""
     for _ in range(_PLANS):
-        targets = _plan(groups, manager, planner)
+        targets = _plan(groups, _shares(chain(*groups), manager), planner)
         with ExitStack() as stack:
             if targets is not None and _reserve(targets, manager, stack):
                 carry(targets, C.DISPERSED)
                 return
         if not C.settle(manager):
             break
-    logger.log(manager.default_level, "no plan for %d groups fits: they stay", len(groups))
+    # Each takes its part of all that there is room for, and as much too much as the others.
+    crowded = [
+        (device, (_NO_LIMIT, 0, float(max(free, 1))))
+        for device, (free, _, _) in _shares(chain(*groups), manager)
+    ]
+    targets = _plan(groups, crowded, planner) if crowded else None
+    if targets is not None:
+        message = "a module in %d groups has no room on its devices now: they spill"
+        logger.log(manager.default_level, message, len(groups))
+        carry(targets, C.DISPERSED)
 
 
 def _plan(
-    groups: list[list[Slot]], manager: C.DeviceManager, planner: Planner
+    groups: list[list[Slot]], shares: list[tuple[torch.device, Share]], planner: Planner
 ) -> list[tuple[Slot, torch.device]] | None:
-    shares = _shares((s for layer in groups for s in layer), manager)
     plan = planner([room(layer) for layer in groups], [share for _, share in shares])
     if plan is None:
         return None

@@ -95,9 +95,10 @@ class ManagedModule(nn.Module):
         it; what is larger than that goes to the one with most room, which spills what is not in
         use. With `disperse=True` contiguous layers over all devices; with `disperse="parameters"`
         each parameter by itself to the device with least in use for its speed, and buffers with
-        their module's first; where no plan fits it stays where it is. What is on accelerators
-        already stays unless `disperse` asks for a new plan. PinConflictError when a pinned tensor
-        would have to move.
+        their module's first; what is larger than all devices together fills each to the same
+        degree, and they spill. What is on accelerators already stays unless `disperse` asks for a
+        new plan. OutOfMemoryError when one tensor alone is larger than its device, and
+        PinConflictError when a pinned tensor would have to move; then nothing has moved.
         """
         if disperse not in (True, False, "layers", "parameters"):
             raise ValueError(

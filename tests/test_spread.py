@@ -3,6 +3,7 @@
 import gc
 import json
 import random
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -169,6 +170,30 @@ def test_a_model_larger_than_any_device_trains_on_the_roomiest(small, caplog, ho
     got = train(net, optimizer, x.as_subclass(ManagedTensor))
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
     assert places(net) == {small}
+
+
+@pytest.mark.parametrize("disperse", ["layers", "parameters"])
+def test_a_model_larger_than_all_devices_together_trains_on_all_of_them(caplog, disperse):
+    gc.collect()
+    x = torch.randn(16, WIDTH)
+    plain = plain_net()
+    expected = train(plain, torch.optim.AdamW(plain.parameters(), foreach=False), x)
+    net = ManagedModule.from_module(plain_net())
+    mib = [2, 2, 4, 3]
+    total = sum(p.nbytes for p in net.parameters())
+    assert total > sum(mib) * MiB
+    with ExitStack() as stack, caplog.at_level("INFO", "managed"):
+        for i, budget in enumerate(mib):
+            stack.enter_context(managed.budget(f"sim:{i}", budget * MiB))
+        net.cuda(disperse=disperse)
+        assert "has no room on its devices now: they spill" in caplog.text
+        held = [sum(p.nbytes for p in net.parameters() if p.device.index == i) for i in range(4)]
+        largest = max(p.nbytes for p in net.parameters())
+        for bytes_, budget in zip(held, mib, strict=True):
+            assert abs(bytes_ - total * budget / sum(mib)) <= 2 * largest
+        optimizer = torch.optim.AdamW(net.parameters(), foreach=False)
+        got = train(net, optimizer, x.as_subclass(ManagedTensor))
+        assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 
 
 def test_an_empty_model_larger_than_any_device(small):
