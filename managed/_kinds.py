@@ -29,7 +29,7 @@ def _wrap_swap(original: Any) -> Any:
         types = type(t1), type(t2)
         placed = [t for t in (t1, t2) if is_placed(t)]
         original(t1, t2)
-        for tensor in placed:  # what it was, with new contents; its own go on being placed as the other
+        for tensor in placed:  # with new contents, too; its old ones are placed as they were
             C.place(tensor, True)
         for tensor, other in ((t1, types[1]), (t2, types[0])):
             if type(tensor) is not other:
