@@ -15,6 +15,7 @@ import torch
 from torch._functorch import eager_transforms
 from torch._ops import _HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS, _higher_order_ops
 from torch.autograd.function import BackwardCFunction
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from managed._backend import C
 
@@ -129,6 +130,34 @@ def _watch_functorch() -> None:
 
     transforms._grad_increment_nesting = entered
     transforms._grad_decrement_nesting = left
+    transforms.linearize = torch.func.linearize = _wrap_linearize(transforms.linearize)
+
+
+def _wrap_linearize(original: Any) -> Any:
+    """The function that it returns compares devices before any operator could move a tangent."""
+
+    @functools.wraps(original)
+    def linearize(func: Callable[..., Any], *primals: Any) -> Any:
+        homes = [
+            t.device if isinstance(t, torch.Tensor) and C.is_managed(t) else None
+            for t in tree_leaves(primals)
+        ]
+        output, jvp = original(func, *primals)
+
+        @functools.wraps(jvp)
+        def at_primals(*tangents: Any) -> Any:
+            leaves, form = tree_flatten(tangents)
+            if len(leaves) == len(homes):
+                sent = (
+                    t if home is None or not isinstance(t, torch.Tensor) else t.to(home)
+                    for t, home in zip(leaves, homes, strict=True)
+                )
+                tangents = tree_unflatten(sent, form)
+            return jvp(*tangents)
+
+        return output, at_primals if any(homes) else jvp
+
+    return linearize
 
 
 # ---- higher-order operators

@@ -143,7 +143,7 @@ bool together(const OpFacts& f, const torch::jit::Stack& stack, std::size_t base
     const c10::TensorImpl* t = v.unsafeToTensorImpl();
     if (t == c10::UndefinedTensorImpl::singleton()) return true;
     const c10::Device d = t->device();
-    if (f.scalars_stay && d.is_cpu() && !(flags & kWritten) && t->dim() == 0) return true;
+    if (f.scalars_stay && d.is_cpu() && !(flags & kWritten) && t->dim() == 0 && !has_wrapped_tangent(v.toTensor())) return true;
     if (have) return d == common;
     have = true;
     common = d;

@@ -8,6 +8,7 @@
 #include "crossing.h"
 #include "devices.h"
 #include "facts.h"
+#include "functorch.h"
 
 namespace managed {
 
@@ -19,7 +20,7 @@ struct Operand {
 
   bool is(uint8_t flags) const { return (arg->flags & flags) != 0; }
   // A 0-dim CPU tensor is a number to operators that natively mix.
-  bool is_number() const { return tensor.device().is_cpu() && tensor.dim() == 0; }
+  bool is_number() const { return tensor.device().is_cpu() && tensor.dim() == 0 && !has_wrapped_tangent(tensor); }
 };
 using Operands = c10::SmallVector<Operand, 8>;
 

@@ -10,10 +10,14 @@
 // what comes from user code is brought along here, by a copy that autograd records.
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/Device.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/utils/object_ptr.h>
 
 #include <optional>
+#include <string>
 #include <unordered_set>
 #include <vector>
 
@@ -102,7 +106,7 @@ void hold_gradients(Hold& hold, PyObject* args) {
 PyObject* with_gradients_at_roots(PyObject* args) {
   PyObject* roots = PyTuple_GET_ITEM(args, 0);
   PyObject* given = PyTuple_GET_SIZE(args) > 1 ? PyTuple_GET_ITEM(args, 1) : nullptr;
-  if (!given || !PyTuple_Check(given) || PyTuple_GET_SIZE(given) != PyTuple_GET_SIZE(roots)) return Py_NewRef(args);
+  if (!PyTuple_Check(roots) || !given || !PyTuple_Check(given) || PyTuple_GET_SIZE(given) != PyTuple_GET_SIZE(roots)) return Py_NewRef(args);
   THPObjectPtr all(PySequence_List(given));
   for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(roots); i++) {
     PyObject *root = PyTuple_GET_ITEM(roots, i), *gradient = PyTuple_GET_ITEM(given, i);
@@ -118,18 +122,82 @@ PyObject* with_gradients_at_roots(PyObject* args) {
   return head && rest ? PySequence_Concat(head, rest) : nullptr;
 }
 
+// In front of a root on an accelerator, for a gradient that stands on the host.
+struct RootHome : torch::autograd::Node {
+  explicit RootHome(c10::Device home) : home_(home) {}
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
+    if (grads[0].defined()) grads[0] = grads[0].to(home_);
+    return std::move(grads);
+  }
+  std::string name() const override { return "ManagedRootBackward"; }
+
+ private:
+  c10::Device home_;
+};
+
+// Whether torch.func has wrapped roots on more than one accelerator. The engine looks at the storage of each root gradient
+// that is not on the first one's, and a wrapper has none (functorch.cpp).
+bool are_wrapped_and_apart(PyObject* roots, PyObject* gradients) {
+  if (!PyTuple_Check(roots) || !PyTuple_Check(gradients) || PyTuple_GET_SIZE(gradients) != PyTuple_GET_SIZE(roots)) return false;
+  std::optional<c10::Device> first;
+  bool wrapped = false, apart = false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(roots); i++) {
+    if (!THPVariable_Check(PyTuple_GET_ITEM(roots, i)) || !THPVariable_Check(PyTuple_GET_ITEM(gradients, i))) return false;
+    const at::Tensor& t = THPVariable_Unpack(PyTuple_GET_ITEM(roots, i));
+    if (!t.requires_grad()) return false; // the engine says so
+    wrapped |= is_batched(t) || is_batched(THPVariable_Unpack(PyTuple_GET_ITEM(gradients, i)));
+    if (t.is_cpu()) continue;
+    apart |= first && *first != t.device();
+    first = t.device();
+  }
+  return wrapped && apart;
+}
+
+// The root's edge behind such a node, as a torch.autograd.graph.GradientEdge.
+PyObject* behind_the_host(const at::Tensor& root, const at::Tensor& gradient) {
+  NodePtr node = make_node<RootHome>(root.device());
+  node->add_next_edge(torch::autograd::impl::gradient_edge(root));
+  node->add_input_metadata(gradient);
+  THPObjectPtr graph(PyImport_ImportModule("torch.autograd.graph"));
+  THPObjectPtr kind(graph ? PyObject_GetAttrString(graph, "GradientEdge") : nullptr);
+  THPObjectPtr wrapped(kind ? torch::autograd::functionToPyObject(node) : nullptr);
+  return wrapped ? PyObject_CallFunction(kind, "Oi", wrapped.get(), 0) : nullptr;
+}
+
+// The arguments of run_backward, with such roots and their gradients over the host.
+PyObject* with_roots_over_host(PyObject* args) {
+  PyObject *roots = PyTuple_GET_ITEM(args, 0), *gradients = PyTuple_GET_SIZE(args) > 1 ? PyTuple_GET_ITEM(args, 1) : nullptr;
+  if (!gradients || !are_wrapped_and_apart(roots, gradients)) return Py_NewRef(args);
+  THPObjectPtr all(PySequence_List(args)), edges(PySequence_List(roots)), there(PySequence_List(gradients));
+  for (Py_ssize_t i = 0; all && edges && there && i < PyTuple_GET_SIZE(roots); i++) {
+    const at::Tensor& root = THPVariable_Unpack(PyTuple_GET_ITEM(roots, i));
+    if (root.is_cpu()) continue;
+    at::Tensor g = THPVariable_Unpack(PyTuple_GET_ITEM(gradients, i));
+    {
+      NoGil no_gil;
+      g = g.cpu();
+    }
+    PyObject* edge = behind_the_host(root, g);
+    if (!edge || PyList_SetItem(edges, i, edge) < 0 || PyList_SetItem(there, i, THPVariable_Wrap(std::move(g))) < 0) return nullptr;
+  }
+  if (!all || !edges || !there) return nullptr;
+  if (PyList_SetItem(all, 0, PyList_AsTuple(edges)) < 0 || PyList_SetItem(all, 1, PyList_AsTuple(there)) < 0) return nullptr;
+  return PyList_AsTuple(all);
+}
+
 } // namespace
 } // namespace managed
 
 using namespace managed;
 
 PyObject* mgd_torch_run_backward(PyObject* callable, PyObject* args, PyObject* kwargs) {
-  PyObject* given = PyTuple_GET_SIZE(args) > 0 ? PyTuple_GET_ITEM(args, 0) : nullptr;
-  if (!given || !any_managed(given)) return PyObject_Call(callable, args, kwargs);
+  const auto takes_part = [&](Py_ssize_t i) { return PyTuple_GET_SIZE(args) > i && any_managed(PyTuple_GET_ITEM(args, i)); };
+  if (!takes_part(0) && !takes_part(1)) return PyObject_Call(callable, args, kwargs); // neither roots nor their gradients
   return guarded([&]() -> PyObject* {
     const Visit visit; // the engine reads leaves between operators, too
     c10::impl::IncludeDispatchKeyGuard managed_everywhere(kKey);
-    THPObjectPtr aligned(with_gradients_at_roots(args));
+    THPObjectPtr at_roots(with_gradients_at_roots(args));
+    THPObjectPtr aligned(at_roots ? with_roots_over_host(at_roots) : nullptr);
     if (!aligned) return nullptr;
     Hold roots(nullptr);
     hold_gradients(roots, aligned);

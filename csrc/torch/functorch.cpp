@@ -32,6 +32,13 @@ bool is_wrapped(const at::Tensor& t) {
   return t.key_set().has_any(wrappers);
 }
 
+bool is_batched(const at::Tensor& t) { return is_wrapped(t) || t.key_set().has(c10::DispatchKey::Batched); }
+
+bool has_wrapped_tangent(const at::Tensor& t) {
+  const at::Tensor& tangent = t._fw_grad(/*level=*/0);
+  return tangent.defined() && is_batched(tangent);
+}
+
 bool holds_managed(const at::Tensor& t) { return t.defined() && has_key(innermost(t).unsafeGetTensorImpl()); }
 
 namespace {

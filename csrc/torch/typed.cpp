@@ -140,7 +140,7 @@ class Call {
     SameDevice strays;
     for (const Tensors& a : arguments_)
       for (const at::Tensor& t : a)
-        if (arguments_.is_written(a) || !t.device().is_cpu() || t.dim() != 0) strays.see(t);
+        if (arguments_.is_written(a) || !t.device().is_cpu() || t.dim() != 0 || has_wrapped_tangent(t)) strays.see(t);
     return strays.ok;
   }
 
