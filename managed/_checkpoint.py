@@ -1,26 +1,40 @@
-"""Lets torch.utils.checkpoint repeat random numbers on every device that managed operators use.
+"""Lets torch.utils.checkpoint repeat random numbers, wherever a managed function draws them.
 
-It saves the generators of the devices on which the arguments stand. A managed function draws
-wherever its operands meet, so the others are saved too; otherwise dropout would differ in the
-recomputation, and gradients would be silently wrong.
+It saves the generators of the devices on which its arguments stand. Managed tensors draw from the
+first accelerator's, and plain ones that a managed function makes from their own device's: so the
+others are saved too. And it sets generators that all threads share, while the engine may run
+functions again in the threads of several devices at once: they take turns.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.utils import checkpoint
 
+from managed._backend import C
+
 __all__: list[str] = []
 
 
 def install() -> None:
-    """Wraps get_device_states, which both kinds of checkpoints call."""
-    original = checkpoint.get_device_states
+    """Wraps what both kinds of checkpoints call to save generators, and to run a function again."""
+    checkpoint.get_device_states = _with_others(checkpoint.get_device_states)
+    function, frame = checkpoint.CheckpointFunction, checkpoint._CheckpointFrame
+    function.backward = staticmethod(_in_turn(function.backward))  # type: ignore[method-assign]
+    original = frame.__init__
 
+    @functools.wraps(original)
+    def __init__(self: Any, recompute_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        original(self, _in_turn(recompute_fn), *args, **kwargs)
+
+    frame.__init__ = __init__  # type: ignore[method-assign]
+
+
+def _with_others(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def get_device_states(*args: Any) -> tuple[list[int], list[torch.Tensor]]:
         indices, states = original(*args)
@@ -31,13 +45,29 @@ def install() -> None:
                 states.append(torch.get_device_module(kind).get_rng_state(index))
         return indices, states
 
-    checkpoint.get_device_states = get_device_states
+    return get_device_states
 
 
 def _in_use(kind: str) -> Iterator[int]:
-    """Devices of the kind; a GPU without a context has drawn nothing, and is not given one."""
+    """Devices of the kind; a GPU without a context has drawn nothing, and is not given one.
+
+    The first one's generator serves the others, so it may have been used without a context.
+    """
     started = getattr(torch._C, "_cuda_hasPrimaryContext", None) if kind == "cuda" else None
     if kind == "sim" or started is not None:
         for index in range(torch.get_device_module(kind).device_count()):
-            if started is None or started(index):
+            if index == 0 or started is None or started(index):
                 yield index
+
+
+def _in_turn(replay: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(replay)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        began = C.begin_replay()
+        try:
+            return replay(*args, **kwargs)
+        finally:
+            if began:
+                C.end_replay()
+
+    return run

@@ -3,7 +3,7 @@
  *
  *   __class__               says ManagedTensor for a managed tensor
  *   pin(), unpin(), pinned, unplace(), placed
- *                           exist for managed tensors only
+ *                           exist for managed tensors only; __dir__ knows
  *   as_subclass             as_subclass(ManagedTensor) gives a managed alias
  *   cuda, to                for managed tensors the manager picks a device, and
  *                           simulated devices serve where there is no CUDA
@@ -33,6 +33,7 @@ enum original { AS_SUBCLASS,
                 DLPACK,
                 STORAGE,
                 SET,
+                DIR,
                 ORIGINALS };
 
 /* The one static of the binding: there is one torch.Tensor in a process. It is
@@ -412,6 +413,23 @@ static PyObject *tensor_set(PyObject *self, PyObject *const *args, Py_ssize_t na
   return result;
 }
 
+/* ---- dir: once less for a plain tensor, whose own attributes torch adds to those of the class */
+
+static PyObject *tensor_dir(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+  PyObject *names = call_original(DIR, self, args, nargs, kwnames);
+  if (!names || !is_torchs_own(self) || mgd_torch_is_managed(self)) return names;
+  for (size_t i = 0; i < sizeof getsets / sizeof *getsets; i++) {
+    if (!getsets[i].closure) continue;
+    PyObject *removed = PyObject_CallMethod(names, "remove", "s", getsets[i].name);
+    if (!removed) {
+      Py_DECREF(names);
+      return NULL;
+    }
+    Py_DECREF(removed);
+  }
+  return names;
+}
+
 /* ---- installation */
 
 #define FAST(f) (PyCFunction)(void (*)(void)) f, METH_FASTCALL | METH_KEYWORDS
@@ -427,6 +445,7 @@ static PyMethodDef methods[ORIGINALS] = {
     [DLPACK] = {"__dlpack__", FAST(tensor_dlpack), NULL},
     [STORAGE] = {"untyped_storage", FAST(tensor_storage), NULL},
     [SET] = {"set_", FAST(tensor_set), NULL},
+    [DIR] = {"__dir__", FAST(tensor_dir), NULL},
 };
 
 /* torch.Tensor's own dict, borrowed. */

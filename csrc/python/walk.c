@@ -107,6 +107,16 @@ static PyObject *gather_gradients(PyObject *module, PyObject *parameters) {
   Py_RETURN_NONE;
 }
 
+static PyObject *begin_replay(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)) {
+  const int began = mgd_torch_begin_replay();
+  return began < 0 ? NULL : PyBool_FromLong(began);
+}
+
+static PyObject *end_replay(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)) {
+  mgd_torch_end_replay();
+  Py_RETURN_NONE;
+}
+
 static PyObject *above_functorch(PyObject *module, PyObject *o) {
   (void)module;
   const long change = PyLong_AsLong(o);
@@ -254,6 +264,9 @@ PyMethodDef mgd_walk_methods[] = {
      PyDoc_STR("bring_gradient(gradient, device, /)\n--\n\nA managed gradient on the device, recorded by autograd; a plain one as it is.")},
     {"gather_gradients", gather_gradients, METH_O,
      PyDoc_STR("gather_gradients(parameters, /)\n--\n\nPuts the .grad of each managed tensor of a list where the tensor is.")},
+    {"begin_replay", begin_replay, METH_NOARGS,
+     PyDoc_STR("begin_replay()\n--\n\nThis thread runs a checkpointed function again; True if it is a backward pass that end_replay() must be told of.")},
+    {"end_replay", end_replay, METH_NOARGS, PyDoc_STR("end_replay()\n--\n\nIt has run.")},
     {"above_functorch", above_functorch, METH_O,
      PyDoc_STR("above_functorch(change, /)\n--\n\nThis thread enters (1) or leaves (-1) a level of torch.func.grad.")},
     {"plan_layers", plan_layers, METH_VARARGS,

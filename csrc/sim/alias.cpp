@@ -35,10 +35,10 @@ Tensor dense_over(c10::Storage s, DispatchKey key, const c10::TensorImpl *like) 
   return Tensor(std::move(r));
 }
 
-// A view of a normal tensor is a normal tensor in inference mode too: the kernel that tells so has just run above us.
-Tensor view_over(c10::Storage s, const c10::TensorImpl *like) {
-  std::optional<c10::InferenceMode> normal;
-  if (C10_UNLIKELY(c10::InferenceMode::is_enabled() && c10::impl::tls_is_dispatch_key_excluded(DispatchKey::ADInplaceOrView))) normal.emplace(false);
+// A view is what its base is: a normal tensor in inference mode too, or an inference tensor outside as well.
+Tensor view_over(c10::Storage s, const c10::TensorImpl *like, bool inference) {
+  std::optional<c10::InferenceMode> mode;
+  if (C10_UNLIKELY(c10::InferenceMode::is_enabled() != inference)) mode.emplace(inference);
   return dense_over(std::move(s), DispatchKey::PrivateUse1, like);
 }
 
@@ -124,8 +124,8 @@ Tensor Aliases::to_cpu(const Tensor &t) {
     return t;
   }
   if (C10_UNLIKELY(is_sparse(t) || t.key_set().has(DispatchKey::ZeroTensor))) return special_to_cpu(t);
-  TORCH_CHECK(t.has_storage(), "simulated devices hold strided and sparse tensors only; this tensor on ", t.device(),
-              " has no storage (strided nested tensors are such: use layout=torch.jagged)");
+  TORCH_CHECK(t.has_storage() && !t.is_nested(), "simulated devices compute with strided and sparse tensors only; this tensor on ", t.device(),
+              " has no storage, or a nested one (use layout=torch.jagged)");
   return dense_to_cpu(t);
 }
 
@@ -135,6 +135,7 @@ Tensor Aliases::dense_to_cpu(const Tensor &t) {
   auto *impl = t.unsafeGetTensorImpl();
   for (const Seen &s : seen_)
     if (s.sim == impl) return s.cpu;
+  inference_ |= impl->is_inference();
   Tensor cpu = dense_over(twin(t.storage()), DispatchKey::CPU, impl);
   if (C10_UNLIKELY(special_)) keep_requires_grad(t, cpu);
   if (seen_.size() < kRemembered) seen_.push_back({impl, cpu});
@@ -144,7 +145,7 @@ Tensor Aliases::dense_to_cpu(const Tensor &t) {
 Tensor Aliases::dense_to_sim(const Tensor &t) {
   auto *impl = t.unsafeGetTensorImpl();
   auto *cpu = t.storage().unsafeGetStorageImpl();
-  if (const auto *sim = known(cpu)) return view_over(*sim, impl);
+  if (const auto *sim = known(cpu)) return view_over(*sim, impl, inference_);
   if (t.key_set().has(DispatchKey::ZeroTensor)) return dense_over(bare_storage(device_, cpu->nbytes()), DispatchKey::PrivateUse1, impl);
   for (auto *h : host_) {
     if (h != cpu) continue;  // a result that aliases a CPU operand gets bytes of its own
@@ -160,6 +161,7 @@ Tensor Aliases::to_sim(const Tensor &t) {
   if (!t.defined() || !t.device().is_cpu()) return t;
   if (C10_UNLIKELY(is_sparse(t))) return map_sparse(t, place(device_), [&](const Tensor &member) { return to_sim(member); });
   TORCH_CHECK(!t.is_quantized(), "simulated devices have no quantized tensors: quantize on the CPU, or dequantize first");
+  TORCH_CHECK(!t.is_nested(), "simulated devices have no strided nested tensors: use layout=torch.jagged, or nest on the CPU");
   TORCH_CHECK(!t.is_mkldnn() && t.has_storage(), "this operator's result has a layout that simulated devices do not have (", t.layout(),
               "): run it on the CPU");
   return dense_to_sim(t);

@@ -57,6 +57,7 @@ class Aliases {
   int device_;
   bool reads_; // the call looks at bytes, and not at shapes alone
   bool special_ = false;
+  bool inference_ = false; // some operand is an inference tensor
 };
 
 }  // namespace managed::sim

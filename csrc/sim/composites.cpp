@@ -7,6 +7,7 @@
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/SDPBackend.h>
 #include <c10/core/GradMode.h>
@@ -35,6 +36,14 @@ Tensor &dropout_(Tensor &x, double p, bool train) {
   return x.mul_(p == 1 ? at::zeros({}, x.options()) : dropout_noise(x, p));
 }
 
+// The CPU's kernel draws from the CPU's generator.
+std::tuple<Tensor, Tensor> native_dropout(const Tensor &x, double p, std::optional<bool> train) {
+  if (x.sym_numel() == 0) return {x, at::empty_like(x)};
+  if (!train.value_or(true)) return {x.clone(), at::ones_like(x, at::kBool)};
+  Tensor mask = at::empty_like(x, at::kBool).bernoulli_(1 - p);
+  return {x.mul(mask).mul_(p == 1 ? 0. : 1. / (1. - p)), mask};
+}
+
 // The CPU's flash kernel has no gradient for a mask.
 int64_t choose_attention(const Tensor &q, const Tensor &k, const Tensor &v, const std::optional<Tensor> &mask, double p, bool causal,
                          std::optional<double> scale, bool gqa) {
@@ -48,6 +57,8 @@ void register_dropout(torch::Library &m) {
   m.impl("dropout", &dropout);
   m.impl("dropout_", &dropout_);
 }
+
+void register_native_dropout(torch::Library &m) { m.impl("native_dropout", &native_dropout); }
 
 void register_attention() { at::native::_fused_sdp_choice_stub.set_privateuse1_dispatch_ptr(&choose_attention); }
 

@@ -3,6 +3,8 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 
+#include <mutex>
+#include <utility>
 #include <vector>
 
 #include "device.h"
@@ -13,9 +15,9 @@ namespace {
 struct SimGenerator final : c10::GeneratorImpl {
   at::Generator cpu;
 
-  explicit SimGenerator(c10::DeviceIndex device)
-      : GeneratorImpl(c10::Device(kSim, device), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)),
-        cpu(at::detail::createCPUGenerator(c10::default_rng_seed_val)) {}
+  explicit SimGenerator(c10::DeviceIndex device) : SimGenerator(device, at::detail::createCPUGenerator(c10::default_rng_seed_val)) {}
+  SimGenerator(c10::DeviceIndex device, at::Generator inside)
+      : GeneratorImpl(c10::Device(kSim, device), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)), cpu(std::move(inside)) {}
 
   void set_current_seed(uint64_t seed) override { cpu.set_current_seed(seed); }
   void set_offset(uint64_t offset) override { cpu.set_offset(offset); }
@@ -24,10 +26,13 @@ struct SimGenerator final : c10::GeneratorImpl {
   uint64_t seed() override { return cpu.seed(); }
   void set_state(const c10::TensorImpl &state) override { cpu.unsafeGetGeneratorImpl()->set_state(state); }
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override { return cpu.unsafeGetGeneratorImpl()->get_state(); }
-  SimGenerator *clone_impl() const override {
-    auto *copy = new SimGenerator(device_.index());
-    copy->cpu = cpu.clone();
-    return copy;
+  SimGenerator *clone_impl() const override { return new SimGenerator(device_.index(), cpu.clone()); }
+  // As CUDA's: the state itself, which two generators then share.
+  c10::intrusive_ptr<c10::GeneratorImpl> graphsafe_get_state() const override { return c10::make_intrusive<SimGenerator>(device_.index(), cpu); }
+  void graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorImpl> &state) override {
+    const auto *other = dynamic_cast<const SimGenerator *>(state.get());
+    TORCH_CHECK(other, "expected a generator of a simulated device");
+    cpu = other->cpu;
   }
 };
 
@@ -52,7 +57,9 @@ at::Generator new_generator(int device) {
 
 at::Generator cpu_generator(const at::Generator &g) {
   if (!g.defined() || g.device().type() != kSim) return g;
-  return static_cast<SimGenerator *>(g.unsafeGetGeneratorImpl())->cpu;
+  auto *sim = static_cast<SimGenerator *>(g.unsafeGetGeneratorImpl());
+  std::lock_guard<std::mutex> lock(sim->mutex_);  // another thread may be exchanging the state
+  return sim->cpu;
 }
 
 }  // namespace managed::sim

@@ -16,7 +16,9 @@ void register_sparse_copies(torch::Library &m);
 void copy_bytes(int to, void *target, int from, const void *source, std::size_t bytes);
 void register_rnn(torch::Library &m);       // rnn.cpp
 void register_dropout(torch::Library &m);   // composites.cpp: dropout
+void register_native_dropout(torch::Library &m);
 void register_attention();                  // composites.cpp: which attention kernel is chosen
 void register_autocast(torch::Library &m);  // autocast.cpp
+void register_nested(torch::Library &every, torch::Library &m);  // nested.cpp: the fallback, and what is not refused
 
 }  // namespace managed::sim

@@ -33,7 +33,8 @@ torch::Library &library(const char *ns, DispatchKey key) {
 // operator to the CPU is what gives the CPU's bits.
 const std::unordered_set<std::string> &forced() {
   static const std::unordered_set<std::string> names = {"aten::convolution", "aten::convolution_backward", "aten::convolution_overrideable",
-                                                        "aten::convolution_backward_overrideable"};
+                                                        "aten::convolution_backward_overrideable",
+                                                        "aten::mode.values"};  // and whose body names the devices that it serves
   return names;
 }
 
@@ -73,12 +74,14 @@ void register_composites() {
     register_rnn(m);
     register_dropout(m);
   }
+  register_native_dropout(library("aten", DispatchKey::PrivateUse1));
   register_attention();
 }
 
 void register_fallbacks() {
   for (DispatchKey key : {DispatchKey::PrivateUse1, DispatchKey::SparsePrivateUse1, DispatchKey::SparseCsrPrivateUse1})
     library("_", key).fallback(CppFunction::makeFromBoxedFunction<&unknown_operator>());
+  register_nested(library("_", DispatchKey::NestedTensorPrivateUse1), library("aten", DispatchKey::NestedTensorPrivateUse1));
   library("_", DispatchKey::AutocastPrivateUse1).fallback(CppFunction::makeFallthrough());
   // copy_ falls through these keys and _copy_from does not: the clone of a conjugate view would recurse for ever.
   for (DispatchKey key : {DispatchKey::Conjugate, DispatchKey::Negative}) library("aten", key).impl("_copy_from", CppFunction::makeFallthrough());
@@ -90,7 +93,7 @@ bool written_by_hand(const std::string &name) {
   static const std::unordered_set<std::string> names = {"aten::empty.memory_format", "aten::empty_strided", "aten::set_", "aten::set_.source_Storage",
                                                         "aten::set_.source_Storage_storage_offset", "aten::set_.source_Tensor", "aten::record_stream",
                                                         "aten::_lazy_clone", "aten::copy_", "aten::_copy_from", "aten::_copy_from_and_resize", "aten::dropout",
-                                                        "aten::dropout_",
+                                                        "aten::dropout_", "aten::native_dropout",
                                                         // torch's generic versions ask the hooks (pinned memory) or copy_ (_to_copy), which is right here.
                                                         "aten::_pin_memory", "aten::is_pinned", "aten::_to_copy"};
   return names.count(name) > 0;

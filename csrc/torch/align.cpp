@@ -105,6 +105,9 @@ const Copy* find(const Copies& copies, const at::Tensor& t, c10::Device device) 
 Copy bring(const OpFacts& f, const Operand& o, c10::Device want, enum mgd_reason reason, bool hidden_writes, const Copies& copies,
            WriteBacks& write_backs) {
   const bool hidden = hidden_writes && o.is(kHiddenWrite), written = hidden || o.is(kWritten);
+  TORCH_CHECK_NOT_IMPLEMENTED(!(o.tensor.is_nested() && o.tensor.layout() == at::kStrided), "managed: ", f.name, " needs on ", want, " a nested tensor that is on ", o.tensor.device(),
+                              ", and nested tensors do not cross to another device. Bring its parts together first, or use a padded tensor and a mask "
+                              "(nn.TransformerEncoder: enable_nested_tensor=False).");
   if (const Copy* same = find(copies, o.tensor, want)) {
     if (written) write_backs.push_back({o.tensor, same->tensor, hidden}); // read first and written later: out= names an input
     return *same;

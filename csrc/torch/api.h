@@ -154,6 +154,12 @@ PyObject *mgd_torch_bring_gradient(PyObject *gradient, PyObject *device);
 /* Puts the .grad of each managed tensor of the list where its tensor is. */
 int mgd_torch_gather_gradients(PyObject *parameters);
 
+/* ---- random.cpp */
+/* A checkpointed function is about to run again, in a thread of the engine perhaps: replays set generators that all threads share, so they take
+ * turns. 0 when this thread is in no backward pass of managed tensors, and then there is nothing to end. */
+int mgd_torch_begin_replay(void);
+void mgd_torch_end_replay(void);
+
 /* ---- functorch.cpp */
 void mgd_torch_above_functorch(int levels); /* +1 when this thread enters a level of torch.func.grad, -1 when it leaves one */
 

@@ -28,6 +28,7 @@
 #include "guard.h"
 #include "hold.h"
 #include "hook.h"
+#include "random.h"
 #include "threads.h"
 
 namespace managed {
@@ -191,6 +192,7 @@ PyObject* with_roots_over_host(PyObject* args) {
 using namespace managed;
 
 PyObject* mgd_torch_run_backward(PyObject* callable, PyObject* args, PyObject* kwargs) {
+  const StepAside from_replay;
   const auto takes_part = [&](Py_ssize_t i) { return PyTuple_GET_SIZE(args) > i && any_managed(PyTuple_GET_ITEM(args, i)); };
   if (!takes_part(0) && !takes_part(1)) return PyObject_Call(callable, args, kwargs); // neither roots nor their gradients
   return guarded([&]() -> PyObject* {

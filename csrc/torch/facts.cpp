@@ -118,10 +118,12 @@ std::unique_ptr<OpFacts> compute(const c10::OperatorHandle& op) {
   const OpRule rule = aten ? rule_of(base) : OpRule{};
   f->outlives_call = ns == "c10d" || ns == "_c10d_functional"; // and their schemas are silent about what they write
   f->mixing = f->outlives_call ? Mixing::Never : rule.mixing;
-  f->scalars_stay = rule.scalars_stay_always || (op.hasTag(at::Tag::pointwise) && !scalars_move(base));
+  // Kernels of prims are Python, and know a number that was written in Python only where it is.
+  f->scalars_stay = ns == "prims" || rule.scalars_stay_always || (op.hasTag(at::Tag::pointwise) && !scalars_move(base));
   f->route = route_of(op, *f, base, ns);
   f->fresh = f->route == Route::Leaf && aten && !aliases_unsaid(base);
   for (const c10::Argument& r : schema.returns()) f->fresh &= !r.alias_info();
+  f->draws = (f->generator >= 0 || op.hasTag(at::Tag::nondeterministic_seeded)) && (f->route == Route::Leaf || f->route == Route::Open);
   f->looks_only = f->route == Route::Leaf && aten && !f->written && (reads_shapes(base) || returns_views(schema, base));
   return f;
 }

@@ -23,6 +23,7 @@
 #include "guard.h"
 #include "hold.h"
 #include "out_of_memory.h"
+#include "random.h"
 #include "replica.h"
 #include "state.h"
 #include "threads.h"
@@ -190,13 +191,26 @@ struct Hook final : c10::OperatorKernel {
   const OpFacts& facts;
 };
 
+// That of an operator that draws random numbers.
+struct DrawingHook final : c10::OperatorKernel {
+  explicit DrawingHook(const OpFacts& f) : facts(f) {}
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack* stack) {
+    const OneStream stream(facts, *stack);
+    chokepoint(op, ks, *stack, facts);
+  }
+  const OpFacts& facts;
+};
+
+c10::KernelFunction kernel_of(const OpFacts& f) {
+  if (f.route == Route::Fallthrough) return c10::KernelFunction::makeFallthrough();
+  if (f.draws) return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<DrawingHook>(f));
+  return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Hook>(f));
+}
+
 void register_operator(c10::Dispatcher& dispatcher, const c10::OperatorName& name, std::vector<c10::RegistrationHandleRAII>& kept) {
   const auto op = dispatcher.findSchema(name);
   if (!op) return;
-  const OpFacts& f = facts_of(*op);
-  auto kernel = f.route == Route::Fallthrough ? c10::KernelFunction::makeFallthrough()
-                                              : c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Hook>(f));
-  kept.push_back(dispatcher.registerImpl(name, kKey, std::move(kernel), std::nullopt, nullptr, "managed"));
+  kept.push_back(dispatcher.registerImpl(name, kKey, kernel_of(facts_of(*op)), std::nullopt, nullptr, "managed"));
 }
 
 // Strided bytes on some device. Torch counts CPU and CUDA tensors as one kind here, and simulated ones as another.
@@ -267,7 +281,9 @@ void chokepoint(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::ji
 void from_top(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) { op.callBoxed(stack); }
 
 void boxed(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack* stack) {
-  chokepoint(op, ks, *stack, facts_of(op));
+  const OpFacts& f = facts_of(op);
+  const OneStream stream(f, *stack);
+  chokepoint(op, ks, *stack, f);
 }
 
 void register_hook() {

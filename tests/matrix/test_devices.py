@@ -102,6 +102,15 @@ def test_generators(home):
     assert drawn[1].device == torch.device("sim:1")
 
 
+@pytest.mark.row("Random numbers", note="one stream: the numbers of one device")
+def test_one_stream(place):
+    x, drawn = torch.zeros(50), []
+    for t in (x.to("sim:0"), place(x)):
+        torch.manual_seed(5)
+        drawn.append(torch.randn_like(t.to("sim:0") if t.is_cpu else t))
+    same(*drawn)
+
+
 @pytest.mark.row("torch.random.fork_rng, get_rng_state")
 def test_fork_rng():
     x = managed_on(torch.zeros(10), "sim:1")

@@ -178,7 +178,7 @@ def test_strided_nested_of_managed():
 def test_strided_nested_on_a_device():
     parts = [managed_on(torch.rand(n), "sim:1") for n in (2, 3)]
     there = torch.nested.as_nested_tensor(parts)
-    with pytest.raises(NotImplementedError, match="NestedTensor"):
+    with pytest.raises(NotImplementedError, match=r"nested tensor.*layout=torch\.jagged"):
         there * 2
 
 

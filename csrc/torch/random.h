@@ -1,0 +1,41 @@
+// random.h: one stream of random numbers for the managed tensors of all accelerators.
+//
+// The stream is the default generator of the first accelerator, cuda:0 or sim:0, so torch's own functions seed, save and
+// restore it. An operator that draws on another one finds the stream in the place of its device's generator, whose own
+// state waits meanwhile: plain tensors go on with it afterwards. Operators that draw with a generator of the program's
+// choice, or on the CPU, are left alone.
+#pragma once
+#include <ATen/core/stack.h>
+
+#include <memory>
+
+#include "facts.h"
+
+namespace managed {
+
+// Stands around an operator that draws.
+class OneStream {
+ public:
+  OneStream(const OpFacts& f, const torch::jit::Stack& stack);
+  ~OneStream();
+  OneStream(const OneStream&) = delete;
+  OneStream& operator=(const OneStream&) = delete;
+
+ private:
+  int borrower_; // id of the accelerator that has the stream on loan, or 0
+};
+
+// Steps aside from a replay of this thread while an engine of its own runs, which may need the threads that wait for their turn.
+// Its numbers wait, too.
+class StepAside {
+ public:
+  StepAside();
+  ~StepAside();
+  StepAside(const StepAside&) = delete;
+  StepAside& operator=(const StepAside&) = delete;
+
+ private:
+  std::unique_ptr<struct Replay> replay_;
+};
+
+} // namespace managed
