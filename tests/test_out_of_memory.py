@@ -163,6 +163,13 @@ def test_garbage_is_collected_before_it_is_an_error(run_python, make):
     assert run_python(BEGIN + GARBAGE.replace("{make}", make)) == "found\n"
 
 
+def test_garbage_is_no_reason_to_wait(run_python):
+    script = GARBAGE.replace("10 * MiB", "18 * MiB").replace(
+        "{make}", "managed.DeviceManager(reserved=0.0, retry_limit=1).send(x * 1, device='sim:0')"
+    )
+    assert run_python(BEGIN + script) == "found\n"
+
+
 def test_garbage_is_not_collected_at_every_error(run_python):
     """Who looks for a size that fits fails often: most of the time is not the collector's."""
     script = """

@@ -5,13 +5,26 @@ import gc
 import io
 import itertools
 import pickle
+import threading
 import weakref
 
 import pytest
 import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
-from pressure import MiB, assert_equal, leaves_nothing, mlp, module_on, moved, on, snapshot, spill
+from pressure import (
+    PRESSURES,
+    MiB,
+    assert_equal,
+    leaves_nothing,
+    mlp,
+    module_on,
+    moved,
+    on,
+    pressed,
+    snapshot,
+    spill,
+)
 from torch import nn
 
 import managed
@@ -377,6 +390,49 @@ def test_a_deep_copy_without_room_says_who_holds_what():
         del held, caught
         assert "30 MiB whose storages the program holds" in text
         assert "map_location" not in text
+
+
+@pytest.mark.parametrize("pressure", PRESSURES)
+def test_saved_while_everything_leaves(pressure):
+    """Bytes that are on their way are waited for, and what is read in place stays there."""
+    values = [torch.randn(2**14) for _ in range(6)]
+
+    def work():
+        kept = [on(v) for v in values]
+        for _ in range(5):
+            file = io.BytesIO()
+            torch.save(kept, file)
+            copies = copy.deepcopy(kept)
+            for found in (torch.load(io.BytesIO(file.getvalue()), map_location="cpu"), copies):
+                assert all(torch.equal(f.cpu(), v) for f, v in zip(found, values, strict=True))
+        return kept
+
+    for t, v in zip(pressed(pressure, work), values, strict=True):
+        assert torch.equal(t.cpu(), v)
+
+
+def test_one_thread_saves_what_another_uses():
+    values = [torch.randn(2**14) for _ in range(4)]
+    kept = [on(v) for v in values]
+    failed = []
+
+    def use():
+        try:
+            for _ in range(100):
+                assert all(torch.equal((t + 0).cpu(), v) for t, v in zip(kept, values, strict=True))
+        except BaseException as error:
+            failed.append(error)
+
+    with managed.budget("sim:0", used() - 2 * kept[0].nbytes + 100):
+        thread = threading.Thread(target=use)
+        thread.start()
+        while thread.is_alive():
+            file = io.BytesIO()
+            torch.save(kept, file)
+            found = torch.load(io.BytesIO(file.getvalue()), map_location="cpu")
+            assert all(torch.equal(f, v) for f, v in zip(found, values, strict=True))
+        thread.join()
+    assert not failed, failed
 
 
 # ---- addresses

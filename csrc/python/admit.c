@@ -109,6 +109,7 @@ int mgd_admit_wait(struct mgd_manager *m, int device, int64_t bytes, struct mgd_
   int code = mgd_admit_request(mgd_torch_machine(), device, bytes, m->reserved, now, deadline, ticket);
   const int never = code == MGD_E_NO_ROOM;
   if (code == MGD_E_WAIT) {
+    mgd_garbage_collect(); /* what only a cycle of objects holds is not waited for */
     code = wait_granted(m, ticket, deadline);
     record(MGD_EV_WAITED, MGD_WHY_NONE, device, bytes, now);
     if (code != MGD_OK) drop(ticket);

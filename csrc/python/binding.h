@@ -130,6 +130,7 @@ PyObject *mgd_lists_call(PyObject *const *args, Py_ssize_t n, PyObject *(*f)(voi
 
 /* ---- garbage.c: Python's collector, asked for where a device is full */
 int mgd_garbage_init(void);
+void mgd_garbage_collect(void); /* unless it has just been done; lets go of the GIL meanwhile */
 
 /* ---- walk.c: what managed.module needs to walk a module */
 extern PyMethodDef mgd_walk_methods[];

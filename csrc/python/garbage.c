@@ -73,6 +73,11 @@ static int collect(void) {
   return ended;
 }
 
+void mgd_garbage_collect(void) {
+  Py_BEGIN_ALLOW_THREADS collect();
+  Py_END_ALLOW_THREADS
+}
+
 static PyObject *close_collector(PyObject *unused, PyObject *none) {
   (void)unused, (void)none;
   Py_BEGIN_ALLOW_THREADS pthread_mutex_lock(&collector.mutex);

@@ -106,7 +106,7 @@ def test_pickle(place):
         assert torch.equal(back.cpu(), t.cpu())
 
 
-@pytest.mark.row("copy.deepcopy", note="stays managed; a pin is not copied")
+@pytest.mark.row("copy.deepcopy", note="stays managed and placed; a pin is not copied")
 def test_deepcopy(place):
     x = torch.randn(3, requires_grad=True)
     there = place(x).pin()
