@@ -17,13 +17,13 @@ PIP := $(BIN)/pip -qq --disable-pip-version-check
 export MAX_JOBS := $(JOBS)
 export MANAGED_WERROR ?= 1
 
-.PHONY: help build demo test ctest asan tsan valgrind conformance torture stress asan-python tsan-python bench docs compat gpu lint wheel clean
+.PHONY: help build demo test ctest asan tsan valgrind conformance torture stress asan-python tsan-python bench docs compat ecosystem gpu lint wheel clean
 .PRECIOUS: .venv-compat-%/.torch .venv-compat-%/.test # made on the way, kept
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo | test | build | ctest | asan | tsan | valgrind | conformance | bench"
-	@echo "     torture | stress | asan-python | tsan-python | docs | lint | wheel | compat | gpu | clean"
+	@echo "     torture | stress | asan-python | tsan-python | docs | lint | wheel | compat | ecosystem | gpu | clean"
 
 # ---- environment
 
@@ -101,6 +101,20 @@ tsan-python: $(VENV)/.editable
 	@MANAGED_SANITIZE=thread $(BIN)/python -W ignore setup.py --quiet build --build-lib build/tsan
 	@for seed in $(TSAN_SEEDS); do $(TSAN_RUN) tests/stress_threads.py $(TSAN_ROUNDS) $$seed || exit 1; done
 	@$(TSAN_RUN) tests/stress_spill.py $(TSAN_SECONDS)
+
+# Libraries that `make test` does not install, in an environment of their own: the tests that are skipped without them.
+# What they ask for beside torch is named here, since some ask for much that is not used (wandb, a torch with CUDA).
+ECOSYSTEM = neuraloperator tensorly tensorly-torch zencfg configmypy ruamel.yaml opt-einsum h5py \
+  pytorch-lightning lightning-utilities torchmetrics \
+  botorch gpytorch linear-operator jaxtyping wadler-lindig pyro-ppl pyro-api pyre-extensions typing-inspect mypy-extensions \
+  multipledispatch mpmath torchdiffeq
+ecosystem:
+	@$(MAKE) --no-print-directory VENV=.venv-ecosystem .venv-ecosystem/.libraries build
+	@.venv-ecosystem/bin/python $(PYTEST) tests/matrix/test_ecosystem.py tests/matrix/test_integrations.py
+
+.venv-ecosystem/.libraries: .venv-ecosystem/.test Makefile
+	.venv-ecosystem/bin/pip install -qq --no-deps $(ECOSYSTEM)
+	@touch $@
 
 bench: $(VENV)/.test build
 	@$(BIN)/python benchmarks/overhead.py $(BENCH_FLAGS)

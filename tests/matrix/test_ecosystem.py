@@ -67,7 +67,7 @@ def operate(net, device="cpu"):
     return losses, values(net)
 
 
-@pytest.mark.row("neuraloperator, FNO", note="On one device and dispersed")
+@pytest.mark.row("neuraloperator, FNO", note="On one device; dispersed to the order of sums")
 @pytest.mark.parametrize("place", ["one", "disperse"])
 def test_fno(place):
     known = dict(vars(library("neuralop.models.base_model").BaseModel)["_models"])
@@ -75,8 +75,12 @@ def test_fno(place):
     net = net.cuda(1) if place == "one" else net.cuda(disperse=True)
     assert known == library("neuralop.models.base_model").BaseModel._models
     assert len({p.device for p in net.parameters()}) == (1 if place == "one" else 4)
-    expected = operate(fno())
-    assert difference(expected, operate(net)) is None
+    expected, actual = operate(fno()), operate(net)
+    if place == "one":
+        assert difference(expected, actual) is None
+    else:  # gradients of an input's two uses are summed where they arise
+        assert actual[0][0] == expected[0][0]
+        assert actual[0] == pytest.approx(expected[0], rel=1e-6)
     assert all(isinstance(p, ManagedTensor) for p in net.parameters())
 
 
@@ -182,15 +186,15 @@ def test_a_resumed_lightning_draws_on(tmp_path):
     def run(resume=None):
         net = ManagedModule.from_module(network(dropout=0.3)).cuda(0)
         saving = lightning().callbacks.ModelCheckpoint(
-            tmp_path, filename="at-{step}", every_n_train_steps=2, save_top_k=-1
+            tmp_path, filename="at-{step}", every_n_train_steps=3, save_top_k=-1
         )
         callbacks = [integrations.lightning_generator(), saving]
         strategy = integrations.lightning_strategy()
         options = {"enable_checkpointing": True, "callbacks": callbacks, "strategy": strategy}
-        return fit(net, tmp_path, 4, resume, max_epochs=4, **options), torch.sim.get_rng_state(0)
+        return fit(net, tmp_path, 6, resume, **options), torch.sim.get_rng_state(0)
 
     expected, state = run()
-    (checkpoint,) = tmp_path.glob("at-step=2*.ckpt")
+    (checkpoint,) = tmp_path.glob("at-step=3*.ckpt")
     torch.manual_seed(5)
     actual, other = run(checkpoint)
     assert difference(expected, actual) is None
@@ -240,7 +244,10 @@ class Field(nn.Module):
         return self.net(y**3)
 
 
-@pytest.mark.row("torchdiffeq, `odeint`, `odeint_adjoint`", note="Model and state on two devices")
+@pytest.mark.row(
+    "torchdiffeq, `odeint`, `odeint_adjoint`",
+    note="Model and state on two devices; gradients of `odeint` to the order of sums",
+)
 @pytest.mark.parametrize("function", ["odeint", "odeint_adjoint"])
 @pytest.mark.parametrize("method", ["dopri5", "rk4"])
 @pytest.mark.parametrize(("model_on", "state_on"), [("sim:1", "sim:2"), ("sim:1", "cpu")])
@@ -254,8 +261,12 @@ def test_odeint(function, method, model_on, state_on):
     actual = solve(net, there, managed_on(t, state_on), method=method)
     assert actual.device == there.device
     assert torch.equal(expected, actual.cpu())
+    assert isinstance(actual, ManagedTensor)  # torchdiffeq wrote it row by row
     expected.square().sum().backward()
     actual.square().sum().backward()
     for p, q in zip([y, *field.parameters()], [there, *net.parameters()], strict=True):
         assert q.grad.device == q.device
-        assert torch.equal(p.grad, q.grad.cpu())
+        if function == "odeint_adjoint":
+            assert torch.equal(p.grad, q.grad.cpu())
+        else:  # a state's gradients of several uses are summed where they arise
+            torch.testing.assert_close(p.grad, q.grad.cpu(), rtol=1e-5, atol=1e-5)
