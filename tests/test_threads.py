@@ -24,7 +24,7 @@ managed.COPY_WARNING = 0
 
 
 def on(device, *shape):
-    return torch.ones(shape).as_subclass(ManagedTensor).to(device)
+    return torch.ones(shape).as_subclass(ManagedTensor).to(device).unplace()  # it may settle
 """
 
 
