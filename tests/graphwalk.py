@@ -1,4 +1,4 @@
-"""Walks two graphs of autograd at once, a plain program's and a managed one's, and says where they differ.
+"""Walks two graphs at once, a plain program's and a managed one's, and says where they differ.
 
 Nodes that managed adds are contracted: what they lead to takes their place. Whoever asks later must
 find the graph of the same program on one device.

@@ -1,4 +1,4 @@
-"""The graphs that torch's database of operators records over scattered operands, walked beside the plain ones."""
+"""The graphs that the database of operators records over scattered operands, and the plain ones."""
 
 import itertools
 
