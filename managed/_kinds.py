@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ def install() -> None:
     lazy: Any = UninitializedParameter
     lazy._allowed_methods.extend([torch.Tensor.cuda, torch.Tensor.to])
     torch.utils.swap_tensors = _wrap_swap(torch.utils.swap_tensors)
+    known: Any = torch._has_compatible_shallow_copy_type
+    torch._has_compatible_shallow_copy_type = _wrap_compatible(known)
 
 
 def _wrap_swap(original: Any) -> Any:
@@ -36,3 +39,26 @@ def _wrap_swap(original: Any) -> Any:
                 tensor.__class__ = other
 
     return swap_tensors
+
+
+class _Last(threading.local):
+    gradient = 0  # the id of a gradient, for the next question
+
+
+def _wrap_compatible(original: Any) -> Any:
+    """What nn.Module asks of a parameter, and then of its gradient, before it replaces `.data`.
+
+    A plain parameter that goes to a simulated device is made anew, and that one has no gradient
+    yet. A managed gradient could be replaced in place all the same, which must not be said then.
+    """
+    last = _Last()
+
+    @functools.wraps(original)
+    def compatible(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+        of_a_new_one = last.gradient == id(tensor)
+        answer: bool = original(tensor, other)
+        anew = not answer and tensor.is_leaf and tensor.grad is not None
+        last.gradient = id(tensor.grad) if anew else 0
+        return answer and not of_a_new_one
+
+    return compatible

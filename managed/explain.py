@@ -49,7 +49,7 @@ class History(list[Event]):
 
     @property
     def copies(self) -> int:
-        """How often a tensor was copied because operands were on different devices."""
+        """How often a tensor was copied to another device: see the reason of each event."""
         return sum(e.kind == "copy" for e in self)
 
     @property

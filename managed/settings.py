@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
@@ -81,6 +82,12 @@ def _cap_of(size: int | str | None, total: int, name: str) -> int:
             raise ValueError(f"managed: {size!r} is no part of {name}; say '80%' or '300MiB'")
         return int(part * total)
     cap = parse_bytes(size)
+    if isinstance(size, str) and size.strip().isdecimal():
+        warnings.warn(
+            f"managed: a budget of {size!r} is {cap} bytes; say {cap} if that is meant, or give a "
+            f"unit such as '{size.strip()}MiB' or '{size.strip()}%'",
+            stacklevel=3,
+        )
     if cap > total:
         raise ValueError(f"managed: {name} has {total} bytes; a budget of {cap} is more than that")
     return cap

@@ -49,6 +49,9 @@ class _Plan(NamedTuple):
     preset: Preset
 
 
+_simulated: _Plan | None = None  # what this process has
+
+
 def _capacities(devices: int, memory: int | str | Sequence[int | str]) -> list[int]:
     if not isinstance(memory, int | str | Sequence):
         raise TypeError(
@@ -94,11 +97,15 @@ def simulate(
     "2GB" in 1000s), or a list with one size a device; 512 MiB by default, or what the preset has.
     preset: the speed of a real device ("a100-40g", "h100-sxm", "rtx4090", "t4"), for virtual time.
 
-    ValueError for values that make no sense. RuntimeError when devices are simulated already, when
-    a backward pass has run (autograd's threads are made then, once), and when another library
-    owns torch's PrivateUse1 backend. Whenever it raises, nothing has changed.
+    Once more with the same values it does nothing. ValueError for values that make no sense.
+    RuntimeError when other devices are simulated already, when a backward pass has run (autograd's
+    threads are made then, once), and when another library owns torch's PrivateUse1 backend.
+    Whenever it raises, nothing has changed.
     """
+    global _simulated
     plan = _plan(devices, memory, preset)
+    if plan == _simulated:
+        return
     _refuse_other_backend()
     from managed import _sim, _sim_processes
 
@@ -113,6 +120,7 @@ def simulate(
     _name_backend(p)
     _sim_processes.install()
     C.attach_sim(_sim.bridge, devices)
+    _simulated = plan
 
 
 def simulate_from_environment() -> None:

@@ -83,7 +83,7 @@ def test_it_says_what_was_asked_who_holds_what_and_what_to_do(room):
 def test_operands_that_do_not_fit_together(room):
     a, b, c = (sized(20) for _ in range(3))
     text = str(failure(lambda: torch.addcmul(a, b, c)))
-    assert "An operator needs 3 storages together, 60 MiB of them there." in text
+    assert "aten::addcmul needs 3 storages together, 60 MiB of them there." in text
     assert " out of memory." in text
 
 

@@ -54,8 +54,18 @@ static bool is_position_sound(const struct mgd_machine *m, const struct mgd_hand
   return h->position >= 0 && h->position < s->ordered && s->order[h->position] == h;
 }
 
+static bool are_pins_sound(const struct mgd_handle *h) {
+  int32_t pins = 0;
+  bool sound = true;
+  for (int kind = 0; kind < MGD_PIN_KINDS; kind++) {
+    sound = sound && h->pins_by[kind] >= 0;
+    pins += h->pins_by[kind];
+  }
+  return sound && h->pins == pins;
+}
+
 static bool is_handle_sound(const struct mgd_machine *m, const struct mgd_handle *h) {
-  bool placed = h->home > MGD_HOST && mgd_device_known_locked(m, h->home) && h->bytes >= 0 && h->pins >= 0 && !h->asked;
+  bool placed = h->home > MGD_HOST && mgd_device_known_locked(m, h->home) && h->bytes >= 0 && are_pins_sound(h) && !h->asked;
   return placed && is_state_sound(m, h) && is_use_sound(h) && is_position_sound(m, h);
 }
 

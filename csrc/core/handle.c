@@ -163,12 +163,13 @@ int mgd_handle_resize(struct mgd_machine *m, struct mgd_handle *h, int64_t bytes
   return mgd_machine_leave(m, code);
 }
 
-int mgd_handle_pin(struct mgd_machine *m, struct mgd_handle *h, bool pin) {
+int mgd_handle_pin(struct mgd_machine *m, struct mgd_handle *h, enum mgd_pin kind, bool pin) {
   int code = MGD_E_INVALID;
   mgd_machine_enter(m);
-  if (pin || h->pins > 0) {
+  if (pin || h->pins_by[kind] > 0) {
     mgd_handle_unsettle_locked(m, h);
     h->pins += pin ? 1 : -1;
+    h->pins_by[kind] += pin ? 1 : -1;
     mgd_handle_settle_locked(m, h);
     code = MGD_OK;
   }
@@ -395,11 +396,19 @@ int mgd_host_usage(struct mgd_machine *m, int64_t *used, int64_t *limit, int64_t
   return mgd_machine_leave(m, MGD_OK);
 }
 
+static int64_t *pinned_as(struct mgd_residency_usage *u, const struct mgd_handle *h) {
+  int kind = 0;
+  while (kind + 1 < MGD_PIN_KINDS && h->pins_by[kind] == 0) {
+    kind++;
+  }
+  return &u->pinned[kind];
+}
+
 static int64_t *kind_of(const struct mgd_machine *m, struct mgd_residency_usage *u, const struct mgd_handle *h) {
   switch (h->state) {
     case MGD_RESIDENT:
       if (h->pins) {
-        return &u->pinned;
+        return pinned_as(u, h);
       }
       if (!is_idle(h)) {
         return &u->in_use;

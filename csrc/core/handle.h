@@ -18,6 +18,20 @@ enum mgd_residency {
   MGD_RESTORING  /* somebody is bringing them home */
 };
 
+/* Why bytes stay at home, and how a table of who holds what says so. What is pinned in several ways counts as the first. */
+#define MGD_PINS(X)                                            \
+  X(ASKED, "pinned")                                           \
+  X(POINTER, "whose pointers the program has taken")           \
+  X(GRADIENT, "of gradients that an operator is yet to use")   \
+  X(GRAPH, "that CUDA graphs read")                            \
+  X(PLAIN, "of tensors that were managed and are plain again")
+enum mgd_pin {
+#define X(name, text) MGD_PIN_##name,
+  MGD_PINS(X)
+#undef X
+  MGD_PIN_KINDS
+};
+
 #define MGD_ALIVE (UINT32_C(1) << 30) /* in `in_use` while the storage lives */
 
 /* Invariants. An open handle is in its home's list of all, and in_use is at
@@ -47,7 +61,8 @@ struct mgd_handle {
   double key;                               /* the policy's, when it last looked; its device's age then, until it has */
   uint64_t seen;                            /* the stamp at that time */
   int32_t position;                         /* in the order of victims, -1 when it may not leave */
-  int32_t pins;
+  int32_t pins;                             /* of all kinds */
+  int32_t pins_by[MGD_PIN_KINDS];
   int16_t home, away; /* away: where the bytes are, or are being brought from; -1 for home */
   bool seen_clean;    /* and whether the host's copy was good */
   bool on_host;       /* its bytes count as the host's */

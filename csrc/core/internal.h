@@ -138,7 +138,7 @@ int mgd_handle_close(struct mgd_machine *m, struct mgd_handle *h, bool *moving, 
 /* A resident storage in use by the caller got another block. *memory: a copy of the old one to be freed, or NULL. INVALID: it is
  * not home. */
 int mgd_handle_resize(struct mgd_machine *m, struct mgd_handle *h, int64_t bytes, void **memory);
-int mgd_handle_pin(struct mgd_machine *m, struct mgd_handle *h, bool pin); /* counted; what is spilled stays so until it is used */
+int mgd_handle_pin(struct mgd_machine *m, struct mgd_handle *h, enum mgd_pin kind, bool pin); /* counted; what is spilled stays so until it is used */
 /* Everything that one operator needs, or nothing: what brings the n handles home, all of them in use by the caller; one may be
  * named twice. room[id] are the free bytes of each device, below 0 where it holds too much. First comes what makes room, then every
  * restore, which is the caller's from now on. *n_actions in: room, at least n + MGD_MAX_DEVICES; out: how many, 0 when all are home.

@@ -41,7 +41,8 @@ typedef bool (*mgd_may_leave_fn)(const struct mgd_handle *handle);
 
 /* A snapshot of one device's storages, in bytes. All but the guests have their home there. */
 struct mgd_residency_usage {
-  int64_t idle, in_use, pinned, moving; /* resident or on the way */
+  int64_t idle, in_use, moving;         /* resident or on the way */
+  int64_t pinned[MGD_PIN_KINDS];        /* resident */
   int64_t held;                         /* resident, in use by no operator, and their owner does not let them leave */
   int64_t spilled;                      /* elsewhere */
   int64_t guests;                       /* of other devices, which are here */

@@ -61,6 +61,10 @@ int mgd_errors_pinned(struct mgd_state *st, PyObject *tensor, int device);
 int mgd_errors_device_id(PyObject *device, int *id, int *any);
 /* A count of bytes from an int or a finite float (rounded up); ValueError when it is negative or not finite. */
 int mgd_errors_bytes(PyObject *value, const char *name, int64_t *bytes);
+/* A converter for PyArg_Parse...: True or False into an int, and a ValueError for anything else. */
+int mgd_errors_disperse(PyObject *value, void *disperse);
+/* Adds to the exception that is set, if it is of this kind, a line that `advice_for` its text gives, or nothing for NULL. */
+void mgd_errors_advise(PyObject *kind, const char *(*advice_for)(const char *text));
 
 /* ---- settings.c: knobs that reach the core */
 int mgd_settings_init(PyObject *module);
@@ -83,7 +87,7 @@ PyObject *mgd_send_carry(struct mgd_state *st, PyObject *tensor, int device, int
 /* The manager picks; a tensor that is on one of its accelerators stays. */
 PyObject *mgd_send_place(struct mgd_manager *m, PyObject *tensor, int disperse, int non_blocking);
 PyObject *mgd_send_nest(struct mgd_manager *m, PyObject *nest, PyObject *device, int64_t estimate);
-PyObject *mgd_send_cuda(struct mgd_manager *m, PyObject *nest, int disperse);
+PyObject *mgd_send_cuda(struct mgd_manager *m, PyObject *nest, PyObject *disperse);
 
 /* ---- manager.c: DeviceManager */
 int mgd_manager_init(PyObject *module);

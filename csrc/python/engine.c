@@ -34,26 +34,9 @@ static const char *advice_for(const char *text) {
   return strstr(text, "Cannot access storage of") ? crossing : NULL;
 }
 
-/* Adds to the RuntimeError that is set what the user can do about it; leaves any other error alone. */
-static void advise(void) {
-  if (!PyErr_ExceptionMatches(PyExc_RuntimeError)) return;
-  PyObject *type, *value, *trace;
-  PyErr_Fetch(&type, &value, &trace);
-  PyErr_NormalizeException(&type, &value, &trace);
-  PyObject *text = value ? PyObject_Str(value) : NULL;
-  const char *utf8 = text ? PyUnicode_AsUTF8(text) : NULL;
-  const char *more = utf8 ? advice_for(utf8) : NULL;
-  PyObject *args = more ? Py_BuildValue("(N)", PyUnicode_FromFormat("%U\n%s", text, more)) : NULL;
-  if (args) (void)PyObject_SetAttrString(value, "args", args);
-  Py_XDECREF(args);
-  Py_XDECREF(text);
-  PyErr_Clear();
-  PyErr_Restore(type, value, trace);
-}
-
 static PyObject *engine_run_backward(PyObject *self, PyObject *args, PyObject *kwargs) {
   PyObject *result = mgd_torch_run_backward(((struct engine *)self)->run_backward, args, kwargs);
-  if (!result) advise();
+  if (!result) mgd_errors_advise(PyExc_RuntimeError, advice_for);
   /* The gradients are there: an error made of a warning leaves nothing half done. A pass inside another ends no step. */
   if (result && !mgd_torch_in_backward() && mgd_warn_end_step() < 0) Py_CLEAR(result);
   return result;

@@ -138,3 +138,27 @@ int mgd_errors_bytes(PyObject *value, const char *name, int64_t *bytes) {
   *bytes = number;
   return 0;
 }
+
+int mgd_errors_disperse(PyObject *value, void *disperse) {
+  const int yes = PyObject_RichCompareBool(value, Py_True, Py_EQ), no = yes ? 0 : PyObject_RichCompareBool(value, Py_False, Py_EQ);
+  if (yes < 0 || no < 0) return 0;
+  if (!yes && !no) PyErr_Format(PyExc_ValueError, "managed: disperse is True or False here, not %R; modules take \"layers\" and \"parameters\" as well", value);
+  *(int *)disperse = yes;
+  return yes || no;
+}
+
+void mgd_errors_advise(PyObject *kind, const char *(*advice_for)(const char *text)) {
+  if (!PyErr_ExceptionMatches(kind)) return;
+  PyObject *type, *value, *trace;
+  PyErr_Fetch(&type, &value, &trace);
+  PyErr_NormalizeException(&type, &value, &trace);
+  PyObject *text = value ? PyObject_Str(value) : NULL;
+  const char *utf8 = text ? PyUnicode_AsUTF8(text) : NULL;
+  const char *more = utf8 ? advice_for(utf8) : NULL;
+  PyObject *args = more ? Py_BuildValue("(N)", PyUnicode_FromFormat("%U\n%s", text, more)) : NULL;
+  if (args) (void)PyObject_SetAttrString(value, "args", args);
+  Py_XDECREF(args);
+  Py_XDECREF(text);
+  PyErr_Clear();
+  PyErr_Restore(type, value, trace);
+}

@@ -251,7 +251,7 @@ static PyObject *manager_find_device(PyObject *self, PyObject *args, PyObject *k
   int64_t bytes;
   struct mgd_ticket ticket = {0};
   enum mgd_reason why;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|p:find_device", names, &space, &disperse)) return NULL;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O&:find_device", names, &space, mgd_errors_disperse, &disperse)) return NULL;
   if (mgd_errors_bytes(space, "space_estimate", &bytes) < 0 || mgd_admit_pick(as_manager(self), bytes, disperse, &ticket, &why) < 0) return NULL;
   const int device = ticket.device;
   mgd_admit_give_back(&ticket);
@@ -260,9 +260,8 @@ static PyObject *manager_find_device(PyObject *self, PyObject *args, PyObject *k
 
 static PyObject *manager_cuda(PyObject *self, PyObject *args, PyObject *kwargs) {
   static char *names[] = {"obj", "disperse", NULL};
-  PyObject *object;
-  int disperse = 0;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|p:cuda", names, &object, &disperse)) return NULL;
+  PyObject *object, *disperse = Py_False;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O:cuda", names, &object, &disperse)) return NULL;
   return mgd_send_cuda(as_manager(self), object, disperse);
 }
 

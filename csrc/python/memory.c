@@ -23,7 +23,9 @@ static PyObject *residency(PyObject *module, PyObject *device) {
     mgd_errors_raise(mgd_module_state(module), code, "counting storages");
     return NULL;
   }
-  return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L}", "idle", u.idle, "in_use", u.in_use, "pinned", u.pinned, "moving", u.moving, "held", u.held,
+  int64_t pinned = 0;
+  for (int kind = 0; kind < MGD_PIN_KINDS; kind++) pinned += u.pinned[kind];
+  return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L}", "idle", u.idle, "in_use", u.in_use, "pinned", pinned, "moving", u.moving, "held", u.held,
                        "spilled", u.spilled, "guests", u.guests, "storages", u.storages);
 }
 

@@ -70,7 +70,7 @@ static void nest_clear(struct nest *n) {
 static int nest_open(struct nest *n, PyObject *object) {
   *n = (struct nest){0};
   n->pytree = PyImport_ImportModule("torch.utils._pytree");
-  PyObject *pair = n->pytree ? PyObject_CallMethod(n->pytree, "tree_flatten", "O", object) : NULL;
+  PyObject *pair = n->pytree ? PyObject_CallMethod(n->pytree, "tree_flatten", "(O)", object) : NULL;
   if (pair && PyArg_ParseTuple(pair, "O!O", &PyList_Type, &n->leaves, &n->spec)) {
     n->leaves = PyList_GetSlice(n->leaves, 0, PY_SSIZE_T_MAX);
     Py_INCREF(n->spec);
@@ -273,7 +273,8 @@ end:
 struct placing {
   struct mgd_manager *m;
   PyObject *module_type;
-  int disperse;
+  PyObject *disperse; /* as given: a module's way */
+  int spreads;        /* and what that means for a tensor */
 };
 
 /* Every tensor finds its own place; modules are planned one after the other. */
@@ -282,14 +283,23 @@ static PyObject *place_leaf(PyObject *leaf, const void *context) {
   const int kind = leaf_kind(leaf, p->module_type);
   if (kind < 0) return NULL;
   if (kind == LEAF_OTHER) return Py_NewRef(leaf);
-  if (kind == LEAF_TENSOR) return mgd_send_place(p->m, leaf, p->disperse, 0);
-  return call_walker("_place", "(OOO)", leaf, p->m, p->disperse ? Py_True : Py_False);
+  if (kind == LEAF_TENSOR) return mgd_send_place(p->m, leaf, p->spreads, 0);
+  return call_walker("_place", "(OOO)", leaf, p->m, p->disperse);
 }
 
-PyObject *mgd_send_cuda(struct mgd_manager *m, PyObject *object, int disperse) {
+/* The ways in which a module is spread are a tensor's, too, in a nest that has both. */
+static int parse_way(PyObject *disperse, int *spreads) {
+  *spreads = PyUnicode_Check(disperse) &&
+             (PyUnicode_CompareWithASCIIString(disperse, "layers") == 0 || PyUnicode_CompareWithASCIIString(disperse, "parameters") == 0);
+  return *spreads || mgd_errors_disperse(disperse, spreads) ? 0 : -1;
+}
+
+PyObject *mgd_send_cuda(struct mgd_manager *m, PyObject *object, PyObject *disperse) {
   struct nest n;
+  int spreads;
+  if (parse_way(disperse, &spreads) < 0) return NULL;
   PyObject *result = NULL, *type = module_type();
-  const struct placing p = {m, type, disperse};
+  const struct placing p = {m, type, disperse, spreads};
   if (type && mgd_module_ready() == 0 && nest_open(&n, object) == 0) {
     if (check_sendable(&n, object, type) == 0 && replace_leaves(&n, place_leaf, &p) == 0) result = nest_close(&n);
     nest_clear(&n);

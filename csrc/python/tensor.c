@@ -158,6 +158,22 @@ static PyObject *tensor_as_subclass(PyObject *self, PyObject *const *args, Py_ss
 
 /* ---- cuda and to */
 
+static const char plain_advice[] =
+    "managed: this tensor is plain, and only managed ones take simulated devices for CUDA. Say x.as_subclass(ManagedTensor).cuda(), "
+    "ManagedModule.from_module(model).cuda(), or x.to(\"sim:0\") for a plain tensor there.";
+
+/* Where there are devices and none of them is CUDA's, they are simulated. */
+static const char *advice_for(const char *text) {
+  const int no_cuda = strstr(text, "not compiled with CUDA") || strstr(text, "NVIDIA driver") || strstr(text, "No CUDA GPUs") || strstr(text, "must be cuda device");
+  return no_cuda && mgd_device_count(mgd_torch_machine()) > 1 ? plain_advice : NULL;
+}
+
+static PyObject *torchs_own(enum original which, PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+  PyObject *result = call_original(which, self, args, nargs, kwnames);
+  if (!result) mgd_errors_advise(PyExc_Exception, advice_for);
+  return result;
+}
+
 /* A vectorcall's arguments as the tuple and the dict that PyArg_Parse... wants. */
 static int collect(PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **tuple, PyObject **dict) {
   *tuple = PyTuple_New(nargs);
@@ -225,7 +241,7 @@ static PyObject *cuda_parsed(PyObject *self, PyObject *tuple, PyObject *dict) {
   int non_blocking = 0, disperse = 0;
   const int taken = hand_to_mode("cuda", self, tuple, dict, &answer);
   if (taken) return answer;
-  if (!PyArg_ParseTupleAndKeywords(tuple, dict, "|OpO$p:cuda", names, &device, &non_blocking, &format, &disperse)) return NULL;
+  if (!PyArg_ParseTupleAndKeywords(tuple, dict, "|OpO$O&:cuda", names, &device, &non_blocking, &format, mgd_errors_disperse, &disperse)) return NULL;
   PyObject *moved = transfer(self, device, disperse, non_blocking);
   if (format == Py_None) return moved;
   PyObject *kwnames = Py_BuildValue("(s)", "memory_format");
@@ -236,7 +252,7 @@ static PyObject *cuda_parsed(PyObject *self, PyObject *tuple, PyObject *dict) {
 }
 
 static PyObject *tensor_cuda(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-  if (!is_ours(self)) return call_original(CUDA, self, args, nargs, kwnames);
+  if (!is_ours(self)) return torchs_own(CUDA, self, args, nargs, kwnames);
   PyObject *tuple, *dict;
   if (collect(args, nargs, kwnames, &tuple, &dict) < 0) return NULL;
   PyObject *result = cuda_parsed(self, tuple, dict);
@@ -309,7 +325,7 @@ static PyObject *tensor_to(PyObject *self, PyObject *const *args, Py_ssize_t nar
   const Py_ssize_t at = is_ours(self) ? device_position(nargs, kwnames) : -1;
   const int ours = at < 0 ? 0 : names_accelerator(args[at]);
   if (ours < 0) return NULL;
-  if (!ours) return call_original(TO, self, args, nargs, kwnames);
+  if (!ours) return torchs_own(TO, self, args, nargs, kwnames);
   PyObject *answer = NULL;
   if (modes_answer(self, args, nargs, kwnames, &answer)) return answer;
   int non_blocking = 0;

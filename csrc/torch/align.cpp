@@ -220,6 +220,7 @@ void resize_like(const at::Tensor& original, const at::Tensor& copy) {
 } // namespace
 
 void finish(WriteBacks& write_backs) {
+  const Recorded recorded;
   for (WriteBack& w : write_backs) {
     mgd_event e{};
     e.time = now();

@@ -64,6 +64,7 @@ class Traced {
  private:
   const at::Tensor* copied_;
   mgd_event event_{};
+  const Recorded recorded_;
 };
 
 bool is_expanded(const at::Tensor& t) {

@@ -51,7 +51,7 @@ void note(const at::Tensor& t, bool for_good) {
   Registry::registry().add(t, for_good);
   if (Block* b = block_of(t.storage().unsafeGetStorageImpl())) b->is_saved = false; // before it is brought home
   note_written(t); // after the entry: a copy that is being made now is not kept either
-  if (for_good) return keep_home(t);
+  if (for_good) return keep_home(t, MGD_PIN_POINTER);
   const HeldTensor held(t, true); // whoever holds the storage reads it where it is, and such a block does not leave (room.cpp asks)
   if (Block* b = block_of(t.storage().unsafeGetStorageImpl())) b->was_lent = true;
 }
@@ -78,6 +78,11 @@ bool is_exposed(const c10::StorageImpl* storage) {
 
 void expose(const at::Tensor& t) { note(t, true); }
 void lend(const at::Tensor& t) { note(t, false); }
+
+void note_lent(const at::Tensor& t) {
+  Registry::registry().add(t, false);
+  note_written(t);
+}
 
 // How many refer to a Python object is asked under the GIL, whose owner may be waiting for the lock: so not under the lock.
 bool may_change_unseen(const at::Tensor& t, const at::Tensor& through) {

@@ -14,6 +14,9 @@ void expose(const at::Tensor& t);
 // The storage of t, or a plain tensor over it, is in other hands, for as long as these hold it.
 void lend(const at::Tensor& t);
 
+// The same without bringing them home: they have never left.
+void note_lent(const at::Tensor& t);
+
 // Whether a pointer to the storage's bytes has left.
 bool is_exposed(const c10::StorageImpl* storage);
 

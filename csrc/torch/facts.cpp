@@ -111,6 +111,7 @@ std::unique_ptr<OpFacts> compute(const c10::OperatorHandle& op) {
   const std::string_view ns = full.substr(0, colon), base = full.substr(colon + 2);
   const bool aten = ns == "aten";
   f->name = schema.name() + (schema.overload_name().empty() ? "" : "." + schema.overload_name());
+  f->called = f->name.c_str();
   f->arguments = static_cast<uint16_t>(schema.arguments().size());
   f->returns = static_cast<uint16_t>(schema.returns().size());
   read_arguments(*f, schema, base, aten);
@@ -118,6 +119,7 @@ std::unique_ptr<OpFacts> compute(const c10::OperatorHandle& op) {
   const OpRule rule = aten ? rule_of(base) : OpRule{};
   f->outlives_call = ns == "c10d" || ns == "_c10d_functional"; // and their schemas are silent about what they write
   f->mixing = f->outlives_call ? Mixing::Never : rule.mixing;
+  f->carries = aten && carries_bytes(base);
   // Kernels of prims are Python, and know a number that was written in Python only where it is.
   f->scalars_stay = ns == "prims" || rule.scalars_stay_always || (op.hasTag(at::Tag::pointwise) && !scalars_move(base));
   f->route = route_of(op, *f, base, ns);

@@ -60,6 +60,8 @@ struct CallFacts {
   bool looks_only = false;    // of strided operands only the shape is read, and no bytes
   bool fresh = false;         // no result is, or shares bytes with, an operand
   bool outlives_call = false; // what it does to its operands and results goes on after it has returned
+  const char* called = "";    // OpFacts::name
+  bool carries = false;       // its bytes may cross to another device because the program says so
 };
 
 struct OpFacts : CallFacts {
@@ -76,6 +78,8 @@ struct OpFacts : CallFacts {
 // The facts of an operator; computed on first use, then found by handle.
 const OpFacts& facts_of(const c10::OperatorHandle& op);
 
+constexpr auto kDeviceOfToCopy = 3; // position of `device` in aten::_to_copy
+
 // The table of rules.cpp: `base` is the name without namespace and overload.
 struct OpRule {
   Mixing mixing = Mixing::Align;
@@ -84,6 +88,7 @@ struct OpRule {
 OpRule rule_of(std::string_view base);
 uint8_t arg_rule_of(std::string_view base, std::string_view argument); // flags to add
 bool reads_shapes(std::string_view base);      // what it returns is new, and of its operands only the shape is read
+bool carries_bytes(std::string_view base);     // the leaves by which a program itself copies between devices
 bool reads_view(std::string_view base);        // returns views, yet reads bytes
 bool aliases_unsaid(std::string_view base);    // a result shares an operand's bytes although the schema does not say so
 bool scalars_move(std::string_view base);      // pointwise by tag, yet its kernel compares devices

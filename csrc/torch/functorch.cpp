@@ -44,7 +44,6 @@ bool holds_managed(const at::Tensor& t) { return t.defined() && has_key(innermos
 namespace {
 
 const c10::DispatchKeySet kBelowThis(c10::DispatchKeySet::FULL_AFTER, kAboveFunctorch);
-constexpr auto kDeviceOfToCopy = 3; // position of `device` in aten::_to_copy
 
 bool any_managed(const c10::IValue& v) {
   if (v.isTensor()) return holds_managed(v.toTensor());

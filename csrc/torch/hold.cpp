@@ -64,10 +64,10 @@ bool may_have_tangent(const at::TensorBase& t) {
 
 } // namespace
 
-void keep_home(const at::Tensor& t) {
+void keep_home(const at::Tensor& t, enum mgd_pin why) {
   const HeldTensor held(t, true);
-  each_storage(t, [](c10::StorageImpl* s) {
-    if (Block* b = block_of(s)) mgd_handle_pin(machine(), b, true);
+  each_storage(t, [why](c10::StorageImpl* s) {
+    if (Block* b = block_of(s)) mgd_handle_pin(machine(), b, why, true);
   });
 }
 
@@ -75,7 +75,7 @@ void keep_home_until_used(const at::Tensor& t) {
   const HeldTensor held(t, false);
   each_storage(t, [](c10::StorageImpl* s) {
     Block* b = block_of(s);
-    if (b && !b->waits_for_use.exchange(true)) mgd_handle_pin(machine(), b, true);
+    if (b && !b->waits_for_use.exchange(true)) mgd_handle_pin(machine(), b, MGD_PIN_GRADIENT, true);
   });
 }
 
@@ -95,12 +95,12 @@ void mark_tangent(const at::Tensor& view) {
 }
 
 void Hold::used_at_last(Block* b) {
-  if (b->waits_for_use.exchange(false)) mgd_handle_pin(machine(), b, false);
+  if (b->waits_for_use.exchange(false)) mgd_handle_pin(machine(), b, MGD_PIN_GRADIENT, false);
 }
 
-void let_leave(const at::Tensor& t) {
-  each_storage(t, [](c10::StorageImpl* s) {
-    if (Block* b = block_of(s)) mgd_handle_pin(machine(), b, false);
+void let_leave(const at::Tensor& t, enum mgd_pin why) {
+  each_storage(t, [why](c10::StorageImpl* s) {
+    if (Block* b = block_of(s)) mgd_handle_pin(machine(), b, why, false);
   });
 }
 
@@ -130,7 +130,7 @@ void Hold::give_back() {
 
 void Hold::let_go() {
   if (C10_UNLIKELY(recording_graphs.load(std::memory_order_relaxed)))
-    for (const Use& u : used_) mgd_handle_pin(machine(), u.block, true); // the graph goes on reading where they are now
+    for (const Use& u : used_) mgd_handle_pin(machine(), u.block, MGD_PIN_GRAPH, true); // the graph goes on reading where they are now
   give_back();
   innermost = outer_;
   if (C10_UNLIKELY(somebody_waits())) note_change();
@@ -184,7 +184,7 @@ int Hold::begin_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std:
 }
 
 // True when everything is home; false when it is worth another try.
-bool Hold::try_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::size_t room_in_plan, int64_t deadline) {
+bool Hold::try_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::size_t room_in_plan, int64_t deadline, const char* operator_name) {
   const uint64_t seen = freed_count(), freed = freed_by_others();
   std::size_t n = room_in_plan;
   int device = 0;
@@ -204,19 +204,19 @@ bool Hold::try_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::
     use_again();
     if (is_hopeless || now() >= deadline) {
       if (collect_garbage()) return false;
-      throw_no_room(device, handles, used_.size());
+      throw_no_room(device, handles, used_.size(), operator_name);
     }
   }
   wait_for_others(seen, deadline);
   return false;
 }
 
-void Hold::bring_home_slow() {
+void Hold::bring_home_slow(const char* operator_name) {
   c10::SmallVector<mgd_handle*, 8> handles;
   for (const Use& u : used_) handles.push_back(u.block);
   c10::SmallVector<mgd_action, 8> plan(handles.size() + MGD_MAX_DEVICES);
   const int64_t deadline = now() + kPatience;
-  while (!try_to_bring_home(handles.data(), plan.data(), plan.size(), deadline)) {
+  while (!try_to_bring_home(handles.data(), plan.data(), plan.size(), deadline, operator_name)) {
   }
   away_ = false;
   for (const Use& u : used_)

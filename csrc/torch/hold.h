@@ -11,8 +11,8 @@
 namespace managed {
 
 // Brings the bytes home and keeps them there, until let_leave() has been called as often.
-void keep_home(const at::Tensor& t);
-void let_leave(const at::Tensor& t);
+void keep_home(const at::Tensor& t, enum mgd_pin why);
+void let_leave(const at::Tensor& t, enum mgd_pin why);
 // The same until the next operator uses them: for what somebody reads in between without one.
 void keep_home_until_used(const at::Tensor& t);
 
@@ -47,8 +47,9 @@ class Hold {
     else mgd_handle_write(b);
   }
   // All or nothing; throws managed's OutOfMemoryError. Two steps, so that what was added first does not leave for what came last.
-  void bring_home() {
-    if (C10_UNLIKELY(away_)) bring_home_slow();
+  // `operator_name`: who needs them, if it is an operator.
+  void bring_home(const char* operator_name = nullptr) {
+    if (C10_UNLIKELY(away_)) bring_home_slow(operator_name);
     if (C10_UNLIKELY(noting_uses.load(std::memory_order_relaxed))) note_uses();
   }
 
@@ -72,9 +73,9 @@ class Hold {
   void let_go();
   void give_back();
   void use_again();
-  void bring_home_slow();
+  void bring_home_slow(const char* operator_name);
   int begin_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::size_t* n, int* device);
-  bool try_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::size_t room_in_plan, int64_t deadline);
+  bool try_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::size_t room_in_plan, int64_t deadline, const char* operator_name);
   void wait_for_others(uint64_t seen, int64_t deadline);
 
   c10::SmallVector<Use, 6> used_;

@@ -14,10 +14,12 @@
 #include <torch/library.h>
 
 #include <atomic>
+#include <optional>
 #include <vector>
 
 #include "align.h"
 #include "api.h"
+#include "asked.h"
 #include "devices.h"
 #include "exposure.h"
 #include "guard.h"
@@ -106,7 +108,7 @@ void hold_operands(Hold& hold, const OpFacts& f, const torch::jit::Stack& stack)
       if (only_looked_at(f, t)) return; // a view of bytes that are elsewhere brings none home
       hold.add(t, unknown_writes || (a.flags & (kWritten | kHiddenWrite)));
     });
-  hold.bring_home();
+  hold.bring_home(f.called);
 }
 
 void run_kernel(Turn& turn, const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
@@ -126,13 +128,16 @@ void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit
   const auto lists = written_lists(f, stack);
   const Writes writes(f, stack);
   if (C10_UNLIKELY(f.outlives_call)) for (const TensorArg& a : f.tensors) each_tensor(stack[stack.size() - f.arguments + a.index], expose);
+  std::optional<AskedCopy> copy;
+  if (C10_UNLIKELY(f.carries)) copy.emplace(f, stack);
   Turn turn; // until what is made can leave, too
   run_kernel(turn, op, ks, stack, f);
+  if (C10_UNLIKELY(copy.has_value())) copy->done(stack);
   for (std::size_t i = stack.size() - f.returns; i < stack.size(); i++) {
     each_tensor(stack[i], [&](const at::Tensor& t) { mark_result(t, f); });
     if (C10_UNLIKELY(f.outlives_call)) each_tensor(stack[i], expose);
   }
-  for (const c10::IValue& list : lists) each_tensor(list, mark);
+  for (const c10::IValue& list : lists) each_tensor(list, mark_written);
 }
 
 // A list operator whose operands would fill too much of one device.
@@ -180,6 +185,19 @@ bool realign(const c10::OperatorHandle& op, torch::jit::Stack& stack, const OpFa
   return true;
 } catch (const c10::OutOfMemoryError& e) { // of a copy, or of what is written back
   explain_out_of_memory(e, f.name);
+}
+
+// Torch's own error, or none where the kernel takes operands from several devices.
+void run_frozen(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
+  const bool apart = !together(f, stack, stack.size() - f.arguments);
+  try {
+    run_below(op, ks, stack, f);
+  } catch (c10::Error& e) {
+    if (apart)
+      e.add_context(c10::str("managed: the operands of ", f.name, " are on different devices, and managed.frozen() lets nothing move by itself. Leave it, or "
+                             "bring them together with .to(device) first."));
+    throw;
+  }
 }
 
 // A kernel that carries its operator's facts, so that no call looks anything up.
@@ -247,7 +265,8 @@ void register_fallback() {
 // so that what had no handle before gets none now.
 void mark_result(const at::Tensor& t, const CallFacts& f) {
   if (C10_UNLIKELY(!t.defined())) return;
-  mark(t);
+  if (C10_LIKELY(f.written == 0)) mark(t);
+  else mark_written(t);
   const bool is_view = f.looks_only && !f.fresh;
   if (is_view && C10_UNLIKELY(t.unsafeGetTensorImpl()->autograd_meta() != nullptr)) mark_tangent(t);
   if (C10_LIKELY(!is_view && (f.mixing != Mixing::Never || !mgd_torch_in_backward()))) adopt(t, f.fresh);
@@ -273,7 +292,8 @@ void chokepoint(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::ji
   const Visit visit;
   if (C10_UNLIKELY(visit.is_late())) return from_top(op, ks, &stack);
   if (f.mixing != Mixing::Never && !just_aligned(f) && C10_UNLIKELY(!together(f, stack, stack.size() - f.arguments) || is_large(f, stack))) {
-    if (!frozen && realign(op, stack, f)) return;
+    if (C10_UNLIKELY(frozen)) return run_frozen(op, ks & kBelow, stack, f);
+    if (realign(op, stack, f)) return;
   }
   run_below(op, ks & kBelow, stack, f);
 }

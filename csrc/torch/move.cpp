@@ -209,6 +209,7 @@ PyObject* mgd_torch_to(PyObject* o, int device, int non_blocking, enum mgd_reaso
     const at::Tensor& t = THPVariable_Unpack(o);
     const c10::Device to = device_of(device);
     if (t.device() == to) return Py_NewRef(o);
+    const Recorded recorded;
     mgd_event e{};
     TensorState* s = state_of(t);
     e.object = s ? s->object : 0;

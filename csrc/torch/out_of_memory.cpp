@@ -27,7 +27,12 @@ void add_device(std::ostringstream& s, int id) {
   s << "\n  " << device_of(id) << ": " << readable(free_bytes(id)) << " free";
   add_part(s, "could leave", u.idle);
   add_part(s, "in use by operators", u.in_use);
-  add_part(s, "pinned", u.pinned);
+  static constexpr const char* reasons[] = {
+#define X(name, text) text,
+      MGD_PINS(X)
+#undef X
+  };
+  for (int kind = 0; kind < MGD_PIN_KINDS; kind++) add_part(s, reasons[kind], u.pinned[kind]);
   add_part(s, "whose storages the program holds", u.held);
   add_part(s, "on the way", u.moving);
   add_part(s, "of other devices' tensors", u.guests);
@@ -50,11 +55,11 @@ constexpr const char* kAdvice =
 
 } // namespace
 
-void throw_no_room(int device, mgd_handle* const* operands, std::size_t n) {
+void throw_no_room(int device, mgd_handle* const* operands, std::size_t n, const char* operator_name) {
   const std::set<const mgd_handle*> storages(operands, operands + n); // views of one count once
   int64_t bytes = 0;
   for (const mgd_handle* h : storages) bytes += h->home == device ? h->bytes : 0;
-  throw_out_of_memory(c10::str("managed: ", device_of(device), " out of memory. An operator needs ", storages.size(), " storages together, ",
+  throw_out_of_memory(c10::str("managed: ", device_of(device), " out of memory. ", operator_name ? operator_name : "A copy", " needs ", storages.size(), " storages together, ",
                                readable(bytes), " of them there.", table(), kAdvice));
 }
 

@@ -9,8 +9,8 @@
 
 namespace managed {
 
-// The operands of one operator do not fit on the device together.
-[[noreturn]] void throw_no_room(int device, mgd_handle* const* operands, std::size_t n);
+// The operands of one operator (null: of a copy and the like) do not fit on the device together.
+[[noreturn]] void throw_no_room(int device, mgd_handle* const* operands, std::size_t n, const char* operator_name);
 
 // The text of an allocator's error with who holds what. `where`: the operator, if it was in one.
 std::string explained(const std::string& error, const std::string& where);

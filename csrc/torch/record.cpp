@@ -74,6 +74,8 @@ void put_aside(const at::Tensor& t, const mgd_event& e, const mgd_repeat& r) {
 
 } // namespace
 
+thread_local int Recorded::depth_ = 0;
+
 std::string readable(int64_t bytes) {
   static constexpr const char* units[] = {" KiB", " MiB", " GiB", " TiB"};
   if (bytes < 1024) return std::to_string(bytes) + " bytes";

@@ -19,4 +19,17 @@ std::string readable(int64_t bytes); // "12.5 MiB"
 // where a warning can be said. Never throws.
 void record(mgd_event& event, const at::Tensor* copied = nullptr) noexcept;
 
+// While one lives, this thread's copies are part of what somebody else records.
+class Recorded {
+ public:
+  Recorded() { depth_++; }
+  ~Recorded() { depth_--; }
+  Recorded(const Recorded&) = delete;
+  Recorded& operator=(const Recorded&) = delete;
+  static bool is_on() { return depth_ > 0; }
+
+ private:
+  static thread_local int depth_;
+};
+
 } // namespace managed

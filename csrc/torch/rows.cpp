@@ -103,7 +103,7 @@ class Rows {
     each_operand(row, [&](const at::Tensor& t, const TensorArg&) {
       if (t.device() == choices_[row].device) hold.add(t, false);
     });
-    hold.bring_home();
+    hold.bring_home(f_.called);
   }
 
   Choice choose_row(std::size_t row) const {

@@ -132,6 +132,8 @@ uint8_t arg_rule_of(std::string_view base, std::string_view argument) {
 
 bool reads_shapes(std::string_view base) { return contains(kReadsShapes, base); }
 
+bool carries_bytes(std::string_view base) { return base == "copy_" || base == "_to_copy" || base == "_local_scalar_dense"; }
+
 bool reads_view(std::string_view base) { return base == "_sparse_broadcast_to" || base == "_make_dual"; }
 
 // Sparse tensors keep the very tensors that they are made of.

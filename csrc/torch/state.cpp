@@ -79,6 +79,16 @@ void name_bytes(const at::Tensor& t, uint64_t object) {
   });
 }
 
+// The tensor of which it is a view, too: `out[0] = y` writes a view that nobody keeps. Not in the backward pass, where operators come
+// to the hook without a managed operand. Older views stay plain and write unseen, so no copy of the bytes is kept while they live.
+void mark_written_slow(const at::Tensor& t) {
+  mark(t);
+  if (mgd_torch_in_backward() || t.layout() != at::kStrided || !t.has_storage()) return;
+  const bool is_view = t.is_view();
+  if (t.storage().use_count() > (is_view ? 2 : 1)) note_lent(t);
+  if (is_view) mark(at::Tensor(t._base()));
+}
+
 namespace {
 
 // Whether t or, where it is a view without a state, its base is so.
@@ -159,7 +169,7 @@ int mgd_torch_mark(PyObject* o, int owned) {
 int mgd_torch_unmark(PyObject* o) {
   return guarded([&] {
     const at::Tensor& t = THPVariable_Unpack(o);
-    keep_home(t); // nothing would bring its bytes back
+    keep_home(t, MGD_PIN_PLAIN); // nothing would bring its bytes back
     remove_key(t.unsafeGetTensorImpl());
     return 0;
   });
@@ -175,7 +185,7 @@ int mgd_torch_pin(PyObject* o, int pinned) {
     const at::Tensor& t = THPVariable_Unpack(o);
     TensorState& s = make_state(t);
     if (s.pinned.exchange(pinned != 0) == (pinned != 0)) return 0;
-    pinned ? keep_home(t) : let_leave(t);
+    pinned ? keep_home(t, MGD_PIN_ASKED) : let_leave(t, MGD_PIN_ASKED);
     record_pin(pinned ? MGD_EV_PIN : MGD_EV_UNPIN, t, s);
     return 0;
   });
@@ -227,7 +237,7 @@ int mgd_torch_lend(PyObject* o) {
   });
 }
 
-void mgd_torch_let_leave(PyObject* o) { let_leave(THPVariable_Unpack(o)); }
+void mgd_torch_let_leave(PyObject* o) { let_leave(THPVariable_Unpack(o), MGD_PIN_POINTER); }
 
 void mgd_torch_reap_replicas(void) { reap_replicas(); }
 

@@ -60,10 +60,11 @@ inline Tensors tensors_of(const A& a, uint32_t argument) {
 }
 
 // What chokepoint() looks at and this does not: a random generator that the caller chose takes part in the choice of
-// the device, and a list may have come here in a box.
-template <class A>
+// the device, a list may have come here in a box, and a copy to a device that the program names is counted.
+template <class Op, class A>
 inline bool is_special(const A& a) {
-  if constexpr (std::is_same_v<A, std::optional<at::Generator>>) return a.has_value();
+  if constexpr (std::is_same_v<Op, at::_ops::_to_copy> && std::is_same_v<A, std::optional<at::Device>>) return a.has_value();
+  else if constexpr (std::is_same_v<A, std::optional<at::Generator>>) return a.has_value();
   else if constexpr (std::is_same_v<A, at::ITensorListRef>) return !a.isUnboxed();
   else return false;
 }
@@ -101,7 +102,7 @@ class Call {
     for (const Tensors& a : arguments_)
       for (const at::Tensor& t : a) all.see(t);
     is_host_ = all.host || !may_leave; // nothing leaves the host, so its storages need not be held
-    if (C10_UNLIKELY(!all.ok && f.mixing != Mixing::Never && !(f.scalars_stay && differ_in_numbers_only()))) return false;
+    if (C10_UNLIKELY(!all.ok && !(f.scalars_stay && differ_in_numbers_only()))) return false;
     return C10_LIKELY(f.mixing != Mixing::Rows || !may_leave) || !is_large();
   }
 
@@ -118,7 +119,7 @@ class Call {
 
   void mark_lists() {
     for (const Tensors& a : arguments_)
-      if (arguments_.facts.written_lists >> a.argument & 1) std::for_each(a.begin(), a.end(), mark);
+      if (arguments_.facts.written_lists >> a.argument & 1) std::for_each(a.begin(), a.end(), mark_written);
   }
 
  private:
@@ -162,7 +163,7 @@ class Call {
     for (const Tensors& a : arguments_)
       for (const at::Tensor& t : a) // a view of bytes that are elsewhere brings none home
         if (!only_looked_at(arguments_.facts, t)) hold_.add(t, arguments_.is_written(a));
-    hold_.bring_home();
+    hold_.bring_home(arguments_.facts.called);
   }
 
   const Visit visit_; // first: nothing moves by itself after it
@@ -220,7 +221,7 @@ struct Typed<Op, R(A...)> {
     const auto arguments = tensors(a...);
     Call it(facts, arguments.data(), arguments.size());
     if (C10_UNLIKELY(it.is_late())) return box<&from_top>(ks, std::forward<A>(a)...);
-    if (C10_UNLIKELY((is_special<Plain<A>>(a) || ...) || !it.is_ordinary() || (kDraws<Op, Plain<A>...> && it.is_beyond_first()))) return box<&boxed>(ks, std::forward<A>(a)...);
+    if (C10_UNLIKELY((is_special<Op, Plain<A>>(a) || ...) || !it.is_ordinary() || (kDraws<Op, Plain<A>...> && it.is_beyond_first()))) return box<&boxed>(ks, std::forward<A>(a)...);
     try { // the text names what the operator holds
       it.begin(ks & kBelow);
       if constexpr (std::is_void_v<R>) { // a list operator: what it writes are its arguments

@@ -237,7 +237,7 @@ static inline void expect_residency(struct model *x, int d) {
     if (s->open && s->home == d) {
       sum.storages++;
       *(moves(s) ? &sum.moving : s->state == MGD_SPILLED ? &sum.spilled
-            : s->pins                                    ? &sum.pinned
+            : s->pins                                    ? &sum.pinned[MGD_PIN_ASKED]
             : s->uses                                    ? &sum.in_use
             : refuses(x, &s->h)                          ? &sum.held
                                                          : &sum.idle) += s->bytes;

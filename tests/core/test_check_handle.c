@@ -73,7 +73,7 @@ static void set_up(struct directory *d) {
   d->spare = open_with_spare(d->m, 1, 8);
   d->spare2 = open_with_spare(d->m, 1, 8);
   d->pinned = open_handle(d->m, 1, 8, 0);
-  EXPECT_OK(mgd_handle_pin(d->m, d->pinned, true));
+  EXPECT_OK(mgd_handle_pin(d->m, d->pinned, MGD_PIN_ASKED, true));
   d->empty = open_handle(d->m, 1, 0, 0);
   d->idle = open_handle(d->m, 1, 8, 20);
   d->older = open_handle(d->m, 1, 8, 1);

@@ -212,7 +212,7 @@ static void open_forty(struct mgd_machine *m, struct mgd_handle *h[40]) {
   for (int i = 0; i < 40; i++) {
     h[i] = open_handle(m, 1, 8, (uint64_t)i);
   }
-  EXPECT_OK(mgd_handle_pin(m, h[0], true));
+  EXPECT_OK(mgd_handle_pin(m, h[0], MGD_PIN_ASKED, true));
   EXPECT(mgd_handle_use(h[1], 1));
 }
 

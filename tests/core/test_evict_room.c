@@ -250,12 +250,12 @@ static void spares_go_oldest_first_and_only_if_that_is_enough(void) {
 static void spares_go_piece_by_piece(void) {
   struct mgd_machine *m = new_directory(1);
   struct mgd_handle *spare[4], *h = open_handle(m, 1, 32, 100);
-  EXPECT_OK(mgd_handle_pin(m, h, true));
+  EXPECT_OK(mgd_handle_pin(m, h, MGD_PIN_ASKED, true));
   for (int i = 0; i < 4; i++) {
     spare[i] = open_with_spare(m, 1, 8);
-    EXPECT_OK(mgd_handle_pin(m, spare[i], true)); /* spares of those that cannot leave themselves */
+    EXPECT_OK(mgd_handle_pin(m, spare[i], MGD_PIN_ASKED, true)); /* spares of those that cannot leave themselves */
   }
-  EXPECT_OK(mgd_handle_pin(m, h, false));
+  EXPECT_OK(mgd_handle_pin(m, h, MGD_PIN_ASKED, false));
   EXPECT_OK(mgd_host_limit(m, 32));
   for (int i = 0; i < 4; i++) {
     EXPECT(mgd_handle_is_home(h));
@@ -408,7 +408,7 @@ static void busy_while_others_use_or_move(void) {
   struct plan p;
   EXPECT_CODE(evict_code(m, 2, 0, 0), MGD_E_ABSENT); /* nothing is asked for */
   spill(m, guest, 1);
-  EXPECT_OK(mgd_handle_pin(m, pinned, true));
+  EXPECT_OK(mgd_handle_pin(m, pinned, MGD_PIN_ASKED, true));
   EXPECT(mgd_handle_use(h, 0) && mgd_handle_use(h, 0) && mgd_handle_use(pinned, 0) && !mgd_handle_use(guest, 0));
   EXPECT_CODE(evict_code(m, 1, 1, 3), MGD_E_BUSY);
   EXPECT_CODE(evict_code(m, 1, 1, 4), MGD_E_ABSENT);

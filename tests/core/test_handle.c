@@ -203,17 +203,34 @@ static void pins_count(void) {
   struct mgd_machine *m = new_directory(1);
   struct mgd_handle *h = open_with_spare(m, 1, 8);
   struct plan p;
-  EXPECT_CODE(mgd_handle_pin(m, h, false), MGD_E_INVALID);
-  EXPECT_OK(mgd_handle_pin(m, h, true));
-  EXPECT_OK(mgd_handle_pin(m, h, true));
-  EXPECT_INT(residency_of(m, 1).pinned, 8);
-  EXPECT_OK(mgd_handle_pin(m, h, false));
+  EXPECT_CODE(mgd_handle_pin(m, h, MGD_PIN_ASKED, false), MGD_E_INVALID);
+  EXPECT_OK(mgd_handle_pin(m, h, MGD_PIN_ASKED, true));
+  EXPECT_OK(mgd_handle_pin(m, h, MGD_PIN_ASKED, true));
+  EXPECT_INT(residency_of(m, 1).pinned[MGD_PIN_ASKED], 8);
+  EXPECT_OK(mgd_handle_pin(m, h, MGD_PIN_ASKED, false));
   EXPECT_CODE(plan_eviction(m, 1, 1, NULL, &p), MGD_E_ABSENT);
   EXPECT_INT(p.n, 0);
-  EXPECT_OK(mgd_handle_pin(m, h, false));
+  EXPECT_OK(mgd_handle_pin(m, h, MGD_PIN_ASKED, false));
   EXPECT_INT(residency_of(m, 1).idle, 8);
   EXPECT_OK(plan_eviction(m, 1, 1, NULL, &p));
   carry_out(m, &p);
+  close_handle(m, h);
+  mgd_machine_destroy(m);
+}
+
+/* Each kind counts by itself; the first of those there are says why the bytes stay. */
+static void pins_have_kinds(void) {
+  struct mgd_machine *m = new_directory(1);
+  struct mgd_handle *h = open_with_spare(m, 1, 8);
+  EXPECT_OK(mgd_handle_pin(m, h, MGD_PIN_GRAPH, true));
+  EXPECT_CODE(mgd_handle_pin(m, h, MGD_PIN_ASKED, false), MGD_E_INVALID);
+  EXPECT_INT(residency_of(m, 1).pinned[MGD_PIN_GRAPH], 8);
+  EXPECT_OK(mgd_handle_pin(m, h, MGD_PIN_POINTER, true));
+  EXPECT_INT(residency_of(m, 1).pinned[MGD_PIN_GRAPH], 0);
+  EXPECT_INT(residency_of(m, 1).pinned[MGD_PIN_POINTER], 8);
+  EXPECT_OK(mgd_handle_pin(m, h, MGD_PIN_POINTER, false));
+  EXPECT_OK(mgd_handle_pin(m, h, MGD_PIN_GRAPH, false));
+  EXPECT_INT(residency_of(m, 1).idle, 8);
   close_handle(m, h);
   mgd_machine_destroy(m);
 }
@@ -226,20 +243,20 @@ static void pins_away_from_home(int to) {
   void *left = NULL;
   const int64_t room[MGD_MAX_DEVICES] = {[2] = 8};
   EXPECT_OK(plan_eviction(m, 1, 1, to ? room : NULL, &p));
-  EXPECT_OK(mgd_handle_pin(m, h, true)); /* while it leaves */
+  EXPECT_OK(mgd_handle_pin(m, h, MGD_PIN_ASKED, true)); /* while it leaves */
   carry_out(m, &p);
   EXPECT(!mgd_handle_is_home(h));
-  EXPECT_OK(mgd_handle_pin(m, h, true)); /* while it is away */
-  EXPECT_OK(mgd_handle_pin(m, h, false));
+  EXPECT_OK(mgd_handle_pin(m, h, MGD_PIN_ASKED, true)); /* while it is away */
+  EXPECT_OK(mgd_handle_pin(m, h, MGD_PIN_ASKED, false));
   begin_restore(m, h);
-  EXPECT_OK(mgd_handle_pin(m, h, false)); /* while it comes */
-  EXPECT_OK(mgd_handle_pin(m, h, true));
+  EXPECT_OK(mgd_handle_pin(m, h, MGD_PIN_ASKED, false)); /* while it comes */
+  EXPECT_OK(mgd_handle_pin(m, h, MGD_PIN_ASKED, true));
   EXPECT_OK(mgd_restore_end(m, h, true, &left));
   EXPECT(!left);
   put_back(h, 1);
   EXPECT_CODE(plan_eviction(m, 1, 1, NULL, &p), MGD_E_ABSENT);
-  EXPECT_INT(residency_of(m, 1).pinned, 8);
-  EXPECT_OK(mgd_handle_pin(m, h, false));
+  EXPECT_INT(residency_of(m, 1).pinned[MGD_PIN_ASKED], 8);
+  EXPECT_OK(mgd_handle_pin(m, h, MGD_PIN_ASKED, false));
   spill(m, h, MGD_HOST);
   close_handle(m, h);
   mgd_machine_destroy(m);
@@ -312,6 +329,7 @@ int main(void) {
   orphans();
   another_block_makes_the_copy_worthless();
   pins_count();
+  pins_have_kinds();
   pins_away_from_home(MGD_HOST);
   pins_away_from_home(2);
   a_child_forgets_uses();

@@ -55,12 +55,12 @@ static void who_is_home_needs_nothing(void) {
 static void room_first_and_then_every_restore(void) {
   struct mgd_machine *m = new_directory(2);
   struct mgd_handle *idle = open_handle(m, 1, 64, 0);
-  EXPECT_OK(mgd_handle_pin(m, idle, true));
+  EXPECT_OK(mgd_handle_pin(m, idle, MGD_PIN_ASKED, true));
   struct mgd_handle *h[] = {open_spilled(m, 1, 8, MGD_HOST), open_spilled(m, 2, 4, MGD_HOST), open_spilled(m, 1, 16, 2), open_handle(m, 1, 1, 0)};
   const int64_t room[MGD_MAX_DEVICES] = {0, 3, 4};
   struct plan p;
   int device = -7;
-  EXPECT_OK(mgd_handle_pin(m, idle, false));
+  EXPECT_OK(mgd_handle_pin(m, idle, MGD_PIN_ASKED, false));
   for (int i = 0; i < 4; i++) {
     EXPECT(mgd_handle_use(h[i], 1) == (i == 3));
   }
@@ -152,11 +152,11 @@ static void who_may_leave_makes_hope(void) {
   expect_answer(m, one, 1, MGD_OK);
   EXPECT(mgd_handle_use(last, 1));
   expect_answer(m, one, 1, MGD_E_BUSY); /* later */
-  EXPECT_OK(mgd_handle_pin(m, last, true));
+  EXPECT_OK(mgd_handle_pin(m, last, MGD_PIN_ASKED, true));
   expect_answer(m, one, 1, MGD_E_NO_ROOM); /* never */
   put_back(last, 1);
   expect_answer(m, one, 1, MGD_E_NO_ROOM);
-  EXPECT_OK(mgd_handle_pin(m, last, false));
+  EXPECT_OK(mgd_handle_pin(m, last, MGD_PIN_ASKED, false));
   struct mgd_handle *const all[] = {h, last};
   expect_answer(m, all, 2, MGD_E_NO_ROOM); /* its own operands must stay */
   close_handle(m, last);
@@ -174,13 +174,13 @@ static void what_is_on_its_way_makes_hope(void) {
   struct plan p;
   void *left = NULL;
   EXPECT_OK(plan_eviction(m, 1, 1, NULL, &p));
-  EXPECT_OK(mgd_handle_pin(m, leaver, true)); /* too late */
+  EXPECT_OK(mgd_handle_pin(m, leaver, MGD_PIN_ASKED, true)); /* too late */
   expect_answer(m, one, 1, MGD_E_BUSY);
   carry_out(m, &p);
   expect_answer(m, one, 1, MGD_E_NO_ROOM);
   begin_restore(m, leaver);
   expect_answer(m, one, 1, MGD_E_NO_ROOM); /* it comes to stay */
-  EXPECT_OK(mgd_handle_pin(m, leaver, false));
+  EXPECT_OK(mgd_handle_pin(m, leaver, MGD_PIN_ASKED, false));
   expect_answer(m, one, 1, MGD_E_BUSY);
   EXPECT_OK(mgd_restore_end(m, leaver, false, &left));
   put_back(leaver, 1);

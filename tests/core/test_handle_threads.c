@@ -309,7 +309,7 @@ static void operate(uint64_t *random, bool pins) {
     }
   }
   if (pins && o.n) {
-    EXPECT_OK(mgd_handle_pin(m, &o.operands[0]->h, true));
+    EXPECT_OK(mgd_handle_pin(m, &o.operands[0]->h, MGD_PIN_ASKED, true));
   }
   begin(&o);
   for (size_t i = 0; i < o.n; i++) {
@@ -318,7 +318,7 @@ static void operate(uint64_t *random, bool pins) {
   put_all(&o);
   if (pins && o.n) {
     read_or_write(o.operands[0], false); /* with no use, but a pin */
-    EXPECT_OK(mgd_handle_pin(m, &o.operands[0]->h, false));
+    EXPECT_OK(mgd_handle_pin(m, &o.operands[0]->h, MGD_PIN_ASKED, false));
   }
   for (size_t i = 0; i < o.n; i++) {
     drop_ref(o.operands[i]);

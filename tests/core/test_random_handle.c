@@ -144,7 +144,7 @@ static void step_pin(struct model *x) {
   struct storage *s = any(x);
   bool pin = roll(x, 3) == 0;
   if (s->open) {
-    EXPECT_CODE(mgd_handle_pin(x->m, &s->h, pin), pin || s->pins ? MGD_OK : MGD_E_INVALID);
+    EXPECT_CODE(mgd_handle_pin(x->m, &s->h, MGD_PIN_ASKED, pin), pin || s->pins ? MGD_OK : MGD_E_INVALID);
     s->filed = pin || s->pins ? ++x->tick : s->filed;
     s->pins += pin ? 1 : -(s->pins > 0);
   }

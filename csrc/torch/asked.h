@@ -1,0 +1,27 @@
+// asked.h: copies between devices that the program asks for by an operator of torch.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <ATen/core/stack.h>
+
+#include <optional>
+
+#include "facts.h"
+#include "record.h"
+
+namespace managed {
+
+// One call of copy_, _to_copy or _local_scalar_dense (item). Counts it in the end, if bytes of a managed tensor, or
+// for one, have gone from one device to another and nobody else tells of that.
+class AskedCopy {
+ public:
+  AskedCopy(const OpFacts& f, const torch::jit::Stack& stack); // before the kernel takes the stack
+  void done(const torch::jit::Stack& stack) noexcept;          // it has run, and its result is on top
+
+ private:
+  const OpFacts& facts_;
+  at::Tensor source_; // undefined: there is nothing to count
+  int64_t began_ = 0;
+  std::optional<Recorded> recorded_; // what the kernel calls in its turn
+};
+
+} // namespace managed
