@@ -430,18 +430,13 @@ static PyObject *tensor_set(PyObject *self, PyObject *const *args, Py_ssize_t na
 }
 
 /* ---- dir: once less for a plain tensor, whose own attributes torch adds to those of the class */
-
 static PyObject *tensor_dir(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
   PyObject *names = call_original(DIR, self, args, nargs, kwnames);
-  if (!names || !is_torchs_own(self) || mgd_torch_is_managed(self)) return names;
-  for (size_t i = 0; i < sizeof getsets / sizeof *getsets; i++) {
-    if (!getsets[i].closure) continue;
+  const int plain = names && is_torchs_own(self) && !mgd_torch_is_managed(self);
+  for (size_t i = 1; plain && names && i < sizeof getsets / sizeof *getsets; i++) { /* the first is __class__ */
     PyObject *removed = PyObject_CallMethod(names, "remove", "s", getsets[i].name);
-    if (!removed) {
-      Py_DECREF(names);
-      return NULL;
-    }
-    Py_DECREF(removed);
+    if (!removed) Py_CLEAR(names);
+    Py_XDECREF(removed);
   }
   return names;
 }

@@ -133,3 +133,31 @@ def test_importing_and_wrapping_initialises_no_cuda(run_python):
         ManagedModule.from_module(torch.nn.Linear(2, 2))
         assert not torch.cuda.is_initialized()
     """)
+
+
+DRAWS = {
+    "dropout": lambda x: torch.dropout(x, 0.4, True),
+    "native_dropout": lambda x: torch.native_dropout(x, 0.4, True)[0],
+    "randn_like": torch.randn_like,
+    "bernoulli": lambda x: torch.bernoulli(torch.sigmoid(x)),
+    "multinomial": lambda x: torch.multinomial(torch.sigmoid(x).flatten(), 9),
+    "attention": lambda x: torch.nn.functional.scaled_dot_product_attention(
+        x[None], x[None], x[None], dropout_p=0.3
+    ),
+}
+
+
+@two_gpus
+@pytest.mark.parametrize("name", DRAWS)
+def test_one_stream_of_random_numbers(name):
+    """On cards of one kind: what the first would draw, and the second's own stream is untouched."""
+    if torch.cuda.get_device_name(0) != torch.cuda.get_device_name(1):
+        pytest.skip("cards of two kinds draw in other orders")
+    x, told = torch.randn(8, 64, 32), []
+    for t in (x.to("cuda:0"), x.to("cuda:1").as_subclass(ManagedTensor)):
+        torch.manual_seed(7)
+        own = torch.cuda.get_rng_state(1)
+        drawn = [DRAWS[name](t).cpu() for _ in range(2)]
+        assert torch.equal(torch.cuda.get_rng_state(1), own)
+        told.append([*drawn, torch.cuda.get_rng_state(0)])
+    assert all(torch.equal(a, b) for a, b in zip(*told, strict=True))
