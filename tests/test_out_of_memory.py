@@ -90,7 +90,7 @@ def test_operands_that_do_not_fit_together(room):
 def test_operands_are_counted_once(room):
     a, b, c = (sized(20) for _ in range(3))
     text = str(failure(lambda: torch.addcmul(a, b, c, out=a)))
-    assert "An operator needs 3 storages together, 60 MiB of them there." in text
+    assert "aten::addcmul.out needs 3 storages together, 60 MiB of them there." in text
 
 
 def test_its_own_operands_are_in_use(room):
