@@ -14,6 +14,9 @@ from managed._placed import is_placed
 
 __all__: list[str] = []
 
+#: What tensor.c adds to torch.Tensor for managed tensors alone.
+_MANAGED_ONLY = ("pin", "unpin", "pinned", "placed", "unplace")
+
 
 def install() -> None:
     """Tells lazy parameters of our methods, and lets swap_tensors exchange types."""
@@ -21,8 +24,22 @@ def install() -> None:
     lazy: Any = UninitializedParameter
     lazy._allowed_methods.extend([torch.Tensor.cuda, torch.Tensor.to])
     torch.utils.swap_tensors = _wrap_swap(torch.utils.swap_tensors)
+    tensor: Any = torch.Tensor
+    tensor.__dir__ = _wrap_dir(tensor.__dir__)
     known: Any = torch._has_compatible_shallow_copy_type
     torch._has_compatible_shallow_copy_type = _wrap_compatible(known)
+
+
+def _wrap_dir(original: Any) -> Any:
+    @functools.wraps(original)
+    def __dir__(self: torch.Tensor) -> list[str]:
+        names: list[str] = original(self)
+        if type(self) in (torch.Tensor, torch.nn.Parameter) and not C.is_managed(self):
+            for name in _MANAGED_ONLY:  # once: a plain tensor may have an attribute of that name
+                names.remove(name)
+        return names
+
+    return __dir__
 
 
 def _wrap_swap(original: Any) -> Any:

@@ -1,15 +1,8 @@
-"""Walks modules: their tensors in registration order, moving them, and spreading them.
-
-Which device is decided in the core; this file only lists what there is and carries out the answer,
-all or nothing.
-"""
+"""Walks modules: lists their tensors in registration order, and moves them, all or none."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
-from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -18,21 +11,8 @@ from torch.nn.parameter import is_lazy
 
 from managed._backend import C
 from managed.errors import PinConflictError
-from managed.settings import logger
 
 __all__: list[str] = []
-
-#: What a device has room for, what is in use there, and how fast it is.
-Share = tuple[int, int, float]
-
-#: Bytes of groups and shares of devices -> the device of each group, or None when it does not fit.
-Planner = Callable[[list[int], list[Share]], "list[int] | None"]
-
-#: How often a plan is made again when other threads' copies were in its way.
-_PLANS = 16
-
-#: Room of a device that may spill, in bytes.
-_NO_LIMIT = 2**62
 
 
 class Slot(NamedTuple):
@@ -164,99 +144,3 @@ def _add_note(error: BaseException, note: str) -> None:
         error.add_note(note)
     else:  # Python 3.10
         error.args = (f"{error.args[0]}\n{note}" if error.args else note, *error.args[1:])
-
-
-def gather(found: list[Slot], manager: C.DeviceManager) -> None:
-    """All of it on the one device that find_device names, or on the roomiest when it names none."""
-    accelerators = {device for device, _ in C.rooms(manager)}
-    if all(s.tensor.device in accelerators for s in found):
-        return
-    with C.admit(manager, room(found), False) as held:
-        device, reason = held.device, held.reason
-        if device.type == "cpu":
-            device, reason = roomiest(found, manager) or device, C.ASKED
-        if device in accelerators:
-            carry([(s, device) for s in found], reason)
-
-
-def roomiest(found: list[Slot], manager: C.DeviceManager) -> torch.device | None:
-    """Where to bring what no device has room for: what is not in use spills from there."""
-    shares = _shares(found, manager)
-    if not shares:
-        return None
-    device = max(shares, key=lambda share: share[1][0])[0]  # the first among equals
-    message = "a module of %d bytes fits on no accelerator now: it goes to %s, which spills"
-    logger.log(manager.default_level, message, room(found), device)
-    return device
-
-
-def _shares(found: Iterable[Slot], manager: C.DeviceManager) -> list[tuple[torch.device, Share]]:
-    """What devices have for these tensors: what they hold on a device now is room for them."""
-    held: Counter[torch.device] = Counter()
-    for slot in found:
-        held[slot.tensor.device] += C.nbytes(slot.tensor)
-    return [
-        (device, (free + held[device], max(load - held[device], 0), speed))
-        for device, (free, load, speed) in C.rooms(manager)
-    ]
-
-
-def plan_layers(sizes: list[int], shares: list[Share]) -> list[int] | None:
-    return C.plan_layers(sizes, None, shares)
-
-
-def alone(found: list[list[Slot]]) -> list[list[Slot]]:
-    """Each parameter by itself; the buffers of a module stay with its first parameter."""
-    apart = []
-    for layer in found:
-        parameters = [s for s in layer if isinstance(s.tensor, nn.Parameter)]
-        buffers = [s for s in layer if not isinstance(s.tensor, nn.Parameter)]
-        apart += [parameters[:1] + buffers, *([s] for s in parameters[1:])]
-    return apart
-
-
-def spread(groups: list[list[Slot]], manager: C.DeviceManager, planner: Planner) -> None:
-    """Groups over the manager's devices as the planner says; where no plan fits, devices spill."""
-    for _ in range(_PLANS):
-        targets = _plan(groups, _shares(chain(*groups), manager), planner)
-        with ExitStack() as stack:
-            if targets is not None and _reserve(targets, manager, stack):
-                carry(targets, C.DISPERSED)
-                return
-        if not C.settle(manager):
-            break
-    # Each takes its part of all that there is room for, and as much too much as the others.
-    crowded = [
-        (device, (_NO_LIMIT, 0, float(max(free, 1))))
-        for device, (free, _, _) in _shares(chain(*groups), manager)
-    ]
-    targets = _plan(groups, crowded, planner) if crowded else None
-    if targets is not None:
-        message = "a module in %d groups has no room on its devices now: they spill"
-        logger.log(manager.default_level, message, len(groups))
-        carry(targets, C.DISPERSED)
-
-
-def _plan(
-    groups: list[list[Slot]], shares: list[tuple[torch.device, Share]], planner: Planner
-) -> list[tuple[Slot, torch.device]] | None:
-    plan = planner([room(layer) for layer in groups], [share for _, share in shares])
-    if plan is None:
-        return None
-    return [(s, shares[i][0]) for layer, i in zip(groups, plan, strict=True) for s in layer]
-
-
-def _reserve(
-    targets: list[tuple[Slot, torch.device]], manager: C.DeviceManager, stack: ExitStack
-) -> bool:
-    """Holds what will arrive on each device; False when another thread was quicker."""
-    arriving: dict[torch.device, list[Slot]] = {}
-    for slot, device in targets:
-        if slot.tensor.device != device:
-            arriving.setdefault(device, []).append(slot)
-    for device, found in arriving.items():
-        held = C.reserve(manager, device, room(found))
-        if held is None:
-            return False
-        stack.enter_context(held)
-    return True

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from managed import _adopt, _told, _walk
+from managed import _adopt, _placement, _told, _walk
 from managed._backend import INERT, C
 from managed._functions import Homing
 
@@ -110,7 +110,7 @@ class ManagedModule(nn.Module):
             return self
         target = None if device is None else C.device(device)
         if target is None:
-            _place(self, C.get_manager(), disperse)
+            _placement.place(self, C.get_manager(), disperse)
         elif disperse or target.type == "cpu":
             raise ValueError(
                 f"managed: disperse={disperse} chooses devices; it cannot go with {device!r}"
@@ -118,7 +118,7 @@ class ManagedModule(nn.Module):
                 else f"managed: cuda({device!r}) names no accelerator; use cpu()"
             )
         else:
-            _move([self], target)
+            _placement.move([self], target)
         return self
 
     def cpu(self: Self) -> Self:
@@ -127,7 +127,7 @@ class ManagedModule(nn.Module):
             return super().cpu()
         if _told.is_telling():
             return self
-        _move([self], torch.device("cpu"))
+        _placement.move([self], torch.device("cpu"))
         return self
 
     def to(self: Self, *args: Any, **kwargs: Any) -> Self:
@@ -153,7 +153,7 @@ class ManagedModule(nn.Module):
         "cuda" lets the manager pick. PinConflictError when a pinned tensor would have to move.
         """
         if not INERT and device is not None and torch.device(device).type != "meta":
-            device = C.device(device) or _pick(self)
+            device = C.device(device) or _placement.pick(self)
             _walk.check_pins((s, device) for s in _own_or_all(self, recurse))
         super().to_empty(device=device, recurse=recurse)
         for slot in _own_or_all(self, recurse) if not INERT else ():
@@ -213,48 +213,9 @@ class ManagedModule(nn.Module):
         return self
 
 
-# ---- what DeviceManager calls
-
-
-def _room_needed(modules: list[nn.Module], device: torch.device | None) -> int:
-    """Bytes to look for, after the heuristic, for what is not on `device` yet."""
-    return _walk.room(s for s in _walk.slots(modules) if s.tensor.device != device)
-
-
-def _move(modules: list[nn.Module], device: torch.device, reason: int = C.ASKED) -> None:
-    """Moves modules in place, all of them or none; their tensors are managed afterwards."""
-    found = _walk.slots(modules)
-    _walk.carry([(s, device) for s in found], reason)
-    _adopt.place_all(modules)
-    _told.tell_all(modules)
-
-
 def _homing(hook: Callable[..., Any]) -> Callable[..., Any]:
     return hook if INERT else Homing(hook, position=1)
 
 
 def _own_or_all(module: nn.Module, recurse: bool) -> list[_walk.Slot]:
     return _walk.slots([module]) if recurse else list(_walk.own_slots(module))
-
-
-def _pick(module: nn.Module) -> torch.device:
-    """The device with room for all of the module, or the one with most room."""
-    manager = C.get_manager()
-    found = manager.find_device(_room_needed([module], None))
-    if found.type != "cpu":
-        return found
-    return _walk.roomiest(_walk.slots([module]), manager) or found
-
-
-def _place(module: nn.Module, manager: C.DeviceManager, disperse: bool | str) -> nn.Module:
-    """Places a module where the manager says; its tensors are managed afterwards."""
-    groups = _walk.layers([module])
-    if disperse == "parameters":
-        _walk.spread(_walk.alone(groups), manager, C.plan_spread)
-    elif disperse:
-        _walk.spread(groups, manager, _walk.plan_layers)
-    else:
-        _walk.gather([s for layer in groups for s in layer], manager)
-    _adopt.place_all([module])
-    _told.tell_all([module])
-    return module

@@ -28,7 +28,7 @@ class Count:
         assert not events.dropped
         copies = [e for e in events if e.kind == "copy"]
         self.trips = sum(e.operator == "gradient" for e in copies)
-        self.copies = len(copies) - self.trips
+        self.copies = sum(e.reason != ASKED for e in copies) - self.trips
         self.moves = sum(e.kind == "move" and e.reason != ASKED for e in events)
         assert managed.stats()["copy"] == len(copies)
 

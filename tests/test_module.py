@@ -298,14 +298,13 @@ def test_recurrent_weights_move_together():
     assert torch.equal(net.cuda(1)(x)[0].cpu(), expected)
 
 
-def test_what_fits_nowhere_stays(caplog):
+def test_what_fits_nowhere_stays():
     net = ManagedModule.from_module(nn.Linear(1, 1))
     net.big = nn.Parameter(torch.zeros(300 * MiB, dtype=torch.uint8), requires_grad=False)
-    with caplog.at_level("INFO", "managed"):
-        net.cuda()
-        net.cuda(disperse=True)
-    assert devices(net) == {"cpu"}
-    assert len(caplog.records) == 2
+    for disperse in (False, True):
+        with pytest.raises(torch.OutOfMemoryError, match="can never fit"):
+            net.cuda(disperse=disperse)
+        assert devices(net) == {"cpu"}
 
 
 def test_a_move_that_fails_leaves_everything_where_it_was():

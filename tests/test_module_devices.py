@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
 from managed import ManagedModule, ManagedTensor, device_manager
-from managed.errors import PinConflictError
+from managed.errors import OutOfMemoryError, PinConflictError
 
 MiB = 2**20
 
@@ -60,10 +60,12 @@ def test_parameters_are_spread_one_by_one():
     assert len(set(places(net).values())) == 1
 
 
-def test_spreading_parameters_is_all_or_nothing():
+@pytest.mark.parametrize("disperse", ["layers", "parameters"])
+def test_spreading_is_all_or_nothing(disperse):
     net = ManagedModule.from_module(nn.Linear(4, 4))
     net.big = nn.Parameter(torch.zeros(300 * MiB, dtype=torch.uint8), requires_grad=False)
-    net.cuda(disperse="parameters")
+    with pytest.raises(OutOfMemoryError, match="can never fit"):
+        net.cuda(disperse=disperse)
     assert set(places(net).values()) == {"cpu"}
 
 

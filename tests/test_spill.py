@@ -3,6 +3,7 @@
 import copy
 import ctypes
 import weakref
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -327,22 +328,29 @@ def test_what_was_written_is_not_dropped(write):
 
 
 @pytest.mark.not_under_torture("it counts what leaves and comes back")
-def test_inference_of_a_model_four_times_the_device():
-    """Each weight comes in once a pass, and from the second pass on none goes out."""
+@pytest.mark.parametrize(("settled", "peers"), [(1, False), (2, True)])
+def test_inference_of_a_model_four_times_the_device(settled, peers):
+    """Each weight comes in once a pass, and from the second pass on none goes out.
+
+    What idle peers took at first goes to the host once, which keeps a copy.
+    """
     width, depth = 256, 16
     here = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(depth)))
     weights = depth * width * width * 4
     batch = torch.randn(8, width)  # small enough to stay
-    with torch.no_grad(), managed.budget("sim:0", weights // 4):
+    with torch.no_grad(), ExitStack() as budgets:
+        for i in range(1, 1 if peers else torch.sim.device_count()):
+            budgets.enter_context(managed.budget(f"sim:{i}", torch.sim.memory_allocated(i)))
+        budgets.enter_context(managed.budget("sim:0", weights // 4))
         torch.sim.reset_peak_memory_stats(0)
         expected = here(batch)
         net = module_on(copy.deepcopy(here))
         x = on(batch)
-        for k in range(3):
+        for k in range(4):
             with moved() as m:
                 result = net(x)
             assert torch.equal(result.cpu(), expected)
-            if k:
+            if k >= settled:
                 assert m.bytes("restore") == weights
                 assert (m["spill"], m["drop"]) == (0, depth)
         assert torch.sim.max_memory_allocated(0) <= weights // 4

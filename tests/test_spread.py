@@ -122,9 +122,9 @@ def test_plans_count_what_is_in_use():
 WIDTH = 512  # 1 MiB a layer
 
 
-def plain_net():
+def plain_net(layers=12):
     torch.manual_seed(0)
-    return nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(12)])
+    return nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(layers)])
 
 
 def train(net, optimizer, x, steps=3):
@@ -176,10 +176,10 @@ def test_a_model_larger_than_any_device_trains_on_the_roomiest(small, caplog, ho
 def test_a_model_larger_than_all_devices_together_trains_on_all_of_them(caplog, disperse):
     gc.collect()
     x = torch.randn(16, WIDTH)
-    plain = plain_net()
+    plain = plain_net(24)
     expected = train(plain, torch.optim.AdamW(plain.parameters(), foreach=False), x)
-    net = ManagedModule.from_module(plain_net())
-    mib = [2, 2, 4, 3]
+    net = ManagedModule.from_module(plain_net(24))
+    mib = [4, 4, 7, 5]
     total = sum(p.nbytes for p in net.parameters())
     assert total > sum(mib) * MiB
     with ExitStack() as stack, caplog.at_level("INFO", "managed"):

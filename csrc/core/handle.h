@@ -23,7 +23,7 @@ enum mgd_residency {
   X(ASKED, "pinned")                                           \
   X(POINTER, "whose pointers the program has taken")           \
   X(GRADIENT, "of gradients that an operator is yet to use")   \
-  X(GRAPH, "that CUDA graphs read")                            \
+  X(GRAPH, "that recorded graphs read")                        \
   X(PLAIN, "of tensors that were managed and are plain again")
 enum mgd_pin {
 #define X(name, text) MGD_PIN_##name,

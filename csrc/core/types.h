@@ -93,8 +93,7 @@ struct mgd_object_request {
   double reserved;   /* fraction of each capacity kept free, 0 <= reserved < 1 */
 };
 
-/* What one device has and may take, as those see it who spread objects. Other libraries' bytes are no work of ours: they
- * take room, and their part of the memory off the speed. */
+/* One device, for who spreads objects. Other libraries' bytes take room, and their part of the memory off the speed. */
 struct mgd_share {
   int64_t room; /* bytes that it may still take */
   int64_t load; /* bytes in use there or promised, without copies that are given back for nothing */

@@ -125,7 +125,7 @@ static PyObject *modules_of(struct nest *n, PyObject *type) {
 static PyObject *call_walker(const char *name, const char *format, ...) {
   va_list arguments;
   va_start(arguments, format);
-  PyObject *walker = PyImport_ImportModule("managed.module");
+  PyObject *walker = PyImport_ImportModule("managed._placement");
   PyObject *function = walker ? PyObject_GetAttrString(walker, name) : NULL;
   PyObject *tuple = Py_VaBuildValue(format, arguments);
   PyObject *result = function && tuple ? PyObject_CallObject(function, tuple) : NULL;
@@ -174,7 +174,7 @@ static int room_needed(struct mgd_state *st, struct nest *n, PyObject *modules, 
   if (tensors_room(st, n, device, total) < 0) return -1;
   if (PyList_GET_SIZE(modules) == 0) return 0;
   PyObject *target = device < 0 ? Py_NewRef(Py_None) : mgd_torch_device(device);
-  PyObject *more = target ? call_walker("_room_needed", "(ON)", modules, target) : NULL;
+  PyObject *more = target ? call_walker("room_needed", "(ON)", modules, target) : NULL;
   int64_t bytes = 0;
   const int ok = more && mgd_errors_bytes(more, "the size of a module", &bytes) == 0;
   Py_XDECREF(more);
@@ -233,7 +233,7 @@ static int carry_leaves(struct mgd_state *st, struct nest *n, PyObject *modules,
   if (replace_leaves(n, carry_leaf, &c) < 0) return -1;
   if (PyList_GET_SIZE(modules) == 0) return 0;
   PyObject *target = mgd_torch_device(device);
-  PyObject *done = target ? call_walker("_move", "(ONi)", modules, target, (int)why) : NULL;
+  PyObject *done = target ? call_walker("move", "(ONi)", modules, target, (int)why) : NULL;
   Py_XDECREF(done);
   return done ? 0 : -1;
 }
@@ -284,7 +284,7 @@ static PyObject *place_leaf(PyObject *leaf, const void *context) {
   if (kind < 0) return NULL;
   if (kind == LEAF_OTHER) return Py_NewRef(leaf);
   if (kind == LEAF_TENSOR) return mgd_send_place(p->m, leaf, p->spreads, 0);
-  return call_walker("_place", "(OOO)", leaf, p->m, p->disperse);
+  return call_walker("place", "(OOO)", leaf, p->m, p->disperse);
 }
 
 /* The ways in which a module is spread are a tensor's, too, in a nest that has both. */

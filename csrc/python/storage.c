@@ -2,6 +2,7 @@
  *
  * It decides nothing: frames.c knows who only saves, torch/saving.cpp does the rest.
  */
+#include "../torch/saving.h"
 #include "binding.h"
 
 #include <string.h>

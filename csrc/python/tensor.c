@@ -3,7 +3,7 @@
  *
  *   __class__               says ManagedTensor for a managed tensor
  *   pin(), unpin(), pinned, unplace(), placed
- *                           exist for managed tensors only; __dir__ knows
+ *                           exist for managed tensors only
  *   as_subclass             as_subclass(ManagedTensor) gives a managed alias
  *   cuda, to                for managed tensors the manager picks a device, and
  *                           simulated devices serve where there is no CUDA
@@ -19,6 +19,7 @@
  * torch.Tensor refuses setattr for some of these names, so they are put into
  * its own dict, which is what a class statement would have done.
  */
+#include "../torch/saving.h"
 #include "binding.h"
 
 #include <string.h>
@@ -33,7 +34,6 @@ enum original { AS_SUBCLASS,
                 DLPACK,
                 STORAGE,
                 SET,
-                DIR,
                 ORIGINALS };
 
 /* The one static of the binding: there is one torch.Tensor in a process. It is
@@ -82,7 +82,6 @@ static int class_set(PyObject *self, PyObject *value, void *unused) {
 }
 
 /* ---- pin, unpin, pinned, unplace, placed: a plain tensor keeps any attribute of its own by these names */
-
 static PyObject *tensor_pin(PyObject *self, PyObject *unused) {
   (void)unused;
   return mgd_torch_pin(self, 1) < 0 ? NULL : Py_NewRef(self);
@@ -336,7 +335,6 @@ static PyObject *tensor_to(PyObject *self, PyObject *const *args, Py_ssize_t nar
 }
 
 /* ---- new and new_tensor */
-
 /* A meta tensor has no bytes to manage and stays plain. */
 static int mark_result(PyObject *result) {
   if (!mgd_torch_is_tensor(result)) return 0;
@@ -383,7 +381,6 @@ static PyObject *tensor_new_tensor(PyObject *self, PyObject *const *args, Py_ssi
 }
 
 /* ---- numpy, data_ptr, __dlpack__ and untyped_storage */
-
 /* The note comes first: between it and the call the bytes stay where they are. */
 static PyObject *call_noted_now(void *context) {
   const struct noted_call *c = context;
@@ -429,18 +426,6 @@ static PyObject *tensor_set(PyObject *self, PyObject *const *args, Py_ssize_t na
   return result;
 }
 
-/* ---- dir: once less for a plain tensor, whose own attributes torch adds to those of the class */
-static PyObject *tensor_dir(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-  PyObject *names = call_original(DIR, self, args, nargs, kwnames);
-  const int plain = names && is_torchs_own(self) && !mgd_torch_is_managed(self);
-  for (size_t i = 1; plain && names && i < sizeof getsets / sizeof *getsets; i++) { /* the first is __class__ */
-    PyObject *removed = PyObject_CallMethod(names, "remove", "s", getsets[i].name);
-    if (!removed) Py_CLEAR(names);
-    Py_XDECREF(removed);
-  }
-  return names;
-}
-
 /* ---- installation */
 
 #define FAST(f) (PyCFunction)(void (*)(void)) f, METH_FASTCALL | METH_KEYWORDS
@@ -456,7 +441,6 @@ static PyMethodDef methods[ORIGINALS] = {
     [DLPACK] = {"__dlpack__", FAST(tensor_dlpack), NULL},
     [STORAGE] = {"untyped_storage", FAST(tensor_storage), NULL},
     [SET] = {"set_", FAST(tensor_set), NULL},
-    [DIR] = {"__dir__", FAST(tensor_dir), NULL},
 };
 
 /* torch.Tensor's own dict, borrowed. */

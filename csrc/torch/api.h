@@ -72,20 +72,6 @@ int mgd_torch_device_of(PyObject *tensor);       /* id, or -1 on error (meta) */
 /* The tensor's history goes on under this id, which was another tensor's; 0 changes nothing. */
 int mgd_torch_resume(PyObject *tensor, uint64_t object);
 
-/* ---- saving.cpp: storages in the hands of somebody who only saves them: they may leave, and are copied from where they are */
-/* As mgd_torch_lend, to a saver; the storage of a plain tensor, and one that the program holds already, is lent as it is there. */
-int mgd_torch_lend_to_saver(PyObject *tensor);
-int mgd_torch_is_saved(PyObject *storage); /* no error: 0 for anything else */
-int mgd_torch_save_made(PyObject *storage); /* a fresh one that nobody else has is in a saver's hands */
-int mgd_torch_keep_storage(PyObject *storage); /* it is the program's from now on, if it was a saver's: its bytes come home and stay */
-int mgd_torch_copy_saved(PyObject *target, PyObject *source); /* all bytes of a saved storage into one of the same size that does not leave */
-int mgd_torch_write_saved(PyObject *target, PyObject *source); /* the other way: from the host into a saved storage */
-int mgd_torch_mark_saved(PyObject *tensor); /* makes a tensor over a saved storage managed */
-PyObject *mgd_torch_held(PyObject *tensors, PyObject *(*f)(void *), void *context); /* f(context), while the tensors of the list are home and stay */
-/* A number that stands for the address of the first element, whether or not the bytes are there; 0 where they never leave. */
-uint64_t mgd_torch_identity(PyObject *tensor_or_storage);
-PyObject *mgd_torch_explained(PyObject *error); /* the text of an allocator's error, with who holds what */
-
 /* ---- record.cpp: call sites, and warnings that wait to be said */
 /* `read` gives the id of the running line of Python or 0; it is called in any thread, with or without the GIL. */
 void mgd_torch_set_call_site(uint32_t (*read)(void));

@@ -4,6 +4,7 @@
 #include "api.h"
 #include "guard.h"
 #include "hold.h"
+#include "saving.h"
 #include "threads.h"
 
 using namespace managed;

@@ -21,6 +21,7 @@
 #include "moves.h"
 #include "out_of_memory.h"
 #include "room.h"
+#include "saving.h"
 #include "state.h"
 
 namespace managed {
