@@ -7,6 +7,7 @@ with MANAGED_TORTURE set (`make torture`), those marked `not_sanitized` with MAN
 (`make asan-python`), each with its reason.
 """
 
+import gc
 import json
 import os
 import random
@@ -112,3 +113,15 @@ def run_python(tmp_path):
         return done.stderr
 
     return run
+
+
+@pytest.fixture
+def level_devices():
+    """All devices hold as much, so that what other tests have left sends nothing elsewhere."""
+    gc.collect()
+    used = [torch.sim.memory_allocated(i) for i in range(torch.sim.device_count())]
+    ballast = [
+        torch.empty(max(used) - n, dtype=torch.uint8, device=f"sim:{i}") for i, n in enumerate(used)
+    ]
+    yield
+    ballast.clear()

@@ -15,6 +15,8 @@ from managed import ManagedModule, ManagedTensor
 
 T = TypeVar("T")
 
+pytestmark = pytest.mark.usefixtures("level_devices")
+
 
 def devices(module):
     return {str(p.device) for p in module.parameters()}

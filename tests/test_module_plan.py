@@ -83,6 +83,7 @@ def chain(layers, width=64):
     )
 
 
+@pytest.mark.usefixtures("level_devices")
 def test_equal_layers_of_a_module():
     net = chain(8)
     net.cuda(disperse=True)

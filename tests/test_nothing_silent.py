@@ -35,6 +35,7 @@ def test_an_unknown_way_of_a_nest(value):
     assert net.weight.device.type == "cpu"
 
 
+@pytest.mark.usefixtures("level_devices")
 @pytest.mark.parametrize("value", [True, 1, "layers", "parameters"])
 def test_a_known_way_reaches_the_modules_of_a_nest(value):
     net = ManagedModule.from_module(nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(4))))

@@ -403,6 +403,7 @@ def assert_as_pinned(make, loss, batches, autocast):
         assert free[what] <= 1.05 * most, (what, free, pinned)
 
 
+@pytest.mark.usefixtures("level_devices")
 @pytest.mark.not_under_torture("it counts what leaves and comes back")
 @pytest.mark.parametrize("autocast", [False, True])
 def test_a_dispersed_perceptron_stays_dispersed(autocast):
@@ -429,6 +430,7 @@ def language_loss(net, tokens):
     return net(input_ids=tokens, labels=tokens).loss
 
 
+@pytest.mark.usefixtures("level_devices")
 @pytest.mark.not_under_torture("it counts what leaves and comes back")
 @pytest.mark.parametrize("autocast", [False, True])
 def test_a_dispersed_gpt2_stays_dispersed(autocast):
