@@ -66,6 +66,28 @@ def machine():
         managed.simulate(devices=4, memory="256MiB")
 
 
+def in_use():
+    return [torch.sim.memory_allocated(i) for i in range(torch.sim.device_count())]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left(request, machine):
+    """A file of tests leaves its devices as it found them, or tests that come later count its bytes.
+
+    A failed test keeps its tensors in its traceback, and is told of by itself.
+    """
+    if INERT or ON_CUDA:
+        yield
+        return
+    gc.collect()
+    before = in_use()
+    yield
+    gc.collect()
+    few = 4096  # torch itself keeps some small tensors, a constant of a parametrization for example
+    left = [now - then for now, then in zip(in_use(), before, strict=True)]
+    assert request.session.testsfailed or max(left) <= few, f"bytes left on the devices: {left}"
+
+
 @pytest.fixture(autouse=True)
 def seeded():
     """Random numbers start at the printed seed in every test, so a test can be run alone."""
@@ -119,7 +141,7 @@ def run_python(tmp_path):
 def level_devices():
     """All devices hold as much, so that what other tests have left sends nothing elsewhere."""
     gc.collect()
-    used = [torch.sim.memory_allocated(i) for i in range(torch.sim.device_count())]
+    used = in_use()
     ballast = [
         torch.empty(max(used) - n, dtype=torch.uint8, device=f"sim:{i}") for i, n in enumerate(used)
     ]

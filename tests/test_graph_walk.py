@@ -37,19 +37,22 @@ class Program:
         self.calls = []
         self.asked = []
 
+    # The hooks keep the calls and not the program: a tensor whose own hook leads back to it is never freed.
     def hook(self, name, factor=None):
+        calls = self.calls
+
         def called(g):
-            self.calls.append((name, None if g is None else g.detach().cpu().clone()))
+            calls.append((name, None if g is None else g.detach().cpu().clone()))
             return None if factor is None else g * factor
 
         return called
 
     def node_hook(self, name):
+        calls = self.calls
+
         def called(*gradients):
             for g in gradients:
-                self.calls.append(
-                    (name, [None if t is None else t.detach().cpu().clone() for t in g])
-                )
+                calls.append((name, [None if t is None else t.detach().cpu().clone() for t in g]))
 
         return called
 
@@ -329,7 +332,8 @@ def hooks_of_several(p):
 def after_accumulation(p):
     w, x, _ = p.leaves
     out = (x @ w.t()).tanh().sum() + (x @ w).sum()
-    w.register_post_accumulate_grad_hook(lambda t: p.calls.append(("w", t.grad.cpu().clone())))
+    calls = p.calls
+    w.register_post_accumulate_grad_hook(lambda t: calls.append(("w", t.grad.cpu().clone())))
     return out
 
 

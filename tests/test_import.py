@@ -130,17 +130,20 @@ def test_all_is_there(run_python):
 @pytest.mark.slow
 @pytest.mark.not_sanitized("it is slower")
 def test_importing_is_quick():
-    """At most 60 ms of work over torch, the best of five interpreters.
+    """At most a twentieth of the work that importing torch is, in the best of five interpreters.
 
     The time of this process's processor is counted: on a busy machine the clock on the wall counts
-    other programs too.
+    other programs too. Both are measured in one process, which a busy cache slows alike.
     """
     clock = "time.process_time()"
-    code = f"import time, torch; t = {clock}; import managed; print({clock} - t)"
-    seconds = []
-    while len(seconds) < 5 and min(seconds, default=1.0) > 0.06:
+    code = (
+        f"import time; a = {clock}; import torch; b = {clock}; import managed; c = {clock}; "
+        "print((c - b) / (b - a))"
+    )
+    parts = []
+    while len(parts) < 5 and min(parts, default=1.0) > 0.05:
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True
         )
-        seconds.append(float(done.stdout))
-    assert min(seconds) <= 0.06, seconds
+        parts.append(float(done.stdout))
+    assert min(parts) <= 0.05, parts

@@ -357,6 +357,37 @@ def test_a_residual_stream_crosses_once_in_inference():
     assert managed.stats(reset=True)["links"] == dict.fromkeys(out, x.nbytes)
 
 
+class InPlace(Residual):
+    def forward(self, x):
+        x = x * 1
+        for layer in self.layers:
+            x += layer(x).tanh()
+        return x
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.not_under_torture("it counts what leaves and comes back")
+def test_a_stream_that_is_added_to_in_place_crosses_each_border_once(mode):
+    """`x += branch` is the program of `x = x + branch`: to cross twice would be to bring each branch back."""
+    net, plain = over_devices(12, 64), InPlace(12, 64)
+    plain.load_state_dict({k: v.cpu() for k, v in net.state_dict().items()})
+    net.__class__.forward = InPlace.forward
+    x = torch.randn(128, 64)
+    first = x.to("sim:0")
+    managed.stats(reset=True)
+    with mode():
+        y = net(first)
+    crossed = managed.stats(reset=True)["links"]
+    assert crossed == {
+        # The layer needs the stream there, and the stream then follows: into the copy that was made.
+        link: 2 * x.nbytes
+        for link in ("sim:0->sim:1", "sim:1->sim:2", "sim:2->sim:3")
+    }
+    assert y.device == torch.device("sim:3")
+    with mode():
+        assert torch.equal(y.cpu(), plain(x))
+
+
 @pytest.mark.not_under_torture("the history forgets what it counts")
 def test_the_rule_of_ties_has_a_name():
     a = at("sim:0", 128, 64) * 2

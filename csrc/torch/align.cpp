@@ -50,10 +50,10 @@ Operands gather(const OpFacts& f, const torch::jit::Stack& stack, std::size_t ba
 bool may_vote(const Operand& o) { return !o.is(kMetadata | kHostOnly | kHiddenWrite) && !o.is_number(); }
 bool is_floating(const Operand& o) { return o.tensor.is_floating_point() || o.tensor.is_complex(); }
 
-unsigned flags_of(const Operand& o, bool floats_vote) {
+unsigned flags_of(const Operand& o, bool floats_vote, bool follows) {
   unsigned flags = 0;
   if (!o.is(kMetadata | kHostOnly) && is_pinned(o.tensor)) flags |= MGD_OP_PINNED;
-  if (o.is(kWritten | kAliased)) flags |= MGD_OP_WRITTEN;
+  if (o.is(kWritten | kAliased) && !follows) flags |= MGD_OP_WRITTEN;
   if (may_vote(o) && (!floats_vote || is_floating(o))) flags |= MGD_OP_VOTES;
   if ((flags & MGD_OP_VOTES) && is_placed(o.tensor) && is_parameter(o.tensor)) flags |= MGD_OP_PLACED;
   return flags;
@@ -61,6 +61,16 @@ unsigned flags_of(const Operand& o, bool floats_vote) {
 
 // Only results compete by their age: a parameter is as good as any other, however late it came.
 uint64_t age_of(const at::Tensor& t) { return is_parameter(t) ? 0 : made_of(t); }
+
+// `x += branch` is the program of `x = x + branch`: where x is a mere result it may go on where the branch was made, as the new
+// result would. Its written operand, or null. Not with gradients: the history of x would have to cross with it.
+const Operand* follower(const OpFacts& f, const Operands& operands) {
+  const bool in_place = f.scalars_stay && f.route == Route::Leaf && f.written == 1 && f.returned.size() == 1 && f.returned[0] == 0;
+  if (!in_place || c10::GradMode::is_enabled() || operands.front().arg->index != 0) return nullptr;
+  const Operand& x = operands.front();
+  const bool is_result = !x.tensor.is_cpu() && age_of(x.tensor) > 0 && !x.tensor.requires_grad() && !is_placed(x.tensor);
+  return is_result && std::all_of(operands.begin(), operands.end(), [](const Operand& o) { return o.is_number() || !o.tensor.is_cpu(); }) ? &x : nullptr;
+}
 
 std::string describe_pin(const Operands& operands, int device) {
   std::ostringstream s;
@@ -165,7 +175,7 @@ bool together(const OpFacts& f, const torch::jit::Stack& stack, std::size_t base
   return !f.has_host_only || common.is_cpu();
 }
 
-std::optional<Choice> choose(const OpFacts& f, const Operands& operands, const c10::IValue& generator) {
+std::optional<Choice> choose(const OpFacts& f, const Operands& operands, const c10::IValue& generator, const Operand* follows) {
   bool floats = false;
   for (const Operand& o : operands) floats |= may_vote(o) && is_floating(o);
   c10::SmallVector<mgd_operand, 8> core;
@@ -173,7 +183,7 @@ std::optional<Choice> choose(const OpFacts& f, const Operands& operands, const c
   for (const Operand& o : operands) {
     const int id = id_of(o.tensor.device());
     if (id < 0) return std::nullopt;
-    core.push_back({id, flags_of(o, floats), bytes_of(o.tensor), age_of(o.tensor)});
+    core.push_back({id, flags_of(o, floats, &o == follows), bytes_of(o.tensor), age_of(o.tensor)});
     total += core.back().bytes;
   }
   if (total >= kWorthAsking) observe();
@@ -190,7 +200,11 @@ std::optional<Choice> choose(const OpFacts& f, const Operands& operands, const c
 bool align(const OpFacts& f, torch::jit::Stack& stack, std::size_t base, WriteBacks& write_backs) {
   const Operands operands = gather(f, stack, base);
   if (operands.empty()) return false;
-  const auto choice = choose(f, operands, f.generator < 0 ? c10::IValue() : stack[base + f.generator]);
+  const c10::IValue generator = f.generator < 0 ? c10::IValue() : stack[base + f.generator];
+  const Operand* x = follower(f, operands);
+  auto choice = choose(f, operands, generator, x);
+  if (x && choice && choice->device != x->tensor.device() && !follow(x->tensor, choice->device, {f.name.c_str(), MGD_EV_MOVE, choice->reason}))
+    choice = choose(f, operands, generator);
   if (!choice) return false;
   const bool hidden_writes = f.training < 0 || !stack[base + f.training].isBool() || stack[base + f.training].toBool();
   Copies copies;

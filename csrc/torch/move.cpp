@@ -89,7 +89,9 @@ void take_over(const at::Tensor& t, const at::Tensor& copy) {
     state->placed = old->placed.load();
     state->owned = old->owned.load();
   }
+  const bool is_inference = impl->is_inference(); // a copy never is: it may meet autograd
   impl->shallow_copy_from(copy.getIntrusivePtr());
+  if (is_inference) key_set_of(impl) = key_set_of(impl) - c10::autograd_dispatch_keyset_with_ADInplaceOrView;
   if (state) name_bytes(t, state->object);
   if (state) impl->set_backend_meta(std::move(state));
   if (!managed) remove_key(impl);
@@ -173,6 +175,14 @@ bool settle(const at::Tensor& t, c10::Device to, const Cause& cause, const at::T
   const at::Tensor before = ends.empty() ? at::Tensor() : t.detach();
   move(t, to, {cause.operator_name, MGD_EV_MOVE, MGD_WHY_TRAFFIC});
   for (const NodePtr& end : ends) lead_home(end, t, before);
+  return true;
+}
+
+bool follow(const at::Tensor& t, c10::Device to, const Cause& cause) {
+  if (!t.is_leaf() || t.is_view()) return false;
+  const Stillness still;
+  if (!still || is_pinned(t) || !owns_alone(t, {}) || may_change_unseen(t, {}) || !has_room(t, to)) return false;
+  move(t, to, cause);
   return true;
 }
 
