@@ -72,7 +72,7 @@ def in_use():
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_left(request, machine):
-    """A file of tests leaves its devices as it found them, or tests that come later count its bytes.
+    """A file of tests leaves its devices as it found them: later tests count what is there.
 
     A failed test keeps its tensors in its traceback, and is told of by itself.
     """

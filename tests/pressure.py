@@ -119,6 +119,19 @@ def pressed(pressure, function, fraction=0.6):
         return function()
 
 
+@contextlib.contextmanager
+def half_of(program):
+    """Runs a program on sim:1 and then gives it half of what it took above what was there."""
+    before = torch.sim.memory_allocated("sim:1")
+    torch.sim.reset_peak_memory_stats("sim:1")
+    program()
+    peak = torch.sim.max_memory_allocated("sim:1") - before
+    with managed.budget("sim:1", before + peak // 2):
+        spilled = managed.stats()["spill"]
+        yield
+        assert managed.stats()["spill"] > spilled
+
+
 def mlp(width=64, depth=4):
     layers = (m for _ in range(depth) for m in (nn.Linear(width, width), nn.Tanh()))
     return nn.Sequential(*layers)

@@ -37,7 +37,7 @@ class Program:
         self.calls = []
         self.asked = []
 
-    # The hooks keep the calls and not the program: a tensor whose own hook leads back to it is never freed.
+    # Hooks keep the calls and not the program: a tensor whose hook leads back to it is never freed.
     def hook(self, name, factor=None):
         calls = self.calls
 

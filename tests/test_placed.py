@@ -368,7 +368,7 @@ class InPlace(Residual):
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.not_under_torture("it counts what leaves and comes back")
 def test_a_stream_that_is_added_to_in_place_crosses_each_border_once(mode):
-    """`x += branch` is the program of `x = x + branch`: to cross twice would be to bring each branch back."""
+    """The layer reads its copy of the stream, and then the stream follows: one copy each."""
     net, plain = over_devices(12, 64), InPlace(12, 64)
     plain.load_state_dict({k: v.cpu() for k, v in net.state_dict().items()})
     net.__class__.forward = InPlace.forward
@@ -378,11 +378,8 @@ def test_a_stream_that_is_added_to_in_place_crosses_each_border_once(mode):
     with mode():
         y = net(first)
     crossed = managed.stats(reset=True)["links"]
-    assert crossed == {
-        # The layer needs the stream there, and the stream then follows: into the copy that was made.
-        link: 2 * x.nbytes
-        for link in ("sim:0->sim:1", "sim:1->sim:2", "sim:2->sim:3")
-    }
+    borders = ("sim:0->sim:1", "sim:1->sim:2", "sim:2->sim:3")
+    assert crossed == dict.fromkeys(borders, 2 * x.nbytes)
     assert y.device == torch.device("sim:3")
     with mode():
         assert torch.equal(y.cpu(), plain(x))

@@ -3,16 +3,15 @@
 neuraloperator, Lightning, botorch and torchdiffeq: `make ecosystem` installs them and runs this.
 """
 
-import contextlib
 import copy
 import warnings
 
 import pytest
 import torch
+from pressure import half_of
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import managed
 from managed import ManagedModule, ManagedTensor, integrations
 
 from .common import difference, managed_on
@@ -25,19 +24,6 @@ def library(name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return pytest.importorskip(name, reason=f"{name} is not installed: make ecosystem")
-
-
-@contextlib.contextmanager
-def half_of(program):
-    """Runs a program on sim:1 and then gives it half of what it took above what was there."""
-    before = torch.sim.memory_allocated("sim:1")
-    torch.sim.reset_peak_memory_stats("sim:1")
-    program()
-    peak = torch.sim.max_memory_allocated("sim:1") - before
-    with managed.budget("sim:1", before + peak // 2):
-        spilled = managed.stats()["spill"]
-        yield
-        assert managed.stats()["spill"] > spilled
 
 
 def values(module):

@@ -3,7 +3,6 @@
 With `managed.integrations` they leave a model where it is, and its weights may be more than fits.
 """
 
-import contextlib
 import copy
 import os
 
@@ -12,10 +11,10 @@ import torch
 import transformers
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from pressure import half_of
 from torch.utils.data import DataLoader
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-import managed
 from managed import ManagedModule, ManagedTensor, integrations
 
 from .common import difference
@@ -50,19 +49,6 @@ PLACES = {
 
 def placed(where):
     return integrations.stay(PLACES[where](ManagedModule.from_module(gpt2())))
-
-
-@contextlib.contextmanager
-def half_of(program):
-    """Runs a program on sim:1 and then gives it half of what it took above what was there."""
-    before = torch.sim.memory_allocated("sim:1")
-    torch.sim.reset_peak_memory_stats("sim:1")
-    program()
-    peak = torch.sim.max_memory_allocated("sim:1") - before
-    with managed.budget("sim:1", before + peak // 2):
-        spilled = managed.stats()["spill"]
-        yield
-        assert managed.stats()["spill"] > spilled
 
 
 def fit(net, folder, steps=3, resume=None, callbacks=(), **options):
