@@ -134,12 +134,17 @@ static void sort(const struct mgd_machine *m, struct mgd_storages *s) {
   }
 }
 
+/* What came home was clean when that was noted, and is often written right after: to leave then costs more than its key says. */
+static bool is_noted(const struct mgd_handle *h) {
+  return h->seen == __atomic_load_n(&h->stamp, __ATOMIC_RELAXED) && h->seen_clean == is_clean(h);
+}
+
 /* The victim with an up-to-date key, or NULL. Somebody else may go on using them all, so it looks again a bounded number of times. */
 static struct mgd_handle *first_victim(struct mgd_machine *m, struct mgd_storages *s) {
   sort(m, s);
   for (int32_t looks = 2 * s->ordered; s->ordered; looks--) {
     struct mgd_handle *h = s->order[0];
-    if (looks <= 0 || h->seen == __atomic_load_n(&h->stamp, __ATOMIC_RELAXED)) {
+    if (looks <= 0 || is_noted(h)) {
       return h;
     }
     note(m, h);

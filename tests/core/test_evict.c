@@ -96,6 +96,22 @@ static void age_grows_with_those_that_left(void) {
   mgd_machine_destroy(m);
 }
 
+/* An operator is told that the bytes are home before it writes them: what came back counts as written when it is. */
+static void who_is_written_after_the_return_is_dirty(void) {
+  struct mgd_machine *m = new_machine(1, 100);
+  struct mgd_handle *written = open_with_spare(m, 1, 1000), *read = open_with_spare(m, 1, 1000);
+  struct plan p;
+  mgd_handle_write(written);
+  EXPECT_OK(plan_eviction(m, 1, 1, NULL, &p));
+  EXPECT_INT(p.n, 1);
+  EXPECT(p.actions[0].handle == read); /* it leaves for nothing */
+  EXPECT_INT(p.actions[0].kind, MGD_DO_DROP);
+  carry_out(m, &p);
+  close_handle(m, written);
+  close_handle(m, read);
+  mgd_machine_destroy(m);
+}
+
 static double no_number(void *context, const struct mgd_victim *victim) {
   (void)context;
   return victim->bytes % 2 ? (double)NAN : 1.0;
@@ -269,6 +285,7 @@ int main(void) {
   four_policies();
   what_policies_are_told();
   age_grows_with_those_that_left();
+  who_is_written_after_the_return_is_dirty();
   keys_that_are_no_numbers();
   who_was_used_meanwhile_stays();
   an_eviction_looks_at_few();
