@@ -8,11 +8,11 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include <algorithm>
-#include <array>
-#include <atomic>
-#include <cstdlib>
+#include <new>
 
+#include "front.h"
 #include "pressure.h"
+#include "room.h"
 #include "streams.h"
 
 namespace managed {
@@ -22,16 +22,6 @@ namespace allocator = c10::cuda::CUDACachingAllocator;
 
 c10::DeviceIndex index_of(int device) { return static_cast<c10::DeviceIndex>(device); }
 
-// Torch's own caching allocator: the others have no callback that asks for room.
-allocator::CUDAAllocator* native() {
-  static const bool caches = std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") == nullptr;
-  static allocator::CUDAAllocator* const found = [] {
-    auto* a = allocator::get();
-    return caches && a && a->name() == "native" ? a : nullptr;
-  }();
-  return found == allocator::get() ? found : nullptr;
-}
-
 // What came over CUDA's IPC, from_blob or another allocator has another deleter.
 bool owns(const c10::DataPtr& p) {
   auto* a = native();
@@ -40,17 +30,6 @@ bool owns(const c10::DataPtr& p) {
 
 bool is_shared(const c10::DataPtr&) { return false; }
 
-// Slow to ask for, and the same for ever.
-std::size_t capacity(int device) {
-  static std::array<std::atomic<std::size_t>, kMostDevices> known{};
-  std::size_t bytes = known[device].load(std::memory_order_relaxed);
-  if (bytes) return bytes;
-  cudaDeviceProp properties{};
-  C10_CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
-  known[device].store(bytes = properties.totalGlobalMem, std::memory_order_relaxed);
-  return bytes;
-}
-
 // The peak of memory bandwidth, for which most operators wait; in kHz times bits.
 double speed(int device) {
   int clock = 0, width = 0;
@@ -58,23 +37,6 @@ double speed(int device) {
                      cudaDeviceGetAttribute(&width, cudaDevAttrGlobalMemoryBusWidth, device) == cudaSuccess;
   if (!known) (void)cudaGetLastError();
   return known ? static_cast<double>(clock) * width : 0;
-}
-
-std::size_t above_zero(int64_t bytes) { return static_cast<std::size_t>(std::max<int64_t>(0, bytes)); }
-
-// What is free in the driver, and the free segments that the allocator gives back before it fails. Pieces of
-// segments that are in use otherwise serve only requests that fit into them, so they do not count.
-std::size_t room(int device) {
-  auto* a = allocator::get();
-  if (!a || !a->initialized() || !c10::cuda::hasPrimaryContext(index_of(device))) return 0;
-  const std::size_t free = a->getMemoryInfo(index_of(device)).first;
-  if (a != native()) return free;
-  const auto stats = a->getDeviceStats(index_of(device));
-  const int64_t kept = stats.allocated_bytes[0].current + stats.inactive_split_bytes[0].current;
-  const double fraction = a->getMemoryFraction(index_of(device));
-  const int64_t in_driver = static_cast<int64_t>(free) + stats.reserved_bytes[0].current - kept;
-  const auto allowed = static_cast<int64_t>(fraction * static_cast<double>(capacity(device)));
-  return above_zero(std::min(in_driver, allowed - kept));
 }
 
 // The allocator knows a part of the device's memory, not a number of bytes.
@@ -127,20 +89,40 @@ void copy(int to, void* target, int from, const void* source, std::size_t bytes)
   C10_CUDA_CHECK(cudaStreamSynchronize(stream.stream()));
 }
 
+// To pin makes a context on the current device where it has none. A recording on another thread does not mind.
+void* pin(std::size_t bytes) {
+  const c10::cuda::OptionalCUDAGuard guard(c10::cuda::getDeviceIndexWithPrimaryContext());
+  const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
+  void* memory = nullptr;
+  if (cudaHostAlloc(&memory, bytes, cudaHostAllocDefault) == cudaSuccess) return memory;
+  (void)cudaGetLastError();
+  throw std::bad_alloc();
+}
+
+// At the end of the process, and in a child of fork(), the driver is gone.
+void unpin(void* memory) {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  const bool exchanged = cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess;
+  if (cudaFreeHost(memory) != cudaSuccess) (void)cudaGetLastError();
+  if (exchanged) (void)cudaThreadExchangeStreamCaptureMode(&mode);
+}
+
 } // namespace
 
-void fill_backend(Bridge* bridge) {
+void fill_backend(CudaBridge* bridge) {
   bridge->link = &link;
   bridge->owns = &owns;
   bridge->is_shared = &is_shared;
   bridge->limit = &limit;
   bridge->copy = &copy;
-  bridge->start = &track_freed;
+  bridge->start = &start;
   bridge->capacity = &capacity;
   bridge->room = &room;
   bridge->speed = &speed;
   bridge->use = &use_stream;
   bridge->retire = &retire_block;
+  bridge->pin = &pin;
+  bridge->unpin = &unpin;
 }
 
 } // namespace managed

@@ -2,11 +2,11 @@
 //
 // Never makes a context on a device that has none, and never allocates on one.
 #pragma once
-#include "../torch/bridge.h"
+#include "../torch/cuda_bridge.h"
 
 namespace managed {
 
 // Fills the backend's half. Initialises no CUDA.
-void fill_backend(Bridge* bridge);
+void fill_backend(CudaBridge* bridge);
 
 } // namespace managed

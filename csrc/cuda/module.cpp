@@ -1,4 +1,4 @@
-// module.cpp: managed._cuda for Python: one function, attach(bridge).
+// module.cpp: managed._cuda for Python: attach(bridge), and what its tests ask.
 //
 // Owns nothing but the binding. Importing it initialises no CUDA; it needs
 // `import torch` before, which loads the libraries it is linked with.
@@ -6,6 +6,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "front.h"
 #include "memory.h"
 #include "pressure.h"
 
@@ -23,7 +24,7 @@ PyObject* attach(PyObject*, PyObject* capsule) {
     PyErr_Format(PyExc_ValueError, "attach() takes the capsule \"%s\", got %R", kCapsule, capsule);
     return nullptr;
   }
-  auto* bridge = static_cast<managed::Bridge*>(PyCapsule_GetPointer(capsule, kCapsule));
+  auto* bridge = static_cast<managed::CudaBridge*>(static_cast<managed::Bridge*>(PyCapsule_GetPointer(capsule, kCapsule)));
   if (bridge->version != managed::Bridge{}.version) {
     PyErr_Format(PyExc_RuntimeError, "managed._C speaks version %d of the bridge and managed._cuda version %d: build both again",
                  bridge->version, managed::Bridge{}.version);
@@ -34,8 +35,27 @@ PyObject* attach(PyObject*, PyObject* capsule) {
   Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(forgotten_doc,
+             "forgotten(without_any, /)\n--\n\n"
+             "For tests: how many virtual functions torch's allocator has, and the places of those that the front of it lacks; "
+             "`without_any`: that a class without functions of its own lacks.");
+
+PyObject* forgotten(PyObject*, PyObject* without_any) {
+  const int bare = PyObject_IsTrue(without_any);
+  if (bare < 0) return nullptr;
+  const auto [functions, places] = managed::forgotten_functions(bare != 0);
+  PyObject* list = PyList_New(0);
+  for (const std::size_t place : places) {
+    PyObject* number = list ? PyLong_FromSize_t(place) : nullptr;
+    if (!number || PyList_Append(list, number) < 0) Py_CLEAR(list);
+    Py_XDECREF(number);
+  }
+  return list ? Py_BuildValue("nN", static_cast<Py_ssize_t>(functions), list) : nullptr;
+}
+
 PyMethodDef methods[] = {
     {"attach", attach, METH_O, attach_doc},
+    {"forgotten", forgotten, METH_O, forgotten_doc},
     {nullptr, nullptr, 0, nullptr},
 };
 

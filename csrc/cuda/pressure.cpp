@@ -5,9 +5,9 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 
-#include <array>
 #include <atomic>
 
+#include "front.h"
 #include "streams.h"
 
 namespace managed {
@@ -16,41 +16,33 @@ namespace {
 namespace allocator = c10::cuda::CUDACachingAllocator;
 using Event = allocator::TraceEntry;
 
-std::atomic<const Bridge*> hook{nullptr};
-bool tracking = false;                                   // written by the one thread that starts
-std::array<std::atomic<std::size_t>, kMostDevices> refused{}; // bytes of the request that ended in an error, until one as large is served
+std::atomic<const CudaBridge*> hook{nullptr};
+bool tracking = false; // written by the one thread that starts
 
-// The allocator runs this at every request that its cache cannot serve, before
-// it asks the driver for more: not only when the device is full. It is up to
-// make_room to find out whether there is a shortage.
+// The allocator runs this at every request that its cache cannot serve, before it asks the driver for more: not only when
+// the device is full.
 class MakeRoom final : public c10::FreeMemoryCallback {
  public:
-  // Nothing may leave through here: the allocator is in the middle of a request.
+  // No error may leave through here, since the allocator is in the middle of a request; but for a shortage, which is the front's.
   bool Execute() override try {
-    const Bridge* h = hook.load(std::memory_order_acquire);
+    const CudaBridge* h = hook.load(std::memory_order_acquire);
     c10::DeviceIndex device = 0;
-    if (!h || !h->make_room || c10::cuda::GetDevice(&device) != cudaSuccess || device >= kMostDevices) return false;
-    if (allocator::isHistoryEnabled()) return false; // a free would take the GIL for its stack trace, under the allocator's lock
+    if (!h || !h->make_some_room || c10::cuda::GetDevice(&device) != cudaSuccess || device >= kMostDevices) return false;
     if (is_capturing(device)) return false; // memory of a graph comes from a pool of its own, and the driver refuses to wait
-    return h->make_room(device, refused[device].load(std::memory_order_relaxed));
+    if (is_seen_to_by_front(device)) return false;
+    if (allocator::isHistoryEnabled()) return false; // a free would take the GIL for its stack trace, under the allocator's lock
+    return make_some_room(*h, device);
   } catch (const std::exception&) {
     return false;
   }
 };
 
-void note_request(const Event& e) {
-  auto& last = refused[e.device_];
-  if (e.action_ == Event::OOM) last.store(e.size_, std::memory_order_relaxed);
-  else if (C10_UNLIKELY(last.load(std::memory_order_relaxed) != 0) && e.size_ >= last.load(std::memory_order_relaxed)) last.store(0, std::memory_order_relaxed);
-}
-
 void on_event(const Event& entry) {
   if (entry.device_ < 0 || entry.device_ >= kMostDevices) return;
-  if (entry.action_ == Event::ALLOC || entry.action_ == Event::OOM) return note_request(entry);
   // FREE_COMPLETED: a block is back in the cache. SEGMENT_FREE, SEGMENT_UNMAP: the cache gave
   // memory back to the driver, which other libraries may be waiting for.
   if (entry.action_ != Event::FREE_COMPLETED && entry.action_ != Event::SEGMENT_FREE && entry.action_ != Event::SEGMENT_UNMAP) return;
-  const Bridge* h = hook.load(std::memory_order_acquire);
+  const CudaBridge* h = hook.load(std::memory_order_acquire);
   if (h && h->freed) h->freed(entry.device_, entry.size_);
 }
 
@@ -63,14 +55,15 @@ REGISTER_FREE_MEMORY_CALLBACK(managed_make_room, managed::MakeRoom)
 
 namespace managed {
 
-void set_hook(const Bridge* bridge) { hook.store(bridge, std::memory_order_release); }
+void set_hook(const CudaBridge* bridge) { hook.store(bridge, std::memory_order_release); }
 
-void track_freed() {
+void start() {
   auto* a = allocator::get();
   // cudaMallocAsync has no trackers and says so by throwing; waiters then end at their deadline.
   if (tracking || !a || !a->initialized() || a->name() != "native") return;
   a->attachAllocatorTraceTracker(on_event);
   tracking = true;
+  install_front(hook.load(std::memory_order_acquire));
 }
 
 } // namespace managed

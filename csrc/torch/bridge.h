@@ -27,8 +27,8 @@ struct Bridge {
   int version = 5;
 
   // ---- filled by the hook; null until it attaches
-  // The device is full: free something and return true to look again. CUDA's allocator holds its lock meanwhile and
-  // does not say what it lacks: there `bytes` is what it had to refuse last, or 0.
+  // The device has no room for a request of so many bytes: free something and return true to look again. No lock of
+  // an allocator is held meanwhile.
   bool (*make_room)(int device, std::size_t bytes) = nullptr;
   // Bytes came back: somebody may be waiting for them.
   void (*freed)(int device, std::size_t bytes) = nullptr;

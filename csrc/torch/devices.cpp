@@ -14,7 +14,6 @@
 #include <torch/csrc/Exceptions.h>
 
 #include <pthread.h>
-#include <unistd.h>
 
 #include <array>
 #include <atomic>
@@ -23,11 +22,12 @@
 #include <mutex>
 
 #include "api.h"
-#include "bridge.h"
+#include "cuda_bridge.h"
 #include "forks.h"
 #include "graphs.h"
 #include "guard.h"
 #include "hold.h"
+#include "host_limit.h"
 #include "replica.h"
 #include "room.h"
 #include "storage.h"
@@ -38,8 +38,8 @@ namespace {
 constexpr int kMaxIndex = 64;
 
 // The hook's half; managed._cuda fills the other where there is CUDA.
-Bridge& cuda_bridge() {
-  static auto* bridge = new Bridge; // never destroyed, as the registry
+CudaBridge& cuda_bridge() {
+  static auto* bridge = new CudaBridge; // never destroyed, as the registry
   return *bridge;
 }
 
@@ -100,8 +100,12 @@ std::pair<int64_t, int64_t> memory_info(c10::Device d) {
   return {static_cast<int64_t>(free), static_cast<int64_t>(total)};
 }
 
+bool has_context(c10::Device d) { return !d.is_cuda() || at::globalContext().getAcceleratorHooksInterface(d.type()).hasPrimaryContext(d.index()); }
+
+// To ask CUDA what is free makes a context, which costs hundreds of MiB; a device without one counts as free.
 void observe_one(int id) {
   const c10::Device d = device_of(id);
+  if (!has_context(d)) return check(mgd_ledger_observe(machine(), id, 0, 0), "reading device memory");
   auto [free, total] = memory_info(d);
   const auto stats = c10::getDeviceAllocator(d.type())->getDeviceStats(d.index());
   const int64_t allocated = stats.allocated_bytes[0].current, cached = stats.reserved_bytes[0].current;
@@ -129,23 +133,23 @@ bool make_sim_room(int device, std::size_t bytes) {
   return id >= 0 && make_room(id, static_cast<int64_t>(bytes));
 }
 
-// CUDA's allocator asks at every miss of its cache, full or not, and says no size. What this thread asks for to bring
-// bytes home is known. An operator's result is seldom larger than its operands, or than a sixteenth of the device; where
-// it is, it was refused once and that much is freed the next time. Segments are rounded up, to 20 MiB at most.
-int64_t wanted_on(int id, std::size_t refused) {
-  constexpr int64_t kSegment = 20 << 20;
-  if (const int64_t asked = asked_by_this_thread()) return asked + kSegment;
-  mgd_usage usage{};
-  mgd_ledger_usage(machine(), id, &usage);
-  return std::max({static_cast<int64_t>(refused), Hold::bytes_of_this_thread(id), usage.capacity / 16}) + kSegment;
+int cuda_id(int device) {
+  if (device >= kMaxIndex || recording_graphs.load(std::memory_order_relaxed)) return -1;
+  return registry().cuda[device].load(std::memory_order_relaxed);
 }
 
-// True also when nothing was missing any more: the allocator only looks again.
-bool make_cuda_room(int device, std::size_t refused) {
-  if (device >= kMaxIndex) return false;
-  const int id = registry().cuda[device].load(std::memory_order_relaxed);
-  if (id < 0 || recording_graphs.load(std::memory_order_relaxed)) return false;
-  const int64_t wanted = wanted_on(id, refused);
+bool make_cuda_room(int device, std::size_t bytes) {
+  const int id = cuda_id(device);
+  return id >= 0 && make_room(id, static_cast<int64_t>(bytes));
+}
+
+// Who asks past the front says no size, and asks at every miss of the cache, full or not. What this thread brings home is known;
+// an operator's result is seldom larger than its operands. Segments are rounded up, to 20 MiB at most.
+bool make_some_cuda_room(int device) {
+  constexpr int64_t kSegment = 20 << 20;
+  const int id = cuda_id(device);
+  if (id < 0) return false;
+  const int64_t wanted = std::max(asked_by_this_thread(), Hold::bytes_of_this_thread(id)) + kSegment;
   bool made = false;
   while (free_bytes(id) < wanted && make_room(id, wanted, Caller::LockedAllocator)) made = true;
   return made;
@@ -343,7 +347,7 @@ void create_machine() {
   Registry& r = registry();
   if (r.machine) return;
   check(mgd_machine_create(nullptr, &r.machine), "starting");
-  check(mgd_host_limit(r.machine, static_cast<int64_t>(sysconf(_SC_PAGESIZE)) * sysconf(_SC_PHYS_PAGES) / 5 * 4), "reading the host's memory");
+  check(mgd_host_limit(r.machine, share_of_host() / 5 * 4), "reading the host's memory");
   pthread_atfork([] { mgd_machine_before_fork(machine()); }, [] { mgd_machine_after_fork(machine()); }, child_begins);
 }
 
@@ -410,10 +414,11 @@ uint64_t mgd_torch_freed_count(void) { return freed_count(); }
 void mgd_torch_notify_freed(void) { note_change(); }
 
 PyObject* mgd_torch_bridge(void) {
-  Bridge& hook = cuda_bridge();
+  CudaBridge& hook = cuda_bridge();
   hook.make_room = &make_cuda_room;
+  hook.make_some_room = &make_some_cuda_room;
   hook.freed = &bytes_came_back;
-  return PyCapsule_New(&hook, "managed._C.bridge", nullptr);
+  return PyCapsule_New(static_cast<Bridge*>(&hook), "managed._C.bridge", nullptr);
 }
 
 void mgd_torch_cuda_starts(void) {

@@ -1,8 +1,6 @@
 // host_memory.cpp: see host_memory.h.
 #include "host_memory.h"
 
-#include <ATen/Context.h>
-#include <ATen/core/CachingHostAllocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/llvmMathExtras.h>
 
@@ -11,6 +9,8 @@
 #include <mutex>
 #include <vector>
 
+#include "cuda_bridge.h"
+#include "devices.h"
 #include "forks.h"
 
 namespace managed {
@@ -46,10 +46,13 @@ std::size_t class_of(std::size_t bytes) {
   return (bytes + step - 1) / step * step;
 }
 
-// CUDA's own pool of pinned memory where there is CUDA; the simulator copies with the CPU and needs none.
+// Pinned where there is CUDA, and not from torch's pool, which takes the next power of two and gives nothing back to the
+// system. The simulator copies with the CPU and needs none.
 c10::DataPtr fresh(std::size_t bytes) {
-  if (at::globalContext().hasCUDA()) return at::getHostAllocator(c10::kCUDA)->allocate(bytes);
-  return c10::GetCPUAllocator()->allocate(bytes);
+  const auto* cuda = static_cast<const CudaBridge*>(backend_of(c10::kCUDA));
+  if (!cuda) return c10::GetCPUAllocator()->allocate(bytes);
+  void* memory = cuda->pin(bytes);
+  return {memory, memory, cuda->unpin, c10::Device(c10::kCPU)};
 }
 
 // What is kept beyond the room that was ever needed goes, the largest first.

@@ -11,7 +11,6 @@
 
 #include "devices.h"
 #include "errors.h"
-#include "garbage.h"
 #include "record.h"
 
 namespace managed {
@@ -68,7 +67,6 @@ std::string explained(const std::string& error, const std::string& where) {
 }
 
 void explain_out_of_memory(const c10::OutOfMemoryError& e, const std::string& where) {
-  if (kernels_go_on.load(std::memory_order_relaxed)) collect_garbage(); // not possible under CUDA's lock: the next request finds the room
   throw_out_of_memory(explained(e.what_without_backtrace(), where));
 }
 

@@ -1,0 +1,316 @@
+// front.cpp: see front.h.
+//
+// How it learns of a shortage: torch runs a callback under its lock when its cache has nothing for a request, before it has
+// changed anything. For a request that came through here the callback only compares, and throws Shortage when the request
+// does not fit. That unwinds torch's call and with it torch's lock; then room is made here and torch is asked again.
+#include "front.h"
+
+#include <Python.h>
+
+#include <c10/cuda/CUDAFunctions.h>
+
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <type_traits>
+
+#include "room.h"
+#include "streams.h"
+
+namespace managed {
+namespace {
+
+namespace allocator = c10::cuda::CUDACachingAllocator;
+using Allocator = allocator::CUDAAllocator;
+
+struct Shortage {}; // no std::exception, so that nobody between the callback and the front takes it for an error
+
+enum class Asks : unsigned char { Nobody, Front, FrontAtLast, Callback };
+
+constinit thread_local Asks asking __attribute__((tls_model("initial-exec"))) = Asks::Nobody;
+constinit thread_local std::size_t asked __attribute__((tls_model("initial-exec"))) = 0;
+
+class Asking {
+ public:
+  explicit Asking(Asks who, std::size_t bytes = 0) : outer_(std::exchange(asking, who)), outer_bytes_(std::exchange(asked, bytes)) {}
+  ~Asking() {
+    asking = outer_;
+    asked = outer_bytes_;
+  }
+  Asking(const Asking&) = delete;
+  Asking& operator=(const Asking&) = delete;
+
+ private:
+  const Asks outer_;
+  const std::size_t outer_bytes_;
+};
+
+const CudaBridge* hook = nullptr; // written before the front is in its place
+
+// Pools of the program's own from which some requests of a device are served just now, graphs' among them. Nobody tells whose, and
+// torch gives nothing back to the driver meanwhile, so requests are left to the callback.
+std::array<std::atomic<int>, kMostDevices> pools_in_use{};
+
+// Those who would give bytes back may need the GIL, and some allocations hold it.
+class WithoutGil {
+ public:
+  WithoutGil() : state_(PyGILState_Check() ? PyEval_SaveThread() : nullptr) {}
+  ~WithoutGil() {
+    if (state_) PyEval_RestoreThread(state_);
+  }
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  PyThreadState* const state_;
+};
+
+// One request, until it is served or nothing can be done for it.
+class Request {
+ public:
+  explicit Request(std::size_t bytes) : bytes_(bytes) {}
+
+  template <class Ask>
+  auto serve(const Ask& ask) -> decltype(ask()) {
+    for (;;) {
+      try {
+        const Asking note(fits_ || hopeless_ ? Asks::FrontAtLast : Asks::Front, bytes_);
+        return ask();
+      } catch (const Shortage&) {
+        see_to_shortage();
+      } catch (const c10::OutOfMemoryError&) {
+        if (hopeless_ || !see_to_refusal()) throw;
+      }
+    }
+  }
+
+ private:
+  bool make_room(std::size_t bytes) const {
+    const WithoutGil no_gil;
+    return hook->make_room(device_, bytes);
+  }
+
+  void see_to_shortage() {
+    C10_CUDA_CHECK(c10::cuda::GetDevice(&device_));
+    const std::size_t needed = needed_for(device_, bytes_), there = room(device_);
+    fits_ = there >= needed; // the callback may not look as closely
+    if (fits_ || wait_for_pending(there, needed)) return;
+    hopeless_ = !make_room(needed); // torch may still know a way, and has the words for the error
+  }
+
+  // Torch would wait as well, with its lock held.
+  bool wait_for_pending(std::size_t there, std::size_t needed) {
+    if (has_waited_ || there + pending_bytes(device_) < needed) return false;
+    const WithoutGil no_gil;
+    wait_for_streams(device_);
+    return has_waited_ = true;
+  }
+
+  // There was room by all figures, but in pieces: a new hole of that size is none.
+  bool see_to_refusal() {
+    fits_ = false;
+    C10_CUDA_CHECK(c10::cuda::GetDevice(&device_));
+    if (pools_in_use[device_].load(std::memory_order_relaxed) || is_capturing(device_)) return false;
+    return make_room(room(device_) + needed_for(device_, bytes_));
+  }
+
+  const std::size_t bytes_;
+  c10::DeviceIndex device_ = 0;
+  bool fits_ = false, hopeless_ = false, has_waited_ = false;
+};
+
+// Functions that some supported version lacks are not marked as overriding; where torch has them they do, since the base is
+// a parameter, and where it has not, nobody calls them and they are not compiled.
+template <class Base>
+class FrontOf : public Base {
+ public:
+  explicit FrontOf(Base* native) : native_(native) {}
+
+  // ---- requests
+  c10::DataPtr allocate(std::size_t n) override {
+    return Request(n).serve([&] { return native_->allocate(n); });
+  }
+  void* raw_alloc(std::size_t n) override {
+    return Request(n).serve([&] { return native_->raw_alloc(n); });
+  }
+  void* raw_alloc_with_stream(std::size_t n, cudaStream_t stream) override {
+    return Request(n).serve([&] { return native_->raw_alloc_with_stream(n, stream); });
+  }
+
+  // ---- pools of the program's own
+  void beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t id, std::function<bool(cudaStream_t)> filter) override {
+    native_->beginAllocateToPool(device, id, std::move(filter));
+    note_pool(device);
+    pools_in_use[device]++;
+  }
+  void endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t id) override {
+    native_->endAllocateToPool(device, id);
+    pools_in_use[device]--;
+  }
+  void createOrIncrefPool(c10::DeviceIndex device, c10::MempoolId_t id, std::shared_ptr<Base> of) override {
+    native_->createOrIncrefPool(device, id, std::move(of));
+    note_pool(device);
+  }
+
+  // ---- the rest is torch's
+  bool is_simple_data_ptr(const c10::DataPtr& p) const override { return native_->is_simple_data_ptr(p); }
+  c10::DeleterFnPtr raw_deleter() const override { return native_->raw_deleter(); }
+  void copy_data(void* to, const void* from, std::size_t n) const override { native_->copy_data(to, from, n); }
+  void raw_delete(void* p) override { native_->raw_delete(p); }
+  void init(int devices) override { native_->init(devices); }
+  bool initialized() override { return native_->initialized(); }
+  double getMemoryFraction(c10::DeviceIndex device) override { return native_->getMemoryFraction(device); }
+  void setMemoryFraction(double fraction, c10::DeviceIndex device) override { native_->setMemoryFraction(fraction, device); }
+  std::vector<allocator::StreamSegmentSize> getExpandableSegmentSizes(c10::DeviceIndex device) override { return native_->getExpandableSegmentSizes(device); }
+  void enable(bool value) override { native_->enable(value); }
+  bool isEnabled() const override { return native_->isEnabled(); }
+  void emptyCache(c10::MempoolId_t id) override { native_->emptyCache(id); }
+  void cacheInfo(c10::DeviceIndex device, std::size_t* largest) override { native_->cacheInfo(device, largest); }
+  void* getBaseAllocation(void* p, std::size_t* size) override { return native_->getBaseAllocation(p, size); }
+  void recordStream(const c10::DataPtr& p, c10::cuda::CUDAStream stream) override { native_->recordStream(p, stream); }
+  void recordStream(const c10::DataPtr& p, c10::Stream stream) override { native_->recordStream(p, stream); }
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override { return native_->getDeviceStats(device); }
+  void resetAccumulatedStats(c10::DeviceIndex device) override { native_->resetAccumulatedStats(device); }
+  void resetPeakStats(c10::DeviceIndex device) override { native_->resetPeakStats(device); }
+  allocator::SnapshotInfo snapshot(c10::MempoolId_t id) { return native_->snapshot(id); }
+  allocator::SnapshotInfo snapshot(c10::MempoolId_t id, bool traces) { return native_->snapshot(id, traces); }
+  void markCaptureBegin(c10::DeviceIndex device) { native_->markCaptureBegin(device); }
+  void markCaptureEnd(c10::DeviceIndex device) { native_->markCaptureEnd(device); }
+  void releasePool(c10::DeviceIndex device, c10::MempoolId_t id) override { native_->releasePool(device, id); }
+  int getPoolUseCount(c10::DeviceIndex device, c10::MempoolId_t id) override { return native_->getPoolUseCount(device, id); }
+  void setUseOnOOM(c10::DeviceIndex device, c10::MempoolId_t id, bool use) { native_->setUseOnOOM(device, id, use); }
+  void setUseOnOOM(c10::DeviceIndex device, c10::MempoolId_t id) { native_->setUseOnOOM(device, id); }
+  void setNoSplit(c10::DeviceIndex device, c10::MempoolId_t id) { native_->setNoSplit(device, id); }
+  bool checkPoolLiveAllocations(c10::DeviceIndex device, c10::MempoolId_t id, const std::unordered_set<void*>& live) override {
+    return native_->checkPoolLiveAllocations(device, id, live);
+  }
+  allocator::ShareableHandle shareIpcHandle(void* p) override { return native_->shareIpcHandle(p); }
+  std::shared_ptr<void> getIpcDevPtr(std::string handle) override { return native_->getIpcDevPtr(std::move(handle)); }
+  bool isHistoryEnabled() override { return native_->isHistoryEnabled(); }
+  std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* p) { return native_->getContextForPointer(p); }
+  void recordHistory(bool enabled, c10::CachingDeviceAllocator::CreateContextFn recorder, std::size_t entries,
+                     c10::CachingDeviceAllocator::RecordContext when, bool clear, const std::vector<std::string>& skip) {
+    native_->recordHistory(enabled, recorder, entries, when, clear, skip);
+  }
+  void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& what) override { native_->recordAnnotation(what); }
+  void pushCompileContext(std::string& what) override { native_->pushCompileContext(what); }
+  void popCompileContext() override { native_->popCompileContext(); }
+  bool supportsUserMetadata() { return native_->supportsUserMetadata(); }
+  void setUserMetadata(const std::string& text) { native_->setUserMetadata(text); }
+  std::string getUserMetadata() { return native_->getUserMetadata(); }
+  void annotateMemory(const void* p, const std::string& text) { native_->annotateMemory(p, text); }
+  void attachOutOfMemoryObserver(allocator::OutOfMemoryObserver observer) override { native_->attachOutOfMemoryObserver(std::move(observer)); }
+  void attachOomRejectionObserver(std::function<void(int64_t, std::size_t, std::size_t, std::size_t)> observer) {
+    native_->attachOomRejectionObserver(std::move(observer));
+  }
+  void attachAllocatorTraceTracker(c10::CachingDeviceAllocator::AllocatorTraceTracker tracker) override {
+    native_->attachAllocatorTraceTracker(std::move(tracker));
+  }
+  void enablePeerAccess(c10::DeviceIndex from, c10::DeviceIndex to) override { native_->enablePeerAccess(from, to); }
+  cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device, std::size_t n, cudaStream_t stream, bool peers) override {
+    return native_->memcpyAsync(to, to_device, from, from_device, n, stream, peers);
+  }
+  std::shared_ptr<allocator::AllocatorState> getCheckpointState(c10::DeviceIndex device, c10::MempoolId_t id) override {
+    return native_->getCheckpointState(device, id);
+  }
+  allocator::CheckpointDelta setCheckpointPoolState(c10::DeviceIndex device, std::shared_ptr<allocator::AllocatorState> state) override {
+    return native_->setCheckpointPoolState(device, std::move(state));
+  }
+  c10::DataPtr allocateWithAddress(std::size_t n, void* address) { return native_->allocateWithAddress(n, address); }
+  std::string name() override { return native_->name(); }
+  std::pair<std::size_t, std::size_t> getMemoryInfo(c10::DeviceIndex device) override { return native_->getMemoryInfo(device); }
+
+  // The first function of the front's own: what stands before it in the table is torch's.
+  virtual void end_of_torch() {}
+
+ private:
+  Base* const native_;
+};
+
+using Front = FrontOf<Allocator>;
+
+std::atomic<Front*> front{nullptr};
+
+// Torch's allocator as it was found; the front is not made yet, or stands before it.
+Allocator* found_native() {
+  static const bool caches = std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") == nullptr;
+  static Allocator* const found = [] {
+    auto* a = allocator::get();
+    return caches && a && a->name() == "native" ? a : nullptr;
+  }();
+  return found;
+}
+
+} // namespace
+
+Allocator* native() {
+  Allocator* there = allocator::get();
+  Allocator* found = found_native();
+  return there == found || there == front.load(std::memory_order_acquire) ? found : nullptr;
+}
+
+void install_front(const CudaBridge* bridge) {
+  Allocator* a = native();
+  if (!a || front.load()) return;
+  const auto [functions, forgotten] = forgotten_functions(false);
+  if (!forgotten.empty()) {
+    TORCH_WARN("managed: torch's CUDA allocator has ", forgotten.size(), " functions that this managed does not know, so it makes room only when "
+               "the allocator's cache is empty, by guess. Use a managed that was made for this torch.");
+    return;
+  }
+  hook = bridge;
+  auto* made = new Front(a); // never destroyed: tensors may outlive static destructors
+  front.store(made, std::memory_order_release);
+  allocator::allocator.store(made);
+  c10::SetAllocator(c10::kCUDA, made);
+}
+
+bool is_seen_to_by_front(int device) {
+  if (asking == Asks::FrontAtLast) return true;
+  if (asking != Asks::Front || pools_in_use[device].load(std::memory_order_relaxed)) return false;
+  if (certain_room(device) < needed_for(device, asked)) throw Shortage{};
+  return true;
+}
+
+bool make_some_room(const CudaBridge& bridge, int device) {
+  const Asking note(Asks::Callback);
+  return bridge.make_some_room(device);
+}
+
+bool is_in_callback() { return asking == Asks::Callback; }
+
+// A table of the class alone. Its first function that is defined elsewhere than in the class makes the compiler write the table.
+struct Bare : Allocator {
+  ~Bare() override;
+};
+Bare::~Bare() = default;
+
+namespace {
+
+extern "C" void* const bare_table[] __asm__("_ZTVN7managed4BareE");
+
+// Its place in the table, as the ABI of C++ has it in a pointer to a virtual member function.
+std::size_t functions_of_torch() {
+  auto member = &Front::end_of_torch;
+  std::ptrdiff_t place = 0;
+  std::memcpy(&place, &member, sizeof place);
+  return static_cast<std::size_t>(place - 1) / sizeof(void*);
+}
+
+} // namespace
+
+std::pair<std::size_t, std::vector<std::size_t>> forgotten_functions(bool of_a_class_without_any) {
+  constexpr std::size_t kAbove = 2; // a table begins with the offset to the object's top and its type
+  const Front sample(nullptr);
+  void* const* of_front = nullptr;
+  std::memcpy(&of_front, static_cast<const void*>(&sample), sizeof of_front);
+  void* const* of_class = bare_table + kAbove;
+  std::vector<std::size_t> same;
+  const std::size_t n = functions_of_torch();
+  for (std::size_t i = 0; i < n; i++)
+    if ((of_a_class_without_any ? of_class : of_front)[i] == of_class[i]) same.push_back(i);
+  return {n, same};
+}
+
+} // namespace managed

@@ -1,0 +1,34 @@
+// front.h: an allocator in front of torch's native one, to which it forwards everything.
+//
+// It stands there to know the size of each request and to hold no lock of torch's while room is made for it. Torch itself
+// decides whether a request is served: the front asks it, is told of a shortage, has room made, and asks again.
+#pragma once
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "../torch/cuda_bridge.h"
+
+namespace managed {
+
+// Torch's own caching allocator, also behind the front; null where another one serves, or nothing is cached.
+c10::cuda::CUDACachingAllocator::CUDAAllocator* native();
+
+// Takes the place of torch's native allocator, once for good, and does nothing where another one serves.
+void install_front(const CudaBridge* hook);
+
+// For the callback that torch runs under its lock when its cache has nothing for a request. True: the request came
+// through the front, which sees to it. It throws what only the front catches when there is not enough room.
+bool is_seen_to_by_front(int device);
+
+// Asks the hook for a request that did not come through the front.
+bool make_some_room(const CudaBridge& hook, int device);
+// Whether this thread does so, with the allocator's lock held.
+bool is_in_callback();
+
+// The virtual functions of torch's class: how many there are, and which of them the front does not have itself.
+std::pair<std::size_t, std::vector<std::size_t>> forgotten_functions(bool of_a_class_without_any);
+
+} // namespace managed

@@ -1,0 +1,124 @@
+// room.cpp: see room.h.
+//
+// Before it fails the allocator gives back to the driver what nobody uses: whole segments, and whole pages of expandable
+// ones. Everything else that is cached serves only requests that fit into it, so it is not counted. Neither are blocks that
+// wait for streams, nor what belongs to a pool of the program's own.
+#include "room.h"
+
+#include <c10/core/AllocatorConfig.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+
+#include "front.h"
+#include "streams.h"
+
+namespace managed {
+namespace {
+
+namespace allocator = c10::cuda::CUDACachingAllocator;
+using Allocator = allocator::CUDAAllocator;
+using Stats = c10::CachingDeviceAllocator::DeviceStats;
+
+constexpr std::size_t kMiB = std::size_t{1} << 20, kPage = 2 * kMiB; // what the driver gives at least, and torch's small segment
+constexpr c10::MempoolId_t kDefaultPool{0, 0};
+
+std::array<std::atomic<bool>, kMostDevices> has_pools{};
+
+c10::DeviceIndex index_of(int device) { return static_cast<c10::DeviceIndex>(device); }
+
+std::size_t large_segment() { return c10::CachingAllocator::AcceleratorAllocatorConfig::large_segment_size(); }
+
+bool has_expandable(Allocator* a, int device) { return !a->getExpandableSegmentSizes(index_of(device)).empty(); }
+
+// A block is in use, or a free piece of a segment that is in use otherwise, or a whole free segment. Figures of
+// expandable segments have no pieces, and none tells whose pool a segment is.
+int64_t idle_by_stats(const Stats& s) { return s.reserved_bytes[0].current - s.active_bytes[0].current - s.inactive_split_bytes[0].current; }
+
+int64_t idle_pages(const allocator::SegmentInfo& s) {
+  const std::size_t page = s.is_large ? large_segment() : kPage;
+  std::size_t at = 0, idle = 0;
+  for (const auto& block : s.blocks) {
+    const std::size_t first = (at + page - 1) / page, end = (at += block.size) / page;
+    if (!block.active && end > first) idle += (end - first) * page;
+  }
+  return static_cast<int64_t>(idle);
+}
+
+int64_t idle_in(Allocator* a, const allocator::SegmentInfo& s) {
+  if (s.owner_private_pool_id != kDefaultPool && a->getPoolUseCount(s.device, s.owner_private_pool_id) > 0) return 0;
+  if (s.is_expandable) return idle_pages(s);
+  return s.blocks.size() == 1 && !s.blocks[0].active ? static_cast<int64_t>(s.total_size) : 0;
+}
+
+template <class A>
+auto snapshot_of(A* a) {
+  if constexpr (requires { a->snapshot(kDefaultPool, false); }) return a->snapshot(kDefaultPool, false);
+  else return a->snapshot(kDefaultPool);
+}
+
+// Looks at every block, one device's lock after the other.
+int64_t idle_by_snapshot(Allocator* a, int device) {
+  int64_t idle = 0;
+  for (const auto& s : snapshot_of(a).segments)
+    if (s.device == device) idle += idle_in(a, s);
+  return idle;
+}
+
+std::size_t room_with(Allocator* a, int device, const Stats& stats, int64_t idle) {
+  const auto free = static_cast<int64_t>(a->getMemoryInfo(index_of(device)).first);
+  const int64_t kept = stats.reserved_bytes[0].current - idle;
+  const int64_t allowed = std::llround(a->getMemoryFraction(index_of(device)) * static_cast<double>(capacity(device)));
+  return static_cast<std::size_t>(std::max<int64_t>(0, std::min(free + idle, allowed - kept)));
+}
+
+bool figures_tell(Allocator* a, int device) { return !has_pools[device].load(std::memory_order_relaxed) && !has_expandable(a, device); }
+
+} // namespace
+
+// Slow to ask for, and the same for ever.
+std::size_t capacity(int device) {
+  static std::array<std::atomic<std::size_t>, kMostDevices> known{};
+  std::size_t bytes = known[device].load(std::memory_order_relaxed);
+  if (bytes) return bytes;
+  cudaDeviceProp properties{};
+  C10_CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+  known[device].store(bytes = properties.totalGlobalMem, std::memory_order_relaxed);
+  return bytes;
+}
+
+std::size_t certain_room(int device) {
+  Allocator* a = native();
+  const Stats stats = a->getDeviceStats(index_of(device));
+  return room_with(a, device, stats, figures_tell(a, device) ? idle_by_stats(stats) : 0);
+}
+
+std::size_t room(int device) {
+  Allocator* any = allocator::get();
+  if (!any || !any->initialized() || !c10::cuda::hasPrimaryContext(index_of(device))) return 0;
+  Allocator* a = native();
+  if (!a) return any->getMemoryInfo(index_of(device)).first;
+  if (is_in_callback() || figures_tell(a, device)) return certain_room(device);
+  return room_with(a, device, a->getDeviceStats(index_of(device)), idle_by_snapshot(a, device));
+}
+
+std::size_t pending_bytes(int device) {
+  const Stats stats = native()->getDeviceStats(index_of(device));
+  return static_cast<std::size_t>(std::max<int64_t>(0, stats.active_bytes[0].current - stats.allocated_bytes[0].current));
+}
+
+// As torch's get_allocation_size() has it. An expandable segment may have a part of the last page already.
+std::size_t needed_for(int device, std::size_t bytes) {
+  if (has_expandable(native(), device)) return bytes;
+  if (bytes <= kMiB) return kPage;
+  if (bytes < 10 * kMiB) return large_segment();
+  return (bytes + kPage - 1) / kPage * kPage;
+}
+
+void note_pool(int device) { has_pools[device].store(true, std::memory_order_relaxed); }
+
+} // namespace managed

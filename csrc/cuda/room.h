@@ -1,0 +1,29 @@
+// room.h: how much of a device a request could have, and how much it needs.
+//
+// The one truth about room: the front decides by it, and the hook plans by it.
+#pragma once
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include <cstddef>
+
+namespace managed {
+
+// Bytes of the device. No context is made where there is none.
+std::size_t capacity(int device);
+
+// What one request could have now; 0 where there is no context.
+std::size_t room(int device);
+
+// The same or less, known without a lock of any other device: for who holds the lock of this one's allocator.
+std::size_t certain_room(int device);
+
+// Bytes that were freed and wait for streams. They are room when those are done.
+std::size_t pending_bytes(int device);
+
+// What the allocator takes from the driver for a request that its cache cannot serve.
+std::size_t needed_for(int device, std::size_t bytes);
+
+// The device has pools of the program's own, or may have some.
+void note_pool(int device);
+
+} // namespace managed
