@@ -143,18 +143,147 @@ def test_out_of_memory_leaves_all_whole(run):
     """)
 
 
-def test_a_size_that_was_refused_is_freed_the_next_time(run):
-    """The allocator asks for room before it says how much."""
+def test_the_front_forgets_no_function(run):
+    """Each virtual function of torch's allocator; a class without any of its own lacks them all."""
     run("""
-        idle = [made(100) for _ in range(9)]
+        from managed import _cuda
+        functions, forgotten = _cuda.forgotten(False)
+        assert functions > 45 and not forgotten, (functions, forgotten)
+        assert _cuda.forgotten(True) == (functions, list(range(functions)))
+    """)
+
+
+def test_a_full_device_spills_nothing(run):
+    """1000 MiB of 1024, and one more: it takes the place of one."""
+    run("""
+        tensors = [empty(100) for _ in range(10)]
+        assert managed.stats()["spill"] == 0
+        tensors.append(empty(20))
+        assert managed.stats()["spill"] == 0
+        tensors.append(empty(90))
+        assert managed.stats()["spill"] == 1
+    """)
+
+
+def test_a_result_larger_than_all_else_finds_room_at_once(run):
+    """What leaves is what is missing, and no more; nobody is told of a refusal."""
+    run("""
+        idle = [made(100) for _ in range(6)]
+        expected = [t.cpu() for t in idle]
+        torch.cuda.empty_cache()
+        large = torch.empty(614 * MIB, dtype=torch.uint8, device=CUDA)
+        assert sum(map(C.is_spilled, idle)) == 2
+        assert torch.cuda.memory_stats()["num_ooms"] == 0
+        del large
+        for t, e in zip(idle, expected):
+            assert same(t, e)
+    """)
+
+
+def test_a_refused_request_changes_nothing(run):
+    run(
+        """
+        idle = [empty(100) for _ in range(5)]
         try:
-            torch.empty(600 * MIB, dtype=torch.uint8, device=CUDA)
-        except torch.OutOfMemoryError:
-            pass
+            torch.empty(1200 * MIB, dtype=torch.uint8, device=CUDA)
+        except torch.OutOfMemoryError as e:
+            assert "CUDA out of memory" in str(e)
         else:
-            raise AssertionError("it found room at once: cuda_room.md says it does not")
+            raise AssertionError("there was room")
+        some = [empty(100), empty(200), empty(10)]
+        assert managed.stats()["spill"] == 0
+        """,
+        stderr="memory allocation failed with OOM",
+    )
+
+
+def test_room_is_made_on_a_peer(run):
+    run(
+        """
+        torch.empty(1, device="cuda:1")
+        C.set_host_limit(0)
+        idle = [made(100) for _ in range(8)]
+        expected = [t.cpu() for t in idle]
         large = torch.empty(600 * MIB, dtype=torch.uint8, device=CUDA)
-        assert sum(map(C.is_spilled, idle)) >= 5
+        assert C.residency("cuda:1")["guests"] >= 400 * MIB
+        del large
+        for t, e in zip(idle, expected):
+            assert same(t, e)
+        """,
+        FAKE_CUDA_DEVICES=2,
+    )
+
+
+def test_one_device_of_four_has_a_context(run):
+    run(
+        """
+        x, y = made(64), made(64)
+        x + y
+        x + torch.ones(16 * MIB, dtype=torch.int32).as_subclass(managed.ManagedTensor)
+        managed.budget(CUDA, 256 * MIB)
+        more = [made(64) for _ in range(6)]
+        C.spill_all()
+        same(x, y)
+        managed.explain(x)
+        managed.stats()
+        assert contexts() == [0], contexts()
+        """,
+        FAKE_CUDA_DEVICES=4,
+    )
+
+
+def test_room_is_what_one_request_can_have(run):
+    """Not what a pool of the program's keeps, and not pieces of segments that are in use."""
+    run("""
+        from managed import _cuda
+        first = torch.empty(1, device=CUDA)
+        assert _cuda.room(0) == 1022 * MIB
+        x = torch.empty(100 * MIB, dtype=torch.uint8, device=CUDA)
+        assert _cuda.room(0) == 922 * MIB
+        del x
+        assert _cuda.room(0) == 1022 * MIB, "torch gives it back before it fails"
+        pool = torch.cuda.MemPool()
+        with torch.cuda.use_mem_pool(pool):
+            inside = torch.empty(400 * MIB, dtype=torch.uint8, device=CUDA)
+        del inside
+        assert _cuda.room(0) == 622 * MIB
+        torch.empty(622 * MIB, dtype=torch.uint8, device=CUDA)
+        del pool
+        assert _cuda.room(0) == 1022 * MIB
+        torch.cuda.set_per_process_memory_fraction(0.5)
+        assert _cuda.room(0) == 510 * MIB
+    """)
+
+
+def test_blocks_that_wait_for_streams_are_no_room(run):
+    """They are waited for before anything leaves, and not with the allocator's lock held."""
+    run(
+        """
+        from managed import _cuda
+        idle = empty(400)
+        y = empty(400)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            y.add_(0)
+        there = _cuda.room(0)
+        del y
+        assert _cuda.room(0) == there
+        log()
+        large = empty(500)
+        assert "wait side" in log()[:2]
+        """,
+        FAKE_CUDA_BUSY=1,
+    )
+
+
+def test_pinned_memory_is_counted_and_given_back(run):
+    run("""
+        tensors = [made(33) for _ in range(3)]
+        before = pinned()
+        C.spill_all()
+        assert C.host_memory()["used"] == 99 * MIB
+        assert 99 * MIB <= pinned() - before <= 99 * MIB * 9 / 8
+        del tensors
+        assert pinned() == before
     """)
 
 
@@ -287,7 +416,7 @@ def test_what_another_process_was_sent_stays(run):
     )
 
 
-def test_memory_history_makes_no_room_in_the_allocator_but_for_restores(run):
+def test_room_is_made_while_memory_history_is_recorded(run):
     run("""
         torch.cuda.memory._record_memory_history(context="all", stacks="python")
         a, b = made(300), made(300)
@@ -295,12 +424,9 @@ def test_memory_history_makes_no_room_in_the_allocator_but_for_restores(run):
         for _ in range(3):
             C.spill_all()
             assert same(a, expected[0]) and same(b, expected[1])
-        try:
-            torch.empty(900 * MIB, dtype=torch.uint8, device=CUDA)
-        except torch.OutOfMemoryError:
-            pass
-        else:
-            raise AssertionError("there was room")
+        large = torch.empty(900 * MIB, dtype=torch.uint8, device=CUDA)
+        assert C.is_spilled(a) and C.is_spilled(b)
+        assert torch.cuda.memory._snapshot()["device_traces"][0]
     """)
 
 

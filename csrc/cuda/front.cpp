@@ -26,24 +26,21 @@ using Allocator = allocator::CUDAAllocator;
 
 struct Shortage {}; // no std::exception, so that nobody between the callback and the front takes it for an error
 
-enum class Asks : unsigned char { Nobody, Front, FrontAtLast, Callback };
+class Request;
+constinit thread_local Request* under_way __attribute__((tls_model("initial-exec"))) = nullptr; // torch is being asked for it
+constinit thread_local bool in_callback __attribute__((tls_model("initial-exec"))) = false;
 
-constinit thread_local Asks asking __attribute__((tls_model("initial-exec"))) = Asks::Nobody;
-constinit thread_local std::size_t asked __attribute__((tls_model("initial-exec"))) = 0;
-
-class Asking {
+template <class T>
+class Set {
  public:
-  explicit Asking(Asks who, std::size_t bytes = 0) : outer_(std::exchange(asking, who)), outer_bytes_(std::exchange(asked, bytes)) {}
-  ~Asking() {
-    asking = outer_;
-    asked = outer_bytes_;
-  }
-  Asking(const Asking&) = delete;
-  Asking& operator=(const Asking&) = delete;
+  Set(T& variable, T value) : variable_(variable), before_(std::exchange(variable, value)) {}
+  ~Set() { variable_ = before_; }
+  Set(const Set&) = delete;
+  Set& operator=(const Set&) = delete;
 
  private:
-  const Asks outer_;
-  const std::size_t outer_bytes_;
+  T& variable_;
+  const T before_;
 };
 
 const CudaBridge* hook = nullptr; // written before the front is in its place
@@ -51,6 +48,10 @@ const CudaBridge* hook = nullptr; // written before the front is in its place
 // Pools of the program's own from which some requests of a device are served just now, graphs' among them. Nobody tells whose, and
 // torch gives nothing back to the driver meanwhile, so requests are left to the callback.
 std::array<std::atomic<int>, kMostDevices> pools_in_use{};
+bool uses_pool(int device) { return device >= kMostDevices || pools_in_use[device].load(std::memory_order_relaxed) > 0; }
+void count_pool(int device, int change) {
+  if (device < kMostDevices) pools_in_use[device] += change;
+}
 
 // Those who would give bytes back may need the GIL, and some allocations hold it.
 class WithoutGil {
@@ -75,7 +76,7 @@ class Request {
   auto serve(const Ask& ask) -> decltype(ask()) {
     for (;;) {
       try {
-        const Asking note(fits_ || hopeless_ ? Asks::FrontAtLast : Asks::Front, bytes_);
+        const Set now(under_way, this);
         return ask();
       } catch (const Shortage&) {
         see_to_shortage();
@@ -85,18 +86,35 @@ class Request {
     }
   }
 
+  // In the callback; false when it is left to the hook's guess.
+  bool compare(int device) const {
+    if (fits_ || hopeless_) return true;
+    if (uses_pool(device)) return false;
+    const std::size_t needed = needed_for(device, bytes_);
+    if (certain_room(device) < needed || (made_room_ && room_in_driver(device) < needed)) throw Shortage{};
+    return true;
+  }
+
  private:
-  bool make_room(std::size_t bytes) const {
+  bool make_room(std::size_t bytes) {
     const WithoutGil no_gil;
-    return hook->make_room(device_, bytes);
+    return made_room_ = hook->make_room(device_, bytes);
   }
 
   void see_to_shortage() {
     C10_CUDA_CHECK(c10::cuda::GetDevice(&device_));
     const std::size_t needed = needed_for(device_, bytes_), there = room(device_);
     fits_ = there >= needed; // the callback may not look as closely
-    if (fits_ || wait_for_pending(there, needed)) return;
-    hopeless_ = !make_room(needed); // torch may still know a way, and has the words for the error
+    if (fits_) return give_cache_back(needed);
+    if (wait_for_pending(there, needed)) return;
+    hopeless_ = needed > allowed(device_) || !make_room(needed); // torch may still know a way, and has the words for the error
+  }
+
+  // What left a device lies in torch's cache, in segments that are too small. Torch would ask the driver in vain first, and say so.
+  void give_cache_back(std::size_t needed) {
+    if (!made_room_ || room_in_driver(device_) >= needed) return;
+    const WithoutGil no_gil;
+    native()->emptyCache();
   }
 
   // Torch would wait as well, with its lock held.
@@ -111,13 +129,14 @@ class Request {
   bool see_to_refusal() {
     fits_ = false;
     C10_CUDA_CHECK(c10::cuda::GetDevice(&device_));
-    if (pools_in_use[device_].load(std::memory_order_relaxed) || is_capturing(device_)) return false;
-    return make_room(room(device_) + needed_for(device_, bytes_));
+    if (uses_pool(device_) || is_capturing(device_)) return false;
+    const std::size_t needed = needed_for(device_, bytes_);
+    return needed <= allowed(device_) && make_room(room(device_) + needed);
   }
 
   const std::size_t bytes_;
   c10::DeviceIndex device_ = 0;
-  bool fits_ = false, hopeless_ = false, has_waited_ = false;
+  bool fits_ = false, hopeless_ = false, has_waited_ = false, made_room_ = false;
 };
 
 // Functions that some supported version lacks are not marked as overriding; where torch has them they do, since the base is
@@ -142,11 +161,11 @@ class FrontOf : public Base {
   void beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t id, std::function<bool(cudaStream_t)> filter) override {
     native_->beginAllocateToPool(device, id, std::move(filter));
     note_pool(device);
-    pools_in_use[device]++;
+    count_pool(device, 1);
   }
   void endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t id) override {
     native_->endAllocateToPool(device, id);
-    pools_in_use[device]--;
+    count_pool(device, -1);
   }
   void createOrIncrefPool(c10::DeviceIndex device, c10::MempoolId_t id, std::shared_ptr<Base> of) override {
     native_->createOrIncrefPool(device, id, std::move(of));
@@ -266,19 +285,14 @@ void install_front(const CudaBridge* bridge) {
   c10::SetAllocator(c10::kCUDA, made);
 }
 
-bool is_seen_to_by_front(int device) {
-  if (asking == Asks::FrontAtLast) return true;
-  if (asking != Asks::Front || pools_in_use[device].load(std::memory_order_relaxed)) return false;
-  if (certain_room(device) < needed_for(device, asked)) throw Shortage{};
-  return true;
-}
+bool is_seen_to_by_front(int device) { return under_way && under_way->compare(device); }
 
 bool make_some_room(const CudaBridge& bridge, int device) {
-  const Asking note(Asks::Callback);
+  const Set now(in_callback, true);
   return bridge.make_some_room(device);
 }
 
-bool is_in_callback() { return asking == Asks::Callback; }
+bool is_in_callback() { return in_callback; }
 
 // A table of the class alone. Its first function that is defined elsewhere than in the class makes the compiler write the table.
 struct Bare : Allocator {

@@ -9,6 +9,7 @@
 #include "front.h"
 #include "memory.h"
 #include "pressure.h"
+#include "room.h"
 
 namespace {
 
@@ -53,9 +54,23 @@ PyObject* forgotten(PyObject*, PyObject* without_any) {
   return list ? Py_BuildValue("nN", static_cast<Py_ssize_t>(functions), list) : nullptr;
 }
 
+PyDoc_STRVAR(room_doc,
+             "room(index, /)\n--\n\n"
+             "For tests: bytes that one request could have now on the CUDA device.");
+
+PyObject* room(PyObject*, PyObject* index) try {
+  const long device = PyLong_AsLong(index);
+  if (device == -1 && PyErr_Occurred()) return nullptr;
+  return PyLong_FromSize_t(managed::room(static_cast<int>(device)));
+} catch (const std::exception& e) {
+  PyErr_SetString(PyExc_RuntimeError, e.what());
+  return nullptr;
+}
+
 PyMethodDef methods[] = {
     {"attach", attach, METH_O, attach_doc},
     {"forgotten", forgotten, METH_O, forgotten_doc},
+    {"room", room, METH_O, room_doc},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -72,8 +72,7 @@ int64_t idle_by_snapshot(Allocator* a, int device) {
 std::size_t room_with(Allocator* a, int device, const Stats& stats, int64_t idle) {
   const auto free = static_cast<int64_t>(a->getMemoryInfo(index_of(device)).first);
   const int64_t kept = stats.reserved_bytes[0].current - idle;
-  const int64_t allowed = std::llround(a->getMemoryFraction(index_of(device)) * static_cast<double>(capacity(device)));
-  return static_cast<std::size_t>(std::max<int64_t>(0, std::min(free + idle, allowed - kept)));
+  return static_cast<std::size_t>(std::max<int64_t>(0, std::min(free + idle, static_cast<int64_t>(allowed(device)) - kept)));
 }
 
 bool figures_tell(Allocator* a, int device) { return !has_pools[device].load(std::memory_order_relaxed) && !has_expandable(a, device); }
@@ -95,6 +94,15 @@ std::size_t certain_room(int device) {
   Allocator* a = native();
   const Stats stats = a->getDeviceStats(index_of(device));
   return room_with(a, device, stats, figures_tell(a, device) ? idle_by_stats(stats) : 0);
+}
+
+std::size_t room_in_driver(int device) {
+  Allocator* a = native();
+  return room_with(a, device, a->getDeviceStats(index_of(device)), 0);
+}
+
+std::size_t allowed(int device) {
+  return static_cast<std::size_t>(std::llround(native()->getMemoryFraction(index_of(device)) * static_cast<double>(capacity(device))));
 }
 
 std::size_t room(int device) {
@@ -119,6 +127,8 @@ std::size_t needed_for(int device, std::size_t bytes) {
   return (bytes + kPage - 1) / kPage * kPage;
 }
 
-void note_pool(int device) { has_pools[device].store(true, std::memory_order_relaxed); }
+void note_pool(int device) {
+  if (device < kMostDevices) has_pools[device].store(true, std::memory_order_relaxed);
+}
 
 } // namespace managed

@@ -17,6 +17,12 @@ std::size_t room(int device);
 // The same or less, known without a lock of any other device: for who holds the lock of this one's allocator.
 std::size_t certain_room(int device);
 
+// The part of it that torch need not give back first.
+std::size_t room_in_driver(int device);
+
+// The most that torch may have there.
+std::size_t allowed(int device);
+
 // Bytes that were freed and wait for streams. They are room when those are done.
 std::size_t pending_bytes(int device);
 

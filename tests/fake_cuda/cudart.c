@@ -26,6 +26,8 @@ static _Thread_local int current;
 static _Thread_local cudaError_t last;
 static cudaStream_t capturing;
 static long streams;
+static unsigned contexts; /* a bit for each device that has one */
+static size_t pinned;
 
 static long number(const char *name, long otherwise) {
   const char *text = getenv(name);
@@ -42,10 +44,13 @@ static void tell(const char *what) {
   fclose(file);
 }
 
+/* What needs a context makes it. */
+static void touch(int device) { __atomic_or_fetch(&contexts, 1u << device, __ATOMIC_RELAXED); }
+
 /* ---- devices */
 cudaError_t cudaGetDeviceCount(int *n) { return *n = count(), cudaSuccess; }
 cudaError_t cudaGetDevice(int *d) { return *d = current, cudaSuccess; }
-cudaError_t cudaSetDevice(int d) { return current = d, cudaSuccess; }
+cudaError_t cudaSetDevice(int d) { return touch(d), current = d, cudaSuccess; }
 cudaError_t cudaDeviceSynchronize(void) { return tell("wait device"), cudaSuccess; }
 cudaError_t cudaDriverGetVersion(int *v) { return *v = CUDART_VERSION, cudaSuccess; }
 cudaError_t cudaRuntimeGetVersion(int *v) { return *v = CUDART_VERSION, cudaSuccess; }
@@ -88,6 +93,7 @@ cudaError_t cudaDeviceGetP2PAttribute(int *v, enum cudaDeviceP2PAttr what, int a
 
 /* ---- memory */
 cudaError_t cudaMalloc(void **p, size_t bytes) {
+  touch(current);
   pthread_mutex_lock(&lock);
   int i = 0;
   while (i < BLOCKS && blocks[i].address) i++;
@@ -115,17 +121,29 @@ cudaError_t cudaFree(void *p) {
   return cudaSuccess;
 }
 cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
+  touch(current);
   pthread_mutex_lock(&lock);
   *total = capacity();
   *available = *total - used[current];
   pthread_mutex_unlock(&lock);
   return cudaSuccess;
 }
+/* Pinned bytes begin behind a page that says how many they are. */
+enum { PAGE = 4096 };
 cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned flags) {
   (void)flags;
-  return (*p = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096)) ? cudaSuccess : cudaErrorMemoryAllocation;
+  touch(current);
+  size_t *head = aligned_alloc(PAGE, PAGE + (bytes + PAGE - 1) / PAGE * PAGE);
+  if (!head) return last = cudaErrorMemoryAllocation;
+  *head = bytes;
+  __atomic_add_fetch(&pinned, bytes, __ATOMIC_RELAXED);
+  return *p = (char *)head + PAGE, cudaSuccess;
 }
-cudaError_t cudaFreeHost(void *p) { return free(p), cudaSuccess; }
+cudaError_t cudaFreeHost(void *p) {
+  size_t *head = p ? (size_t *)((char *)p - PAGE) : NULL;
+  if (head) __atomic_sub_fetch(&pinned, *head, __ATOMIC_RELAXED);
+  return free(head), cudaSuccess;
+}
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *a, const void *p) {
   memset(a, 0, sizeof *a);
   a->type = cudaMemoryTypeUnregistered;
@@ -244,6 +262,12 @@ const char *cudaGetErrorName(cudaError_t e) { return e == cudaErrorMemoryAllocat
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *p) { return (void)p, memset(handle, 0, sizeof *handle), cudaSuccess; }
 cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t *handle, cudaEvent_t e) { return (void)e, memset(handle, 0, sizeof *handle), cudaSuccess; }
 
+/* For the tests: devices that have a context, as bits; bytes of pinned memory. */
+unsigned fake_contexts(void);
+unsigned fake_contexts(void) { return contexts; }
+size_t fake_pinned(void);
+size_t fake_pinned(void) { return pinned; }
+
 /* For the tests: the stream that records a graph, or NULL. */
 void fake_capture(cudaStream_t s) { capturing = s; }
 
@@ -253,7 +277,7 @@ static driver_result unsupported(void) { return 801; /* CUDA_ERROR_NOT_SUPPORTED
 driver_result cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active);
 driver_result cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
   *flags = 0;
-  *active = device < count();
+  *active = device < count() && (contexts >> device & 1);
   return 0;
 }
 cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **f, unsigned version, unsigned long long flags,

@@ -13,6 +13,7 @@ from managed import ManagedTensor
 MIB = 1 << 20
 CUDA = "cuda:0"
 fake = ctypes.CDLL(os.environ["LD_PRELOAD"])
+fake.fake_pinned.restype = ctypes.c_size_t
 
 
 def made(mib, device=CUDA):
@@ -37,8 +38,37 @@ def log():
     return lines
 
 
+def contexts():
+    """Indices of the devices that have one."""
+    return [i for i in range(8) if fake.fake_contexts() >> i & 1]
+
+
+def pinned():
+    """Bytes of the host's memory that the driver has pinned."""
+    return fake.fake_pinned()
+
+
+def empty(mib, device=CUDA):
+    """A managed tensor that may leave, of one block and nothing beside it."""
+    small = torch.empty(1, dtype=torch.uint8, device=device).as_subclass(ManagedTensor)
+    return small.new_empty(mib * MIB)
+
+
 def capture(stream):
     fake.fake_capture(ctypes.c_void_p(stream.cuda_stream if stream else 0))
 
 
-__all__ = ["CUDA", "MIB", "C", "capture", "log", "made", "managed", "same", "torch"]
+__all__ = [
+    "CUDA",
+    "MIB",
+    "C",
+    "capture",
+    "contexts",
+    "empty",
+    "log",
+    "made",
+    "managed",
+    "pinned",
+    "same",
+    "torch",
+]

@@ -135,12 +135,11 @@ def test_a_failure_in_the_allocator_is_no_error_of_ours(cap):
         torch.empty(1 << 30, dtype=torch.uint8, device=CUDA)
 
 
-def test_host_memory_of_what_left_is_pinned(empty, made):
+def test_host_memory_of_what_left_is_not_from_torchs_pool(empty, made):
     before = torch.cuda.host_memory_stats()["allocated_bytes.current"]
     x = made(64)
     C.spill_all()
-    now = torch.cuda.host_memory_stats()["allocated_bytes.current"]
-    assert now - before >= 64 * MIB
+    assert torch.cuda.host_memory_stats()["allocated_bytes.current"] == before
     assert C.host_memory()["used"] >= 64 * MIB
     del x
 
