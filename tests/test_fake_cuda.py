@@ -193,7 +193,7 @@ def test_a_refused_request_changes_nothing(run):
         some = [empty(100), empty(200), empty(10)]
         assert managed.stats()["spill"] == 0
         """,
-        stderr="memory allocation failed with OOM",
+        stderr="",  # newer versions of torch tell there of the refusal as well
     )
 
 
@@ -234,10 +234,11 @@ def test_one_device_of_four_has_a_context(run):
 
 def test_room_is_what_one_request_can_have(run):
     """Not what a pool of the program's keeps, and not pieces of segments that are in use."""
-    run("""
+    run(
+        """
         from managed import _cuda
-        first = torch.empty(1, device=CUDA)
-        assert _cuda.room(0) == 1022 * MIB
+        first = empty(1)
+        assert _cuda.room(0) == 1022 * MIB, "a piece of a small segment is in use"
         x = torch.empty(100 * MIB, dtype=torch.uint8, device=CUDA)
         assert _cuda.room(0) == 922 * MIB
         del x
@@ -248,11 +249,14 @@ def test_room_is_what_one_request_can_have(run):
         del inside
         assert _cuda.room(0) == 622 * MIB
         torch.empty(622 * MIB, dtype=torch.uint8, device=CUDA)
+        assert not C.is_spilled(first)
         del pool
         assert _cuda.room(0) == 1022 * MIB
         torch.cuda.set_per_process_memory_fraction(0.5)
         assert _cuda.room(0) == 510 * MIB
-    """)
+        """,
+        stderr="",
+    )
 
 
 def test_blocks_that_wait_for_streams_are_no_room(run):
@@ -271,6 +275,7 @@ def test_blocks_that_wait_for_streams_are_no_room(run):
         large = empty(500)
         assert "wait side" in log()[:2]
         """,
+        stderr="",
         FAKE_CUDA_BUSY=1,
     )
 

@@ -165,7 +165,7 @@ class FrontOf : public Base {
   }
   void endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t id) override {
     native_->endAllocateToPool(device, id);
-    count_pool(device, -1);
+    if (uses_pool(device)) count_pool(device, -1); // it may have begun before the front stood here
   }
   void createOrIncrefPool(c10::DeviceIndex device, c10::MempoolId_t id, std::shared_ptr<Base> of) override {
     native_->createOrIncrefPool(device, id, std::move(of));
@@ -278,6 +278,7 @@ void install_front(const CudaBridge* bridge) {
                "the allocator's cache is empty, by guess. Use a managed that was made for this torch.");
     return;
   }
+  note_pools();
   hook = bridge;
   auto* made = new Front(a); // never destroyed: tensors may outlive static destructors
   front.store(made, std::memory_order_release);

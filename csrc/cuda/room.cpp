@@ -131,4 +131,9 @@ void note_pool(int device) {
   if (device < kMostDevices) has_pools[device].store(true, std::memory_order_relaxed);
 }
 
+void note_pools() {
+  for (const auto& s : snapshot_of(native()).segments)
+    if (s.owner_private_pool_id != kDefaultPool) note_pool(s.device);
+}
+
 } // namespace managed

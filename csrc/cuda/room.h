@@ -29,7 +29,8 @@ std::size_t pending_bytes(int device);
 // What the allocator takes from the driver for a request that its cache cannot serve.
 std::size_t needed_for(int device, std::size_t bytes);
 
-// The device has pools of the program's own, or may have some.
+// The device has pools of the program's own, or may have some; and the same of all that have some now.
 void note_pool(int device);
+void note_pools();
 
 } // namespace managed
