@@ -1,4 +1,4 @@
-"""What the host may take of tensors that leave: the machine's memory, a container's, a launcher's share."""
+"""How much of the host is this process's: of the machine, of a container, of a launcher."""
 
 import shutil
 import subprocess
@@ -11,7 +11,9 @@ GIB = 1 << 30
 MAIN = """
 #include "host_limit.h"
 #include <cstdio>
-int main(int, char** arguments) { std::printf("%lld", static_cast<long long>(managed::share_of_host(arguments[1]))); }
+int main(int, char** arguments) {
+  std::printf("%lld", static_cast<long long>(managed::share_of_host(arguments[1])));
+}
 """
 
 
