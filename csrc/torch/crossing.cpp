@@ -3,6 +3,7 @@
 // Owns the autograd node of a crossing. Never decides where anything goes.
 #include "crossing.h"
 
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -12,6 +13,7 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 
+#include "api.h"
 #include "chains.h"
 #include "compat.h"
 #include "devices.h"
@@ -19,10 +21,17 @@
 #include "move.h"
 #include "record.h"
 #include "replica.h"
+#include "room.h"
 #include "state.h"
 
 namespace managed {
 namespace {
+
+// Who records this program must see every copy in it: one kept from before would become a constant.
+bool is_recorded() {
+  return torch::jit::tracer::isTracing() || c10::impl::TorchDispatchModeTLS::any_modes_set() ||
+      c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
+}
 
 bool records(const at::Tensor& t) { return c10::GradMode::is_enabled() && t.requires_grad(); }
 
@@ -55,6 +64,7 @@ class Traced {
     event_.site = site;
     copied_ = nullptr;
   }
+  void came_from(int device) { event_.from = static_cast<int16_t>(device); }
   void done(int64_t bytes) {
     event_.bytes = bytes;
     event_.duration = now() - event_.time;
@@ -83,14 +93,34 @@ at::Tensor copy_expanded(const at::Tensor& t, c10::Device to, int64_t* bytes) {
   return core.to(to).expand(t.sizes());
 }
 
-at::Tensor copy_values(const at::Tensor& t, c10::Device to, int64_t* bytes) {
+// Where the bytes of t have left its device they go from where they are straight to where they are needed: by way of home others
+// would have to leave there first. Undefined where they have not left, or do not lie together.
+at::Tensor copy_from_afar(const at::Tensor& t, c10::Device to, Traced& trace) {
+  if (t.layout() != at::kStrided || !t.has_storage() || needs_torch(t)) return {};
+  Block* b = block_of(t.storage().unsafeGetStorageImpl());
+  if (C10_LIKELY(!b || mgd_handle_is_home(b)) || is_recorded() || t.is_conj() || t.is_neg() || t.numel() == 0 || !t.is_non_overlapping_and_dense()) return {};
+  at::Tensor r;
+  {
+    const c10::impl::ExcludeDispatchKeyGuard plain(kKey); // it gets its handle when it is complete
+    r = at::empty_strided(t.sizes(), t.strides(), t.options().device(to));
+  }
+  int from = 0;
+  const std::size_t offset = static_cast<std::size_t>(t.storage_offset()) * t.element_size();
+  if (!copy_from_where_it_is(*b, offset, t.nbytes(), id_of(to), r.mutable_data_ptr(), &from)) return {};
+  trace.came_from(from);
+  mark(r);
+  if (!mgd_torch_in_backward()) adopt(r, true); // as mark_result() has it
+  return r;
+}
+
+at::Tensor copy_values(const at::Tensor& t, c10::Device to, Traced& trace, int64_t* bytes) {
   c10::InferenceMode no_inference(false); // the copy may meet autograd later; this guard turns grad mode on, so it comes first
   c10::AutoGradMode no_grad(false);
+  *bytes = bytes_of(t);
+  if (at::Tensor r = copy_from_afar(t, to, trace); r.defined()) return r;
   const HeldTensor held(t, false); // t may be the plain base of a managed view, which no hook would bring home
   at::Tensor d = t.detach();
-  if (is_expanded(d)) return copy_expanded(d, to, bytes);
-  *bytes = bytes_of(d);
-  return d.to(to);
+  return is_expanded(d) ? copy_expanded(d, to, bytes) : d.to(to);
 }
 
 // The way back of a crossing: the gradient goes to the device that the tensor left.
@@ -156,7 +186,7 @@ at::Tensor TripHome::bring(const at::Tensor& g) const {
   trace.answers(object_, site_);
   const bool managed = has_key(g.unsafeGetTensorImpl()), ours = managed && records(g) && !needs_torch(g);
   int64_t bytes = bytes_of(g);
-  at::Tensor r = ours ? copy_values(g, home, &bytes) : g.to(home);
+  at::Tensor r = ours ? copy_values(g, home, trace, &bytes) : g.to(home);
   if (ours) connect(r, way_home(g, r));
   if (managed) mark(r);
   trace.done(bytes);
@@ -249,7 +279,7 @@ at::Tensor alias_of(const at::Tensor& t) {
 at::Tensor cross_values(const at::Tensor& t, c10::Device to, const Cause& cause) {
   Traced trace(t, to, cause);
   int64_t bytes = 0;
-  at::Tensor r = copy_values(t, to, &bytes);
+  at::Tensor r = copy_values(t, to, trace, &bytes);
   mark(r);
   trace.done(bytes);
   return r;
@@ -298,12 +328,6 @@ at::Tensor cross_shared(const at::Tensor& t, c10::Device to, const Cause& cause,
 }
 
 } // namespace
-
-// Who records this program must see every copy in it: one kept from before would become a constant.
-bool is_recorded() {
-  return torch::jit::tracer::isTracing() || c10::impl::TorchDispatchModeTLS::any_modes_set() ||
-      c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
-}
 
 at::Tensor cross(const at::Tensor& t, c10::Device to, const Cause& cause) {
   if (needs_torch(t)) return cross_by_torch(t, to, cause);

@@ -176,14 +176,15 @@ void Hold::wait_for_others(uint64_t seen, int64_t deadline) {
 // A child of fork() must not find what is promised and never comes, so planning belongs to the move.
 int Hold::begin_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::size_t* n, int* device) {
   const Moving moving;
-  int64_t room[MGD_MAX_DEVICES];
-  read_room(room);
+  int64_t room[MGD_MAX_DEVICES] = {};
+  for (const Use& u : used_)
+    if (!mgd_handle_is_home(u.block) && room[u.block->home] == 0) room[u.block->home] = free_bytes(u.block->home); // to ask an allocator takes its lock
   const int code = mgd_acquire_begin(machine(), handles, used_.size(), room, plan, n, device);
   if (code == MGD_OK) carry_out_all(plan, *n);
   return code;
 }
 
-// True when everything is home; false when it is worth another try.
+// True when everything is home, where it stays while it is held; false when it is worth another try.
 bool Hold::try_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::size_t room_in_plan, int64_t deadline, const char* operator_name) {
   const uint64_t seen = freed_count(), freed = freed_by_others();
   std::size_t n = room_in_plan;
@@ -191,7 +192,7 @@ bool Hold::try_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::
   int code = MGD_E_WAIT; // also where others were faster
   try {
     code = begin_to_bring_home(handles, plan, &n, &device);
-    if (code == MGD_OK) return n == 0;
+    if (code == MGD_OK) return true;
   } catch (const c10::OutOfMemoryError&) { // others took the room, or what should have left may not
     device = plan[0].kind == MGD_DO_RESTORE ? plan[0].to : plan[0].from;
     if ((now() >= deadline || !others_use(device, freed)) && !collect_garbage()) throw;

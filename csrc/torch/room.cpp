@@ -4,7 +4,9 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
 #include <array>
+#include <climits>
 #include <cstring>
 #include <vector>
 
@@ -61,6 +63,7 @@ c10::DataPtr allocate_guest(int device, std::size_t bytes) {
 }
 
 void copy_bytes(int to, void* target, int from, const void* source, std::size_t bytes) {
+  if (to == from && to == MGD_HOST) return static_cast<void>(std::memcpy(target, source, bytes)); // no backend knows the host alone
   const c10::Device d = device_of(from == MGD_HOST ? to : from);
   auto index = [](int id) { return id == MGD_HOST ? -1 : static_cast<int>(device_of(id).index()); };
   backend_of(d.type())->copy(index(to), target, index(from), source, bytes);
@@ -197,12 +200,74 @@ void bring(const mgd_action& a) {
   note_change();
 }
 
+namespace {
+
+// A use of the bytes, wherever they are.
+class Use {
+ public:
+  explicit Use(Block& b) : block_(b) { mgd_handle_use(&b, next_tick()); }
+  ~Use() {
+    if (mgd_handle_put(&block_, 1)) delete &block_;
+  }
+  Use(const Use&) = delete;
+  Use& operator=(const Use&) = delete;
+
+ private:
+  Block& block_;
+};
+
+// Where bytes are that somebody reads there. To everybody else it looks as if they came home and failed to: nobody takes them
+// away or frees them meanwhile.
+class StillAway {
+ public:
+  explicit StillAway(const mgd_action& restore) : restore_(restore) {}
+  ~StillAway() {
+    void* left = nullptr;
+    mgd_restore_end(machine(), restore_.handle, false, &left);
+    free_host(left);
+    note_change();
+  }
+  StillAway(const StillAway&) = delete;
+  StillAway& operator=(const StillAway&) = delete;
+
+  const void* bytes() const { return restore_.from == MGD_HOST ? data_of(static_cast<HostMemory*>(restore_.memory)) : block_from(restore_)->guest.get(); }
+
+ private:
+  const mgd_action& restore_;
+};
+
+} // namespace
+
+bool copy_from_where_it_is(Block& b, std::size_t offset, std::size_t bytes, int to, void* target, int* from) {
+  const Use use(b);
+  const Moving moving;
+  int64_t room[MGD_MAX_DEVICES]; // no bytes come home, so all have it
+  std::fill(std::begin(room), std::end(room), INT64_MAX);
+  std::array<mgd_action, 1 + MGD_MAX_DEVICES> plan;
+  std::size_t n = plan.size();
+  mgd_handle* handle = &b;
+  int device = b.home;
+  if (mgd_acquire_begin(machine(), &handle, 1, room, plan.data(), &n, &device) != MGD_OK) return false;
+  const auto copy = [&](int where, const void* source) {
+    if (from) *from = where;
+    copy_bytes(to, target, where, static_cast<const char*>(source) + offset, bytes);
+  };
+  if (n == 0) {
+    copy(b.home, b.block.get());
+  } else {
+    const StillAway away(plan[0]);
+    copy(plan[0].from, away.bytes());
+  }
+  return true;
+}
+
+namespace {
+
+// Free bytes of each device as its allocator reports them. Takes the allocators' locks.
 void read_room(int64_t room[MGD_MAX_DEVICES]) {
   const int n = device_count();
   for (int id = 0; id < n; id++) room[id] = id == MGD_HOST ? 0 : free_bytes(id);
 }
-
-namespace {
 
 bool find_room(int device, int64_t bytes, Caller caller) {
   const bool locked = caller == Caller::LockedAllocator;

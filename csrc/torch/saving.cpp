@@ -8,9 +8,6 @@
 #include <torch/csrc/Storage.h>
 #include <torch/csrc/autograd/python_variable.h>
 
-#include <algorithm>
-#include <array>
-#include <climits>
 
 #include "api.h"
 #include "devices.h"
@@ -18,7 +15,6 @@
 #include "guard.h"
 #include "hold.h"
 #include "host_memory.h"
-#include "moves.h"
 #include "out_of_memory.h"
 #include "room.h"
 #include "saving.h"
@@ -52,63 +48,11 @@ bool may_be_saved(const at::Tensor& t, c10::StorageImpl* s) {
   return b && (b->is_saved || !is_held(s));
 }
 
-// A use of the bytes, wherever they are.
-class Use {
- public:
-  explicit Use(Block& b) : block_(b) { mgd_handle_use(&b, next_tick()); }
-  ~Use() {
-    if (mgd_handle_put(&block_, 1)) delete &block_;
-  }
-  Use(const Use&) = delete;
-  Use& operator=(const Use&) = delete;
-
- private:
-  Block& block_;
-};
-
-int index_of(int id) { return id == MGD_HOST ? -1 : static_cast<int>(device_of(id).index()); }
-
-void copy_at_home(Block& b, int to, void* target) {
-  backend_of(device_of(b.home).type())->copy(index_of(to), target, index_of(b.home), b.block.get(), b.size());
-}
-
-// To everybody else it looks as if they came home and failed to: nobody takes them away or frees them meanwhile.
-void copy_away(Block& b, const mgd_action& a, int to, void* target) {
-  struct StillAway {
-    Block& b;
-    ~StillAway() {
-      void* left = nullptr;
-      mgd_restore_end(machine(), &b, false, &left);
-      free_host(left);
-      note_change();
-    }
-  } const still_away{b};
-  const bool on_host = a.from == MGD_HOST;
-  const void* source = on_host ? data_of(static_cast<HostMemory*>(a.memory)) : b.guest.get();
-  if (on_host && to == MGD_HOST) std::memcpy(target, source, b.size());
-  else backend_of(device_of(b.home).type())->copy(index_of(to), target, index_of(a.from), source, b.size());
-}
-
-// False: they are on their way.
-bool try_to_copy(Block& b, int to, void* target) {
-  const Moving moving;
-  int64_t room[MGD_MAX_DEVICES]; // no bytes come, so all have it
-  std::fill(std::begin(room), std::end(room), INT64_MAX);
-  std::array<mgd_action, 1 + MGD_MAX_DEVICES> plan;
-  std::size_t n = plan.size();
-  mgd_handle* handle = &b;
-  int device = 0;
-  if (mgd_acquire_begin(machine(), &handle, 1, room, plan.data(), &n, &device) != MGD_OK) return false;
-  n ? copy_away(b, plan[0], to, target) : copy_at_home(b, to, target);
-  return true;
-}
-
 void copy_bytes(Block& b, int to, void* target) {
-  const Use use(b);
   const int64_t deadline = now() + kStuck;
   for (;;) {
     const uint64_t seen = freed_count();
-    if (try_to_copy(b, to, target)) return;
+    if (copy_from_where_it_is(b, 0, b.size(), to, target)) return;
     TORCH_CHECK(now() < deadline, "managed: the bytes of a storage have been on their way in another thread for too long");
     wait_for_change(seen, deadline);
   }
