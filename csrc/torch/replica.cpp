@@ -4,7 +4,7 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
-#include <algorithm>
+#include <forward_list>
 #include <iterator>
 #include <memory>
 #include <mutex>
@@ -37,10 +37,10 @@ struct Kept {
 
 struct Directory {
   std::mutex mutex; // guards everything here and TensorState::source; only the core is called under it
-  std::vector<Kept> kept; // by slot
+  std::vector<std::forward_list<Kept>> kept; // by slot: one or none
   std::unordered_map<const c10::StorageImpl*, std::weak_ptr<Source>> sources;
   std::unordered_map<const c10::StorageImpl*, int32_t> copies; // storage of a kept copy -> slot
-  std::vector<Kept> late; // what may not die yet
+  std::forward_list<Kept> late; // what may not die yet
   std::atomic<int64_t> hits{0};
 };
 
@@ -58,32 +58,36 @@ std::mutex& directory_mutex() { return directory().mutex; }
 
 const c10::StorageImpl* storage_of(const at::Tensor& t) { return t.storage().unsafeGetStorageImpl(); }
 
-// What has been taken from the directory; it dies when the lock is released.
-using Dying = c10::SmallVector<Kept, 4>;
+// What has been taken from the directory; it dies when the lock is released. A list, because to move from one to another
+// allocates nothing: destructors come here.
+using Dying = std::forward_list<Kept>;
+
+void take(Dying& from, Dying& to) { to.splice_after(to.before_begin(), from); }
 
 void reap_locked(Directory& d, Dying& dying) {
-  std::move(d.late.begin(), d.late.end(), std::back_inserter(dying));
-  d.late.clear();
+  take(d.late, dying);
   int32_t slot = 0;
   while (mgd_replica_reap(machine(), &slot) == MGD_OK) {
-    if (static_cast<std::size_t>(slot) >= d.kept.size() || !d.kept[slot].values.defined()) continue; // it was never put there
-    dying.push_back(std::exchange(d.kept[slot], Kept{}));
-    const auto found = d.copies.find(storage_of(dying.back().values));
+    if (static_cast<std::size_t>(slot) >= d.kept.size() || d.kept[slot].empty()) continue; // it was never put there
+    take(d.kept[slot], dying);
+    const auto found = d.copies.find(storage_of(dying.front().values));
     if (found != d.copies.end() && found->second == slot) d.copies.erase(found);
   }
 }
 
 // Without memory for it the core's slot is given back, and nothing has changed.
 void put_locked(Directory& d, int32_t slot, Kept kept, Dying& dying) {
+  Dying one;
   try {
+    one.push_front(std::move(kept));
     if (d.kept.size() <= static_cast<std::size_t>(slot)) d.kept.resize(slot + 1);
-    d.copies[storage_of(kept.values)] = slot;
+    d.copies[storage_of(one.front().values)] = slot;
   } catch (...) {
     mgd_replica_drop(machine(), slot);
     reap_locked(d, dying);
     throw;
   }
-  d.kept[slot] = std::move(kept);
+  take(one, d.kept[slot]);
 }
 
 // Tells offsets, sizes, strides and dtypes of one storage apart, and the streams that use a copy: one made on a stream
@@ -164,7 +168,7 @@ Replica find_replica(const at::Tensor& t, c10::Device to) {
     std::lock_guard<std::mutex> lock(d.mutex);
     const Source& source = source_locked(d, state, t, retired);
     if (mgd_replica_find(machine(), source.id, id_of(to), extent, &found.slot) == MGD_OK) {
-      const Kept& kept = d.kept[found.slot];
+      const Kept& kept = d.kept[found.slot].front();
       if (kept.is_current() && kept.values.sizes() == t.sizes() && kept.values.scalar_type() == t.scalar_type()) {
         found.values = kept.values;
         found.trip_home = kept.trip_home.lock();
@@ -217,13 +221,23 @@ void keep_trip_home(const Replica& replica, const NodeHold& node) {
   if (replica.slot < 0) return;
   Directory& d = directory();
   std::lock_guard<std::mutex> lock(d.mutex);
-  Kept& kept = d.kept[replica.slot];
-  if (kept.values.defined() && storage_of(kept.values) == storage_of(replica.values)) kept.trip_home = node;
+  for (Kept& kept : d.kept[replica.slot])
+    if (storage_of(kept.values) == storage_of(replica.values)) kept.trip_home = node;
 }
 
 namespace {
 
+// Nobody's copies are lost by asking: who keeps one, as who notes that a pointer has left, refers to the storage weakly, and
+// the number of those stands in the storage itself. Others who do so cost a look.
+bool may_have_source(c10::StorageImpl* storage) {
+  auto borrowed = c10::intrusive_ptr<c10::StorageImpl>::reclaim(storage);
+  const auto holders = borrowed.weak_use_count(); // all strong ones together are one of them
+  borrowed.release();
+  return holders > 1;
+}
+
 void storage_written(c10::StorageImpl* storage) {
+  if (C10_LIKELY(!may_have_source(storage))) return;
   Directory& d = directory();
   Dying dying;
   std::shared_ptr<Source> source;
@@ -237,7 +251,7 @@ void storage_written(c10::StorageImpl* storage) {
 
 } // namespace
 
-void note_written_slow(const at::Tensor& t) {
+void note_written_slow(const at::Tensor& t) noexcept {
   if (t.defined()) each_storage(t, [](c10::StorageImpl* s) { storage_written(s); });
 }
 
@@ -259,9 +273,10 @@ bool drop_replicas(int device, int64_t bytes, bool only_there) {
   const bool dropped = mgd_replica_make_room(machine(), device, bytes) == MGD_OK;
   reap_locked(d, dying); // a budget that has shrunk dooms copies without asking for room
   if (only_there) {
-    auto* end = std::partition(dying.begin(), dying.end(), [&](const Kept& k) { return id_of(k.values.device()) == device; });
-    std::move(end, dying.end(), std::back_inserter(d.late));
-    dying.erase(end, dying.end());
+    for (auto before = dying.before_begin(), k = dying.begin(); k != dying.end(); k = std::next(before)) {
+      if (id_of(k->values.device()) == device) before = k;
+      else d.late.splice_after(d.late.before_begin(), dying, before);
+    }
   }
   return dropped || !dying.empty();
 }
