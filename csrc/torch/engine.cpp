@@ -8,6 +8,8 @@
 // The engine checks that a gradient is on the device of what it belongs to as
 // soon as user code has handed it over, before any operator could move it. So
 // what comes from user code is brought along here, by a copy that autograd records.
+#include <ATen/Context.h>
+#include <c10/core/AutogradState.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/Device.h>
 #include <torch/csrc/autograd/function.h>
@@ -186,6 +188,22 @@ PyObject* with_roots_over_host(PyObject* args) {
   return PyList_AsTuple(all);
 }
 
+// The engine has a thread for each accelerator, and a sum of gradients that come from several is added in the order in which they
+// arrive. In one thread that is the order of the graph. It gives its own settings to nobody: they are this thread's.
+class OneThreadIfDeterministic {
+ public:
+  OneThreadIfDeterministic() : before_(c10::AutogradState::get_tls_state().get_multithreading_enabled()) {
+    if (at::globalContext().deterministicAlgorithms()) set(false);
+  }
+  ~OneThreadIfDeterministic() { set(before_); }
+  OneThreadIfDeterministic(const OneThreadIfDeterministic&) = delete;
+  OneThreadIfDeterministic& operator=(const OneThreadIfDeterministic&) = delete;
+
+ private:
+  static void set(bool enabled) { c10::AutogradState::get_tls_state().set_multithreading_enabled(enabled); }
+  const bool before_;
+};
+
 } // namespace
 } // namespace managed
 
@@ -203,6 +221,7 @@ PyObject* mgd_torch_run_backward(PyObject* callable, PyObject* args, PyObject* k
     if (!aligned) return nullptr;
     Hold roots(nullptr);
     hold_gradients(roots, aligned);
+    const OneThreadIfDeterministic one_thread;
     return PyObject_Call(callable, aligned, kwargs);
   });
 }
