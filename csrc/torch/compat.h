@@ -8,6 +8,8 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/function.h>
 
+#include <Python.h>
+
 #include <memory>
 #include <type_traits>
 #include <utility>
@@ -32,6 +34,13 @@ NodePtr make_node(Args&&... args) {
 // ship; the tensor inside is its first member.
 inline bool is_grad_wrapper(const at::Tensor& t) { return t.key_set().has(c10::DispatchKey::FuncTorchGradWrapper); }
 inline const at::Tensor& wrapped_by(const at::Tensor& t) { return *reinterpret_cast<const at::Tensor*>(t.unsafeGetTensorImpl() + 1); }
+
+// The Python object of a torch::autograd::PyNode.
+template <class Node>
+PyObject* object_of_function(const Node& node) {
+  if constexpr (requires { node.pyobj(); }) return node.pyobj();
+  else return node.obj;
+}
 
 // A storage that makes its bytes when they are first written; torch 2.11 has none.
 template <class Storage>

@@ -189,7 +189,7 @@ PyObject* with_roots_over_host(PyObject* args) {
 }
 
 // The engine has a thread for each accelerator, and a sum of gradients that come from several is added in the order in which they
-// arrive. In one thread that is the order of the graph. It gives its own settings to nobody: they are this thread's.
+// arrive. In one thread that is the order of the graph.
 class OneThreadIfDeterministic {
  public:
   OneThreadIfDeterministic() : before_(c10::AutogradState::get_tls_state().get_multithreading_enabled()) {

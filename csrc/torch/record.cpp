@@ -8,14 +8,18 @@
 
 #include <c10/core/ScalarType.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/python_function.h>
 
 #include <atomic>
+#include <cstring>
 #include <deque>
 #include <mutex>
 #include <sstream>
 #include <string>
+#include <typeinfo>
 
 #include "api.h"
+#include "compat.h"
 #include "devices.h"
 #include "forks.h"
 
@@ -44,11 +48,20 @@ Waiting& waiting() {
 }
 std::mutex& waiting_mutex() { return waiting().mutex; }
 
+// A function of the program's own takes the GIL to say its name, and an allocator's lock may be held here, for which the GIL's
+// owner waits. The name is that of its type, which lives while the function runs. The node is known by its own type's name,
+// because torch exports nothing else of it.
+std::string name_of(const torch::autograd::Node& node) {
+  if (std::strcmp(typeid(node).name(), "N5torch8autograd6PyNodeE") != 0) return node.name();
+  const PyObject* function = object_of_function(static_cast<const torch::autograd::PyNode&>(node));
+  return function ? Py_TYPE(function)->tp_name : "a function";
+}
+
 // In the engine's own threads no line of Python runs; the node that does is the next best name.
 uint32_t backward_site() {
   const auto node = torch::autograd::get_current_node();
   if (!node) return 0;
-  const std::string name = "backward of " + node->name();
+  const std::string name = "backward of " + name_of(*node);
   const mgd_site site{"", name.c_str(), 0};
   uint32_t id = 0;
   mgd_site_intern(machine(), &site, &id);
