@@ -112,10 +112,13 @@ bool ask_for_room(int device, std::size_t bytes) {
     if (bytes > g_devices[device].allowed()) return false;
     g_devices[device].stats.num_alloc_retries++;
   }
-  PyThreadState *gil = PyGILState_Check() ? PyEval_SaveThread() : nullptr;
-  const bool again = g_bridge.make_room(device, bytes);
-  if (gil) PyEval_RestoreThread(gil);
-  return again;
+  struct WithoutGil {
+    PyThreadState *gil = PyGILState_Check() ? PyEval_SaveThread() : nullptr;
+    ~WithoutGil() {
+      if (gil) PyEval_RestoreThread(gil);
+    }
+  } const without;
+  return g_bridge.make_room(device, bytes);
 }
 
 void before_fork() {

@@ -4,7 +4,8 @@
 // "managed._sim.bridge"; managed._C attaches by filling the hook's half.
 // managed._cuda is handed the hook's half in "managed._C.bridge" and fills the other.
 // All are plain function pointers, called from any thread and never with a lock
-// of ours held. make_room is called without the GIL; it and freed must not throw.
+// of ours held. make_room is called without the GIL and throws only what
+// a device said that failed to let bytes leave; freed throws nothing.
 // freed is called by deleters, with or without the GIL and possibly under a
 // lock of torch's allocator, so it takes leaf locks only and waits for nothing.
 #pragma once

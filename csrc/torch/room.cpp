@@ -8,6 +8,7 @@
 #include <array>
 #include <climits>
 #include <cstring>
+#include <exception>
 #include <vector>
 
 #include "api.h"
@@ -50,6 +51,18 @@ c10::DataPtr allocate_on(int device, std::size_t bytes) {
   } const asking(bytes);
   const c10::DeviceGuard guard(device_of(device));
   return c10::GetAllocator(device_of(device).type())->allocate(bytes);
+}
+
+// Memory of the host, or null when there is none. A driver that refuses for another reason says so by an error that is no lack of memory.
+HostMemory* try_allocate_host(std::size_t bytes) {
+  constexpr int32_t kNoMemory = 2; // cudaErrorMemoryAllocation
+  try {
+    return allocate_host(bytes);
+  } catch (const c10::AcceleratorError& e) {
+    if (e.get_error_code() != kNoMemory) throw;
+  } catch (const std::exception&) {
+  }
+  return nullptr;
 }
 
 // Room on a peer, or nothing when somebody else was faster.
@@ -118,9 +131,11 @@ bool spill_to_peer(Block* b, const mgd_action& a) {
   return true;
 }
 
-void spill_to_host(Block* b, const mgd_action& a) {
+// False when the host has no memory.
+bool spill_to_host(Block* b, const mgd_action& a) {
   auto* memory = static_cast<HostMemory*>(a.memory);
-  HostMemory* made = memory ? nullptr : allocate_host(b->size());
+  HostMemory* made = memory ? nullptr : try_allocate_host(b->size());
+  if (!memory && !made) return false;
   try {
     const void* source = a.from == b->home ? b->block.get() : b->guest.get();
     copy_bytes(MGD_HOST, data_of(memory ? memory : made), a.from, source, b->size());
@@ -129,19 +144,22 @@ void spill_to_host(Block* b, const mgd_action& a) {
     throw;
   }
   leave_home(b, a.from, MGD_HOST, memory ? memory : made);
+  return true;
 }
 
-bool spill(const mgd_action& a) {
+// False when the bytes stay, for want of memory on the host or because of a device that does not answer, which is told in *failure.
+bool spill(const mgd_action& a, std::exception_ptr* failure) {
   Block* b = block_from(a);
   Timed event(MGD_EV_SPILL, MGD_WHY_PRESSURE, a);
+  bool left = false;
   try {
-    if (a.to == MGD_HOST || !spill_to_peer(b, a)) spill_to_host(b, a);
-  } catch (const std::exception&) { // no memory on the host, or a device that does not answer: the bytes stay
-    end_spill(b, -1, nullptr);
-    return false;
+    left = (a.to != MGD_HOST && spill_to_peer(b, a)) || spill_to_host(b, a);
+  } catch (const std::exception&) {
+    *failure = std::current_exception();
   }
-  event.done();
-  return true;
+  if (left) event.done();
+  else end_spill(b, -1, nullptr);
+  return left;
 }
 
 void drop(const mgd_action& a) {
@@ -151,10 +169,10 @@ void drop(const mgd_action& a) {
 }
 
 // How many left: fewer than were planned when a copy failed.
-int64_t carry_out(const mgd_action* actions, std::size_t n) {
+int64_t carry_out(const mgd_action* actions, std::size_t n, std::exception_ptr* failure) {
   int64_t left = 0;
   for (const mgd_action* a = actions; a != actions + n; a++) {
-    if (a->kind == MGD_DO_SPILL) left += spill(*a);
+    if (a->kind == MGD_DO_SPILL) left += spill(*a, failure);
     if (a->kind == MGD_DO_DROP) drop(*a), left++;
     if (a->kind == MGD_DO_FORGET) free_host(a->memory);
   }
@@ -162,12 +180,12 @@ int64_t carry_out(const mgd_action* actions, std::size_t n) {
 }
 
 // What mgd_evict_begin says, and how many left.
-int let_somebody_leave(int device, int64_t bytes, const int64_t* room, int64_t* left) {
+int let_somebody_leave(int device, int64_t bytes, const int64_t* room, int64_t* left, std::exception_ptr* failure) {
   const Moving moving;
   std::array<mgd_action, kPlan> plan;
   std::size_t n = plan.size();
   const int code = mgd_evict_begin(machine(), device, bytes, room, Hold::uses_of_this_thread(device), plan.data(), &n);
-  if (code == MGD_OK) *left = carry_out(plan.data(), n);
+  if (code == MGD_OK) *left = carry_out(plan.data(), n, failure);
   return code;
 }
 
@@ -269,7 +287,7 @@ void read_room(int64_t room[MGD_MAX_DEVICES]) {
   for (int id = 0; id < n; id++) room[id] = id == MGD_HOST ? 0 : free_bytes(id);
 }
 
-bool find_room(int device, int64_t bytes, Caller caller) {
+bool find_room(int device, int64_t bytes, Caller caller, std::exception_ptr* failure) {
   const bool locked = caller == Caller::LockedAllocator;
   const uint64_t seen = freed_count();
   const int64_t missing = std::max<int64_t>(1, bytes - free_bytes(device));
@@ -283,7 +301,7 @@ bool find_room(int device, int64_t bytes, Caller caller) {
   for (;;) {
     const uint64_t before = freed_count();
     int64_t left = 0;
-    const int code = let_somebody_leave(device, missing, room, &left);
+    const int code = let_somebody_leave(device, missing, room, &left, failure);
     if (left) return true;
     if (code == MGD_OK) { // no memory on the host, or a device that does not answer
       if (++failures < kTries) continue;
@@ -300,7 +318,10 @@ bool find_room(int device, int64_t bytes, Caller caller) {
 
 bool make_room(int device, int64_t bytes, Caller caller) {
   if (no_room_making) return false;
-  return find_room(device, bytes, caller) || (caller == Caller::Free && collect_garbage());
+  std::exception_ptr failure;
+  if (find_room(device, bytes, caller, &failure) || (caller == Caller::Free && collect_garbage())) return true;
+  if (failure && caller != Caller::LockedAllocator) std::rethrow_exception(failure);
+  return false;
 }
 
 void set_budget(int device, int64_t bytes) {
@@ -314,6 +335,7 @@ void set_budget(int device, int64_t bytes) {
 
 int64_t spill_some(uint32_t odds, uint64_t* seed) {
   int64_t left = 0;
+  std::exception_ptr ignored; // what cannot leave stays
   const Moving moving;
   for (int id = 1; id < device_count(); id++) {
     mgd_residency_usage there{};
@@ -321,7 +343,7 @@ int64_t spill_some(uint32_t odds, uint64_t* seed) {
     std::vector<mgd_action> plan(2 * static_cast<std::size_t>(there.storages) + 2); // each may cost a spare of another
     std::size_t n = plan.size();
     if (mgd_evict_random(machine(), id, odds, seed, plan.data(), &n) != MGD_OK) continue;
-    left += carry_out(plan.data(), n);
+    left += carry_out(plan.data(), n, &ignored);
   }
   return left;
 }

@@ -14,7 +14,8 @@ namespace managed {
 // lock another thread may hold while it waits for this one.
 enum class Caller { Free, BringsHome, LockedAllocator };
 
-// Frees up to `bytes` on the device: copies first, then storages. False: nobody can leave, also not soon.
+// Frees up to `bytes` on the device: copies first, then storages. False: nobody can leave, also not soon. Where that is so because
+// a device failed, it throws that device's error, but not through an allocator that holds its lock.
 bool make_room(int device, int64_t bytes, Caller caller = Caller::Free);
 
 // Bytes that this thread is just asking an allocator for, to bring storages home; 0 when an operator asks.
