@@ -115,11 +115,15 @@ bool Hold::is_inside_operator() const {
   return false;
 }
 
-void Hold::enter(const Block* first) {
+void Hold::enter() {
   outer_ = innermost;
   innermost = this;
   if (C10_UNLIKELY(room_is_short()) && turn_ && !is_inside_operator()) turn_->take();
-  if (C10_UNLIKELY(kernels_go_on.load(std::memory_order_relaxed))) note_kernels(device_of(first->home));
+}
+
+void Hold::note_streams() const {
+  for (std::size_t i = 0; i < used_.size(); i++)
+    if (const int home = used_[i].block->home; i == 0 || home != used_[i - 1].block->home) note_kernels(device_of(home));
 }
 
 void Hold::give_back() {

@@ -4,6 +4,7 @@
 #include <c10/util/SmallVector.h>
 
 #include "../core/internal.h"
+#include "devices.h"
 #include "storage.h"
 #include "turns.h"
 #include "uses.h"
@@ -38,7 +39,7 @@ class Hold {
     if (C10_UNLIKELY(t.unsafeGetTensorImpl()->autograd_meta() != nullptr)) add_tangent(t, written);
   }
   void add(Block* b, bool written) {
-    if (used_.empty()) enter(b);
+    if (used_.empty()) enter();
     if (C10_UNLIKELY(b->waits_for_use.load(std::memory_order_relaxed))) used_at_last(b);
     const bool home = mgd_handle_use(b, next_tick());
     used_.push_back({b, written});
@@ -49,6 +50,7 @@ class Hold {
   // All or nothing; throws managed's OutOfMemoryError. Two steps, so that what was added first does not leave for what came last.
   // `operator_name`: who needs them, if it is an operator.
   void bring_home(const char* operator_name = nullptr) {
+    if (C10_UNLIKELY(kernels_go_on.load(std::memory_order_relaxed))) note_streams();
     if (C10_UNLIKELY(away_)) bring_home_slow(operator_name);
     if (C10_UNLIKELY(noting_uses.load(std::memory_order_relaxed))) note_uses();
   }
@@ -66,7 +68,8 @@ class Hold {
     bool written;
   };
   void note_uses() const;
-  void enter(const Block* first);
+  void enter();
+  void note_streams() const; // operands may stand on several devices, as those of a copy do
   bool is_inside_operator() const;
   void add_tangent(const at::Tensor& t, bool written); // of forward-mode differentiation, which kernels read beside the tensor
   static void used_at_last(Block* b);
