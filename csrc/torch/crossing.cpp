@@ -17,6 +17,7 @@
 #include "chains.h"
 #include "compat.h"
 #include "devices.h"
+#include "graphs.h"
 #include "hold.h"
 #include "move.h"
 #include "record.h"
@@ -27,9 +28,10 @@
 namespace managed {
 namespace {
 
-// Who records this program must see every copy in it: one kept from before would become a constant.
+// Who records this program must see every copy in it: one kept from before would become a constant, and a CUDA graph would
+// read it when its source has been written or its memory serves others.
 bool is_recorded() {
-  return torch::jit::tracer::isTracing() || c10::impl::TorchDispatchModeTLS::any_modes_set() ||
+  return recording_graphs.load(std::memory_order_relaxed) || torch::jit::tracer::isTracing() || c10::impl::TorchDispatchModeTLS::any_modes_set() ||
       c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
 }
 

@@ -22,6 +22,7 @@
 #include "asked.h"
 #include "devices.h"
 #include "exposure.h"
+#include "graphs.h"
 #include "guard.h"
 #include "hold.h"
 #include "out_of_memory.h"
@@ -127,7 +128,9 @@ void run_kernel(Turn& turn, const c10::OperatorHandle& op, c10::DispatchKeySet k
 void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
   const auto lists = written_lists(f, stack);
   const Writes writes(f, stack);
-  if (C10_UNLIKELY(f.outlives_call)) for (const TensorArg& a : f.tensors) each_tensor(stack[stack.size() - f.arguments + a.index], expose);
+  // A recorded graph writes its operands and results whenever it is replayed, and no operator tells of it.
+  const bool exposes = f.outlives_call || recording_graphs.load(std::memory_order_relaxed);
+  if (C10_UNLIKELY(exposes)) for (const TensorArg& a : f.tensors) each_tensor(stack[stack.size() - f.arguments + a.index], expose);
   std::optional<AskedCopy> copy;
   if (C10_UNLIKELY(f.carries)) copy.emplace(f, stack);
   Turn turn; // until what is made can leave, too
@@ -135,7 +138,7 @@ void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit
   if (C10_UNLIKELY(copy.has_value())) copy->done(stack);
   for (std::size_t i = stack.size() - f.returns; i < stack.size(); i++) {
     each_tensor(stack[i], [&](const at::Tensor& t) { mark_result(t, f); });
-    if (C10_UNLIKELY(f.outlives_call)) each_tensor(stack[i], expose);
+    if (C10_UNLIKELY(exposes)) each_tensor(stack[i], expose);
   }
   for (const c10::IValue& list : lists) each_tensor(list, mark_written);
 }

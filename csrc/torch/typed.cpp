@@ -16,6 +16,7 @@
 
 #include "align.h"
 #include "devices.h"
+#include "graphs.h"
 #include "hold.h"
 #include "hook.h"
 #include "out_of_memory.h"
@@ -98,6 +99,7 @@ class Call {
   __attribute__((noinline)) bool is_ordinary() {
     const CallFacts& f = arguments_.facts;
     const bool may_leave = may_adopt.load(std::memory_order_relaxed);
+    if (C10_UNLIKELY(may_leave && recording_graphs.load(std::memory_order_relaxed))) return false; // what is recorded is exposed
     SameDevice all;
     for (const Tensors& a : arguments_)
       for (const at::Tensor& t : a) all.see(t);
