@@ -3,12 +3,15 @@
 
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
 #include <array>
 #include <atomic>
 #include <mutex>
+#include <optional>
+#include <vector>
 
 namespace managed {
 namespace {
@@ -19,12 +22,27 @@ constexpr int kStreams = 192; // torch has 32 a priority and device, and the def
 struct Streams {
   std::array<std::atomic<c10::StreamId>, kStreams> ids;
   std::atomic<int> count{0};
-  std::atomic<bool> foreign{false}; // one that is not torch's, or more than fit
+  std::atomic<bool> foreign{false}; // one that is not torch's
 };
 Streams g_streams[kMostDevices];
 
+// What operators have started on streams that are not torch's.
+struct Mark {
+  c10::StreamId id;
+  cudaEvent_t event; // after the last operator there; it outlives the stream
+};
+struct Foreign {
+  std::mutex mutex; // a leaf: nobody waits for a device in it
+  std::vector<Mark> marks;
+  std::optional<c10::cuda::CUDAStream> gate; // torch's own: for blocks that are given up it waits for the marks
+};
+Foreign& foreign_on(int device) {
+  static auto* all = new std::array<Foreign, kMostDevices>; // never destroyed: tensors may outlive static destructors
+  return (*all)[device];
+}
+
 std::mutex& adding() {
-  static auto* mutex = new std::mutex; // a leaf; never destroyed, tensors may outlive static destructors
+  static auto* mutex = new std::mutex; // a leaf
   return *mutex;
 }
 
@@ -41,12 +59,8 @@ bool knows(const Streams& s, c10::StreamId id) {
 
 void add(Streams& s, c10::StreamId id) {
   std::lock_guard<std::mutex> lock(adding());
-  if (knows(s, id)) return;
   const int n = s.count.load(std::memory_order_relaxed);
-  if (n == kStreams || !is_own(id)) {
-    s.foreign = true;
-    return;
-  }
+  if (knows(s, id) || n == kStreams) return;
   s.ids[n].store(id, std::memory_order_relaxed);
   s.count.store(n + 1, std::memory_order_release);
 }
@@ -57,17 +71,82 @@ c10::cuda::CUDAStream stream_of(int device, c10::StreamId id) {
       c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device)), id));
 }
 
+bool is_recording(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  const cudaError_t error = cudaStreamIsCapturing(stream, &status);
+  if (error != cudaSuccess) (void)cudaGetLastError(); // the allocator takes a left over error for its own
+  return error != cudaSuccess || status != cudaStreamCaptureStatusNone;
+}
+
+// The mark of a stream, or that of one which has nothing to do any more, or a new one.
+const Mark& mark_of(Foreign& f, c10::StreamId id) {
+  for (const Mark& m : f.marks)
+    if (m.id == id) return m;
+  const c10::cuda::CUDAStreamCaptureModeGuard asks(cudaStreamCaptureModeRelaxed); // of events outside every graph, whoever records one
+  for (Mark& m : f.marks) {
+    if (cudaEventQuery(m.event) != cudaSuccess) continue;
+    m.id = id;
+    return m;
+  }
+  (void)cudaGetLastError(); // some are not ready
+  cudaEvent_t event = nullptr;
+  C10_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  return f.marks.emplace_back(Mark{id, event});
+}
+
+// A stream may be another one at the address of one that is gone, so it waits for what the mark stood for: no wait where it is the
+// same. What is recorded into a graph waits for nothing, since what a graph uses stays for good.
+void mark_foreign(int device, const c10::cuda::CUDAStream& stream) try {
+  Foreign& f = foreign_on(device);
+  const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
+  std::lock_guard<std::mutex> lock(f.mutex);
+  if (!f.gate) f.gate = c10::cuda::getStreamFromPool(false, static_cast<c10::DeviceIndex>(device));
+  g_streams[device].foreign = true;
+  if (is_recording(stream.stream())) return;
+  const Mark& m = mark_of(f, stream.id());
+  C10_CUDA_CHECK(cudaStreamWaitEvent(stream.stream(), m.event, 0));
+  C10_CUDA_CHECK(cudaEventRecord(m.event, stream.stream()));
+} catch (const std::exception&) {
+  // An earlier kernel has failed, and every call reports that.
+}
+
+// A stream that waits for all that was started on streams that are not torch's.
+c10::cuda::CUDAStream gate_of(int device) {
+  Foreign& f = foreign_on(device);
+  const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
+  std::lock_guard<std::mutex> lock(f.mutex);
+  for (const Mark& m : f.marks) C10_CUDA_CHECK(cudaStreamWaitEvent(f.gate->stream(), m.event, 0));
+  return *f.gate;
+}
+
+// Not under the lock, because deleters take it. Events stay, and one that is recorded anew stands for what it did before as well.
+void wait_for_foreign(int device) {
+  std::vector<Mark> marks;
+  {
+    Foreign& f = foreign_on(device);
+    std::lock_guard<std::mutex> lock(f.mutex);
+    marks = f.marks;
+  }
+  for (const Mark& m : marks) C10_CUDA_CHECK(cudaEventSynchronize(m.event));
+}
+
 } // namespace
 
-void use_stream(int device) {
+bool use_stream(int device) {
   thread_local int last_device = -1;
   thread_local c10::StreamId last = 0;
-  const c10::StreamId id = c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)).id();
-  if (C10_LIKELY(device == last_device && id == last)) return;
+  const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device));
+  const c10::StreamId id = stream.id();
+  if (C10_LIKELY(device == last_device && id == last)) return false;
+  if (C10_UNLIKELY(!is_own(id))) {
+    mark_foreign(device, stream);
+    return true;
+  }
   Streams& s = g_streams[device];
   if (!knows(s, id)) add(s, id);
   last_device = device;
   last = id;
+  return false;
 }
 
 bool only_own_streams(int device) { return !g_streams[device].foreign; }
@@ -75,10 +154,7 @@ bool only_own_streams(int device) { return !g_streams[device].foreign; }
 void wait_for_streams(int device) {
   const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
   const Streams& s = g_streams[device];
-  if (s.foreign) {
-    C10_CUDA_CHECK(cudaDeviceSynchronize());
-    return;
-  }
+  if (s.foreign) wait_for_foreign(device);
   const int n = s.count.load(std::memory_order_acquire);
   for (int i = 0; i < n; i++) C10_CUDA_CHECK(cudaStreamSynchronize(stream_of(device, s.ids[i].load(std::memory_order_relaxed)).stream()));
 }
@@ -90,7 +166,7 @@ void retire_block(const c10::DataPtr& block) {
   const int n = s.count.load(std::memory_order_acquire);
   if (C10_LIKELY(n < 2 && !s.foreign)) return;
   try {
-    if (s.foreign) return wait_for_streams(device);
+    if (s.foreign) c10::cuda::CUDACachingAllocator::recordStream(block, gate_of(device));
     for (int i = 0; i < n; i++)
       c10::cuda::CUDACachingAllocator::recordStream(block, stream_of(device, s.ids[i].load(std::memory_order_relaxed)));
   } catch (const std::exception&) {
@@ -98,12 +174,7 @@ void retire_block(const c10::DataPtr& block) {
   }
 }
 
-bool is_capturing(int device) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  const cudaError_t error = cudaStreamIsCapturing(c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)).stream(), &status);
-  if (error != cudaSuccess) (void)cudaGetLastError(); // the allocator takes a left over error for its own
-  return error != cudaSuccess || status != cudaStreamCaptureStatusNone;
-}
+bool is_capturing(int device) { return is_recording(c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)).stream()); }
 
 void refuse_capture(int device) {
   TORCH_CHECK(!is_capturing(device), "managed: a CUDA graph is being recorded on cuda:", device,

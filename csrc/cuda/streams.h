@@ -4,7 +4,8 @@
 // knows of other streams only what record_stream() tells it, which ignores
 // blocks that have a handle. So the streams of managed operators are remembered
 // here, a device at a time. They are never forgotten: there are few, and torch's
-// own live as long as the process.
+// own live as long as the process. A stream of another library may be gone when it
+// is needed: what operators have started there is remembered by events.
 #pragma once
 #include <c10/core/Allocator.h>
 
@@ -12,16 +13,17 @@ namespace managed {
 
 constexpr int kMostDevices = 64; // as many as the hook takes in
 
-// An operator of this thread is about to use memory of the device on its current stream. Never throws.
-void use_stream(int device);
+// An operator of this thread is about to use memory of the device on its current stream. True: that is not torch's own, and this is to be
+// called again when the operator has returned. Never throws.
+bool use_stream(int device);
 
-// Whether nothing but streams of torch's own was used: those of others may be gone when they are needed.
+// Whether nothing but streams of torch's own was used: a block belongs to its stream, and those of others may be gone when it is freed.
 bool only_own_streams(int device);
 
 // Returns when all that operators have started on the device is done; throws c10::Error.
 void wait_for_streams(int device);
 
-// The block may be freed after this: the allocator waits for the streams that may use it. Never throws.
+// The block may be freed after this: the allocator waits for the streams that may use it. Never throws and never waits.
 void retire_block(const c10::DataPtr& block);
 
 // Throws c10::Error where the current stream of the device records a CUDA graph.

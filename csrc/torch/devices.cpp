@@ -278,9 +278,9 @@ int64_t free_bytes(int id) {
 
 std::atomic<bool> kernels_go_on{false};
 
-void note_kernels(c10::Device d) {
+bool note_kernels(c10::Device d) {
   const Bridge* b = backend_of(d.type());
-  if (b && b->use) b->use(d.index());
+  return b && b->use && b->use(d.index());
 }
 
 const Bridge* backend_of(c10::DeviceType type) {

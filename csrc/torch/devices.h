@@ -30,7 +30,7 @@ const Bridge* backend_of(c10::DeviceType type);
 
 // Kernels go on when an operator has returned, so the backend must be told who uses which device.
 extern std::atomic<bool> kernels_go_on;
-void note_kernels(c10::Device d);
+bool note_kernels(c10::Device d); // true: to be said again when the operator has returned
 
 // Who needs what others have waits until something has come back: reads the count, looks, and waits for the count to change.
 uint64_t freed_count();

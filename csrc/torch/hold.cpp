@@ -121,9 +121,9 @@ void Hold::enter() {
   if (C10_UNLIKELY(room_is_short()) && turn_ && !is_inside_operator()) turn_->take();
 }
 
-void Hold::note_streams() const {
+void Hold::note_streams() {
   for (std::size_t i = 0; i < used_.size(); i++)
-    if (const int home = used_[i].block->home; i == 0 || home != used_[i - 1].block->home) note_kernels(device_of(home));
+    if (const int home = used_[i].block->home; i == 0 || home != used_[i - 1].block->home) tells_again_ |= note_kernels(device_of(home));
 }
 
 void Hold::give_back() {
@@ -133,6 +133,7 @@ void Hold::give_back() {
 }
 
 void Hold::let_go() {
+  if (C10_UNLIKELY(tells_again_)) note_streams();
   if (C10_UNLIKELY(recording_graphs.load(std::memory_order_relaxed)))
     for (const Use& u : used_) mgd_handle_pin(machine(), u.block, MGD_PIN_GRAPH, true); // the graph goes on reading where they are now
   give_back();

@@ -69,7 +69,7 @@ class Hold {
   };
   void note_uses() const;
   void enter();
-  void note_streams() const; // operands may stand on several devices, as those of a copy do
+  void note_streams(); // operands may stand on several devices, as those of a copy do
   bool is_inside_operator() const;
   void add_tangent(const at::Tensor& t, bool written); // of forward-mode differentiation, which kernels read beside the tensor
   static void used_at_last(Block* b);
@@ -83,7 +83,7 @@ class Hold {
 
   c10::SmallVector<Use, 6> used_;
   Turn* const turn_;
-  bool away_ = false, given_ = false;
+  bool away_ = false, given_ = false, tells_again_ = false;
   Hold* outer_ = nullptr;
 };
 
