@@ -211,7 +211,7 @@ void bring(const mgd_action& a) {
   if (b->was_lent.load(std::memory_order_relaxed)) mgd_handle_write(b); // nobody says when, so it never counts as unchanged
   restore_pointer(*b, std::move(block));
   c10::DataPtr guest = std::exchange(b->guest, {});
-  guest.clear();
+  free_block(guest);
   mgd_restore_end(machine(), b, true, &left);
   free_host(left);
   event.done();

@@ -107,10 +107,19 @@ bool is_too_small(const c10::StorageImpl* s) {
   return !bytes || *bytes < adopt_at_least.load(std::memory_order_relaxed);
 }
 
-void free_block(c10::DataPtr& block) {
+// The allocator records an event for each stream of a block, and throws when the driver refuses, as it does after a device-side
+// assert. It is called by its name, because a unique_ptr ends the process where its deleter throws. The block is lost then,
+// and the device with it: the next call that waits for the device says why.
+void free_block(c10::DataPtr& block) noexcept {
   const Bridge* b = block.get() ? backend_of(block.device().type()) : nullptr;
   if (b && b->retire) b->retire(block);
+  const c10::DeleterFnPtr free = block.get_deleter();
+  void* context = block.release_context();
   block.clear();
+  try {
+    if (context) free(context);
+  } catch (const std::exception&) {
+  }
 }
 
 void adopt_slow(c10::StorageImpl* s, bool fresh) {

@@ -89,7 +89,7 @@ inline Block* adopt_operand(const at::Tensor& t, c10::StorageImpl* s) {
 }
 
 // Frees a block of a device when the kernels that may use it have ended; never throws.
-void free_block(c10::DataPtr& block);
+void free_block(c10::DataPtr& block) noexcept;
 
 // The bytes of a block went elsewhere, or came back; false when the storage died meanwhile.
 bool poison(Block& b, c10::DataPtr* taken);
