@@ -19,6 +19,7 @@ from managed import (
     _functions,
     _graphs,
     _kinds,
+    _launch,
     _optim,
     _placed,
     _saving,
@@ -72,6 +73,7 @@ if not INERT:
     _functions.install()
     _graphs.install()
     _kinds.install()
+    _launch.install()
     _optim.install()
     _placed.install()
     _saving.install()

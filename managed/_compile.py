@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from managed._backend import C
 from managed._fake import saw_managed
+from managed._launch import wrap_inductor
 from managed._walk import markable
 
 __all__: list[str] = []
@@ -39,6 +40,8 @@ def _with_managed(original: Callable[..., Any]) -> Callable[..., Any]:
             return model.forward
         if inductor and any(map(_is_simulated, _nodes(model))):
             return model.forward
+        if inductor:
+            wrap_inductor()
         compiled = original(self, model, inputs, **kwargs)
         return _marking(compiled) if managed else compiled
 

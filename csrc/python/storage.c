@@ -2,6 +2,7 @@
  *
  * It decides nothing: frames.c knows who only saves, torch/saving.cpp does the rest.
  */
+#include "../torch/loan.h"
 #include "../torch/saving.h"
 #include "binding.h"
 
@@ -52,6 +53,13 @@ static PyObject *compared_address(PyObject *module, PyObject *storage) {
   return PyLong_FromUnsignedLongLong(identity && mgd_frames_is_saver() ? identity : 0);
 }
 
+static PyObject *call_lent(PyObject *module, PyObject *args) {
+  (void)module;
+  PyObject *tensors, *written, *call, *given, *named = NULL;
+  if (!PyArg_ParseTuple(args, "OOOO!|O!:call_lent", &tensors, &written, &call, &PyTuple_Type, &given, &PyDict_Type, &named)) return NULL;
+  return mgd_torch_call_lent(tensors, written, call, given, named);
+}
+
 static PyObject *explained(PyObject *module, PyObject *error) {
   (void)module;
   return mgd_torch_explained(error);
@@ -65,5 +73,8 @@ PyMethodDef mgd_storage_methods[] = {
     {"write_saved", write_saved, METH_VARARGS, PyDoc_STR("write_saved(target, source, /)\n--\n\nCopies a storage of the host into a saved one.")},
     {"compared_address", compared_address, METH_O,
      PyDoc_STR("compared_address(storage, /)\n--\n\nWhat stands for its address where the caller only compares it; 0 where it has to be the address itself.")},
+    {"call_lent", call_lent, METH_VARARGS,
+     PyDoc_STR("call_lent(tensors, written, call, args, kwargs={}, /)\n--\n\nCalls what reads the pointers of the tensors and writes those at the "
+               "positions in `written`, or all if it is None; they stay home until it returns.")},
     {"explained", explained, METH_O, PyDoc_STR("explained(text, /)\n--\n\nThe text of an allocator's error, with who holds what.")},
     {NULL, NULL, 0, NULL}};

@@ -19,6 +19,7 @@
  * torch.Tensor refuses setattr for some of these names, so they are put into
  * its own dict, which is what a class statement would have done.
  */
+#include "../torch/loan.h"
 #include "../torch/saving.h"
 #include "binding.h"
 
@@ -402,6 +403,7 @@ static PyObject *tensor_numpy(PyObject *self, PyObject *const *args, Py_ssize_t 
 
 /* Who only compares addresses gets a number that stays the same when the bytes leave, and that no other storage comes to have. */
 static PyObject *tensor_data_ptr(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+  if (is_torchs_own(self) && mgd_torch_is_lent(self)) return call_original(DATA_PTR, self, args, nargs, kwnames);
   const uint64_t identity = is_torchs_own(self) ? mgd_torch_identity(self) : 0;
   if (identity && mgd_frames_is_saver()) return PyLong_FromUnsignedLongLong(identity);
   return call_noted(DATA_PTR, mgd_torch_expose, self, args, nargs, kwnames);

@@ -236,7 +236,9 @@ bool may_have_source(c10::StorageImpl* storage) {
   return holders > 1;
 }
 
-void storage_written(c10::StorageImpl* storage) {
+} // namespace
+
+void note_storage_written(c10::StorageImpl* storage) noexcept {
   if (C10_LIKELY(!may_have_source(storage))) return;
   Directory& d = directory();
   Dying dying;
@@ -249,10 +251,8 @@ void storage_written(c10::StorageImpl* storage) {
   reap_locked(d, dying);
 }
 
-} // namespace
-
 void note_written_slow(const at::Tensor& t) noexcept {
-  if (t.defined()) each_storage(t, [](c10::StorageImpl* s) { storage_written(s); });
+  if (t.defined()) each_storage(t, [](c10::StorageImpl* s) { note_storage_written(s); });
 }
 
 void give_up_replica_of(const at::Tensor& result) {

@@ -51,6 +51,7 @@ void keep_trip_home(const Replica& replica, const NodeHold& node);
 extern std::atomic<int64_t> sources_alive; // storages with copies or with a pointer that has left
 
 // Tells that t was written: its copies are stale. Destructors call it: it allocates nothing, and locks nothing where t has no copies.
+void note_storage_written(c10::StorageImpl* storage) noexcept;
 void note_written_slow(const at::Tensor& t) noexcept;
 inline void note_written(const at::Tensor& t) noexcept {
   if (C10_UNLIKELY(sources_alive.load(std::memory_order_relaxed) != 0)) note_written_slow(t);
