@@ -40,7 +40,7 @@ def _with_managed(original: Callable[..., Any]) -> Callable[..., Any]:
             return model.forward
         if inductor and any(map(_is_simulated, _nodes(model))):
             return model.forward
-        if inductor:
+        if inductor and managed:
             wrap_inductor()
         compiled = original(self, model, inputs, **kwargs)
         return _marking(compiled) if managed else compiled

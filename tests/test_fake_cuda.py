@@ -355,9 +355,152 @@ def test_a_foreign_stream_ends_adoption(run):
             later = x.clone()
         log()
         assert C.spill_all() == 1
-        assert log()[:2] == ["wait device", "copy out"]
+        assert log()[:3] == ["wait event", "wait default", "copy out"]
         assert C.is_spilled(x) and not C.is_spilled(later)
         assert same(x, expected)
+    """)
+
+
+def test_a_free_after_a_foreign_stream_waits_for_nobody(run):
+    """The block serves nobody before the stream is done, also while a graph is recorded."""
+    run(
+        """
+        def pending():
+            stats = torch.cuda.memory_stats()
+            return stats["active_bytes.all.current"] - stats["allocated_bytes.all.current"]
+        x, y, z = made(8), made(8), made(8)
+        with torch.cuda.stream(torch.cuda.ExternalStream(0x77770)):
+            x.add_(0)
+        log()
+        del x
+        assert not any(line.startswith("wait") for line in log())
+        assert pending() == 8 * MIB
+        side = torch.cuda.Stream()
+        capture(side)
+        with torch.cuda.stream(side):
+            del y
+        capture(None)
+        assert not any(line.startswith("wait") for line in log())
+        """,
+        FAKE_CUDA_BUSY=1,
+    )
+
+
+def test_foreign_streams_that_have_nothing_to_do_share_a_mark(run):
+    run("""
+        x = made(8)
+        for address in range(0x10000, 0x10000 + 16 * 500, 16):
+            with torch.cuda.stream(torch.cuda.ExternalStream(address)):
+                x.add_(0)
+        log()
+        assert C.spill_all() == 1
+        assert log().count("wait event") == 1
+    """)
+
+
+def test_a_copy_between_devices_runs_on_a_stream_of_each(run):
+    """Torch starts it on the stream of the source."""
+    run(
+        """
+        x, y = made(8, "cuda:0"), made(8, "cuda:1")
+        with torch.cuda.stream(torch.cuda.Stream("cuda:0")):
+            y.copy_(x)
+        log()
+        assert C.spill_all() == 2
+        waits = log()
+        assert "wait side" in waits[: waits.index("copy out")], waits
+        """,
+        FAKE_CUDA_DEVICES=2,
+    )
+
+
+def test_a_kernel_that_has_failed_does_not_end_the_process(run):
+    """With two streams the allocator records events when a block dies; the driver refuses them."""
+    run("""
+        x, y, z = made(8), made(8), made(8)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            x.add_(0)
+        fake.fake_break(1)
+        del x
+        for use in (lambda: y.cpu(), torch.cuda.synchronize):
+            try:
+                use()
+            except RuntimeError as e:
+                assert "CUDA error" in str(e) and "out of memory" not in str(e), e
+            else:
+                raise AssertionError("nobody noticed")
+        del y
+        fake.fake_break(0)
+        assert z.cpu().shape == z.shape
+    """)
+
+
+def test_a_device_that_fails_while_bytes_leave_is_not_out_of_memory(run):
+    run("""
+        managed.budget(CUDA, 256 * MIB)
+        held = [made(64) for _ in range(3)]
+        C.spill_all()
+        keep = [made(64) for _ in range(3)]
+        fake.fake_break(1)
+        try:
+            held[0].add_(0)
+        except RuntimeError as e:
+            assert "CUDA error" in str(e) and not isinstance(e, torch.OutOfMemoryError), e
+        else:
+            raise AssertionError("nobody noticed")
+        fake.fake_break(0)
+        held[0].add_(0)
+    """)
+
+
+def test_a_restore_asks_its_device_once(run):
+    run(
+        """
+        x, y = made(8, "cuda:0"), made(8, "cuda:1")
+        C.spill_all()
+        before = [fake.fake_room_reads(i) for i in range(2)]
+        x.add_(0)
+        assert not C.is_spilled(x)
+        assert [fake.fake_room_reads(i) - before[i] for i in range(2)] == [1, 0]
+        """,
+        FAKE_CUDA_DEVICES=2,
+    )
+
+
+def test_a_function_of_the_program_is_named_without_the_gil(run):
+    """Its owner waits for the allocator's lock, under which the name is asked for."""
+    run("""
+        import faulthandler, threading
+        from torch.utils.checkpoint import checkpoint
+        faulthandler.dump_traceback_later(30, exit=True)
+        def floats():
+            return torch.zeros(25 * MIB, device=CUDA).as_subclass(ManagedTensor).clone()
+        idle = [floats() for _ in range(12)]
+        x = floats().requires_grad_()
+        y = checkpoint(torch.relu, x, use_reentrant=True)
+        done = threading.Event()
+        def ask():
+            while not done.is_set():
+                torch.cuda.memory_stats()
+        asker = threading.Thread(target=ask)
+        asker.start()
+        before = managed.stats()["events"]
+        y.backward(floats())
+        done.set()
+        asker.join()
+        sites = {e.site for e in managed.explain().since(before) if e.kind == "spill"}
+        assert any("CheckpointFunctionBackward" in str(s) for s in sites), sites
+    """)
+
+
+def test_tritons_launcher_borrows_its_arguments(run):
+    pytest.importorskip("triton")
+    run("""
+        import sys
+        assert "triton.runtime.jit" not in sys.modules
+        import triton
+        run = triton.runtime.jit.JITFunction.run
+        assert run.__wrapped__.__module__ == "triton.runtime.jit"
     """)
 
 

@@ -4,7 +4,9 @@ Custom functions, hooks, root gradients, `.grad` itself. What torch.func does: t
 """
 
 import copy
+import itertools
 import pickle
+import time
 
 import pytest
 import torch
@@ -302,6 +304,47 @@ def test_roots_that_are_edges(device, given):
     for mine, expected in zip(net.parameters(), plain.parameters(), strict=True):
         check(mine, expected.grad)
         assert type(expected.grad) is torch.Tensor
+
+
+# ---- gradients that meet
+
+
+@pytest.fixture
+def deterministic():
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def sums():
+    """The gradient of a leaf with a use on each device, for every order in which they are done."""
+    terms = (1e8, 1.0, -1e8)  # the sum of three floats depends on which two come first
+    uses = [at(f"sim:{i}", torch.full((64,), x)).pin() for i, x in enumerate(terms)]
+    found = set()
+    for order in itertools.permutations(range(3)):
+        w = leaf("sim:3", torch.ones(64)).pin()
+        found.add(_sum(w, uses, order))
+    return found
+
+
+def _sum(w, uses, order):
+    total = torch.zeros((), device="sim:3")
+    for x, late in zip(uses, order, strict=True):
+        there = torch.empty_like(x).copy_(w)  # a copy of its own, that the program asks for
+        product = x * there
+        product.register_hook(lambda g, late=late: time.sleep(0.02 * late))
+        total = total + product.sum().to("sim:3")
+    total.backward()
+    return w.grad[0].item()
+
+
+def test_threads_of_several_devices_sum_as_they_come():
+    assert len(sums()) > 1
+
+
+def test_gradients_of_several_devices_are_summed_in_one_order(deterministic):
+    assert len(sums()) == 1
+    assert torch.autograd.is_multithreading_enabled()
 
 
 # ---- .grad itself

@@ -77,6 +77,54 @@ def test_what_had_no_handle_then_gets_none_later(run_python):
     )
 
 
+APART = (
+    SETUP.replace("devices=1", "devices=2")
+    + """
+    def kept(f):
+        before = managed.stats()
+        f()
+        after = managed.stats()
+        return after["replica_hits"] - before["replica_hits"], after["copy"] - before["copy"]
+    w, x = made(), torch.rand(4, 1 << 16).as_subclass(managed.ManagedTensor).cuda(1)
+    assert kept(lambda: w * x) == (0, 1)
+    assert kept(lambda: w * x) == (1, 0)
+"""
+)
+
+
+@pytest.mark.parametrize("multiply", ["w * x", "torch.addcmul(x, w, x)"])  # typed, and boxed
+def test_no_kept_copy_serves_a_graph(run_python, multiply):
+    """It would be stale, or another's memory, when the graph is replayed."""
+    run_python(
+        APART
+        + f"""
+    C.private_pool(1, True)
+    assert kept(lambda: {multiply}) == (0, 1), "a copy that is part of the graph"
+    C.private_pool(-1, True)
+    assert kept(lambda: {multiply}) == (0, 1), "a replay may write what the graph has touched"
+    assert kept(lambda: {multiply}) == (0, 1)
+    """
+    )
+
+
+@pytest.mark.parametrize(
+    "write", ["w.add_(1)", "torch.ops.aten.logit_(w)", "torch.add(w, 1, out=w)"]
+)
+def test_what_a_graph_writes_has_no_copies(run_python, write):
+    run_python(
+        APART
+        + f"""
+    C.private_pool(1, True)
+    {write}
+    made_inside = w + 1
+    C.private_pool(-1, True)
+    for t in (w, made_inside):
+        assert kept(lambda: t * x) == (0, 1)
+        assert kept(lambda: t * x) == (0, 1), "no copy of it is kept"
+    """
+    )
+
+
 def test_blocks_of_a_private_pool_stay(run_python):
     run_python(
         SETUP

@@ -22,7 +22,7 @@ constexpr int kStreams = 192; // torch has 32 a priority and device, and the def
 struct Streams {
   std::array<std::atomic<c10::StreamId>, kStreams> ids;
   std::atomic<int> count{0};
-  std::atomic<bool> foreign{false}; // one that is not torch's
+  std::atomic<bool> foreign{false}; // there have been others: not torch's, or more than fit
 };
 Streams g_streams[kMostDevices];
 
@@ -34,7 +34,7 @@ struct Mark {
 struct Foreign {
   std::mutex mutex; // a leaf: nobody waits for a device in it
   std::vector<Mark> marks;
-  std::optional<c10::cuda::CUDAStream> gate; // torch's own: for blocks that are given up it waits for the marks
+  std::optional<c10::cuda::CUDAStream> gate; // of our own, so that nobody records a graph on it: for blocks that are given up it waits for the marks
 };
 Foreign& foreign_on(int device) {
   static auto* all = new std::array<Foreign, kMostDevices>; // never destroyed: tensors may outlive static destructors
@@ -57,12 +57,15 @@ bool knows(const Streams& s, c10::StreamId id) {
   return false;
 }
 
-void add(Streams& s, c10::StreamId id) {
+// False: there are more than fit.
+bool add(Streams& s, c10::StreamId id) {
   std::lock_guard<std::mutex> lock(adding());
+  if (knows(s, id)) return true;
   const int n = s.count.load(std::memory_order_relaxed);
-  if (knows(s, id) || n == kStreams) return;
+  if (n == kStreams) return false;
   s.ids[n].store(id, std::memory_order_relaxed);
   s.count.store(n + 1, std::memory_order_release);
+  return true;
 }
 
 c10::cuda::CUDAStream stream_of(int device, c10::StreamId id) {
@@ -100,7 +103,11 @@ void mark_foreign(int device, const c10::cuda::CUDAStream& stream) try {
   Foreign& f = foreign_on(device);
   const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
   std::lock_guard<std::mutex> lock(f.mutex);
-  if (!f.gate) f.gate = c10::cuda::getStreamFromPool(false, static_cast<c10::DeviceIndex>(device));
+  if (!f.gate) {
+    cudaStream_t made = nullptr;
+    C10_CUDA_CHECK(cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, 0));
+    f.gate = c10::cuda::getStreamFromExternal(made, static_cast<c10::DeviceIndex>(device));
+  }
   g_streams[device].foreign = true;
   if (is_recording(stream.stream())) return;
   const Mark& m = mark_of(f, stream.id());
@@ -138,12 +145,11 @@ bool use_stream(int device) {
   const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device));
   const c10::StreamId id = stream.id();
   if (C10_LIKELY(device == last_device && id == last)) return false;
-  if (C10_UNLIKELY(!is_own(id))) {
+  Streams& s = g_streams[device];
+  if (C10_UNLIKELY(!is_own(id) || (!knows(s, id) && !add(s, id)))) {
     mark_foreign(device, stream);
     return true;
   }
-  Streams& s = g_streams[device];
-  if (!knows(s, id)) add(s, id);
   last_device = device;
   last = id;
   return false;

@@ -98,9 +98,10 @@ at::Tensor copy_expanded(const at::Tensor& t, c10::Device to, int64_t* bytes) {
 // Where the bytes of t have left its device they go from where they are straight to where they are needed: by way of home others
 // would have to leave there first. Undefined where they have not left, or do not lie together.
 at::Tensor copy_from_afar(const at::Tensor& t, c10::Device to, Traced& trace) {
-  if (t.layout() != at::kStrided || !t.has_storage() || needs_torch(t)) return {};
+  if (t.layout() != at::kStrided || !t.has_storage()) return {};
   Block* b = block_of(t.storage().unsafeGetStorageImpl());
-  if (C10_LIKELY(!b || mgd_handle_is_home(b)) || is_recorded() || t.is_conj() || t.is_neg() || t.numel() == 0 || !t.is_non_overlapping_and_dense()) return {};
+  if (C10_LIKELY(!b || mgd_handle_is_home(b))) return {};
+  if (needs_torch(t) || is_recorded() || t.is_conj() || t.is_neg() || t.numel() == 0 || !t.is_non_overlapping_and_dense()) return {};
   at::Tensor r;
   {
     const c10::impl::ExcludeDispatchKeyGuard plain(kKey); // it gets its handle when it is complete

@@ -115,7 +115,7 @@ int mgd_torch_write_saved(PyObject* to, PyObject* from) {
     const NoGil no_gil;
     const HeldTensor held(tensor_over(target), true);
     const Block& b = *block_of(target.unsafeGetStorageImpl());
-    backend_of(target.device_type())->copy(index_of(b.home), b.block.get(), -1, source.data(), b.size());
+    backend_of(target.device_type())->copy(target.device().index(), b.block.get(), -1, source.data(), b.size());
     return 0;
   });
 }

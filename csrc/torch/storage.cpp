@@ -113,11 +113,11 @@ bool is_too_small(const c10::StorageImpl* s) {
 void free_block(c10::DataPtr& block) noexcept {
   const Bridge* b = block.get() ? backend_of(block.device().type()) : nullptr;
   if (b && b->retire) b->retire(block);
-  const c10::DeleterFnPtr free = block.get_deleter();
+  const c10::DeleterFnPtr give_back = block.get_deleter();
   void* context = block.release_context();
   block.clear();
   try {
-    if (context) free(context);
+    if (context) give_back(context);
   } catch (const std::exception&) {
   }
 }

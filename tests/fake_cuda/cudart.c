@@ -28,6 +28,11 @@ static cudaStream_t capturing;
 static long streams;
 static unsigned contexts; /* a bit for each device that has one */
 static size_t pinned;
+static int broken;
+static long room_reads[DEVICES];
+
+/* After a device-side assert every call that has to do with kernels reports it. */
+static cudaError_t state(void) { return broken ? (last = cudaErrorAssert) : cudaSuccess; }
 
 static long number(const char *name, long otherwise) {
   const char *text = getenv(name);
@@ -51,7 +56,7 @@ static void touch(int device) { __atomic_or_fetch(&contexts, 1u << device, __ATO
 cudaError_t cudaGetDeviceCount(int *n) { return *n = count(), cudaSuccess; }
 cudaError_t cudaGetDevice(int *d) { return *d = current, cudaSuccess; }
 cudaError_t cudaSetDevice(int d) { return touch(d), current = d, cudaSuccess; }
-cudaError_t cudaDeviceSynchronize(void) { return tell("wait device"), cudaSuccess; }
+cudaError_t cudaDeviceSynchronize(void) { return tell("wait device"), state(); }
 cudaError_t cudaDriverGetVersion(int *v) { return *v = CUDART_VERSION, cudaSuccess; }
 cudaError_t cudaRuntimeGetVersion(int *v) { return *v = CUDART_VERSION, cudaSuccess; }
 cudaError_t cudaGetLastError(void) {
@@ -125,6 +130,7 @@ cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
   pthread_mutex_lock(&lock);
   *total = capacity();
   *available = *total - used[current];
+  room_reads[current]++;
   pthread_mutex_unlock(&lock);
   return cudaSuccess;
 }
@@ -162,7 +168,7 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
   static const char *const names[] = {"copy host", "copy in", "copy out", "copy within", "copy"};
   if (s && s == capturing) return last = cudaErrorStreamCaptureUnsupported;
   tell(names[kind]);
-  return memmove(to, from, bytes), cudaSuccess;
+  return memmove(to, from, bytes), state();
 }
 cudaError_t cudaMemcpyPeerAsync(void *to, int a, const void *from, int b, size_t bytes, cudaStream_t s) {
   (void)a;
@@ -185,7 +191,7 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) { return
 cudaError_t cudaStreamSynchronize(cudaStream_t s) {
   if (s && s == capturing) return last = cudaErrorStreamCaptureUnsupported;
   tell(s ? "wait side" : "wait default");
-  return cudaSuccess;
+  return state();
 }
 cudaError_t cudaStreamQuery(cudaStream_t s) { return (void)s, cudaSuccess; }
 cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags) {
@@ -216,12 +222,12 @@ cudaError_t cudaEventDestroy(cudaEvent_t e) { return free((void *)e), cudaSucces
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
   (void)e;
   if (s) tell("record side");
-  return cudaSuccess;
+  return state();
 }
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t e, cudaStream_t s, unsigned flags) { return (void)flags, cudaEventRecord(e, s); }
 /* An event of a side stream is ready when it has been waited for. */
 cudaError_t cudaEventQuery(cudaEvent_t e) { return (void)e, getenv("FAKE_CUDA_BUSY") ? (last = cudaErrorNotReady) : cudaSuccess; }
-cudaError_t cudaEventSynchronize(cudaEvent_t e) { return (void)e, tell("wait event"), cudaSuccess; }
+cudaError_t cudaEventSynchronize(cudaEvent_t e) { return (void)e, tell("wait event"), state(); }
 
 /* ---- kernels */
 cudaError_t cudaLaunchKernel(const void *f, dim3 grid, dim3 block, void **arguments, size_t shared, cudaStream_t s) {
@@ -270,6 +276,10 @@ size_t fake_pinned(void) { return pinned; }
 
 /* For the tests: the stream that records a graph, or NULL. */
 void fake_capture(cudaStream_t s) { capturing = s; }
+/* Whether a kernel has failed. */
+void fake_break(int is_broken) { broken = is_broken; }
+/* How often it was asked what is free on a device. */
+long fake_room_reads(int device) { return room_reads[device]; }
 
 /* ---- the driver, as far as c10 asks it; this library also stands where libcuda.so.1 is looked for */
 typedef int driver_result;
