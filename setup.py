@@ -1,4 +1,5 @@
-"""Builds the extensions: managed._C, managed._sim and, with a CUDA torch, managed._cuda.
+"""Builds the extensions: managed._C, managed._sim and, with a CUDA torch, managed._cuda and the
+virtual GPU.
 
 Owns which sources make which extension; tools/ninja_build.py owns how they are built and
 pyproject.toml the metadata.
@@ -22,7 +23,7 @@ import torch
 from setuptools import Extension, setup
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "tools"))
-from ninja_build import ROOT, TORCH, CleanBuild, NinjaBuild, Options
+from ninja_build import ROOT, TORCH, CleanBuild, NinjaBuild, Options, SharedLibrary
 
 
 def sources(*patterns: str) -> list[str]:
@@ -63,6 +64,16 @@ def extensions() -> list[Extension]:
                 sources("cuda/*.cpp"),
                 libraries=["c10", "c10_cuda"],
                 include_dirs=[str(include)],
+            )
+        )
+        # Found under the driver's name by whoever asks for it once this is loaded.
+        found.append(
+            SharedLibrary(
+                "managed.libvirtual_gpu",
+                sources("virtual_gpu/*.c"),
+                "libcuda.so.1",
+                include_dirs=[str(include)],
+                extra_compile_args=["-D_GNU_SOURCE"],
             )
         )
     elif os.environ.get("MANAGED_REQUIRE_CUDA") == "1":

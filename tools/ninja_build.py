@@ -76,6 +76,14 @@ def escape(path: str | Path) -> str:
     return str(path).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
 
 
+class SharedLibrary(Extension):
+    """A library that is no Python module: C alone, a name of its own, what it exports said in it."""
+
+    def __init__(self, name: str, sources: list[str], soname: str, **keywords: list[str]) -> None:
+        super().__init__(name, sources, **keywords)
+        self.soname = soname
+
+
 class CleanBuild(build):
     """build that forgets what an earlier one staged: a deleted module has no place in a wheel."""
 
@@ -121,6 +129,12 @@ class NinjaBuild(build_ext):
                 if built.exists():
                     replace(built, Path(self.get_ext_fullpath(extension.name)))
 
+    def get_ext_filename(self, fullname: str) -> str:
+        last = fullname.split(".")[-1]  # setuptools asks with the package and without
+        if any(isinstance(e, SharedLibrary) and e.name.endswith(last) for e in self.extensions):
+            return f"{fullname.replace('.', '/')}.so"
+        return str(super().get_ext_filename(fullname))
+
     def copy_extensions_to_source(self) -> None:
         library = Path(self.build_lib)
         for extension in self.extensions:
@@ -133,6 +147,7 @@ class NinjaBuild(build_ext):
         for extension in self.extensions:
             objects = []
             extra = " ".join(f"-isystem {escape(d)}" for d in extension.include_dirs)
+            extra = " ".join([*extension.extra_compile_args, extra])
             for source in extension.sources:
                 obj = folder / "obj" / f"{source}.o"
                 objects.append(escape(obj))
@@ -142,11 +157,14 @@ class NinjaBuild(build_ext):
                     lines += [f"  extra = {extra}"]
                     seen.add(obj)
             built = folder / Path(self.get_ext_filename(extension.name)).name
-            libraries = " ".join(f"-l{name}" for name in extension.libraries)
-            lines += [
-                f"build {escape(built)}: link {' '.join(objects)} | {escape(folder)}/exports.map"
-            ]
-            lines += [f"  libraries = {libraries}"]
+            if isinstance(extension, SharedLibrary):
+                lines += [f"build {escape(built)}: link_c {' '.join(objects)}"]
+                lines += [f"  soname = {extension.soname}"]
+            else:
+                libraries = " ".join(f"-l{name}" for name in extension.libraries)
+                exports = f"{escape(folder)}/exports.map"
+                lines += [f"build {escape(built)}: link {' '.join(objects)} | {exports}"]
+                lines += [f"  libraries = {libraries}"]
             outputs.append((extension, built))
         text = "\n".join(lines) + "\n"
         path = folder / "build.ninja"
@@ -187,6 +205,9 @@ def rules(options: Options, folder: Path) -> list[str]:
         "rule cxx\n" + compile_rule.format(f"{cxx} {shared} {' '.join(cxx_flags)}"),
         f"{deps}\n  description = CXX $in",
         f"rule link\n  command = {cxx} {sanitize} {link} {inputs} -o $out",
+        "  description = LINK $out",
+        f"rule link_c\n  command = {cc} {sanitize} -shared -pthread -Wl,-z,defs "
+        "-Wl,-soname,$soname $in -ldl -o $out",
         "  description = LINK $out",
     ]
 
