@@ -11,11 +11,7 @@ static size_t extent(size_t bytes, size_t rows, size_t pitch) { return rows ? (r
 
 /* The device may have been freed below an operation that nothing ordered before that. */
 bool still_there(const struct part *p, bool fill) {
-  enum memory m;
-  int device;
-  bool to = memory_at(p->to, extent(p->bytes, p->rows, p->to_pitch), &m, &device);
-  bool from = fill || memory_at(p->from, extent(p->bytes, p->rows, p->from_pitch), &m, &device);
-  return to && from;
+  return block_number(p->to) == p->to_block && (fill || block_number(p->from) == p->from_block);
 }
 
 void do_part(const struct part *p, bool fill) {
@@ -67,6 +63,8 @@ static cudaError_t copy(struct part p, enum cudaMemcpyKind kind, struct stream *
   struct op *op = error == cudaSuccess ? new_op(COPY, s) : NULL;
   if (!op) return error != cudaSuccess ? error : cudaErrorMemoryAllocation;
   op->part = p;
+  op->part.to_block = block_number(p.to);
+  op->part.from_block = block_number(p.from);
   if (from == PAGEABLE && to == DEVICE && !stage(op)) return drop_op(op), cudaErrorMemoryAllocation;
   error = enqueue(op, accesses, 2);
   if (error != cudaSuccess || s->capture) return error;
@@ -87,6 +85,7 @@ static cudaError_t fill(struct part p, struct stream *s, bool waits) {
   struct op *op = new_op(FILL, s);
   if (!op) return cudaErrorMemoryAllocation;
   op->part = p;
+  op->part.to_block = block_number(p.to);
   error = enqueue(op, &access, 1);
   return error == cudaSuccess && waits && to == PINNED ? host_waits(s) : error;
 }

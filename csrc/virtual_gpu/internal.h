@@ -126,9 +126,11 @@ struct block {
   int device;
   bool registered, late; /* the program's own pages; freed by an operation of a stream */
   unsigned flags;
+  uint64_t number; /* no other block has it, also at the same address */
   struct physical *physical; /* mapped there by cuMemMap; such blocks touch, and an access may run over several */
 };
 struct block *find_block(const void *address);
+uint64_t block_number(const void *address); /* 0: nobody's */
 /* What lies at these bytes: PAGEABLE for what is nobody's; false when they leave an allocation. */
 bool memory_at(const void *address, size_t bytes, enum memory *memory, int *device);
 struct block *add_block(struct block b); /* NULL: no host memory */
@@ -146,6 +148,7 @@ struct part { /* a copy or a fill: rows of bytes */
   const void *from;
   size_t bytes, rows, to_pitch, from_pitch;
   int value, width; /* of a fill: 1, 2 or 4 bytes wide */
+  uint64_t to_block, from_block; /* whose bytes these were when the call was made; 0: pageable */
 };
 struct op {
   struct op *next; /* in its stream, or in its graph */

@@ -32,6 +32,11 @@ struct block *find_block(const void *address) {
   return b && (uintptr_t)address - b->address < b->bytes ? b : NULL;
 }
 
+uint64_t block_number(const void *address) {
+  const struct block *b = find_block(address);
+  return b ? b->number : 0;
+}
+
 bool memory_at(const void *address, size_t bytes, enum memory *memory, int *device) {
   const uintptr_t end = (uintptr_t)address + bytes;
   const struct block *b = find_block(address);
@@ -57,7 +62,9 @@ struct block *add_block(struct block b) {
   const size_t i = after(b.address);
   memmove(blocks + i + 1, blocks + i, (block_count - i) * sizeof *blocks);
   block_count++;
+  static uint64_t made;
   blocks[i] = b;
+  blocks[i].number = ++made;
   forget_range((void *)b.address, b.bytes);
   return &blocks[i];
 }

@@ -1,0 +1,347 @@
+"""CUDA's half of spilling with torch's own allocator on a GPU made of software.
+
+Torch's CUDA build runs here over csrc/virtual_gpu: its allocator, streams, copies and the hook are
+the real ones, copies are as late as they may be, and every access is checked for its order. Device
+code does nothing. What needs a device's time is in tests/gpu.
+"""
+
+import os
+import shutil
+import subprocess
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+import managed
+
+HERE = Path(__file__).parent / "virtual_gpu"
+SITE = Path(torch.__file__).resolve().parents[1]
+LIBRARY = Path(managed.__file__).parent / "libvirtual_gpu.so"
+GIB = 1 << 30
+CONTEXT = 64 << 20
+
+
+def _reason():
+    if torch.version.cuda is None:
+        return "needs a torch that is built with CUDA"
+    if torch.cuda.is_available():
+        return "there is a real device: make gpu"
+    if not LIBRARY.exists():
+        return "the virtual GPU was not built: CUDA's headers were not found"
+    return None
+
+
+pytestmark = pytest.mark.skipif(_reason() is not None, reason=str(_reason()))
+
+
+@pytest.fixture
+def run(run_python):
+    def run(code, devices=1, **environment):
+        start = f"import sys; sys.path.insert(0, {str(HERE)!r})\nfrom programs import *\n"
+        settings = {
+            "LD_PRELOAD": LIBRARY,
+            "VIRTUAL_GPU_DEVICES": ",".join([str(GIB + CONTEXT)] * devices),
+            "VIRTUAL_GPU_CONTEXT_BYTES": CONTEXT,
+            "VIRTUAL_GPU_KERNELS": "empty",
+            "TORCH_CPP_LOG_LEVEL": "ERROR",  # some versions tell of each refused request
+        }
+        return run_python(start + textwrap.dedent(code), **(settings | environment))
+
+    return run
+
+
+@pytest.mark.parametrize("flavour", ["run", "asan", "tsan"])
+def test_the_runtime_alone(flavour):
+    include = next(SITE.glob("nvidia/cu*/include/cuda_runtime_api.h")).parent
+    make = [shutil.which("make"), "-C", HERE, flavour, f"INCLUDE={include}"]
+    plain = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")}
+    done = subprocess.run(make, env=plain, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_bytes_leave_and_come_back(run):
+    run("""
+        x = made(64)
+        expected = x.cpu()
+        view = x[5:]
+        assert C.spill_all() == 1
+        assert C.is_spilled(x)
+        assert torch.cuda.memory_allocated() == 0
+        assert same(view, expected[5:])
+        assert not C.is_spilled(x)
+        assert C.host_memory()["used"] == 64 * MIB, "a clean copy stays"
+        calls = Calls()
+        assert C.spill_all() == 1
+        assert calls["MemcpyAsync"] == 0, "and what is clean is dropped"
+        assert same(x, expected)
+    """)
+
+
+def test_room_is_made_inside_the_allocator(run):
+    """1 GiB of device for 3 GiB of tensors; the driver is never full beyond it, nothing is lost."""
+    run("""
+        tensors = [made(100) for _ in range(30)]
+        expected = [t.cpu() for t in tensors]
+        for _ in range(2):
+            for t, e in zip(tensors, expected):
+                assert same(t, e)
+        stats = managed.stats()
+        assert stats["spill"] >= 20 and stats["restore"] >= 20
+    """)
+
+
+@pytest.mark.parametrize(
+    "settings", ["", "max_split_size_mb:64", "garbage_collection_threshold:0.8"]
+)
+def test_the_budget_is_the_allocators_limit(run, settings):
+    run(
+        """
+        managed.budget(CUDA, 320 * MIB)
+        tensors = [made(50) for _ in range(20)]
+        expected = [t.cpu() for t in tensors]
+        for t, e in zip(tensors, expected):
+            assert same(t, e)
+            assert torch.cuda.memory_reserved() <= 320 * MIB
+        managed.budget(CUDA, 200 * MIB)
+        assert torch.cuda.memory_allocated() <= 200 * MIB, "what is beyond it leaves at once"
+        managed.budget(CUDA, None)
+        large = torch.empty(700 * MIB, dtype=torch.uint8, device=CUDA)
+        """,
+        PYTORCH_ALLOC_CONF=settings,
+    )
+
+
+def test_small_tensors_in_shared_segments(run):
+    run("""
+        managed.budget(CUDA, 64 * MIB)
+        tensors = [made(1) for _ in range(200)]
+        expected = [t.cpu() for t in tensors]
+        for t, e in zip(tensors, expected):
+            assert same(t, e)
+    """)
+
+
+def test_out_of_memory_leaves_all_whole(run):
+    run("""
+        managed.budget(CUDA, 256 * MIB)
+        held = [made(64).pin() for _ in range(3)]
+        expected = [t.cpu() for t in held]
+        try:
+            torch.cat(held)
+        except managed.OutOfMemoryError as e:
+            assert " out of memory." in str(e) and "pinned" in str(e), e
+        else:
+            raise AssertionError("there was room")
+        assert held[0][:MIB].clone().shape == (MIB,)
+        for t, e in zip(held, expected):
+            assert not C.is_spilled(t) and same(t, e)
+            t.unpin()
+        try:
+            torch.empty(300 * MIB, dtype=torch.uint8, device=CUDA)
+        except torch.OutOfMemoryError as e:
+            assert "CUDA out of memory" in str(e)
+        else:
+            raise AssertionError("there was room")
+    """)
+
+
+def test_a_size_that_was_refused_is_freed_the_next_time(run):
+    """The allocator asks for room before it says how much."""
+    run("""
+        idle = [made(100) for _ in range(9)]
+        try:
+            torch.empty(600 * MIB, dtype=torch.uint8, device=CUDA)
+        except torch.OutOfMemoryError:
+            pass
+        else:
+            raise AssertionError("it found room at once: cuda_room.md says it does not")
+        large = torch.empty(600 * MIB, dtype=torch.uint8, device=CUDA)
+        assert sum(map(C.is_spilled, idle)) >= 5
+    """)
+
+
+def test_an_operator_on_a_side_stream_is_waited_for(run):
+    """One wait before the copy for each stream, and one after it."""
+    run("""
+        x = made(64)
+        expected = x.cpu()
+        calls = Calls()
+        C.spill_all()
+        assert (calls["StreamSynchronize"], calls["MemcpyAsync"]) == (2, 1)
+        same(x, expected)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            x.add_(0)
+        calls = Calls()
+        assert C.spill_all() == 1
+        assert (calls["StreamSynchronize"], calls["MemcpyAsync"]) == (3, 1)
+        assert not races()
+    """)
+
+
+def test_a_block_waits_for_every_stream_before_it_serves_again(run):
+    """Torch is told of the streams of managed operators when their handle gives a block up."""
+    run(
+        """
+        def pending():
+            stats = torch.cuda.memory_stats()
+            return stats["active_bytes.all.current"] - stats["allocated_bytes.all.current"]
+        x, y = made(8), made(8)
+        del x
+        assert pending() == 0, "one stream: in its order"
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            y.add_(0)
+        del y
+        assert pending() == 8 * MIB
+        z = made(8)
+        before = pending()
+        z.record_stream(torch.cuda.Stream())
+        C.spill_all()
+        assert pending() == before + 8 * MIB
+        """,
+        VIRTUAL_GPU_PATIENCE=1 << 30,
+    )
+
+
+def test_record_stream_reaches_the_block_inside(run):
+    run(
+        """
+        x = made(8)
+        calls = Calls()
+        x.record_stream(torch.cuda.Stream())
+        del x
+        assert calls["EventRecord"] + calls["EventRecordWithFlags"] == 1
+        """,
+        VIRTUAL_GPU_PATIENCE=1 << 30,
+    )
+
+
+def test_a_foreign_stream_ends_adoption(run):
+    run("""
+        x = made(8)
+        expected = x.cpu()
+        with torch.cuda.stream(stream_of_another_library()):
+            x.add_(0)
+            later = x.clone()
+        calls = Calls()
+        assert C.spill_all() == 1
+        assert (calls["DeviceSynchronize"], calls["MemcpyAsync"]) == (1, 1)
+        assert C.is_spilled(x) and not C.is_spilled(later)
+        assert same(x, expected)
+    """)
+
+
+def test_a_recording_stream_is_left_alone(run):
+    """Python did not tell of it: nothing is copied, what is away is refused, and nothing breaks."""
+    run("""
+        x, y = made(64), made(64)
+        expected = x.cpu()
+        C.spill_all()
+        same(y, expected)
+        side = torch.cuda.Stream()
+        with recorded(side), torch.cuda.stream(side):
+            try:
+                x.add_(0)
+            except RuntimeError as e:
+                assert "a CUDA graph is being recorded on cuda:0" in str(e), e
+            else:
+                raise AssertionError("it came back in a recording")
+        assert same(x, expected)
+    """)
+
+
+def test_other_allocators_are_left_alone(run):
+    run(
+        """
+        x = made(8)
+        assert C.spill_all() == 0
+        """,
+        PYTORCH_NO_CUDA_MEMORY_CACHING=1,
+    )
+
+
+def test_blocks_of_a_pool_stay(run):
+    run("""
+        pool = torch.cuda.MemPool()
+        with torch.cuda.use_mem_pool(pool):
+            inside = made(8)
+        outside = made(8)
+        inside.clone()
+        C.spill_all()
+        assert C.is_spilled(outside) and not C.is_spilled(inside)
+        del inside
+    """)
+
+
+def test_what_another_process_was_sent_stays(run):
+    """Torch says at exit that nobody has received it."""
+    run(
+        """
+        x, y = made(8), made(8)
+        expected = x.cpu()
+        C.spill_all()
+        x.untyped_storage()._share_cuda_()
+        C.spill_all()
+        assert C.is_spilled(y) and not C.is_spilled(x)
+        assert same(x, expected)
+        """,
+        stderr="Producer process has been terminated",
+        TORCH_CPP_LOG_LEVEL="WARNING",
+    )
+
+
+def test_memory_history_makes_no_room_in_the_allocator_but_for_restores(run):
+    run("""
+        torch.cuda.memory._record_memory_history(context="all", stacks="python")
+        a, b = made(300), made(300)
+        expected = [a.cpu(), b.cpu()]
+        for _ in range(3):
+            C.spill_all()
+            assert same(a, expected[0]) and same(b, expected[1])
+        try:
+            torch.empty(900 * MIB, dtype=torch.uint8, device=CUDA)
+        except torch.OutOfMemoryError:
+            pass
+        else:
+            raise AssertionError("there was room")
+    """)
+
+
+def test_peers_take_what_does_not_fit(run):
+    run(
+        """
+        torch.empty(1, device="cuda:1")
+        managed.budget("cuda:0", 256 * MIB)
+        tensors = [made(50) for _ in range(12)]
+        expected = [t.cpu() for t in tensors]
+        for _ in range(2):
+            for t, e in zip(tensors, expected):
+                assert same(t, e)
+        C.spill_all()
+        for t, e in zip(tensors, expected):
+            assert same(t, e)
+        """,
+        devices=2,
+    )
+
+
+def test_four_threads_share_a_full_device(run):
+    run("""
+        import threading
+        failures = []
+        def work():
+            try:
+                mine = [made(60) for _ in range(8)]
+                expected = [t.cpu() for t in mine]
+                for _ in range(3):
+                    for t, e in zip(mine, expected):
+                        assert same(t, e)
+            except BaseException as e:
+                failures.append(e)
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for t in threads: t.start()
+        for t in threads: t.join()
+        assert not failures, failures
+    """)

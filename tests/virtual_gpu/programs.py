@@ -1,0 +1,71 @@
+"""What every program of tests/test_virtual_runtime.py begins with. Kernels do nothing, copies do."""
+
+import ctypes
+import os
+import random
+
+import torch
+
+import managed
+from managed import _C as C
+from managed import ManagedTensor
+
+MIB = 1 << 20
+CUDA = "cuda:0"
+gpu = ctypes.CDLL(os.environ["LD_PRELOAD"])
+gpu.vgpu_count.restype = gpu.vgpu_pending.restype = ctypes.c_long
+gpu.vgpu_bytes.restype = ctypes.c_size_t
+
+
+def made(mib, device=CUDA):
+    """A managed tensor with random bytes that may leave."""
+    values = torch.tensor(random.sample(range(1 << 20), 1024), dtype=torch.int32)
+    plain = values.repeat(mib * MIB // 4096).to(device)
+    return plain.as_subclass(ManagedTensor).clone()
+
+
+def same(tensor, host):
+    return torch.equal(tensor.cpu(), host)
+
+
+class Calls:
+    """How often the runtime's functions were called since this was made."""
+
+    def __init__(self):
+        self.start = {}
+        self.names = ("StreamSynchronize", "DeviceSynchronize", "MemcpyAsync", "EventRecordWithFlags", "EventRecord")
+        self.start = {name: gpu.vgpu_count(f"cuda{name}".encode()) for name in self.names}
+
+    def __getitem__(self, name):
+        return gpu.vgpu_count(f"cuda{name}".encode()) - self.start[name]
+
+
+def races():
+    """The reports of the checker, which are forgotten then."""
+    text = ctypes.create_string_buffer(1 << 16)
+    gpu.vgpu_report(text, len(text))
+    gpu.vgpu_clear()
+    return text.value.decode()
+
+
+def stream_of_another_library():
+    handle = ctypes.c_void_p()
+    assert gpu.cudaStreamCreateWithFlags(ctypes.byref(handle), 1) == 0
+    return torch.cuda.ExternalStream(handle.value)
+
+
+class recorded:
+    """A stream that Python does not know to be recorded."""
+
+    def __init__(self, stream):
+        self.stream = ctypes.c_void_p(stream.cuda_stream)
+
+    def __enter__(self):
+        assert gpu.cudaStreamBeginCapture(self.stream, 2) == 0
+
+    def __exit__(self, *error):
+        gpu.cudaStreamEndCapture(self.stream, ctypes.byref(ctypes.c_void_p()))
+        gpu.cudaGetLastError()
+
+
+__all__ = ["CUDA", "MIB", "C", "Calls", "gpu", "made", "managed", "races", "recorded", "same", "stream_of_another_library", "torch"]
