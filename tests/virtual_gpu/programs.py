@@ -33,7 +33,13 @@ class Calls:
 
     def __init__(self):
         self.start = {}
-        self.names = ("StreamSynchronize", "DeviceSynchronize", "MemcpyAsync", "EventRecordWithFlags", "EventRecord")
+        self.names = (
+            "StreamSynchronize",
+            "DeviceSynchronize",
+            "MemcpyAsync",
+            "EventRecordWithFlags",
+            "EventRecord",
+        )
         self.start = {name: gpu.vgpu_count(f"cuda{name}".encode()) for name in self.names}
 
     def __getitem__(self, name):
@@ -68,4 +74,18 @@ class recorded:
         gpu.cudaGetLastError()
 
 
-__all__ = ["CUDA", "MIB", "C", "Calls", "gpu", "made", "managed", "races", "recorded", "same", "stream_of_another_library", "torch"]
+__all__ = [
+    "CUDA",
+    "MIB",
+    "C",
+    "Calls",
+    "ctypes",
+    "gpu",
+    "made",
+    "managed",
+    "races",
+    "recorded",
+    "same",
+    "stream_of_another_library",
+    "torch",
+]
