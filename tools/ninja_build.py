@@ -77,7 +77,7 @@ def escape(path: str | Path) -> str:
 
 
 class SharedLibrary(Extension):
-    """A library that is no Python module: C alone, a name of its own, what it exports said in it."""
+    """A library that is no Python module: C alone, its exports said in the sources."""
 
     def __init__(self, name: str, sources: list[str], soname: str, **keywords: list[str]) -> None:
         super().__init__(name, sources, **keywords)

@@ -17,6 +17,14 @@ static cudaError_t stream_for_kernel(void *handle, struct stream **s) {
   return refuse_legacy(*s);
 }
 
+static void end(void) {
+  struct op *op = open_kernel;
+  if (!op || --op->depth) return;
+  open_kernel = op->outer;
+  finish_op(op);
+  drop_op(op);
+}
+
 static cudaError_t begin(struct stream *s, const char *name) {
   if (open_kernel && open_kernel->stream == s) return open_kernel->depth++, cudaSuccess;
   if (s->capture) {
@@ -38,15 +46,8 @@ static cudaError_t begin(struct stream *s, const char *name) {
   op->outer = open_kernel;
   open_kernel = op;
   op->state = RUNNING;
+  if (error != cudaSuccess) end();
   return error;
-}
-
-static void end(void) {
-  struct op *op = open_kernel;
-  if (!op || --op->depth) return;
-  open_kernel = op->outer;
-  finish_op(op);
-  drop_op(op);
 }
 
 int vgpu_kernel_begin(void *stream, const char *name) {
@@ -54,7 +55,6 @@ int vgpu_kernel_begin(void *stream, const char *name) {
   struct stream *s;
   cudaError_t error = stream_for_kernel(stream, &s);
   if (error == cudaSuccess) error = begin(s, name);
-  if (error != cudaSuccess && open_kernel && open_kernel->stream == s && open_kernel->depth == 1 && !recording) end();
   return (int)leave(error);
 }
 

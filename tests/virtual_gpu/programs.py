@@ -32,15 +32,9 @@ class Calls:
     """How often the runtime's functions were called since this was made."""
 
     def __init__(self):
-        self.start = {}
-        self.names = (
-            "StreamSynchronize",
-            "DeviceSynchronize",
-            "MemcpyAsync",
-            "EventRecordWithFlags",
-            "EventRecord",
-        )
-        self.start = {name: gpu.vgpu_count(f"cuda{name}".encode()) for name in self.names}
+        names = ["StreamSynchronize", "DeviceSynchronize", "MemcpyAsync"]
+        names += ["EventRecord", "EventRecordWithFlags"]
+        self.start = {name: gpu.vgpu_count(f"cuda{name}".encode()) for name in names}
 
     def __getitem__(self, name):
         return gpu.vgpu_count(f"cuda{name}".encode()) - self.start[name]
