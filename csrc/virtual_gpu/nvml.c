@@ -38,7 +38,13 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char *id, void **handle) {
 #define REFUSED(name) \
   int name(void);     \
   int name(void) { return NVML_NOT_SUPPORTED; }
-REFUSED(nvmlDeviceGetGpuFabricInfoV)
+/* No fabric: the state is a byte behind a version, 16 bytes of a cluster, a status and a clique. */
+int nvmlDeviceGetGpuFabricInfoV(void *handle, char *information);
+int nvmlDeviceGetGpuFabricInfoV(void *handle, char *information) {
+  (void)handle;
+  information[28] = 0;
+  return NVML_OK;
+}
 REFUSED(nvmlDeviceGetNvLinkCapability)
 REFUSED(nvmlDeviceGetNvLinkState)
 REFUSED(nvmlDeviceGetNvLinkRemoteDeviceType)

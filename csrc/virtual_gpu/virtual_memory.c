@@ -98,7 +98,7 @@ static cudaError_t create(CUmemGenericAllocationHandle *handle, size_t bytes, in
 }
 CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *prop, unsigned long long flags) {
   DRIVER_ENTER;
-  if (flags || prop->requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE) return leave_driver(cudaErrorNotSupported);
+  if (flags || prop->requestedHandleTypes == CU_MEM_HANDLE_TYPE_FABRIC) return leave_driver(cudaErrorNotSupported); /* others may be asked for; nothing can be exported */
   return leave_driver(create(handle, bytes, prop_device(prop)));
 }
 

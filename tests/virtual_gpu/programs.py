@@ -1,4 +1,4 @@
-"""What every program of tests/test_virtual_runtime.py begins with. Kernels do nothing, copies do."""
+"""What programs of tests/test_virtual_runtime.py begin with. Kernels do nothing, copies do."""
 
 import ctypes
 import os
