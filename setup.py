@@ -1,5 +1,5 @@
-"""Builds the extensions: managed._C, managed._sim and, with a CUDA torch, managed._cuda and the
-virtual GPU.
+"""Builds the extensions: managed._C, managed._sim, managed._virtual_gpu and, with a CUDA torch,
+managed._cuda and the runtime of virtual GPUs.
 
 Owns which sources make which extension; tools/ninja_build.py owns how they are built and
 pyproject.toml the metadata.
@@ -41,6 +41,10 @@ def cuda_include() -> Path | None:
     return next((f for f in folders if all((f / n).is_file() for n in needed)), None)
 
 
+# The files of csrc/sim that serve any backend: see backend.h there.
+KERNELS = ("alias", "composites", "facts", "fallback", "rnn")
+
+
 def extensions() -> list[Extension]:
     core = sources("core/*.c")
     torch_libraries = ["c10", "torch_cpu", "torch", "torch_python"]
@@ -54,6 +58,13 @@ def extensions() -> list[Extension]:
             "managed._sim",
             core + sources("sim/*.cpp", "sim/*.c"),
             libraries=torch_libraries,
+        ),
+        # The simulator's kernels once more, for CUDA's dispatch keys.
+        Extension(
+            "managed._virtual_gpu",
+            [f"csrc/sim/{name}.cpp" for name in KERNELS] + sources("virtual_gpu/*.cpp"),
+            libraries=torch_libraries,
+            define_macros=[("MANAGED_VIRTUAL_GPU", None)],
         ),
     ]
     include = cuda_include() if torch.version.cuda else None

@@ -77,7 +77,7 @@ def escape(path: str | Path) -> str:
 
 
 class SharedLibrary(Extension):
-    """A library that is no Python module: C alone, its exports said in the sources."""
+    """A library that is no Python module: C alone, a name of its own; it says what it exports."""
 
     def __init__(self, name: str, sources: list[str], soname: str, **keywords: list[str]) -> None:
         super().__init__(name, sources, **keywords)
@@ -146,15 +146,16 @@ class NinjaBuild(build_ext):
         outputs, seen = [], set()
         for extension in self.extensions:
             objects = []
-            extra = " ".join(f"-isystem {escape(d)}" for d in extension.include_dirs)
-            extra = " ".join([*extension.extra_compile_args, extra])
+            macros = [name for name, _ in extension.define_macros]
+            extra = [*extension.extra_compile_args, *(f"-D{name}" for name in macros)]
+            extra += [f"-isystem {escape(d)}" for d in extension.include_dirs]
             for source in extension.sources:
-                obj = folder / "obj" / f"{source}.o"
+                obj = folder.joinpath("obj", *macros, f"{source}.o")
                 objects.append(escape(obj))
                 if obj not in seen:  # the core belongs to two extensions
                     rule = "cc" if source.endswith(".c") else "cxx"
                     lines += [f"build {escape(obj)}: {rule} {escape(ROOT / source)}"]
-                    lines += [f"  extra = {extra}"]
+                    lines += [f"  extra = {' '.join(extra)}"]
                     seen.add(obj)
             built = folder / Path(self.get_ext_filename(extension.name)).name
             if isinstance(extension, SharedLibrary):

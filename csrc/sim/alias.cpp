@@ -1,6 +1,7 @@
 // alias.cpp: see alias.h.
 #include "alias.h"
 
+#include <ATen/NestedTensorImpl.h>
 #include <ATen/SparseCsrTensorImpl.h>
 #include <ATen/SparseTensorImpl.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -21,8 +22,6 @@ using c10::DispatchKeySet;
 
 constexpr size_t kRemembered = 8;  // operands whose identity is kept
 
-c10::Device place(int device) { return c10::Device(kSim, static_cast<c10::DeviceIndex>(device)); }
-
 // Marks that say how to read the bytes travel with the bytes.
 DispatchKeySet reading_marks(DispatchKeySet ks) { return ks & DispatchKeySet({DispatchKey::Conjugate, DispatchKey::Negative, DispatchKey::ZeroTensor}); }
 
@@ -39,7 +38,7 @@ Tensor dense_over(c10::Storage s, DispatchKey key, const c10::TensorImpl *like) 
 Tensor view_over(c10::Storage s, const c10::TensorImpl *like, bool inference) {
   std::optional<c10::InferenceMode> mode;
   if (C10_UNLIKELY(c10::InferenceMode::is_enabled() != inference)) mode.emplace(inference);
-  return dense_over(std::move(s), DispatchKey::PrivateUse1, like);
+  return dense_over(std::move(s), kDense, like);
 }
 
 // Some CPU kernels of sparse operands look at it: _sparse_mm_reduce_impl, whose sparse operand comes first, computes arg_out only then.
@@ -56,9 +55,9 @@ Tensor map_coo(const Tensor &t, c10::Device where, F f) {
   auto *s = coo(t);
   // The constructor allocates its empty members on the current device.
   c10::OptionalDeviceGuard guard;
-  if (where.type() == kSim) guard.reset_device(where);
+  if (where.type() == kDevice) guard.reset_device(where);
   auto r =
-      c10::make_intrusive<at::SparseTensorImpl>(DispatchKeySet(where.type() == kSim ? DispatchKey::SparsePrivateUse1 : DispatchKey::SparseCPU), s->dtype());
+      c10::make_intrusive<at::SparseTensorImpl>(DispatchKeySet(where.type() == kDevice ? kCoo : DispatchKey::SparseCPU), s->dtype());
   r->raw_resize_(s->sparse_dim(), s->dense_dim(), s->sizes());
   r->set_indices_and_values_unsafe(f(s->indices()), f(s->values()));
   r->set_coalesced(s->coalesced());
@@ -68,10 +67,18 @@ Tensor map_coo(const Tensor &t, c10::Device where, F f) {
 template <class F>
 Tensor map_compressed(const Tensor &t, c10::Device where, F f) {
   auto *s = csr(t);
-  auto r = c10::make_intrusive<at::SparseCsrTensorImpl>(DispatchKeySet(where.type() == kSim ? DispatchKey::SparseCsrPrivateUse1 : DispatchKey::SparseCsrCPU),
+  auto r = c10::make_intrusive<at::SparseCsrTensorImpl>(DispatchKeySet(where.type() == kDevice ? kCompressed : DispatchKey::SparseCsrCPU),
                                                         where, s->layout(), s->dtype());
   r->set_member_tensors(f(s->compressed_indices()), f(s->plain_indices()), f(s->values()), s->sizes());
   return Tensor(std::move(r));
+}
+
+// A strided nested tensor is one buffer and sizes, which lie on the CPU in any case. Virtual GPUs have them, since CUDA has.
+template <class F>
+Tensor map_nested(const Tensor &t, F f) {
+  auto *n = at::native::get_nested_tensor_impl(t);
+  return at::detail::make_tensor<at::native::NestedTensorImpl>(f(n->get_unsafe_storage_as_tensor()), n->get_nested_sizes(), n->get_nested_strides(),
+                                                               n->get_storage_offsets());
 }
 
 template <class F>
@@ -111,6 +118,7 @@ void Aliases::note_host(const Tensor &t) {
 
 Tensor Aliases::special_to_cpu(const Tensor &t) {
   special_ = true;
+  if (t.is_nested()) return map_nested(t, [&](const Tensor &buffer) { return to_cpu(buffer); });
   if (!is_sparse(t)) return at::_efficientzerotensor(t.sizes(), t.options().device(c10::kCPU));
   reads_ = true; // what is a view of a strided tensor makes new members for a sparse one
   Tensor r = map_sparse(t, c10::Device(c10::kCPU), [&](const Tensor &member) { return to_cpu(member); });
@@ -119,12 +127,12 @@ Tensor Aliases::special_to_cpu(const Tensor &t) {
 }
 
 Tensor Aliases::to_cpu(const Tensor &t) {
-  if (!t.defined() || !on_sim(t)) {
+  if (!t.defined() || !on_device(t)) {
     note_host(t);
     return t;
   }
-  if (C10_UNLIKELY(is_sparse(t) || t.key_set().has(DispatchKey::ZeroTensor))) return special_to_cpu(t);
-  TORCH_CHECK(t.has_storage() && !t.is_nested(), "simulated devices compute with strided and sparse tensors only; this tensor on ", t.device(),
+  if (C10_UNLIKELY(is_sparse(t) || t.key_set().has(DispatchKey::ZeroTensor) || (kVirtualGpu && t.is_nested()))) return special_to_cpu(t);
+  TORCH_CHECK(t.has_storage() && !t.is_nested(), kDevices, " compute with strided and sparse tensors only; this tensor on ", t.device(),
               " has no storage, or a nested one (use layout=torch.jagged)");
   return dense_to_cpu(t);
 }
@@ -142,33 +150,34 @@ Tensor Aliases::dense_to_cpu(const Tensor &t) {
   return cpu;
 }
 
-Tensor Aliases::dense_to_sim(const Tensor &t) {
+Tensor Aliases::dense_to_device(const Tensor &t) {
   auto *impl = t.unsafeGetTensorImpl();
   auto *cpu = t.storage().unsafeGetStorageImpl();
   if (const auto *sim = known(cpu)) return view_over(*sim, impl, inference_);
-  if (t.key_set().has(DispatchKey::ZeroTensor)) return dense_over(bare_storage(device_, cpu->nbytes()), DispatchKey::PrivateUse1, impl);
+  if (t.key_set().has(DispatchKey::ZeroTensor)) return dense_over(bare_storage(device_, cpu->nbytes()), kDense, impl);
   for (auto *h : host_) {
     if (h != cpu) continue;  // a result that aliases a CPU operand gets bytes of its own
     c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset);
-    return to_sim(t.clone());
+    return to_device(t.clone());
   }
   c10::Storage fresh = adopt(t.storage(), device_);
   pairs_.push_back({cpu, fresh});
-  return dense_over(std::move(fresh), DispatchKey::PrivateUse1, impl);
+  return dense_over(std::move(fresh), kDense, impl);
 }
 
-Tensor Aliases::to_sim(const Tensor &t) {
+Tensor Aliases::to_device(const Tensor &t) {
   if (!t.defined() || !t.device().is_cpu()) return t;
-  if (C10_UNLIKELY(is_sparse(t))) return map_sparse(t, place(device_), [&](const Tensor &member) { return to_sim(member); });
-  TORCH_CHECK(!t.is_quantized(), "simulated devices have no quantized tensors: quantize on the CPU, or dequantize first");
-  TORCH_CHECK(!t.is_nested(), "simulated devices have no strided nested tensors: use layout=torch.jagged, or nest on the CPU");
-  TORCH_CHECK(!t.is_mkldnn() && t.has_storage(), "this operator's result has a layout that simulated devices do not have (", t.layout(),
+  if (C10_UNLIKELY(is_sparse(t))) return map_sparse(t, device_at(device_), [&](const Tensor &member) { return to_device(member); });
+  if (kVirtualGpu && t.is_nested()) return map_nested(t, [&](const Tensor &buffer) { return to_device(buffer); });
+  TORCH_CHECK(!t.is_quantized(), kDevices, " have no quantized tensors: quantize on the CPU, or dequantize first");
+  TORCH_CHECK(!t.is_nested(), kDevices, " have no strided nested tensors: use layout=torch.jagged, or nest on the CPU");
+  TORCH_CHECK(!t.is_mkldnn() && t.has_storage(), "this operator's result has a layout that ", kDevices, " do not have (", t.layout(),
               "): run it on the CPU");
-  return dense_to_sim(t);
+  return dense_to_device(t);
 }
 
 void Aliases::write_back_sparse(const Tensor &sim, const Tensor &cpu) {
-  const Tensor now = to_sim(cpu);
+  const Tensor now = to_device(cpu);
   if (sim.layout() == at::kSparse) {
     auto *to = coo(sim);
     auto *from = coo(now);
@@ -182,14 +191,15 @@ void Aliases::write_back_sparse(const Tensor &sim, const Tensor &cpu) {
 }
 
 void Aliases::write_back(const Tensor &sim, const Tensor &cpu) {
-  if (!sim.defined() || !on_sim(sim)) return;
+  if (!sim.defined() || !on_device(sim)) return;
   if (C10_UNLIKELY(is_sparse(sim))) return write_back_sparse(sim, cpu);
+  if (kVirtualGpu && sim.is_nested()) return; // its sizes are shared, and nothing resizes it
   auto *to = sim.unsafeGetTensorImpl();
   auto *from = cpu.unsafeGetTensorImpl();
   note_write(sim.storage().unsafeGetStorageImpl());
   const auto *storage = known(cpu.storage().unsafeGetStorageImpl());
   if (!storage) {
-    to->set_storage_keep_dtype(dense_to_sim(cpu).storage());
+    to->set_storage_keep_dtype(dense_to_device(cpu).storage());
   } else if (storage->unsafeGetStorageImpl() != sim.storage().unsafeGetStorageImpl()) {
     to->set_storage_keep_dtype(*storage);
   } else {

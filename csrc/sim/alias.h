@@ -15,7 +15,20 @@ namespace managed::sim {
 
 // COO and the compressed formats: tensors made of other tensors.
 inline bool is_sparse(const at::Tensor &t) { return t.layout() != at::kStrided && t.layout() != at::kMkldnn && t.layout() != at::kJagged; }
-inline bool on_sim(const at::Tensor &t) { return t.device().type() == kSim; }
+inline bool on_device(const at::Tensor &t) { return t.device().type() == kDevice; }
+
+// The tensors that a sparse one is made of.
+template <class F>
+void for_each_member(const at::Tensor &t, F f) {
+  if (t.layout() == at::kSparse) {
+    f(t._indices());
+  } else {
+    const bool rows = t.layout() == at::kSparseCsr || t.layout() == at::kSparseBsr;
+    f(rows ? t.crow_indices() : t.ccol_indices());
+    f(rows ? t.col_indices() : t.row_indices());
+  }
+  f(t.layout() == at::kSparse ? t._values() : t.values());
+}
 
 class Aliases {
  public:
@@ -28,7 +41,7 @@ class Aliases {
   bool special() const { return special_; }
 
   at::Tensor to_cpu(const at::Tensor &t);
-  at::Tensor to_sim(const at::Tensor &t);
+  at::Tensor to_device(const at::Tensor &t);
   // After the call: the kernel may have resized the operand it wrote, or given it another storage.
   void write_back(const at::Tensor &sim, const at::Tensor &cpu);
 
@@ -42,7 +55,7 @@ class Aliases {
   at::Tensor dense_to_cpu(const at::Tensor &t);
   void note_host(const at::Tensor &t);
   at::Tensor special_to_cpu(const at::Tensor &t);
-  at::Tensor dense_to_sim(const at::Tensor &t);
+  at::Tensor dense_to_device(const at::Tensor &t);
   void write_back_sparse(const at::Tensor &sim, const at::Tensor &cpu);
 
   struct Seen {

@@ -7,11 +7,18 @@
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/ones_like.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/scaled_dot_product_attention_native.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/SDPBackend.h>
 #include <c10/core/GradMode.h>
 
+#include <limits>
+
+#include "backend.h"
 #include "operators.h"
 
 namespace managed::sim {
@@ -60,6 +67,39 @@ void register_dropout(torch::Library &m) {
 
 void register_native_dropout(torch::Library &m) { m.impl("native_dropout", &native_dropout); }
 
-void register_attention() { at::native::_fused_sdp_choice_stub.set_privateuse1_dispatch_ptr(&choose_attention); }
+#ifdef MANAGED_VIRTUAL_GPU
+namespace {
+
+int64_t always_math(const Tensor &, const Tensor &, const Tensor &, const std::optional<Tensor> &, double, bool, std::optional<double>, bool) {
+  return static_cast<int64_t>(at::SDPBackend::math);
+}
+
+std::optional<Tensor> as_added(const std::optional<Tensor> &mask, const Tensor &q) {
+  if (!mask || !mask->defined() || mask->scalar_type() != at::kBool) return mask;
+  return at::where(*mask, 0.0, at::scalar_tensor(-std::numeric_limits<double>::infinity(), q.options()));
+}
+
+// Torch's composite knows CUDA by name and pads for a kernel of CUDA's where the CPU has its own.
+Tensor attention(const Tensor &q, const Tensor &k, const Tensor &v, const std::optional<Tensor> &mask, double p, bool causal, std::optional<double> scale,
+                 bool gqa) {
+  if (q.is_nested() || choose_attention(q, k, v, mask, p, causal, scale, gqa) != static_cast<int64_t>(at::SDPBackend::flash_attention))
+    return at::native::scaled_dot_product_attention(q, k, v, mask, p, causal, scale, gqa);
+  if (q.dim() == 3) {
+    const auto rows = mask && mask->defined() && mask->dim() == 3 ? std::optional<Tensor>(mask->unsqueeze(0)) : mask;
+    const Tensor a = q.unsqueeze(0), b = k.unsqueeze(0), c = v.unsqueeze(0); // in this order: so gradients of one tensor are summed
+    return attention(a, b, c, rows, p, causal, scale, gqa).squeeze(0);
+  }
+  return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, p, causal, as_added(mask, q), scale));
+}
+
+}  // namespace
+
+void register_attention(torch::Library &m) {
+  at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&always_math);
+  m.impl("scaled_dot_product_attention", &attention);
+}
+#else
+void register_attention(torch::Library &) { at::native::_fused_sdp_choice_stub.set_privateuse1_dispatch_ptr(&choose_attention); }
+#endif
 
 }  // namespace managed::sim

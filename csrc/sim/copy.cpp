@@ -19,7 +19,7 @@ namespace {
 
 using at::Tensor;
 
-int place_of(const Tensor &t) { return on_sim(t) ? t.device().index() : kHost; }
+int place_of(const Tensor &t) { return on_device(t) ? t.device().index() : kHost; }
 
 int64_t bytes_of(const Tensor &t) {
   if (!is_sparse(t)) return static_cast<int64_t>(t.nbytes());
@@ -46,7 +46,7 @@ Tensor copy_from(const Tensor &source, const Tensor &target, bool non_blocking) 
     b.copy_(a, false);
   }
   if (is_sparse(target)) aliases.write_back(target, b);
-  else if (on_sim(target)) note_write(target.storage().unsafeGetStorageImpl());
+  else if (on_device(target)) note_write(target.storage().unsafeGetStorageImpl());
   const int64_t bytes = std::max(bytes_of(source), bytes_of(target));
   charge_copy(from, to, bytes, (from == kHost || to == kHost) && !non_blocking);
   return target;

@@ -11,10 +11,10 @@
 #include <cstdint>
 
 #include "../torch/bridge.h"
+#include "backend.h"
 
 namespace managed::sim {
 
-constexpr c10::DeviceType kSim = c10::DeviceType::PrivateUse1;
 constexpr int kMaxDevices = 16;
 
 // Bytes taken from a device for as long as the object lives. Living

@@ -40,7 +40,7 @@ struct EngineAccess : Engine {
 // the thread has left everything before it when this returns.
 void visit(int device) {
   at::AutoGradMode grad(true);
-  const at::TensorOptions options = at::TensorOptions().device(c10::Device(kSim, static_cast<c10::DeviceIndex>(device)));
+  const at::TensorOptions options = at::TensorOptions().device(device_at(device));
   at::Tensor x = at::ones({}, options).set_requires_grad(true);
   at::Tensor y = x.alias();
   torch::autograd::edge_list roots{torch::autograd::impl::gradient_edge(y)};

@@ -23,6 +23,14 @@ bool is_kind(const c10::Argument &a, c10::TypeKind kind) {
   return type->kind() == kind;
 }
 
+bool computed_otherwise(const std::string &name) {
+  static const std::unordered_set<std::string> names = {"aten::convolution", "aten::convolution_backward", "aten::convolution_overrideable",
+                                                        "aten::convolution_backward_overrideable",
+                                                        // Their bodies name devices, or call a kernel by the device.
+                                                        "aten::mode.values", "aten::ldexp.Tensor", "aten::ldexp.out"};
+  return names.count(name) > 0;
+}
+
 // Where the program on the host cannot go on before the device has answered.
 bool host_waits(const std::string &name) {
   static const std::unordered_set<std::string> names = {"aten::_local_scalar_dense", "aten::equal", "aten::nonzero",
@@ -97,6 +105,7 @@ OperatorFacts facts_of(const c10::OperatorHandle &op) {
   f.free = f.view || (!answer && !f.waits && f.written.empty());
   f.may_mix = mixing().count(f.name) > 0;
   f.has_cpu_kernel = op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
+  f.whole = computed_otherwise(f.name);
   f.flops = flops_of(op.operator_name().name);
   return f;
 }

@@ -33,6 +33,7 @@ struct OperatorFacts {
   bool view = false;           // results share the operands' bytes, and none are read
   bool free = false;           // does no work on the device: views, and questions about a tensor's form
   bool waits = false;          // the host needs the values, or how many there are, to go on
+  bool whole = false;          // a composite that torch computes differently off the CPU: it goes there in one piece
   Flops flops = Flops::none;
 };
 

@@ -8,9 +8,8 @@
 #include <algorithm>
 
 #include "alias.h"
-#include "cost.h"
 #include "generator.h"
-#include "timeline.h"
+#include "launch.h"
 
 namespace managed::sim {
 namespace {
@@ -19,28 +18,25 @@ using at::Tensor;
 using c10::IValue;
 using torch::jit::Stack;
 
-constexpr int64_t kAnswer = 8; // bytes of a scalar or a count on its way to the host
-
 class Call {
  public:
   Call(const c10::OperatorHandle &op, const OperatorFacts &facts, Stack *stack)
-      : op_(op), facts_(facts), stack_(stack), count_(op.schema().arguments().size()), base_(stack->size() - count_), aliases_(-1, !facts.view) {}
+      : op_(op), facts_(facts), stack_(stack), count_(op.schema().arguments().size()), base_(stack->size() - count_), aliases_(-1, !facts.view), launch_(facts, arguments()) {}
 
   void operator()() {
     keep_written(sim_);
-    if (facts_.flops != Flops::none) arithmetic_ = count_flops(facts_.flops, arguments());
     for (size_t i = 0; i < count_; i++) take((*stack_)[base_ + i], i);
     if (any_sim_ && host_argument_ >= 0 && !facts_.may_mix) mixed("cpu", static_cast<size_t>(host_argument_));
     if (aliases_.device() < 0) aliases_.set_device(current_device());
     check_device(aliases_.device());
     choose_generator();
     keep_written(cpu_);
+    launch_.begin(aliases_.device());
     run();
+    launch_.ran();
     for (size_t k = 0; k < sim_.size(); k++) write_back(sim_[k], cpu_[k]);
     give_results();
-    if (facts_.free) return;
-    charge(aliases_.device(), arithmetic_.fixed + arithmetic_.per_output * outputs_, bytes_);
-    if (facts_.waits) charge_copy(aliases_.device(), kHost, kAnswer, true);
+    launch_.end();
   }
 
  private:
@@ -51,7 +47,7 @@ class Call {
   }
 
   [[noreturn]] void mixed(const std::string &other, size_t argument) const {
-    TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, sim:", aliases_.device(), " and ", other,
+    TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ", kName, ":", aliases_.device(), " and ", other,
                 "! (when checking argument for argument ", op_.schema().arguments()[argument].name(), " in method ", facts_.name, ")");
   }
 
@@ -60,21 +56,24 @@ class Call {
     const int device = t.device().index();
     if (aliases_.device() < 0) aliases_.set_device(device);
     if (aliases_.device() != device) mixed(t.device().str(), argument);
-    bytes_ += touched_bytes(t);
+    launch_.operand(t, writes(argument));
+  }
+
+  bool writes(size_t argument) const {
+    return std::find(facts_.written.begin(), facts_.written.end(), static_cast<int>(argument)) != facts_.written.end();
   }
 
   // 0-dim CPU tensors are numbers and go with anything, unless they are written.
   void see_host(const Tensor &t, size_t argument) {
     TORCH_CHECK(!t.device().is_meta(), facts_.name, ": argument ", op_.schema().arguments()[argument].name(),
-                " is a meta tensor, which has no values to compute with on a simulated device");
+                " is a meta tensor, which has no values to compute with on ", kDevices);
     if (!t.device().is_cpu() || host_argument_ >= 0) return;
-    const bool written = std::find(facts_.written.begin(), facts_.written.end(), static_cast<int>(argument)) != facts_.written.end();
-    if (t.dim() != 0 || written) host_argument_ = static_cast<int>(argument);
+    if (t.dim() != 0 || writes(argument)) host_argument_ = static_cast<int>(argument);
   }
 
   Tensor take_tensor(const Tensor &t, size_t argument) {
     if (!t.defined()) return t;
-    on_sim(t) ? see_sim(t, argument) : see_host(t, argument);
+    on_device(t) ? see_sim(t, argument) : see_host(t, argument);
     return aliases_.to_cpu(t);
   }
 
@@ -100,8 +99,8 @@ class Call {
       take_list(v, argument);
     } else if (v.isDevice()) {
       const c10::Device d = v.toDevice();
-      if (d.type() == kSim && aliases_.device() < 0) aliases_.set_device(d.has_index() ? d.index() : current_device());
-      if (d.type() == kSim) v = c10::Device(c10::kCPU);
+      if (d.type() == kDevice && aliases_.device() < 0) aliases_.set_device(d.has_index() ? d.index() : current_device());
+      if (d.type() == kDevice) v = c10::Device(c10::kCPU);
     } else if (v.isGenerator()) {
       take_generator(v);
     } else if (v.isList() && !v.toListRef().empty() && v.toListRef()[0].isTensor()) {
@@ -111,15 +110,15 @@ class Call {
 
   void take_generator(IValue &v) {
     const at::Generator g = v.toGenerator();
-    if (!g.defined() || g.device().type() != kSim) return;
+    if (!g.defined() || g.device().type() != kDevice) return;
     if (aliases_.device() < 0) aliases_.set_device(g.device().index());
-    v = cpu_generator(g);
+    v = cpu_generator(g, lease_);
   }
 
   void choose_generator() {
     if (facts_.generator < 0) return;
     IValue &v = (*stack_)[base_ + facts_.generator];
-    if (v.isNone()) v = cpu_generator(default_generator(aliases_.device()));
+    if (v.isNone()) v = cpu_generator(default_generator(aliases_.device()), lease_);
   }
 
   void run() {
@@ -141,9 +140,8 @@ class Call {
   }
 
   Tensor give_tensor(const Tensor &t, size_t result) {
-    Tensor r = aliases_.to_sim(t);
-    if (result == 0 && r.defined()) outputs_ = static_cast<double>(r.numel());
-    if (!facts_.free) bytes_ += touched_bytes(r);
+    Tensor r = aliases_.to_device(t);
+    launch_.result(r, result == 0);
     return r;
   }
 
@@ -174,8 +172,8 @@ class Call {
   const size_t count_, base_;
   Aliases aliases_;
   c10::SmallVector<IValue, 4> sim_, cpu_;  // written arguments, as given and as CPU tensors
-  Arithmetic arithmetic_;
-  double bytes_ = 0, outputs_ = 0;
+  Launch launch_;
+  std::shared_ptr<void> lease_; // of the generator
   int host_argument_ = -1;  // the first CPU operand that is not a number
   bool any_sim_ = false;
 };

@@ -17,7 +17,7 @@ struct SimGenerator final : c10::GeneratorImpl {
 
   explicit SimGenerator(c10::DeviceIndex device) : SimGenerator(device, at::detail::createCPUGenerator(c10::default_rng_seed_val)) {}
   SimGenerator(c10::DeviceIndex device, at::Generator inside)
-      : GeneratorImpl(c10::Device(kSim, device), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)), cpu(std::move(inside)) {}
+      : GeneratorImpl(c10::Device(kDevice, device), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)), cpu(std::move(inside)) {}
 
   void set_current_seed(uint64_t seed) override { cpu.set_current_seed(seed); }
   void set_offset(uint64_t offset) override { cpu.set_offset(offset); }
@@ -55,8 +55,8 @@ at::Generator new_generator(int device) {
   return at::make_generator<SimGenerator>(static_cast<c10::DeviceIndex>(chosen));
 }
 
-at::Generator cpu_generator(const at::Generator &g) {
-  if (!g.defined() || g.device().type() != kSim) return g;
+at::Generator cpu_generator(const at::Generator &g, std::shared_ptr<void> &) {
+  if (!g.defined() || g.device().type() != kDevice) return g;
   auto *sim = static_cast<SimGenerator *>(g.unsafeGetGeneratorImpl());
   std::lock_guard<std::mutex> lock(sim->mutex_);  // another thread may be exchanging the state
   return sim->cpu;

@@ -4,12 +4,14 @@
 #pragma once
 #include <ATen/core/Generator.h>
 
+#include <memory>
+
 namespace managed::sim {
 
 // -1 means the current device.
 const at::Generator &default_generator(int device);
 at::Generator new_generator(int device);
-// CPU kernels demand a generator whose device is the CPU: the one inside.
-at::Generator cpu_generator(const at::Generator &g);
+// CPU kernels demand a generator whose device is the CPU: the one inside. What is drawn counts at the latest when the lease ends.
+at::Generator cpu_generator(const at::Generator &g, std::shared_ptr<void> &lease);
 
 }  // namespace managed::sim

@@ -22,7 +22,7 @@ Event *event(void *p) { return static_cast<Event *>(p); }
 
 int index_of(Device d) { return d.index() < 0 ? current_device() : d.index(); }
 
-Stream stream_at(int device, int id) { return Stream(Stream::UNSAFE, Device(kSim, static_cast<DeviceIndex>(device)), id); }
+Stream stream_at(int device, int id) { return Stream(Stream::UNSAFE, device_at(device), id); }
 
 int id_of(const Stream &s) { return static_cast<int>(s.id()); }
 
@@ -35,11 +35,11 @@ bool poll(int64_t until) {
 }
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
-  c10::DeviceType type() const override { return kSim; }
+  c10::DeviceType type() const override { return kDevice; }
 
-  Device getDevice() const override { return {kSim, static_cast<DeviceIndex>(current_device())}; }
+  Device getDevice() const override { return {kDevice, static_cast<DeviceIndex>(current_device())}; }
   void setDevice(Device d) const override {
-    TORCH_CHECK(d.type() == kSim, "expected a sim device, got ", d);
+    TORCH_CHECK(d.type() == kDevice, "expected a sim device, got ", d);
     check_device(d.index());
     set_current_device(d.index());
   }
@@ -94,6 +94,6 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
 }  // namespace
 
-void register_guard() { c10::impl::DeviceGuardImplRegistrar(kSim, new Guard); }
+void register_guard() { c10::impl::DeviceGuardImplRegistrar(kDevice, new Guard); }
 
 }  // namespace managed::sim

@@ -106,7 +106,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
 }  // namespace
 
 void register_hooks() {
-  at::setHostAllocator(kSim, pinned_allocator());
+  at::setHostAllocator(kDevice, pinned_allocator());
   at::RegisterPrivateUse1HooksInterface(new Hooks);
   pthread_atfork(&before_fork, &after_fork, &after_fork);
 }

@@ -17,7 +17,7 @@ void copy_bytes(int to, void *target, int from, const void *source, std::size_t 
 void register_rnn(torch::Library &m);       // rnn.cpp
 void register_dropout(torch::Library &m);   // composites.cpp: dropout
 void register_native_dropout(torch::Library &m);
-void register_attention();                  // composites.cpp: which attention kernel is chosen
+void register_attention(torch::Library &m); // composites.cpp: which attention kernel is chosen
 void register_autocast(torch::Library &m);  // autocast.cpp
 void register_nested(torch::Library &every, torch::Library &m);  // nested.cpp: the fallback, and what is not refused
 

@@ -29,15 +29,6 @@ torch::Library &library(const char *ns, DispatchKey key) {
   return *kept->back();
 }
 
-// Composites that torch computes differently off the CPU: taking the whole
-// operator to the CPU is what gives the CPU's bits.
-const std::unordered_set<std::string> &forced() {
-  static const std::unordered_set<std::string> names = {"aten::convolution", "aten::convolution_backward", "aten::convolution_overrideable",
-                                                        "aten::convolution_backward_overrideable",
-                                                        "aten::mode.values"};  // and whose body names the devices that it serves
-  return names;
-}
-
 // Everything that has a CPU kernel goes there directly; else torch would prefer
 // a generic decomposition with other rounding, other strides.
 void register_operator(const c10::OperatorHandle &op, torch::Library &dense, torch::Library &coo, torch::Library &compressed) {
@@ -49,7 +40,7 @@ void register_operator(const c10::OperatorHandle &op, torch::Library &dense, tor
     if (op.hasKernelForDispatchKey(DispatchKey::SparseCsrCPU)) compressed.impl(name, kernel());
   }
   if (written_by_hand(facts.name)) return;
-  if (facts.has_cpu_kernel || forced().count(facts.name)) dense.impl(name, kernel());
+  if (facts.has_cpu_kernel || facts.whole) dense.impl(name, kernel());
 }
 
 void register_kernels() {
@@ -73,9 +64,9 @@ void register_composites() {
     auto &m = library("aten", key);
     register_rnn(m);
     register_dropout(m);
+    register_attention(m);
   }
   register_native_dropout(library("aten", DispatchKey::PrivateUse1));
-  register_attention();
 }
 
 void register_fallbacks() {
@@ -100,7 +91,7 @@ bool written_by_hand(const std::string &name) {
 }
 
 void check_unclaimed() {
-  const bool taken = c10::impl::device_guard_impl_registry[static_cast<size_t>(kSim)].load() || at::isPrivateUse1HooksRegistered() ||
+  const bool taken = c10::impl::device_guard_impl_registry[static_cast<size_t>(kDevice)].load() || at::isPrivateUse1HooksRegistered() ||
       c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(DispatchKey::PrivateUse1);
   TORCH_CHECK(!taken, "another library has registered the PrivateUse1 backend (as \"", c10::get_privateuse1_backend(),
               "\"); torch allows one a process, so simulated devices cannot be had beside it");
@@ -111,7 +102,7 @@ void register_backend() {
   register_kernels();
   register_composites();
   register_autocast(library("aten", DispatchKey::AutocastPrivateUse1));
-  c10::SetAllocator(kSim, device_allocator());
+  c10::SetAllocator(kDevice, device_allocator());
   register_hooks();
   register_guard();
 }

@@ -51,7 +51,7 @@ TwinAllocator *twin_allocator(int device) {
 
 c10::DataPtr sim_pointer(c10::Storage twin, int device) {
   void *data = const_cast<void *>(twin.unsafeGetStorageImpl()->data());
-  return {data, twin.unsafeReleaseStorageImpl(), &drop_twin, c10::Device(kSim, static_cast<c10::DeviceIndex>(device))};
+  return {data, twin.unsafeReleaseStorageImpl(), &drop_twin, device_at(device)};
 }
 
 c10::Storage new_twin(int device, std::size_t n) {
@@ -136,7 +136,7 @@ c10::Storage adopt(c10::Storage cpu, int device) {
 
 c10::Storage bare_storage(int device, std::size_t bytes) {
   return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
-                                               c10::DataPtr(nullptr, c10::Device(kSim, static_cast<c10::DeviceIndex>(device))), allocator_of(device), false);
+                                               c10::DataPtr(nullptr, device_at(device)), allocator_of(device), false);
 }
 
 bool owns(const c10::DataPtr &pointer) { return pointer.get_context() && pointer.get_deleter() == &drop_twin; }

@@ -1,0 +1,34 @@
+// launch.cpp: see launch.h. Simulated devices charge their clock when a kernel has ended.
+#include "launch.h"
+
+#include "timeline.h"
+
+namespace managed::sim {
+
+constexpr int64_t kAnswer = 8; // bytes of a scalar or a count on its way to the host
+
+Launch::Launch(const OperatorFacts &facts, c10::ArrayRef<c10::IValue> arguments) : facts_(facts) {
+  if (facts.flops != Flops::none) arithmetic_ = count_flops(facts.flops, arguments);
+}
+
+Launch::~Launch() = default;
+
+void Launch::operand(const at::Tensor &t, bool) {
+  if (!facts_.free) bytes_ += touched_bytes(t);
+}
+
+void Launch::begin(int device) { device_ = device; }
+void Launch::ran() {}
+
+void Launch::result(const at::Tensor &t, bool first) {
+  if (first && t.defined()) outputs_ = static_cast<double>(t.numel());
+  if (!facts_.free) bytes_ += touched_bytes(t);
+}
+
+void Launch::end() {
+  if (facts_.free) return;
+  charge(device_, arithmetic_.fixed + arithmetic_.per_output * outputs_, bytes_);
+  if (facts_.waits) charge_copy(device_, kHost, kAnswer, true);
+}
+
+}  // namespace managed::sim

@@ -1,0 +1,51 @@
+// launch.h: what a device is told of a kernel: the simulator's clock, or the streams of a virtual GPU.
+//
+// One object an operator call. Each backend writes these few functions; see backend.h.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include "cost.h"
+#include "facts.h"
+#ifdef MANAGED_VIRTUAL_GPU
+#include <optional>
+
+#include "kernels.h"
+#endif
+
+namespace managed::sim {
+
+class Launch {
+ public:
+  // The arguments are still the device's tensors.
+  Launch(const OperatorFacts &facts, c10::ArrayRef<c10::IValue> arguments);
+  ~Launch();
+  Launch(const Launch &) = delete;
+  Launch &operator=(const Launch &) = delete;
+
+  void operand(const at::Tensor &t, bool written);
+  // All operands have been told: the kernel runs until ran(), and allocates nothing on the device meanwhile.
+  void begin(int device);
+  void ran();
+  void result(const at::Tensor &t, bool first);
+  void end(); // of the operator, unless it failed
+
+ private:
+  const OperatorFacts &facts_;
+  int device_ = -1;
+#ifdef MANAGED_VIRTUAL_GPU
+  struct Access {
+    const void *address;
+    std::size_t bytes;
+    bool written;
+  };
+  void members(const at::Tensor &t, bool written);
+  c10::SmallVector<Access, 8> accesses_;
+  std::optional<Kernel> kernel_;
+#else
+  Arithmetic arithmetic_;
+  double bytes_ = 0, outputs_ = 0;
+#endif
+};
+
+}  // namespace managed::sim
