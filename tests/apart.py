@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from devices import D0, D1, D2
 
 import managed
 from managed import ManagedTensor
 
-DEVICES = ("cpu", "sim:0", "sim:1", "sim:2")
+DEVICES = ("cpu", D0, D1, D2)
 torch_itself_scripts = pytest.mark.filterwarnings(
     "ignore:.torch.jit.script. is deprecated:DeprecationWarning"
 )

@@ -17,6 +17,7 @@ import textwrap
 
 import pytest
 import torch
+from devices import ON_CUDA, device_module, device_name
 from fresh import WARNINGS
 
 import managed
@@ -25,7 +26,6 @@ SEED = int(os.environ.get("TEST_SEED", "0"))
 INERT = os.environ.get("NO_MANAGED", "0") not in ("", "0")
 TORTURE = os.environ.get("MANAGED_TORTURE")
 SANITIZED = os.environ.get("MANAGED_SANITIZE")
-ON_CUDA = os.environ.get("MANAGED_TEST_DEVICES") == "cuda"
 
 
 def pytest_report_header(config):
@@ -67,7 +67,7 @@ def machine():
 
 
 def in_use():
-    return [torch.sim.memory_allocated(i) for i in range(torch.sim.device_count())]
+    return [device_module.memory_allocated(i) for i in range(device_module.device_count())]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -143,7 +143,8 @@ def level_devices():
     gc.collect()
     used = in_use()
     ballast = [
-        torch.empty(max(used) - n, dtype=torch.uint8, device=f"sim:{i}") for i, n in enumerate(used)
+        torch.empty(max(used) - n, dtype=torch.uint8, device=device_name(i))
+        for i, n in enumerate(used)
     ]
     yield
     ballast.clear()

@@ -5,6 +5,7 @@ import gc
 import time
 
 import torch
+from devices import D0, D1, device_module, device_name
 from torch import nn
 
 import managed
@@ -16,13 +17,13 @@ BYTES = 32 * KiB  # of a storage that may leave
 N = BYTES // 4
 
 
-def on(t, device="sim:0"):
+def on(t, device=D0):
     """A managed copy of `t` that a device holds: a leaf that may leave."""
     there = t.detach().as_subclass(ManagedTensor).to(device)
     return there.requires_grad_(t.requires_grad)
 
 
-def make(device="sim:0", dtype=torch.float32, requires_grad=False):
+def make(device=D0, dtype=torch.float32, requires_grad=False):
     """BYTES of random values on the host, and the same on a device."""
     here = torch.randn(BYTES // dtype.itemsize).to(dtype)
     return here, on(here.requires_grad_(requires_grad), device)
@@ -35,7 +36,7 @@ def spill(*tensors):
     assert not stayed, f"tensors {stayed} have not left"
 
 
-def module_on(module, device="sim:0"):
+def module_on(module, device=D0):
     return ManagedModule.from_module(module).to(device)
 
 
@@ -61,9 +62,9 @@ def moved():
 
 def held():
     """Bytes that devices and the host hold, and how many storages have a handle."""
-    names = [f"sim:{i}" for i in range(torch.sim.device_count())]
+    names = [device_name(i) for i in range(device_module.device_count())]
     return {
-        "allocated": [torch.sim.memory_allocated(name) for name in names],
+        "allocated": [device_module.memory_allocated(name) for name in names],
         "storages": [_C.residency(name)["storages"] for name in names],
         "host": [_C.host_memory()["used"]],
     }
@@ -107,26 +108,26 @@ def pressed(pressure, function, fraction=0.6):
     if pressure != "budget":
         with managed.debug.torture(hammer=pressure == "hammer"):
             return function()
-    names = [f"sim:{i}" for i in range(torch.sim.device_count())]
+    names = [device_name(i) for i in range(device_module.device_count())]
     with managed.debug.torture(odds=None), contextlib.ExitStack() as budgets:
-        before = [torch.sim.memory_allocated(name) for name in names]
+        before = [device_module.memory_allocated(name) for name in names]
         for name in names:
-            torch.sim.reset_peak_memory_stats(name)
+            device_module.reset_peak_memory_stats(name)
         function()
         for name, least in zip(names, before, strict=True):
-            needed = torch.sim.max_memory_allocated(name) - least
+            needed = device_module.max_memory_allocated(name) - least
             budgets.enter_context(managed.budget(name, least + int(fraction * needed)))
         return function()
 
 
 @contextlib.contextmanager
 def half_of(program):
-    """Runs a program on sim:1 and then gives it half of what it took above what was there."""
-    before = torch.sim.memory_allocated("sim:1")
-    torch.sim.reset_peak_memory_stats("sim:1")
+    """Runs a program on one device and then gives it half of what it took above what was there."""
+    before = device_module.memory_allocated(D1)
+    device_module.reset_peak_memory_stats(D1)
     program()
-    peak = torch.sim.max_memory_allocated("sim:1") - before
-    with managed.budget("sim:1", before + peak // 2):
+    peak = device_module.max_memory_allocated(D1) - before
+    with managed.budget(D1, before + peak // 2):
         spilled = managed.stats()["spill"]
         yield
         assert managed.stats()["spill"] > spilled

@@ -10,6 +10,7 @@ import io
 import torch
 import torch.nn.functional as F
 from conformance import models
+from devices import DEVICE_TYPE
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -201,7 +202,7 @@ PROGRAMS["checkpoint"] = _checkpoint(False)
 @program
 def autocast(put):
     def loss(model, x, y):
-        with torch.autocast("cpu", torch.bfloat16), torch.autocast("sim", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16), torch.autocast(DEVICE_TYPE, torch.bfloat16):
             return mse(model, x, y)
 
     return fit(put, net(), pairs, loss, clip=1.0)

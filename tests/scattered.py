@@ -3,11 +3,12 @@
 import copy
 
 import torch
+from devices import D0, D1, D2, D3
 from torch import nn
 
 from managed import _C, ManagedModule, ManagedTensor, _walk
 
-DEVICES = ("sim:0", "sim:1", "cpu", "sim:2", "sim:3")
+DEVICES = (D0, D1, "cpu", D2, D3)
 
 
 class Model(nn.Module):

@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 from apart import DEVICES, torch_itself_scripts
+from devices import D0, D1, D2, device_module
 from torch import nn
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
@@ -59,7 +60,7 @@ def test_ten_uses_of_one_leaf():
             x = (x @ w).tanh()
         return x
 
-    here, there = pair(square(), square(), devices=("cpu", "sim:1"))
+    here, there = pair(square(), square(), devices=("cpu", D1))
     for leaves in (here, there):
         repeated(*leaves).sum().backward()
     assert there[0].grad.device == there[0].device
@@ -68,7 +69,7 @@ def test_ten_uses_of_one_leaf():
 
 
 def test_accumulation_over_two_graphs_and_a_retained_one():
-    w, x = leaf(square(), "cpu"), square().to("sim:1").as_subclass(ManagedTensor)
+    w, x = leaf(square(), "cpu"), square().to(D1).as_subclass(ManagedTensor)
     loss = (x * w).sum()
     loss.backward(retain_graph=True)
     loss.backward()
@@ -81,7 +82,7 @@ def test_a_leaf_used_on_two_devices():
     def twice(w, x, y):
         return (x @ w).sum().cpu() + (y @ w).square().sum().cpu()
 
-    both(twice, square(), square(), square(), devices=("sim:0", "sim:1", "sim:2"))
+    both(twice, square(), square(), square(), devices=(D0, D1, D2))
 
 
 def test_views_of_a_leaf():
@@ -99,7 +100,7 @@ def test_in_place_on_an_intermediate_result():
 
 
 def test_hooks_see_gradients_where_their_tensors_are():
-    w, x = leaf(square(), "cpu"), leaf(square(), "sim:1")
+    w, x = leaf(square(), "cpu"), leaf(square(), D1)
     h = w * 2
     h.retain_grad()
     seen = []
@@ -119,7 +120,7 @@ def test_checkpointing(reentrant):
     def run(x, w, v):
         return checkpoint(body, x, w, v, use_reentrant=reentrant)
 
-    here, there = pair(*(square() for _ in range(3)), devices=("sim:1", "cpu", "sim:0"))
+    here, there = pair(*(square() for _ in range(3)), devices=(D1, "cpu", D0))
     body(*here).sum().backward()
     run(*there).sum().backward()
     check(here, there)
@@ -131,7 +132,7 @@ def test_double_backward():
         gradients = torch.autograd.grad(y, (w, x, v), create_graph=True)
         sum(g.square().sum().cpu() for g in gradients).backward()
 
-    here, there = pair(*(square() for _ in range(3)), devices=("sim:0", "sim:1", "cpu"))
+    here, there = pair(*(square() for _ in range(3)), devices=(D0, D1, "cpu"))
     run(*here)
     run(*there)
     for x, y in zip(here, there, strict=True):
@@ -141,11 +142,11 @@ def test_double_backward():
 
 @torch_itself_scripts
 def test_forward_mode():
-    x, t, w = torch.randn(4), torch.randn(4), torch.randn(4).to("sim:0").as_subclass(ManagedTensor)
+    x, t, w = torch.randn(4), torch.randn(4), torch.randn(4).to(D0).as_subclass(ManagedTensor)
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(x.as_subclass(ManagedTensor), t.as_subclass(ManagedTensor))
         tangent = forward_ad.unpack_dual(dual * w).tangent
-    assert tangent.device == torch.device("sim:0")
+    assert tangent.device == torch.device(D0)
     assert torch.equal(tangent.cpu(), t * w.cpu())
 
 
@@ -179,10 +180,10 @@ def test_scripts_whose_operands_are_apart(layer):
 
 @torch_itself_scripts
 def test_a_script_that_was_optimised_before_its_operands_moved(layer):
-    w, x, b = (leaf(t, "sim:1") for t in (square(), square(), torch.randn(4)))
+    w, x, b = (leaf(t, D1) for t in (square(), square(), torch.randn(4)))
     for _ in range(4):
         layer(w, x, b).sum().backward()
-    elsewhere = leaf(square(), "sim:2")
+    elsewhere = leaf(square(), D2)
     with pytest.raises(RuntimeError, match="_debug_flush_compilation_cache") as caught:
         layer(elsewhere, x, b).sum().backward()
     assert elsewhere.grad is None
@@ -204,13 +205,13 @@ class Product(torch.autograd.Function):
         return g @ y.t(), x.t() @ g
 
 
-@pytest.mark.parametrize("devices", [("cpu", "sim:1"), ("sim:1", "cpu"), ("sim:0", "sim:1")])
+@pytest.mark.parametrize("devices", [("cpu", D1), (D1, "cpu"), (D0, D1)])
 def test_a_function_that_returns_gradients_on_another_device(devices):
     both(Product.apply, square(), square(), devices=devices)
 
 
 def test_a_written_leaf_gives_its_new_values():
-    w, x = leaf(square(), "cpu"), leaf(square(), "sim:1")
+    w, x = leaf(square(), "cpu"), leaf(square(), D1)
     x * w
     with torch.no_grad():
         w.add_(1)
@@ -252,11 +253,11 @@ def test_backward_of_plain_tensors_stays_plain():
 
 def test_nothing_is_left_on_the_devices():
     def used():
-        return [torch.sim.memory_allocated(d) for d in range(torch.sim.device_count())]
+        return [device_module.memory_allocated(d) for d in range(device_module.device_count())]
 
     before = used()
     for _ in range(20):
-        w, x = leaf(square(16), "sim:0"), leaf(square(16), "sim:1")
+        w, x = leaf(square(16), D0), leaf(square(16), D1)
         y = ((x @ w).tanh() @ w.t()).sum()
         (g,) = torch.autograd.grad(y, w, create_graph=True)
         g.square().sum().backward()

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from apart import at, copies, put, same
+from devices import D0, D1, D2, D3
 
 import managed
 from managed import ManagedTensor
@@ -24,55 +25,55 @@ def why(result_of, operand):
 
 @pytest.mark.parametrize("swapped", [False, True])
 def test_an_accelerator_comes_before_the_cpu_whatever_the_order_and_the_sizes(swapped):
-    near, far = at("sim:1", 1, 4), at("cpu", 1000, 4)
+    near, far = at(D1, 1, 4), at("cpu", 1000, 4)
     result, copied = copies(lambda: far + near if swapped else near + far)
-    assert result.device == torch.device("sim:1")
+    assert result.device == torch.device(D1)
     assert copied == 1
     assert same(result, near.cpu() + far)
 
 
 @pytest.mark.parametrize("swapped", [False, True])
 def test_of_two_accelerators_the_one_with_most_bytes(swapped):
-    small, large = at("sim:0", 1, 64), at("sim:2", 64, 64)
+    small, large = at(D0, 1, 64), at(D2, 64, 64)
     result, copied = copies(lambda: large * small if swapped else small * large)
-    assert result.device == torch.device("sim:2")
+    assert result.device == torch.device(D2)
     assert copied == 1
 
 
 def test_bytes_are_summed_per_device():
-    parts = [at("sim:0", 600), at("sim:1", 400), at("sim:1", 400)]
-    assert torch.cat(parts).device == torch.device("sim:1")
+    parts = [at(D0, 600), at(D1, 400), at(D1, 400)]
+    assert torch.cat(parts).device == torch.device(D1)
 
 
 def test_equal_bytes_give_the_same_device_whatever_the_order():
-    a, b = at("sim:0", 8), at("sim:3", 8)
+    a, b = at(D0, 8), at(D3, 8)
     assert (a + b).device == (b + a).device
 
 
 def test_floating_operands_decide_before_integers():
-    mask, values = at("sim:0", 1000) > 0, at("sim:1", 1000)
-    assert torch.where(mask, values, 0.0).device == torch.device("sim:1")
-    index = put(torch.zeros(2000, dtype=torch.long), "sim:2")
-    assert F.embedding(index, at("sim:1", 3, 4)).device == torch.device("sim:1")
-    assert values.take(index).device == torch.device("sim:1")
+    mask, values = at(D0, 1000) > 0, at(D1, 1000)
+    assert torch.where(mask, values, 0.0).device == torch.device(D1)
+    index = put(torch.zeros(2000, dtype=torch.long), D2)
+    assert F.embedding(index, at(D1, 3, 4)).device == torch.device(D1)
+    assert values.take(index).device == torch.device(D1)
 
 
 def test_integers_decide_among_themselves():
-    a, b = put(torch.arange(4), "cpu"), put(torch.arange(4), "sim:2")
-    assert (a + b).device == torch.device("sim:2")
+    a, b = put(torch.arange(4), "cpu"), put(torch.arange(4), D2)
+    assert (a + b).device == torch.device(D2)
 
 
 def test_a_generator_decides():
-    there = torch.Generator("sim:1").manual_seed(5)
+    there = torch.Generator(D1).manual_seed(5)
     here = torch.Generator().manual_seed(5)
     p = torch.full((100,), 0.3)
-    result = torch.bernoulli(put(p, "sim:0"), generator=there)
-    assert result.device == torch.device("sim:1")
+    result = torch.bernoulli(put(p, D0), generator=there)
+    assert result.device == torch.device(D1)
     assert same(result, torch.bernoulli(p, generator=here))
 
 
 def test_one_device_copies_nothing():
-    a, b = at("sim:1", 4, 4), at("sim:1", 4, 4)
+    a, b = at(D1, 4, 4), at(D1, 4, 4)
     before = managed.stats()
     (a @ b + a).relu().sum()
     after = managed.stats()
@@ -83,7 +84,7 @@ def test_one_device_copies_nothing():
 
 
 def test_a_tensor_given_twice_is_copied_once():
-    x, y = at("cpu", 4), at("sim:1", 4)
+    x, y = at("cpu", 4), at(D1, 4)
     result, copied = copies(lambda: torch.addcmul(y, x, x))
     assert copied == 1
     assert same(result, torch.addcmul(y.cpu(), x, x))
@@ -93,64 +94,64 @@ def test_a_tensor_given_twice_is_copied_once():
 
 
 def test_a_plain_operand_is_aligned_with_a_managed_one():
-    plain = torch.randn(4, device="sim:2")
-    result = at("sim:0", 400)[:4] + plain
+    plain = torch.randn(4, device=D2)
+    result = at(D0, 400)[:4] + plain
     assert isinstance(result, ManagedTensor)
     with pytest.raises(RuntimeError, match="same device"):
-        plain + torch.randn(4, device="sim:0")  # nothing managed takes part: torch's own rules
+        plain + torch.randn(4, device=D0)  # nothing managed takes part: torch's own rules
 
 
 def test_a_reason_is_given():
     host = at("cpu", 4)
-    assert why(lambda: host + at("sim:1", 4), host) == "an accelerator is preferred to the host"
-    assert str(managed.explain(host)).count("copy cpu -> sim:1 16 bytes aten::add.Tensor") == 1
+    assert why(lambda: host + at(D1, 4), host) == "an accelerator is preferred to the host"
+    assert str(managed.explain(host)).count(f"copy cpu -> {D1} 16 bytes aten::add.Tensor") == 1
 
 
 # ---- pins
 
 
 def test_a_pin_comes_before_bytes_and_before_accelerators():
-    small, large = at("cpu", 4), at("sim:1", 1000, 4)
+    small, large = at("cpu", 4), at(D1, 1000, 4)
     small.pin()
     assert (small + large).device == torch.device("cpu")
     small.unpin()
-    assert (small + large).device == torch.device("sim:1")
+    assert (small + large).device == torch.device(D1)
 
 
 def test_two_pins_on_one_device_agree():
-    a, b = at("sim:1", 4), at("sim:1", 4)
+    a, b = at(D1, 4), at(D1, 4)
     a.pin()
     b.pin()
-    assert torch.addcmul(at("sim:0", 1000, 4), a, b).device == torch.device("sim:1")
+    assert torch.addcmul(at(D0, 1000, 4), a, b).device == torch.device(D1)
 
 
 def test_a_pin_conflict_names_both_tensors_and_devices_and_changes_nothing():
-    a, b = at("sim:0", 3, 4), at("sim:2", 4, 5)
+    a, b = at(D0, 3, 4), at(D2, 4, 5)
     a.pin()
     b.pin()
     before = managed.stats()["copy"]
     with pytest.raises(PinConflictError) as raised:
         torch.mm(a, b)
-    for words in ("'self'", "[3, 4]", "sim:0", "'mat2'", "[4, 5]", "sim:2", "unpin()"):
+    for words in ("'self'", "[3, 4]", D0, "'mat2'", "[4, 5]", D2, "unpin()"):
         assert words in str(raised.value)
     assert managed.stats()["copy"] == before
-    assert (a.device, b.device) == (torch.device("sim:0"), torch.device("sim:2"))
+    assert (a.device, b.device) == (torch.device(D0), torch.device(D2))
     b.unpin()
-    assert (a @ b).device == torch.device("sim:0")
+    assert (a @ b).device == torch.device(D0)
 
 
 def test_a_pin_conflict_inside_a_list_gives_the_position():
-    parts = [at("sim:0", 2), at("sim:1", 2), at("sim:2", 2)]
+    parts = [at(D0, 2), at(D1, 2), at(D2, 2)]
     parts[1].pin()
     parts[2].pin()
-    with pytest.raises(PinConflictError, match=r"'tensors'\[1\].*sim:1.*'tensors'\[2\].*sim:2"):
+    with pytest.raises(PinConflictError, match=rf"'tensors'\[1\].*{D1}.*'tensors'\[2\].*{D2}"):
         torch.cat(parts)
 
 
 def test_a_written_operand_wins_over_a_pin_that_is_only_read():
-    x, pinned = at("sim:1", 4), at("sim:0", 4)
+    x, pinned = at(D1, 4), at(D0, 4)
     pinned.pin()
     expected = x.cpu() + pinned.cpu()
     x += pinned
-    assert x.device == torch.device("sim:1")
+    assert x.device == torch.device(D1)
     assert same(x, expected)

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from apart import DEVICES, agree, put
+from devices import D0, D2
 from torch import nn
 
 COMPOSITES = {
@@ -97,7 +98,7 @@ def test_recurrent_networks(kind):
     expected = net(x)
     for i, name in enumerate(net._flat_weights_names):
         setattr(net, name, nn.Parameter(put(getattr(net, name).detach(), DEVICES[i % 4])))
-    result = net(put(x, "sim:2"))
+    result = net(put(x, D2))
     assert torch.equal(result[0].cpu(), expected[0])
 
 
@@ -111,6 +112,6 @@ def test_multi_head_attention(fast):
             part, _, last = name.rpartition(".")
             moved = nn.Parameter(put(p.detach(), DEVICES[i % 4]))
             net.get_submodule(part)._parameters[last] = moved
-        there = put(x, "sim:0")
+        there = put(x, D0)
         result = net(there, there, there, need_weights=False)[0]
     assert torch.equal(result.cpu(), expected)

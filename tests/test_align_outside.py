@@ -10,6 +10,7 @@ import warnings
 import pytest
 import torch
 from apart import DEVICES, agree, at, put, spread, torch_itself_scripts
+from devices import D0, D1, DEVICE_TYPE
 
 import managed
 from managed import ManagedTensor
@@ -43,7 +44,7 @@ def test_a_custom_operator(custom):
 
 
 def test_a_custom_operator_backward(custom):
-    a, b = (put(torch.randn(4), d).requires_grad_() for d in ("sim:0", "sim:1"))
+    a, b = (put(torch.randn(4), d).requires_grad_() for d in (D0, D1))
     custom[0](a, b, 3.0).sum().backward()
     for leaf in (a, b):
         assert leaf.grad.device == leaf.device
@@ -52,7 +53,7 @@ def test_a_custom_operator_backward(custom):
 
 @pytest.mark.parametrize("home", DEVICES)
 def test_a_custom_operator_that_writes(custom, home):
-    into, part = at(home, 4), at("sim:1", 4)
+    into, part = at(home, 4), at(D1, 4)
     expected = into.cpu() + part.cpu()
     custom[1](into, part)
     assert into.device == torch.device(home)
@@ -72,10 +73,10 @@ def test_autocast(dtype):
     leaves = w.clone().requires_grad_(), put(w, "cpu").requires_grad_()
     with torch.autocast("cpu", dtype=dtype):
         expected = x @ leaves[0]
-    there = put(x, "sim:1")
-    with torch.autocast("sim", dtype=dtype), torch.autocast("cpu", dtype=dtype):
+    there = put(x, D1)
+    with torch.autocast(DEVICE_TYPE, dtype=dtype), torch.autocast("cpu", dtype=dtype):
         result = there @ leaves[1]
-    assert (result.dtype, result.device) == (dtype, torch.device("sim:1"))
+    assert (result.dtype, result.device) == (dtype, torch.device(D1))
     assert torch.equal(result.cpu(), expected)
     for out in (expected, result):
         out.sum().backward()
@@ -135,27 +136,25 @@ def test_vmap():
 @torch_itself_scripts
 def test_jacobian_and_tangent_of_a_closure_over_another_device():
     x, w = torch.randn(4), torch.randn(4)
-    there = put(w, "sim:1")
+    there = put(w, D1)
     expected = torch.func.jacrev(lambda x: (x * w).sin())(x)
-    result = torch.func.jacrev(lambda x: (x.to("sim:1") * there).sin())(put(x, "sim:1"))
+    result = torch.func.jacrev(lambda x: (x.to(D1) * there).sin())(put(x, D1))
     assert torch.equal(result.cpu(), expected)
     tangent = torch.func.jvp(lambda x: x * w, (x,), (torch.ones(4),))[1]
-    result = torch.func.jvp(
-        lambda x: x * there, (put(x, "sim:1"),), (put(torch.ones(4), "sim:1"),)
-    )[1]
+    result = torch.func.jvp(lambda x: x * there, (put(x, D1),), (put(torch.ones(4), D1),))[1]
     assert torch.equal(result.cpu(), tangent)
 
 
 def test_gradient_transform_on_one_device():
-    w = at("sim:1", 4)
-    x = at("sim:1", 4)
+    w = at(D1, 4)
+    x = at(D1, 4)
     g = torch.func.grad(lambda x: (x * w).sum())(x)
     assert g.device == x.device
     assert torch.equal(g.cpu(), w.cpu())
 
 
 def test_gradient_transform_over_devices():
-    x, w = at("sim:0", 4), at("sim:1", 400)
+    x, w = at(D0, 4), at(D1, 400)
     g = torch.func.grad(lambda x: (x.repeat(100) * w).sum())(x)
     assert g.device == x.device
     assert torch.equal(g.cpu(), torch.func.grad(lambda x: (x.repeat(100) * w.cpu()).sum())(x.cpu()))
@@ -172,7 +171,7 @@ def test_sparse_operands():
 
 
 def test_inference_mode_then_training():
-    w, x = at("cpu", 4, 4).requires_grad_(), at("sim:1", 4, 4)
+    w, x = at("cpu", 4, 4).requires_grad_(), at(D1, 4, 4)
     with torch.inference_mode():
         assert (x @ w).is_inference()
     (x @ w).sum().backward()
@@ -180,7 +179,7 @@ def test_inference_mode_then_training():
 
 
 def test_results_inside_no_grad_need_no_gradient():
-    w, x = at("cpu", 4, 4).requires_grad_(), at("sim:1", 4, 4)
+    w, x = at("cpu", 4, 4).requires_grad_(), at(D1, 4, 4)
     with torch.no_grad():
         out = x @ w
     assert not out.requires_grad

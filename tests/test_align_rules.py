@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from apart import DEVICES, put
+from devices import D0, D1, D2
 from torch import nn
 
 from managed import ManagedTensor
@@ -18,7 +19,7 @@ from managed import ManagedTensor
 def test_lengths_of_packed_sequences(device):
     x, lengths = torch.randn(5, 3, 4), torch.tensor([5, 3, 2])
     expected = nn.utils.rnn.pack_padded_sequence(x, lengths)
-    data, sizes = torch._pack_padded_sequence(put(x, "sim:1"), put(lengths, device), False)
+    data, sizes = torch._pack_padded_sequence(put(x, D1), put(lengths, device), False)
     assert torch.equal(data.cpu(), expected.data)
     assert torch.equal(sizes.cpu(), expected.batch_sizes)
     back, counted = torch._pad_packed_sequence(data, put(sizes.cpu(), device), False, 0.0, 5)
@@ -42,7 +43,7 @@ def test_batch_sizes_of_a_packed_recurrent_network(kind, device):
     expected = run(packed.data, packed.batch_sizes, start, net._flat_weights)
     weights = [put(w.detach(), DEVICES[i % 4]) for i, w in enumerate(net._flat_weights)]
     sizes = put(packed.batch_sizes, device)
-    result = run(put(packed.data, "sim:1"), sizes, put(start, "sim:0"), weights)
+    result = run(put(packed.data, D1), sizes, put(start, D0), weights)
     assert isinstance(result, ManagedTensor)
     assert torch.equal(result.cpu(), expected)
 
@@ -55,16 +56,16 @@ def test_lengths_of_the_ctc_loss(device):
     lengths = torch.tensor([12, 10, 8]), torch.tensor([4, 3, 2])
     expected = F.ctc_loss(scores, targets, *lengths, reduction="none")
     moved = [put(t, device) for t in lengths]
-    result = F.ctc_loss(put(scores, "sim:1"), put(targets, "cpu"), *moved, reduction="none")
+    result = F.ctc_loss(put(scores, D1), put(targets, "cpu"), *moved, reduction="none")
     assert torch.equal(result.cpu(), expected)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_indices_of_tensor_split(device):
     x, indices = torch.randn(7, 2), torch.tensor([1, 4])
-    parts = put(x, "sim:1").tensor_split(put(indices, device))
+    parts = put(x, D1).tensor_split(put(indices, device))
     for a, b in zip(x.tensor_split(indices), parts, strict=True):
-        assert b.device == torch.device("sim:1")
+        assert b.device == torch.device(D1)
         assert torch.equal(a, b.cpu())
 
 
@@ -88,8 +89,8 @@ INDEXED = {
 @pytest.mark.parametrize("name", INDEXED)
 def test_indices_on_any_device(name, device):
     x, i, v = torch.randn(3, 4), torch.tensor([2, 0, 1]), torch.randn(3, 4)
-    result = INDEXED[name](put(x, "sim:1"), put(i, device), put(v, "sim:1"))
-    assert result.device == torch.device("sim:1")
+    result = INDEXED[name](put(x, D1), put(i, device), put(v, D1))
+    assert result.device == torch.device(D1)
     assert torch.equal(result.cpu(), INDEXED[name](x, i, v))
 
 
@@ -118,13 +119,13 @@ STATISTICS = {
 }
 
 
-@pytest.mark.parametrize("devices", [("sim:1", "cpu"), ("cpu", "sim:0"), ("sim:1", "sim:2")])
+@pytest.mark.parametrize("devices", [(D1, "cpu"), ("cpu", D0), (D1, D2)])
 @pytest.mark.parametrize("name", STATISTICS)
 def test_running_statistics_are_written_where_they_are(name, devices):
     x, mean, var = torch.randn(2, 3, 4), torch.zeros(3), torch.ones(3)
     there = [put(t.clone(), d) for t, d in zip((mean, var), devices, strict=True)]
     STATISTICS[name](x, mean, var)
-    STATISTICS[name](put(x, "sim:0"), *there)
+    STATISTICS[name](put(x, D0), *there)
     for t, device, expected in zip(there, devices, (mean, var), strict=True):
         assert t.device == torch.device(device)
         assert torch.equal(t.cpu(), expected)
@@ -140,7 +141,7 @@ def test_observers_of_fake_quantisation_are_written_where_they_are():
     state = [torch.tensor([-1.0]), torch.tensor([1.0]), torch.ones(1), torch.zeros(1).int()]
     there = [put(t.clone(), DEVICES[i]) for i, t in enumerate(state)]
     x = torch.randn(5) * 3
-    expected, result = observe(x, *state), observe(put(x, "sim:2"), *there)
+    expected, result = observe(x, *state), observe(put(x, D2), *there)
     assert torch.equal(result.cpu(), expected)
     for i, (t, s) in enumerate(zip(there, state, strict=True)):
         assert t.device == torch.device(DEVICES[i])

@@ -4,12 +4,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from apart import at, put
+from devices import D0, D1, D2, DEVICE_TYPE
 from torch import nn
 
 import managed
 from managed import ManagedTensor
 
-DEVICES = ("cpu", "sim:0", "sim:1")
+DEVICES = ("cpu", D0, D1)
 
 
 def write_backs(function):
@@ -33,26 +34,26 @@ def test_the_written_operand_decides(home, away):
 
 
 def test_a_view_writes_into_its_base():
-    base = at("sim:0", 3, 4)
+    base = at(D0, 3, 4)
     expected = base.cpu().clone()
-    row = at("sim:1", 4)
+    row = at(D1, 4)
     base[1].add_(row)
     expected[1] += row.cpu()
     assert torch.equal(base.cpu(), expected)
 
 
 def test_assignment_through_indices_on_every_device():
-    x = at("sim:0", 4, 4)
+    x = at(D0, 4, 4)
     here = x.cpu().clone()
     where = torch.tensor([0, 2])
     rows, row = torch.randn(2, 4), torch.randn(4)
     for target, place in ((here, lambda t, d: t), (x, put)):
-        target[place(where, "sim:1")] = place(rows, "cpu")
-        target[0] = place(row, "sim:2")
-        target[place(here > 0, "sim:1")] = place(torch.tensor(1.0), "cpu")
-        target.index_add_(0, place(where, "cpu"), place(rows, "sim:2"))
+        target[place(where, D1)] = place(rows, "cpu")
+        target[0] = place(row, D2)
+        target[place(here > 0, D1)] = place(torch.tensor(1.0), "cpu")
+        target.index_add_(0, place(where, "cpu"), place(rows, D2))
         target.scatter_(1, place(torch.zeros(4, 1, dtype=torch.long), "cpu"), 5.0)
-    assert x.device == torch.device("sim:0")
+    assert x.device == torch.device(D0)
     assert torch.equal(x.cpu(), here)
 
 
@@ -61,7 +62,7 @@ def test_assignment_through_indices_on_every_device():
 
 @pytest.mark.parametrize("out", DEVICES)
 def test_out_decides_and_is_resized(out):
-    a, b = at("sim:2", 3, 4), at("cpu", 4)
+    a, b = at(D2, 3, 4), at("cpu", 4)
     result = put(torch.empty(0), out)
     assert torch.add(a, b, out=result) is result
     assert (result.device, result.shape) == (torch.device(out), (3, 4))
@@ -69,35 +70,35 @@ def test_out_decides_and_is_resized(out):
 
 
 def test_several_written_operands_each_stay_and_are_resized():
-    x = at("sim:2", 3, 5)
+    x = at(D2, 3, 5)
     values = put(torch.empty(0), "cpu")
-    indices = put(torch.empty(0, dtype=torch.long), "sim:1")
+    indices = put(torch.empty(0, dtype=torch.long), D1)
     returned = torch.max(x, 0, out=(values, indices))
     expected = torch.max(x.cpu(), 0)
-    assert (values.device, indices.device) == (torch.device("cpu"), torch.device("sim:1"))
+    assert (values.device, indices.device) == (torch.device("cpu"), torch.device(D1))
     assert torch.equal(values, expected.values)
     assert torch.equal(indices.cpu(), expected.indices)
     assert torch.equal(returned.values.cpu(), expected.values)
 
 
 def test_what_is_returned_for_several_written_operands_is_what_was_given():
-    x, values = at("sim:2", 3, 5), put(torch.empty(5), "cpu")
-    indices = put(torch.empty(5, dtype=torch.long), "sim:1")
+    x, values = at(D2, 3, 5), put(torch.empty(5), "cpu")
+    indices = put(torch.empty(5, dtype=torch.long), D1)
     returned = torch.max(x, 0, out=(values, indices))
     assert returned.values is values
     assert returned.indices is indices
 
 
 def test_a_second_written_operand_is_written_back_once():
-    x = at("sim:0", 3, 5)
-    values = put(torch.empty(5), "sim:0")
-    indices = put(torch.empty(5, dtype=torch.long), "sim:1")
+    x = at(D0, 3, 5)
+    values = put(torch.empty(5), D0)
+    indices = put(torch.empty(5, dtype=torch.long), D1)
     assert write_backs(lambda: torch.sort(x[0], out=(values, indices))) == 1
     assert torch.equal(indices.cpu(), torch.sort(x[0].cpu()).indices)
 
 
 def test_out_of_the_wrong_dtype_is_refused_and_unchanged():
-    a, out = at("sim:0", 4), put(torch.zeros(4, dtype=torch.long), "sim:1")
+    a, out = at(D0, 4), put(torch.zeros(4, dtype=torch.long), D1)
     with pytest.raises(RuntimeError, match="can't be cast"):
         torch.add(a, a, out=out)
     assert torch.equal(out.cpu(), torch.zeros(4, dtype=torch.long))
@@ -122,7 +123,7 @@ COMPOSITES_WITH_OUT = {
 
 
 @pytest.mark.parametrize("name", COMPOSITES_WITH_OUT)
-@pytest.mark.parametrize(("x", "out"), [("sim:0", "sim:1"), ("sim:0", "cpu"), ("cpu", "sim:1")])
+@pytest.mark.parametrize(("x", "out"), [(D0, D1), (D0, "cpu"), ("cpu", D1)])
 def test_out_of_composites(name, x, out):
     function, matrix = COMPOSITES_WITH_OUT[name], MATRIX.clone()
     expected = function(matrix, out=torch.empty(0))
@@ -136,12 +137,12 @@ def test_out_of_composites(name, x, out):
 
 
 def test_results_written_back_have_the_strides_that_the_kernel_gave_them():
-    x, q, r = at("sim:1", 3, 5), put(torch.empty(0), "cpu"), put(torch.empty(0), "sim:0")
+    x, q, r = at(D1, 3, 5), put(torch.empty(0), "cpu"), put(torch.empty(0), D0)
     torch.linalg.qr(x, out=(q, r))
     expected = torch.empty(0), torch.empty(0)
     torch.linalg.qr(x.cpu(), out=expected)
     assert [t.stride() for t in (q, r)] == [t.stride() for t in expected]
-    assert [t.device.type for t in (q, r)] == ["cpu", "sim"]
+    assert [t.device.type for t in (q, r)] == ["cpu", DEVICE_TYPE]
     assert torch.equal(q, expected[0])
     assert torch.equal(r.cpu(), expected[1])
 
@@ -153,57 +154,57 @@ def test_results_written_back_have_the_strides_that_the_kernel_gave_them():
 def test_running_statistics_are_written_back(statistics):
     x = torch.randn(6, 3, 5)
     mean, var = torch.zeros(3), torch.ones(3)
-    there = put(mean.clone(), statistics), put(var.clone(), "sim:1")
+    there = put(mean.clone(), statistics), put(var.clone(), D1)
     expected = F.batch_norm(x, mean, var, training=True)
-    result = F.batch_norm(put(x, "sim:0"), *there, training=True)
-    assert result.device == torch.device("sim:0")
+    result = F.batch_norm(put(x, D0), *there, training=True)
+    assert result.device == torch.device(D0)
     assert torch.equal(result.cpu(), expected)
-    assert [t.device for t in there] == [torch.device(statistics), torch.device("sim:1")]
+    assert [t.device for t in there] == [torch.device(statistics), torch.device(D1)]
     assert torch.equal(there[0].cpu(), mean)
     assert torch.equal(there[1].cpu(), var)
 
 
 def test_statistics_do_not_vote():
-    norm = nn.BatchNorm1d(2000).to("sim:2")
+    norm = nn.BatchNorm1d(2000).to(D2)
     for buffer in norm.buffers():
         managed._C.mark(buffer)
-    x = at("sim:0", 4, 2000)[:, :2000]
+    x = at(D0, 4, 2000)[:, :2000]
     weight, bias = (put(p.detach(), "cpu") for p in norm.parameters())
     out = F.batch_norm(x, norm.running_mean, norm.running_var, weight, bias, training=True)
-    assert out.device == torch.device("sim:0")
+    assert out.device == torch.device(D0)
 
 
 def test_instance_norm_writes_its_statistics_back():
     x = torch.randn(2, 3, 5)
     mean, var = torch.zeros(3), torch.ones(3)
-    there = put(mean.clone(), "sim:1"), put(var.clone(), "cpu")
+    there = put(mean.clone(), D1), put(var.clone(), "cpu")
     F.instance_norm(x, mean, var)
-    F.instance_norm(put(x, "sim:0"), *there)
+    F.instance_norm(put(x, D0), *there)
     assert torch.equal(there[0].cpu(), mean)
     assert torch.equal(there[1], var)
 
 
 def test_evaluation_reads_statistics_and_writes_nothing():
-    x, mean, var = at("sim:0", 6, 3), at("sim:1", 3), put(torch.ones(3), "cpu")
+    x, mean, var = at(D0, 6, 3), at(D1, 3), put(torch.ones(3), "cpu")
     assert write_backs(lambda: F.batch_norm(x, mean, var)) == 0
 
 
 def test_evaluation_on_a_second_device_leaves_the_first_graph_valid():
-    mean, var = at("sim:0", 3), put(torch.ones(3), "sim:0")
-    first = at("sim:0", 6, 3).requires_grad_()
+    mean, var = at(D0, 3), put(torch.ones(3), D0)
+    first = at(D0, 6, 3).requires_grad_()
     out = F.batch_norm(first, mean, var)
-    F.batch_norm(at("sim:1", 60, 3), mean, var)
+    F.batch_norm(at(D1, 60, 3), mean, var)
     out.sum().backward()  # would raise if the statistics had been written, even with equal values
     assert first.grad.device == first.device
 
 
 def test_noise_of_rrelu_is_written_back():
     x, noise = torch.randn(8), torch.zeros(8)
-    there = put(noise.clone(), "sim:1")
+    there = put(noise.clone(), D1)
     torch.manual_seed(1)
     expected = torch.ops.aten.rrelu_with_noise(x, noise, 0.1, 0.3, True)
     torch.manual_seed(1)
-    result = torch.ops.aten.rrelu_with_noise(put(x, "sim:0"), there, 0.1, 0.3, True)
+    result = torch.ops.aten.rrelu_with_noise(put(x, D0), there, 0.1, 0.3, True)
     assert torch.equal(result.cpu(), expected)
     assert torch.equal(there.cpu(), noise)
 
@@ -227,7 +228,7 @@ def test_a_list_operator_keeps_every_row_where_it_is():
 
 
 def test_a_list_operator_in_place_keeps_its_tensors():
-    a, b = lists(), lists(("sim:1", "cpu"))
+    a, b = lists(), lists((D1, "cpu"))
     expected = [x.cpu() + 2 * y.cpu() for x, y in zip(a, b, strict=True)]
     places = [(x.device, x.data_ptr()) for x in a]
     torch._foreach_add_(a, b, alpha=2)
@@ -236,14 +237,14 @@ def test_a_list_operator_in_place_keeps_its_tensors():
 
 
 def test_a_list_operator_with_one_tensor_for_all_rows():
-    a, factor = lists(), at("sim:2")
+    a, factor = lists(), at(D2)
     expected = [x.cpu() * factor.cpu() for x in a]
     torch._foreach_mul_(a, factor)
     assert all(torch.equal(x.cpu(), y) for x, y in zip(a, expected, strict=True))
 
 
 def test_list_operators_return_their_results_in_order():
-    a = [at(d, n) for n, d in enumerate(("sim:1", "cpu", "sim:0", "sim:1", "cpu"), 1)]
+    a = [at(d, n) for n, d in enumerate((D1, "cpu", D0, D1, "cpu"), 1)]
     for got, x in zip(torch._foreach_norm(a), a, strict=True):
         assert torch.equal(got.cpu(), torch._foreach_norm([x.cpu()])[0])
         assert got.device == x.device
@@ -251,7 +252,7 @@ def test_list_operators_return_their_results_in_order():
 
 def test_a_shared_flag_is_written_over_all_groups():
     gradients = [put(torch.full((4,), 8.0), d) for d in DEVICES]
-    found, scale = put(torch.zeros(1), "sim:0"), put(torch.tensor(0.5), "sim:0")
+    found, scale = put(torch.zeros(1), D0), put(torch.tensor(0.5), D0)
     torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, scale)
     assert found.item() == 0
     assert [g[0].item() for g in gradients] == [4.0] * 3

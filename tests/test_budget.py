@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from devices import D0, D1, D3, device_module, device_name
 from pressure import MiB, assert_equal, leaves_nothing, mlp, module_on, moved, on, spill, train
 from torch import nn
 
@@ -23,10 +24,10 @@ def nothing_left():
 
 
 def used(device=0):
-    return torch.sim.memory_allocated(device)
+    return device_module.memory_allocated(device)
 
 
-def sized(mib, value=1.0, device="sim:0"):
+def sized(mib, value=1.0, device=D0):
     return on(torch.full((mib * MiB // 4,), value), device)
 
 
@@ -40,12 +41,12 @@ def sized(mib, value=1.0, device="sim:0"):
         ("64MiB", 64 * MiB), ("1MB", 10**6), (12345678, 12345678), (None, CAPACITY),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("device", ["sim:1", 1, "cuda:1"])
+@pytest.mark.parametrize("device", [D1, 1, "cuda:1"])
 def test_forms(device, size, expected):
     with managed.budget(device, size) as budget:
-        assert (budget.device, budget.bytes, budget.old) == ("sim:1", expected, CAPACITY)
-        assert _C.capacity("sim:1") == managed.stats()["devices"]["sim:1"]["capacity"] == expected
-    assert _C.capacity("sim:1") == CAPACITY
+        assert (budget.device, budget.bytes, budget.old) == (D1, expected, CAPACITY)
+        assert _C.capacity(D1) == managed.stats()["devices"][D1]["capacity"] == expected
+    assert _C.capacity(D1) == CAPACITY
 
 
 def test_the_hosts():
@@ -62,34 +63,34 @@ def test_the_hosts():
 
 def test_blocks_nest_and_survive_exceptions():
     def fail():
-        with managed.budget("sim:0", "50MiB"):
+        with managed.budget(D0, "50MiB"):
             assert _C.capacity(0) == 50 * MiB
         assert _C.capacity(0) == 100 * MiB
         raise KeyError
 
-    with pytest.raises(KeyError), managed.budget("sim:0", "100MiB"):
+    with pytest.raises(KeyError), managed.budget(D0, "100MiB"):
         fail()
     assert _C.capacity(0) == CAPACITY
 
 
 def test_without_a_block_it_stands_until_it_is_lifted():
-    managed.budget("sim:0", "100MiB")
+    managed.budget(D0, "100MiB")
     assert _C.capacity(0) == 100 * MiB
-    managed.budget("sim:0", None)
+    managed.budget(D0, None)
     assert _C.capacity(0) == CAPACITY
 
 
 @pytest.mark.parametrize(
     ("device", "size", "error", "says"),
     [
-        ("sim:0", "101%", ValueError, "no part of sim:0"),
-        ("sim:0", "-3%", ValueError, "no part of sim:0"),
-        ("sim:0", "much%", ValueError, "no part of sim:0"),
-        ("sim:0", "1 parsec", ValueError, "is no size"),
-        ("sim:0", -1, ValueError, "is no size"),
-        ("sim:0", 1.5, TypeError, "a size is an int or a string"),
-        ("sim:0", CAPACITY + 1, ValueError, "has 268435456 bytes"),
-        ("sim:9", 1, ValueError, "sim:9"),
+        (D0, "101%", ValueError, f"no part of {D0}"),
+        (D0, "-3%", ValueError, f"no part of {D0}"),
+        (D0, "much%", ValueError, f"no part of {D0}"),
+        (D0, "1 parsec", ValueError, "is no size"),
+        (D0, -1, ValueError, "is no size"),
+        (D0, 1.5, TypeError, "a size is an int or a string"),
+        (D0, CAPACITY + 1, ValueError, "has 268435456 bytes"),
+        (device_name(9), 1, ValueError, device_name(9)),
         ("meta", 1, ValueError, "meta"),
         ("cpu", "101%", ValueError, "no part of cpu"),
         ("cpu", "1000TiB", ValueError, "cpu has"),
@@ -112,7 +113,7 @@ def test_what_is_there_beyond_it_leaves_at_once():
     kept = [sized(4, float(i)) for i in range(10)]
     for t in kept:
         t.sum()
-    with moved() as m, managed.budget("sim:0", used() - 18 * MiB):
+    with moved() as m, managed.budget(D0, used() - 18 * MiB):
         left = [_C.is_spilled(t) for t in kept]
         assert used() <= _C.capacity(0)
     assert left == [True] * 5 + [False] * 5
@@ -124,7 +125,7 @@ def test_what_is_there_beyond_it_leaves_at_once():
 @pytest.mark.not_under_torture("who leaves first is not chosen by use")
 def test_what_was_just_made_does_not_leave_first():
     kept = [sized(4, float(i)) for i in range(10)]
-    with managed.budget("sim:0", used() - 18 * MiB):
+    with managed.budget(D0, used() - 18 * MiB):
         left = [_C.is_spilled(t) for t in kept]
     del kept
     assert left == [True] * 5 + [False] * 5
@@ -134,7 +135,7 @@ def test_what_is_pinned_or_exposed_stays_beyond_it():
     kept = [sized(4) for _ in range(3)]
     kept[0].pin()
     kept[1].data_ptr()
-    with managed.budget("sim:0", 0):
+    with managed.budget(D0, 0):
         assert [_C.is_spilled(t) for t in kept] == [False, False, True]
         with pytest.raises(managed.OutOfMemoryError):
             kept[2].sum()
@@ -144,9 +145,9 @@ def test_what_is_pinned_or_exposed_stays_beyond_it():
 
 def test_a_budget_of_nothing():
     x = sized(4)
-    with managed.budget("sim:0", 0):
+    with managed.budget(D0, 0):
         assert _C.is_spilled(x)
-        with pytest.raises(managed.OutOfMemoryError, match=r"sim:0 out of memory\."):
+        with pytest.raises(managed.OutOfMemoryError, match=rf"{D0} out of memory\."):
             x + 1
     assert (x + 1)[0].item() == 2.0
 
@@ -155,37 +156,37 @@ def test_shrinking_and_growing_while_a_program_runs():
     x, total = sized(1, 0.0), used()
     kept = []
     for k, room in enumerate((20, 8, 4, 16, 3, 30)):
-        with managed.budget("sim:0", total + room * MiB):
-            torch.sim.reset_peak_memory_stats(0)
+        with managed.budget(D0, total + room * MiB):
+            device_module.reset_peak_memory_stats(0)
             kept += [x + float(k) for _ in range(6)]
             assert sum(t[0].item() for t in kept) == 6 * sum(range(k + 1))
-            assert torch.sim.max_memory_allocated(0) <= total + room * MiB
+            assert device_module.max_memory_allocated(0) <= total + room * MiB
 
 
 def test_the_allocator_keeps_to_the_byte():
     x = sized(1)
-    with managed.budget("sim:0", used() + 2 * MiB):
-        torch.sim.reset_peak_memory_stats(0)
+    with managed.budget(D0, used() + 2 * MiB):
+        device_module.reset_peak_memory_stats(0)
         y = x.repeat(2)
-        assert torch.sim.max_memory_allocated(0) == used() == _C.capacity(0)
+        assert device_module.max_memory_allocated(0) == used() == _C.capacity(0)
         assert not _C.is_spilled(x)
         z = on(torch.zeros(5, dtype=torch.uint8))
         assert _C.is_spilled(x) or _C.is_spilled(y)
-        assert torch.sim.max_memory_allocated(0) == _C.capacity(0)
+        assert device_module.max_memory_allocated(0) == _C.capacity(0)
         assert (x.sum() + y.sum() + z.sum()).item() == 3 * x.numel()
-        assert torch.sim.max_memory_allocated(0) == _C.capacity(0)
+        assert device_module.max_memory_allocated(0) == _C.capacity(0)
 
 
 def test_placement_keeps_to_it_too():
-    with managed.budget("sim:0", used(0) + 2 * MiB), managed.budget("sim:1", used(1) + 2 * MiB):
+    with managed.budget(D0, used(0) + 2 * MiB), managed.budget(D1, used(1) + 2 * MiB):
         x = managed.device_manager.send(torch.zeros(MiB).as_subclass(managed.ManagedTensor), None)
-        assert x.device not in (torch.device("sim:0"), torch.device("sim:1"))
+        assert x.device not in (torch.device(D0), torch.device(D1))
 
 
 def test_reserved_room_is_left_free():
     manager = managed.DeviceManager(reserved=0.5)
-    with managed.budget("sim:0", "40MiB"):
-        assert dict(_C.rooms(manager))[torch.device("sim:0")][0] <= 20 * MiB
+    with managed.budget(D0, "40MiB"):
+        assert dict(_C.rooms(manager))[torch.device(D0)][0] <= 20 * MiB
 
 
 # ---- training
@@ -273,12 +274,12 @@ def make_optimizer(model, optimizer):
 def under(model, batches, optimizer, room):
     """What training on sim:0 gives, and the most that it held there."""
     before = used()
-    with managed.budget("sim:0", None if room is None else before + room):
-        torch.sim.reset_peak_memory_stats(0)
+    with managed.budget(D0, None if room is None else before + room):
+        device_module.reset_peak_memory_stats(0)
         model = module_on(model)
         placed = [tuple(map(on, batch)) for batch in batches]
         results = train(model, placed, make_optimizer(model, optimizer))
-        return results, torch.sim.max_memory_allocated(0) - before
+        return results, device_module.max_memory_allocated(0) - before
 
 
 @pytest.mark.not_under_torture("the peak that its budgets are parts of is the least there can be")
@@ -319,8 +320,8 @@ def test_a_policy_that_does_not_exist():
 @pytest.fixture
 def small():
     """sim:0, sim:1 and sim:2 have 4 MiB each, sim:3 nothing."""
-    budgets = [managed.budget(f"sim:{i}", used(i) + 4 * MiB) for i in range(3)]
-    budgets.append(managed.budget("sim:3", used(3)))
+    budgets = [managed.budget(device_name(i), used(i) + 4 * MiB) for i in range(3)]
+    budgets.append(managed.budget(D3, used(3)))
     yield
     for budget in budgets:
         budget.__exit__()
@@ -348,9 +349,9 @@ def test_peers_come_before_the_host(run_python):
 
 
 def test_a_budget_is_nobody_elses_memory():
-    with managed.budget("sim:1", "100MiB"):
+    with managed.budget(D1, "100MiB"):
         [(_, (room, load, speed))] = _C.rooms(DeviceManager(cuda_devices=[1], reserved=0.0))
-        figures = managed.stats()["devices"]["sim:1"]
+        figures = managed.stats()["devices"][D1]
     assert (room + load, speed, figures["foreign"]) == (100 * MiB, 1.0, 0)
     assert figures["capacity"] == figures["free"] + figures["used"] == 100 * MiB
 
@@ -386,7 +387,7 @@ def test_everything_is_nearly_full(small):
     """Devices and the host hold 95 % of what they may, and results are right."""
     with managed.budget("cpu", _C.host_memory()["used"] + 4 * MiB):
         blocks = int(0.95 * 16 * 16)
-        world = [on(torch.full((MiB // 64,), float(i)), f"sim:{i % 3}") for i in range(blocks)]
+        world = [on(torch.full((MiB // 64,), float(i)), device_name(i % 3)) for i in range(blocks)]
         for _ in range(3):
             for i, t in enumerate(world):
                 t.add_(1)
@@ -424,7 +425,7 @@ def test_conjugate_gradients_on_a_system_larger_than_any_device(small):
 
     b = torch.randn(n)
     expected = solve(parts, b)
-    there = [on(part, f"sim:{k % 3}") for k, part in enumerate(parts)]
+    there = [on(part, device_name(k % 3)) for k, part in enumerate(parts)]
     assert sum(part.nbytes for part in there) > 12 * MiB
     with moved() as m:
         x, rr = solve(there, on(b))

@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch
+from devices import D0, D1
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -29,7 +30,7 @@ def hold():
     """Reservations on the first device alone, given back at the end."""
     from managed import _C
 
-    manager = DeviceManager(cuda_devices=["sim:0"], reserved=0.0, retry_limit=30, wait_time=0.1)
+    manager = DeviceManager(cuda_devices=[D0], reserved=0.0, retry_limit=30, wait_time=0.1)
     taken = []
 
     def take(keep):
@@ -84,7 +85,7 @@ def test_frees_elsewhere_do_not_use_up_the_patience(hold):
 
     def churn():
         while not stop.is_set():
-            torch.empty(1024, device="sim:1")
+            torch.empty(1024, device=D1)
             time.sleep(0.001)
 
     threads = [threading.Thread(target=churn), threading.Timer(0.5, held.release)]
@@ -94,7 +95,7 @@ def test_frees_elsewhere_do_not_use_up_the_patience(hold):
     stop.set()
     for thread in threads:
         thread.join()
-    assert found == torch.device("sim:0")
+    assert found == torch.device(D0)
 
 
 def test_a_buffer_that_is_a_view_is_replaced_when_its_module_moves():
@@ -111,7 +112,7 @@ def test_a_buffer_that_is_a_view_is_replaced_when_its_module_moves():
     net.tied.register_buffer("b", net.b)
     old, base = net.b, net.b._base
     net.cuda(1)
-    assert net.b.device == net.w.device == torch.device("sim:1")
+    assert net.b.device == net.w.device == torch.device(D1)
     assert net.tied.b is net.b
     assert isinstance(net.b, ManagedTensor)
     assert old.device.type == base.device.type == "cpu"
@@ -129,7 +130,7 @@ def test_parameters_of_one_flat_tensor_move_and_keep_their_objects():
     a, b = net.a, net.b
     ManagedModule.from_module(net).cuda(1)
     assert [net.a is a, net.b is b] == [True, True]
-    assert a.device == b.device == torch.device("sim:1")
+    assert a.device == b.device == torch.device(D1)
     assert [a.tolist(), b.tolist()] == [[0, 1, 2], [3, 4, 5]]
     assert flat.device.type == "cpu"
 
@@ -139,7 +140,7 @@ def test_a_sent_module_is_managed_where_buffers_were_replaced():
     net, base = nn.Module(), torch.zeros(4)
     net.register_buffer("b", base[:2])
     plain = net.b
-    managed.device_manager.send(net, "sim:1")
+    managed.device_manager.send(net, D1)
     assert isinstance(net.b, ManagedTensor)
     assert not isinstance(plain, ManagedTensor)
 
@@ -185,8 +186,8 @@ def test_a_step_that_cannot_be_undone_neither_stops_the_others_nor_hides_the_err
     with pytest.raises(managed.OutOfMemoryError, match="the first thing") as caught:
         net.cuda(1)
     told = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
-    assert "Linear.weight stays on sim:1 (no way back)" in told
-    assert [str(p.device) for p in net.parameters()] == ["sim:0", "sim:0", "sim:1", "sim:0"]
+    assert f"Linear.weight stays on {D1} (no way back)" in told
+    assert [str(p.device) for p in net.parameters()] == [D0, D0, D1, D0]
 
 
 def test_a_model_that_cannot_be_managed_is_left_as_it_was():
@@ -210,13 +211,13 @@ def test_a_tensor_that_stands_twice_in_a_nest_stays_one(hold, plain):
     x = x if plain else wrap(x)
     hold(12 * MIB)
     manager = DeviceManager(reserved=0.0, retry_limit=0)
-    a, (b, other) = manager.send([x, (x, "other")], "sim:0")
+    a, (b, other) = manager.send([x, (x, "other")], D0)
     assert a is b
-    assert (a.device, other) == (torch.device("sim:0"), "other")
+    assert (a.device, other) == (torch.device(D0), "other")
     del a, b
     a, b = hold.manager.cuda([x, x])
     assert a is b
-    assert a.device == torch.device("sim:0")
+    assert a.device == torch.device(D0)
 
 
 def test_the_signature_of_a_manager_can_be_read_and_its_defaults_given():
@@ -236,7 +237,7 @@ def test_the_signature_of_a_manager_can_be_read_and_its_defaults_given():
 
 def test_views_in_inference_mode_on_simulated_devices():
     """A view of a normal tensor was made an inference tensor: "Cannot set version_counter"."""
-    x = torch.arange(4.0, device="sim:1").reshape(2, 2)
+    x = torch.arange(4.0, device=D1).reshape(2, 2)
     with torch.inference_mode():
         views = [x.t(), x.view(4), x[0], x.as_strided((2,), (1,))]
         made = x + 1
@@ -251,8 +252,8 @@ def test_deterministic_programs_find_the_same_in_uninitialised_memory():
     """Simulated devices left torch.use_deterministic_algorithms' promise about empty() open."""
     torch.use_deterministic_algorithms(True)
     try:
-        made = torch.empty(3, device="sim:1")
-        strided = torch.empty_strided((3,), (2,), dtype=torch.int16, device="sim:1")
+        made = torch.empty(3, device=D1)
+        strided = torch.empty_strided((3,), (2,), dtype=torch.int16, device=D1)
     finally:
         torch.use_deterministic_algorithms(False)
     assert made.isnan().all()
@@ -263,7 +264,7 @@ def test_everything_leaves_however_much_it_is():
     """A plan of 256 steps was carried out, and what did not fit into it stayed."""
     from managed import _C
 
-    held = [wrap(torch.zeros(2**12)).to("sim:0") for _ in range(600)]
+    held = [wrap(torch.zeros(2**12)).to(D0) for _ in range(600)]
     assert _C.spill_all() >= 600
     assert all(_C.is_spilled(t) for t in held)
 
@@ -306,7 +307,7 @@ def by_mode(x):
 
 UNSEEN = {
     "copy": lambda x: copy.copy(x).add_(1),
-    "set": lambda x: torch.empty(0, device="sim:1").set_(x.untyped_storage(), 0, x.shape).add_(1),
+    "set": lambda x: torch.empty(0, device=D1).set_(x.untyped_storage(), 0, x.shape).add_(1),
     "mode": by_mode,
     "wrapper": lambda x: Wrapper(x).add_(1),
 }
@@ -318,7 +319,7 @@ def test_writes_past_the_hook_stay(write):
     """Bytes that had come home unchanged were dropped for their old copy on the host."""
     from managed import _C
 
-    x = wrap(torch.zeros(2**14)).to("sim:1")
+    x = wrap(torch.zeros(2**14)).to(D1)
     _C.spill_all()
     x + 0
     write(x)
@@ -331,7 +332,7 @@ def test_an_alias_that_is_kept_and_written_later():
     """The loan was noted when it was made, and not what was written long after."""
     from managed import _C
 
-    x = wrap(torch.zeros(2**14)).to("sim:1")
+    x = wrap(torch.zeros(2**14)).to(D1)
     alias = copy.copy(x)
     for round in range(3):
         _C.spill_all()
@@ -348,10 +349,10 @@ ALIASES = {
     "unsafe_chunk": lambda x: torch.unsafe_chunk(x, 2),
     "unsafe_split": lambda x: torch.unsafe_split(x, 100),
     "lift": torch.ops.aten.lift,
-    "coo": lambda x: torch.sparse_coo_tensor(torch.arange(2**14)[None].to("sim:1"), x, (2**14,)),
+    "coo": lambda x: torch.sparse_coo_tensor(torch.arange(2**14)[None].to(D1), x, (2**14,)),
     "csr": lambda x: torch.sparse_csr_tensor(
-        torch.tensor([0, 2**14], device="sim:1"),
-        torch.arange(2**14, device="sim:1"),
+        torch.tensor([0, 2**14], device=D1),
+        torch.arange(2**14, device=D1),
         x,
         (1, 2**14),
     ),
@@ -364,7 +365,7 @@ def test_results_that_are_their_operands_do_not_take_the_bytes_away(make):
     """Their schemas promise new results; a plain tensor over the same bytes found them gone."""
     from managed import _C
 
-    plain = torch.ones(2**14, device="sim:1")
+    plain = torch.ones(2**14, device=D1)
     x = wrap(plain)
     result = make(x)
     _C.spill_all()
@@ -376,10 +377,10 @@ def test_a_view_whose_base_was_given_other_bytes():
     """To ask whether two storages are aliases read their pointers, and one of them had left."""
     from managed import _C
 
-    base = wrap(torch.ones(128, 128)).to("sim:0")
+    base = wrap(torch.ones(128, 128)).to(D0)
     view = base[64:]
-    base.data = wrap(torch.zeros(128, 128)).to("sim:0")
-    other = wrap(torch.ones(1024, 64)).to("sim:1")
+    base.data = wrap(torch.zeros(128, 128)).to(D0)
+    other = wrap(torch.ones(1024, 64)).to(D1)
     _C.spill_all()
     assert (other @ view).sum().item() == 1024 * 64 * 128
 
@@ -387,7 +388,7 @@ def test_a_view_whose_base_was_given_other_bytes():
 # ---- list operators with a tensor of numbers
 
 
-@pytest.mark.parametrize("devices", [["sim:0"] * 3, ["sim:0", "sim:1", "sim:0"]])
+@pytest.mark.parametrize("devices", [[D0] * 3, [D0, D1, D0]])
 def test_list_operators_with_a_tensor_of_scalars(devices):
     """It was brought to the tensors, and belongs to the CPU; each device needs its own rows."""
     made = [[wrap(torch.full((4,), v)).to(d) for d in devices] for v in (1.0, 2.0, 4.0)]
@@ -398,7 +399,7 @@ def test_list_operators_with_a_tensor_of_scalars(devices):
 # ---- higher-order operators
 
 
-@pytest.mark.parametrize("device", ["cpu", "sim:1"])
+@pytest.mark.parametrize("device", ["cpu", D1])
 def test_higher_order_operators(device):
     """They had no kernel for the key."""
     x = wrap(torch.ones(4)).to(device).requires_grad_()
@@ -414,10 +415,10 @@ def test_higher_order_operators(device):
 def test_results_of_a_symbolic_size():
     """A storage was asked for its bytes that has a formula for them, in exports of torch 2.15."""
     sizes = ShapeEnv()
-    b = wrap(torch.ones(64, 64)).to("sim:1")
+    b = wrap(torch.ones(64, 64)).to(D1)
     with FakeTensorMode(shape_env=sizes, allow_non_fake_inputs=True):
         n = sizes.create_unbacked_symint()
-        a = torch.empty(n, 64, device="sim:1")
+        a = torch.empty(n, 64, device=D1)
         assert (a @ b).shape == (n, 64)
         assert b.expand(n, 64, 64).clone().shape == (n, 64, 64)
 
@@ -430,7 +431,7 @@ def test_results_of_a_symbolic_size():
 def test_what_is_a_view_of_a_strided_tensor_reads_a_sparse_one(layout):
     """The simulated kernel was given indices and values without memory, and crashed."""
     plain = torch.rand(128, 128).to_sparse(layout=layout)  # members large enough to leave
-    there = wrap(plain).to("sim:1")
+    there = wrap(plain).to(D1)
     if layout == torch.sparse_coo:
         assert torch.equal(there.unsqueeze(0).to_dense().cpu(), plain.unsqueeze(0).to_dense())
         assert torch.equal(
@@ -446,7 +447,7 @@ def test_what_is_a_view_of_a_strided_tensor_reads_a_sparse_one(layout):
 def test_reduced_products_with_gradients_of_the_dense_operand_alone(reduction, managed_too):
     """The simulated kernel did not note which entries it had chosen, and backward read them."""
     a, b = (torch.eye(6) + torch.eye(6).roll(1, 1)).to_sparse_csr(), torch.rand(6, 5)
-    there, dense = a.to("sim:1"), b.to("sim:1")
+    there, dense = a.to(D1), b.to(D1)
     if managed_too:
         there, dense = wrap(there), wrap(dense)
     b.requires_grad_()

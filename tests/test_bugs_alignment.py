@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from devices import D0, D1
 from torch import nn
 
 from managed import ManagedModule, ManagedTensor
@@ -13,20 +14,20 @@ def at(device, data):
 
 def test_an_operand_that_is_read_and_written_is_written_back():
     """The copy made for reading was found again for writing, and the result stayed in it."""
-    a, q = at("sim:0", [[4.0, 1.0], [2.0, 3.0]]), at("sim:1", torch.empty(2, 2))
+    a, q = at(D0, [[4.0, 1.0], [2.0, 3.0]]), at(D1, torch.empty(2, 2))
     expected = torch.linalg.qr(a.cpu())
     torch.linalg.qr(a, out=(q, a))
     assert torch.equal(q.cpu(), expected.Q)
     assert torch.equal(a.cpu(), expected.R)
-    p, generator = at("sim:0", torch.full((64,), 0.5)), torch.Generator("sim:1").manual_seed(0)
+    p, generator = at(D0, torch.full((64,), 0.5)), torch.Generator(D1).manual_seed(0)
     torch.bernoulli(p, generator=generator, out=p)
     assert set(p.tolist()) == {0.0, 1.0}
 
 
-@pytest.mark.parametrize("short", ["sim:0", "sim:1"])
+@pytest.mark.parametrize("short", [D0, D1])
 def test_lists_of_different_lengths_are_refused_over_devices_too(short):
     """Each group of rows took the short list whole, and the lengths agreed by chance."""
-    rows = [at("sim:0", [1.0]), at("sim:1", [1.0])]
+    rows = [at(D0, [1.0]), at(D1, [1.0])]
     with pytest.raises(RuntimeError, match="same number of tensors"):
         torch._foreach_add_(rows, [at(short, [1.0])])
     assert [r.item() for r in rows] == [1.0, 1.0]
@@ -40,7 +41,7 @@ def test_an_alias_from_before_a_move_has_no_part_in_later_pins():
     net.weight.pin()
     assert net.weight.pinned
     assert not old.pinned
-    assert (old + net.weight).device == torch.device("sim:1")
+    assert (old + net.weight).device == torch.device(D1)
 
 
 def test_a_view_does_not_move_in_place():
@@ -50,7 +51,7 @@ def test_a_view_does_not_move_in_place():
     base = torch.zeros(4)
     view = base.as_subclass(ManagedTensor)
     with pytest.raises(RuntimeError, match="a view does not move in place"):
-        _C.move(view, "sim:1")
+        _C.move(view, D1)
     assert view.device.type == "cpu"
 
 
@@ -67,7 +68,7 @@ def test_copies_for_alignment_are_made_without_grad_mode():
             self.seen.append(torch.is_grad_enabled())
             return function(*args, **(kwargs or {}))
 
-    a, b = at("sim:0", [1.0]), at("sim:1", [2.0])
+    a, b = at(D0, [1.0]), at(D1, [2.0])
     with torch.no_grad(), GradModes() as modes:
         a + b
     assert modes.seen
@@ -76,9 +77,9 @@ def test_copies_for_alignment_are_made_without_grad_mode():
 
 def test_evaluation_does_not_touch_running_statistics():
     """Statistics were written back although the kernel had only read them."""
-    mean, variance = at("sim:0", torch.zeros(3)), at("sim:0", torch.ones(3))
+    mean, variance = at(D0, torch.zeros(3)), at(D0, torch.ones(3))
     version = mean._version
-    nn.functional.batch_norm(at("sim:1", torch.rand(5, 3)), mean, variance, training=False)
+    nn.functional.batch_norm(at(D1, torch.rand(5, 3)), mean, variance, training=False)
     assert mean._version == version
 
 
@@ -88,11 +89,11 @@ def test_the_gradient_follows_a_module_moved_before_its_backward():
     y = net(torch.rand(2, 4)).sum()
     net.cuda(1)
     y.backward()
-    assert net.weight.grad.device == net.weight.device == torch.device("sim:1")
+    assert net.weight.grad.device == net.weight.device == torch.device(D1)
 
 
 def test_data_can_be_assigned_on_simulated_devices():
     """The key made two sets differ that torch compares whole on PrivateUse1."""
-    x = at("sim:0", [1.0, 2.0])
-    x.data = torch.tensor([3.0, 4.0], device="sim:0")
+    x = at(D0, [1.0, 2.0])
+    x.data = torch.tensor([3.0, 4.0], device=D0)
     assert x.tolist() == [3.0, 4.0]

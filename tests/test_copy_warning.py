@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from devices import D0, D1
 
 import managed
 from managed import ManagedTensor
@@ -45,12 +46,12 @@ def said(call, *arguments):
 
 def test_the_copy_beyond_the_limit_is_told_of_with_all_that_helps():
     use, name = fresh_line()
-    a, b = on("sim:0", 64, 64), on("sim:1", 64)
+    a, b = on(D0, 64, 64), on(D1, 64)
     assert said(use, a, b, 3) == []
     (warning,) = said(use, a, b, 1)
     assert (warning.filename, warning.lineno) == (name, 3)
     text = str(warning.message)
-    for part in ("torch.float32", "[64]", "on sim:1", "to sim:0", "4 times", "1 KiB", "aten::add"):
+    for part in ("torch.float32", "[64]", f"on {D1}", f"to {D0}", "4 times", "1 KiB", "aten::add"):
         assert part in text
     for advice in ('x.to("sim:0")', "module.cuda", "managed.explain", "COPY_WARNING = 0"):
         assert advice in text
@@ -59,7 +60,7 @@ def test_the_copy_beyond_the_limit_is_told_of_with_all_that_helps():
 def test_once_for_each_line():
     use, _ = fresh_line()
     other, _ = fresh_line()
-    a, b, c = on("sim:0", 64, 64), on("sim:1", 64), on("sim:1", 64)
+    a, b, c = on(D0, 64, 64), on(D1, 64), on(D1, 64)
     assert len(said(use, a, b, 20)) == 1
     assert said(use, a, c, 20) == []
     assert said(other, a, b, 20) == []  # of this tensor all has been said in this step
@@ -71,8 +72,8 @@ def test_once_for_each_line():
 
 def test_a_step_ends_with_the_optimizer_and_with_a_backward_pass():
     use, _ = fresh_line()
-    a, b = on("sim:0", 64, 64), on("sim:1", 64)
-    w = on("sim:0", 4).requires_grad_()
+    a, b = on(D0, 64, 64), on(D1, 64)
+    w = on(D0, 4).requires_grad_()
     optimizer = torch.optim.SGD([w], lr=0.1)
     for _ in range(3):
         assert said(use, a, b, 3) == []
@@ -84,7 +85,7 @@ def test_a_step_ends_with_the_optimizer_and_with_a_backward_pass():
 
 def test_0_turns_it_off():
     use, _ = fresh_line()
-    a, b = on("sim:0", 64, 64), on("sim:1", 64)
+    a, b = on(D0, 64, 64), on(D1, 64)
     managed.COPY_WARNING = 0
     assert said(use, a, b, 50) == []
     assert managed.COPY_WARNING == 0
@@ -101,7 +102,7 @@ def test_0_turns_it_off():
 
 def test_an_error_made_of_it_leaves_nothing_half_done():
     use, _ = fresh_line()
-    a, b = on("sim:0", 64, 64), on("sim:1", 64)
+    a, b = on(D0, 64, 64), on(D1, 64)
     before = managed.stats()["copy"]
     with pytest.raises(CopyWarning):  # filters make errors of warnings here
         use(a, b, 50)
@@ -122,14 +123,14 @@ class Spoiled(torch.autograd.Function):
 
     @staticmethod
     def backward(context, gradient):
-        a, b = on("sim:0", 64, 64), on("sim:1", 64)
+        a, b = on(D0, 64, 64), on(D1, 64)
         Spoiled.use(a, b, 10)
         return gradient * 2
 
 
 def test_a_backward_pass_is_finished_before_it_is_said():
     Spoiled.use, name = fresh_line()
-    w = on("sim:0", 4).requires_grad_()
+    w = on(D0, 4).requires_grad_()
     with pytest.raises(CopyWarning):
         Spoiled.apply(w).sum().backward()
     assert w.grad.tolist() == [2.0] * 4
@@ -141,8 +142,8 @@ def test_a_backward_pass_is_finished_before_it_is_said():
 
 def test_an_optimizer_does_a_whole_step_or_none():
     use, _ = fresh_line()
-    a, b = on("sim:0", 64, 64), on("sim:1", 64)
-    w = on("sim:0", 4).requires_grad_()
+    a, b = on(D0, 64, 64), on(D1, 64)
+    w = on(D0, 4).requires_grad_()
     w.grad = torch.ones_like(w)
 
     class Spoiling(torch.optim.Optimizer):
@@ -164,7 +165,7 @@ def test_an_optimizer_does_a_whole_step_or_none():
 
 def test_other_threads_warn_through_the_main_thread():
     use, name = fresh_line()
-    a, b = on("sim:0", 64, 64), on("sim:1", 64)
+    a, b = on(D0, 64, 64), on(D1, 64)
     thread = threading.Thread(target=use, args=(a, b, 10))
 
     def run():
@@ -177,7 +178,7 @@ def test_other_threads_warn_through_the_main_thread():
 
 def test_many_threads_say_it_once():
     use, name = fresh_line()
-    pairs = [(on("sim:0", 64, 64), on("sim:1", 64)) for _ in range(8)]
+    pairs = [(on(D0, 64, 64), on(D1, 64)) for _ in range(8)]
     threads = [threading.Thread(target=use, args=(a, b, 30)) for a, b in pairs]
 
     def run():

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from devices import D0, D1, D2, D3, DEVICE_TYPE
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -61,7 +62,7 @@ HOME = {
 
 
 def autocast_to_cpu(b):
-    with torch.autocast("sim", dtype=torch.bfloat16):
+    with torch.autocast(DEVICE_TYPE, dtype=torch.bfloat16):
         return b.cpu()
 
 
@@ -72,10 +73,10 @@ def in_inference_mode(b):
 
 @pytest.mark.parametrize("how", HOME)
 def test_what_goes_to_the_host(how):
-    b = on("sim:0", N)
+    b = on(D0, N)
     with Counted() as counted:
         HOME[how](b)
-    assert_asked(counted, "sim:0", "cpu", b.nbytes)
+    assert_asked(counted, D0, "cpu", b.nbytes)
 
 
 NUMBERS = {
@@ -88,18 +89,18 @@ NUMBERS = {
 
 @pytest.mark.parametrize("how", NUMBERS)
 def test_a_number_is_a_copy_of_its_bytes(how):
-    b = on("sim:2", N)
+    b = on(D2, N)
     with Counted() as counted:
         NUMBERS[how](b)
-    assert_asked(counted, "sim:2", "cpu", 1 if how == "bool()" else 4)
+    assert_asked(counted, D2, "cpu", 1 if how == "bool()" else 4)
 
 
 def test_copies_between_accelerators():
-    a, b = on("sim:0", N), on("sim:1", N)
+    a, b = on(D0, N), on(D1, N)
     with Counted() as counted:
         a.copy_(b)
         a[:10] = b[:10]
-    assert counted.links == {"sim:1->sim:0": b.nbytes + 40}
+    assert counted.links == {f"{D1}->{D0}": b.nbytes + 40}
     assert [(e.bytes, e.reason, e.operator) for e in counted.events] == [
         (b.nbytes, ASKED, "aten::copy_"),
         (40, ASKED, "aten::copy_"),
@@ -107,7 +108,7 @@ def test_copies_between_accelerators():
     assert torch.equal(a[:10].cpu(), b[:10].cpu())
 
 
-@pytest.mark.parametrize(("a", "b"), [("cpu", "sim:1"), ("sim:1", "cpu")])
+@pytest.mark.parametrize(("a", "b"), [("cpu", D1), (D1, "cpu")])
 def test_one_managed_side_is_enough(a, b):
     for wrapped in (0, 1):
         pair = [torch.rand(N, device=a), torch.rand(N, device=b)]
@@ -118,7 +119,7 @@ def test_one_managed_side_is_enough(a, b):
 
 
 def test_the_tensor_tells_of_it():
-    b = on("sim:0", N)
+    b = on(D0, N)
     result = b * 2  # no name of its own yet
     with Counted():
         result.cpu()
@@ -129,12 +130,12 @@ def test_the_tensor_tells_of_it():
         ("copy", 4, ASKED),
     ]
     assert history[0].site.endswith("in test_the_tensor_tells_of_it")
-    assert (history[0].source, history[0].target) == ("sim:0", "cpu")
+    assert (history[0].source, history[0].target) == (D0, "cpu")
     assert history.copies == 2
 
 
 def test_no_warning_of_what_the_program_asks_for(recwarn):
-    b = on("sim:0", N)
+    b = on(D0, N)
     for _ in range(3 * managed.COPY_WARNING):
         b.cpu()
     _C.begin_step()
@@ -145,8 +146,8 @@ SILENT = {
     "on one device": lambda a, b: a.copy_(a.clone()),
     "dtype": lambda a, b: a.double().to(torch.float16),
     "on the host": lambda a, b: (b.cpu(), b[0].item(), b.tolist(), b.numpy(), b.copy_(b.clone())),
-    "to itself": lambda a, b: (a.to("sim:0"), a.to(a)),
-    "plain": lambda a, b: torch.rand(N, device="sim:0").cpu().tolist(),
+    "to itself": lambda a, b: (a.to(D0), a.to(a)),
+    "plain": lambda a, b: torch.rand(N, device=D0).cpu().tolist(),
     "meta": lambda a, b: a.to("meta"),
     "a fill": lambda a, b: a.fill_(3.0),
 }
@@ -154,14 +155,14 @@ SILENT = {
 
 @pytest.mark.parametrize("how", SILENT)
 def test_what_crosses_no_border_counts_nothing(how):
-    a, b = on("sim:0", N), torch.rand(N).as_subclass(ManagedTensor)
+    a, b = on(D0, N), torch.rand(N).as_subclass(ManagedTensor)
     with Counted() as counted:
         SILENT[how](a, b)
     assert (counted.copies, counted.moves, counted.links) == (0, 0, {})
 
 
 def test_a_failed_copy_counts_nothing():
-    a, b = on("sim:0", N), on("sim:1", N + 1)
+    a, b = on(D0, N), on(D1, N + 1)
     with Counted() as counted, pytest.raises(RuntimeError):
         a.copy_(b)
     assert counted.copies == 0
@@ -175,27 +176,27 @@ def test_moves_are_moves():
     net = ManagedModule.from_module(nn.Linear(4, 4))
     with Counted() as counted:
         x.cuda(1)
-        x.to("sim:2", torch.float64)
+        x.to(D2, torch.float64)
         x.cuda()
-        device_manager.send([x], device="sim:3")
+        device_manager.send([x], device=D3)
         net.cuda(1)
     assert (counted.copies, counted.moves) == (0, 6)
 
 
 def test_alignment_and_write_backs_tell_of_their_own():
-    a, b, c = on("sim:0", N), on("sim:1", N), on("sim:2", N).pin()
+    a, b, c = on(D0, N), on(D1, N), on(D2, N).pin()
     with Counted() as counted:
         a + b
-        torch.add(b, b, out=(out := on("sim:3", N)))
+        torch.add(b, b, out=(out := on(D3, N)))
         a.add_(c)
         a.mul_(b.expand(3, N)[0])
     assert ASKED not in {e.reason for e in counted.events}
     assert managed.stats()["links"] == counted.links
-    assert out.device == torch.device("sim:3")
+    assert out.device == torch.device(D3)
 
 
 def test_gradients_come_home_once():
-    w, x = on("sim:0", 4, 4).requires_grad_(), on("sim:1", 64, 4).pin()
+    w, x = on(D0, 4, 4).requires_grad_(), on(D1, 64, 4).pin()
     with Counted() as counted:
         (x @ w).sum().backward()
     assert [(e.operator, e.bytes) for e in counted.events] == [
@@ -205,24 +206,24 @@ def test_gradients_come_home_once():
 
 
 def test_the_gradient_of_a_copy_is_a_copy():
-    w = on("sim:0", N).requires_grad_()
+    w = on(D0, N).requires_grad_()
     with Counted() as counted:
         w.cpu().sum().backward()
-    assert counted.links == {"sim:0->cpu": 4 * N, "cpu->sim:0": 4 * N}
+    assert counted.links == {f"{D0}->cpu": 4 * N, f"cpu->{D0}": 4 * N}
     assert {e.reason for e in counted.events} == {ASKED}
 
 
 def test_checkpoints_copy_again():
-    w = on("sim:0", N).requires_grad_()
+    w = on(D0, N).requires_grad_()
     with Counted() as counted:
         checkpoint(lambda w: (w.cpu() ** 2).sum(), w, use_reentrant=False).backward()
-    assert counted.links == {"sim:0->cpu": 8 * N, "cpu->sim:0": 4 * N}
+    assert counted.links == {f"{D0}->cpu": 8 * N, f"cpu->{D0}": 4 * N}
 
 
 def test_optimizers_ask_for_nothing():
     net = ManagedModule.from_module(nn.Linear(8, 8)).cuda(1)
     optimizer = torch.optim.AdamW(net.parameters())
-    x = on("sim:1", 4, 8)
+    x = on(D1, 4, 8)
     for i in range(3):
         with Counted() as counted:
             net(x).sum().backward()

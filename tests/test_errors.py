@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from devices import D0, D1, D2, device_name
 
 import managed
 from managed import _C, errors
@@ -26,7 +27,7 @@ def test_hierarchy():
         (lambda: _C.nbytes([]), TypeError),
         (lambda: _C.move(3, "cpu"), TypeError),
         (lambda: _C.move(torch.ones(1), "cuda"), ValueError),
-        (lambda: _C.move(torch.ones(1, device="meta"), "sim:1"), ValueError),
+        (lambda: _C.move(torch.ones(1, device="meta"), D1), ValueError),
         (lambda: _C.history(3), TypeError),
         (lambda: _C.object_id(3), TypeError),
         (lambda: _C.resume(3, 1), TypeError),
@@ -39,12 +40,12 @@ def test_hierarchy():
         (lambda: _C.admit(3, 1, False), TypeError),
         (lambda: _C.rooms(None), TypeError),
         (lambda: _C.settle(None), TypeError),
-        (lambda: _C.reserve(_C.get_manager(), "sim:9", 1), ValueError),
+        (lambda: _C.reserve(_C.get_manager(), device_name(9), 1), ValueError),
         (lambda: _C.plan_layers([1], None, 3), TypeError),
         (lambda: _C.plan_layers([-1], None, [1]), ValueError),
         (lambda: _C.plan_layers([1, 2], [1, 1], [3]), ValueError),
         (lambda: _C.capacity("cpu"), ValueError),
-        (lambda: _C.set_capacity("sim:0", -1), ValueError),
+        (lambda: _C.set_capacity(D0, -1), ValueError),
         (lambda: _C.device_name("cuda"), ValueError),
         (lambda: _C.attach_sim(3, 1), ValueError),
         (lambda: _C.install(3), TypeError),
@@ -62,21 +63,21 @@ def test_private_functions_refuse_nonsense(call, error):
 
 def test_reservations_give_themselves_back():
     def reserved():
-        return managed.stats()["devices"]["sim:1"]["reserved"]
+        return managed.stats()["devices"][D1]["reserved"]
 
     manager = _C.get_manager()
-    held = _C.reserve(manager, "sim:1", 1000)
-    assert (held.device, held.bytes, reserved()) == (torch.device("sim:1"), 1000, 1000)
+    held = _C.reserve(manager, D1, 1000)
+    assert (held.device, held.bytes, reserved()) == (torch.device(D1), 1000, 1000)
     held.release()
     held.release()
     assert reserved() == 0
-    with _C.reserve(manager, "sim:1", 500):
+    with _C.reserve(manager, D1, 500):
         assert reserved() == 500
     assert reserved() == 0
-    held = _C.reserve(manager, "sim:1", 300)
+    held = _C.reserve(manager, D1, 300)
     del held
     assert reserved() == 0
-    assert _C.reserve(manager, "sim:1", 2**40) is None
+    assert _C.reserve(manager, D1, 2**40) is None
     assert _C.settle(manager) is False
 
 
@@ -85,7 +86,7 @@ def test_stats_reset():
     before = managed.stats(reset=True)
     assert before["move"] >= 1
     assert before["move_bytes"] >= 16
-    assert before["links"]["cpu->sim:1"] >= 16
+    assert before["links"][f"cpu->{D1}"] >= 16
     after = managed.stats()
     assert after["move"] == after["move_bytes"] == 0
     assert after["links"] == {}
@@ -100,8 +101,8 @@ def test_stats_count_to_the_byte():
     b = a.cuda(2)
     b.cpu()
     counted = managed.stats()
-    assert counted["links"]["cpu->sim:1"] == 400
-    assert counted["links"]["sim:1->sim:2"] == 400
+    assert counted["links"][f"cpu->{D1}"] == 400
+    assert counted["links"][f"{D1}->{D2}"] == 400
     assert counted["move"] == 2
     assert counted["move_bytes"] == 800
 
@@ -114,11 +115,11 @@ def test_explain_tells_who_where_and_why():
     there.unpin()
     history = managed.explain(there)
     assert [e.kind for e in history] == ["move", "pin", "unpin"]
-    assert (history[0].source, history[0].target, history[0].bytes) == ("cpu", "sim:1", 400)
+    assert (history[0].source, history[0].target, history[0].bytes) == ("cpu", D1, 400)
     assert history[0].reason == "the program asked for it"
     lines = [line for line in str(history).splitlines() if "no longer held" not in line]
     assert len(lines) == 3
-    assert "move cpu -> sim:1 400 bytes" in lines[0]
+    assert f"move cpu -> {D1} 400 bytes" in lines[0]
     assert managed.explain(torch.ones(1)) == []
 
 
@@ -126,8 +127,8 @@ def test_explain_a_module_names_its_tensors():
     net = managed.ManagedModule.from_module(torch.nn.Linear(2, 2)).cuda(1)
     history = managed.explain(net)
     assert [(e.tensor, e.kind, e.target) for e in history] == [
-        ("weight", "move", "sim:1"),
-        ("bias", "move", "sim:1"),
+        ("weight", "move", D1),
+        ("bias", "move", D1),
     ]
     assert len(managed.explain()) >= 2
     assert [e.sequence for e in history] == sorted(e.sequence for e in history)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import SEED
+from devices import D0, D1, D2, D3
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -52,7 +53,7 @@ class Net(nn.Module):
 
 @pytest.mark.not_under_torture("its history tells of what leaves and comes back, too")
 def test_a_copy_names_the_line_that_computes():
-    a, b = on("sim:0", 100), on("sim:1", 100)
+    a, b = on(D0, 100), on(D1, 100)
     add(a, b)
     event = managed.explain(b)[-1]
     assert (event.kind, event.site) == ("copy", line_of(add, "the line of add"))
@@ -61,7 +62,7 @@ def test_a_copy_names_the_line_that_computes():
 @pytest.mark.not_under_torture("its history tells of what leaves and comes back, too")
 def test_torchs_own_files_are_passed_over():
     net = ManagedModule.from_module(Net()).cuda(1)
-    net(on("sim:2", 2, 4))
+    net(on(D2, 2, 4))
     event = managed.explain()[-1]
     assert (event.kind, event.operator) == ("copy", "aten::linear")
     assert event.site == line_of(Net.forward, "the line of forward")
@@ -84,13 +85,13 @@ def test_names_that_are_not_ascii():
     space = {}
     code = "def größe(a, b):\n    return a + b\n"
     exec(compile(code, "/x/数据𝕏.py", "exec"), space)
-    space["größe"](on("sim:0", 4), on("sim:1", 4))
+    space["größe"](on(D0, 4), on(D1, 4))
     assert managed.explain()[-1].site == "数据𝕏.py:2 in größe"
 
 
 def test_every_thread_has_its_own_line():
     start = threading.Barrier(2)
-    tensors = [(on("sim:0", 64), on("sim:1", 64)) for _ in range(2)]
+    tensors = [(on(D0, 64), on(D1, 64)) for _ in range(2)]
 
     def one(a, b):
         return a + b  # one's line
@@ -116,14 +117,14 @@ def test_every_thread_has_its_own_line():
 
 @pytest.mark.not_under_torture("its history tells of what leaves and comes back, too")
 def test_a_gradient_belongs_to_its_tensor_and_to_the_line_of_its_copy():
-    a = on("sim:0", 100)
-    w = on("sim:1", 100).requires_grad_()
+    a = on(D0, 100)
+    w = on(D1, 100).requires_grad_()
     _C.mark(w)
     before = managed.stats()["events"]
     add(a, w).sum().backward()
     out, home = managed.explain(w).since(before)
-    assert (out.kind, out.source, out.target, out.bytes) == ("copy", "sim:1", "sim:0", 400)
-    assert (home.kind, home.source, home.target, home.bytes) == ("copy", "sim:0", "sim:1", 400)
+    assert (out.kind, out.source, out.target, out.bytes) == ("copy", D1, D0, 400)
+    assert (home.kind, home.source, home.target, home.bytes) == ("copy", D0, D1, 400)
     assert home.operator == "gradient"
     assert home.reason == "a gradient goes to where its tensor lives"
     assert out.site == home.site == line_of(add, "the line of add")
@@ -131,7 +132,7 @@ def test_a_gradient_belongs_to_its_tensor_and_to_the_line_of_its_copy():
 
 def test_python_that_the_engine_runs_has_its_own_line():
     """Checkpoint computes again in a device thread of the engine, where frames are Python's."""
-    a, w = on("sim:0", 100), on("sim:1", 100).requires_grad_()
+    a, w = on(D0, 100), on(D1, 100).requires_grad_()
     out = checkpoint(add, a, w, use_reentrant=False)
     before = managed.stats()["events"]
     out.sum().backward()
@@ -140,9 +141,9 @@ def test_python_that_the_engine_runs_has_its_own_line():
 
 
 def test_a_copy_inside_the_engine_names_the_backward():
-    w = on("sim:0", 100).requires_grad_()
+    w = on(D0, 100).requires_grad_()
     (w * 2).sum().backward()
-    w.data = w.data.to("sim:1")  # leaves the gradient behind
+    w.data = w.data.to(D1)  # leaves the gradient behind
     before = managed.stats()["events"]
     (w * 2).sum().backward()
     sites = [e.site for e in managed.explain().since(before) if e.kind == "copy"]
@@ -167,10 +168,10 @@ def test_a_history_goes_on_under_new_contents():
 
 
 def test_resume_keeps_the_pin_and_other_tensors():
-    x = on("sim:1", 4)
+    x = on(D1, 4)
     x.pin()
     alias, number = x.detach(), _C.object_id(x)
-    _C.resume(x, _C.object_id(on("sim:1", 4)))
+    _C.resume(x, _C.object_id(on(D1, 4)))
     assert x.pinned
     assert _C.object_id(alias) == number != _C.object_id(x)
 
@@ -197,7 +198,7 @@ def test_tensors_that_share_bytes_are_counted_once_in_a_module():
 
 def random_program(rng, steps):
     """Sums, writes, moves, pins and backward passes of tensors that are anywhere."""
-    devices = ["cpu", "sim:0", "sim:1", "sim:2", "sim:3"]
+    devices = ["cpu", D0, D1, D2, D3]
     shapes = [(8, 8), (8,), (1, 8), (8, 1), ()]
     tensors = [on(rng.choice(devices), *rng.choice(shapes)) for _ in range(6)]
     for _ in range(steps):
@@ -318,14 +319,14 @@ def test_a_modules_history_goes_on_when_it_is_converted(convert):
     convert(net)
     assert [(e.kind, e.tensor) for e in managed.explain(net)] == before
     net.cuda(2)
-    assert [e.target for e in managed.explain(net) if e.tensor == "weight"] == ["sim:1", "sim:2"]
+    assert [e.target for e in managed.explain(net) if e.tensor == "weight"] == [D1, D2]
 
 
 @pytest.mark.not_under_torture("its history tells of what leaves and comes back, too")
 @pytest.mark.filterwarnings("ignore::managed.errors.CopyWarning")
 def test_what_has_been_forgotten_since_then():
     """Events of before that the ring has lost are nothing to who asks for later ones."""
-    a, b = on("sim:0", 4), on("sim:1", 4)
+    a, b = on(D0, 4), on(D1, 4)
     for _ in range(4100):
         b.add_(0)
         a + b

@@ -5,6 +5,7 @@ import ctypes
 import numpy as np
 import pytest
 import torch
+from devices import D0, D1, D2, device_module
 
 import managed
 from managed import ManagedModule, ManagedTensor
@@ -15,7 +16,7 @@ def managed_zeros():
 
 
 def there():
-    return torch.zeros(4, device="sim:1").as_subclass(ManagedTensor)
+    return torch.zeros(4, device=D1).as_subclass(ManagedTensor)
 
 
 def assert_seen(x, write, value):
@@ -125,7 +126,7 @@ def test_what_nobody_holds_any_more_is_kept_again():
 def test_saving_does_not_end_the_keeping(tmp_path):
     net = ManagedModule.from_module(torch.nn.Linear(4, 4))
     torch.save(net.state_dict(), tmp_path / "net.pt")
-    x = torch.zeros(2, 4, device="sim:2").as_subclass(ManagedTensor)
+    x = torch.zeros(2, 4, device=D2).as_subclass(ManagedTensor)
     with torch.no_grad():
         net(x)
         managed.stats(reset=True)
@@ -140,20 +141,20 @@ def test_each_stream_has_a_copy_of_its_own():
     managed.stats(reset=True)
     for _ in range(3):
         x + z
-        with torch.sim.stream(torch.sim.Stream(1)):
+        with device_module.stream(device_module.Stream(1)):
             x + z
     assert managed.stats()["copy"] == 4  # each Stream(1) is a new one
-    side = torch.sim.Stream(1)
+    side = device_module.Stream(1)
     managed.stats(reset=True)
     for _ in range(3):
-        with torch.sim.stream(side):
+        with device_module.stream(side):
             x + z
     assert managed.stats()["copy"] == 1
 
 
 def test_exposed_leaves_do_not_move_by_themselves():
-    p = torch.nn.Parameter(torch.zeros(4, device="sim:0").as_subclass(ManagedTensor))
+    p = torch.nn.Parameter(torch.zeros(4, device=D0).as_subclass(ManagedTensor))
     p.data_ptr()
     for _ in range(6):
         (p * there()).sum().backward()
-    assert p.device == torch.device("sim:0")
+    assert p.device == torch.device(D0)

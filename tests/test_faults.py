@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from devices import D0, D1, DEVICE_TYPE, device_module, device_name
 from pressed import BEGIN
 from pressure import KiB, MiB, leaves_nothing, mlp, module_on, moved, on, spill
 from torch import nn
@@ -59,7 +60,7 @@ def each_failure(fail, program, check, **how):
 
 
 def assert_idle():
-    for i in range(torch.sim.device_count()):
+    for i in range(device_module.device_count()):
         found = _C.residency(i)
         assert (found["in_use"], found["moving"]) == (0, 0), found
 
@@ -83,11 +84,11 @@ def test_an_operator_whose_result_gets_no_memory():
 
 
 def test_an_operator_whose_copy_fails():
-    x, y = on(torch.ones(9)), on(torch.full((9,), 2.0), "sim:1")
+    x, y = on(torch.ones(9)), on(torch.full((9,), 2.0), D1)
     with managed.debug.torture(odds=None, fail_copy=2) as torture:
         assert (x + y).sum().item() == 27.0  # with one copy
         y.add_(1)
-        with pytest.raises(RuntimeError, match=r"copy of 36 bytes from sim:\d to sim:\d failed"):
+        with pytest.raises(RuntimeError, match=rf"{DEVICE_TYPE}:\d to {DEVICE_TYPE}:\d failed"):
             x + y
         assert (x + y).sum().item() == 36.0
     assert torture.failures == 1
@@ -138,7 +139,7 @@ def test_room_that_cannot_be_made_with_the_first_victim(fail):
     """Another leaves in its place, or it is tried again."""
     here = [torch.full((MiB,), float(i)) for i in range(3)]
     there = [on(t) for t in here]
-    full = managed.budget("sim:0", torch.sim.memory_allocated(0) + 1)
+    full = managed.budget(D0, device_module.memory_allocated(0) + 1)
     with full, moved() as m, managed.debug.torture(odds=None, fail_copy=1) as torture:
         more = on(torch.ones(MiB)).add_(1)
     assert torture.failures == 1
@@ -195,7 +196,7 @@ def test_every_failure_over_several_devices(fail):
     """Operands that are brought together, gradients that go home."""
     torch.manual_seed(0)
     here = [torch.randn(8, 8, requires_grad=True) for _ in range(3)]
-    there = [on(t, f"sim:{i}") for i, t in enumerate(here)]
+    there = [on(t, device_name(i)) for i, t in enumerate(here)]
 
     def compute(a, b, c):
         for t in (a, b, c):
@@ -244,7 +245,7 @@ def test_every_failure_under_a_budget(fail):
         return total
 
     expected = sum(here[1:], start=here[0] * 1)
-    with managed.budget("sim:0", torch.sim.memory_allocated(0) - 4 * 256 * KiB):
+    with managed.budget(D0, device_module.memory_allocated(0) - 4 * 256 * KiB):
         raised, unnoticed = each_failure(
             fail, program, lambda: assert_values((expected, program())), odds=None
         )

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from devices import D0, D1, D2, D3
 from torch.autograd import functional
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -11,10 +12,10 @@ from managed import ManagedTensor
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 PLACES = {
-    "1": ("sim:0", "sim:0", "sim:0", "sim:0"),
-    "2": ("sim:0", "sim:1", "sim:0", "sim:1"),
-    "3": ("cpu", "sim:1", "sim:2", "cpu"),
-    "4": ("sim:0", "sim:1", "sim:2", "sim:3"),
+    "1": (D0, D0, D0, D0),
+    "2": (D0, D1, D0, D1),
+    "3": ("cpu", D1, D2, "cpu"),
+    "4": (D0, D1, D2, D3),
 }
 FUNCTIONS = {
     "product": lambda a, b: (a * b).sum(),
@@ -196,7 +197,7 @@ def test_lobpcg_with_root_gradients_elsewhere(places):
     assert torch.allclose(expected[0], found.cpu(), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("pair", list(itertools.permutations(["cpu", "sim:0", "sim:2"], 2)))
+@pytest.mark.parametrize("pair", list(itertools.permutations(["cpu", D0, D2], 2)))
 def test_numbers_that_users_met(pair):
     """The reproductions, each with its silent wrong answer."""
     w, x = torch.randn(4, 4), torch.randn(64, 4)

@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from devices import D0, D1
 from scattered import pair, places
 from test_gradients import Product
 
@@ -13,7 +14,7 @@ from managed import ManagedTensor
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 X = torch.randn(4, generator=torch.Generator().manual_seed(4))
 Y = torch.randn(40, generator=torch.Generator().manual_seed(5))
-PLACES = [("sim:0", "sim:1"), ("cpu", "sim:1"), ("sim:1", "cpu")]
+PLACES = [(D0, D1), ("cpu", D1), (D1, "cpu")]
 
 
 def at(device, data):
@@ -80,7 +81,7 @@ def test_hessians_and_gradients_of_each_sample(devices):
 
 
 def test_a_plain_argument_of_a_function_over_managed_tensors():
-    there = at("sim:1", Y)
+    there = at(D1, Y)
     agree(torch.func.grad(lambda x: body(x, Y).sum()), (X,), (X,))
     g = torch.func.grad(lambda x: body(x, there).sum())(X)
     assert g.device == X.device
@@ -109,7 +110,7 @@ def test_gradients_of_a_module_for_each_sample():
 
 def test_a_pin_holds_inside():
     """Without it the few bytes would go to the many."""
-    x, y = at("sim:0", X[:1]), at("sim:1", Y)
+    x, y = at(D0, X[:1]), at(D1, Y)
     x.pin()
     seen = []
 
@@ -129,16 +130,16 @@ def test_writing_an_argument_on_another_device():
         z.mul_(y[:4])
         return z.sum()
 
-    agree(torch.func.grad(f, (0, 1)), (X, Y), (at("sim:0", X), at("sim:1", Y)), ("sim:0", "sim:1"))
+    agree(torch.func.grad(f, (0, 1)), (X, Y), (at(D0, X), at(D1, Y)), (D0, D1))
 
 
 def test_plain_tensors_and_frozen_blocks_are_left_to_torch():
     f = torch.func.grad(lambda x, y: body(x, y).sum())
     with pytest.raises(RuntimeError, match="same device"):
-        f(X.to("sim:0"), Y.to("sim:1"))
+        f(X.to(D0), Y.to(D1))
     with managed.frozen(), pytest.raises(RuntimeError, match="same device"):
-        f(at("sim:0", X), at("sim:1", Y))
-    assert torch.equal(f(X, Y).cpu(), f(at("sim:0", X), at("sim:0", Y)).cpu())
+        f(at(D0, X), at(D1, Y))
+    assert torch.equal(f(X, Y).cpu(), f(at(D0, X), at(D0, Y)).cpu())
 
 
 def test_a_custom_function_over_devices_is_refused_with_advice():
@@ -147,7 +148,7 @@ def test_a_custom_function_over_devices_is_refused_with_advice():
     def f(x, y):
         return Product.apply(x, y).sum()
 
-    x, y = at("sim:0", X), at("sim:1", X + 1)
+    x, y = at(D0, X), at(D1, X + 1)
     with pytest.raises(RuntimeError, match=r"managed: (.|\n)*bring their operands to one device"):
         torch.func.grad(f, (0, 1))(x, y)
     g = torch.func.grad(lambda x, y: f(x, y.to(x.device)), (0, 1))(x, y)

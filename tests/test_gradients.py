@@ -10,6 +10,7 @@ import time
 
 import pytest
 import torch
+from devices import D0, D1, D2, D3
 from scattered import assert_same_gradients, pair, step
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
@@ -45,7 +46,7 @@ class Doubled(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(context, gradient):
-        return gradient.to("sim:1") * 2
+        return gradient.to(D1) * 2
 
 
 class Product(torch.autograd.Function):
@@ -64,7 +65,7 @@ class Product(torch.autograd.Function):
     @staticmethod
     def backward(context, gradient):
         x, y = context.saved_tensors
-        return (gradient * y).to("sim:2"), (gradient * x).to("cpu")
+        return (gradient * y).to(D2), (gradient * x).to("cpu")
 
 
 class Selected(torch.autograd.Function):
@@ -76,42 +77,42 @@ class Selected(torch.autograd.Function):
 
     @staticmethod
     def backward(context, gradient):
-        return None, gradient.to("sim:2"), None, None, gradient.to("sim:3")
+        return None, gradient.to(D2), None, None, gradient.to(D3)
 
 
 def test_a_function_that_is_once_differentiable():
-    w = leaf("sim:0")
+    w = leaf(D0)
     Doubled.apply(w).sum().backward()
     check(w, torch.full((4,), 2.0))
 
 
 def test_a_function_with_a_context_of_its_own():
-    w, v = leaf("sim:0"), leaf("sim:1", X + 1)
+    w, v = leaf(D0), leaf(D1, X + 1)
     Product.apply(w, v).sum().backward()
     check(w, X + 1)
     check(v, X)
 
 
 def test_none_among_the_gradients():
-    tensors = [leaf("sim:0"), leaf("sim:1"), leaf("sim:2")]
+    tensors = [leaf(D0), leaf(D1), leaf(D2)]
     Selected.apply(3, tensors[0], torch.ones(1), *tensors[1:]).sum().backward()
     check(tensors[0], torch.ones(4))
     assert tensors[1].grad is None
     check(tensors[2], torch.ones(4))
-    fixed = leaf("sim:2")
-    Selected.apply(3, at("sim:0"), None, at("sim:1"), fixed).sum().backward()
+    fixed = leaf(D2)
+    Selected.apply(3, at(D0), None, at(D1), fixed).sum().backward()
     check(fixed, torch.ones(4))
 
 
 def test_a_function_under_vmap():
-    w, v = leaf("sim:0", torch.stack([X, X])), leaf("sim:1", torch.stack([X, X + 1]))
+    w, v = leaf(D0, torch.stack([X, X])), leaf(D1, torch.stack([X, X + 1]))
     torch.vmap(Product.apply)(w, v).sum().backward()
     check(w, torch.stack([X, X + 1]))
     check(v, torch.stack([X, X]))
 
 
 def test_double_backward_of_a_function():
-    w, v = leaf("sim:0"), leaf("sim:1", X + 1)
+    w, v = leaf(D0), leaf(D1, X + 1)
     gradients = torch.autograd.grad(Product.apply(w, v).sum(), (w, v), create_graph=True)
     assert [g.device for g in gradients] == [w.device, v.device]
     sum(g.square().sum().cpu() for g in gradients).backward()
@@ -121,19 +122,19 @@ def test_double_backward_of_a_function():
 
 @pytest.mark.not_under_torture("it counts what leaves and comes back")
 def test_what_a_function_sends_home_is_counted():
-    w = leaf("sim:0")
+    w = leaf(D0)
     managed.stats(reset=True)
     Doubled.apply(w).sum().backward()
-    assert managed.stats()["links"] == {"sim:0->sim:1": 16, "sim:1->sim:0": 16}
+    assert managed.stats()["links"] == {f"{D0}->{D1}": 16, f"{D1}->{D0}": 16}
 
 
 # ---- hooks of tensors and modules
 
 
-@pytest.mark.parametrize("device", ["sim:1", "cpu"])
+@pytest.mark.parametrize("device", [D1, "cpu"])
 @pytest.mark.parametrize("where", ["leaf", "inside", "root", "before a crossing"])
 def test_hooks_of_tensors(where, device):
-    w, v = leaf("sim:0"), at("sim:1", torch.full((400,), 3.0))
+    w, v = leaf(D0), at(D1, torch.full((400,), 3.0))
     seen = []
 
     def hook(gradient):
@@ -159,13 +160,13 @@ def test_hooks_of_tensors(where, device):
         out, expected = (y.repeat(100) * v).sum(), 1200.0
     out.backward()
     check(w, torch.full((4,), expected))
-    assert seen == ["sim:0"]
+    assert seen == [D0]
     if where == "inside":
         assert y.grad.device == y.device
 
 
 def test_hooks_that_return_nothing_and_hooks_of_plain_tensors():
-    w, seen = leaf("sim:0"), []
+    w, seen = leaf(D0), []
     w.register_hook(seen.append)
     (w * 2).sum().backward()
     check(w, torch.full((4,), 2.0))
@@ -175,14 +176,14 @@ def test_hooks_that_return_nothing_and_hooks_of_plain_tensors():
 
 
 def test_a_hook_after_accumulation():
-    w, seen = leaf("sim:0"), []
+    w, seen = leaf(D0), []
     w.register_post_accumulate_grad_hook(lambda p: seen.append(str(p.grad.device)))
-    (w * at("sim:1", torch.full((4,), 2.0))).sum().backward()
+    (w * at(D1, torch.full((4,), 2.0))).sum().backward()
     check(w, torch.full((4,), 2.0))
-    assert seen == ["sim:0"]
+    assert seen == [D0]
 
 
-@pytest.mark.parametrize("device", ["sim:3", "cpu"])
+@pytest.mark.parametrize("device", [D3, "cpu"])
 @pytest.mark.parametrize("pre", [False, True])
 def test_full_backward_hooks_of_modules(pre, device):
     plain, net = pair()
@@ -212,7 +213,7 @@ def test_a_module_with_hooks_can_be_pickled():
 
 
 def nodes(register):
-    y = leaf("sim:0") * 2
+    y = leaf(D0) * 2
 
     def hook(gradients, *received):
         return tuple(None if g is None else g.cpu() for g in gradients)
@@ -229,7 +230,7 @@ def test_hooks_of_nodes_are_refused_with_advice(register):
 
 def test_a_hook_from_before_is_refused_with_advice():
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    net[1].register_full_backward_hook(lambda module, given, received: (given[0].to("sim:3"),))
+    net[1].register_full_backward_hook(lambda module, given, received: (given[0].to(D3),))
     ManagedModule.from_module(net).cuda(0)
     with pytest.raises(RuntimeError, match=r"expected device(.|\n)*after the tensor or module"):
         net(X).sum().backward()
@@ -241,13 +242,13 @@ def test_a_hook_from_before_is_refused_with_advice():
 # ---- gradients of roots
 
 
-@pytest.mark.parametrize("device", ["cpu", "sim:1"])
+@pytest.mark.parametrize("device", ["cpu", D1])
 @pytest.mark.parametrize("kind", ["plain", "managed"])
 def test_root_gradients_come_from_anywhere(device, kind):
     given = torch.full((4,), 3.0, device=device)
     if kind == "managed":
         given = given.as_subclass(ManagedTensor)
-    w = leaf("sim:0")
+    w = leaf(D0)
     managed.stats(reset=True)
     (w * 2).backward(gradient=given)
     assert managed.stats()["copy"] == 1
@@ -261,14 +262,14 @@ def test_root_gradients_come_from_anywhere(device, kind):
 
 
 def test_many_roots_and_none_among_their_gradients():
-    w, v = leaf("sim:0"), leaf("sim:1")
+    w, v = leaf(D0), leaf(D1)
     torch.autograd.backward([w * 2, v * 2, (w * 3).sum()], [torch.ones(4), torch.ones(4), None])
     check(w, torch.full((4,), 5.0))
     check(v, torch.full((4,), 2.0))
 
 
 def test_root_gradients_are_recorded():
-    w, v = leaf("sim:0"), leaf("sim:1", X + 1)
+    w, v = leaf(D0), leaf(D1, X + 1)
     (g,) = torch.autograd.grad(w * w, w, grad_outputs=v, create_graph=True)
     g.sum().backward()
     check(v, 2 * X)
@@ -276,14 +277,14 @@ def test_root_gradients_are_recorded():
 
 
 def test_batched_root_gradients():
-    w = leaf("sim:0")
+    w = leaf(D0)
     (rows,) = torch.autograd.grad(w * 2, w, grad_outputs=torch.eye(4), is_grads_batched=True)
     assert rows.device == w.device
     assert torch.equal(rows.cpu(), 2 * torch.eye(4))
 
 
 def test_batched_root_gradients_of_a_graph_over_devices():
-    w, v = leaf("sim:0"), leaf("sim:1", X + 1)
+    w, v = leaf(D0), leaf(D1, X + 1)
     options = {"grad_outputs": torch.eye(4), "is_grads_batched": True}
     rows = torch.autograd.grad(w * v, (w, v), **options)
     for row, tensor, expected in zip(rows, (w, v), (X + 1, X), strict=True):
@@ -291,8 +292,8 @@ def test_batched_root_gradients_of_a_graph_over_devices():
         assert torch.equal(row.cpu(), torch.diag(expected))
 
 
-@pytest.mark.parametrize("device", ["cpu", "sim:1"])
-@pytest.mark.parametrize("given", ["cpu", "sim:2"])
+@pytest.mark.parametrize("device", ["cpu", D1])
+@pytest.mark.parametrize("given", ["cpu", D2])
 def test_roots_that_are_edges(device, given):
     """As pipelines have, which let go of an output and go on from its node."""
     plain = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
@@ -351,8 +352,8 @@ def test_gradients_of_several_devices_are_summed_in_one_order(deterministic):
 
 
 def test_a_gradient_is_assigned_where_the_tensor_is():
-    w = leaf("sim:0")
-    for wrong in (torch.ones(4), at("sim:1")):
+    w = leaf(D0)
+    for wrong in (torch.ones(4), at(D1)):
         with pytest.raises(RuntimeError, match="attempting to assign a gradient"):
             w.grad = wrong
     w.grad = torch.ones(4).to(w.device)

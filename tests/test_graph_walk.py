@@ -9,6 +9,7 @@ import itertools
 
 import pytest
 import torch
+from devices import D0, D1, D2
 from graphwalk import OURS, difference
 from torch import nn
 from torch.nn import functional as F
@@ -18,11 +19,11 @@ from torch.utils.checkpoint import checkpoint
 from managed import ManagedTensor
 
 PLACES = {
-    "1": ("sim:0", "sim:0", "sim:0"),
-    "2": ("sim:0", "sim:1", "sim:1"),
-    "3": ("sim:0", "sim:1", "sim:2"),
-    "4": ("cpu", "sim:1", "sim:2"),
-    "to the host": ("sim:1", "cpu", "cpu"),
+    "1": (D0, D0, D0),
+    "2": (D0, D1, D1),
+    "3": (D0, D1, D2),
+    "4": ("cpu", D1, D2),
+    "to the host": (D1, "cpu", "cpu"),
 }
 
 # Where graphs differ, and why. Nothing else may.
@@ -482,7 +483,7 @@ def test_a_leaf_that_settled_by_its_views(late):
     w = torch.randn(6, 6, dtype=torch.float64)
     v = w.clone().as_subclass(ManagedTensor).detach().requires_grad_()
     x = torch.randn(64, 6, dtype=torch.float64)
-    y = x.to("sim:1").as_subclass(ManagedTensor)
+    y = x.to(D1).as_subclass(ManagedTensor)
     olds = []
     for _ in range(4):
         v.grad = None
@@ -532,7 +533,7 @@ def test_the_walk_sees_each_kind_of_difference():
 def test_what_is_contracted_is_there():
     """Else the walk would compare nothing."""
     w = torch.randn(6, 6).as_subclass(ManagedTensor).detach().requires_grad_()
-    x = torch.randn(64, 6).to("sim:1").as_subclass(ManagedTensor)
+    x = torch.randn(64, 6).to(D1).as_subclass(ManagedTensor)
     seen, todo = set(), [(x @ w.t() + x @ w).grad_fn]
     while todo:
         node = todo.pop()

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 CSRC = ROOT / "csrc"
 NATIVE = sorted(p for p in CSRC.rglob("*") if p.suffix in (".c", ".cpp", ".h"))
 PYTHON = sorted((ROOT / "managed").glob("*.py*"))
-SHARED = sorted(p for p in (ROOT / "managed").glob("*.so") if p.name != "libvirtual_gpu.so")
+SHARED = sorted((ROOT / "managed").glob("_*.so"))  # modules; the runtime of virtual GPUs is none
 
 # From each folder: the folders whose headers it may include.
 ALLOWED = {
@@ -23,8 +23,8 @@ ALLOWED = {
     "torch": {"core", "torch"},
     "sim": {"core", "sim"},
     "cuda": {"cuda"},
+    "virtual_gpu": {"sim", "virtual_gpu"},
     "python": {"core", "torch", "python"},
-    "virtual_gpu": {"virtual_gpu"},
 }
 # Folders that know of the hook only what stands in these headers.
 BRIDGE = {"sim": {"bridge.h", "key.h"}, "cuda": {"cuda_bridge.h"}}
@@ -32,6 +32,7 @@ BRIDGE = {"sim": {"bridge.h", "key.h"}, "cuda": {"cuda_bridge.h"}}
 LIBRARIES = {
     "_C": {"libc10.so", "libtorch.so", "libtorch_cpu.so", "libtorch_python.so"},
     "_sim": {"libc10.so", "libtorch.so", "libtorch_cpu.so", "libtorch_python.so"},
+    "_virtual_gpu": {"libc10.so", "libtorch.so", "libtorch_cpu.so", "libtorch_python.so"},
     "_cuda": {"libc10.so", "libc10_cuda.so"},
 }
 SYSTEM = re.compile(r"lib(c|m|gcc_s|stdc\+\+|pthread|asan|tsan|ubsan)\.so|ld-linux")

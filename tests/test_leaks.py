@@ -6,6 +6,7 @@ import weakref
 
 import pytest
 import torch
+from devices import D1, D2, D3, device_name
 from torch import nn
 
 import managed
@@ -19,12 +20,12 @@ def wrap_run_drop():
     y = x.cuda(1) + torch.ones(16)
     y.pin().unpin()
     y.new_tensor([1.0])
-    x.to("sim:2", torch.float16)
+    x.to(D2, torch.float16)
 
 
 def train_a_step():
     w = torch.ones(4).as_subclass(ManagedTensor).detach().requires_grad_()
-    (w.cuda(1) * torch.ones(4, device="sim:2")).sum().backward()
+    (w.cuda(1) * torch.ones(4, device=D2)).sum().backward()
 
 
 def failing_calls():
@@ -34,9 +35,9 @@ def failing_calls():
         lambda: x.cuda(9),
         lambda: x.to("cuda:1", nothing_such=1),
         lambda: device_manager.find_device(-1),
-        lambda: device_manager.send([x, 3], "sim:9"),
+        lambda: device_manager.send([x, 3], device_name(9)),
         lambda: DeviceManager(reserved=2),
-        lambda: device_manager.send(torch.empty(1), "sim:1", 2**40),
+        lambda: device_manager.send(torch.empty(1), D1, 2**40),
         lambda: torch.ones(1).pin,
     ):
         with pytest.raises((ValueError, TypeError, RuntimeError, AttributeError)):
@@ -44,10 +45,10 @@ def failing_calls():
 
 
 def nests_and_reservations():
-    device_manager.send({"a": [torch.ones(3)], "b": (torch.ones(2), "text")}, "sim:1")
+    device_manager.send({"a": [torch.ones(3)], "b": (torch.ones(2), "text")}, D1)
     device_manager.cuda([torch.ones(3)], disperse=True)
     device_manager.find_device(100)
-    _C.reserve(device_manager, "sim:3", 100)
+    _C.reserve(device_manager, D3, 100)
     _C.rooms(device_manager)
     _C.plan_layers([1, 2, 3], None, [10, 10])
 

@@ -6,6 +6,7 @@ and one trip home per backward pass for each of these copies that has a gradient
 
 import pytest
 import torch
+from devices import D0, D1, D2, device_name
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -66,7 +67,7 @@ def x():
     return torch.randn(512, 8)
 
 
-HOMES = ["cpu", "sim:2"]
+HOMES = ["cpu", D2]
 
 
 @pytest.mark.parametrize("home", HOMES)
@@ -78,7 +79,7 @@ def test_two_branches_on_two_devices(home, w, x):
     torch.autograd.backward(branches(w, x, y))
     v = leaf(home, w)
     with Count() as count:
-        torch.autograd.backward(branches(v, on("sim:0", x), on("sim:1", y)))
+        torch.autograd.backward(branches(v, on(D0, x), on(D1, y)))
     assert count == (2, 2)
     check([w], [v])
 
@@ -94,7 +95,7 @@ def test_a_layer_used_ten_times_on_alternating_devices(home):
     torch.autograd.backward([layer(x).tanh().sum() for x in batches])
     with Count() as count:
         torch.autograd.backward(
-            [there(on(f"sim:{i % 2}", x)).tanh().sum() for i, x in enumerate(batches)]
+            [there(on(device_name(i % 2), x)).tanh().sum() for i, x in enumerate(batches)]
         )
     assert count == (4, 4)  # weight and bias, to and from each of two devices
     check(layer.parameters(), there.parameters(), same_order=False)
@@ -107,12 +108,12 @@ def test_recurrent_layers_over_devices(make):
     there = ManagedModule.from_module(make(8, 8, num_layers=2))
     there.load_state_dict(plain.state_dict())
     for i, p in enumerate(there.parameters()):
-        _C.move(p, ("cpu", "sim:0", "sim:1", "sim:2")[i % 4])
+        _C.move(p, ("cpu", D0, D1, D2)[i % 4])
     x = torch.randn(20, 64, 8)
     plain(x)[0].square().sum().backward()
-    elsewhere = sum(p.device != torch.device("sim:0") for p in there.parameters())
+    elsewhere = sum(p.device != torch.device(D0) for p in there.parameters())
     with Count() as count:
-        there(on("sim:0", x))[0].square().sum().backward()
+        there(on(D0, x))[0].square().sum().backward()
     assert count == (elsewhere, elsewhere)
     check(plain.parameters(), there.parameters())
 
@@ -129,11 +130,11 @@ def test_a_cell_that_runs_over_a_sequence(make):
     there = ManagedModule.from_module(make(8, 8))
     there.load_state_dict(plain.state_dict())
     for p in there.parameters():
-        _C.move(p, "sim:1")  # not placed, or the sequence would go there
+        _C.move(p, D1)  # not placed, or the sequence would go there
     x = torch.randn(6, 2**13, 8)
     run(plain, x).backward()
     with Count() as count:
-        run(there, [on("sim:0", part) for part in x]).backward()
+        run(there, [on(D0, part) for part in x]).backward()
     # Weights and biases once for all six steps, and their gradients once.
     assert count == (4, 4)
     check(plain.parameters(), there.parameters())
@@ -147,7 +148,7 @@ def test_tied_weights_across_devices(home, w, x):
     network(w, w, x).backward()
     v = leaf(home, w)
     with Count() as count:
-        network(v, v, on("sim:1", x)).backward()
+        network(v, v, on(D1, x)).backward()
     assert count == (1, 1)  # the transposed view is read from the same copy
     check([w], [v])
 
@@ -156,10 +157,10 @@ def test_tied_weights_across_devices(home, w, x):
 def test_tied_weights_needed_on_two_devices(home, w, x):
     v = leaf(home, w)
     (F.linear(x, w).tanh() @ w).square().sum().backward()
-    a = on("sim:1", x)
+    a = on(D1, x)
     with Count() as count:
         hidden = F.linear(a, v).tanh()
-        (hidden.to("sim:0") @ v).square().sum().backward()
+        (hidden.to(D0) @ v).square().sum().backward()
     assert count == (2, 2)  # what goes on to sim:0 was asked for, and its gradient is torch's own
     check([w], [v])
 
@@ -171,7 +172,7 @@ def test_double_backward(home, w, x):
         g.square().sum().backward()
 
     penalty(w, x)
-    v, a = leaf(home, w), on("sim:1", x)
+    v, a = leaf(home, w), on(D1, x)
     with Count() as count:
         penalty(v, a)
     # w goes there; its gradient comes home, where the penalty is computed; the penalty's gradient
@@ -184,7 +185,7 @@ def test_double_backward(home, w, x):
 def test_a_graph_that_is_used_twice(home, w, x):
     v = leaf(home, w)
     with Count() as count:
-        loss = (on("sim:1", x) @ v).tanh().sum()
+        loss = (on(D1, x) @ v).tanh().sum()
         loss.backward(retain_graph=True)
         loss.backward()
     assert count == (1, 2)
@@ -201,7 +202,7 @@ def test_gradients_that_accumulate(home, w):
     optimizers = [torch.optim.SGD([p], lr=0.1) for p in (w, v)]
     with Count() as count:
         for x in batches:
-            (on("sim:1", x) @ v).tanh().sum().backward()
+            (on(D1, x) @ v).tanh().sum().backward()
     assert count == (1, 4)
     for x in batches:
         (x @ w).tanh().sum().backward()
@@ -209,9 +210,9 @@ def test_gradients_that_accumulate(home, w):
     for optimizer in optimizers:
         optimizer.step()
     with Count() as count:
-        (on("sim:1", x) @ v).tanh().sum().backward()
+        (on(D1, x) @ v).tanh().sum().backward()
     assert (count.copies, count.trips) == (0, 0)  # four rounds needed it there and nothing at home
-    assert v.device == v.grad.device == torch.device("sim:1")
+    assert v.device == v.grad.device == torch.device(D1)
     (x @ w).tanh().sum().backward()
     check([w], [v])
 
@@ -227,7 +228,7 @@ def test_checkpoints(home, reentrant, w, x):
         return checkpoint(block, w, x, use_reentrant=reentrant).square().sum()
 
     loss(w, x).backward()
-    v, a = leaf(home, w), on("sim:1", x)
+    v, a = leaf(home, w), on(D1, x)
     with Count() as count:
         loss(v, a).backward()
     assert count == (1, 1)  # the second forward finds the copy of the first

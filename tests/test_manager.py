@@ -7,6 +7,7 @@ import types
 
 import pytest
 import torch
+from devices import D0, D1, D2, D3, DEVICE_TYPE, device_name
 from torch import nn
 
 import managed
@@ -38,7 +39,7 @@ def test_defaults():
     assert manager.wait_time == 0.1
     assert manager.default_level == 20
     assert manager.cpu_device == torch.device("cpu")
-    assert manager.cuda_devices == [torch.device("sim", i) for i in range(4)]
+    assert manager.cuda_devices == [torch.device(DEVICE_TYPE, i) for i in range(4)]
     assert manager.devices == [torch.device("cpu"), *manager.cuda_devices]
     assert repr(manager) == "DeviceManager(reserved=0.1, retry_limit=10, wait_time=0.1)"
 
@@ -47,7 +48,7 @@ def test_arguments_are_kept():
     clock = types.SimpleNamespace(sleep=lambda seconds: None)
     manager = DeviceManager(clock, [1, "cuda:3"], 0.25, 3, 0.5)
     assert manager.comm_interface is clock
-    assert manager.cuda_devices == [torch.device("sim", 1), torch.device("sim", 3)]
+    assert manager.cuda_devices == [torch.device(DEVICE_TYPE, 1), torch.device(DEVICE_TYPE, 3)]
     assert (manager.reserved, manager.retry_limit, manager.wait_time) == (0.25, 3, 0.5)
 
 
@@ -55,10 +56,10 @@ def test_properties_can_be_set():
     manager = DeviceManager()
     manager.reserved, manager.retry_limit, manager.wait_time = 0, 0, 0
     manager.default_level = "WARNING"
-    manager.cuda_devices = [torch.device("sim", 2)]
+    manager.cuda_devices = [torch.device(DEVICE_TYPE, 2)]
     assert (manager.reserved, manager.retry_limit, manager.wait_time) == (0.0, 0, 0.0)
     assert manager.default_level == 30
-    assert manager.cuda_devices == [torch.device("sim", 2)]
+    assert manager.cuda_devices == [torch.device(DEVICE_TYPE, 2)]
     manager.cuda_devices = None
     assert len(manager.cuda_devices) == 4
 
@@ -139,16 +140,16 @@ def test_log(caplog):
 
 
 def test_disperse_finds_the_least_in_use():
-    held = [sized(10 * (i + 1), f"sim:{i}") for i in (0, 1, 3)]
-    assert device_manager.find_device(MiB, disperse=True) == torch.device("sim:2")
+    held = [sized(10 * (i + 1), device_name(i)) for i in (0, 1, 3)]
+    assert device_manager.find_device(MiB, disperse=True) == torch.device(D2)
     del held
 
 
 def test_packing_finds_the_fullest_that_fits():
-    held = [sized(100, "sim:1"), sized(200, "sim:2")]
-    assert device_manager.find_device(20 * MiB) == torch.device("sim:2")
-    assert device_manager.find_device(100 * MiB) == torch.device("sim:1")
-    assert device_manager.find_device(200 * MiB) == torch.device("sim:0")
+    held = [sized(100, D1), sized(200, D2)]
+    assert device_manager.find_device(20 * MiB) == torch.device(D2)
+    assert device_manager.find_device(100 * MiB) == torch.device(D1)
+    assert device_manager.find_device(200 * MiB) == torch.device(D0)
     del held
 
 
@@ -160,25 +161,25 @@ def test_what_fits_nowhere_is_for_the_host():
 def test_reserved_is_counted_once():
     limit = int(CAPACITY * 0.75)
     manager = DeviceManager(reserved=0.25)
-    assert manager.find_device(limit).type == "sim"
+    assert manager.find_device(limit).type == DEVICE_TYPE
     assert manager.find_device(limit + 1) == torch.device("cpu")
 
 
 def test_find_device_reserves_nothing_and_repeats():
     assert len({device_manager.find_device(200 * MiB, disperse=True) for _ in range(10)}) == 1
-    assert managed.stats()["devices"]["sim:0"]["reserved"] == 0
+    assert managed.stats()["devices"][D0]["reserved"] == 0
 
 
 def test_find_device_stays_within_cuda_devices():
     manager = DeviceManager(cuda_devices=[3])
-    assert manager.find_device(1) == manager.find_device(1, disperse=True) == torch.device("sim:3")
-    held = sized(220, "sim:3")
+    assert manager.find_device(1) == manager.find_device(1, disperse=True) == torch.device(D3)
+    held = sized(220, D3)
     assert manager.find_device(20 * MiB) == torch.device("cpu")
     del held
 
 
 def test_sizes_may_be_finite_floats():
-    assert device_manager.find_device(1e6).type == "sim"
+    assert device_manager.find_device(1e6).type == DEVICE_TYPE
 
 
 @pytest.mark.parametrize("size", [-1, -0.5, float("inf"), float("nan"), 2**63, 1e30])
@@ -198,8 +199,8 @@ def test_sizes_of_the_wrong_kind(size):
 
 def test_send_a_tensor():
     plain = torch.arange(5.0)
-    sent = device_manager.send(plain, "sim:3")
-    assert sent.device == torch.device("sim:3")
+    sent = device_manager.send(plain, D3)
+    assert sent.device == torch.device(D3)
     assert sent.__class__ is ManagedTensor
     assert plain.__class__ is torch.Tensor
     assert torch.equal(sent.cpu(), plain)
@@ -208,9 +209,9 @@ def test_send_a_tensor():
 
 
 def test_send_without_a_device_goes_where_find_device_says():
-    held = sized(50, "sim:2")
-    assert device_manager.send(torch.ones(4)).device == torch.device("sim:2")
-    assert device_manager.send(torch.ones(4), "cuda").device == torch.device("sim:2")
+    held = sized(50, D2)
+    assert device_manager.send(torch.ones(4)).device == torch.device(D2)
+    assert device_manager.send(torch.ones(4), "cuda").device == torch.device(D2)
     assert device_manager.send(sized(255)).device == torch.device("cpu")
     del held
 
@@ -219,7 +220,7 @@ def test_send_a_nest_gives_the_same_structure():
     Pair = collections.namedtuple("Pair", "x y")
     linear = nn.Linear(2, 2)
     nest = {"a": [torch.ones(2), (torch.zeros(3), 7)], "p": Pair(torch.ones(1), "s"), "m": linear}
-    sent = device_manager.send(nest, "sim:1")
+    sent = device_manager.send(nest, D1)
     assert list(sent) == ["a", "p", "m"]
     assert isinstance(sent["a"][1], tuple)
     assert sent["a"][1][1] == 7
@@ -227,8 +228,8 @@ def test_send_a_nest_gives_the_same_structure():
     assert sent["p"].y == "s"
     assert sent["m"] is linear
     tensors = [sent["a"][0], sent["a"][1][0], sent["p"].x, linear.weight]
-    assert {str(t.device) for t in tensors} == {"sim:1"}
-    assert device_manager.send([], "sim:1") == []
+    assert {str(t.device) for t in tensors} == {D1}
+    assert device_manager.send([], D1) == []
 
 
 @pytest.mark.parametrize("thing", [3, "text", None, object()])
@@ -238,10 +239,10 @@ def test_send_something_else(thing):
             device_manager.send(thing)
         return
     with pytest.raises(TypeError, match="a tensor, a module or a nest of them"):
-        device_manager.send(thing, "sim:0")
+        device_manager.send(thing, D0)
 
 
-@pytest.mark.parametrize("device", ["sim:7", "gpu", -1])
+@pytest.mark.parametrize("device", [device_name(7), "gpu", -1])
 def test_send_to_a_device_that_does_not_exist(device):
     with pytest.raises(ValueError, match="device"):
         device_manager.send(torch.ones(1), device)
@@ -250,14 +251,14 @@ def test_send_to_a_device_that_does_not_exist(device):
 @pytest.mark.parametrize("size", [-2, float("inf"), float("nan")])
 def test_send_with_a_bad_estimate(size):
     with pytest.raises(ValueError, match="space_estimate"):
-        device_manager.send(torch.ones(1), "sim:0", size)
+        device_manager.send(torch.ones(1), D0, size)
 
 
 def test_send_a_pinned_tensor():
     pinned = torch.ones(2).as_subclass(ManagedTensor).cuda(0).pin()
     with pytest.raises(PinConflictError, match=r"unpin\(\)"):
-        device_manager.send([torch.ones(1), pinned], "sim:1")
-    assert device_manager.send(pinned, "sim:0") is pinned
+        device_manager.send([torch.ones(1), pinned], D1)
+    assert device_manager.send(pinned, D0) is pinned
     pinned.unpin()
 
 
@@ -266,20 +267,20 @@ def test_send_a_pinned_tensor():
 
 def test_what_could_never_fit_is_refused_at_once():
     start = time.monotonic()
-    with pytest.raises(OutOfMemoryError, match=r"sim:1 out of memory\..*so many never fit"):
-        device_manager.send(sized(250), "sim:1")
+    with pytest.raises(OutOfMemoryError, match=rf"{D1} out of memory\..*so many never fit"):
+        device_manager.send(sized(250), D1)
     assert time.monotonic() - start < 0.5
 
 
 def test_no_room_in_time_leaves_everything_as_it_was(impatient):
-    held = sized(200, "sim:1")
-    before = managed.stats()["devices"]["sim:1"]
+    held = sized(200, D1)
+    before = managed.stats()["devices"][D1]
     with pytest.raises(torch.OutOfMemoryError) as caught:
-        impatient.send([torch.ones(3), sized(100)], "sim:1")
+        impatient.send([torch.ones(3), sized(100)], D1)
     assert " out of memory." in str(caught.value)
     assert "56.00 MiB of 256.00 MiB are free" in str(caught.value)
     assert "within 0.05 s" in str(caught.value)
-    after = managed.stats()["devices"]["sim:1"]
+    after = managed.stats()["devices"][D1]
     assert after["reserved"] == 0
     assert after["used"] == before["used"]
     del held
@@ -287,10 +288,10 @@ def test_no_room_in_time_leaves_everything_as_it_was(impatient):
 
 def test_every_reservation_is_released_and_every_wait_counted(impatient):
     managed.stats(reset=True)
-    held = sized(200, "sim:1")
+    held = sized(200, D1)
     with pytest.raises(OutOfMemoryError):
-        impatient.send(sized(100), "sim:1")
-    impatient.send(sized(1), "sim:1")
+        impatient.send(sized(100), D1)
+    impatient.send(sized(1), D1)
     impatient.find_device(MiB)
     counted = managed.stats()
     assert counted["waited"] == 1
@@ -301,37 +302,37 @@ def test_every_reservation_is_released_and_every_wait_counted(impatient):
 
 
 def test_the_estimate_decides_when_it_is_given(impatient):
-    held = sized(200, "sim:1")
+    held = sized(200, D1)
     with pytest.raises(OutOfMemoryError):
-        impatient.send(torch.ones(1), "sim:1", 100 * MiB)
-    assert impatient.send(torch.ones(1), "sim:1", 0).device.index == 1
+        impatient.send(torch.ones(1), D1, 100 * MiB)
+    assert impatient.send(torch.ones(1), D1, 0).device.index == 1
     del held
 
 
 def test_a_wait_ends_the_moment_room_appears():
-    held = [sized(200, "sim:1")]
+    held = [sized(200, D1)]
     patient = DeviceManager(retry_limit=100, wait_time=0.1)
     threading.Timer(0.1, held.clear).start()
     start = time.monotonic()
-    sent = patient.send(sized(100), "sim:1")
+    sent = patient.send(sized(100), D1)
     assert sent.device.index == 1
     assert 0.08 < time.monotonic() - start < 1.0
 
 
 def test_a_wait_lets_other_python_threads_run(impatient):
-    held, ticks = sized(200, "sim:1"), []
+    held, ticks = sized(200, D1), []
     worker = threading.Thread(target=lambda: [ticks.append(i) for i in range(1000)])
     impatient.wait_time = 0.05
     threading.Timer(0.02, worker.start).start()
     with pytest.raises(OutOfMemoryError):
-        impatient.send(sized(100), "sim:1")
+        impatient.send(sized(100), D1)
     worker.join()
     assert len(ticks) == 1000
     del held
 
 
 def test_comm_interface_sleeps_when_it_is_the_users():
-    naps, held = [], [sized(200, "sim:1")]
+    naps, held = [], [sized(200, D1)]
 
     def sleep(seconds):
         naps.append(seconds)
@@ -339,15 +340,15 @@ def test_comm_interface_sleeps_when_it_is_the_users():
             held.clear()
 
     manager = DeviceManager(types.SimpleNamespace(sleep=sleep), retry_limit=7, wait_time=0.125)
-    assert manager.send(sized(100), "sim:1").device.index == 1
+    assert manager.send(sized(100), D1).device.index == 1
     assert naps == [0.125] * 3
 
 
 def test_comm_interface_sleeps_retry_limit_times():
-    naps, held = [], sized(200, "sim:1")
+    naps, held = [], sized(200, D1)
     manager = DeviceManager(types.SimpleNamespace(sleep=naps.append), retry_limit=4, wait_time=0.5)
     with pytest.raises(OutOfMemoryError):
-        manager.send(sized(100), "sim:1")
+        manager.send(sized(100), D1)
     assert naps == [0.5] * 4
     del held
 
@@ -356,12 +357,12 @@ def test_what_sleep_raises_surfaces_and_gives_the_place_back():
     def sleep(seconds):
         raise InterruptedError("enough")
 
-    held = sized(200, "sim:1")
+    held = sized(200, D1)
     manager = DeviceManager(types.SimpleNamespace(sleep=sleep))
     with pytest.raises(InterruptedError, match="enough"):
-        manager.send(sized(100), "sim:1")
+        manager.send(sized(100), D1)
     del held
-    assert device_manager.send(sized(200), "sim:1").device.index == 1
+    assert device_manager.send(sized(200), D1).device.index == 1
 
 
 def test_threads_never_take_the_same_bytes():

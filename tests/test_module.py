@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import torch
+from devices import D0, D1, D2, D3, DEVICE_TYPE, device_name
 from torch import nn
 
 from managed import DeviceManager, ManagedModule, ManagedTensor, device_manager
@@ -216,7 +217,7 @@ def test_a_class_with_its_own_reduce_and_cuda():
     assert other.width == 5
     assert all_managed(other)
     assert net.cuda(2).asked
-    assert devices(net) == {"sim:2"}
+    assert devices(net) == {D2}
 
 
 def test_a_pickle_names_the_original_class_only():
@@ -246,7 +247,7 @@ def test_moving_keeps_identity_ties_gradients_and_the_optimizer(train_first):
     if train_first:
         step()
     net.cuda(1)
-    assert devices(net) == {"sim:1"}
+    assert devices(net) == {D1}
     assert all(p.grad is None or p.grad.device == p.device for p in net.parameters())
     step()
     net.inner.cuda(3)
@@ -275,14 +276,14 @@ def test_cuda_without_a_device_puts_all_of_it_on_one():
     net.cpu()
 
 
-@pytest.mark.parametrize("argument", [2, "cuda:2", "sim:2"])
+@pytest.mark.parametrize("argument", [2, "cuda:2", D2])
 def test_to_names_a_device_in_every_form(argument):
     net = ManagedModule.from_module(Block())
     weight = net.first.weight
     assert net.to(argument) is net
     assert net.to(device=argument) is net
     assert net.to(argument, torch.float64) is net
-    assert devices(net) == {"sim:2"}
+    assert devices(net) == {D2}
     assert net.first.weight is weight
     assert weight.dtype is torch.float64
     assert net.to(torch.float16).first.weight.dtype is torch.float16
@@ -313,7 +314,7 @@ def test_a_move_that_fails_leaves_everything_where_it_was():
     net[0].cuda(1)
     with pytest.raises(torch.OutOfMemoryError):
         net.cuda(2)
-    assert devices(net[0]) == {"sim:1"}
+    assert devices(net[0]) == {D1}
     assert devices(net[1]) == {"cpu"}
 
 
@@ -322,7 +323,7 @@ def test_a_move_that_fails_leaves_everything_where_it_was():
     [
         ({"device": "cpu"}, "names no accelerator"),
         ({"device": 1, "disperse": True}, "disperse=True chooses devices"),
-        ({"device": "sim:9"}, "there is no device sim:9"),
+        ({"device": device_name(9)}, f"there is no device {DEVICE_TYPE}:9"),
         ({"device": "gpu"}, "names no device"),
     ],
 )
@@ -342,10 +343,10 @@ def test_a_pinned_module_stays():
     assert all(t.pinned for t in [*net.parameters(), *net.buffers()])
     assert net.cuda(1) is net
     assert net.cuda() is net
-    for move in (net.cpu, lambda: net.cuda(2), lambda: device_manager.send(net, "sim:3")):
-        with pytest.raises(PinConflictError, match=r"pinned to sim:1.*unpin\(\) first"):
+    for move in (net.cpu, lambda: net.cuda(2), lambda: device_manager.send(net, D3)):
+        with pytest.raises(PinConflictError, match=rf"pinned to {D1}.*unpin\(\) first"):
             move()
-    assert devices(net) == {"sim:1"}
+    assert devices(net) == {D1}
     assert devices(net.unpin().cpu()) == {"cpu"}
 
 
@@ -363,9 +364,9 @@ def test_one_pinned_parameter_stops_the_whole_move():
 def test_a_manager_moves_plain_modules_in_place():
     model = nn.Linear(4, 4)
     weight = model.weight
-    assert device_manager.send(model, "sim:2") is model
+    assert device_manager.send(model, D2) is model
     assert model.weight is weight
-    assert devices(model) == {"sim:2"}
+    assert devices(model) == {D2}
     assert weight.__class__ is ManagedTensor
     assert DeviceManager(cuda_devices=[3]).cuda(nn.Linear(2, 2)).weight.device.index == 3
 
@@ -373,6 +374,6 @@ def test_a_manager_moves_plain_modules_in_place():
 def test_a_module_that_a_manager_cannot_send_stays():
     small, large = nn.Linear(2, 2), nn.Linear(1, 1)
     large.big = nn.Parameter(torch.zeros(300 * MiB, dtype=torch.uint8), requires_grad=False)
-    with pytest.raises(OutOfMemoryError, match=r"sim:0 out of memory\."):
-        device_manager.send([small, {"x": torch.ones(2), "m": large}], "sim:0")
+    with pytest.raises(OutOfMemoryError, match=rf"{D0} out of memory\."):
+        device_manager.send([small, {"x": torch.ones(2), "m": large}], D0)
     assert devices(small) == devices(large) == {"cpu"}

@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 import pytest
 import torch
+from devices import D0, D1, D2, D3
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -183,11 +184,11 @@ def test_a_class_with_moves_of_its_own_gets_ours_and_is_told():
     net = ManagedModule.from_module(Noting())
     assert net.cuda(disperse=True) is net
     assert len(devices(net)) == 4
-    assert (where(net), net.calls) == ("sim:0", ["cuda"])
+    assert (where(net), net.calls) == (D0, ["cuda"])
     assert net.cuda(2) is net
-    assert (where(net), devices(net)) == ("sim:2", {"sim:2"})
-    net.to("sim:1", torch.float64)
-    assert (where(net), devices(net), net.dtype) == ("sim:1", {"sim:1"}, torch.float64)
+    assert (where(net), devices(net)) == (D2, {D2})
+    net.to(D1, torch.float64)
+    assert (where(net), devices(net), net.dtype) == (D1, {D1}, torch.float64)
     net.cpu()
     assert (where(net), devices(net)) == ("cpu", {"cpu"})
     net.calls.clear()
@@ -199,9 +200,9 @@ def test_a_class_with_moves_of_its_own_gets_ours_and_is_told():
 def test_a_manager_tells_it_too():
     net = ManagedModule.from_module(Noting())
     managed.device_manager.cuda(net, disperse=True)
-    assert (where(net), len(devices(net))) == ("sim:0", 4)
-    managed.device_manager.send(net, "sim:3")
-    assert (where(net), devices(net)) == ("sim:3", {"sim:3"})
+    assert (where(net), len(devices(net))) == (D0, 4)
+    managed.device_manager.send(net, D3)
+    assert (where(net), devices(net)) == (D3, {D3})
     managed.device_manager.send(net, "cpu")
     assert (where(net), net.calls[-1]) == ("cpu", "cpu")
 
@@ -229,8 +230,8 @@ def test_what_it_asks_of_modules_moves_nothing():
     net = ManagedModule.from_module(Around())
     net.cuda(disperse=True)
     assert (len(devices(net)), net.asked) == (4, 1)
-    net.to("sim:3")
-    assert (devices(net), net.device) == ({"sim:3"}, torch.device("sim:3"))
+    net.to(D3)
+    assert (devices(net), net.device) == ({D3}, torch.device(D3))
 
 
 class Stubborn(Noting):
@@ -242,7 +243,7 @@ def test_an_error_of_its_own_comes_out_and_ends_the_telling():
     net, other = ManagedModule.from_module(Stubborn()), ManagedModule.from_module(Noting())
     with pytest.raises(RuntimeError, match="this model stays"):
         net.cuda(1)
-    assert devices(other.cuda(1)) == {"sim:1"}
+    assert devices(other.cuda(1)) == {D1}
 
 
 def test_a_class_that_inherits_both_moves_as_its_order_says():

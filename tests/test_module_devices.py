@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from devices import D0, D1, D2, D3, device_name
 from scattered import (
     all_managed,
     assert_same,
@@ -52,7 +53,7 @@ def test_parameters_are_spread_one_by_one():
     assert all(a is b for a, b in zip(net.parameters(), objects, strict=True))
     assert net.tied is net.b
     found = places(net)
-    assert {found[name] for name in "abcd"} == {f"sim:{i}" for i in range(4)}
+    assert {found[name] for name in "abcd"} == {device_name(i) for i in range(4)}
     assert found["scale"] == found["a"]
     net.cuda(disperse="parameters")
     assert places(net) == found  # what it holds is room for its own plan
@@ -109,16 +110,16 @@ def test_device_and_dtype_at_once():
     step(plain)
     step(net)
     objects = list(net.parameters())
-    net.to("sim:2", torch.float64)
+    net.to(D2, torch.float64)
     plain.double()
-    assert set(places(net).values()) == {"sim:2"}
+    assert set(places(net).values()) == {D2}
     assert all(a is b for a, b in zip(net.parameters(), objects, strict=True))
     assert_same(plain, net)
     assert_same_gradients(plain, net)
-    net.to(device="sim:1", dtype=torch.bfloat16, non_blocking=True)
-    assert (set(places(net).values()), net.a.weight.dtype) == ({"sim:1"}, torch.bfloat16)
-    net.to(torch.ones(1, device="sim:3"))
-    assert (set(places(net).values()), net.a.weight.dtype) == ({"sim:3"}, torch.float32)
+    net.to(device=D1, dtype=torch.bfloat16, non_blocking=True)
+    assert (set(places(net).values()), net.a.weight.dtype) == ({D1}, torch.bfloat16)
+    net.to(torch.ones(1, device=D3))
+    assert (set(places(net).values()), net.a.weight.dtype) == ({D3}, torch.float32)
     assert all_managed(net)
 
 
@@ -144,7 +145,7 @@ def test_swapping_conversions():
 def test_to_empty_keeps_parameters_and_ties():
     net = pair()[1]
     objects = list(net.parameters())
-    for device in ("sim:1", 2, "cuda", "cpu"):
+    for device in (D1, 2, "cuda", "cpu"):
         assert net.to_empty(device=device) is net
         assert len(set(places(net).values())) == 1
     assert all(a is b for a, b in zip(net.parameters(), objects, strict=True))
@@ -152,14 +153,14 @@ def test_to_empty_keeps_parameters_and_ties():
     assert all_managed(net)
     net.a.weight.pin()
     with pytest.raises(PinConflictError, match=r"Linear\.weight is pinned to cpu"):
-        net.to_empty(device="sim:1")
+        net.to_empty(device=D1)
     net.a.to_empty(device="cpu")
     assert net.a.weight.pinned
 
 
 def test_to_meta_and_back():
     plain, net = pair()
-    net.to("meta").to_empty(device="sim:0")
+    net.to("meta").to_empty(device=D0)
     assert all_managed(net)
     net.hidden.copy_(plain.hidden)
     net.load_state_dict(plain.state_dict())
@@ -172,10 +173,10 @@ def test_data_can_be_assigned_over_devices():
     weight = net.weight
     net(torch.ones(1, 2)).sum().backward()
     weight.grad = None
-    weight.data = weight.data.to("sim:1")
+    weight.data = weight.data.to(D1)
     net(torch.ones(1, 2)).sum().backward()
     assert weight is net.weight
-    assert weight.device == weight.grad.device == torch.device("sim:1")
+    assert weight.device == weight.grad.device == torch.device(D1)
 
 
 # ---- loading
@@ -239,7 +240,7 @@ def test_moving_averages(buffers):
         places(averages[1].module) == planned
     )  # the module itself may have settled elsewhere since
     assert all_managed(averages[1].module)
-    assert set(places(AveragedModel(net, device="sim:2").module).values()) == {"sim:2"}
+    assert set(places(AveragedModel(net, device=D2).module).values()) == {D2}
 
 
 def test_batch_norm_statistics_are_updated_over_devices():
@@ -264,7 +265,7 @@ def test_requires_grad_and_zero_grad():
     assert net.a.weight.grad is gradient
     net.cuda(1)
     assert net.a.weight.grad is gradient
-    assert gradient.device == torch.device("sim:1")
+    assert gradient.device == torch.device(D1)
     net.zero_grad()
     assert net.a.weight.grad is None
 
@@ -300,7 +301,7 @@ def test_ties_over_two_modules():
     ManagedModule.from_module(a).cuda(0)
     ManagedModule.from_module(b).cuda(1)
     assert a.weight is b.weight
-    assert [str(t.device) for t in (a.weight, a.bias, b.bias)] == ["sim:1", "sim:0", "sim:1"]
+    assert [str(t.device) for t in (a.weight, a.bias, b.bias)] == [D1, D0, D1]
     x = torch.randn(3, 6)
     for first, second in ((a, b), plain):
         optimizer = torch.optim.SGD([first.weight, first.bias, second.bias], lr=0.1)

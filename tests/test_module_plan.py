@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
+from devices import D0, D1, D2, D3, DEVICE_TYPE, device_name
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -87,7 +88,7 @@ def chain(layers, width=64):
 def test_equal_layers_of_a_module():
     net = chain(8)
     net.cuda(disperse=True)
-    assert places(net) == [f"sim:{i // 2}" for i in range(8)]
+    assert places(net) == [device_name(i // 2) for i in range(8)]
     assert all(m.bias.device == m.weight.device for m in net)
     x = torch.ones(2, 64)
     assert torch.equal(net(x).cpu(), net.cpu()(x))
@@ -122,19 +123,19 @@ def test_own_tensors_of_inner_modules_are_layers_too():
 
     net = Model().cuda(disperse=True)
     assert net.token.device == net.scale.device
-    assert all(t.device.type == "sim" for t in [*net.parameters(), *net.buffers()])
+    assert all(t.device.type == DEVICE_TYPE for t in [*net.parameters(), *net.buffers()])
 
 
 def test_only_the_managers_devices_are_used():
     manager = DeviceManager(cuda_devices=[1, 3])
     net = manager.cuda(chain(4), disperse=True)
-    assert places(net) == ["sim:1", "sim:1", "sim:3", "sim:3"]
+    assert places(net) == [D1, D1, D3, D3]
 
 
 def test_a_budget_makes_a_device_take_less():
-    with managed.budget("sim:0", "1MiB"), managed.budget("sim:2", 0):
+    with managed.budget(D0, "1MiB"), managed.budget(D2, 0):
         net = chain(6, width=512).cuda(disperse=True)  # 1 MiB and a little each
-        assert set(places(net)) == {"sim:1", "sim:3"}
+        assert set(places(net)) == {D1, D3}
 
 
 def test_a_pinned_tensor_that_a_plan_would_move_stops_it():

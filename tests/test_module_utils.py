@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from devices import D1, D2, D3
 from scattered import all_managed, assert_same, assert_same_gradients, pair, places, scatter, step
 from torch import nn
 from torch.nn.utils import fusion, parametrizations, parametrize, prune
@@ -165,7 +166,7 @@ def test_pruning(cut):
     assert torch.equal(step(plain), step(net))
     assert_same_gradients(plain, net)
     assert torch.equal(step(plain), step(net.cuda(1)))
-    assert set(places(net).values()) == {"sim:1"}
+    assert set(places(net).values()) == {D1}
     for m in (plain, net):
         prune.remove(m.b, "weight")
     assert all_managed(net)
@@ -220,9 +221,9 @@ def test_a_lazy_module_is_placed_before_and_after_its_first_input(disperse):
 def test_a_lazy_layer_by_itself():
     layer = ManagedModule.from_module(ManagedModule.from_module(nn.LazyLinear(3)))
     assert len(layer._forward_pre_hooks) == 2  # torch's and ours
-    layer.cuda(2).to("sim:1").double()
+    layer.cuda(2).to(D1).double()
     layer(X.double())
-    assert set(places(layer).values()) == {"sim:1"}
+    assert set(places(layer).values()) == {D1}
     assert (layer.weight.dtype, all_managed(layer)) == (torch.float64, True)
 
 
@@ -232,7 +233,7 @@ def test_a_lazy_layer_that_is_copied_or_loaded_first():
     other(X)
     assert all_managed(other)
     layer.cuda(1).load_state_dict(other.state_dict())
-    assert set(places(layer).values()) == {"sim:1"}
+    assert set(places(layer).values()) == {D1}
     assert all_managed(layer)
     assert torch.equal(layer(X).cpu(), other(X))
     assert type(layer) is type(other)
@@ -259,13 +260,13 @@ def test_containers_manage_what_they_are_given():
     assert all(all_managed(m) for m in (net, layers, chained))
     assert all(isinstance(m, ManagedModule) for m in [*layers, *chained, net.parts["more"]])
     assert len(net.cuda(1).factors) == 5
-    assert set(places(net).values()) == {"sim:1"}
+    assert set(places(net).values()) == {D1}
 
 
 def test_forward_hooks_may_bring_values_elsewhere():
     plain, net = pair()
-    net.norm.register_forward_hook(lambda module, inputs, output: output.to("sim:3"))
-    net.b.register_forward_pre_hook(lambda module, inputs: (inputs[0].to("sim:2"),))
+    net.norm.register_forward_hook(lambda module, inputs, output: output.to(D3))
+    net.b.register_forward_pre_hook(lambda module, inputs: (inputs[0].to(D2),))
     assert torch.equal(step(plain), step(net))
     assert_same_gradients(plain, net)
     assert isinstance(net(X), ManagedTensor)

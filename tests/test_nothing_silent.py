@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from devices import D0, D1, D3, DEVICE_TYPE, device_module
 from pressure import MiB, on
 from torch import nn
 
@@ -41,9 +42,9 @@ def test_a_known_way_reaches_the_modules_of_a_nest(value):
     net = ManagedModule.from_module(nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(4))))
     x, placed = DeviceManager(reserved=0.0).cuda((torch.rand(4), net), disperse=value)
     assert placed is net
-    assert x.device.type == "sim"
+    assert x.device.type == DEVICE_TYPE
     devices = {p.device for p in net.parameters()}
-    assert {d.type for d in devices} == {"sim"}
+    assert {d.type for d in devices} == {DEVICE_TYPE}
     assert value == "parameters" or len(devices) == 4  # layers over all there are
 
 
@@ -53,9 +54,9 @@ def test_a_known_way_reaches_the_modules_of_a_nest(value):
 @pytest.mark.parametrize(("size", "said"), [("50", "'50' is 50 bytes"), (" 4096 ", "4096 bytes")])
 def test_a_budget_without_a_unit_is_bytes_and_warns(size, said):
     with pytest.warns(UserWarning, match=said) as caught:
-        budget = managed.budget("sim:3", size)
+        budget = managed.budget(D3, size)
     with budget:
-        assert managed.stats()["devices"]["sim:3"]["capacity"] == int(size)
+        assert managed.stats()["devices"][D3]["capacity"] == int(size)
     assert caught[0].filename == __file__
     assert f"'{size.strip()}MiB'" in str(caught[0].message)
 
@@ -64,7 +65,7 @@ def test_a_budget_without_a_unit_is_bytes_and_warns(size, said):
 def test_a_budget_with_a_unit_or_a_number_does_not(size):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with managed.budget("sim:3", size):
+        with managed.budget(D3, size):
             pass
 
 
@@ -75,7 +76,7 @@ def test_the_same_simulation_again_is_fine():
     torch.ones(1, requires_grad=True).backward()
     managed.simulate(devices=4, memory="256MiB")
     managed.simulate(devices=4, memory=[256 * MiB] * 4)
-    assert torch.sim.device_count() == 4
+    assert device_module.device_count() == 4
     for other in ({"devices": 3, "memory": "256MiB"}, {"memory": "128MiB"}, {"preset": "t4"}):
         with pytest.raises(RuntimeError):
             managed.simulate(**({"devices": 4, "memory": "256MiB"} | other))
@@ -96,7 +97,7 @@ def test_a_program_may_say_what_the_environment_said(run_python):
 
 
 def apart():
-    return on(torch.rand(4), "sim:0"), on(torch.rand(4), "sim:1")
+    return on(torch.rand(4), D0), on(torch.rand(4), D1)
 
 
 FROZEN = {
@@ -172,7 +173,7 @@ def failure(call):
     return str(caught.value)
 
 
-def row(text, device="sim:0"):
+def row(text, device=D0):
     [found] = [line for line in text.splitlines() if line.startswith(f"  {device}:")]
     return found
 
@@ -180,11 +181,11 @@ def row(text, device="sim:0"):
 @pytest.fixture
 def room():
     gc.collect()
-    with managed.budget("sim:0", torch.sim.memory_allocated(0) + 50 * MiB):
+    with managed.budget(D0, device_module.memory_allocated(0) + 50 * MiB):
         yield
 
 
-def sized(mib, device="sim:0"):
+def sized(mib, device=D0):
     return on(torch.ones(mib * MiB // 4), device)
 
 

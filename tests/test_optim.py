@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+from devices import D0, D1, D3
 from scattered import Model, assert_same, pair, scatter, step
 from torch import nn
 
@@ -125,7 +126,7 @@ def test_options_of_adamw(options):
     assert_same(plain, net)
 
 
-PLACES = ["cpu", "sim:0", "sim:1"]
+PLACES = ["cpu", D0, D1]
 
 
 def train_with_closures(w, b, x, form, positional):
@@ -206,7 +207,7 @@ def test_a_gradient_that_stands_elsewhere_comes_home_before_the_step(form):
     for m in (plain, net):
         step(m)
     for p in net.parameters():
-        p.grad.data = p.grad.data.to("sim:3")
+        p.grad.data = p.grad.data.to(D3)
     for m in (plain, net):
         make("AdamW", form, m).step()
     assert all(p.grad.device == p.device for p in net.parameters())

@@ -7,6 +7,7 @@ import textwrap
 import pytest
 import torch
 from accelerate.utils.memory import find_executable_batch_size, should_reduce_batch_size
+from devices import D0, device_module, device_name
 from pressed import BEGIN
 from pressure import MiB, leaves_nothing, moved, on, spill
 from torch import nn
@@ -24,11 +25,11 @@ def nothing_left():
 @pytest.fixture
 def room():
     """What sim:0 holds already, and 50 MiB more."""
-    with managed.budget("sim:0", torch.sim.memory_allocated(0) + 50 * MiB):
+    with managed.budget(D0, device_module.memory_allocated(0) + 50 * MiB):
         yield
 
 
-def sized(mib, value=1.0, device="sim:0"):
+def sized(mib, value=1.0, device=D0):
     return on(torch.full((mib * MiB // 4,), value), device)
 
 
@@ -69,11 +70,11 @@ def test_it_says_what_was_asked_who_holds_what_and_what_to_do(room):
     pinned.pin()
     text = str(failure(lambda: kept.repeat(2)))
     first, *table, advice = text.splitlines()
-    assert "sim:0 out of memory. Tried to allocate 40.0 MiB" in first
+    assert f"{D0} out of memory. Tried to allocate 40.0 MiB" in first
     assert "budget" in first
     assert "aten::repeat" in first
     rows = {row.split(":")[0].strip() + ":" + row.split(":")[1] for row in table[:-1]}
-    assert rows == {f"sim:{i}" for i in range(4)}
+    assert rows == {device_name(i) for i in range(4)}
     assert "20 MiB pinned" in table[0]
     assert table[-1].startswith("  cpu: ")
     for step in ("smaller batch", "checkpoint", "disperse=True", "unpin()", "managed.budget()"):
@@ -114,8 +115,8 @@ def test_what_fails_outside_a_kernel_says_as_much(room, call):
     a, away, here = sized(40), sized(20), sized(20, device="cpu")
     held = a.untyped_storage()
     first, table, *_ = str(failure(lambda: call(a, away, here))).splitlines()
-    assert "sim:0 out of memory. Tried to allocate 20.0 MiB" in first
-    assert "sim:0: 10 MiB free, 40 MiB" in table
+    assert f"{D0} out of memory. Tried to allocate 20.0 MiB" in first
+    assert f"{D0}: 10 MiB free, 40 MiB" in table
     del held
     assert away.sum().item() == away.numel()
 
@@ -153,7 +154,7 @@ print("found")
     "make",
     [
         "assert (x + 1).sum().item() == 2 * x.numel()",
-        "assert torch.zeros(16 * MiB, dtype=torch.uint8, device='sim:0').sum().item() == 0",
+        f"assert torch.zeros(16 * MiB, dtype=torch.uint8, device='{D0}').sum().item() == 0",
         "_C.spill_all(); assert torch.dot(x, x * 1).item() == x.numel()",
     ],
     ids=["result", "plain", "operands"],
@@ -165,7 +166,7 @@ def test_garbage_is_collected_before_it_is_an_error(run_python, make):
 
 def test_garbage_is_no_reason_to_wait(run_python):
     script = GARBAGE.replace("10 * MiB", "18 * MiB").replace(
-        "{make}", "managed.DeviceManager(reserved=0.0, retry_limit=1).send(x * 1, device='sim:0')"
+        "{make}", f"managed.DeviceManager(reserved=0.0, retry_limit=1).send(x * 1, device='{D0}')"
     )
     assert run_python(BEGIN + script) == "found\n"
 
@@ -217,13 +218,13 @@ def test_garbage_is_not_waited_for_with_the_interpreter_held(run_python):
 
 def test_plain_tensors_get_torchs_own_error(room):
     with pytest.raises(torch.OutOfMemoryError, match=r" out of memory\.") as caught:
-        torch.empty(60 * MiB, dtype=torch.uint8, device="sim:0")
+        torch.empty(60 * MiB, dtype=torch.uint8, device=D0)
     assert type(caught.value) is torch.OutOfMemoryError
 
 
 def test_a_plain_tensor_makes_managed_ones_leave(room):
     x = sized(30, 3.0)
-    plain = torch.zeros(30 * MiB, dtype=torch.uint8, device="sim:0")
+    plain = torch.zeros(30 * MiB, dtype=torch.uint8, device=D0)
     assert _C.is_spilled(x)
     with pytest.raises(torch.OutOfMemoryError):
         x.sum()  # a plain tensor has no handle and cannot leave
@@ -285,7 +286,9 @@ def test_pins_are_the_users(room):
 def test_no_room_anywhere():
     """Devices are full and the host may keep nothing: an error, and everything is still there."""
     total = 4 * MiB
-    budgets = [managed.budget(f"sim:{i}", torch.sim.memory_allocated(i) + total) for i in range(4)]
+    budgets = [
+        managed.budget(device_name(i), device_module.memory_allocated(i) + total) for i in range(4)
+    ]
     with managed.budget("cpu", _C.host_memory()["used"]):
         kept = [sized(1, float(i)) for i in range(15)]
         failure(lambda: [sized(1) for _ in range(2)])
@@ -320,7 +323,7 @@ def work(w):
 def test_a_backward_pass_that_fails(room):
     w = sized(6, 2.0).requires_grad_()
     loss = work(w)
-    with managed.budget("sim:0", torch.sim.memory_allocated(0) + 1 * MiB):
+    with managed.budget(D0, device_module.memory_allocated(0) + 1 * MiB):
         text = str(failure(loss.backward))
     assert "aten::" in text
     assert w.grad is None
@@ -336,9 +339,9 @@ def test_gradients_of_a_failed_pass():
         nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256))
     )
     there.load_state_dict(here.state_dict())
-    there.to("sim:0")
+    there.to(D0)
     batch = torch.randn(16384, 256)
-    with managed.budget("sim:0", torch.sim.memory_allocated(0) + 24 * MiB):
+    with managed.budget(D0, device_module.memory_allocated(0) + 24 * MiB):
         failure(lambda: there(on(batch)).square().mean().backward())
         there.zero_grad()
         for net, x in ((here, batch[:512]), (there, on(batch[:512]))):
@@ -372,7 +375,7 @@ def test_an_error_in_an_operator_lets_go(room):
     ):
         with pytest.raises((RuntimeError, IndexError)):
             call()
-        assert _C.residency("sim:0")["in_use"] == 0
+        assert _C.residency(D0)["in_use"] == 0
         spill(x)
 
 

@@ -8,13 +8,14 @@ import copy
 
 import pytest
 import torch
+from devices import D0, D1, D2, D3, DEVICE_TYPE, device_name
 from torch import nn
 from torch.nn.utils import parametrizations
 
 import managed
 from managed import _C, ManagedModule, ManagedTensor, device_manager
 
-DEVICES = [f"sim:{i}" for i in range(4)]
+DEVICES = [device_name(i) for i in range(4)]
 KIB = 1024
 
 
@@ -50,14 +51,14 @@ PLACING = {
     "cuda(1)": lambda x: x.cuda(1),
     "cuda(disperse=True)": lambda x: x.cuda(disperse=True),
     "cuda(memory_format)": lambda x: x.cuda(1, memory_format=torch.contiguous_format),
-    "to(device)": lambda x: x.to("sim:1"),
-    "to(device, dtype)": lambda x: x.to("sim:1", torch.float64),
+    "to(device)": lambda x: x.to(D1),
+    "to(device, dtype)": lambda x: x.to(D1, torch.float64),
     "to(kind)": lambda x: x.to("cuda"),
-    "send": lambda x: device_manager.send(x, "sim:1"),
-    "send a nest": lambda x: device_manager.send({"x": [x]}, "sim:1")["x"][0],
+    "send": lambda x: device_manager.send(x, D1),
+    "send a nest": lambda x: device_manager.send({"x": [x]}, D1)["x"][0],
     "manager.cuda": lambda x: device_manager.cuda(x),
     "manager.cuda(disperse=True)": lambda x: device_manager.cuda(x, disperse=True),
-    "cuda of what is there": lambda x: at("sim:1", 4, 8).cuda(1),
+    "cuda of what is there": lambda x: at(D1, 4, 8).cuda(1),
     "again after unplace": lambda x: x.cuda(1).unplace().cuda(1),
     "a result": lambda x: (x.requires_grad_() * 2).cuda(1),
     "its detached values": lambda x: x.cuda(1).detach(),
@@ -65,18 +66,18 @@ PLACING = {
     "a parameter made of it": lambda x: nn.Parameter(x.cuda(1)),
     "a deepcopy": lambda x: copy.deepcopy(x.cuda(1)),
     "a deepcopy of a parameter": lambda x: copy.deepcopy(nn.Parameter(x.cuda(1))),
-    "moved by the machinery": lambda x: moved(x.cuda(1), "sim:2"),
+    "moved by the machinery": lambda x: moved(x.cuda(1), D2),
 }
 NOT_PLACING = {
-    "wrapping": lambda x: torch.randn(4, 8, device="sim:1").as_subclass(ManagedTensor),
-    "to() before wrapping": lambda x: torch.randn(4, 8).to("sim:1").as_subclass(ManagedTensor),
-    "device=": lambda x: torch.randn_like(x, device="sim:1"),
-    "_C.move": lambda x: moved(x.clone(), "sim:1"),
+    "wrapping": lambda x: torch.randn(4, 8, device=D1).as_subclass(ManagedTensor),
+    "to() before wrapping": lambda x: torch.randn(4, 8).to(D1).as_subclass(ManagedTensor),
+    "device=": lambda x: torch.randn_like(x, device=D1),
+    "_C.move": lambda x: moved(x.clone(), D1),
     "computing with it": lambda x: x.cuda(1) * 2,
     "cpu()": lambda x: x.cuda(1).cpu(),
     "to('cpu')": lambda x: x.cuda(1).to("cpu"),
     "unplace()": lambda x: x.cuda(1).unplace(),
-    "to() of a result there": lambda x: (at("sim:1", 4, 8).requires_grad_() * 2).to("sim:1"),
+    "to() of a result there": lambda x: (at(D1, 4, 8).requires_grad_() * 2).to(D1),
     "moved to the host": lambda x: device_manager.send(x.cuda(1), "cpu"),
 }
 
@@ -89,7 +90,7 @@ def moved(x, device):
 @pytest.mark.parametrize("name", PLACING)
 def test_what_places(name):
     x = PLACING[name](wrapped(4, 8))
-    assert x.device.type == "sim"
+    assert x.device.type == DEVICE_TYPE
     assert x.placed is True
 
 
@@ -110,13 +111,13 @@ def test_placed_is_a_name_of_managed_tensors_only():
 MODULES = {
     "cuda(1)": lambda m: m.cuda(1),
     "cuda()": lambda m: m.cuda(),
-    "to(device)": lambda m: m.to("sim:1"),
-    "to(device, dtype)": lambda m: m.to("sim:1", torch.float64),
+    "to(device)": lambda m: m.to(D1),
+    "to(device, dtype)": lambda m: m.to(D1, torch.float64),
     "disperse": lambda m: m.cuda(disperse=True),
     "disperse parameters": lambda m: m.cuda(disperse="parameters"),
-    "send": lambda m: device_manager.send(m, "sim:1"),
+    "send": lambda m: device_manager.send(m, D1),
     "manager.cuda": lambda m: device_manager.cuda(m),
-    "to_empty": lambda m: m.to_empty(device="sim:1"),
+    "to_empty": lambda m: m.to_empty(device=D1),
     "half": lambda m: m.cuda(1).half(),
     "deepcopy": lambda m: copy.deepcopy(m.cuda(1)),
     "a plain module's cuda": lambda m: nn.Module.cuda(m, 1),
@@ -137,14 +138,14 @@ def test_a_module_is_placed_with_all_it_has(name):
     assert [t.placed for t in tensors(net)] == [True] * len(tensors(net))
     net.unplace()
     assert not any(t.placed for t in tensors(net))
-    assert all(t.device.type == "sim" for t in tensors(net))
+    assert all(t.device.type == DEVICE_TYPE for t in tensors(net))
 
 
 def test_cpu_ends_it_for_a_module():
     net = batch_norm().cuda(1).cpu()
     assert not any(t.placed for t in tensors(net))
     for t in tensors(net):
-        _C.move(t, "sim:1")
+        _C.move(t, D1)
     assert not any(t.placed for t in tensors(net))
 
 
@@ -179,9 +180,9 @@ def test_loading_on_the_host_ends_it():
 
 
 def test_swapped_tensors_stay_placed():
-    a, b = nn.Parameter(wrapped(4).cuda(1)), nn.Parameter(at("sim:2", 4))
+    a, b = nn.Parameter(wrapped(4).cuda(1)), nn.Parameter(at(D2, 4))
     torch.utils.swap_tensors(a, b)
-    assert (a.device, b.device) == (torch.device("sim:2"), torch.device("sim:1"))
+    assert (a.device, b.device) == (torch.device(D2), torch.device(D1))
     assert a.placed
     assert b.placed
 
@@ -198,13 +199,13 @@ def use_and_write(x, w):
 
 @pytest.mark.parametrize("kind", ["leaf", "parameter"])
 def test_what_is_placed_does_not_settle(kind):
-    x = at("sim:2", 64, 8).pin()
+    x = at(D2, 64, 8).pin()
     w = wrapped(8, 8).cuda(1).detach().requires_grad_()
     w = nn.Parameter(w) if kind == "parameter" else w
     moves = _C.move_count()
     for _ in range(10):
         use_and_write(x, w)
-    assert w.device == torch.device("sim:1")
+    assert w.device == torch.device(D1)
     assert _C.move_count() == moves
     w.unplace()
     for _ in range(3):
@@ -213,11 +214,11 @@ def test_what_is_placed_does_not_settle(kind):
 
 
 def test_running_statistics_that_are_placed_stay():
-    x = at("sim:2", 64, 8)
+    x = at(D2, 64, 8)
     norm = ManagedModule.from_module(nn.BatchNorm1d(8, affine=False)).cuda(1)
     for _ in range(5):
         norm(x)
-    assert {b.device for b in norm.buffers()} == {torch.device("sim:1")}
+    assert {b.device for b in norm.buffers()} == {torch.device(D1)}
 
 
 # ---- work goes to placed parameters and buffers
@@ -229,45 +230,45 @@ def test_a_batch_goes_to_a_layer_however_large(bias):
     layer = linear(1, 8, 8, bias=bias)
     batch = wrapped(4096, 8).cuda(2)  # brought by the program, and yet it draws nothing
     start = now()
-    assert layer(batch).device == torch.device("sim:1")
+    assert layer(batch).device == torch.device(D1)
     assert reasons(start) == {"a parameter or buffer was put there"}
-    assert managed.stats()["links"] == {"sim:2->sim:1": batch.nbytes}
+    assert managed.stats()["links"] == {f"{D2}->{D1}": batch.nbytes}
 
 
 def test_results_and_other_tensors_weigh_by_cost():
     """A mask that the program put elsewhere does not draw a large activation."""
     mask = (wrapped(1, 64) > 0).float().cuda(2)
-    hidden = at("sim:0", 512, 64)
-    assert (hidden * mask).device == torch.device("sim:0")
-    assert (hidden * wrapped(64).cuda(3)).device == torch.device("sim:0")
+    hidden = at(D0, 512, 64)
+    assert (hidden * mask).device == torch.device(D0)
+    assert (hidden * wrapped(64).cuda(3)).device == torch.device(D0)
 
 
 def test_a_buffer_draws_as_a_parameter_does():
     net = ManagedModule()
     net.register_buffer("scale", torch.randn(64))
     net.cuda(3)
-    assert (at("sim:0", 512, 64) * net.scale).device == torch.device("sim:3")
-    assert (at("sim:0", 512, 64) * net.scale.unplace()).device == torch.device("sim:0")
+    assert (at(D0, 512, 64) * net.scale).device == torch.device(D3)
+    assert (at(D0, 512, 64) * net.scale.unplace()).device == torch.device(D0)
 
 
 def test_what_was_only_wrapped_draws_nothing():
-    layer = ManagedModule.from_module(nn.Linear(8, 8, device="sim:1"))
-    assert layer(at("sim:2", 2**16, 8)).device == torch.device("sim:2")
+    layer = ManagedModule.from_module(nn.Linear(8, 8, device=D1))
+    assert layer(at(D2, 2**16, 8)).device == torch.device(D2)
 
 
 def test_a_parameter_without_a_module_draws():
     w = nn.Parameter(wrapped(8, 8).cuda(1))
-    x = at("sim:2", 4096, 8)
-    assert (x @ w).device == torch.device("sim:1")
-    assert (x @ w.t()).device == torch.device("sim:1")
-    assert (x[:, :4] @ w[:4]).device == torch.device("sim:1")
+    x = at(D2, 4096, 8)
+    assert (x @ w).device == torch.device(D1)
+    assert (x @ w.t()).device == torch.device(D1)
+    assert (x[:, :4] @ w[:4]).device == torch.device(D1)
 
 
 def test_where_parameters_disagree_cost_decides():
     w, b = nn.Parameter(wrapped(64, 64).cuda(1)), nn.Parameter(wrapped(64).cuda(2))
-    x = at("sim:3", 8, 64)
-    assert nn.functional.linear(x, w, b).device == torch.device("sim:1")  # 16 KiB against 2
-    assert nn.functional.linear(at("sim:3", 4096, 64), w, b).device == torch.device("sim:3")
+    x = at(D3, 8, 64)
+    assert nn.functional.linear(x, w, b).device == torch.device(D1)  # 16 KiB against 2
+    assert nn.functional.linear(at(D3, 4096, 64), w, b).device == torch.device(D3)
 
 
 @pytest.mark.parametrize("grad", [True, False])
@@ -275,13 +276,13 @@ def test_where_parameters_disagree_cost_decides():
 def test_casts_of_autocast_count_as_their_parameters(bias, grad):
     layers = [linear(i, 64, 64, bias=bias) for i in (1, 2)]
     conv = ManagedModule.from_module(nn.Conv1d(1, 1, 3, bias=bias)).cuda(3)
-    x = at("sim:0", 4096, 64)
-    with torch.autocast("sim", torch.bfloat16), torch.set_grad_enabled(grad):
+    x = at(D0, 4096, 64)
+    with torch.autocast(DEVICE_TYPE, torch.bfloat16), torch.set_grad_enabled(grad):
         for _ in range(2):  # the second time the casts are cached
             y = layers[0](x)
             z = layers[1](y)
-            assert (y.device, z.device) == (torch.device("sim:1"), torch.device("sim:2"))
-            assert conv(z[:, None]).device == torch.device("sim:3")
+            assert (y.device, z.device) == (torch.device(D1), torch.device(D2))
+            assert conv(z[:, None]).device == torch.device(D3)
 
 
 @pytest.mark.parametrize("late", [True, False])
@@ -292,12 +293,12 @@ def test_parametrized_results_count_as_their_parameters(name, late):
         ManagedModule.from_module(layer)
     getattr(parametrizations, name)(layer)
     ManagedModule.from_module(layer).cuda(2)
-    x = at("sim:1", 4096, 16)
+    x = at(D1, 4096, 16)
     assert layer.weight.placed
-    assert layer(x).device == torch.device("sim:2")
+    assert layer(x).device == torch.device(D2)
     layer.unplace()
     assert not layer.weight.placed
-    assert layer(x).device == torch.device("sim:1")
+    assert layer(x).device == torch.device(D1)
 
 
 # ---- a tie between activations goes to the one that was made last
@@ -328,16 +329,16 @@ def test_a_residual_stream_crosses_each_border_once():
     plain.load_state_dict({k: v.cpu() for k, v in net.state_dict().items()})
     x = torch.randn(128, 64)  # 32 KiB
     stream = x.nbytes
-    out = ("sim:0->sim:1", "sim:1->sim:2", "sim:2->sim:3")
-    home = ("sim:1->sim:0", "sim:2->sim:1", "sim:3->sim:2")
-    first = x.to("sim:0")
+    out = (f"{D0}->{D1}", f"{D1}->{D2}", f"{D2}->{D3}")
+    home = (f"{D1}->{D0}", f"{D2}->{D1}", f"{D3}->{D2}")
+    first = x.to(D0)
     for _ in range(3):
         managed.stats(reset=True)
         y = net(first)
         assert managed.stats(reset=True)["links"] == dict.fromkeys(out, stream)
         y.square().sum().backward()
         assert managed.stats(reset=True)["links"] == dict.fromkeys(home, stream)
-    assert y.device == torch.device("sim:3")
+    assert y.device == torch.device(D3)
     z = plain(x)
     for _ in range(3):
         z.square().sum().backward(retain_graph=True)
@@ -349,11 +350,11 @@ def test_a_residual_stream_crosses_each_border_once():
 @pytest.mark.not_under_torture("it counts what leaves and comes back")
 def test_a_residual_stream_crosses_once_in_inference():
     net = over_devices(12, 64)
-    x = torch.randn(128, 64, device="sim:0")
+    x = torch.randn(128, 64, device=D0)
     managed.stats(reset=True)
     with torch.no_grad():
         net(x)
-    out = ("sim:0->sim:1", "sim:1->sim:2", "sim:2->sim:3")
+    out = (f"{D0}->{D1}", f"{D1}->{D2}", f"{D2}->{D3}")
     assert managed.stats(reset=True)["links"] == dict.fromkeys(out, x.nbytes)
 
 
@@ -387,8 +388,8 @@ def test_a_stream_that_is_added_to_in_place_crosses_each_border_once(mode):
 
 @pytest.mark.not_under_torture("the history forgets what it counts")
 def test_the_rule_of_ties_has_a_name():
-    a = at("sim:0", 128, 64) * 2
-    b = at("sim:1", 128, 64) * 2
+    a = at(D0, 128, 64) * 2
+    b = at(D1, 128, 64) * 2
     start = now()
     assert (a + b).device == b.device
     assert reasons(start) == {"as many bytes are there as elsewhere, and made last"}
@@ -406,7 +407,7 @@ def train(net, loss, batches, autocast=False):
         if i == 1:
             managed.stats(reset=True)
         optimizer.zero_grad()
-        with torch.autocast("sim", torch.bfloat16, enabled=autocast):
+        with torch.autocast(DEVICE_TYPE, torch.bfloat16, enabled=autocast):
             value = loss(net, batch)
         value.backward()
         optimizer.step()

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import SEED
+from devices import D0, D1, D2, D3, DEVICE_TYPE, device_module, device_name
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -19,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import managed
 from managed import _C, ManagedModule, ManagedTensor
 
-DEVICES = [f"sim:{i}" for i in range(4)]
+DEVICES = [device_name(i) for i in range(4)]
 
 
 def managed_on(t, device):
@@ -27,7 +28,7 @@ def managed_on(t, device):
 
 
 def states():
-    return torch.sim.get_rng_state_all()
+    return device_module.get_rng_state_all()
 
 
 # ---- operators
@@ -102,7 +103,7 @@ OPERATORS = {
 @pytest.mark.parametrize("name", OPERATORS)
 def test_every_operator_draws_from_the_first_device(name, device):
     run, x = OPERATORS[name], torch.randn(6, 5, 4)
-    plain = x.to("sim:0").requires_grad_()
+    plain = x.to(D0).requires_grad_()
     there = managed_on(x, device).requires_grad_()
     told = []
     for t in (plain, there):
@@ -123,16 +124,16 @@ def test_every_operator_draws_from_the_first_device(name, device):
 
 
 def test_operands_apart_and_a_device_that_is_named():
-    mean, std = managed_on(torch.randn(9), "sim:1"), managed_on(torch.rand(9), "sim:3")
+    mean, std = managed_on(torch.randn(9), D1), managed_on(torch.rand(9), D3)
     torch.manual_seed(4)
-    expected = torch.normal(mean.to("sim:0"), std.to("sim:0")), torch.randn(9, device="sim:0")
+    expected = torch.normal(mean.to(D0), std.to(D0)), torch.randn(9, device=D0)
     torch.manual_seed(4)
     assert torch.equal(torch.normal(mean, std).cpu(), expected[0].cpu())
-    own = torch.sim.get_rng_state(2)
-    there = torch.randn_like(mean, device="sim:2")
-    assert there.device == torch.device("sim:2")
+    own = device_module.get_rng_state(2)
+    there = torch.randn_like(mean, device=D2)
+    assert there.device == torch.device(D2)
     assert torch.equal(there.cpu(), expected[1].cpu())
-    assert torch.equal(torch.sim.get_rng_state(2), own)
+    assert torch.equal(device_module.get_rng_state(2), own)
 
 
 def test_four_worlds_draw_four_vectors():
@@ -140,29 +141,29 @@ def test_four_worlds_draw_four_vectors():
     worlds = [managed_on(torch.zeros(5), d) for d in DEVICES]
     noise = torch.stack([torch.randn_like(w).cpu() for w in worlds])
     torch.manual_seed(0)
-    one = torch.stack([torch.randn_like(torch.zeros(5, device="sim:0")).cpu() for _ in DEVICES])
+    one = torch.stack([torch.randn_like(torch.zeros(5, device=D0)).cpu() for _ in DEVICES])
     assert torch.equal(noise, one)
     assert len(noise.unique(dim=0)) == 4
 
 
 def test_plain_tensors_and_generators_of_the_program_are_as_before():
-    x = managed_on(torch.zeros(4), "sim:2")
+    x = managed_on(torch.zeros(4), D2)
     torch.manual_seed(0)
-    own = torch.rand(3, 4, device="sim:2")  # of that device's stream
-    g = torch.Generator("sim:2").manual_seed(7)
-    given = torch.rand(4, device="sim:2", generator=g)
+    own = torch.rand(3, 4, device=D2)  # of that device's stream
+    g = torch.Generator(D2).manual_seed(7)
+    given = torch.rand(4, device=D2, generator=g)
     torch.manual_seed(0)
     g.manual_seed(7)
-    first = torch.sim.get_rng_state(0)
+    first = device_module.get_rng_state(0)
     for row in own:
-        assert torch.equal(torch.rand(4, device="sim:2"), row)
+        assert torch.equal(torch.rand(4, device=D2), row)
         x.uniform_(generator=g) if row is own[0] else torch.rand_like(x)
     g.manual_seed(7)
     assert torch.equal(x.uniform_(generator=g).cpu(), given.cpu())
-    assert not torch.equal(torch.sim.get_rng_state(0), first)  # rand_like, twice
-    torch.sim.set_rng_state(first, 0)
+    assert not torch.equal(device_module.get_rng_state(0), first)  # rand_like, twice
+    device_module.set_rng_state(first, 0)
     x.uniform_(generator=g)
-    assert torch.equal(torch.sim.get_rng_state(0), first)
+    assert torch.equal(device_module.get_rng_state(0), first)
     # The CPU's stream is the CPU's.
     torch.manual_seed(5)
     expected = torch.randn(4)
@@ -178,22 +179,22 @@ def draw(*devices):
 
 
 def test_states_seeds_and_forks():
-    state = torch.sim.get_rng_state("sim:0")
-    a = draw("sim:3", "sim:1")
-    torch.sim.set_rng_state(state, "sim:0")
-    assert draw("sim:0", "sim:2") == a
-    torch.sim.set_rng_state_all([state] * 4)
-    with torch.random.fork_rng(devices=["sim:0"], device_type="sim"):
-        assert draw("sim:2", "sim:0") == a
-    with torch.random.fork_rng(devices=range(4), device_type="sim"):
-        assert draw("sim:1") == a[:1]
+    state = device_module.get_rng_state(D0)
+    a = draw(D3, D1)
+    device_module.set_rng_state(state, D0)
+    assert draw(D0, D2) == a
+    device_module.set_rng_state_all([state] * 4)
+    with torch.random.fork_rng(devices=[D0], device_type=DEVICE_TYPE):
+        assert draw(D2, D0) == a
+    with torch.random.fork_rng(devices=range(4), device_type=DEVICE_TYPE):
+        assert draw(D1) == a[:1]
         torch.manual_seed(9)
-        seeded = draw("sim:1", "sim:3")
-        torch.sim.manual_seed_all(9)
-        assert draw("sim:2", "sim:0") == seeded
-    assert draw("sim:1", "sim:1") == a
+        seeded = draw(D1, D3)
+        device_module.manual_seed_all(9)
+        assert draw(D2, D0) == seeded
+    assert draw(D1, D1) == a
     torch.manual_seed(9)
-    assert draw("sim:3", "sim:2") == seeded
+    assert draw(D3, D2) == seeded
 
 
 class Doubling(TorchDispatchMode):
@@ -202,13 +203,13 @@ class Doubling(TorchDispatchMode):
 
 
 def test_modes_see_and_do_not_change_the_numbers():
-    x = managed_on(torch.randn(6), "sim:2")
+    x = managed_on(torch.randn(6), D2)
     told = []
-    for device in ("sim:0", "sim:2"):
+    for device in (D0, D2):
         torch.manual_seed(1)
         with Doubling():
             first = F.dropout(managed_on(x, device)).cpu()
-        with torch.autocast("sim", torch.bfloat16):
+        with torch.autocast(DEVICE_TYPE, torch.bfloat16):
             second = F.dropout(managed_on(x, device)).cpu()
         told.append((first, second))
     assert all(torch.equal(a, b) for a, b in zip(*told, strict=True))
@@ -217,7 +218,7 @@ def test_modes_see_and_do_not_change_the_numbers():
 def test_threads_share_the_stream():
     """Each number of the stream is drawn once, whoever draws it."""
     torch.manual_seed(3)
-    expected = torch.rand(8 * 40, 5, device="sim:0", dtype=torch.float64)
+    expected = torch.rand(8 * 40, 5, device=D0, dtype=torch.float64)
     torch.manual_seed(3)
     drawn, lock = [], threading.Lock()
 
@@ -301,7 +302,7 @@ def expected():
             blocks = nn.Sequential(Noisy(), Noisy(), Noisy())
             x = torch.randn(3, 5, 6)
             given = [p.detach().clone() for p in blocks.parameters()]
-            told = train(blocks.to("sim:0"), x.to("sim:0").requires_grad_(), CHECKPOINTS[name])
+            told = train(blocks.to(D0), x.to(D0).requires_grad_(), CHECKPOINTS[name])
             known[name] = given, x, told
         return known[name]
 
@@ -354,7 +355,7 @@ def test_pinned_and_dispersed(expected, name):
     blocks = model(given)
     place(blocks, "blocks 4", random.Random(SEED + 1))
     blocks.pin()
-    same(told, train(blocks, managed_on(x, "sim:3").requires_grad_(), CHECKPOINTS[name]))
+    same(told, train(blocks, managed_on(x, D3).requires_grad_(), CHECKPOINTS[name]))
     blocks = model(given)
     blocks.cuda(disperse=True)
     same(told, train(blocks, x.as_subclass(ManagedTensor).requires_grad_(), CHECKPOINTS[name]))
@@ -388,9 +389,9 @@ def test_replays_on_several_devices_take_turns(name):
     torch.manual_seed(SEED)
     blocks, x = nn.ModuleList(Branch() for _ in range(4)), torch.randn(5, 6)
     given = [p.detach().clone() for p in blocks.parameters()]
-    for p in blocks.to("sim:0").parameters():
+    for p in blocks.to(D0).parameters():
         p.grad = None
-    told = branches(blocks, managed_on(x, "sim:0").requires_grad_(), options)
+    told = branches(blocks, managed_on(x, D0).requires_grad_(), options)
     there = nn.ModuleList(Branch() for _ in range(4))
     with torch.no_grad():
         for p, v in zip(there.parameters(), given, strict=True):
@@ -399,7 +400,7 @@ def test_replays_on_several_devices_take_turns(name):
     for device, block in zip(DEVICES, there, strict=True):
         for p in block.parameters():
             _C.move(p, device)
-    found = branches(there, managed_on(x, "sim:0").requires_grad_(), options)
+    found = branches(there, managed_on(x, D0).requires_grad_(), options)
     assert all(torch.equal(a, b) for a, b in zip(told[0], found[0], strict=True))
     assert torch.equal(told[1], found[1])
     assert torch.equal(told[2], found[2]), "the CPU's generator is where it was"
@@ -407,7 +408,7 @@ def test_replays_on_several_devices_take_turns(name):
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_a_replay_repeats_plain_numbers_of_other_devices(reentrant):
-    w = managed_on(torch.randn(6, 6), "sim:2").requires_grad_()
+    w = managed_on(torch.randn(6, 6), D2).requires_grad_()
     x = torch.randn(3, 6).as_subclass(ManagedTensor).requires_grad_()
 
     def body(x):

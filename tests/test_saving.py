@@ -12,6 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
+from devices import D0, D1, device_module, device_name
 from pressure import (
     PRESSURES,
     MiB,
@@ -77,7 +78,7 @@ class Run:
         self.model = module_on(PROGRAMS[name][0]())
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         torch.manual_seed(7)
-        self.batches = [PROGRAMS[name][1]().to("sim:0") for _ in range(4)]
+        self.batches = [PROGRAMS[name][1]().to(D0) for _ in range(4)]
 
     def steps(self, first, last):
         losses = []
@@ -97,7 +98,7 @@ class Run:
 
 
 def used():
-    return torch.sim.memory_allocated(0)
+    return device_module.memory_allocated(0)
 
 
 @pytest.fixture(scope="module")
@@ -109,10 +110,10 @@ def uninterrupted():
         if name not in known:
             gc.collect()
             before = used()
-            torch.sim.reset_peak_memory_stats(0)
+            device_module.reset_peak_memory_stats(0)
             run = Run(name)
             losses = run.steps(0, 4)
-            peak = torch.sim.max_memory_allocated(0) - before
+            peak = device_module.max_memory_allocated(0) - before
             known[name] = losses, run.state(), peak
         return known[name]
 
@@ -222,7 +223,7 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_resumed_is_uninterrupted(way, name, fraction, uninterrupted, tmp_path):
     losses, state, peak = uninterrupted(name)
-    with managed.budget("sim:0", used() + int(fraction * peak)):
+    with managed.budget(D0, used() + int(fraction * peak)):
         run = Run(name)
         found = run.steps(0, 2)
         load = WAYS[way](run, tmp_path)
@@ -238,7 +239,7 @@ def test_resumed_is_uninterrupted(way, name, fraction, uninterrupted, tmp_path):
 @pytest.mark.parametrize("way", WAYS)
 def test_who_was_saved_goes_on(way, uninterrupted, tmp_path):
     losses, state, peak = uninterrupted("MLP")
-    with managed.budget("sim:0", used() + int(0.5 * peak)):
+    with managed.budget(D0, used() + int(0.5 * peak)):
         run = Run("MLP")
         found = run.steps(0, 2)
         kept = WAYS[way](run, tmp_path)
@@ -251,7 +252,7 @@ def test_who_was_saved_goes_on(way, uninterrupted, tmp_path):
 # ---- what a saver holds
 
 
-def sized(mib, value=1.0, device="sim:0"):
+def sized(mib, value=1.0, device=D0):
     return on(torch.full((mib * MiB // 4,), value), device)
 
 
@@ -259,7 +260,7 @@ def sized(mib, value=1.0, device="sim:0"):
 @pytest.mark.parametrize("save", [torch.save, pickle.dump], ids=["save", "pickle"])
 def test_nothing_moves_to_be_saved(save):
     """Bytes are read where they are: on the device, on a peer, on the host."""
-    with managed.budget("sim:0", used() + 50 * MiB):
+    with managed.budget(D0, used() + 50 * MiB):
         weights = [sized(20, float(i)) for i in range(4)]
         away = [_C.is_spilled(w) for w in weights]
         assert sum(away) == 2
@@ -317,7 +318,7 @@ USES = {
     "copy": lambda s: s.copy_(torch.UntypedStorage(s.nbytes(), device=s.device)),
     "address": lambda s: s.data_ptr(),
     "resize": lambda s: s.resize_(s.nbytes() + 4),
-    "to a device": lambda s: s.to(device="sim:1"),
+    "to a device": lambda s: s.to(device=D1),
 }
 
 
@@ -372,7 +373,7 @@ def test_a_deep_copy_keeps_views_of_one_storage():
 
 
 def test_deep_copies_leave_before_all_are_made():
-    with managed.budget("sim:0", used() + 50 * MiB):
+    with managed.budget(D0, used() + 50 * MiB):
         kept = [sized(20, float(i)) for i in range(3)]
         copies = copy.deepcopy(kept)
         assert [t[7].item() for t in (*kept, *copies)] == [0.0, 1.0, 2.0] * 2
@@ -381,7 +382,7 @@ def test_deep_copies_leave_before_all_are_made():
 
 
 def test_a_deep_copy_without_room_says_who_holds_what():
-    with managed.budget("sim:0", used() + 50 * MiB):
+    with managed.budget(D0, used() + 50 * MiB):
         x = sized(30)
         held = x.untyped_storage()
         with pytest.raises(managed.OutOfMemoryError) as caught:
@@ -423,7 +424,7 @@ def test_one_thread_saves_what_another_uses():
         except BaseException as error:
             failed.append(error)
 
-    with managed.budget("sim:0", used() - 2 * kept[0].nbytes + 100):
+    with managed.budget(D0, used() - 2 * kept[0].nbytes + 100):
         thread = threading.Thread(target=use)
         thread.start()
         while thread.is_alive():
@@ -440,7 +441,7 @@ def test_one_thread_saves_what_another_uses():
 
 def test_tensors_that_took_each_others_place_are_not_shared(tmp_path):
     """Both were at one address when it was asked, one after the other."""
-    with managed.budget("sim:0", used() + 12 * MiB):
+    with managed.budget(D0, used() + 12 * MiB):
         state = {name: sized(8, float(i)) for i, name in enumerate("abc")}
         safetensors.torch.save_file(state, str(tmp_path / "state"))
         found = safetensors.torch.load_file(str(tmp_path / "state"))
@@ -474,7 +475,7 @@ def test_addresses_pin_for_others():
 def test_a_failed_save_leaves_nothing_behind(uninterrupted):
     """Not even what the exception and its traceback hold counts."""
     losses, state, peak = uninterrupted("MLP")
-    with managed.budget("sim:0", used() + int(0.4 * peak)):
+    with managed.budget(D0, used() + int(0.4 * peak)):
         run = Run("MLP")
         found = run.steps(0, 2)
         gc.disable()
@@ -516,7 +517,7 @@ class Broken(io.BytesIO):
 )
 def test_every_fault_loses_nothing(save, fault, uninterrupted):
     losses, state, peak = uninterrupted("MLP")
-    with managed.budget("sim:0", used() + int(0.5 * peak)):
+    with managed.budget(D0, used() + int(0.5 * peak)):
         run = Run("MLP")
         run.steps(0, 2)
         before = run.state()
@@ -539,14 +540,14 @@ def test_every_fault_loses_nothing(save, fault, uninterrupted):
 
 def test_loading_what_does_not_fit_says_who_holds_what(tmp_path):
     torch.save(torch.ones(15 * MiB), tmp_path / "file")
-    with managed.budget("sim:0", used() + 50 * MiB):
+    with managed.budget(D0, used() + 50 * MiB):
         kept = sized(5)
         with pytest.raises(managed.OutOfMemoryError) as caught:
-            torch.load(tmp_path / "file", map_location="sim:0")
+            torch.load(tmp_path / "file", map_location=D0)
         text = str(caught.value)
         del caught
         gc.collect()
-        assert "sim:0 out of memory. Tried to allocate 60.0 MiB" in text
+        assert f"{D0} out of memory. Tried to allocate 60.0 MiB" in text
         assert "\n  cpu: " in text
         assert 'map_location="cpu"' in text
         assert kept.sum().item() == kept.numel()
@@ -570,11 +571,11 @@ def test_a_checkpoint_of_four_devices_is_loaded_everywhere(run_python, tmp_path)
     plain = mlp(64, 4)
     net = ManagedModule.from_module(copy.deepcopy(plain))
     for i, layer in enumerate(net):
-        layer.to(f"sim:{i // 2}")
+        layer.to(device_name(i // 2))
     torch.save(net.state_dict(), tmp_path / "state.pt")
     torch.save(net, tmp_path / "net.pt")
     tags = {str(t.device) for t in torch.load(tmp_path / "state.pt").values()}
-    assert tags == {f"sim:{i}" for i in range(4)}
+    assert tags == {device_name(i) for i in range(4)}
     torch.save((plain.state_dict(), plain(torch.ones(2, 64)).detach()), tmp_path / "plain.pt")
     script = """
         import sys, torch, managed

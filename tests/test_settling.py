@@ -19,12 +19,13 @@ import pytest
 import torch
 from conformance.models import MODELS, make
 from conftest import SEED
+from devices import D0, D1, D2, D3, device_module, device_name
 from torch import nn
 
 import managed
 from managed import _C, ManagedModule, ManagedTensor, _walk
 
-DEVICES = ("cpu", "sim:0", "sim:1", "sim:2", "sim:3")
+DEVICES = ("cpu", D0, D1, D2, D3)
 NAMES = ("mlp", "cnn", "lstm", "encoder", "gpt2", "t5", "llama")
 SEEDS = range(5 * SEED, 5 * SEED + 5)
 STEPS = 10
@@ -178,7 +179,7 @@ def test_a_run_repeats_to_the_bit_with_the_backward_pass_in_one_thread(name, see
 
 
 def allocated():
-    return [torch.sim.memory_allocated(d) for d in range(torch.sim.device_count())]
+    return [device_module.memory_allocated(d) for d in range(device_module.device_count())]
 
 
 def held():
@@ -286,9 +287,9 @@ def test_two_layers_on_two_devices():
     second; and that one's gradient back, by which alone the first layer learns. The batch needs no
     gradient, and each weight is used where it is, with its gradient and the optimizer's states.
     """
-    net = nn.Sequential(layer("sim:0", 16, 32), nn.ReLU(), layer("sim:1", 32, 64))
+    net = nn.Sequential(layer(D0, 16, 32), nn.ReLU(), layer(D1, 32, 64))
     batch, hidden = 4 * 8 * 16, 4 * 8 * 32
-    links = {"cpu->sim:0": batch, "sim:0->sim:1": hidden, "sim:1->sim:0": hidden}
+    links = {f"cpu->{D0}": batch, f"{D0}->{D1}": hidden, f"{D1}->{D0}": hidden}
     steps = counted(training(net, mean_square, lambda: torch.randn(8, 16)))
     assert steps == [(3, links, 0)] * 5
 
@@ -300,16 +301,16 @@ def test_a_bias_that_is_elsewhere_comes_where_it_is_used():
     batch is left to copy.
     """
     net = ManagedModule.from_module(nn.Linear(16, 32))
-    _C.move(net.weight, "sim:0")
-    _C.move(net.bias, "sim:1")
+    _C.move(net.weight, D0)
+    _C.move(net.bias, D1)
     batch, bias = 4 * 8 * 16, 4 * 32
     steps = counted(training(net, mean_square, lambda: torch.randn(8, 16)))
     assert steps == [
-        (3, {"cpu->sim:0": batch, "sim:1->sim:0": bias, "sim:0->sim:1": bias}, 0),
-        (1, {"cpu->sim:0": batch, "sim:1->sim:0": 3 * bias}, 3),
-        *[(1, {"cpu->sim:0": batch}, 0)] * 3,
+        (3, {f"cpu->{D0}": batch, f"{D1}->{D0}": bias, f"{D0}->{D1}": bias}, 0),
+        (1, {f"cpu->{D0}": batch, f"{D1}->{D0}": 3 * bias}, 3),
+        *[(1, {f"cpu->{D0}": batch}, 0)] * 3,
     ]
-    assert net.bias.device == torch.device("sim:0")
+    assert net.bias.device == torch.device(D0)
 
 
 @pytest.mark.not_under_torture("it counts what leaves and comes back")
@@ -319,8 +320,8 @@ def test_a_weight_that_two_devices_need(uses):
     whether transposed or not, one copy goes there and one sum of gradients comes home: the
     optimizer writes the weight in each step, so that the copy of the step before serves no more.
     """
-    w = leaf("sim:0", 8, 8)
-    here, there = (at(device, 64, 8) for device in ("sim:0", "sim:1"))
+    w = leaf(D0, 8, 8)
+    here, there = (at(device, 64, 8) for device in (D0, D1))
     optimizer = torch.optim.AdamW([w], lr=1e-3)
 
     def step():
@@ -332,22 +333,22 @@ def test_a_weight_that_two_devices_need(uses):
         optimizer.step()
 
     size = 4 * 8 * 8
-    links = {"sim:0->sim:1": size, "sim:1->sim:0": size}
+    links = {f"{D0}->{D1}": size, f"{D1}->{D0}": size}
     assert counted(step) == [(2, links, 0)] * 5
 
 
 @pytest.mark.not_under_torture("it counts what leaves and comes back")
 def test_a_weight_that_nobody_writes():
     """Its copy serves in every later step: what is left is the gradient's way home."""
-    w = leaf("sim:0", 8, 8)
-    here, there = (at(device, 64, 8) for device in ("sim:0", "sim:1"))
+    w = leaf(D0, 8, 8)
+    here, there = (at(device, 64, 8) for device in (D0, D1))
     size = 4 * 8 * 8
 
     def step():
         torch.autograd.grad([(there @ w).mean(), (here @ w).mean()], w)
 
-    home = {"sim:1->sim:0": size}
-    assert counted(step) == [(2, home | {"sim:0->sim:1": size}, 0), *[(1, home, 0)] * 4]
+    home = {f"{D1}->{D0}": size}
+    assert counted(step) == [(2, home | {f"{D0}->{D1}": size}, 0), *[(1, home, 0)] * 4]
 
 
 # ---- programs that do not settle
@@ -372,19 +373,19 @@ def rounds_until_moved(w, device):
 
 def test_each_move_asks_for_twice_as_many_rounds():
     """A program whose needs change costs ever fewer moves. What it asks for does not count."""
-    w = leaf("sim:0", 8, 8)
-    assert [rounds_until_moved(w, f"sim:{1 + k % 2}") for k in range(5)] == [1, 2, 4, 8, 16]
+    w = leaf(D0, 8, 8)
+    assert [rounds_until_moved(w, device_name(1 + k % 2)) for k in range(5)] == [1, 2, 4, 8, 16]
 
-    w = leaf("sim:0", 8, 8)
-    for device in ("sim:3", "cpu", "sim:2", "cpu"):
+    w = leaf(D0, 8, 8)
+    for device in (D3, "cpu", D2, "cpu"):
         _C.move(w, device)
-    assert [rounds_until_moved(w, f"sim:{1 + k % 2}") for k in range(3)] == [1, 2, 4]
+    assert [rounds_until_moved(w, device_name(1 + k % 2)) for k in range(3)] == [1, 2, 4]
 
 
 def test_a_program_that_moves_it_back_is_overruled_ever_more_rarely():
-    w, x, overruled = leaf("sim:0", 8, 8), at("sim:1", 64, 8).pin(), []
+    w, x, overruled = leaf(D0, 8, 8), at(D1, 64, 8).pin(), []
     for k in range(40):
-        _C.move(w, "sim:0")
+        _C.move(w, D0)
         use_and_write(x, w)
         if w.device == x.device:
             overruled.append(k)
@@ -393,8 +394,8 @@ def test_a_program_that_moves_it_back_is_overruled_ever_more_rarely():
 
 def test_graphs_from_before_a_move_still_lead_to_the_leaf():
     """A gradient asked for by name was "not used in the graph" after its leaf had moved."""
-    w = torch.ones(4, device="sim:0").as_subclass(ManagedTensor).clone().requires_grad_()
-    x = torch.full((64, 4), 2.0, device="sim:1").as_subclass(ManagedTensor)
+    w = torch.ones(4, device=D0).as_subclass(ManagedTensor).clone().requires_grad_()
+    x = torch.full((64, 4), 2.0, device=D1).as_subclass(ManagedTensor)
 
     def use():
         return (w * x).sum()
@@ -405,7 +406,7 @@ def test_graphs_from_before_a_move_still_lead_to_the_leaf():
         with torch.no_grad():
             w.add_(0)
         use().backward()
-    assert w.device == torch.device("sim:1")
+    assert w.device == torch.device(D1)
     for loss in (kept, pending):
         (gradient,) = torch.autograd.grad(loss, w, retain_graph=True)
         assert gradient.device == w.device

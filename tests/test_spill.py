@@ -7,6 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 import torch
+from devices import D0, D3, device_module, device_name
 from pressure import BYTES, KiB, N, leaves_nothing, make, module_on, moved, on, snapshot, spill
 from torch import nn
 
@@ -25,15 +26,15 @@ def nothing_left():
 
 
 @pytest.mark.not_under_torture("it counts what leaves and comes back")
-@pytest.mark.parametrize("device", ["sim:0", "sim:3"])
+@pytest.mark.parametrize("device", [D0, D3])
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, torch.float64, torch.uint8, torch.bool, torch.cfloat]
 )
 def test_bytes_come_back_bit_by_bit(dtype, device):
     here, x = make(device, dtype)
-    allocated = torch.sim.memory_allocated(device)
+    allocated = device_module.memory_allocated(device)
     spill(x)
-    assert torch.sim.memory_allocated(device) == allocated - BYTES
+    assert device_module.memory_allocated(device) == allocated - BYTES
     assert torch.equal(x.clone().cpu(), here)
     assert not _C.is_spilled(x)
 
@@ -85,11 +86,11 @@ def test_objects_stay_what_they_are():
     x.label = "mine"
     for _ in range(3):
         spill(x)
-        assert x.device == torch.device("sim:0")
+        assert x.device == torch.device(D0)
         x.sum().backward()
     assert (id(x), x._cdata, x.untyped_storage()._cdata) == (tensor, address, storage)
     assert x.label == "mine"
-    assert called == [torch.device("sim:0"), tensor] * 3
+    assert called == [torch.device(D0), tensor] * 3
     assert x.grad.tolist() == [3.0] * N
     spill(x, x.grad)
 
@@ -98,7 +99,7 @@ def test_a_look_at_what_it_is_brings_nothing_home():
     _, x = make(requires_grad=True)
     spill(x)
     assert (x.shape, x.dtype, x.stride()) == ((N,), torch.float32, (1,))
-    assert x.device == torch.device("sim:0")
+    assert x.device == torch.device(D0)
     assert x.__class__ is ManagedTensor
     assert (x._version, x.is_leaf, x.grad, x.requires_grad) == (0, True, None, True)
     assert (x.nbytes, x.is_contiguous(), x.storage_offset()) == (BYTES, True, 0)
@@ -221,13 +222,13 @@ def test_pin_keeps_and_unpin_lets_go():
     spill(x)
     x.pin()
     assert not _C.is_spilled(x)
-    pinned = _C.residency("sim:0")["pinned"]
+    pinned = _C.residency(D0)["pinned"]
     assert pinned >= BYTES
     _C.spill_all()
     assert not _C.is_spilled(x)
     x.pin()  # once is enough, and so is one unpin
     x.unpin()
-    assert _C.residency("sim:0")["pinned"] == pinned - BYTES
+    assert _C.residency(D0)["pinned"] == pinned - BYTES
     spill(x)
     assert torch.equal(x.cpu(), here)
 
@@ -236,9 +237,9 @@ def test_a_pinned_tensor_that_dies_frees_its_bytes():
     for _ in range(3):
         _, x = make()
         x.pin()
-    before = torch.sim.memory_allocated(0)
+    before = device_module.memory_allocated(0)
     del x
-    assert torch.sim.memory_allocated(0) == before - BYTES
+    assert device_module.memory_allocated(0) == before - BYTES
 
 
 def test_pinned_modules_stay():
@@ -255,13 +256,13 @@ def test_pinned_modules_stay():
 
 def test_figures_of_one_storage():
     _, x = make()
-    idle = _C.residency("sim:0")
+    idle = _C.residency(D0)
     host = _C.host_memory()["used"]
     with moved() as m:
         spill(x)
     assert (m["spill"], m.bytes("spill")) == (1, BYTES)
-    assert m["links"]["sim:0->cpu"] == BYTES
-    away = _C.residency("sim:0")
+    assert m["links"][f"{D0}->cpu"] == BYTES
+    away = _C.residency(D0)
     assert idle["idle"] - away["idle"] == BYTES
     assert away["spilled"] - idle["spilled"] == BYTES
     assert away["storages"] == idle["storages"]
@@ -269,14 +270,14 @@ def test_figures_of_one_storage():
     with moved() as m:
         x.sum()
     assert (m["restore"], m.bytes("restore"), m["spill"]) == (1, BYTES, 0)
-    assert m["links"]["cpu->sim:0"] == BYTES
-    assert _C.residency("sim:0") == idle
+    assert m["links"][f"cpu->{D0}"] == BYTES
+    assert _C.residency(D0) == idle
 
 
 @pytest.mark.not_under_torture("it counts what leaves and comes back")
 def test_the_history_of_a_tensor_tells_of_its_bytes():
     x = torch.randn(N).as_subclass(ManagedTensor)
-    there = x.to("sim:0")  # its history goes on under the same name
+    there = x.to(D0)  # its history goes on under the same name
     spill(there)
     there.sum()
     assert [e.kind for e in managed.explain(there)] == ["move", "spill", "restore"]
@@ -339,10 +340,10 @@ def test_inference_of_a_model_four_times_the_device(settled, peers):
     weights = depth * width * width * 4
     batch = torch.randn(8, width)  # small enough to stay
     with torch.no_grad(), ExitStack() as budgets:
-        for i in range(1, 1 if peers else torch.sim.device_count()):
-            budgets.enter_context(managed.budget(f"sim:{i}", torch.sim.memory_allocated(i)))
-        budgets.enter_context(managed.budget("sim:0", weights // 4))
-        torch.sim.reset_peak_memory_stats(0)
+        for i in range(1, 1 if peers else device_module.device_count()):
+            budgets.enter_context(managed.budget(device_name(i), device_module.memory_allocated(i)))
+        budgets.enter_context(managed.budget(D0, weights // 4))
+        device_module.reset_peak_memory_stats(0)
         expected = here(batch)
         net = module_on(copy.deepcopy(here))
         x = on(batch)
@@ -353,17 +354,17 @@ def test_inference_of_a_model_four_times_the_device(settled, peers):
             if k >= settled:
                 assert m.bytes("restore") == weights
                 assert (m["spill"], m["drop"]) == (0, depth)
-        assert torch.sim.max_memory_allocated(0) <= weights // 4
+        assert device_module.max_memory_allocated(0) <= weights // 4
 
 
 @pytest.mark.not_under_torture("it counts what leaves and comes back")
 def test_what_dies_while_it_is_away_gives_everything_back():
-    before = _C.host_memory()["used"], torch.sim.memory_allocated(0)
+    before = _C.host_memory()["used"], device_module.memory_allocated(0)
     kept = [on(torch.randn(N)) for _ in range(8)]
     spill(*kept)
     assert _C.host_memory()["used"] == before[0] + 8 * BYTES
     kept.clear()
-    assert (_C.host_memory()["used"], torch.sim.memory_allocated(0)) == before
+    assert (_C.host_memory()["used"], device_module.memory_allocated(0)) == before
 
 
 def test_the_hosts_memory_is_given_back_when_nothing_is_away():

@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 import torch
+from devices import D0, D1, D2, device_module
 from pressure import BYTES, N, leaves_nothing, make, moved, on, spill
 from torch import nn
 from torch.autograd import forward_ad as fwAD
@@ -35,7 +36,7 @@ WAYS = {
     "tolist": lambda x: torch.tensor(x.tolist()),
     "items": lambda x: torch.stack([torch.tensor(x[i].item()) for i in range(5)]),
     "cpu": lambda x: x.cpu(),
-    "peer": lambda x: x.to("sim:1"),
+    "peer": lambda x: x.to(D1),
     "numpy": lambda x: torch.from_numpy(x.cpu().numpy()),
     "deepcopy": copy.deepcopy,
     "copy": copy.copy,
@@ -78,7 +79,7 @@ def test_print_shows_the_values():
     spill(x)
     text = repr(x)
     assert text.startswith(repr(here)[: repr(here).index("...")])
-    assert "device='sim:0'" in text
+    assert f"device='{D0}'" in text
     spill(x)
     assert f"{x[0]:.4f}" == f"{here[0]:.4f}"
 
@@ -86,7 +87,7 @@ def test_print_shows_the_values():
 @pytest.mark.parametrize(
     ("way", "error", "says"),
     [
-        (lambda x: x.numpy(), TypeError, "can't convert sim:0 device type tensor to numpy"),
+        (lambda x: x.numpy(), TypeError, f"can't convert {D0} device type tensor to numpy"),
         (torch.from_dlpack, ValueError, "Unknown device type sim"),
         (lambda x: x.share_memory_(), RuntimeError, "cannot be shared with another process"),
         (lambda x: x + torch.ones(3), RuntimeError, "must match the size"),
@@ -219,9 +220,9 @@ def test_a_storage_that_was_emptied_and_filled_again():
     """As FSDP does with what it gathers."""
     here, x = make()
     spill(x)
-    before = torch.sim.memory_allocated(0)
+    before = device_module.memory_allocated(0)
     x.untyped_storage().resize_(0)
-    assert torch.sim.memory_allocated(0) == before
+    assert device_module.memory_allocated(0) == before
     _C.spill_all()
     x.untyped_storage().resize_(BYTES)
     x.copy_(here)
@@ -260,11 +261,11 @@ def test_out_grows():
 def test_record_stream():
     here, x = make()
     spill(x)
-    side = torch.sim.Stream(0)
-    with torch.sim.stream(side):
+    side = device_module.Stream(0)
+    with device_module.stream(side):
         y = x * 2
     x.record_stream(side)
-    y.record_stream(torch.sim.current_stream(0))
+    y.record_stream(device_module.current_stream(0))
     spill(x, y)
     assert torch.equal((y - x).cpu(), here)
 
@@ -278,7 +279,7 @@ def test_record_stream():
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
 def test_sparse(layout):
     here = torch.randn(200, 200).relu().to_sparse(layout=layout)
-    x = here.as_subclass(ManagedTensor).to("sim:0")
+    x = here.as_subclass(ManagedTensor).to(D0)
     v = torch.randn(200, 3)
     for _ in range(2):
         spill(x)
@@ -340,13 +341,13 @@ def test_an_explicit_move_of_what_left():
     here, x = make(requires_grad=True)
     x.sum().backward()
     spill(x, x.grad)
-    assert _C.move(x, "sim:2")
-    assert x.device == x.grad.device == torch.device("sim:2")
+    assert _C.move(x, D2)
+    assert x.device == x.grad.device == torch.device(D2)
     assert torch.equal(x.detach().cpu(), here.detach())
     spill(x)
     x.pin()
     with pytest.raises(RuntimeError, match="pinned"):
-        _C.move(x, "sim:1")
+        _C.move(x, D1)
     x.unpin()
     spill(x)
     assert torch.equal(x.detach().cpu(), here.detach())
@@ -354,7 +355,7 @@ def test_an_explicit_move_of_what_left():
 
 def test_a_leaf_that_settles_elsewhere_while_it_is_away():
     here, x = make(requires_grad=True)
-    z = on(torch.ones(8 * N), "sim:1")
+    z = on(torch.ones(8 * N), D1)
     for _ in range(8):
         spill(x)
         (z * x.repeat(8)).sum().backward()
@@ -365,7 +366,7 @@ def test_a_leaf_that_settles_elsewhere_while_it_is_away():
 
 def test_copies_on_other_devices_follow_writes():
     here, x = make()
-    z = on(torch.zeros(N), "sim:1")
+    z = on(torch.zeros(N), D1)
     for _ in range(3):
         spill(x, z)
         assert torch.equal((z + x).cpu(), here)
@@ -380,7 +381,7 @@ def test_copies_on_other_devices_follow_writes():
 LISTS = {
     "tensor": lambda x: torch.tensor([x[1], x[5]]),
     "nested": lambda x: torch.tensor([[x[1], x[5]], (x[2], 3.0)]),
-    "elsewhere": lambda x: torch.tensor([x[1], x[5]], device="sim:1").cpu(),
+    "elsewhere": lambda x: torch.tensor([x[1], x[5]], device=D1).cpu(),
     "double": lambda x: torch.tensor(data=[x[1], x[5]], dtype=torch.float64),
     "as_tensor": lambda x: torch.as_tensor([x[1], x[5]]),
     "asarray": lambda x: torch.asarray([x[1], x[5]]),
@@ -399,7 +400,7 @@ def test_lists_of_numbers_that_left(read):
     expected = read(here)
     with managed.debug.torture(seed=0):
         assert torch.equal(read(on(here)), expected)
-        other = on(here, "sim:1")
+        other = on(here, D1)
         assert torch.equal(torch.tensor([on(here)[1], other[5]]), expected.flatten()[:2].float())
 
 
@@ -408,7 +409,7 @@ def test_lists_hold_what_they_read_only_meanwhile():
     values = [x[i] for i in range(10)]
     spill(x)
     assert torch.tensor(values).tolist() == here[:10].tolist()
-    assert _C.residency("sim:0")["in_use"] == 0
+    assert _C.residency(D0)["in_use"] == 0
     spill(x)
     with pytest.raises(ValueError, match="only one element tensors"):
         torch.tensor([x[:2], x[2:4]])

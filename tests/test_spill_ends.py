@@ -6,6 +6,7 @@ Each program runs in an interpreter of its own, under a watchdog that shows all 
 from textwrap import dedent
 
 import pytest
+from devices import D0
 from pressed import BEGIN
 
 
@@ -304,7 +305,7 @@ EXITS = {
     "globals": "",
     "a cycle": "x.me = x",
     "a graph": "z = (y * y).exp(); z.sum().backward(retain_graph=True); _C.spill_all()",
-    "a module": "net = ManagedModule.from_module(nn.Linear(256, 256)).to('sim:0'); net(x); "
+    "a module": f"net = ManagedModule.from_module(nn.Linear(256, 256)).to('{D0}'); net(x); "
     "_C.spill_all()",
     "under torture": "_C.torture(1, 0, 1, True); z = (y * 2).exp().sum(); z.backward()",
     "in an exit function": "import atexit; atexit.register(lambda: (x.sum(), _C.spill_all()))",
@@ -331,7 +332,7 @@ EXITS = {
         while not _C.residency(0)["moving"]:
             pass
     """),
-    "a budget that stands": "managed.budget('sim:0', '1MiB'); w = [x + i for i in range(9)]",
+    "a budget that stands": f"managed.budget('{D0}', '1MiB'); w = [x + i for i in range(9)]",
 }
 
 

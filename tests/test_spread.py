@@ -7,6 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 import torch
+from devices import D0, D1, D2, D3, device_module, device_name
 from torch import nn
 
 import managed
@@ -66,7 +67,7 @@ def test_37_systems_over_unequal_devices(run_python):
 
 
 def held_on(kept):
-    held = dict.fromkeys((f"sim:{i}" for i in range(4)), 0)
+    held = dict.fromkeys((device_name(i) for i in range(4)), 0)
     for t in kept:
         held[str(t.device)] += t.nbytes
     return held
@@ -79,9 +80,9 @@ def test_where_room_never_binds_nobody_has_more_than_one_object_more(seed):
     sizes = [rng.choice((1, 10, 1000)) * rng.randint(1, 4096) for _ in range(rng.randint(1, 40))]
     rooms = [rng.randint(170, 256) for _ in range(4)]
     gc.collect()
-    before = [torch.sim.memory_allocated(i) for i in range(4)]
+    before = [device_module.memory_allocated(i) for i in range(4)]
     for i, mib in enumerate(rooms):
-        managed.budget(f"sim:{i}", mib * MiB)
+        managed.budget(device_name(i), mib * MiB)
     try:
         kept = []
         for size in sizes:
@@ -91,19 +92,19 @@ def test_where_room_never_binds_nobody_has_more_than_one_object_more(seed):
             assert max(held) - min(held) <= max(*sizes, *before), held
     finally:
         for i in range(4):
-            managed.budget(f"sim:{i}", None)
+            managed.budget(device_name(i), None)
 
 
 def test_room_is_a_limit():
-    with managed.budget("sim:1", "1MiB"), managed.budget("sim:3", 0):
+    with managed.budget(D1, "1MiB"), managed.budget(D3, 0):
         kept = [
             torch.empty(MiB // 4, dtype=torch.uint8).as_subclass(ManagedTensor).cuda(disperse=True)
             for _ in range(22)
         ]
         held = {device: bytes_ // (MiB // 4) for device, bytes_ in held_on(kept).items()}
-    assert held["sim:3"] == 0
-    assert 2 <= held["sim:1"] <= 4  # all that has room beside what is kept in reserve
-    assert abs(held["sim:0"] - held["sim:2"]) <= 1
+    assert held[D3] == 0
+    assert 2 <= held[D1] <= 4  # all that has room beside what is kept in reserve
+    assert abs(held[D0] - held[D2]) <= 1
     assert sum(held.values()) == 22
 
 
@@ -143,10 +144,10 @@ def small():
     """Four devices on none of which 12 MiB have room; sim:2 has most."""
     gc.collect()
     for i, mib in enumerate((8, 9, 10, 9)):
-        managed.budget(f"sim:{i}", mib * MiB)
-    yield "sim:2"
+        managed.budget(device_name(i), mib * MiB)
+    yield D2
     for i in range(4):
-        managed.budget(f"sim:{i}", None)
+        managed.budget(device_name(i), None)
 
 
 def places(net):
@@ -165,7 +166,7 @@ def test_a_model_larger_than_any_device_trains_on_the_roomiest(small, caplog, ho
         else:
             net.cuda() if how == "cuda" else net.to("cuda")
     assert places(net) == {small}
-    assert "fits on no accelerator now: it goes to sim:2, which spills" in caplog.text
+    assert f"fits on no accelerator now: it goes to {D2}, which spills" in caplog.text
     optimizer = torch.optim.AdamW(net.parameters(), foreach=False)
     got = train(net, optimizer, x.as_subclass(ManagedTensor))
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
@@ -184,7 +185,7 @@ def test_a_model_larger_than_all_devices_together_trains_on_all_of_them(caplog, 
     assert total > sum(mib) * MiB
     with ExitStack() as stack, caplog.at_level("INFO", "managed"):
         for i, budget in enumerate(mib):
-            stack.enter_context(managed.budget(f"sim:{i}", budget * MiB))
+            stack.enter_context(managed.budget(device_name(i), budget * MiB))
         net.cuda(disperse=disperse)
         assert "has no room on its devices now: they spill" in caplog.text
         held = [sum(p.nbytes for p in net.parameters() if p.device.index == i) for i in range(4)]

@@ -7,6 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from devices import D0, D1, D2, D3, DEVICE_TYPE, device_name
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
@@ -212,7 +213,7 @@ def test_new_and_new_tensor(x):
     assert made.dtype is torch.int16
     for result in (x.new(2), x.new(), made, x.cuda(2).new_tensor([1.0])):
         assert result.__class__ is ManagedTensor
-    assert x.cuda(2).new_tensor([1.0]).device == torch.device("sim:2")
+    assert x.cuda(2).new_tensor([1.0]).device == torch.device(D2)
     assert x.new_tensor([1.0], device="meta").__class__ is torch.Tensor
     assert x.__class__ is ManagedTensor
 
@@ -269,7 +270,7 @@ def test_pins_cannot_be_set(x):
 
 def test_operands_come_to_the_pin(x):
     pinned = x.cuda(2).pin()
-    assert (pinned + torch.ones(6, device="sim:1")).device == torch.device("sim:2")
+    assert (pinned + torch.ones(6, device=D1)).device == torch.device(D2)
     pinned.unpin()
 
 
@@ -278,7 +279,7 @@ def test_operands_come_to_the_pin(x):
 
 def test_cuda_lets_the_manager_pick(x):
     there = x.cuda()
-    assert there.device.type == "sim"
+    assert there.device.type == DEVICE_TYPE
     assert there.__class__ is ManagedTensor
     assert torch.equal(there.cpu(), x)
     assert there.cuda() is there
@@ -294,11 +295,11 @@ def test_disperse_spreads_equal_tensors(x):
     assert max(counts) - min(counts) <= 1
 
 
-@pytest.mark.parametrize("device", [1, "cuda:1", "sim:1", torch.device("cuda", 1)])
+@pytest.mark.parametrize("device", [1, "cuda:1", D1, torch.device("cuda", 1)])
 def test_a_named_device(x, device):
-    assert x.cuda(device).device == torch.device("sim:1")
-    assert x.to(device).device == torch.device("sim:1")
-    assert x.to(device=device, non_blocking=True).device == torch.device("sim:1")
+    assert x.cuda(device).device == torch.device(D1)
+    assert x.to(device).device == torch.device(D1)
+    assert x.to(device=device, non_blocking=True).device == torch.device(D1)
     there = x.cuda(device)
     assert there.cuda(device) is there
 
@@ -309,7 +310,7 @@ def test_to_with_more_arguments(x):
         x.to(device="cuda:1", dtype=torch.float16),
         x.to("cuda:1", dtype=torch.float16, copy=True),
     ):
-        assert there.device == torch.device("sim:1")
+        assert there.device == torch.device(D1)
         assert there.dtype is torch.float16
         assert there.__class__ is ManagedTensor
     image = x.view(1, 1, 2, 3).expand(1, 2, 2, 3).cuda(1, memory_format=torch.channels_last)
@@ -319,7 +320,7 @@ def test_to_with_more_arguments(x):
 def test_the_other_forms_of_to_are_torchs(x):
     assert x.to(torch.float64).dtype is torch.float64
     assert x.to("cpu") is x
-    assert x.to(torch.ones(1, dtype=torch.int32, device="sim:3")).device == torch.device("sim:3")
+    assert x.to(torch.ones(1, dtype=torch.int32, device=D3)).device == torch.device(D3)
     with pytest.raises(TypeError):
         x.to("cuda:1", nothing_such=1)
 
@@ -353,7 +354,7 @@ def test_modes_see_cuda_and_to(x):
 
 
 def test_unbound_methods_and_docstrings(x):
-    assert torch.Tensor.to(x, "cuda:1").device == torch.device("sim:1")
+    assert torch.Tensor.to(x, "cuda:1").device == torch.device(D1)
     assert "dtype" in torch.Tensor.to.__doc__
     assert torch.Tensor.cuda.__name__ == "cuda"
 
@@ -361,10 +362,10 @@ def test_unbound_methods_and_docstrings(x):
 # ---- refusals: one test each, and nothing has changed
 
 
-@pytest.mark.parametrize("device", [4, "cuda:4", "sim:9", torch.device("cuda", 7)])
+@pytest.mark.parametrize("device", [4, "cuda:4", device_name(9), torch.device("cuda", 7)])
 def test_a_device_that_does_not_exist(x, device):
     for move in (x.cuda, x.to):
-        with pytest.raises(ValueError, match="there are cpu, sim:0, sim:1, sim:2, sim:3"):
+        with pytest.raises(ValueError, match=f"there are cpu, {D0}, {D1}, {D2}, {D3}"):
             move(device)
 
 
@@ -390,8 +391,8 @@ def test_disperse_with_a_device(x):
 
 def test_a_pinned_tensor_does_not_go_elsewhere(x):
     there = x.cuda(1).pin()
-    for move in (lambda: there.cuda(2), lambda: there.to("sim:2")):
-        with pytest.raises(managed.errors.PinConflictError, match=r"pinned to sim:1.*unpin\(\)"):
+    for move in (lambda: there.cuda(2), lambda: there.to(D2)):
+        with pytest.raises(managed.errors.PinConflictError, match=rf"pinned to {D1}.*unpin\(\)"):
             move()
     assert there.cuda() is there
     assert there.cuda(1) is there
@@ -408,7 +409,7 @@ def test_a_tensor_pinned_to_the_host_is_not_placed(x):
 def test_conflicting_pins_name_both_devices():
     a = torch.ones(2).as_subclass(ManagedTensor).cuda(0).pin()
     b = torch.ones(2).as_subclass(ManagedTensor).cuda(1).pin()
-    with pytest.raises(managed.errors.PinConflictError, match=r"(?s)sim:0.*sim:1"):
+    with pytest.raises(managed.errors.PinConflictError, match=rf"(?s){D0}.*{D1}"):
         a + b
     assert (a.device.index, b.device.index) == (0, 1)
     a.unpin()

@@ -7,6 +7,7 @@ import pytest
 import torch
 from conformance.compare import difference
 from conformance.scattering import scatter
+from devices import D0, D1, D2
 from pressure import leaves_nothing, moved
 from programs import PROGRAMS
 from torch import nn
@@ -44,8 +45,8 @@ def expected():
 def plain(x):
     """On the device, with no manager; module.to() would not keep tied weights tied."""
     if not isinstance(x, nn.Module):
-        return x.to("sim:1")
-    return scatter(x, lambda: "sim:1", finish=lambda t: t)
+        return x.to(D1)
+    return scatter(x, lambda: D1, finish=lambda t: t)
 
 
 class Placed:
@@ -79,7 +80,7 @@ def test_everything_leaves(name, expected):
     wanted = expected(name)
     with leaves_nothing():
         with managed.debug.torture(), moved() as m:
-            actual = run(name, Placed("sim:1"))
+            actual = run(name, Placed(D1))
         check(wanted, [t.cpu() for t in actual])
         del actual
     assert m["restore"] > 3
@@ -90,7 +91,7 @@ def test_everything_leaves(name, expected):
 def test_some_leave(name, seed, expected):
     wanted = expected(name)
     with managed.debug.torture(odds=3, seed=seed):
-        actual = run(name, Placed("sim:1"))
+        actual = run(name, Placed(D1))
     check(wanted, [t.cpu() for t in actual])
 
 
@@ -99,7 +100,7 @@ def test_everything_leaves_all_the_time(name, expected):
     wanted = expected(name)
     with leaves_nothing():
         with managed.debug.torture(hammer=True):
-            actual = run(name, Placed("sim:1"))
+            actual = run(name, Placed(D1))
         check(wanted, [t.cpu() for t in actual])
         del actual
 
@@ -109,7 +110,7 @@ def test_everything_leaves_all_the_time(name, expected):
 )
 def test_everything_leaves_on_several_devices(name, expected):
     """As without torture, bit by bit: over devices some sums are in another order than on one."""
-    devices = "sim:0", "cpu", "sim:1", "sim:2"
+    devices = D0, "cpu", D1, D2
     wanted = run(name, Placed(*devices))
     with managed.debug.torture():
         actual = run(name, Placed(*devices))
@@ -129,13 +130,13 @@ class Before(TorchFunctionMode):
 def test_operands_leave_too(name, expected):
     wanted = expected(name)
     with managed.debug.torture(odds=2**32 - 1), Before():  # small storages take part
-        actual = run(name, Placed("sim:1"))
+        actual = run(name, Placed(D1))
     check(wanted, [t.cpu() for t in actual])
 
 
 def test_forward_mode():
     here = torch.randn(8)
-    x = Placed("sim:1")(here)
+    x = Placed(D1)(here)
     for function in (torch.sin, lambda t: t * t.tanh(), lambda t: t.view(2, 4) @ t.view(4, 2)):
         with forward_ad.dual_level():
             expected = forward_ad.unpack_dual(function(forward_ad.make_dual(here, here * 2)))

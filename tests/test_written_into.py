@@ -5,13 +5,14 @@ import gc
 
 import pytest
 import torch
+from devices import D0, D1, D3, device_module
 from pressure import MiB, on, spill
 from torch import nn
 
 import managed
 from managed import _C, ManagedModule, ManagedTensor
 
-A, B = "sim:0", "sim:1"
+A, B = D0, D1
 
 
 def setitem(index):
@@ -107,7 +108,7 @@ def test_an_ensemble_that_fills_a_buffer():
     for i, model in enumerate(models):
         filled[i] = model(x)
     assert torch.equal(filled.cpu(), plain)
-    assert torch.equal((filled.mean(0) + on(x[:, :2], "sim:3")).cpu(), plain.mean(0) + x[:, :2])
+    assert torch.equal((filled.mean(0) + on(x[:, :2], D3)).cpu(), plain.mean(0) + x[:, :2])
 
 
 def test_what_plain_tensors_are_written_into_stays_plain():
@@ -141,8 +142,8 @@ def test_a_plain_module_with_managed_gradients_can_be_moved(to, swap):
 
 
 def test_the_budget_counts_what_was_written_into():
-    room = torch.sim.memory_allocated(0) + 10 * MiB
-    with managed.budget("sim:0", room):
+    room = device_module.memory_allocated(0) + 10 * MiB
+    with managed.budget(D0, room):
         out = torch.empty(4, MiB // 4, device=A)
         for i in range(4):
             out[i] = on(torch.full((MiB // 4,), float(i)), A)

@@ -1,4 +1,4 @@
-"""Where the operands of a sweep go: all on one simulated device, or scattered.
+"""Where the operands of a sweep go: all on one device, or scattered.
 
 A placement takes CPU operands and gives copies on its devices; the copies keep strides,
 `requires_grad` and the leaf property. It also states what must hold for the results.
@@ -7,11 +7,12 @@ A placement takes CPU operands and gives copies on its devices; the copies keep 
 import random
 
 import torch
+from devices import ON_CUDA, device_name
 from torch.utils._pytree import tree_map
 
 import managed
 
-ACCELERATORS = ("sim:0", "sim:1", "sim:2")
+ACCELERATORS = tuple(map(device_name, range(4 if ON_CUDA else 3)))
 
 
 def copied(tree):
@@ -28,7 +29,7 @@ def _names_the_cpu(x):
 
 
 class OnDevice:
-    """Plain tensors, all on one simulated device: what a port of torch would do."""
+    """Plain tensors, all on one device: what a port of torch would do."""
 
     gradient_form = True
     uses = 1

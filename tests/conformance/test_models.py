@@ -8,6 +8,7 @@ import random
 
 import pytest
 import torch
+from devices import D1
 
 from .compare import difference, tensors
 from .models import MODELS, make
@@ -78,9 +79,9 @@ def test_attention_fast_path():
     """
     torch.set_num_threads(2)
     net = torch.nn.MultiheadAttention(16, 4, batch_first=True).eval()
-    there = scatter(copy.deepcopy(net), lambda: "sim:1", finish=lambda t: t)
+    there = scatter(copy.deepcopy(net), lambda: D1, finish=lambda t: t)
     x = torch.randn(2, 5, 16)
-    y = x.to("sim:1")
+    y = x.to(D1)
     with torch.no_grad():
         expected = net(x, x, x, need_weights=False)
         assert not difference(expected, there(y, y, y, need_weights=False))

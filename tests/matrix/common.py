@@ -4,13 +4,14 @@ import copy
 
 import torch
 from conformance.compare import difference, tensors
+from devices import D0, D1, D2
 
 import managed
 from managed import ManagedModule, ManagedTensor
 
 __all__ = ["Place", "managed_on", "same"]
 
-DEVICES = {"one": ("sim:1",), "mixed": ("sim:0", "cpu", "sim:2", "sim:1")}
+DEVICES = {"one": (D1,), "mixed": (D0, "cpu", D2, D1)}
 
 
 def managed_on(t, device):

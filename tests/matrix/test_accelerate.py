@@ -11,6 +11,7 @@ import torch
 from accelerate import Accelerator, cpu_offload, dispatch_model
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module, remove_hook_from_submodules
 from accelerate.utils import find_executable_batch_size
+from devices import D0, D1, D2, D3, device_module
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -42,8 +43,8 @@ def test_dispatch_model(model, before):
         if before != "cpu"
         else ManagedModule.from_module(copy.deepcopy(model))
     )
-    parts = {"0": "sim:0", "1": "sim:1", "2": "sim:1", "3": "sim:2"}
-    net = dispatch_model(net, parts, main_device="sim:0")
+    parts = {"0": D0, "1": D1, "2": D1, "3": D2}
+    net = dispatch_model(net, parts, main_device=D0)
     assert difference(gradients(model), gradients(net)) is None
     for name, p in net.named_parameters():
         assert str(p.device) == str(p.grad.device) == parts[name[0]]
@@ -57,7 +58,7 @@ def test_cpu_offload(model, place):
     expected = model.eval()(X).detach()
     net = place.module(model)
     homes = [p.device for p in net.parameters()]
-    cpu_offload(net, torch.device("sim:1"))
+    cpu_offload(net, torch.device(D1))
     with torch.no_grad():
         assert torch.equal(net(X).cpu(), expected)
     assert all(p.is_meta for p in net.parameters())
@@ -72,12 +73,12 @@ def test_cpu_offload(model, place):
 def test_align_devices_hook(model, place):
     net = place.module(model)
     for layer in net:
-        add_hook_to_module(layer, AlignDevicesHook("sim:2", io_same_device=True))
+        add_hook_to_module(layer, AlignDevicesHook(D2, io_same_device=True))
     expected = model(X).detach()
     y = net(X)
     assert y.is_cpu
     assert torch.equal(y, expected)
-    assert {str(t.device) for t in (*net.parameters(), *net.buffers())} == {"sim:2"}
+    assert {str(t.device) for t in (*net.parameters(), *net.buffers())} == {D2}
     assert all(isinstance(t, ManagedTensor) for t in (*net.parameters(), *net.buffers()))
 
 
@@ -120,21 +121,21 @@ def test_prepare(model, place, moves):
 )
 def test_find_executable_batch_size():
     gc.collect()
-    free, capacity = torch.sim.mem_get_info("sim:3")
+    free, capacity = device_module.mem_get_info(D3)
     row = 1024
-    torch.sim.set_capacity(capacity - free + 64 * row, "sim:3")
+    device_module.set_capacity(capacity - free + 64 * row, D3)
     asked = []
 
     @find_executable_batch_size(starting_batch_size=64)
     def run(rows):
         asked.append(rows)
-        x = managed_on(torch.zeros(rows, row, dtype=torch.int8), "sim:3")
+        x = managed_on(torch.zeros(rows, row, dtype=torch.int8), D3)
         return len(x * 1)  # twice the bytes
 
     try:
         rows = run()
     finally:
-        torch.sim.set_capacity(capacity, "sim:3")
+        device_module.set_capacity(capacity, D3)
     assert asked[0] == 64
     assert asked == sorted(asked, reverse=True)
     assert 1 <= asked[-1] == rows <= 32 < asked[-2]

@@ -8,6 +8,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from devices import device_name
 from torch import nn
 from torch.autograd import forward_ad
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
@@ -284,7 +285,7 @@ def test_function_under_transforms(place):
     note="bring its operands together inside",
 )
 def test_function_under_gradient_transforms():
-    x, w = (managed_on(t, f"sim:{i}") for i, t in enumerate(randoms((4,), (4,))))
+    x, w = (managed_on(t, device_name(i)) for i, t in enumerate(randoms((4,), (4,))))
     with pytest.raises(NotImplementedError, match="bring their operands to one device"):
         torch.func.grad(lambda x, w: Cube.apply(x, w).sum(), (0, 1))(x, w)
 

@@ -7,6 +7,7 @@ import copy
 
 import pytest
 import torch
+from devices import D1
 from torch import nn
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import (
@@ -70,7 +71,7 @@ def test_averages(place, options):
     expected = tensors_of(follow(plain, **options))
     found = tensors_of(average)
     assert difference(expected, [t.cpu() for t in found]) is None
-    assert place.name != "one" or {str(t.device) for t in found} == {"sim:1"}
+    assert place.name != "one" or {str(t.device) for t in found} == {D1}
     assert all(isinstance(t, ManagedTensor) for t in found)
 
 
@@ -81,7 +82,7 @@ def test_averages(place, options):
 def test_the_default_average_is_that_of_plain_torch_on_the_same_device(place):
     plain = model()
     found = [t.cpu() for t in tensors_of(follow(place.module(plain)))]
-    there = follow(plain.to("sim:1"), [batch.to("sim:1") for batch in BATCHES])
+    there = follow(plain.to(D1), [batch.to(D1) for batch in BATCHES])
     for p, q in zip(tensors_of(there), found, strict=True):
         torch.testing.assert_close(p.cpu(), q, rtol=0, atol=0 if place.name == "one" else 1e-6)
 

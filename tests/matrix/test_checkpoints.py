@@ -10,6 +10,7 @@ import torch
 import transformers
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from conformance.compare import difference
+from devices import D0, device_module
 from safetensors.torch import load_model, save_model
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
@@ -24,10 +25,10 @@ ROWS = [{"input_ids": row, "labels": row} for row in WORDS]
 @pytest.fixture
 def budget():
     """Sets how much sim:0 may use beyond what was there before the test."""
-    budgets, before = [], torch.sim.memory_allocated(0)
+    budgets, before = [], device_module.memory_allocated(0)
 
     def use(size):
-        budgets.append(managed.budget("sim:0", before + int(size)))
+        budgets.append(managed.budget(D0, before + int(size)))
 
     yield use
     for used in reversed(budgets):
@@ -49,7 +50,7 @@ def on_simulated_devices(monkeypatch):
     """accelerate reads the device for its Trainer from the environment, once."""
     transformers.logging.disable_progress_bar()
     states = AcceleratorState, GradientState, PartialState
-    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "sim:0")
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", D0)
     for state in states:
         state._reset_state()
     yield
@@ -84,23 +85,23 @@ def fit(net, folder, steps, resume=None):
 )
 @pytest.mark.parametrize("fraction", [1.0, 0.6, 0.4])
 def test_trainer(on_simulated_devices, budget, fraction, tmp_path):
-    torch.sim.reset_peak_memory_stats(0)
-    before = torch.sim.memory_allocated(0)
+    device_module.reset_peak_memory_stats(0)
+    before = device_module.memory_allocated(0)
     expected = fit(ManagedModule.from_module(gpt2()), tmp_path / "whole", 4)
-    budget(fraction * (torch.sim.max_memory_allocated(0) - before))
+    budget(fraction * (device_module.max_memory_allocated(0) - before))
     net = ManagedModule.from_module(gpt2())
     assert difference(expected[0][:2], fit(net, tmp_path / "parts", 2)[0]) is None
     again = ManagedModule.from_module(gpt2(seed=2))
     found = fit(again, tmp_path / "parts", 4, resume=str(tmp_path / "parts" / "checkpoint-2"))
     assert difference(expected, found) is None
-    assert {p.device for p in again.parameters()} == {torch.device("sim:0")}
+    assert {p.device for p in again.parameters()} == {torch.device(D0)}
 
 
 @pytest.mark.row("save_pretrained", note="Of a model that its device has no room for")
 @pytest.mark.row("safetensors, save_model and load_model", note="Nothing comes home to be saved")
 def test_a_model_without_room(budget, tmp_path):
     plain = gpt2()
-    net = ManagedModule.from_module(copy.deepcopy(plain)).to("sim:0")
+    net = ManagedModule.from_module(copy.deepcopy(plain)).to(D0)
     size = sum(p.nbytes for p in net.parameters())
     budget(size / 3)
     away = [_C.is_spilled(p) for p in net.parameters()]
@@ -111,7 +112,7 @@ def test_a_model_without_room(budget, tmp_path):
     again = GPT2LMHeadModel.from_pretrained(tmp_path)
     assert difference(dict(plain.state_dict()), dict(again.state_dict())) is None
     assert again.lm_head.weight is again.transformer.wte.weight
-    other = ManagedModule.from_module(gpt2(seed=2)).to("sim:0")
+    other = ManagedModule.from_module(gpt2(seed=2)).to(D0)
     load_model(other, str(tmp_path / "model"))
     found = {k: t.cpu() for k, t in other.state_dict().items()}
     assert difference(dict(plain.state_dict()), found) is None
@@ -123,14 +124,14 @@ def test_a_model_without_room(budget, tmp_path):
 )
 def test_loading_where_room_is_short(budget, tmp_path):
     plain = nn.ModuleList(nn.Linear(128, 128) for _ in range(8))
-    net = ManagedModule.from_module(copy.deepcopy(plain)).to("sim:0")
+    net = ManagedModule.from_module(copy.deepcopy(plain)).to(D0)
     torch.save(net.state_dict(), tmp_path / "state")
     torch.save(net.state_dict(), tmp_path / "old", _use_new_zipfile_serialization=False)
     budget(4 * 2**16)
     for file in ("state", "old"):
-        for where in (None, "sim:0"):
+        for where in (None, D0):
             found = torch.load(tmp_path / file, map_location=where)
-            assert {t.device for t in found.values()} == {torch.device("sim:0")}
+            assert {t.device for t in found.values()} == {torch.device(D0)}
             kinds = {k: isinstance(t, ManagedTensor) for k, t in found.items()}
             assert kinds == {k: "weight" in k for k in found}
             net.load_state_dict(found)

@@ -7,6 +7,7 @@ import copy
 
 import pytest
 import torch
+from devices import D1, D3
 from pressure import PRESSURES, moved, pressed
 from torch import nn
 from torch._subclasses import FakeTensor, FakeTensorMode
@@ -73,7 +74,7 @@ def placed(where):
     note="where devices meet, and on simulated devices, the graph runs operator by operator",
 )
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("where", ["cpu", "sim:1", "mixed"])
+@pytest.mark.parametrize("where", ["cpu", D1, "mixed"])
 def test_compile(backend, where):
     operands, place = leaves(), placed(where)
     there = place(*operands)
@@ -94,7 +95,7 @@ def test_compile(backend, where):
 
 
 @pytest.mark.row("torch.compile, backend inductor", note="training a module with an optimizer")
-@pytest.mark.parametrize("where", ["cpu", "sim:1", "mixed"])
+@pytest.mark.parametrize("where", ["cpu", D1, "mixed"])
 def test_compiled_training(where):
     net, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(5, 4)
     place = placed(where)
@@ -116,7 +117,7 @@ def test_compiled_training(where):
 
 @pytest.mark.row("torch.compile, backend inductor, under memory pressure")
 @pytest.mark.parametrize("pressure", PRESSURES)
-@pytest.mark.parametrize("where", ["sim:1", "mixed"])
+@pytest.mark.parametrize("where", [D1, "mixed"])
 def test_compiled_training_under_pressure(where, pressure):
     """It compiles while storages leave, and trains bit by bit as with room."""
     layers = (m for _ in range(6) for m in (nn.Linear(16, 16), nn.Tanh()))
@@ -183,7 +184,7 @@ def test_compiled_parts(backend):
 
     def step():
         there.zero_grad()
-        there(managed_on(x, "sim:3")).pow(2).sum().backward()
+        there(managed_on(x, D3)).pow(2).sum().backward()
 
     steady(step)
     place.same_gradients(net, there)
@@ -215,12 +216,12 @@ def test_plain_compile():
     torch.compile(torch.matmul)(*there)
     torch._dynamo.reset()
     with pytest.raises(RuntimeError, match=r"(?i)same device|mismatch|different devices"):
-        torch.compile(torch.matmul)(x.to("sim:1"), w)
+        torch.compile(torch.matmul)(x.to(D1), w)
 
 
 @pytest.mark.row("torch.export")
 @pytest.mark.parametrize("strict", [False, True], ids=["not strict", "strict"])
-@pytest.mark.parametrize("where", ["cpu", "sim:1", "mixed"])
+@pytest.mark.parametrize("where", ["cpu", D1, "mixed"])
 def test_export(where, strict):
     net, x = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU()).eval(), torch.randn(5, 4)
     place = placed(where)

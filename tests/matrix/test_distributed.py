@@ -4,6 +4,7 @@ Two processes over gloo.
 """
 
 import pytest
+from devices import D1
 from pressure import PRESSURES
 
 from .children import spawn
@@ -126,7 +127,7 @@ def test_checkpoint(ranks):
     for found in ranks:
         expected, loaded, homes = found["checkpoint"]
         assert difference(expected, loaded) is None
-        assert homes == ["sim:1"] * 2
+        assert homes == [D1] * 2
 
 
 @pytest.mark.row(

@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 import torch
+from devices import D1, D2, device_module
 from pressure import half_of
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -74,7 +75,7 @@ def test_fno(place):
 @pytest.mark.not_under_torture("all spills, whatever the budget")
 def test_fno_on_half_of_the_memory():
     expected = operate(fno())
-    with half_of(lambda: operate(ManagedModule.from_module(fno()).cuda(1), "sim:1")):
+    with half_of(lambda: operate(ManagedModule.from_module(fno()).cuda(1), D1)):
         assert difference(expected, operate(ManagedModule.from_module(fno()).cuda(1))) is None
 
 
@@ -131,7 +132,7 @@ def test_a_lightning_module_is_dispersed():
     expected = network()
     assert torch.equal(net.layers(X).cpu(), expected.layers(X))
     assert net.cpu().device == torch.device("cpu")
-    assert net.to("sim:2").device == torch.device("sim:2")
+    assert net.to(D2).device == torch.device(D2)
 
 
 PLACES = {"one": lambda net: net.cuda(1), "disperse": lambda net: net.cuda(disperse=True)}
@@ -177,7 +178,7 @@ def test_a_resumed_lightning_draws_on(tmp_path):
         callbacks = [integrations.lightning_generator(), saving]
         strategy = integrations.lightning_strategy()
         options = {"enable_checkpointing": True, "callbacks": callbacks, "strategy": strategy}
-        return fit(net, tmp_path, 6, resume, **options), torch.sim.get_rng_state(0)
+        return fit(net, tmp_path, 6, resume, **options), device_module.get_rng_state(0)
 
     expected, state = run()
     (checkpoint,) = tmp_path.glob("at-step=3*.ckpt")
@@ -191,7 +192,7 @@ def test_a_resumed_lightning_draws_on(tmp_path):
 
 
 @pytest.mark.row("botorch, `optimize_acqf`", note="Model and bounds on one device, or apart")
-@pytest.mark.parametrize("bounds_on", ["cpu", "sim:1", "sim:2"])
+@pytest.mark.parametrize("bounds_on", ["cpu", D1, D2])
 def test_optimize_acqf(bounds_on):
     library("botorch")
     from botorch.acquisition import LogExpectedImprovement
@@ -212,8 +213,8 @@ def test_optimize_acqf(bounds_on):
         )
 
     expected = optimum(x, y, bounds)
-    there = [managed_on(t, d) for t, d in ((x, "sim:1"), (y, "sim:1"), (bounds, bounds_on))]
-    actual = optimum(*there, lambda model: ManagedModule.from_module(model).to("sim:1"))
+    there = [managed_on(t, d) for t, d in ((x, D1), (y, D1), (bounds, bounds_on))]
+    actual = optimum(*there, lambda model: ManagedModule.from_module(model).to(D1))
     for wanted, got in zip(expected, actual, strict=True):
         assert torch.equal(wanted, got.cpu())
 
@@ -236,7 +237,7 @@ class Field(nn.Module):
 )
 @pytest.mark.parametrize("function", ["odeint", "odeint_adjoint"])
 @pytest.mark.parametrize("method", ["dopri5", "rk4"])
-@pytest.mark.parametrize(("model_on", "state_on"), [("sim:1", "sim:2"), ("sim:1", "cpu")])
+@pytest.mark.parametrize(("model_on", "state_on"), [(D1, D2), (D1, "cpu")])
 def test_odeint(function, method, model_on, state_on):
     solve = getattr(library("torchdiffeq"), function)
     torch.manual_seed(0)

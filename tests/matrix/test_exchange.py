@@ -10,6 +10,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from devices import D1, D3
 from torch import nn
 from torch.utils.data import default_collate
 
@@ -30,7 +31,7 @@ def test_numpy():
 
 @pytest.mark.row("numpy() of a simulated device", "refused: TypeError", note="use .cpu().numpy()")
 def test_numpy_of_a_device():
-    x = managed_on(torch.randn(3), "sim:1")
+    x = managed_on(torch.randn(3), D1)
     for convert in (lambda: x.numpy(), lambda: np.asarray(x)):
         with pytest.raises(TypeError, match=r"Tensor.cpu\(\)"):
             convert()
@@ -65,7 +66,7 @@ def test_dlpack():
     "DLPack of a simulated device", "refused: ValueError", note="NumPy says RuntimeError"
 )
 def test_dlpack_of_a_device():
-    x = managed_on(torch.randn(3), "sim:1")
+    x = managed_on(torch.randn(3), D1)
     for take in (torch.from_dlpack, np.from_dlpack):
         with pytest.raises(
             (ValueError, RuntimeError), match=r"Unknown device type|Unsupported device"
@@ -80,10 +81,10 @@ def test_printing():
         there = managed_on(x, "cpu")
         assert repr(make(there)) == repr(make(x))
         assert str(make(there)) == str(make(x))
-        there, plain = managed_on(x, "sim:1"), x.detach().to("sim:1").requires_grad_()
+        there, plain = managed_on(x, D1), x.detach().to(D1).requires_grad_()
         assert repr(make(there)) == repr(make(plain))
-        assert "device='sim:1'" in repr(make(there))
-    assert f"{managed_on(torch.tensor(1.5), 'sim:1'):.2f}" == "1.50"
+        assert f"device='{D1}'" in repr(make(there))
+    assert f"{managed_on(torch.tensor(1.5), '{D1}'):.2f}" == "1.50"
     for big in (torch.randn(2000), torch.randn(2, dtype=torch.complex64), torch.tensor([True])):
         assert repr(managed_on(big, "cpu")) == repr(big)
 
@@ -142,7 +143,7 @@ def test_save_and_load(place):
     there = {k: place(t) for k, t in tensors.items()} | {"nested": [place(torch.ones(2))]}
     file = io.BytesIO()
     torch.save(there, file)
-    for arguments in ({}, {"map_location": "cpu"}, {"map_location": "sim:3"}):
+    for arguments in ({}, {"map_location": "cpu"}, {"map_location": D3}):
         file.seek(0)
         back = torch.load(file, weights_only=True, **arguments)
         for k, t in tensors.items():

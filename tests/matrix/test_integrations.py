@@ -11,6 +11,7 @@ import torch
 import transformers
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from devices import D0, D1, device_module
 from pressure import half_of
 from torch.utils.data import DataLoader
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
@@ -42,7 +43,7 @@ def gpt2(dropout=0.0):
 
 
 PLACES = {
-    "one": lambda net: net.to("sim:1"),
+    "one": lambda net: net.to(D1),
     "disperse": lambda net: net.cuda(disperse=True),
 }
 
@@ -108,7 +109,7 @@ def test_half_of_the_memory(program, tmp_path):
     with half_of(lambda: run(placed("one"), tmp_path)):
         net = placed("one")
         assert difference(expected, run(net, tmp_path)) is None
-        assert {str(p.device) for p in net.parameters()} == {"sim:1"}
+        assert {str(p.device) for p in net.parameters()} == {D1}
 
 
 @pytest.mark.row(
@@ -117,10 +118,10 @@ def test_half_of_the_memory(program, tmp_path):
 )
 def test_a_resumed_trainer_draws_on(tmp_path):
     def run(folder, **options):
-        net = ManagedModule.from_module(gpt2(dropout=0.3)).to("sim:0")
+        net = ManagedModule.from_module(gpt2(dropout=0.3)).to(D0)
         callbacks = [integrations.trainer_generator()]
         result = fit(integrations.stay(net), folder, 4, callbacks=callbacks, **options)
-        return result, torch.sim.get_rng_state(0)
+        return result, device_module.get_rng_state(0)
 
     saving = {"save_strategy": "steps", "save_steps": 2}
     (_, expected), state = run(tmp_path, **saving)
@@ -140,6 +141,6 @@ def test_a_model_on_the_cpu_is_left_alone(monkeypatch):
 
 
 def test_staying_twice_is_staying_once():
-    net = integrations.stay(integrations.stay(ManagedModule.from_module(gpt2()).to("sim:1")))
+    net = integrations.stay(integrations.stay(ManagedModule.from_module(gpt2()).to(D1)))
     assert len(net._forward_hooks) == 1
     assert copy.deepcopy(net).hf_device_map == net.hf_device_map

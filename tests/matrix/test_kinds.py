@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from devices import D1
 from torch.masked import masked_tensor
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
@@ -132,7 +133,7 @@ def test_fake_quantization(place):
 @pytest.mark.row("Quantizing on a simulated device", "refused: RuntimeError")
 @pytest.mark.filterwarnings("ignore:.*quant.*:UserWarning")
 def test_quantizing_on_a_device():
-    x = managed_on(torch.randn(4), "sim:1")
+    x = managed_on(torch.randn(4), D1)
     with pytest.raises(RuntimeError, match="quantize on the CPU, or dequantize first"):
         torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)
 
@@ -176,7 +177,7 @@ def test_strided_nested_of_managed():
 @PROTOTYPE
 @pytest.mark.row("Strided nested tensors on a simulated device", "refused: NotImplementedError")
 def test_strided_nested_on_a_device():
-    parts = [managed_on(torch.rand(n), "sim:1") for n in (2, 3)]
+    parts = [managed_on(torch.rand(n), D1) for n in (2, 3)]
     there = torch.nested.as_nested_tensor(parts)
     with pytest.raises(NotImplementedError, match=r"nested tensor.*layout=torch\.jagged"):
         there * 2

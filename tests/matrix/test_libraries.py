@@ -9,6 +9,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from devices import D0, D1, D2
 from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model, save_file, save_model
 from sklearn.base import clone
@@ -38,12 +39,12 @@ EDGES = torch.tensor([[0, 1, 2, 3, 4, 5, 0, 2], [1, 2, 3, 4, 5, 0, 3, 5]])
 
 @pytest.mark.row("PyTorch Geometric, message passing", note="GCNConv, SAGEConv, GATConv")
 @pytest.mark.parametrize("layer", [GCNConv, SAGEConv, GATConv])
-@pytest.mark.parametrize("edges_on", ["cpu", "sim:0", "sim:2"])
+@pytest.mark.parametrize("edges_on", ["cpu", D0, D2])
 def test_message_passing(place, layer, edges_on):
     conv = layer(4, 3)
     net = place.module(conv)
     x = X.clone().requires_grad_()
-    there, edges = managed_on(x, "sim:1"), managed_on(EDGES, edges_on)
+    there, edges = managed_on(x, D1), managed_on(EDGES, edges_on)
     y, z = conv(x, EDGES), net(there, edges)
     same(y, z)
     y.square().sum().backward()
@@ -55,8 +56,8 @@ def test_message_passing(place, layer, edges_on):
 def test_data(place):
     graphs = [Data(x=X + i, edge_index=EDGES) for i in range(2)]
     there = [Data(*place(g.x, g.edge_index)) for g in graphs]
-    moved = there[0].to("sim:2")
-    assert str(moved.x.device) == str(moved.edge_index.device) == "sim:2"
+    moved = there[0].to(D2)
+    assert str(moved.x.device) == str(moved.edge_index.device) == D2
     expected = Batch.from_data_list(graphs)
     batch = Batch.from_data_list(there)
     same([expected.x, expected.edge_index], [batch.x, batch.edge_index])
@@ -93,7 +94,7 @@ class Scattered(Net):
 ROWS = np.sin(np.arange(100, dtype=np.float32)).reshape(20, 5)
 LABELS = (ROWS[:, 0] > 0).astype(np.int64)
 # device=None leaves the module where it is.
-CASES = {"cpu": (Net, "cpu"), "one": (Net, "sim:1"), "mixed": (Scattered, None)}
+CASES = {"cpu": (Net, "cpu"), "one": (Net, D1), "mixed": (Scattered, None)}
 
 
 def classifier(module, device):
@@ -180,5 +181,5 @@ def test_tensors_in_safetensors(place, tmp_path):
     found = load_file(tmp_path / "file")
     assert difference({"a": X, "b": X * 2}, found) is None
     assert not any(isinstance(t, ManagedTensor) for t in found.values())
-    with pytest.raises(SafetensorError, match="device sim:1 is invalid"):
-        load_file(tmp_path / "file", device="sim:1")
+    with pytest.raises(SafetensorError, match=f"device {D1} is invalid"):
+        load_file(tmp_path / "file", device=D1)

@@ -5,6 +5,7 @@ Parts of torch.nn that keep tensors in a way of their own, or have a fast path.
 
 import pytest
 import torch
+from devices import D0, D1, D2
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune, rnn
 from torch.profiler import ProfilerActivity, profile
@@ -98,7 +99,7 @@ def ran(function):
 
 @profiles
 @pytest.mark.row("Attention, fast path", note="eval and no_grad take it on the CPU and on a device")
-@pytest.mark.parametrize("device", ["cpu", "sim:1"])
+@pytest.mark.parametrize("device", ["cpu", D1])
 def test_attention_fast_path(device):
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
     attention = nn.MultiheadAttention(8, 2, batch_first=True).eval()
@@ -169,13 +170,13 @@ def test_rnn_moves(place, cell):
 
     net, x = Net(), torch.randn(3, 5, 4)
     there = agree(place, net, x)
-    for move in (lambda m: m.cuda(3), lambda m: m.cpu(), lambda m: m.to("sim:0")):
+    for move in (lambda m: m.cuda(3), lambda m: m.cpu(), lambda m: m.to(D0)):
         move(there)
         same([p.data for p in net.cell._flat_weights], [p.data for p in there.cell._flat_weights])
         assert all(
             a is b for a, b in zip(there.cell._flat_weights, there.parameters(), strict=True)
         )
-        same(net(x), there(managed_on(x, "sim:2")))
+        same(net(x), there(managed_on(x, D2)))
 
 
 @pytest.mark.row("RNN, LSTM, GRU", note="packed sequences, lengths on the CPU")

@@ -9,6 +9,7 @@ import copy
 import pytest
 import torch
 import torch.multiprocessing as mp
+from devices import D1
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -18,7 +19,7 @@ from .children import LIMIT, Held, Made, doubled, echo, train
 from .common import managed_on
 
 ROWS = torch.arange(24.0).reshape(8, 3)
-REFUSAL = "tensor on sim:1 cannot be shared with another process"
+REFUSAL = f"tensor on {D1} cannot be shared with another process"
 
 # Forking with threads, as the engine's, is what is shown here; Python 3.12 warns of it.
 START = """
@@ -97,7 +98,7 @@ def test_dataloader_spawn():
     "DataLoader, spawned workers, dataset on simulated devices", "refused: RuntimeError"
 )
 def test_dataloader_spawn_of_simulated_tensors():
-    there = Held(managed_on(ROWS, "sim:1"))
+    there = Held(managed_on(ROWS, D1))
     loader = DataLoader(there, 4, num_workers=1, timeout=LIMIT, multiprocessing_context="spawn")
     with pytest.raises(RuntimeError, match=REFUSAL):
         next(iter(loader))
@@ -110,7 +111,7 @@ def test_dataloader_pin_memory(fork):
         assert isinstance(batch, ManagedTensor)
         assert torch.equal(batch, ROWS)
     with pytest.raises(RuntimeError, match="only dense CPU tensors can be pinned"):
-        next(iter(DataLoader(Held(managed_on(ROWS, "sim:1")), 8, pin_memory=True)))
+        next(iter(DataLoader(Held(managed_on(ROWS, D1)), 8, pin_memory=True)))
     fork(
         """
     options = dict(num_workers=1, timeout=LIMIT, pin_memory=True, multiprocessing_context="fork")
@@ -242,7 +243,7 @@ def test_queues_share_memory(talk):
 @pytest.mark.row("torch.multiprocessing, managed CPU tensors")
 def test_what_a_child_writes_is_seen_on_other_devices(talk):
     x = managed_on(ROWS, "cpu")
-    there = managed_on(ROWS, "sim:1")
+    there = managed_on(ROWS, D1)
     for share in (x.share_memory_, lambda: None):
         share()
         before = x.clone()
@@ -257,7 +258,7 @@ def test_what_a_child_writes_is_seen_on_other_devices(talk):
     note="Raised by the sender, or by the receiver of a queue that sends in a thread",
 )
 def test_simulated_tensors_are_not_shared(talk):
-    x = managed_on(ROWS, "sim:1")
+    x = managed_on(ROWS, D1)
     [told] = talk(x, 1)
     assert REFUSAL in told
     [told] = talk([x.detach()], 1)
@@ -298,5 +299,5 @@ def test_process_pool():
         found = pool.submit(doubled, ROWS.as_subclass(ManagedTensor)).result(LIMIT)
         assert torch.equal(found, ROWS * 2)
         with pytest.raises(RuntimeError, match=REFUSAL):
-            pool.submit(doubled, managed_on(ROWS, "sim:1")).result(LIMIT)
+            pool.submit(doubled, managed_on(ROWS, D1)).result(LIMIT)
         assert torch.equal(pool.submit(doubled, ROWS).result(LIMIT), ROWS * 2)

@@ -6,6 +6,7 @@ What stands around a training step: checkpointing, mixed precision, determinism,
 import pytest
 import torch
 import torch.nn.functional as F
+from devices import DEVICE_TYPE
 from torch import nn
 from torch.optim import swa_utils
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -65,7 +66,7 @@ def test_autocast(place, dtype):
     there, (xs, ys) = place.module(net), place(x, y)
     with torch.autocast("cpu", dtype):
         out = net(x)
-    with torch.autocast("sim", dtype), torch.autocast("cpu", dtype):
+    with torch.autocast(DEVICE_TYPE, dtype), torch.autocast("cpu", dtype):
         result = there(xs)
     assert result.dtype == dtype
     same(out, result)
@@ -79,7 +80,7 @@ def test_grad_scaler(place):
     net, (x, y) = network(), data()
     there, (xs, ys) = place.module(net), place(x, y)
     scales = []
-    for n, a, b, device in ((net, x, y, "cpu"), (there, xs, ys, "sim")):
+    for n, a, b, device in ((net, x, y, "cpu"), (there, xs, ys, DEVICE_TYPE)):
         optimizer = torch.optim.AdamW(n.parameters(), 1e-2)
         scaler = torch.amp.GradScaler(device, init_scale=2.0**10, growth_interval=2)
         for step in range(5):

@@ -1,0 +1,254 @@
+"""Torch's CUDA build on GPUs made of software: programs that know nothing of it."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from fresh import WARNINGS
+
+from managed import virtual_gpu
+
+without_cuda = pytest.mark.skipif(torch.version.cuda is not None, reason="torch has CUDA")
+with_cuda = pytest.mark.skipif(torch.version.cuda is None, reason="needs torch's CUDA build")
+
+BEGIN = """
+import copy, torch
+from torch import nn
+torch.set_num_threads(1)
+
+
+def train(make, x, optimizer=torch.optim.AdamW, **options):
+    '''Four steps on the CPU and on a virtual GPU, from the same seed: the same bits.'''
+    torch.manual_seed(0)
+    here = make()
+    there = copy.deepcopy(here).to("cuda:1")
+    told = []
+    for net, device in ((here, "cpu"), (there, "cuda:1")):
+        torch.manual_seed(3)
+        steps, losses = optimizer(net.parameters(), lr=0.01, **options), []
+        for _ in range(4):
+            steps.zero_grad()
+            out = net(x.to(device))
+            loss = (out[0] if isinstance(out, tuple) else out).square().mean()
+            loss.backward()
+            steps.step()
+            losses.append(loss.item())
+        told.append((losses, [p.detach().cpu() for p in net.parameters()]))
+    assert all(p.is_cuda for p in there.parameters())
+    assert told[0][0] == told[1][0], told
+    assert all(map(torch.equal, told[0][1], told[1][1]))
+"""
+
+
+def launch(*program, devices="2x1GiB", status=0):
+    command = [sys.executable, *WARNINGS, "-m", "managed.virtual_gpu", "--devices", devices]
+    done = subprocess.run(
+        [*command, *program], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
+def run(code, **keywords):
+    done = launch("-c", BEGIN + textwrap.dedent(code), **keywords)
+    assert done.stderr == "", done.stderr
+    return done.stdout
+
+
+@without_cuda
+def test_a_build_without_cuda_says_what_to_install():
+    done = launch("-c", "pass", status=1)
+    assert "built without CUDA" in done.stderr
+    assert "Install" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("devices", "says"),
+    [
+        ("many", "is no size"),
+        ("9x1GiB", "1 to 8 virtual GPUs, not 9"),
+        ("0x1GiB", "1 to 8 virtual GPUs, not 0"),
+        ("2x1MiB", "at least 128 MiB"),
+    ],
+)
+def test_devices_that_make_no_sense(devices, says):
+    with pytest.raises(ValueError, match=says):
+        virtual_gpu.sizes(devices)
+
+
+def test_devices_by_number_or_one_by_one():
+    assert virtual_gpu.sizes("2x1GiB") == virtual_gpu.sizes("1GiB,1GiB") == [2**30] * 2
+    assert virtual_gpu.sizes("1GiB,512MiB") == [2**30, 2**29]
+
+
+@with_cuda
+def test_a_script_with_its_arguments(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, torch\n"
+        "x = torch.ones(3, device='cuda')\n"
+        "print(__name__, sys.argv[1:], x.is_cuda, torch.cuda.device_count(), (x + 1).tolist())\n"
+        "print(torch.cuda.mem_get_info(1)[1])\n"
+    )
+    done = launch(str(script), "--lr", "3", devices="1GiB,2GiB")
+    assert done.stdout == f"__main__ ['--lr', '3'] True 2 [2.0, 2.0, 2.0]\n{2**31}\n"
+    assert done.stderr == ""
+
+
+OPTIMIZERS = ("foreach=True", "foreach=False", "fused=True", "foreach=True, amsgrad=True")
+
+
+@with_cuda
+def test_models_train_to_the_same_bits():
+    run(f"""
+        x = torch.randn(16, 8)
+        net = lambda: nn.Sequential(
+            nn.Linear(8, 32), nn.GELU(), nn.LayerNorm(32), nn.Dropout(0.3), nn.Linear(32, 2)
+        )
+        for options in {[f"dict({o})" for o in OPTIMIZERS]}:
+            train(net, x, **eval(options))
+        for optimizer in (torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adam):
+            train(net, x, optimizer)
+        train(lambda: nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 4, 3)
+        ), torch.randn(2, 3, 12, 12))
+        train(lambda: nn.LSTM(4, 8, 2), torch.randn(5, 2, 4))
+        train(lambda: nn.GRU(4, 8, 2), torch.randn(5, 2, 4))
+        train(lambda: nn.TransformerEncoderLayer(16, 2, 32), torch.randn(5, 2, 16))
+    """)
+
+
+@with_cuda
+def test_attention_is_the_cpus():
+    run("""
+        attend = nn.functional.scaled_dot_product_attention
+        for shape in ((2, 3, 5, 8), (3, 5, 8)):
+            for mask, causal in ((None, False), (None, True), (torch.rand(5, 5) > 0.3, False)):
+                q = torch.randn(shape, requires_grad=True)
+                g = q.detach().cuda().requires_grad_()
+                a = attend(q, q, q, mask, is_causal=causal)
+                b = attend(g, g, g, mask if mask is None else mask.cuda(), is_causal=causal)
+                a.sum().backward()
+                b.sum().backward()
+                assert torch.equal(a, b.cpu()) and torch.equal(q.grad, g.grad.cpu())
+    """)
+
+
+@with_cuda
+def test_random_numbers_are_the_cpus_and_their_state_is_cudas():
+    run("""
+        def draws(device):
+            torch.manual_seed(5)
+            sizes = (3, 7, 1, 1000, 3)
+            return [f(n, device=device).cpu() for n in sizes for f in (torch.randn, torch.rand)]
+        assert all(map(torch.equal, draws("cpu"), draws("cuda")))
+        state = torch.cuda.get_rng_state()
+        expected = torch.randn(3, device="cuda"), torch.rand(700, device="cuda")
+        torch.cuda.manual_seed_all(9)
+        for _ in range(40):  # more places than are kept
+            torch.rand(5, device="cuda")
+        torch.cuda.set_rng_state(state)
+        again = torch.randn(3, device="cuda"), torch.rand(700, device="cuda")
+        assert all(map(torch.equal, expected, again))
+        a, b = torch.Generator("cuda").manual_seed(1), torch.Generator("cuda")
+        b.graphsafe_set_state(a.graphsafe_get_state())
+        mixed = [torch.rand(4, generator=g, device="cuda").cpu() for g in (a, b, a)]
+        expected = torch.rand(12, generator=torch.Generator().manual_seed(1))
+        assert torch.equal(torch.cat(mixed), expected)
+    """)
+
+
+@with_cuda
+def test_copies_of_any_layout():
+    run("""
+        x = torch.arange(24.0).view(2, 3, 4)
+        there = x.to("cuda:1")
+        assert torch.equal(there.permute(2, 0, 1).contiguous().cpu(), x.permute(2, 0, 1))
+        assert torch.equal(there.mT.to("cuda:0", torch.float64).cpu(), x.mT.double())
+        y = torch.zeros(4, 3, 2, device="cuda:0")
+        y.permute(2, 1, 0).copy_(there)
+        assert torch.equal(y.cpu(), x.permute(2, 1, 0))
+        y[::2] = x.permute(2, 1, 0)[::2] + 1
+        assert y[2, 1, 1].item() == x[1, 1, 2] + 1
+        z = torch.view_as_complex(x.view(6, 2, 2))
+        assert torch.equal(z.cuda().conj().cpu(), z.conj())
+        grown = torch.add(there, 1, out=torch.empty(0, device="cuda:1"))
+        assert torch.equal(grown.cpu(), x + 1)
+    """)
+
+
+@with_cuda
+def test_what_has_no_way_is_refused():
+    run("""
+        def refused(function, *words):
+            try:
+                function()
+            except RuntimeError as error:
+                assert all(word in str(error) for word in words), error
+            else:
+                raise AssertionError("it ran")
+        x = torch.ones(3, device="cuda")
+        dropout = torch.ops.aten._fused_dropout
+        refused(lambda: dropout(x, 0.5), "aten::_fused_dropout cannot run on virtual GPUs")
+    """)
+
+
+@with_cuda
+def test_compiled_kernels_are_refused():
+    done = launch("-c", "import torch; torch.cuda._sleep(1)", status=1)
+    assert "code for a real GPU and cannot run here" in done.stderr
+
+
+@with_cuda
+def test_a_derivative_that_asks_for_cuda_is_the_cpus():
+    run("""
+        x = torch.randn(8, 9, 10, requires_grad=True)
+        y = x.detach().cuda().requires_grad_()
+        for t in (x, y):
+            (g,) = torch.autograd.grad(
+                torch.renorm(t, 2, 1, 0.5).square().sum(), t, create_graph=True
+            )
+            g.square().sum().backward()
+        assert torch.equal(x.grad, y.grad.cpu())
+    """)
+
+
+@with_cuda
+def test_streams_and_memory_are_torchs():
+    run("""
+        x = torch.ones(1 << 20, device="cuda")
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            y = x * 2
+            host = torch.empty(1 << 20).pin_memory()
+            host.copy_(y, non_blocking=True)
+        x.record_stream(side)
+        side.synchronize()
+        assert host.sum().item() == 2 << 20
+        assert torch.cuda.memory_allocated() == 8 << 20
+        del x, y
+        assert torch.cuda.memory_allocated() == 0
+    """)
+
+
+@with_cuda
+def test_a_device_is_as_large_as_was_said():
+    code = "import torch; torch.empty(2 << 30, dtype=torch.uint8, device='cuda:1')"
+    assert "CUDA out of memory" in launch("-c", code, devices="4GiB,1GiB", status=1).stderr
+
+
+@with_cuda
+def test_workers_find_virtual_gpus_too(tmp_path):
+    script = tmp_path / "spawn.py"
+    script.write_text(
+        "import torch, torch.multiprocessing as mp\n"
+        "def work(rank):\n"
+        "    assert (torch.ones(2, device=f'cuda:{rank}') + rank).tolist() == [1.0 + rank] * 2\n"
+        "if __name__ == '__main__':\n"
+        "    mp.spawn(work, nprocs=2)\n"
+    )
+    assert launch(str(script)).stderr == ""
