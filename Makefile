@@ -17,13 +17,13 @@ PIP := $(BIN)/pip -qq --disable-pip-version-check
 export MAX_JOBS := $(JOBS)
 export MANAGED_WERROR ?= 1
 
-.PHONY: help build demo test ctest asan tsan valgrind conformance torture stress asan-python tsan-python bench docs compat ecosystem gpu lint wheel clean
+.PHONY: help build demo test ctest asan tsan valgrind conformance torture stress asan-python tsan-python bench docs compat ecosystem gpu lint wheel clean virtual-gpu virtual-gpu-slice virtual-gpu-build
 .PRECIOUS: .venv-compat-%/.torch .venv-compat-%/.test # made on the way, kept
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo | test | build | ctest | asan | tsan | valgrind | conformance | bench"
-	@echo "     torture | stress | asan-python | tsan-python | docs | lint | wheel | compat | ecosystem | gpu | clean"
+	@echo "     torture | stress | asan-python | tsan-python | docs | lint | wheel | compat | ecosystem | gpu | virtual-gpu | clean"
 
 # ---- environment
 
@@ -161,6 +161,34 @@ compat: $(COMPAT:%=compat-%)
 compat-%: .venv-compat-%/.test
 	MANAGED_REQUIRE_CUDA=1 .venv-compat-$*/bin/pip install -qq --no-deps --no-build-isolation --force-reinstall .
 	cd tests && ../.venv-compat-$*/bin/python $(PYTEST) -m "not conformance" --rootdir=.. -c ../pyproject.toml . $(PYTEST_FLAGS)
+
+# ---- a GPU made of software
+
+# The newest CUDA build of torch that the index gives, in an environment of its own. The package is built in a folder of
+# its own too, so that the tree keeps what it was built for.
+VIRTUAL_GPU := .venv-virtual-gpu
+$(VIRTUAL_GPU)/.torch:
+	$(PYTHON) -m venv $(VIRTUAL_GPU)
+	$(VIRTUAL_GPU)/bin/pip install -qq --upgrade pip "setuptools>=77" wheel ninja numpy
+	PIP_CONSTRAINT= $(VIRTUAL_GPU)/bin/pip install -qq torch
+	$(VIRTUAL_GPU)/bin/python -c "import torch; assert torch.version.cuda, f'torch {torch.__version__} is built without CUDA'"
+	@touch $@
+
+$(VIRTUAL_GPU)/.test: pyproject.toml $(VIRTUAL_GPU)/.torch
+	$(VIRTUAL_GPU)/bin/python -c "import torch; print(f'torch=={torch.__version__}')" > $(VIRTUAL_GPU)/constraint.txt
+	cuda=$$($(VIRTUAL_GPU)/bin/python -c "import torch; print(torch.version.cuda)") && $(VIRTUAL_GPU)/bin/pip install -qq "nvidia-cuda-crt==$$cuda.*"
+	MANAGED_ONLY=none PIP_CONSTRAINT= $(VIRTUAL_GPU)/bin/pip install -qq --no-build-isolation --constraint $(VIRTUAL_GPU)/constraint.txt ".[test]"
+	$(VIRTUAL_GPU)/bin/pip uninstall -qq --yes managed
+	@touch $@
+
+virtual-gpu-build: $(VIRTUAL_GPU)/.test
+	@MANAGED_REQUIRE_CUDA=1 $(VIRTUAL_GPU)/bin/python -W ignore setup.py --quiet build --build-lib build/virtual-gpu
+
+# Everything that speaks of devices, on cuda:0 to cuda:3; the slice is what .ci/run has time for.
+virtual-gpu: virtual-gpu-build
+	@tools/virtual_gpu.sh $(VIRTUAL_GPU)/bin/python all
+virtual-gpu-slice: virtual-gpu-build
+	@tools/virtual_gpu.sh $(VIRTUAL_GPU)/bin/python slice
 
 # On a machine with a GPU, with the torch and the tools that are there; nothing is downloaded.
 gpu:
