@@ -175,7 +175,7 @@ $(VIRTUAL_GPU)/.torch:
 	@touch $@
 
 $(VIRTUAL_GPU)/.test: pyproject.toml $(VIRTUAL_GPU)/.torch
-	$(VIRTUAL_GPU)/bin/python -c "import torch; print(f'torch=={torch.__version__}')" > $(VIRTUAL_GPU)/constraint.txt
+	$(VIRTUAL_GPU)/bin/python -c "import torch; print('torch==' + torch.__version__.split('+')[0])" > $(VIRTUAL_GPU)/constraint.txt
 	cuda=$$($(VIRTUAL_GPU)/bin/python -c "import torch; print(torch.version.cuda)") && $(VIRTUAL_GPU)/bin/pip install -qq "nvidia-cuda-crt==$$cuda.*"
 	MANAGED_ONLY=none PIP_CONSTRAINT= $(VIRTUAL_GPU)/bin/pip install -qq --no-build-isolation --constraint $(VIRTUAL_GPU)/constraint.txt ".[test]"
 	$(VIRTUAL_GPU)/bin/pip uninstall -qq --yes managed

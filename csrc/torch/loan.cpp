@@ -4,6 +4,7 @@
 #include "loan.h"
 
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/object_ptr.h>
 
 #include <unordered_set>
 #include <vector>
