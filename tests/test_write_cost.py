@@ -10,6 +10,7 @@ BEGIN = """
     import ctypes, os, torch, managed
     from managed import _C as C, ManagedTensor
     managed.simulate(devices=2, memory="256MiB")
+    managed.COPY_WARNING = 0
     torch.set_num_threads(1)
     calls = ctypes.PyDLL(os.environ["LD_PRELOAD"])
 
@@ -42,7 +43,7 @@ def test_a_write_locks_nothing_for_the_copies_of_others(run):
     run("""
     for device in ("cpu", "sim:0"):
         for write in (lambda x: x.zero_(), lambda x: x.logit_()):  # typed, and boxed
-            x = on(torch.ones(64), device)
+            x = on(torch.ones(64), device).clone()  # with no plain alias
             alone = counted(lambda: write(x), calls.calls_of_lock)
             a, b = on(torch.ones(8), "sim:0"), on(torch.ones(4, 8), "sim:1")
             a * b  # a copy of a is kept on sim:1

@@ -54,7 +54,7 @@ class Loan {
 
 bool is_written(PyObject* written, Py_ssize_t position) {
   if (written == Py_None) return true;
-  const THPObjectPtr number(PyLong_FromSsize_t(position));
+  THPObjectPtr number(PyLong_FromSsize_t(position));
   const int found = number ? PySequence_Contains(written, number.get()) : -1;
   if (found < 0) throw python_error();
   return found != 0;
@@ -67,7 +67,7 @@ using namespace managed;
 
 PyObject* mgd_torch_call_lent(PyObject* tensors, PyObject* written, PyObject* call, PyObject* args, PyObject* kwargs) {
   return guarded([&]() -> PyObject* {
-    const THPObjectPtr all(PySequence_Fast(tensors, "managed: expected a sequence"));
+    THPObjectPtr all(PySequence_Fast(tensors, "managed: expected a sequence"));
     if (!all) throw python_error();
     const Visit visit; // nothing moves by itself
     Loan loan;

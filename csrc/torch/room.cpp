@@ -53,26 +53,27 @@ c10::DataPtr allocate_on(int device, std::size_t bytes) {
   return c10::GetAllocator(device_of(device).type())->allocate(bytes);
 }
 
-// Memory of the host, or null when there is none. A driver that refuses for another reason says so by an error that is no lack of memory.
-HostMemory* try_allocate_host(std::size_t bytes) {
+// What `allocate` returns, or nothing where there is no memory. A driver that refuses for another reason says so by an error that is no lack of memory.
+template <class Allocate>
+auto or_nothing(const Allocate& allocate) -> decltype(allocate()) {
   constexpr int32_t kNoMemory = 2; // cudaErrorMemoryAllocation
   try {
-    return allocate_host(bytes);
+    return allocate();
   } catch (const c10::AcceleratorError& e) {
     if (e.get_error_code() != kNoMemory) throw;
   } catch (const std::exception&) {
   }
-  return nullptr;
+  return {};
+}
+
+HostMemory* try_allocate_host(std::size_t bytes) {
+  return or_nothing([=] { return allocate_host(bytes); });
 }
 
 // Room on a peer, or nothing when somebody else was faster.
 c10::DataPtr allocate_guest(int device, std::size_t bytes) {
   const AsGuest guest;
-  try {
-    return allocate_on(device, bytes);
-  } catch (const c10::OutOfMemoryError&) {
-    return {};
-  }
+  return or_nothing([=] { return allocate_on(device, bytes); });
 }
 
 void copy_bytes(int to, void* target, int from, const void* source, std::size_t bytes) {
