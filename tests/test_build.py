@@ -71,8 +71,11 @@ def test_wheel_holds_the_package_and_nothing_else(wheel):
         names = [n for n in archive.namelist() if ".dist-info/" not in n]
         (metadata,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
         told = archive.read(metadata).decode()
-    python = {p.name for p in (ROOT / "managed").iterdir() if p.suffix in (".py", ".pyi")}
-    modules = {"_C", "_sim"} | ({"_cuda"} if torch.version.cuda else set())
+    package = ROOT / "managed"
+    python = {str(p.relative_to(package)) for p in package.rglob("*.py*") if p.suffix != ".pyc"}
+    modules = {"_C", "_sim", "_virtual_gpu"}
+    if torch.version.cuda:
+        modules |= {"_cuda", "libvirtual_gpu"}
     assert {n for n in names if not n.endswith(".so")} == {
         f"managed/{n}" for n in python | {"py.typed"}
     }

@@ -209,18 +209,16 @@ static int count_missing(struct mgd_handle *const *handles, size_t n, int64_t mi
 
 static bool is_idle(const struct mgd_handle *h) { return __atomic_load_n(&h->in_use, __ATOMIC_RELAXED) == MGD_ALIVE; }
 
-static bool may_leave(const struct mgd_machine *m, const struct mgd_handle *h) { return is_idle(h) && (!m->may_leave || m->may_leave(h)); }
-
-/* Whether `bytes` that may leave now are on a device. It starts with what is oldest and stops when there are enough, so that it
+/* Whether `bytes` that nobody uses are on a device. It starts with what is oldest and stops when there are enough, so that it
  * looks at about as many as will leave. */
 static bool has_idle(const struct mgd_machine *m, int device, int64_t bytes) {
   const struct mgd_storages *s = &m->devices[device].storages;
   int64_t idle = m->devices[device].by_owner[MGD_REPLICA];
   for (const struct mgd_handle *h = s->guests.oldest; h && idle < bytes; h = h->younger) {
-    idle = may_leave(m, h) ? mgd_about_sum(idle, h->bytes) : idle;
+    idle = is_idle(h) ? mgd_about_sum(idle, h->bytes) : idle;
   }
   for (int32_t i = 0; i < s->ordered && idle < bytes; i++) {
-    idle = may_leave(m, s->order[i]) ? mgd_about_sum(idle, s->order[i]->bytes) : idle;
+    idle = is_idle(s->order[i]) ? mgd_about_sum(idle, s->order[i]->bytes) : idle;
   }
   return idle >= bytes;
 }

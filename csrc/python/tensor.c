@@ -1,5 +1,4 @@
-/* tensor.c: what importing managed adds to torch.Tensor, and nothing else (register_hook, a Python method, is
- * wrapped in managed/_functions.py):
+/* tensor.c: what importing managed adds to torch.Tensor, but for register_hook, a Python method (managed/_functions.py):
  *
  *   __class__               says ManagedTensor for a managed tensor
  *   pin(), unpin(), pinned, unplace(), placed
@@ -16,8 +15,7 @@
  *   set_                    a tensor over a storage that may leave is managed
  *
  * A plain tensor takes one test of a bit and goes on to what torch had there.
- * torch.Tensor refuses setattr for some of these names, so they are put into
- * its own dict, which is what a class statement would have done.
+ * torch.Tensor refuses setattr for some of these names, so they are put into its own dict, which is what a class statement would have done.
  */
 #include "../torch/loan.h"
 #include "../torch/saving.h"

@@ -52,31 +52,6 @@ static void who_is_home_needs_nothing(void) {
   mgd_machine_destroy(m);
 }
 
-static bool nobody_may(const struct mgd_handle *h) {
-  (void)h;
-  return false;
-}
-
-/* Who may not leave makes no room, but may be let go: so wait, and mark nobody as coming home. */
-static void what_owners_refuse_is_no_room(void) {
-  struct mgd_machine *m = new_directory(1);
-  struct mgd_handle *away = open_spilled(m, 1, 8, MGD_HOST), *refused = open_handle(m, 1, 64, 1);
-  const int64_t room[MGD_MAX_DEVICES] = {0, 3};
-  struct plan p;
-  int device = -7;
-  EXPECT_OK(mgd_evict_veto(m, nobody_may));
-  EXPECT(!mgd_handle_use(away, 1));
-  expect_refused(m, &away, 1, room, MGD_E_BUSY, 1);
-  EXPECT_OK(mgd_evict_veto(m, NULL));
-  EXPECT_OK(acquire(m, &away, 1, room, &p, &device));
-  EXPECT_INT(p.n, 2);
-  end_restores(m, &p);
-  put_back(away, 1);
-  close_handle(m, away);
-  close_handle(m, refused);
-  mgd_machine_destroy(m);
-}
-
 static void room_first_and_then_every_restore(void) {
   struct mgd_machine *m = new_directory(2);
   struct mgd_handle *idle = open_handle(m, 1, 64, 0);
@@ -310,7 +285,6 @@ static void nothing_changes_on_the_second_device_either(void) {
 
 int main(void) {
   who_is_home_needs_nothing();
-  what_owners_refuse_is_no_room();
   room_first_and_then_every_restore();
   one_named_twice_counts_once();
   somebody_else_moves_one_of_them();

@@ -84,7 +84,7 @@ def test_printing():
         there, plain = managed_on(x, D1), x.detach().to(D1).requires_grad_()
         assert repr(make(there)) == repr(make(plain))
         assert f"device='{D1}'" in repr(make(there))
-    assert f"{managed_on(torch.tensor(1.5), '{D1}'):.2f}" == "1.50"
+    assert f"{managed_on(torch.tensor(1.5), D1):.2f}" == "1.50"
     for big in (torch.randn(2000), torch.randn(2, dtype=torch.complex64), torch.tensor([True])):
         assert repr(managed_on(big, "cpu")) == repr(big)
 
