@@ -156,18 +156,146 @@ def test_out_of_memory_leaves_all_whole(run):
     """)
 
 
-def test_a_size_that_was_refused_is_freed_the_next_time(run):
-    """The allocator asks for room before it says how much."""
+def test_the_front_forgets_no_function(run):
+    """Each virtual function of torch's allocator; a class without any of its own lacks them all."""
     run("""
-        idle = [made(100) for _ in range(9)]
+        from managed import _cuda
+        functions, forgotten = _cuda.forgotten(False)
+        assert functions > 45 and not forgotten, (functions, forgotten)
+        assert _cuda.forgotten(True) == (functions, list(range(functions)))
+    """)
+
+
+def test_a_full_device_spills_nothing(run):
+    """1000 MiB of 1024, and one more: it takes the place of one."""
+    run("""
+        tensors = [empty(100) for _ in range(10)]
+        assert managed.stats()["spill"] == 0
+        tensors.append(empty(20))
+        assert managed.stats()["spill"] == 0
+        tensors.append(empty(90))
+        assert managed.stats()["spill"] == 1
+    """)
+
+
+def test_a_result_larger_than_all_else_finds_room_at_once(run):
+    """What leaves is what is missing, and no more; nobody is told of a refusal."""
+    run("""
+        idle = [made(100) for _ in range(6)]
+        expected = [t.cpu() for t in idle]
+        torch.cuda.empty_cache()
+        large = torch.empty(614 * MIB, dtype=torch.uint8, device=CUDA)
+        assert sum(map(C.is_spilled, idle)) == 2
+        assert torch.cuda.memory_stats()["num_ooms"] == 0
+        del large
+        for t, e in zip(idle, expected):
+            assert same(t, e)
+    """)
+
+
+def test_a_refused_request_changes_nothing(run):
+    run("""
+        idle = [empty(100) for _ in range(5)]
         try:
-            torch.empty(600 * MIB, dtype=torch.uint8, device=CUDA)
-        except torch.OutOfMemoryError:
-            pass
+            torch.empty(1200 * MIB, dtype=torch.uint8, device=CUDA)
+        except torch.OutOfMemoryError as e:
+            assert "CUDA out of memory" in str(e)
         else:
-            raise AssertionError("it found room at once: cuda_room.md says it does not")
+            raise AssertionError("there was room")
+        some = [empty(100), empty(200), empty(10)]
+        assert managed.stats()["spill"] == 0
+    """)
+
+
+def test_room_is_made_on_a_peer(run):
+    run(
+        """
+        torch.empty(1, device="cuda:1")
+        C.set_host_limit(0)
+        idle = [made(100) for _ in range(8)]
+        expected = [t.cpu() for t in idle]
         large = torch.empty(600 * MIB, dtype=torch.uint8, device=CUDA)
-        assert sum(map(C.is_spilled, idle)) >= 5
+        assert C.residency("cuda:1")["guests"] >= 400 * MIB
+        del large
+        for t, e in zip(idle, expected):
+            assert same(t, e)
+        """,
+        devices=2,
+    )
+
+
+def test_one_device_of_four_has_a_context(run):
+    run(
+        """
+        x, y = made(64), made(64)
+        x + y
+        x + torch.ones(16 * MIB, dtype=torch.int32).as_subclass(ManagedTensor)
+        managed.budget(CUDA, 256 * MIB)
+        more = [made(64) for _ in range(6)]
+        C.spill_all()
+        same(x, y)
+        managed.explain(x)
+        managed.stats()
+        assert contexts() == [0], contexts()
+        """,
+        devices=4,
+    )
+
+
+def test_room_is_what_one_request_can_have(run):
+    """Not what a pool of the program's keeps, and not pieces of segments that are in use."""
+    run("""
+        from managed import _cuda
+        first = empty(1)
+        assert _cuda.room(0) == 1022 * MIB, "a piece of a small segment is in use"
+        x = torch.empty(100 * MIB, dtype=torch.uint8, device=CUDA)
+        assert _cuda.room(0) == 922 * MIB
+        del x
+        assert _cuda.room(0) == 1022 * MIB, "torch gives it back before it fails"
+        pool = torch.cuda.MemPool()
+        with torch.cuda.use_mem_pool(pool):
+            inside = torch.empty(400 * MIB, dtype=torch.uint8, device=CUDA)
+        del inside
+        assert _cuda.room(0) == 622 * MIB
+        torch.empty(622 * MIB, dtype=torch.uint8, device=CUDA)
+        assert not C.is_spilled(first)
+        del pool
+        assert _cuda.room(0) == 1022 * MIB
+        torch.cuda.set_per_process_memory_fraction(0.5)
+        assert _cuda.room(0) == 542 * MIB, "half of the device, its context included"
+    """)
+
+
+def test_blocks_that_wait_for_streams_are_no_room(run):
+    """They are waited for before anything leaves, and not with the allocator's lock held."""
+    run(
+        """
+        from managed import _cuda
+        idle = empty(400)
+        y = empty(400)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            y.add_(0)
+        there = _cuda.room(0)
+        del y
+        assert _cuda.room(0) == there
+        calls = Calls()
+        large = empty(500)
+        assert not C.is_spilled(idle)
+        assert calls["StreamSynchronize"] == 2 and calls["EventSynchronize"] == 0, "torch's way"
+        """,
+        VIRTUAL_GPU_PATIENCE=1 << 30,
+    )
+
+
+def test_pinned_memory_is_counted_and_given_back(run):
+    run("""
+        tensors = [made(33) for _ in range(3)]
+        before = pinned()
+        C.spill_all()
+        assert C.host_memory()["used"] == 99 * MIB
+        assert 99 * MIB <= pinned() - before <= 99 * MIB * 9 / 8
+        del tensors
+        assert pinned() == before
     """)
 
 
@@ -180,12 +308,24 @@ def test_an_operator_on_a_side_stream_is_waited_for(run):
         C.spill_all()
         assert (calls["StreamSynchronize"], calls["MemcpyAsync"]) == (2, 1)
         same(x, expected)
+        late = torch.full_like(expected, 7).pin_memory()
         with torch.cuda.stream(torch.cuda.Stream()):
-            x.add_(0)
+            x.copy_(late, non_blocking=True)
         calls = Calls()
         assert C.spill_all() == 1
         assert (calls["StreamSynchronize"], calls["MemcpyAsync"]) == (3, 1)
-        assert not races()
+        assert same(x, late) and not races()
+    """)
+
+
+def test_what_a_side_stream_makes_is_waited_for(run):
+    """Its operands stand elsewhere, so only the result tells of the stream."""
+    run("""
+        late = torch.arange(2 * MIB, dtype=torch.int32).pin_memory()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            x = late.as_subclass(ManagedTensor).to(CUDA, non_blocking=True)
+        assert C.spill_all() == 1
+        assert same(x, late) and not races()
     """)
 
 
@@ -193,9 +333,6 @@ def test_a_block_waits_for_every_stream_before_it_serves_again(run):
     """Torch is told of the streams of managed operators when their handle gives a block up."""
     run(
         """
-        def pending():
-            stats = torch.cuda.memory_stats()
-            return stats["active_bytes.all.current"] - stats["allocated_bytes.all.current"]
         x, y = made(8), made(8)
         del x
         assert pending() == 0, "one stream: in its order"
@@ -214,31 +351,212 @@ def test_a_block_waits_for_every_stream_before_it_serves_again(run):
     )
 
 
-def test_record_stream_reaches_the_block_inside(run):
+@pytest.mark.parametrize("mib", [8, 1 / 1024])
+def test_record_stream_reaches_the_block_inside(run, mib):
+    """What is too small to leave has no handle, and torch's own way reaches it."""
     run(
-        """
-        x = made(8)
-        calls = Calls()
+        f"""
+        x = torch.zeros(round({mib} * MIB), dtype=torch.uint8, device=CUDA)
+        x = x.as_subclass(ManagedTensor).clone()
         x.record_stream(torch.cuda.Stream())
+        before = pending()
         del x
-        assert calls["EventRecord"] + calls["EventRecordWithFlags"] == 1
+        assert pending() == before + {mib} * MIB
         """,
         VIRTUAL_GPU_PATIENCE=1 << 30,
     )
 
 
 def test_a_foreign_stream_ends_adoption(run):
+    """An event stands for what it has to do when the stream is gone; nobody waits for the device."""
     run("""
         x = made(8)
-        expected = x.cpu()
-        with torch.cuda.stream(stream_of_another_library()):
-            x.add_(0)
+        late = torch.full_like(x.cpu(), 7).pin_memory()
+        foreign = stream_of_another_library()
+        with torch.cuda.stream(foreign):
+            x.copy_(late, non_blocking=True)
             later = x.clone()
+        destroy(foreign)
         calls = Calls()
         assert C.spill_all() == 1
-        assert calls["DeviceSynchronize"] >= 1 and calls["MemcpyAsync"] == 1, calls
+        assert calls["DeviceSynchronize"] == 0 and calls["MemcpyAsync"] == 1
         assert C.is_spilled(x) and not C.is_spilled(later)
-        assert same(x, expected)
+        assert same(x, late) and not races()
+    """)
+
+
+def test_a_free_after_a_foreign_stream_waits_for_nobody(run):
+    """Also while a graph is recorded."""
+    run(
+        """
+        x, y = made(8), made(8)
+        with torch.cuda.stream(stream_of_another_library()):
+            x.add_(0)
+        calls = Calls()
+        del x
+        assert pending() == 8 * MIB
+        side = torch.cuda.Stream()
+        with recorded(side), torch.cuda.stream(side):
+            del y
+        assert pending() == 16 * MIB
+        assert calls.waits() == 0
+        """,
+        VIRTUAL_GPU_PATIENCE=1 << 30,
+    )
+
+
+def test_a_block_serves_nobody_before_a_foreign_stream_is_done(run):
+    """The stream reads the block that is given up until somebody must have what it makes."""
+    run(
+        """
+        x = made(8)
+        expected = x.cpu()
+        host = torch.zeros_like(expected).pin_memory()
+        with torch.cuda.stream(stream_of_another_library()):
+            host.copy_(x, non_blocking=True)
+        del x
+        others = [made(8) for _ in range(4)]
+        torch.cuda.synchronize()
+        assert torch.equal(host, expected) and not races()
+        """,
+        VIRTUAL_GPU_PATIENCE=1,  # an event is ready at the first question if its stream may be
+    )
+
+
+def test_foreign_streams_that_have_nothing_to_do_share_a_mark(run):
+    run("""
+        x = made(8)
+        for _ in range(500):
+            foreign = stream_of_another_library()
+            with torch.cuda.stream(foreign):
+                x.add_(0)
+            foreign.synchronize()
+            destroy(foreign)
+        calls = Calls()
+        assert C.spill_all() == 1
+        assert calls["EventSynchronize"] == 1
+    """)
+
+
+def test_a_copy_between_devices_runs_on_a_stream_of_each(run):
+    """Torch starts it on the stream of the source, whose bytes serve nobody else before it is done."""
+    run(
+        """
+        x, y = made(8, "cuda:0"), made(8, "cuda:1")
+        expected = x.cpu()
+        with torch.cuda.stream(torch.cuda.Stream("cuda:0")):
+            y.copy_(x)
+        managed.budget("cuda:0", MIB)
+        assert C.is_spilled(x)
+        managed.budget("cuda:0", None)
+        others = [made(8) for _ in range(4)]
+        assert C.spill_all() == 5
+        assert same(y, expected) and same(x, expected) and not races()
+        """,
+        devices=2,
+    )
+
+
+def test_a_kernel_that_has_failed_does_not_end_the_process(run):
+    """With two streams the allocator records events when a block dies; the driver refuses them."""
+    run("""
+        x, y, z = made(8), made(8), made(8)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            x.add_(0)
+        fail_a_kernel()
+        told = 0
+        for use in (lambda: y.cpu(), torch.cuda.synchronize, C.spill_all):
+            try:
+                use()
+            except RuntimeError as e:
+                assert "CUDA error" in str(e) and "out of memory" not in str(e), e
+                told += 1
+            x = None
+        assert told == 2, "who spills for a test is told nothing"
+        assert not C.is_spilled(y) and not C.is_spilled(z)
+        del y
+    """)
+
+
+def test_a_device_that_fails_while_bytes_leave_is_not_out_of_memory(run):
+    run("""
+        managed.budget(CUDA, 256 * MIB)
+        held = [made(64) for _ in range(3)]
+        C.spill_all()
+        keep = [made(64) for _ in range(3)]
+        fail_a_kernel()
+        try:
+            held[0].add_(0)
+        except RuntimeError as e:
+            assert "CUDA error" in str(e) and not isinstance(e, torch.OutOfMemoryError), e
+        else:
+            raise AssertionError("nobody noticed")
+    """)
+
+
+def test_a_copy_that_fails_once_is_made_for_another(run):
+    """What could not leave is where it was."""
+    run("""
+        managed.budget(CUDA, 256 * MIB)
+        held = made(64)
+        C.spill_all()
+        keep = [made(64) for _ in range(4)]
+        expected = [t.cpu() for t in keep]
+        gpu.vgpu_fail(b"cudaMemcpyAsync", 1, 999)
+        held.add_(0)
+        assert sum(map(C.is_spilled, keep)) == 1
+        for t, e in zip(keep, expected):
+            assert same(t, e)
+    """)
+
+
+def test_a_restore_asks_its_device_once(run):
+    run(
+        """
+        x, y = made(8, "cuda:0"), made(8, "cuda:1")
+        C.spill_all()
+        calls = Calls()
+        x.add_(0)
+        assert not C.is_spilled(x)
+        assert calls["MemGetInfo"] == 1
+        """,
+        devices=2,
+    )
+
+
+def test_a_function_of_the_program_is_named_without_the_gil(run):
+    """Its owner waits for the allocator's lock, under which the name is asked for."""
+    run("""
+        import faulthandler, threading
+        from torch.utils.checkpoint import checkpoint
+        faulthandler.dump_traceback_later(60, exit=True)
+        def floats():
+            return torch.zeros(25 * MIB, device=CUDA).as_subclass(ManagedTensor).clone()
+        idle = [floats() for _ in range(12)]
+        x = floats().requires_grad_()
+        y = checkpoint(torch.relu, x, use_reentrant=True)
+        done = threading.Event()
+        def ask():
+            while not done.is_set():
+                torch.cuda.memory_stats()
+        asker = threading.Thread(target=ask)
+        asker.start()
+        before = managed.stats()["events"]
+        y.backward(floats())
+        done.set()
+        asker.join()
+        sites = {e.site for e in managed.explain().since(before) if e.kind == "spill"}
+        assert any("CheckpointFunctionBackward" in str(s) for s in sites), sites
+    """)
+
+
+def test_tritons_launcher_borrows_its_arguments(run):
+    pytest.importorskip("triton")
+    run("""
+        assert "triton.runtime.jit" not in sys.modules
+        import triton
+        run = triton.runtime.jit.JITFunction.run
+        assert run.__wrapped__.__module__ == "triton.runtime.jit"
     """)
 
 
@@ -301,7 +619,7 @@ def test_what_another_process_was_sent_stays(run):
     )
 
 
-def test_memory_history_makes_no_room_in_the_allocator_but_for_restores(run):
+def test_room_is_made_while_memory_history_is_recorded(run):
     run("""
         torch.cuda.memory._record_memory_history(context="all", stacks="python")
         a, b = made(300), made(300)
@@ -309,12 +627,9 @@ def test_memory_history_makes_no_room_in_the_allocator_but_for_restores(run):
         for _ in range(3):
             C.spill_all()
             assert same(a, expected[0]) and same(b, expected[1])
-        try:
-            torch.empty(900 * MIB, dtype=torch.uint8, device=CUDA)
-        except torch.OutOfMemoryError:
-            pass
-        else:
-            raise AssertionError("there was room")
+        large = torch.empty(900 * MIB, dtype=torch.uint8, device=CUDA)
+        assert C.is_spilled(a) and C.is_spilled(b)
+        assert torch.cuda.memory._snapshot()["device_traces"][0]
     """)
 
 

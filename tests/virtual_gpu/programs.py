@@ -3,6 +3,7 @@
 import ctypes
 import os
 import random
+import sys
 
 import torch
 
@@ -24,6 +25,28 @@ def made(mib, device=CUDA):
     return plain.as_subclass(ManagedTensor).clone()
 
 
+def empty(mib, device=CUDA):
+    """A managed tensor that may leave, of one block and nothing beside it."""
+    small = torch.empty(1, dtype=torch.uint8, device=device).as_subclass(ManagedTensor)
+    return small.new_empty(mib * MIB)
+
+
+def contexts():
+    """Indices of the devices that have one."""
+    return [i for i in range(torch.cuda.device_count()) if gpu.vgpu_has_context(i)]
+
+
+def pinned():
+    """Bytes of the host's memory that the driver has pinned."""
+    return gpu.vgpu_bytes(-1)
+
+
+def pending(device=CUDA):
+    """Bytes of blocks that nobody has and that wait for streams."""
+    stats = torch.cuda.memory_stats(device)
+    return stats["active_bytes.all.current"] - stats["allocated_bytes.all.current"]
+
+
 def same(tensor, host):
     return torch.equal(tensor.cpu(), host)
 
@@ -32,9 +55,13 @@ class Calls:
     """How often the runtime's functions were called since this was made."""
 
     def __init__(self):
-        names = ["StreamSynchronize", "DeviceSynchronize", "MemcpyAsync"]
-        names += ["EventRecord", "EventRecordWithFlags"]
+        names = ["StreamSynchronize", "DeviceSynchronize", "EventSynchronize", "MemcpyAsync"]
+        names += ["EventRecord", "EventRecordWithFlags", "MemGetInfo"]
         self.start = {name: gpu.vgpu_count(f"cuda{name}".encode()) for name in names}
+
+    def waits(self):
+        """How often the host has waited."""
+        return sum(self[f"{what}Synchronize"] for what in ("Stream", "Device", "Event"))
 
     def __getitem__(self, name):
         return gpu.vgpu_count(f"cuda{name}".encode()) - self.start[name]
@@ -52,6 +79,17 @@ def stream_of_another_library():
     handle = ctypes.c_void_p()
     assert gpu.cudaStreamCreateWithFlags(ctypes.byref(handle), 1) == 0
     return torch.cuda.ExternalStream(handle.value)
+
+
+def destroy(stream):
+    assert gpu.cudaStreamDestroy(ctypes.c_void_p(stream.cuda_stream)) == 0
+
+
+def fail_a_kernel():
+    """On the current device's default stream; it is noticed by who waits for it."""
+    assert gpu.vgpu_kernel_begin(None, b"a kernel that asserts") == 0
+    gpu.vgpu_kernel_fail(710)
+    gpu.vgpu_kernel_end()
 
 
 class recorded:
@@ -73,13 +111,21 @@ __all__ = [
     "MIB",
     "C",
     "Calls",
+    "ManagedTensor",
+    "contexts",
     "ctypes",
+    "destroy",
+    "empty",
+    "fail_a_kernel",
     "gpu",
     "made",
     "managed",
+    "pending",
+    "pinned",
     "races",
     "recorded",
     "same",
     "stream_of_another_library",
+    "sys",
     "torch",
 ]
