@@ -17,13 +17,13 @@ PIP := $(BIN)/pip -qq --disable-pip-version-check
 export MAX_JOBS := $(JOBS)
 export MANAGED_WERROR ?= 1
 
-.PHONY: help build demo test ctest asan tsan valgrind conformance torture stress asan-python tsan-python bench docs compat ecosystem gpu lint wheel clean virtual-gpu virtual-gpu-slice virtual-gpu-build
+.PHONY: help build demo test ctest asan tsan valgrind conformance torture stress asan-python tsan-python bench docs compat ecosystem gpu lint wheel clean virtual-gpu virtual-gpu-slice virtual-gpu-build mutate-waits
 .PRECIOUS: .venv-compat-%/.torch .venv-compat-%/.test # made on the way, kept
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo | test | build | ctest | asan | tsan | valgrind | conformance | bench"
-	@echo "     torture | stress | asan-python | tsan-python | docs | lint | wheel | compat | ecosystem | gpu | virtual-gpu | clean"
+	@echo "     torture | stress | asan-python | tsan-python | docs | lint | wheel | compat | ecosystem | gpu | virtual-gpu | mutate-waits | clean"
 
 # ---- environment
 
@@ -189,6 +189,10 @@ virtual-gpu: virtual-gpu-build
 	@tools/virtual_gpu.sh $(VIRTUAL_GPU)/bin/python all
 virtual-gpu-slice: virtual-gpu-build
 	@tools/virtual_gpu.sh $(VIRTUAL_GPU)/bin/python slice
+
+# Which waits of the product no test misses, each taken out in a copy of the tree: MUTATE_FLAGS="--only streams.cpp".
+mutate-waits: $(VIRTUAL_GPU)/.test
+	@$(VIRTUAL_GPU)/bin/python tools/mutate_waits.py $(MUTATE_FLAGS)
 
 # On a machine with a GPU, with the torch and the tools that are there; nothing is downloaded.
 gpu:

@@ -368,7 +368,7 @@ def test_record_stream_reaches_the_block_inside(run, mib):
 
 
 def test_a_foreign_stream_ends_adoption(run):
-    """An event stands for what it has to do when the stream is gone; nobody waits for the device."""
+    """An event stands for what it has to do, also when it is gone. No device is waited for."""
     run("""
         x = made(8)
         late = torch.full_like(x.cpu(), 7).pin_memory()
@@ -439,7 +439,7 @@ def test_foreign_streams_that_have_nothing_to_do_share_a_mark(run):
 
 
 def test_a_copy_between_devices_runs_on_a_stream_of_each(run):
-    """Torch starts it on the stream of the source, whose bytes serve nobody else before it is done."""
+    """Torch starts it on the stream of the source, whose block it keeps until it is done."""
     run(
         """
         x, y = made(8, "cuda:0"), made(8, "cuda:1")

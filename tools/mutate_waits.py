@@ -1,10 +1,10 @@
 """Takes the waits out of the product, one at a time, and says which of them no test misses.
 
-A wait is a call in csrc/cuda or csrc/torch that orders what streams, events and the host do, or that
-tells the allocator of a stream: WAITS names them. Each is taken out in a copy of the tree, which is
+A wait is a call in csrc/cuda or csrc/torch that orders what streams, events and the host do, or
+that tells the allocator of a stream: WAITS names them. Each is taken out in a copy of the tree, which is
 then built and given to the tests of virtual GPUs, until one fails. The tree itself stays as it is.
 
-    python tools/mutate_waits.py [--list] [--only PATTERN] [--jobs N]
+    python tools/mutate_waits.py [--list] [--only PATTERN] [--jobs N] [--tests FILE ...]
 
 The interpreter is one whose torch has CUDA. The table says which test missed the wait, or SURVIVED.
 The exit status is 1 when a wait survived.
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TESTS = ["tests/test_virtual_runtime.py", "tests/test_virtual_gpu.py"]
 SECONDS = 900  # for the tests of one mutant; one that hangs is caught
 
-# What takes a call's place: it has the same arguments, so that nothing becomes unused, and does nothing.
+# What takes a call's place and does nothing; its arguments stay, so that nothing becomes unused.
 NOTHING = "[](const auto&...) {}"
 SUCCESS = "[](const auto&...) { return cudaSuccess; }"
 FALSE = "[](const auto&...) { return false; }"
@@ -128,9 +128,9 @@ def build(tree: Path) -> str:
     return done.stdout + done.stderr if done.returncode else ""
 
 
-def missed_by(tree: Path, jobs: int) -> str:
+def missed_by(tree: Path, tests: list[str], jobs: int) -> str:
     """The first test that fails, or "" when none does."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", str(jobs), "--tb=no", *TESTS]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", str(jobs), "--tb=no", *tests]
     command += ["-k", "not test_the_runtime_alone"]  # C programs, which know nothing of the product
     try:
         done = subprocess.run(
@@ -150,7 +150,7 @@ def missed_by(tree: Path, jobs: int) -> str:
     return failed[1] if failed else f"pytest ended with {done.returncode}:\n{done.stdout[-2000:]}"
 
 
-def examine(wait: Wait, tree: Path, jobs: int) -> str:
+def examine(wait: Wait, tree: Path, tests: list[str], jobs: int) -> str:
     path = tree / wait.path.relative_to(ROOT)
     source = path.read_text()
     path.write_text(wait.mutant(source))
@@ -158,7 +158,7 @@ def examine(wait: Wait, tree: Path, jobs: int) -> str:
         words = build(tree)
         if words:
             raise SystemExit(f"{wait}\n{words}\nmutate_waits: this mutant was not built: see WAITS")
-        return missed_by(tree, jobs)
+        return missed_by(tree, tests, jobs)
     finally:
         path.write_text(source)
 
@@ -168,6 +168,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="only say which waits there are")
     parser.add_argument("--only", default="", metavar="PATTERN", help="those that match it")
     parser.add_argument("--jobs", type=int, default=2, help="tests at a time (2)")
+    parser.add_argument("--tests", nargs="+", default=TESTS, metavar="FILE", help="these tests")
     options = parser.parse_args()
     chosen = [w for w in waits() if re.search(options.only, str(w))]
     if options.list:
@@ -177,11 +178,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mutate-waits-") as folder:
         tree = Path(folder)
         copy_of_tree(tree)
-        words = build(tree) or missed_by(tree, options.jobs)
+        words = build(tree) or missed_by(tree, options.tests, options.jobs)
         if words:
             raise SystemExit(f"mutate_waits: the tree fails as it is: {words}")
         for wait in chosen:
-            missed = examine(wait, tree, options.jobs)
+            missed = examine(wait, tree, options.tests, options.jobs)
             survivors += not missed
             print(f"{'caught' if missed else 'SURVIVED':8}  {wait}", flush=True)
             if missed:
