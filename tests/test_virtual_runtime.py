@@ -371,7 +371,8 @@ def test_a_foreign_stream_ends_adoption(run):
     """An event stands for what it has to do, also when it is gone. No device is waited for."""
     run("""
         x = made(8)
-        late = torch.full_like(x.cpu(), 7).pin_memory()
+        expected = torch.full_like(x.cpu(), 7)
+        late = expected.to(CUDA)
         foreign = stream_of_another_library()
         with torch.cuda.stream(foreign):
             x.copy_(late, non_blocking=True)
@@ -381,7 +382,7 @@ def test_a_foreign_stream_ends_adoption(run):
         assert C.spill_all() == 1
         assert calls["DeviceSynchronize"] == 0 and calls["MemcpyAsync"] == 1
         assert C.is_spilled(x) and not C.is_spilled(later)
-        assert same(x, late) and not races()
+        assert same(x, expected) and not races()
     """)
 
 
