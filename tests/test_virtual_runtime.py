@@ -495,22 +495,6 @@ def test_a_device_that_fails_while_bytes_leave_is_not_out_of_memory(run):
     """)
 
 
-def test_a_copy_that_fails_once_is_made_for_another(run):
-    """What could not leave is where it was."""
-    run("""
-        managed.budget(CUDA, 256 * MIB)
-        held = made(64)
-        C.spill_all()
-        keep = [made(64) for _ in range(4)]
-        expected = [t.cpu() for t in keep]
-        gpu.vgpu_fail(b"cudaMemcpyAsync", 1, 999)
-        held.add_(0)
-        assert sum(map(C.is_spilled, keep)) == 1
-        for t, e in zip(keep, expected):
-            assert same(t, e)
-    """)
-
-
 def test_a_restore_asks_its_device_once(run):
     run(
         """
