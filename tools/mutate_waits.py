@@ -1,8 +1,8 @@
 """Takes the waits out of the product, one at a time, and says which of them no test misses.
 
 A wait is a call in csrc/cuda or csrc/torch that orders what streams, events and the host do, or
-that tells the allocator of a stream: WAITS names them. Each is taken out in a copy of the tree, which is
-then built and given to the tests of virtual GPUs, until one fails. The tree itself stays as it is.
+that tells the allocator of a stream: WAITS names them. Each is taken out in a copy of the tree,
+which is then built and given to the tests of virtual GPUs, until one fails. The tree itself stays.
 
     python tools/mutate_waits.py [--list] [--only PATTERN] [--jobs N] [--tests FILE ...]
 
