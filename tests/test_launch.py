@@ -1,7 +1,7 @@
 """Compiled graphs and launchers of kernels, which read the pointers of what they are given.
 
 Here stand-ins read them: there is no code for simulated devices, and Triton's own are in
-test_fake_cuda.py.
+test_virtual_runtime.py.
 """
 
 import ctypes
