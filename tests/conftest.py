@@ -95,6 +95,13 @@ def seeded():
     torch.manual_seed(SEED)
 
 
+@pytest.fixture(autouse=True)
+def arguments_are_dropped(request):
+    """pytest drops a test's arguments after the last fixture, `nothing_left` among them, has ended."""
+    yield
+    request.node.funcargs.clear()
+
+
 @pytest.fixture
 def run_python(tmp_path):
     """Runs a program in an interpreter of its own and returns what it printed.
