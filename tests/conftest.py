@@ -52,6 +52,7 @@ def pytest_collection_modifyitems(items):
         for condition, name, words in (
             (TORTURE, "not_under_torture", "not under torture"),
             (SANITIZED, "not_sanitized", "not with a sanitizer"),
+            (ON_CUDA, "only_simulated", "on simulated devices only"),
         ):
             exempt = item.get_closest_marker(name)
             if condition and exempt:

@@ -8,10 +8,15 @@ import os
 
 import torch
 
-__all__ = ["D0", "D1", "D2", "D3", "DEVICE_TYPE", "ON_CUDA", "device_module", "device_name"]
+__all__ = [
+    *("D0", "D1", "D2", "D3"),
+    *("DEVICE_TYPE", "NEVER_FITS", "ON_CUDA", "device_module", "device_name"),
+]
 
 ON_CUDA = os.environ.get("MANAGED_TEST_DEVICES") == "cuda"
 DEVICE_TYPE = "cuda" if ON_CUDA else "sim"
+# What the allocator says of a request that is larger than its device.
+NEVER_FITS = "CUDA out of memory" if ON_CUDA else "can never fit"
 
 
 def device_name(index):

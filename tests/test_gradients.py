@@ -10,7 +10,7 @@ import time
 
 import pytest
 import torch
-from devices import D0, D1, D2, D3
+from devices import D0, D1, D2, D3, device_name
 from scattered import assert_same_gradients, pair, step
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
@@ -320,21 +320,21 @@ def deterministic():
 def sums():
     """The gradient of a leaf with a use on each device, for every order in which they are done."""
     terms = (1e8, 1.0, -1e8)  # the sum of three floats depends on which two come first
-    uses = [at(f"sim:{i}", torch.full((64,), x)).pin() for i, x in enumerate(terms)]
+    uses = [at(device_name(i), torch.full((64,), x)).pin() for i, x in enumerate(terms)]
     found = set()
     for order in itertools.permutations(range(3)):
-        w = leaf("sim:3", torch.ones(64)).pin()
+        w = leaf(D3, torch.ones(64)).pin()
         found.add(_sum(w, uses, order))
     return found
 
 
 def _sum(w, uses, order):
-    total = torch.zeros((), device="sim:3")
+    total = torch.zeros((), device=D3)
     for x, late in zip(uses, order, strict=True):
         there = torch.empty_like(x).copy_(w)  # a copy of its own, that the program asks for
         product = x * there
         product.register_hook(lambda g, late=late: time.sleep(0.02 * late))
-        total = total + product.sum().to("sim:3")
+        total = total + product.sum().to(D3)
     total.backward()
     return w.grad[0].item()
 

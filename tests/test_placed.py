@@ -374,14 +374,14 @@ def test_a_stream_that_is_added_to_in_place_crosses_each_border_once(mode):
     plain.load_state_dict({k: v.cpu() for k, v in net.state_dict().items()})
     net.__class__.forward = InPlace.forward
     x = torch.randn(128, 64)
-    first = x.to("sim:0")
+    first = x.to(D0)
     managed.stats(reset=True)
     with mode():
         y = net(first)
     crossed = managed.stats(reset=True)["links"]
-    borders = ("sim:0->sim:1", "sim:1->sim:2", "sim:2->sim:3")
+    borders = (f"{D0}->{D1}", f"{D1}->{D2}", f"{D2}->{D3}")
     assert crossed == dict.fromkeys(borders, 2 * x.nbytes)
-    assert y.device == torch.device("sim:3")
+    assert y.device == torch.device(D3)
     with mode():
         assert torch.equal(y.cpu(), plain(x))
 

@@ -45,6 +45,8 @@ void limit(int device, std::size_t bytes) {
   if (!a) return;
   const c10::cuda::CUDAGuard guard(index_of(device)); // some versions leave another device current
   a->setMemoryFraction(std::min(1.0, static_cast<double>(bytes) / static_cast<double>(capacity(device))), index_of(device));
+  // Torch serves requests from its cache whatever the limit is, so the cache must not lie beyond it.
+  if (static_cast<std::size_t>(a->getDeviceStats(index_of(device)).reserved_bytes[0].current) > bytes) a->emptyCache();
 }
 
 int attribute(cudaDeviceP2PAttr what, int from, int to) {

@@ -125,7 +125,9 @@ std::unique_ptr<OpFacts> compute(const c10::OperatorHandle& op) {
   f->route = route_of(op, *f, base, ns);
   f->fresh = f->route == Route::Leaf && aten && !aliases_unsaid(base);
   for (const c10::Argument& r : schema.returns()) f->fresh &= !r.alias_info();
-  f->draws = (f->generator >= 0 || op.hasTag(at::Tag::nondeterministic_seeded)) && (f->route == Route::Leaf || f->route == Route::Open);
+  // Torch tags what its own attention calls. A device may have one kernel for the whole.
+  const bool random = f->generator >= 0 || op.hasTag(at::Tag::nondeterministic_seeded) || base == "scaled_dot_product_attention";
+  f->draws = random && (f->route == Route::Leaf || f->route == Route::Open);
   f->looks_only = f->route == Route::Leaf && aten && !f->written && (reads_shapes(base) || returns_views(schema, base));
   return f;
 }

@@ -330,8 +330,9 @@ void set_budget(int device, int64_t bytes) {
   const Bridge* backend = backend_of(d.type());
   if (!backend || !backend->limit) return;
   backend->limit(d.index(), static_cast<std::size_t>(bytes));
-  while (free_bytes(device) == 0 && make_room(device, 1)) {
-  }
+  bool left = false;
+  while (free_bytes(device) == 0 && make_room(device, 1)) left = true;
+  if (left) backend->limit(d.index(), static_cast<std::size_t>(bytes)); // an allocator may still keep what has left
 }
 
 int64_t spill_some(uint32_t odds, uint64_t* seed) {

@@ -108,8 +108,8 @@ class Call {
     return C10_LIKELY(f.mixing != Mixing::Rows || !may_leave) || !is_large();
   }
 
-  // Whether it runs on another accelerator than the first, the one with the random numbers of all.
-  bool is_beyond_first() const { return arguments_.all->first->device().index() > 0; }
+  // Whether it draws on another accelerator than the first, the one with the random numbers of all. The steps of a composite draw themselves.
+  bool draws_elsewhere() const { return arguments_.facts.route != Route::Whole && arguments_.all->first->device().index() > 0; }
 
   // Holds what the kernel is to read, and leaves the key behind where nothing inside needs it.
   __attribute__((noinline)) void begin(c10::DispatchKeySet ks) {
@@ -190,9 +190,10 @@ inline void mark_results(const R& r, const CallFacts& f) {
 template <class Op, class Signature = typename Op::schema>
 struct Typed;
 
-// The only operator of the list that draws without a generator among its arguments.
+// The operators of the list that draw without a generator among their arguments are named.
 template <class Op, class... A>
-constexpr bool kDraws = std::is_same_v<Op, at::_ops::native_dropout> || (std::is_same_v<A, std::optional<at::Generator>> || ...);
+constexpr bool kDraws = std::is_same_v<Op, at::_ops::native_dropout> || std::is_same_v<Op, at::_ops::scaled_dot_product_attention> ||
+    (std::is_same_v<A, std::optional<at::Generator>> || ...);
 
 template <class Op, class R, class... A>
 struct Typed<Op, R(A...)> {
@@ -223,7 +224,7 @@ struct Typed<Op, R(A...)> {
     const auto arguments = tensors(a...);
     Call it(facts, arguments.data(), arguments.size());
     if (C10_UNLIKELY(it.is_late())) return box<&from_top>(ks, std::forward<A>(a)...);
-    if (C10_UNLIKELY((is_special<Op, Plain<A>>(a) || ...) || !it.is_ordinary() || (kDraws<Op, Plain<A>...> && it.is_beyond_first()))) return box<&boxed>(ks, std::forward<A>(a)...);
+    if (C10_UNLIKELY((is_special<Op, Plain<A>>(a) || ...) || !it.is_ordinary() || (kDraws<Op, Plain<A>...> && it.draws_elsewhere()))) return box<&boxed>(ks, std::forward<A>(a)...);
     try { // the text names what the operator holds
       it.begin(ks & kBelow);
       if constexpr (std::is_void_v<R>) { // a list operator: what it writes are its arguments

@@ -62,6 +62,11 @@ struct Pair {
   DispatchKey cuda, cpu;
 };
 
+// A list operator. On operands of several devices CUDA's kernel takes its slow way, one operator for each tensor; here that is the only way.
+bool goes_one_by_one(const c10::OperatorHandle &op, const std::string &name) {
+  return name.rfind("aten::_foreach_", 0) == 0 && op.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd);
+}
+
 // CUDA's operators of one kind of tensor.
 void register_operator(const c10::OperatorHandle &op, const OperatorFacts &facts, const Pair &keys, torch::Library &m, torch::Library &autograd) {
   const bool dense = keys.cuda == kDense;
@@ -75,7 +80,8 @@ void register_operator(const c10::OperatorHandle &op, const OperatorFacts &facts
     autograd.impl(name, CppFunction::makeFromBoxedFunction<&compose<DispatchKey::AutogradCPU>>());
     return;
   }
-  if (has_cpu || has_composite(op)) m.impl(name, CppFunction::makeFromBoxedFunctor(std::make_unique<OperatorKernel>(facts)));
+  if (goes_one_by_one(op, facts.name)) m.impl(name, CppFunction::makeFromBoxedFunction<&compose<DispatchKey::CPU>>());
+  else if (has_cpu || has_composite(op)) m.impl(name, CppFunction::makeFromBoxedFunctor(std::make_unique<OperatorKernel>(facts)));
   else m.impl(name, CppFunction::makeFromBoxedFunction<&refuse>());
 }
 

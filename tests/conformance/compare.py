@@ -85,7 +85,15 @@ def _parts(t):
         found = {"columns": t.ccol_indices(), "rows": t.row_indices(), "values": t.values()}
     else:
         found = {"values": t}
-    return [(name, x.cpu()) for name, x in found.items()]
+    return [(name, _arrived(x).cpu()) for name, x in found.items()]
+
+
+def _arrived(x):
+    """A copy to pinned memory that the sample does not wait for is on its way."""
+    if x.is_cpu and x.is_pinned():
+        for i in range(torch.cuda.device_count()):
+            torch.cuda.synchronize(i)
+    return x
 
 
 def bits(t):
