@@ -13,10 +13,13 @@ from managed import virtual_gpu
 without_cuda = pytest.mark.skipif(torch.version.cuda is not None, reason="torch has CUDA")
 with_cuda = pytest.mark.skipif(torch.version.cuda is None, reason="needs torch's CUDA build")
 
+# A thread of torch's engine lets go of the last pass when the program has its result, and aborts if the interpreter ends
+# meanwhile: hence the moment in the end.
 BEGIN = """
-import copy, torch
+import atexit, copy, time, torch
 from torch import nn
 torch.set_num_threads(1)
+atexit.register(time.sleep, 0.2)
 
 
 def train(make, x, optimizer=torch.optim.AdamW, **options):
@@ -252,3 +255,18 @@ def test_workers_find_virtual_gpus_too(tmp_path):
         "    mp.spawn(work, nprocs=2)\n"
     )
     assert launch(str(script)).stderr == ""
+
+
+@with_cuda
+def test_a_move_of_managed_tensors_initialises_cuda():
+    """As torch's own does: what waits for CUDA is done, the seeds, and that its tensors may leave."""
+    run("""
+        import managed
+        from managed import _C, ManagedTensor
+
+        torch.manual_seed(5)
+        x = torch.ones(1 << 16).as_subclass(ManagedTensor).to("cuda:1")
+        assert torch.cuda.is_initialized() and torch.cuda.initial_seed() == 5
+        assert _C.spill_all() == 1 and _C.is_spilled(x)
+        assert torch.equal(x.cpu(), torch.ones(1 << 16))
+    """)

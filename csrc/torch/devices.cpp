@@ -200,6 +200,7 @@ void discover_cuda() {
   attach_links(bridge, first, n);
   attach_speeds(bridge, first, n);
   bridge.start();
+  may_adopt = true;
   mgd_evict_veto(machine(), &may_leave);
   kernels_go_on = true;
   r.cuda_bridge = &bridge;

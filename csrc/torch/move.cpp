@@ -11,6 +11,7 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/utils/device_lazy_init.h>
 
 #include "move.h"
 
@@ -214,10 +215,17 @@ PyObject* mgd_torch_alias(PyObject* o) {
   });
 }
 
+// What torch does first in a `to` of its own: seeds that wait for CUDA are set, and a child that is forked will be told that it has none.
+static c10::Device awake(int device) {
+  const c10::Device d = device_of(device);
+  if (d.is_cuda()) torch::utils::device_lazy_init(c10::kCUDA);
+  return d;
+}
+
 PyObject* mgd_torch_to(PyObject* o, int device, int non_blocking, enum mgd_reason why) {
   return guarded([&]() -> PyObject* {
     const at::Tensor& t = THPVariable_Unpack(o);
-    const c10::Device to = device_of(device);
+    const c10::Device to = awake(device);
     if (t.device() == to) return Py_NewRef(o);
     const Recorded recorded;
     mgd_event e{};
@@ -248,8 +256,9 @@ PyObject* mgd_torch_to(PyObject* o, int device, int non_blocking, enum mgd_reaso
 
 int mgd_torch_move(PyObject* o, int device, enum mgd_reason why) {
   return guarded([&] {
+    const c10::Device to = awake(device);
     NoGil no_gil;
-    move(THPVariable_Unpack(o), device_of(device), {"move", MGD_EV_MOVE, why});
+    move(THPVariable_Unpack(o), to, {"move", MGD_EV_MOVE, why});
     return 0;
   });
 }
