@@ -98,7 +98,7 @@ def seeded():
 
 @pytest.fixture(autouse=True)
 def arguments_are_dropped(request):
-    """pytest drops a test's arguments after the last fixture, `nothing_left` among them, has ended."""
+    """pytest drops a test's arguments after all fixtures, `nothing_left` too, have ended."""
     yield
     request.node.funcargs.clear()
 

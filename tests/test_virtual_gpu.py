@@ -13,8 +13,8 @@ from managed import virtual_gpu
 without_cuda = pytest.mark.skipif(torch.version.cuda is not None, reason="torch has CUDA")
 with_cuda = pytest.mark.skipif(torch.version.cuda is None, reason="needs torch's CUDA build")
 
-# A thread of torch's engine lets go of the last pass when the program has its result, and aborts if the interpreter ends
-# meanwhile: hence the moment in the end.
+# A thread of torch's engine lets go of the last pass when the program has its result, and aborts if
+# the interpreter ends meanwhile: hence the moment in the end.
 BEGIN = """
 import atexit, copy, time, torch
 from torch import nn
@@ -259,7 +259,7 @@ def test_workers_find_virtual_gpus_too(tmp_path):
 
 @with_cuda
 def test_a_move_of_managed_tensors_initialises_cuda():
-    """As torch's own does: what waits for CUDA is done, the seeds, and that its tensors may leave."""
+    """As torch's own does: the seeds that wait for CUDA are set, and its tensors may leave."""
     run("""
         import managed
         from managed import _C, ManagedTensor
@@ -269,4 +269,24 @@ def test_a_move_of_managed_tensors_initialises_cuda():
         assert torch.cuda.is_initialized() and torch.cuda.initial_seed() == 5
         assert _C.spill_all() == 1 and _C.is_spilled(x)
         assert torch.equal(x.cpu(), torch.ones(1 << 16))
+    """)
+
+
+@with_cuda
+def test_simulated_devices_and_cards_are_no_peers():
+    run("""
+        import managed
+        from managed import _C, ManagedTensor
+
+        managed.simulate(devices=2, memory="64MiB")
+        card = torch.ones(1 << 20, device="cuda:1").as_subclass(ManagedTensor)
+        xs = [torch.full((1 << 20,), float(i)).as_subclass(ManagedTensor) for i in range(8)]
+        xs = [x.to("sim:0") for x in xs]
+        with managed.budget("sim:0", "8MiB"), managed.budget("sim:1", "8MiB"):
+            for i, x in enumerate(xs):
+                assert (x + 1)[3].item() == i + 1
+        card = card + 1
+        links = managed.stats()["links"]
+        assert links["sim:0->cpu"], links
+        assert not any("sim" in k and "cuda" in k for k in links), links
     """)

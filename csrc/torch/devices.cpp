@@ -100,7 +100,8 @@ std::pair<int64_t, int64_t> memory_info(c10::Device d) {
   return {static_cast<int64_t>(free), static_cast<int64_t>(total)};
 }
 
-bool has_context(c10::Device d) { return !d.is_cuda() || at::globalContext().getAcceleratorHooksInterface(d.type()).hasPrimaryContext(d.index()); }
+std::atomic<bool> cuda_is_lost{false}; // a forked child has none of what its parent had
+bool has_context(c10::Device d) { return !d.is_cuda() || (!cuda_is_lost && at::globalContext().getAcceleratorHooksInterface(d.type()).hasPrimaryContext(d.index())); }
 
 // To ask CUDA what is free makes a context, which costs hundreds of MiB; a device without one counts as free.
 void observe_one(int id) {
@@ -231,6 +232,7 @@ void attach_sim(Bridge* bridge, int devices) {
 // What other threads were doing ends here, for they are not in the child.
 void child_begins() {
   mgd_machine_after_fork(machine());
+  cuda_is_lost = registry().cuda[0].load() > 0;
   registry().waiters = 0;
   forget_waiters(registry().freed);
   unfinished_deaths = 0;

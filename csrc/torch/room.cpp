@@ -282,10 +282,11 @@ bool copy_from_where_it_is(Block& b, std::size_t offset, std::size_t bytes, int 
 
 namespace {
 
-// Free bytes of each device as its allocator reports them. Takes the allocators' locks.
-void read_room(int64_t room[MGD_MAX_DEVICES]) {
+// Free bytes of each device that could take what leaves this one, as its allocator reports them. Takes the allocators' locks.
+// What is simulated and what is not, in one process, are no peers.
+void read_room(int device, int64_t room[MGD_MAX_DEVICES]) {
   const int n = device_count();
-  for (int id = 0; id < n; id++) room[id] = id == MGD_HOST ? 0 : free_bytes(id);
+  for (int id = 0; id < n; id++) room[id] = device_of(id).type() == device_of(device).type() ? free_bytes(id) : 0;
 }
 
 bool find_room(int device, int64_t bytes, Caller caller, std::exception_ptr* failure) {
@@ -294,7 +295,7 @@ bool find_room(int device, int64_t bytes, Caller caller, std::exception_ptr* fai
   const int64_t missing = std::max<int64_t>(1, bytes - free_bytes(device));
   if (drop_replicas(device, missing, locked)) return true;
   int64_t room[MGD_MAX_DEVICES] = {};
-  if (!locked) read_room(room);
+  if (!locked) read_room(device, room);
   const bool waits = caller == Caller::Free && asked == 0; // who brings operands home waits with empty hands instead (hold.cpp)
   const int64_t deadline = now() + kPatience;
   note_shortage();
