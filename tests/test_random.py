@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import SEED
-from devices import D0, D1, D2, D3, DEVICE_TYPE, device_module, device_name
+from devices import D0, D1, D2, D3, DEVICE_TYPE, ON_CUDA, device_module, device_name
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -215,6 +215,9 @@ def test_modes_see_and_do_not_change_the_numbers():
     assert all(torch.equal(a, b) for a, b in zip(*told, strict=True))
 
 
+@pytest.mark.xfail(
+    ON_CUDA, reason="generators of two devices lock the state that they share apart", strict=False
+)
 def test_threads_share_the_stream():
     """Each number of the stream is drawn once, whoever draws it."""
     torch.manual_seed(3)

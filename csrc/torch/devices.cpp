@@ -101,7 +101,10 @@ std::pair<int64_t, int64_t> memory_info(c10::Device d) {
 }
 
 std::atomic<bool> cuda_is_lost{false}; // a forked child has none of what its parent had
-bool has_context(c10::Device d) { return !d.is_cuda() || (!cuda_is_lost && at::globalContext().getAcceleratorHooksInterface(d.type()).hasPrimaryContext(d.index())); }
+bool has_context(c10::Device d) {
+  if (!d.is_cuda()) return true;
+  return !cuda_is_lost && at::globalContext().getAcceleratorHooksInterface(d.type()).hasPrimaryContext(d.index());
+}
 
 // To ask CUDA what is free makes a context, which costs hundreds of MiB; a device without one counts as free.
 void observe_one(int id) {
