@@ -46,7 +46,7 @@ class Known:
     dtypes: tuple = ()  # empty: all
 
 
-# Those that it picks on CUDA have no kernel for the CPU.
+# The operator that torch picks on CUDA has no kernel for the CPU.
 BY_DEVICE_TYPE = Known(
     "torch picks its accumulation policy by device type (LinearCrossEntropyOptions)",
     "mm.dtype_out cannot run on virtual GPUs|values differ" if ON_CUDA else "values differ",
