@@ -96,17 +96,22 @@ static void check(const struct interval *i, bool written, const struct clock *cl
     if (!knows(clock, i->readers[r])) report_race(whole, clock, at, i->readers[r], false);
 }
 
+/* The intervals from `from` to before `to` become one, which nobody has read since it was written. */
+static void overwrite(struct page *p, int64_t from, int64_t to, struct epoch write) {
+  struct interval *i = &p->intervals[from];
+  free(i->readers);
+  i->readers = NULL;
+  i->reads = 0;
+  i->write = write;
+  remove_range(p, (uint32_t)from + 1, (uint32_t)to);
+}
+
 static void access_page(struct page *p, uint32_t low, uint32_t high, bool written, const struct clock *clock, struct epoch at, struct access whole) {
   const int64_t from = split(p, low), to = from < 0 ? -1 : split(p, high);
   if (to < 0) return;
   for (int64_t k = from; k < to; k++) check(&p->intervals[k], written, clock, at, whole);
   if (written) {
-    struct interval *i = &p->intervals[from];
-    free(i->readers);
-    i->readers = NULL;
-    i->reads = 0;
-    i->write = at;
-    remove_range(p, (uint32_t)from + 1, (uint32_t)to);
+    overwrite(p, from, to, at);
     return;
   }
   for (int64_t k = from; k < to; k++) read_by(&p->intervals[k], clock, at);
@@ -129,14 +134,7 @@ void shadow_forget(uintptr_t low, uintptr_t high) {
     const uintptr_t number = low >> PAGE_BITS, start = number << PAGE_BITS, end = start + (1u << PAGE_BITS);
     struct page *p = page_of(number, false);
     const int64_t from = p ? split(p, (uint32_t)(low - start)) : -1, to = from < 0 ? -1 : split(p, (uint32_t)((high < end ? high : end) - start));
-    if (to >= 0) {
-      struct interval *i = &p->intervals[from];
-      free(i->readers);
-      i->readers = NULL;
-      i->reads = 0;
-      i->write = nobody;
-      remove_range(p, (uint32_t)from + 1, (uint32_t)to);
-    }
+    if (to >= 0) overwrite(p, from, to, nobody);
     low = end;
   }
 }
