@@ -97,6 +97,51 @@ def test_core_knows_nothing_of(what, path):
 CORE = [p for p in NATIVE if p.parent.name == "core" and p.suffix == ".c"]
 
 
+def defined_in(path):
+    """Names of the functions that a C file offers to others, and of those that it keeps."""
+    head = r"^(?!#)(\w[^;={}()]*?)\b(\w+)\([^;{}]*\)\s*\{"
+    found = re.findall(head, code(path), re.M)
+    own = {function for kind, function in found if kind.startswith("static")}
+    return {function for _, function in found} - own, own
+
+
+def users(paths):
+    """Of each C file, the others whose functions it names."""
+    owner = {function: p for p in paths for function in defined_in(p)[0]}
+    words = {p: set(re.findall(r"\b[a-z]\w+", code(p))) - defined_in(p)[1] for p in paths}
+    return {p: {owner[w] for w in words[p] if w in owner} - {p} for p in paths}
+
+
+def circles(uses):
+    """Files that use each other, directly or by way of others."""
+    reached = {p: set(there) for p, there in uses.items()}
+    for middle in uses:
+        for p in uses:
+            if middle in reached[p]:
+                reached[p] |= reached[middle]
+    return sorted(p.name for p in uses if p in reached[p])
+
+
+def test_files_of_the_core_draw_no_circle():
+    """State is at the bottom and creation on top: a file can be read with those below it."""
+    uses = users(CORE)
+    assert not circles(uses), f"these files of the core use each other: {circles(uses)}"
+    named = {p.name: {q.name for q in there} for p, there in uses.items()}
+    assert not named["state.c"] and not named["policy.c"]
+    assert not [name for name, there in named.items() if "machine.c" in there]
+    assert len([p for p in CORE if uses[p]]) > 20, "the test does not see who uses whom"
+
+
+def test_a_circle_is_seen(tmp_path):
+    for mine, other in ("ab", "bc", "ca"):
+        text = f"int {mine}1(int x) {{\n  return {other}1(x);\n}}\n"
+        text += "static int d1(void) { return 0; } /* not d1() of d.c */\n"
+        (tmp_path / f"{mine}.c").write_text(text)
+    (tmp_path / "d.c").write_text("int d1(void) { return a1(1); }\n")
+    paths = sorted(tmp_path.glob("*.c"))
+    assert circles(users(paths)) == ["a.c", "b.c", "c.c"]
+
+
 @pytest.mark.parametrize("path", CORE, ids=name)
 def test_core_has_no_variables_of_its_own(path, tmp_path):
     """Everything hangs from a machine: what is compiled holds code and constants, no data."""

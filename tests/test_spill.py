@@ -385,6 +385,31 @@ def test_a_graph_that_dies_while_it_is_away():
     assert gone() is None
 
 
+@pytest.mark.not_under_torture("what is on the host stays there, and nothing else comes")
+def test_many_copies_on_the_host_make_way_for_one_that_is_large():
+    """More than fit into two plans: each gives some up, which is progress, and nobody leaves yet."""
+    many = [on(torch.randn(N), D3) for _ in range(100)]
+    spill(*many)
+    sums = [float(x.sum()) for x in many]  # home again, with a copy on the host
+    host = _C.host_memory()["used"]
+    large = on(torch.randn(100 * N))
+    expected = large.cpu()
+    with ExitStack() as budgets:
+        for i in range(1, device_module.device_count()):
+            there = device_module.memory_allocated(i)
+            budgets.enter_context(managed.budget(device_name(i), there + N))
+        budgets.enter_context(managed.budget("cpu", host))
+        there = device_module.memory_allocated(0)
+        budgets.enter_context(managed.budget(D0, there + N))
+        fresh = on(torch.zeros(100 * N))
+        assert _C.is_spilled(large)
+        assert _C.host_memory()["used"] == host
+        assert not any(_C.is_spilled(x) for x in many)
+        del fresh
+        assert torch.equal(large.cpu(), expected)
+    assert [float(x.sum()) for x in many] == sums
+
+
 def test_a_budget_of_nothing_for_the_host_keeps_everything_on_devices():
     _, x = make()
     with managed.budget("cpu", 0):

@@ -11,14 +11,9 @@
 /* What the fields of the machine must agree with. */
 struct tally {
   int64_t on_host, spare_bytes, departing[MGD_MAX_DEVICES];
-  int32_t spares, moves, guests, departures[MGD_MAX_DEVICES];
+  int32_t spares, moves, guests[MGD_MAX_DEVICES], departures[MGD_MAX_DEVICES];
+  mgd_wide ordered[MGD_MAX_DEVICES], moving[MGD_MAX_DEVICES], guest[MGD_MAX_DEVICES];
 };
-
-static bool is_moving(const struct mgd_handle *h) { return h->state == MGD_SPILLING || h->state == MGD_RESTORING; }
-
-static bool is_guest(const struct mgd_handle *h) { return h->state == MGD_SPILLED && h->away != MGD_HOST; }
-
-static bool is_victim(const struct mgd_handle *h) { return h->state == MGD_RESIDENT && h->pins == 0 && h->bytes > 0; }
 
 static bool is_away(const struct mgd_machine *m, const struct mgd_handle *h) {
   bool is_there = mgd_device_known_locked(m, h->away) && h->away != h->home;
@@ -42,16 +37,16 @@ static bool is_state_sound(const struct mgd_machine *m, const struct mgd_handle 
 
 static bool is_use_sound(const struct mgd_handle *h) {
   uint32_t in_use = __atomic_load_n(&h->in_use, __ATOMIC_RELAXED);
-  return (h->closed || in_use >= MGD_ALIVE) && (!is_moving(h) || (in_use & (MGD_ALIVE - 1)) > 0);
+  return (h->closed || in_use >= MGD_ALIVE) && (!mgd_is_moving(h) || (in_use & (MGD_ALIVE - 1)) > 0);
 }
 
 /* A place in the order of its home for those that may leave, and for no others. */
 static bool is_position_sound(const struct mgd_machine *m, const struct mgd_handle *h) {
   const struct mgd_storages *s = &m->devices[h->home].storages;
-  if (h->closed || !is_victim(h)) {
+  if (h->closed || !mgd_is_victim(h)) {
     return h->position == -1;
   }
-  return h->position >= 0 && h->position < s->ordered && s->order[h->position] == h;
+  return h->position >= 0 && h->position < s->ordered + s->parked && s->order[h->position].handle == h;
 }
 
 static bool are_pins_sound(const struct mgd_handle *h) {
@@ -69,26 +64,38 @@ static bool is_handle_sound(const struct mgd_machine *m, const struct mgd_handle
   return placed && is_state_sound(m, h) && is_use_sound(h) && is_position_sound(m, h);
 }
 
+static void count_open(struct tally *t, const struct mgd_handle *h) {
+  bool is_spare = h->state == MGD_RESIDENT && h->memory;
+  t->spares += is_spare;
+  t->spare_bytes += is_spare ? h->bytes : 0;
+  t->ordered[h->home] += mgd_is_victim(h) ? h->bytes : 0;
+  t->moving[h->home] += h->state == MGD_SPILLING || (h->state == MGD_RESTORING && h->pins == 0) ? h->bytes : 0;
+  if (mgd_is_guest(h)) {
+    t->guests[h->away]++;
+    t->guest[h->away] += h->bytes;
+  }
+}
+
 static void count(struct tally *t, const struct mgd_handle *h) {
   t->on_host += h->on_host ? h->bytes : 0;
-  t->moves += is_moving(h);
-  if (is_moving(h) && h->away > MGD_HOST) {
+  t->moves += mgd_is_moving(h);
+  if (mgd_is_moving(h) && h->away > MGD_HOST) {
     t->departures[h->away]++;
     t->departing[h->away] += h->bytes;
+  } else if (h->state == MGD_SPILLING) {
+    t->departures[h->home]++;
   }
   if (!h->closed) {
-    t->guests += is_guest(h);
-    t->spares += h->state == MGD_RESIDENT && h->memory;
-    t->spare_bytes += h->state == MGD_RESIDENT && h->memory ? h->bytes : 0;
+    count_open(t, h);
   }
 }
 
 /* The heap by (key, seen) and those behind it; that each entry knows its place is asked of the handles. */
 static bool is_order_sound(const struct mgd_storages *s, int32_t victims) {
-  bool sound = s->ordered == victims && s->sorted >= 0 && s->sorted <= s->ordered && s->open >= 0 && s->open <= s->size && s->age == s->age;
-  for (int32_t i = 0; sound && i < s->ordered; i++) {
-    bool placed = i == 0 || i >= s->sorted || !mgd_order_before(s->order[i], s->order[(i - 1) / 2]);
-    sound = placed && s->order[i]->key == s->order[i]->key;
+  bool sound = s->ordered + s->parked == victims && s->parked >= 0 && s->sorted >= 0 && s->sorted <= s->ordered && s->open >= 0 && s->open <= s->size && s->age == s->age;
+  for (int32_t i = 0; sound && i < victims; i++) {
+    bool placed = i == 0 || i >= s->sorted || !mgd_order_before(&s->order[i], &s->order[mgd_order_parent(i)]);
+    sound = placed && s->order[i].key == s->order[i].key;
   }
   return sound;
 }
@@ -104,7 +111,7 @@ static bool are_open_sound(const struct mgd_machine *m, int id, struct tally *t)
     }
     count(t, h);
     open++;
-    victims += is_victim(h);
+    victims += mgd_is_victim(h);
     previous = h;
   }
   return open == s->open && is_order_sound(s, victims);
@@ -129,7 +136,7 @@ static bool are_orphans_sound(const struct mgd_machine *m, struct tally *t) {
     return false;
   }
   for (const struct mgd_handle *h = m->moves.orphans.oldest; h; h = h->younger) {
-    if (!h->closed || !is_moving(h) || h->next || h->previous || !is_handle_sound(m, h)) {
+    if (!h->closed || !mgd_is_moving(h) || h->next || h->previous || !is_handle_sound(m, h)) {
       return false;
     }
     count(t, h);
@@ -153,24 +160,22 @@ static bool are_spares_sound(const struct mgd_host_room *host, const struct tall
 static int32_t guests_of(const struct mgd_machine *m, int id) {
   int32_t length = list_length(&m->devices[id].storages.guests);
   for (const struct mgd_handle *h = length < 0 ? NULL : m->devices[id].storages.guests.oldest; h; h = h->younger) {
-    if (h->closed || !is_guest(h) || h->away != id) {
+    if (h->closed || !mgd_is_guest(h) || h->away != id) {
       return -1;
     }
   }
   return length;
 }
 
-static bool are_guests_sound(const struct mgd_machine *m, const struct tally *t) {
-  int32_t guests = 0;
-  for (int id = 0; id < m->count; id++) {
+static bool are_sums_sound(const struct mgd_machine *m, const struct tally *t) {
+  bool sound = true;
+  for (int id = 0; sound && id < m->count; id++) {
     const struct mgd_storages *s = &m->devices[id].storages;
-    int32_t here = guests_of(m, id);
-    if (here < 0 || s->departures != t->departures[id] || s->departing != t->departing[id]) {
-      return false;
-    }
-    guests += here;
+    sound = guests_of(m, id) == t->guests[id] && s->guest_count == t->guests[id] && s->guest_bytes == t->guest[id];
+    sound = sound && s->departures == t->departures[id] && s->departing == t->departing[id];
+    sound = sound && s->ordered_bytes == t->ordered[id] && s->moving_bytes == t->moving[id];
   }
-  return guests == t->guests;
+  return sound;
 }
 
 bool mgd_check_handles_locked(const struct mgd_machine *m) {
@@ -179,5 +184,5 @@ bool mgd_check_handles_locked(const struct mgd_machine *m) {
   for (int id = 0; sound && id < m->count; id++) {
     sound = are_open_sound(m, id, &t);
   }
-  return sound && m->moves.count == t.moves && are_spares_sound(&m->host, &t) && are_guests_sound(m, &t);
+  return sound && m->moves.count == t.moves && are_spares_sound(&m->host, &t) && are_sums_sound(m, &t);
 }

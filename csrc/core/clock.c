@@ -29,14 +29,6 @@ static int find_stream(const struct mgd_clock *c, int device, int stream, int64_
   return MGD_OK;
 }
 
-int64_t mgd_clock_latest(const struct mgd_clock *c, int device) {
-  int64_t ns = 0;
-  for (int s = 0; s < MGD_MAX_STREAMS; s++) {
-    ns = mgd_max(ns, mgd_clock_place_of(c, device)->streams[s]);
-  }
-  return ns;
-}
-
 static int64_t host_time(const struct mgd_clock *c) { return mgd_clock_place_of(c, HOST)->streams[0]; }
 
 static bool is_speed(struct mgd_speed s) { return mgd_is_amount(s.flops_per_ns) && mgd_is_amount(s.bytes_per_ns) && s.launch_ns >= 0; }

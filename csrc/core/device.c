@@ -9,8 +9,6 @@
 
 #include <string.h>
 
-bool mgd_device_known_locked(const struct mgd_machine *m, int id) { return id >= 0 && id < m->count; }
-
 /* The id of the device with this name, or -1. */
 static int find(const struct mgd_machine *m, const char *name) {
   for (int id = 0; id < m->count; id++) {

@@ -1,157 +1,17 @@
-/* evict.c: who leaves a device when room is short.
+/* evict.c: who leaves a device when room is short, and where to.
  *
- * It keeps the order of victims, asks the policy for their worth, and takes those
- * that leave in one transition; it copies nothing. Room goes, in this order, to
- * what costs the owners least: guests of other devices, then by the policy.
+ * It asks storages in their order, takes those that may leave in one transition, and
+ * files them when they have gone; it copies nothing. The order itself is order.c's, what
+ * a policy thinks policy.c's. Room goes, in this order, to what costs
+ * the owners least: guests of other devices, then by the policy.
  */
 #include "arithmetic.h"
 #include "internal_machine.h"
-
-/* ---- policies: one function each */
-
-double mgd_victim_lru(void *unused, const struct mgd_victim *victim) {
-  (void)unused;
-  return (double)victim->stamp;
-}
-
-double mgd_victim_clean_first(void *unused, const struct mgd_victim *victim) {
-  (void)unused;
-  return (double)victim->stamp + (victim->clean ? 0.0 : 0x1p52); /* more than there are ticks */
-}
-
-double mgd_victim_greedy_dual(void *unused, const struct mgd_victim *victim) {
-  (void)unused;
-  double bytes = victim->bytes > 0 ? (double)victim->bytes : 1.0;
-  return victim->age + (victim->leave_ns + victim->return_ns) / bytes;
-}
-
-int mgd_evict_policy(struct mgd_machine *m, mgd_victim_fn fn, void *context) {
-  mgd_machine_enter(m);
-  m->victim = fn ? fn : mgd_victim_greedy_dual;
-  m->victim_context = context;
-  for (int id = 0; id < m->count; id++) {
-    struct mgd_storages *s = &m->devices[id].storages;
-    int32_t n = s->ordered;
-    s->age = 0.0;
-    s->ordered = s->sorted = 0;
-    for (int32_t i = 0; i < n; i++) {
-      mgd_order_insert_locked(m, s->order[i]); /* to one of the places up to i */
-    }
-  }
-  return mgd_machine_leave(m, MGD_OK);
-}
 
 int mgd_evict_veto(struct mgd_machine *m, mgd_may_leave_fn fn) {
   mgd_machine_enter(m);
   m->may_leave = fn;
   return mgd_machine_leave(m, MGD_OK);
-}
-
-/* ---- the order of victims: a binary heap, smallest key first, and behind it those that came since somebody asked for a victim
- *
- * While there is room storages come and go and nobody asks, so it is only noted what they were when they came: to value and sort
- * them reads links and others' handles, which are in no cache. Operators stamp a handle without a lock, so a key may be out of date; it is looked
- * at again when the handle comes to the top. Keys grow with use, so what is further down is no better. */
-
-bool mgd_order_before(const struct mgd_handle *a, const struct mgd_handle *b) {
-  return a->key < b->key || (a->key == b->key && a->seen < b->seen); /* keys come from a policy, equal ones are the common case */
-}
-
-static void put(struct mgd_storages *s, int32_t i, struct mgd_handle *h) {
-  s->order[i] = h;
-  h->position = i;
-}
-
-static void sift_up(struct mgd_storages *s, int32_t i, struct mgd_handle *h) {
-  for (; i > 0 && mgd_order_before(h, s->order[(i - 1) / 2]); i = (i - 1) / 2) {
-    put(s, i, s->order[(i - 1) / 2]);
-  }
-  put(s, i, h);
-}
-
-static void sift_down(struct mgd_storages *s, int32_t i, struct mgd_handle *h) {
-  for (;;) {
-    int32_t child = 2 * i + 1;
-    if (child + 1 < s->sorted && mgd_order_before(s->order[child + 1], s->order[child])) {
-      child++;
-    }
-    if (child >= s->sorted || !mgd_order_before(s->order[child], h)) {
-      break;
-    }
-    put(s, i, s->order[child]);
-    i = child;
-  }
-  put(s, i, h);
-}
-
-static bool is_clean(const struct mgd_handle *h) { return h->memory && !__atomic_load_n(&h->dirty, __ATOMIC_RELAXED); }
-
-/* All that its worth depends on and that changes. */
-static void note(const struct mgd_machine *m, struct mgd_handle *h) {
-  h->seen = __atomic_load_n(&h->stamp, __ATOMIC_RELAXED);
-  h->seen_clean = is_clean(h);
-  h->key = m->devices[h->home].storages.age; /* until there is one */
-}
-
-static void value(const struct mgd_machine *m, struct mgd_handle *h) {
-  const struct mgd_link *out = &m->links[h->home][MGD_HOST], *back = &m->links[MGD_HOST][h->home];
-  struct mgd_victim v = {.bytes = h->bytes, .clean = h->seen_clean, .age = h->key, .stamp = h->seen};
-  v.leave_ns = v.clean ? 0.0 : mgd_link_estimate(out, 1, h->bytes);
-  v.return_ns = mgd_link_estimate(back, 1, h->bytes);
-  double key = m->victim(m->victim_context, &v);
-  h->key = isnan(key) ? 0.0 : key; /* what compares with nothing would break the order */
-}
-
-void mgd_order_insert_locked(struct mgd_machine *m, struct mgd_handle *h) {
-  struct mgd_storages *s = &m->devices[h->home].storages;
-  note(m, h);
-  put(s, s->ordered++, h);
-}
-
-void mgd_order_remove_locked(struct mgd_machine *m, struct mgd_handle *h) {
-  struct mgd_storages *s = &m->devices[h->home].storages;
-  int32_t hole = h->position;
-  h->position = -1;
-  if (hole < s->sorted) {
-    struct mgd_handle *end = s->order[--s->sorted];
-    if (end != h && mgd_order_before(end, h)) {
-      sift_up(s, hole, end);
-    } else if (end != h) {
-      sift_down(s, hole, end);
-    }
-    hole = s->sorted;
-  }
-  if (hole < --s->ordered) {
-    put(s, hole, s->order[s->ordered]);
-  }
-}
-
-static void sort(const struct mgd_machine *m, struct mgd_storages *s) {
-  for (; s->sorted < s->ordered; s->sorted++) {
-    struct mgd_handle *h = s->order[s->sorted];
-    value(m, h);
-    sift_up(s, s->sorted, h);
-  }
-}
-
-/* What came home was clean when that was noted, and is often written right after: to leave then costs more than its key says. */
-static bool is_noted(const struct mgd_handle *h) {
-  return h->seen == __atomic_load_n(&h->stamp, __ATOMIC_RELAXED) && h->seen_clean == is_clean(h);
-}
-
-/* The victim with an up-to-date key, or NULL. Somebody else may go on using them all, so it looks again a bounded number of times. */
-static struct mgd_handle *first_victim(struct mgd_machine *m, struct mgd_storages *s) {
-  sort(m, s);
-  for (int32_t looks = 2 * s->ordered; s->ordered; looks--) {
-    struct mgd_handle *h = s->order[0];
-    if (looks <= 0 || is_noted(h)) {
-      return h;
-    }
-    note(m, h);
-    value(m, h);
-    sift_down(s, 0, h);
-  }
-  return NULL;
 }
 
 /* ---- taking the bytes */
@@ -163,7 +23,7 @@ struct plan {
   struct mgd_machine *m;
   struct mgd_action *actions;
   size_t n, size;
-  int64_t uses;                  /* of storages that could not leave for them */
+  int32_t refused;               /* that may not leave, since others were let in */
   int64_t room[MGD_MAX_DEVICES]; /* of peers, less what goes there */
 };
 
@@ -177,14 +37,13 @@ static bool take(struct plan *p, struct mgd_handle *h, bool *clean) {
   bool dirty = __atomic_exchange_n(&h->dirty, 0, __ATOMIC_RELAXED);
   bool taken = __atomic_compare_exchange_n(&h->in_use, &uses, MGD_ALIVE + 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
   if (taken) {
-    mgd_handle_count_move_locked(p->m, h, 1);
-    *clean = !dirty && is_clean(h);
+    mgd_move_begins_locked(p->m, h);
+    *clean = !dirty && h->memory && !__atomic_load_n(&h->dirty, __ATOMIC_RELAXED);
     return true;
   }
   if (dirty) {
     mgd_handle_write(h);
   }
-  p->uses += uses - MGD_ALIVE;
   __atomic_store_n(&h->state, before, __ATOMIC_SEQ_CST);
   mgd_handle_settle_locked(p->m, h);
   return false;
@@ -192,16 +51,14 @@ static bool take(struct plan *p, struct mgd_handle *h, bool *clean) {
 
 /* The storage is as one that never left, and worth what that is. It may be out of the order while others are asked. */
 static void forget_spare(struct plan *p, struct mgd_handle *h) {
-  bool is_ordered = h->position >= 0;
   p->actions[p->n++] = (struct mgd_action){.kind = MGD_DO_FORGET, .from = MGD_HOST, .to = -1, .bytes = h->bytes, .memory = h->memory};
   mgd_handle_list_remove(&p->m->host.spares, h);
   p->m->host.spare_bytes -= h->bytes;
   h->memory = NULL;
   mgd_host_count_locked(p->m, h, false);
   mgd_handle_write(h);
-  if (is_ordered) {
-    mgd_order_remove_locked(p->m, h);
-    mgd_order_insert_locked(p->m, h);
+  if (h->position >= 0) {
+    mgd_order_look_again_locked(p->m, h);
   }
 }
 
@@ -251,15 +108,11 @@ static int choose_target(struct plan *p, const struct mgd_handle *h, int from) {
   return best >= 0 ? best : make_host_room(p, h->bytes) ? MGD_HOST : nearest;
 }
 
-static int64_t uses_of(const struct mgd_handle *h) { return __atomic_load_n(&h->in_use, __ATOMIC_RELAXED) & (MGD_ALIVE - 1); }
-
 /* Plans that h leaves `from`, which the plan has room for; false when it may not, or there is no room for it anywhere. Nobody
  * else's spare is given up for one that cannot leave anyway. */
 static bool leave(struct plan *p, struct mgd_handle *h, int from) {
-  int64_t uses = uses_of(h);
-  bool clean;
-  if (uses > 0 || (p->m->may_leave && !p->m->may_leave(h))) {
-    p->uses += uses;
+  bool clean, used = __atomic_load_n(&h->in_use, __ATOMIC_RELAXED) != MGD_ALIVE;
+  if (used || (p->m->may_leave && !p->m->may_leave(h))) {
     return false;
   }
   int to = h->memory ? MGD_HOST : choose_target(p, h, from);
@@ -276,54 +129,93 @@ static bool leave(struct plan *p, struct mgd_handle *h, int from) {
   return true;
 }
 
+/* ---- who is asked */
+
+/* The first of them have all been asked and stay: they wait behind the others. */
+static void move_to_the_end(struct mgd_handle_list *list, struct mgd_handle *next) {
+  struct mgd_handle *first = list->oldest, *last = next->elder;
+  next->elder = NULL;
+  list->oldest = next;
+  last->younger = NULL;
+  first->elder = list->youngest;
+  list->youngest->younger = first;
+  list->youngest = last;
+}
+
 /* Guests have the host as well; what came first goes first. */
 static int64_t send_guests_on(struct plan *p, int device, int64_t bytes) {
+  struct mgd_storages *s = &p->m->devices[device].storages;
   int64_t given = 0;
-  struct mgd_handle *next;
-  for (struct mgd_handle *h = p->m->devices[device].storages.guests.oldest; h && given < bytes && p->n < p->size; h = next) {
+  struct mgd_handle *h = s->guests.oldest, *next;
+  for (; h && given < bytes && p->n < p->size && p->refused < MGD_LOOKS; h = next) {
     next = h->younger;
-    given += leave(p, h, device) ? h->bytes : 0;
+    bool leaves = leave(p, h, device);
+    given += leaves ? h->bytes : 0;
+    p->refused += !leaves;
   }
   if (given > 0) {
-    struct mgd_storages *s = &p->m->devices[device].storages;
     s->sent_on += s->sent_on < MOST_SENT_ON;
     s->refusals = 1 << s->sent_on;
+  } else if (h && p->refused >= MGD_LOOKS) {
+    move_to_the_end(&s->guests, h);
   }
   return given;
 }
 
-/* Those that may not leave now wait outside the order until all have been asked. */
+/* Those that may not leave now are parked until all have been asked. */
 static int64_t evict_victims(struct plan *p, int device, int64_t bytes) {
   struct mgd_storages *s = &p->m->devices[device].storages;
-  struct mgd_handle *passed = NULL, *h;
+  struct mgd_order_search search = {.values = MGD_LOOKS};
+  struct mgd_handle *h;
   int64_t given = 0;
-  while (given < bytes && p->n < p->size && (h = first_victim(p->m, s))) {
-    double key = h->key;
+  while (given < bytes && p->n < p->size && p->refused < MGD_LOOKS && (h = mgd_order_first_locked(p->m, s, &search))) {
+    double key = s->order[h->position].key;
     if (leave(p, h, device)) {
       given += h->bytes;
       s->age = key > s->age ? key : s->age;
-      continue;
+    } else {
+      mgd_order_park_locked(p->m, h);
+      p->refused++;
     }
-    mgd_order_remove_locked(p->m, h);
-    h->passed = passed;
-    passed = h;
-  }
-  for (; passed; passed = h) {
-    h = passed->passed;
-    mgd_order_insert_locked(p->m, passed);
   }
   return given;
 }
 
-/* Whether others than the caller use or move storages there. Where all that may leave were asked, they were counted as they were
- * then: what came free since is somebody's who used it. */
-static bool others_use(const struct plan *p, int device, int64_t mine, bool asked) {
-  const struct mgd_storages *s = &p->m->devices[device].storages;
-  int64_t uses = p->uses + s->departures;
-  for (const struct mgd_handle *h = s->first; h; h = h->next) {
-    uses += (h->position < 0 || !asked) && h->state != MGD_SPILLED ? uses_of(h) : 0;
+/* What others were doing when somebody began to look for room: when he finds none, it says whether it is worth another try. */
+struct others {
+  struct mgd_uses uses;
+  int32_t departures;
+  uint64_t arrivals;
+};
+
+static struct others look_at_others(const struct mgd_machine *m, int device) {
+  const struct mgd_storages *s = &m->devices[device].storages;
+  return (struct others){mgd_user_count_locked(m, device), s->departures, s->arrivals};
+}
+
+static bool are_busy(const struct others *o, int64_t mine) { return (int64_t)(o->uses.begun - o->uses.ended) + o->departures > mine; }
+
+/* Also when they have come to an end meanwhile: who was asked before that may leave now. */
+static bool others_used(const struct mgd_machine *m, int device, const struct others *before, int64_t mine) {
+  const struct others now = look_at_others(m, device);
+  bool came = now.uses.begun != before->uses.begun || now.arrivals != before->arrivals;
+  return came || are_busy(before, mine) || are_busy(&now, mine);
+}
+
+/* Guests are asked first, and some of each in turn. True: nobody leaves yet, but not all have been asked. */
+static bool ask_some(struct plan *p, int device, int64_t bytes, int32_t *guests, int32_t *victims) {
+  int64_t given = 0;
+  p->refused = 0;
+  if (*guests > 0) {
+    given = send_guests_on(p, device, bytes);
+    *guests = p->refused < MGD_LOOKS || p->refused > *guests ? 0 : *guests - p->refused;
   }
-  return uses > mine;
+  if (given < bytes && *guests <= 0 && p->refused < MGD_LOOKS) {
+    int32_t before = p->refused;
+    evict_victims(p, device, bytes - given);
+    *victims -= p->refused - before;
+  }
+  return p->n == 0 && p->refused >= MGD_LOOKS && (*guests > 0 || *victims > 0);
 }
 
 static void start_plan(struct plan *p, struct mgd_machine *m, const int64_t *room, struct mgd_action *actions, size_t size) {
@@ -331,6 +223,25 @@ static void start_plan(struct plan *p, struct mgd_machine *m, const int64_t *roo
   for (int d = 1; room && d < m->count; d++) {
     p->room[d] = room[d];
   }
+}
+
+/* In between others are let in, so that the device may be gone. */
+static int begin(struct plan *p, int device, int64_t bytes, int64_t mine) {
+  struct mgd_machine *m = p->m;
+  struct mgd_storages *s = &m->devices[device].storages;
+  const struct others before = look_at_others(m, device);
+  int32_t guests = s->guest_count, victims = s->ordered + s->parked;
+  p->room[device] = 0;
+  while (ask_some(p, device, bytes, &guests, &victims)) {
+    int code = mgd_machine_leave(m, MGD_OK);
+    mgd_machine_enter(m);
+    if (code != MGD_OK || !mgd_device_known_locked(m, device)) {
+      return code == MGD_OK ? MGD_E_NO_DEVICE : code;
+    }
+  }
+  mgd_order_unpark_locked(m, s);
+  return p->n ? MGD_OK : others_used(m, device, &before, mine) ? MGD_E_BUSY
+                                                               : MGD_E_ABSENT;
 }
 
 int mgd_evict_begin(struct mgd_machine *m, int device, int64_t bytes, const int64_t *room, int64_t mine, struct mgd_action *actions, size_t *n) {
@@ -342,18 +253,13 @@ int mgd_evict_begin(struct mgd_machine *m, int device, int64_t bytes, const int6
   if (device != MGD_HOST && mgd_device_known_locked(m, device)) {
     struct plan p;
     start_plan(&p, m, room, actions, *n);
-    p.room[device] = 0;
-    int64_t given = send_guests_on(&p, device, bytes);
-    bool asked = given < bytes;
-    if (asked) {
-      evict_victims(&p, device, bytes - given);
-    }
-    *n = p.n;
-    code = p.n ? MGD_OK : others_use(&p, device, mine, asked) ? MGD_E_BUSY
-                                                              : MGD_E_ABSENT;
+    code = begin(&p, device, bytes, mine);
+    *n = code == MGD_OK || code == MGD_E_BUSY || code == MGD_E_ABSENT ? p.n : *n;
   }
   return mgd_machine_leave(m, code);
 }
+
+/* ---- by chance */
 
 /* Knuth's MMIX generator; the upper half is the good one. */
 static uint32_t draw(uint64_t *seed) {
@@ -377,6 +283,45 @@ int mgd_evict_random(struct mgd_machine *m, int device, uint32_t odds, uint64_t 
     }
     *n = p.n;
     code = p.n ? MGD_OK : MGD_E_ABSENT;
+  }
+  return mgd_machine_leave(m, code);
+}
+
+/* ---- gone */
+
+/* A copy in the host's memory is the one that the plan named, if it did; one elsewhere has none. */
+static bool may_end_at(const struct mgd_machine *m, const struct mgd_handle *h, int to, const void *memory) {
+  if (to == MGD_HOST) {
+    return memory && (!h->memory || h->memory == memory);
+  }
+  return to < 0 || (!memory && to != h->home && mgd_device_known_locked(m, to));
+}
+
+static void set_state(struct mgd_handle *h, enum mgd_residency state) { __atomic_store_n(&h->state, (uint32_t)state, __ATOMIC_SEQ_CST); }
+
+static void *end_spill(struct mgd_machine *m, struct mgd_handle *h, int to, void *memory) {
+  if (to < 0) {
+    mgd_handle_write(h); /* half a copy may be there */
+    mgd_host_count_locked(m, h, h->memory != NULL);
+    set_state(h, h->away < 0 ? MGD_RESIDENT : MGD_SPILLED);
+    return NULL;
+  }
+  void *left = to == MGD_HOST ? NULL : h->memory;
+  h->memory = memory;
+  h->away = (int16_t)to;
+  mgd_host_count_locked(m, h, to == MGD_HOST);
+  set_state(h, MGD_SPILLED);
+  return left;
+}
+
+int mgd_spill_end(struct mgd_machine *m, struct mgd_handle *h, int to, void *memory, void **memory_left) {
+  int code = MGD_E_INVALID;
+  mgd_machine_enter(m);
+  if (h->state == MGD_SPILLING && may_end_at(m, h, to, memory)) {
+    mgd_move_ends_locked(m, h);
+    *memory_left = end_spill(m, h, to, memory);
+    mgd_handle_arrive_locked(m, h, memory_left);
+    code = MGD_OK;
   }
   return mgd_machine_leave(m, code);
 }

@@ -33,6 +33,15 @@ enum mgd_pin {
 };
 
 #define MGD_ALIVE (UINT32_C(1) << 30) /* in `in_use` while the storage lives */
+#define MGD_MAX_DEVICES 64            /* the host and 63 accelerators */
+
+/* One thread's uses by the storages' home, so that "does anybody else use this?" reads a number for each thread and no storage. Only
+ * its thread writes it, without a lock; both numbers only grow, so that what came and went in between is seen. */
+struct mgd_user {
+  struct mgd_user *next; /* all of a machine; those whose thread has left are taken again */
+  bool taken;
+  uint64_t begun[MGD_MAX_DEVICES], ended[MGD_MAX_DEVICES];
+};
 
 /* Invariants. An open handle is in its home's list of all, and in_use is at
  * least MGD_ALIVE; who moves the bytes counts a use of its own meanwhile.
@@ -51,35 +60,52 @@ struct mgd_handle {
   uint32_t in_use; /* MGD_ALIVE and one for each operator that runs on the bytes or mover that carries them */
   uint32_t state;  /* enum mgd_residency */
   uint32_t dirty;  /* may have been written since they came home; to be trusted only in the hands of a mover */
+  int16_t home, away; /* away: where the bytes are, or are being brought from; -1 for home */
   uint64_t stamp;  /* tick of the last use */
 
   int64_t bytes;
   void *memory; /* the host's copy: the bytes of a spilled storage, or a spare of a resident one; the caller's to allocate and free */
   struct mgd_handle *next, *previous;       /* all open handles of the home device */
   struct mgd_handle *younger, *elder;       /* in the list of guests while SPILLED to a peer, of spares while RESIDENT with one, of orphans */
-  struct mgd_handle *passed;                /* while others are asked whether they leave instead */
-  double key;                               /* the policy's, when it last looked; its device's age then, until it has */
-  uint64_t seen;                            /* the stamp at that time */
   int32_t position;                         /* in the order of victims, -1 when it may not leave */
   int32_t pins;                             /* of all kinds */
   int32_t pins_by[MGD_PIN_KINDS];
-  int16_t home, away; /* away: where the bytes are, or are being brought from; -1 for home */
-  bool seen_clean;    /* and whether the host's copy was good */
+  bool seen_clean;    /* whether the host's copy was good when the policy last looked */
   bool on_host;       /* its bytes count as the host's */
   bool closed;        /* its storage died; an orphan as long as the bytes are still moved */
   bool asked;         /* while mgd_acquire_begin() looks at it */
 };
 
-/* Says that an operator is about to use the bytes. False: they are not at home, and mgd_acquire_begin() is to be asked. Of two
- * sides in sequence, this and a machine that takes the bytes away, at least one sees the other. */
-static inline bool mgd_handle_use(struct mgd_handle *h, uint64_t tick) {
+/* A number that only its own thread writes. */
+static inline void mgd_count_up(uint64_t *number, uint64_t by) {
+  __atomic_store_n(number, __atomic_load_n(number, __ATOMIC_RELAXED) + by, __ATOMIC_RELAXED);
+}
+
+/* Says that an operator of the user's thread is about to use the bytes. False: they are not at home, and mgd_acquire_begin() is to be
+ * asked. Of two sides in sequence, this and a machine that takes the bytes away, at least one sees the other. */
+static inline bool mgd_handle_use(struct mgd_handle *h, struct mgd_user *user, uint64_t tick) {
+  mgd_count_up(&user->begun[h->home], 1); /* first: who finds the storage in use finds the use counted, too */
   __atomic_fetch_add(&h->in_use, 1, __ATOMIC_SEQ_CST);
   __atomic_store_n(&h->stamp, tick, __ATOMIC_RELAXED);
   return __atomic_load_n(&h->state, __ATOMIC_SEQ_CST) == MGD_RESIDENT;
 }
 
-/* Gives a use back, or with MGD_ALIVE the storage's own. True: it was the last of all, and the caller deletes the handle. */
+/* Gives back what is no user's: a mover's use, or with MGD_ALIVE the storage's own. True: it was the last of all, and the caller
+ * deletes the handle. */
 static inline bool mgd_handle_put(struct mgd_handle *h, uint32_t uses) { return __atomic_sub_fetch(&h->in_use, uses, __ATOMIC_SEQ_CST) == 0; }
+
+/* Ends as many uses of the user's; true as above. */
+static inline bool mgd_handle_unuse(struct mgd_handle *h, struct mgd_user *user, uint32_t uses) {
+  const int home = h->home;
+  const bool last = mgd_handle_put(h, uses);
+  mgd_count_up(&user->ended[home], uses);
+  return last;
+}
+
+/* Numbers for uses, as many as MGD_TICKS from the one that is returned: one operator takes them together, so that threads seldom meet
+ * here. They never run backwards. `ticks` is the caller's. */
+#define MGD_TICKS 8
+static inline uint64_t mgd_ticks_take(uint64_t *ticks) { return __atomic_fetch_add(ticks, MGD_TICKS, __ATOMIC_RELAXED) + MGD_TICKS; }
 
 /* Said between use and put by whoever writes the bytes, whether or not they are home yet: a mover takes the mark away before it
  * takes the bytes, so that a mark that somebody makes while he waits for them stays. */

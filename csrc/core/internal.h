@@ -104,7 +104,7 @@ int mgd_admit_object(struct mgd_machine *m, const struct mgd_object_request *req
 int mgd_admit_poll(struct mgd_machine *m, struct mgd_ticket *ticket, int64_t now); /* OK, WAIT, or DEADLINE (the ticket is gone) */
 int mgd_admit_release(struct mgd_machine *m, struct mgd_ticket *ticket); /* granted or waiting; id becomes 0 */
 
-/* ---- replica.c: who holds which version of whose bytes */
+/* ---- source.c, replica.c: who holds which version of whose bytes */
 /* A source is a storage that has, or may get, copies on other devices; a replica
  * is one such copy, named by a small slot under which the caller keeps the tensor.
  * A slot that the directory gives up is doomed; it is free again once reaped, and
@@ -129,6 +129,12 @@ int mgd_replica_limit(struct mgd_machine *m, int device, double fraction); /* of
 /* Fault injection: from now on each find dooms its replica by chance, one in four; 0 stops that. */
 int mgd_replica_shake(struct mgd_machine *m, uint64_t seed);
 
+/* ---- user.c: which threads use storages */
+int mgd_user_join(struct mgd_machine *m, struct mgd_user **user); /* before a thread's first use; what it counts stays after it has left */
+void mgd_user_leave(struct mgd_machine *m, struct mgd_user *user);
+/* BUSY: others than the caller use storages whose home the device is, or bring some away from there; `mine` are the caller's own. */
+int mgd_others_use(struct mgd_machine *m, int device, int64_t mine);
+
 /* ---- handle.c: where each storage's bytes are */
 /* `h` is zeroed and resident at home. NOMEM: nothing was changed. */
 int mgd_handle_open(struct mgd_machine *m, struct mgd_handle *h, int home, int64_t bytes);
@@ -139,39 +145,45 @@ int mgd_handle_close(struct mgd_machine *m, struct mgd_handle *h, bool *moving, 
  * not home. */
 int mgd_handle_resize(struct mgd_machine *m, struct mgd_handle *h, int64_t bytes, void **memory);
 int mgd_handle_pin(struct mgd_machine *m, struct mgd_handle *h, enum mgd_pin kind, bool pin); /* counted; what is spilled stays so until it is used */
+/* No operator uses any storage, and no thread but the user's, if any, is there: for a child of fork(). What other threads were
+ * bringing from one place to another stays in their hands. */
+void mgd_handle_forget_uses(struct mgd_machine *m, struct mgd_user *user);
+/* At first none. What is above a lower limit stays: spares go as others need the room, spilled storages' copies when they are home. */
+int mgd_host_limit(struct mgd_machine *m, int64_t bytes);
+int mgd_host_usage(struct mgd_machine *m, int64_t *used, int64_t *limit, int64_t *peak);
+int mgd_residency_read(struct mgd_machine *m, int device, struct mgd_residency_usage *out);
+
+/* ---- restore.c: how bytes come back */
 /* Everything that one operator needs, or nothing: what brings the n handles home, all of them in use by the caller; one may be
  * named twice. room[id] are the free bytes of each device, below 0 where it holds too much. First comes what makes room, then every
  * restore, which is the caller's from now on. *n_actions in: room, at least n + MGD_MAX_DEVICES; out: how many, 0 when all are home.
  * WAIT: others are moving one of them. BUSY, NO_ROOM: the bytes will not fit on *device while others use what is there, or
  * whoever leaves; a storage that the caller uses beside the n counts as others'. *device is written by these two alone. */
 int mgd_acquire_begin(struct mgd_machine *m, struct mgd_handle *const *handles, size_t n, const int64_t *room, struct mgd_action *actions, size_t *n_actions, int *device);
-/* No operator uses any storage: for a child of fork(), whose parent's other threads are not there. What they were bringing from
- * one place to another stays in their hands. */
-void mgd_handle_forget_uses(struct mgd_machine *m);
 /* The bytes are home, or (!done) they are not and stay where they were. *memory: to be freed, or NULL. INVALID: it is not being
  * restored. */
 int mgd_restore_end(struct mgd_machine *m, struct mgd_handle *h, bool done, void **memory);
-/* The bytes are on `to`, which need not be where the plan wanted them: in `memory` (the action's, if it named one) where that is
- * the host, else memory is NULL; or they stayed where they were (to == -1). Afterwards the caller puts its use back.
- * *memory_left: to be freed, or NULL. INVALID: it is not being brought away, or cannot be there. */
-int mgd_spill_end(struct mgd_machine *m, struct mgd_handle *h, int to, void *memory, void **memory_left);
-/* For spilled storages and spares together; at first none. What is there above a lower limit stays: spares go as others need the
- * room, and each spilled storage's copy when it is home again. */
-int mgd_host_limit(struct mgd_machine *m, int64_t bytes);
-int mgd_host_usage(struct mgd_machine *m, int64_t *used, int64_t *limit, int64_t *peak);
-int mgd_residency_read(struct mgd_machine *m, int device, struct mgd_residency_usage *out);
 
 /* ---- evict.c: who leaves */
 /* Chooses storages that leave `device` until `bytes` come free, as far as there are any and the actions have room: guests of other
  * devices first, then by the policy. They go to a peer with room[id] bytes (NULL: no peers) or to the host. Each
  * SPILL and DROP is the caller's to carry out and end. *n in: room, at least 2; out: how many.
- * ABSENT: nobody can leave. BUSY: nobody now, but others than the caller use some. `mine` are the caller's uses of
- * storages that are here or coming here, and of those that it is bringing away from here. */
+ * ABSENT: nobody can leave. BUSY: nobody now, but mgd_others_use(), or did meanwhile. Where many may not leave it lets others in between. */
 int mgd_evict_begin(struct mgd_machine *m, int device, int64_t bytes, const int64_t *room, int64_t mine, struct mgd_action *actions, size_t *n);
 /* The same for storages by chance, one in `odds`, as far as they fit into `actions`; *seed goes on. For tests. */
 int mgd_evict_random(struct mgd_machine *m, int device, uint32_t odds, uint64_t *seed, struct mgd_action *actions, size_t *n);
-int mgd_evict_policy(struct mgd_machine *m, mgd_victim_fn fn, void *context); /* NULL restores the default */
 int mgd_evict_veto(struct mgd_machine *m, mgd_may_leave_fn fn);               /* NULL: all may */
+/* The bytes are on `to`, which need not be where the plan wanted them: in `memory` (the action's, if it named one) where that is
+ * the host, else memory is NULL; or they stayed where they were (to == -1). Afterwards the caller puts its use back.
+ * *memory_left: to be freed, or NULL. INVALID: it is not being brought away, or cannot be there. */
+int mgd_spill_end(struct mgd_machine *m, struct mgd_handle *h, int to, void *memory, void **memory_left);
+
+/* ---- order.c: in which order storages leave */
+int mgd_evict_policy(struct mgd_machine *m, mgd_victim_fn fn, void *context); /* NULL restores the default */
+/* The policy thinks otherwise of a storage than when it was last asked: it is asked again. */
+void mgd_rekey(struct mgd_machine *m, struct mgd_handle *h);
+
+/* ---- policy.c: what it is worth to keep a storage; pure, no machine */
 double mgd_victim_lru(void *unused, const struct mgd_victim *victim);          /* least recently used */
 double mgd_victim_clean_first(void *unused, const struct mgd_victim *victim);  /* least recently used, clean ones before all others */
 /* GreedyDual-Size (Cao and Irani, USENIX Symposium on Internet Technologies and Systems 1997): age + cost / bytes. */

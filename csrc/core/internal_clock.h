@@ -41,8 +41,15 @@ static inline struct mgd_clock_link *mgd_clock_link_of(const struct mgd_clock *c
   return &c->links[(size_t)(from + 1) * (size_t)(c->devices + 1) + (size_t)(to + 1)];
 }
 
-/* ---- clock.c */
-int64_t mgd_clock_latest(const struct mgd_clock *c, int device); /* over the device's streams */
+/* Over the device's streams. */
+static inline int64_t mgd_clock_latest(const struct mgd_clock *c, int device) {
+  int64_t ns = 0;
+  for (int s = 0; s < MGD_MAX_STREAMS; s++) {
+    const int64_t time = mgd_clock_place_of(c, device)->streams[s];
+    ns = time > ns ? time : ns;
+  }
+  return ns;
+}
 
 /* ---- check.c */
 int mgd_check_clock(const struct mgd_clock *c); /* OK or BROKEN; the clock's mutex is held */

@@ -11,20 +11,35 @@ struct mgd_handle_list {
   struct mgd_handle *oldest, *youngest;
 };
 
+/* A sum of bytes of as many storages as there may be. */
+__extension__ typedef __int128 mgd_wide;
+
+/* A place in the order. The key stands here so that those who are compared need not be fetched themselves. */
+struct mgd_place {
+  double key;    /* the policy's, when it last looked; its device's age then, until it has */
+  uint64_t seen; /* the handle's stamp at that time */
+  struct mgd_handle *handle;
+};
+
 /* The storages whose home is one device, and its guests.
- * Invariants: `order` has exactly the resident unpinned storages that have bytes,
- * with room for all open ones; the first `sorted` of its `ordered` entries are a heap
- * by (key, seen), the others came since; keys are numbers. Guests
- * are the open spilled storages of other devices whose bytes are here, first come
- * first; departures are those that are being brought from here to the host or
- * home, orphans included, and departing is the sum of their bytes. */
+ * Invariants: `order` has exactly the resident unpinned storages that have bytes, with
+ * room for all open ones: first `sorted` of them, a heap by (key, seen); up to
+ * `ordered` those that came since, whose keys nobody has asked for; then `parked`
+ * ones that may not leave, while others are asked. Keys are numbers. Guests are the
+ * open spilled storages of other devices whose bytes are here, first come first;
+ * departures are those that are being brought away from here, its own and
+ * guests, orphans included, and departing is the sum of the guests' bytes.
+ * The sums: `ordered_bytes` of `order`, `moving_bytes` of the open ones that are leaving, or coming
+ * home unpinned, `guest_bytes` of the guests. */
 struct mgd_storages {
   struct mgd_handle *first; /* all open ones */
-  struct mgd_handle **order;
-  int32_t open, ordered, sorted, size;
+  struct mgd_place *order;
+  int32_t open, ordered, sorted, parked, size;
   struct mgd_handle_list guests;
-  int32_t departures;
+  int32_t departures, guest_count;
   int64_t departing;
+  mgd_wide ordered_bytes, moving_bytes, guest_bytes;
+  uint64_t arrivals; /* how often one came into the order */
   double age; /* key of the newest victim: what comes later is worth more by it */
   int32_t sent_on, refusals; /* plans that sent guests on, less guests that came home; victims of others that it does not take yet */
 };
@@ -45,22 +60,52 @@ struct mgd_moves {
   struct mgd_handle_list orphans;
 };
 
-/* ---- handle.c */
+/* ---- user.c */
+struct mgd_uses {
+  uint64_t begun, ended;
+};
+struct mgd_uses mgd_user_count_locked(const struct mgd_machine *m, int device);
+void mgd_user_forget_locked(struct mgd_machine *m, const struct mgd_user *kept); /* all but that one have left, and nobody uses anything */
+void mgd_user_free(struct mgd_user *users);
+
+/* ---- residency.c */
+bool mgd_is_guest(const struct mgd_handle *h);
+bool mgd_is_moving(const struct mgd_handle *h);
+bool mgd_is_victim(const struct mgd_handle *h); /* it has a place in the order */
 void mgd_handle_list_add(struct mgd_handle_list *list, struct mgd_handle *h);
 void mgd_handle_list_remove(struct mgd_handle_list *list, struct mgd_handle *h);
 void mgd_host_count_locked(struct mgd_machine *m, struct mgd_handle *h, bool on_host);
-/* Into the order of victims and the list that its fields name, and out of them. */
+/* Into the order of victims, the list and the sums that its fields name, and out of them. */
 void mgd_handle_settle_locked(struct mgd_machine *m, struct mgd_handle *h);
 void mgd_handle_unsettle_locked(struct mgd_machine *m, struct mgd_handle *h);
+/* A handle that is filed nowhere has got the state of a move; such a move is over, and it is filed nowhere again. */
+void mgd_move_begins_locked(struct mgd_machine *m, struct mgd_handle *h);
+void mgd_move_ends_locked(struct mgd_machine *m, struct mgd_handle *h);
+/* Hands out the copy on the host, which then counts no more. */
+void *mgd_handle_take_memory_locked(struct mgd_machine *m, struct mgd_handle *h);
+/* After a move: the handle is filed where it has come to; of an orphan nothing stays, its copy is handed out. */
+void mgd_handle_arrive_locked(struct mgd_machine *m, struct mgd_handle *h, void **memory);
 
-/* A move began (1) or ends (-1); `away` is still where the bytes come from. */
-void mgd_handle_count_move_locked(struct mgd_machine *m, const struct mgd_handle *h, int by);
+/* ---- handle.c */
 bool mgd_handle_busy_locked(const struct mgd_machine *m, int above); /* storages or guests on devices above that id, or any on its way */
 
-/* ---- evict.c */
+/* ---- order.c */
+#define MGD_LOOKS 64 /* handles that a call looks at, of each kind, before it lets others in */
+
+/* A search for victims: whom it has looked at because their keys were out of date, and how many more it may value for the first time. */
+struct mgd_order_search {
+  struct mgd_handle *looked_at[MGD_LOOKS];
+  int32_t count, values;
+};
 void mgd_order_insert_locked(struct mgd_machine *m, struct mgd_handle *h); /* room for it was made when it was opened */
 void mgd_order_remove_locked(struct mgd_machine *m, struct mgd_handle *h);
-bool mgd_order_before(const struct mgd_handle *a, const struct mgd_handle *b);
+void mgd_order_look_again_locked(struct mgd_machine *m, struct mgd_handle *h); /* what it is worth has changed; one that is parked waits */
+bool mgd_order_before(const struct mgd_place *a, const struct mgd_place *b);
+int32_t mgd_order_parent(int32_t place); /* in the heap; of a place above 0 */
+/* The one that leaves next, or NULL: all are parked. Exact where no more than the search may look at are out of date. */
+struct mgd_handle *mgd_order_first_locked(struct mgd_machine *m, struct mgd_storages *s, struct mgd_order_search *search);
+void mgd_order_park_locked(struct mgd_machine *m, struct mgd_handle *h);
+void mgd_order_unpark_locked(struct mgd_machine *m, struct mgd_storages *s);
 
 /* ---- check_handle.c */
 bool mgd_check_handles_locked(const struct mgd_machine *m);

@@ -87,6 +87,7 @@ struct mgd_claims {
  * >= 0, and a device's link to itself costs nothing. */
 struct mgd_machine {
   pthread_mutex_t mutex;
+  int (*check)(const struct mgd_machine *m); /* what debug builds ask after each transition */
   struct mgd_alloc alloc;
   int count;
   struct mgd_device devices[MGD_MAX_DEVICES];
@@ -95,6 +96,7 @@ struct mgd_machine {
   struct mgd_replicas replicas;
   struct mgd_host_room host;
   struct mgd_moves moves;
+  struct mgd_user *users;
   mgd_victim_fn victim;
   void *victim_context;
   mgd_may_leave_fn may_leave; /* NULL: all may */
@@ -117,12 +119,10 @@ void mgd_alloc_free(void *memory);
 /* A mutex is a resource that can run out, so its creation counts as an allocation. */
 int mgd_alloc_mutex(struct mgd_alloc *a, pthread_mutex_t *mutex);
 
-/* ---- machine.c */
+/* ---- state.c */
 void mgd_machine_enter(struct mgd_machine *m);
 /* Ends a transition and returns `code`, or BROKEN when debugging finds a broken invariant. */
 int mgd_machine_leave(struct mgd_machine *m, int code);
-
-/* ---- device.c */
 bool mgd_device_known_locked(const struct mgd_machine *m, int id);
 
 /* ---- link.c */

@@ -1,8 +1,8 @@
-/* machine.c: the birth and death of a machine, and the door to its state.
+/* machine.c: the birth and death of a machine.
  *
- * A machine owns all state of the core. Every public function of the other
- * files enters here and leaves here, which is where debug builds look whether
- * the invariants still hold. This file decides nothing about devices or bytes.
+ * A machine owns all state of the core, so this file knows of every other one
+ * what it starts with, and no other file uses this one. The door to the state is in
+ * state.c; nothing is decided here about devices or bytes.
  */
 #include "internal_machine.h"
 
@@ -10,22 +10,6 @@
 
 #define DEFAULT_TRACE_EVENTS 4096
 #define DEFAULT_COPIES 16 /* of one tensor to one device in a step: more than a layer has uses, fewer than a loop makes */
-
-void mgd_machine_enter(struct mgd_machine *m) { (void)pthread_mutex_lock(&m->mutex); }
-
-int mgd_machine_leave(struct mgd_machine *m, int code) {
-#if MGD_DEBUG >= 2
-  if (mgd_check_locked(m) != MGD_OK) {
-    code = MGD_E_BROKEN;
-  }
-#endif
-  (void)pthread_mutex_unlock(&m->mutex);
-  return code;
-}
-
-void mgd_machine_before_fork(struct mgd_machine *m) { mgd_machine_enter(m); }
-
-void mgd_machine_after_fork(struct mgd_machine *m) { (void)pthread_mutex_unlock(&m->mutex); }
 
 /* The host's memory is not ours to ration: its capacity is unlimited until
  * somebody sets it. */
@@ -42,6 +26,7 @@ static void add_host(struct mgd_machine *m) {
 }
 
 static int fill(struct mgd_machine *m, size_t trace_events) {
+  m->check = mgd_check_locked;
   m->claims.first_free = -1;
   mgd_replica_init(&m->replicas);
   m->host.limit = INT64_MAX;
@@ -95,6 +80,7 @@ void mgd_machine_destroy(struct mgd_machine *m) {
   for (int id = 0; id < m->count; id++) {
     mgd_alloc_free(m->devices[id].storages.order);
   }
+  mgd_user_free(m->users);
   mgd_alloc_free(m->trace.ring);
   mgd_alloc_free(m->repeats.slots);
   mgd_site_free(&m->sites);

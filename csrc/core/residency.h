@@ -25,8 +25,10 @@ struct mgd_action {
 };
 
 /* What a policy knows of a storage that may leave. Whoever has the smallest key leaves first; among equals the one
- * that was used longest ago. Keys must not fall as stamps rise. Called with the machine's mutex held. */
+ * that was used longest ago. Keys are looked at again when a storage that was used since comes first: who leaves next is right as
+ * long as keys do not fall as stamps rise, or where mgd_rekey() tells of each that did. Called with the machine's mutex held. */
 struct mgd_victim {
+  const struct mgd_handle *handle; /* for policies that know more of it */
   uint64_t stamp; /* tick of its last use */
   int64_t bytes;
   bool clean;     /* its copy on the host is good: leaving costs nothing */

@@ -17,7 +17,6 @@
 #include "residency.h"
 
 #define MGD_HOST 0
-#define MGD_MAX_DEVICES 64 /* the host and 63 accelerators */
 
 /* Codes are negative, 0 is success; the text says what went wrong for people.
  * The binding maps each name to one Python exception (see python/errors.c). */

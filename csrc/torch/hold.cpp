@@ -3,8 +3,6 @@
 
 #include <torch/csrc/autograd/variable.h>
 
-#include <array>
-
 #include "devices.h"
 #include "garbage.h"
 #include "graphs.h"
@@ -36,9 +34,7 @@ void give_up(const mgd_action* from, const mgd_action* end) {
 // Whether another try makes sense: other threads use or move what is on the device, or have given something back since they had `freed` so much.
 bool others_use(int device, uint64_t freed) {
   if (unfinished_deaths.load() > 0) return true;
-  std::array<mgd_action, 2> none;
-  std::size_t n = none.size();
-  return mgd_evict_begin(machine(), device, 0, nullptr, Hold::uses_of_this_thread(device), none.data(), &n) == MGD_E_BUSY || freed_by_others() != freed;
+  return mgd_others_use(machine(), device, Hold::uses_of_this_thread(device)) == MGD_E_BUSY || freed_by_others() != freed;
 }
 
 void carry_out_all(const mgd_action* actions, std::size_t n) {
@@ -116,6 +112,7 @@ bool Hold::is_inside_operator() const {
 }
 
 void Hold::enter() {
+  user_ = this_user();
   outer_ = innermost;
   innermost = this;
   if (C10_UNLIKELY(room_is_short()) && turn_ && !is_inside_operator()) turn_->take();
@@ -129,7 +126,7 @@ void Hold::note_streams() {
 void Hold::give_back() {
   if (std::exchange(given_, true)) return;
   for (const Use& u : used_)
-    if (mgd_handle_put(u.block, 1)) delete u.block;
+    if (mgd_handle_unuse(u.block, user_, 1)) delete u.block;
 }
 
 void Hold::let_go() {
@@ -142,7 +139,7 @@ void Hold::let_go() {
 }
 
 void Hold::forget_other_threads() {
-  mgd_handle_forget_uses(machine());
+  mgd_handle_forget_uses(machine(), user_of_thread);
   bool has_turn = false;
   for (Hold* h = innermost; h; h = h->outer_) {
     if (!h->given_) h->use_again();
@@ -167,7 +164,7 @@ int64_t Hold::bytes_of_this_thread(int device) {
 
 // The tensors live as long as the operator's arguments do, so their handles can be used again after they were given back.
 void Hold::use_again() {
-  for (const Use& u : used_) mgd_handle_use(u.block, next_tick());
+  for (const Use& u : used_) mgd_handle_use(u.block, user_, tick());
   given_ = false;
 }
 

@@ -41,7 +41,7 @@ class Hold {
   void add(Block* b, bool written) {
     if (used_.empty()) enter();
     if (C10_UNLIKELY(b->waits_for_use.load(std::memory_order_relaxed))) used_at_last(b);
-    const bool home = mgd_handle_use(b, next_tick());
+    const bool home = mgd_handle_use(b, user_, tick());
     used_.push_back({b, written});
     if (C10_LIKELY(home && !written)) return;
     if (!home) away_ = true;
@@ -81,7 +81,11 @@ class Hold {
   bool try_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::size_t room_in_plan, int64_t deadline, const char* operator_name);
   void wait_for_others(uint64_t seen, int64_t deadline);
 
+  uint64_t tick() { return C10_LIKELY(tick_ % MGD_TICKS != 0) ? tick_++ : (tick_ = next_tick(), tick_++); }
+
   c10::SmallVector<Use, 6> used_;
+  mgd_user* user_ = nullptr; // of the thread that entered
+  uint64_t tick_ = 0;        // of the next use; a multiple of MGD_TICKS is to be taken first
   Turn* const turn_;
   bool away_ = false, given_ = false, tells_again_ = false;
   Hold* outer_ = nullptr;

@@ -169,24 +169,27 @@ void drop(const mgd_action& a) {
   event.done();
 }
 
-// How many left: fewer than were planned when a copy failed.
-int64_t carry_out(const mgd_action* actions, std::size_t n, std::exception_ptr* failure) {
+// How many left: fewer than were planned when a copy failed. *forgotten: copies on the host that were given up to make room there.
+int64_t carry_out(const mgd_action* actions, std::size_t n, std::exception_ptr* failure, int64_t* forgotten = nullptr) {
   int64_t left = 0;
   for (const mgd_action* a = actions; a != actions + n; a++) {
     if (a->kind == MGD_DO_SPILL) left += spill(*a, failure);
     if (a->kind == MGD_DO_DROP) drop(*a), left++;
-    if (a->kind == MGD_DO_FORGET) free_host(a->memory);
+    if (a->kind == MGD_DO_FORGET) {
+      free_host(a->memory);
+      if (forgotten) ++*forgotten;
+    }
   }
   return left;
 }
 
-// What mgd_evict_begin says, and how many left.
-int let_somebody_leave(int device, int64_t bytes, const int64_t* room, int64_t* left, std::exception_ptr* failure) {
+// What mgd_evict_begin says, how many left, and how many copies were given up.
+int let_somebody_leave(int device, int64_t bytes, const int64_t* room, int64_t* left, int64_t* forgotten, std::exception_ptr* failure) {
   const Moving moving;
   std::array<mgd_action, kPlan> plan;
   std::size_t n = plan.size();
   const int code = mgd_evict_begin(machine(), device, bytes, room, Hold::uses_of_this_thread(device), plan.data(), &n);
-  if (code == MGD_OK) *left = carry_out(plan.data(), n, failure);
+  if (code == MGD_OK) *left = carry_out(plan.data(), n, failure, forgotten);
   return code;
 }
 
@@ -224,15 +227,16 @@ namespace {
 // A use of the bytes, wherever they are.
 class Use {
  public:
-  explicit Use(Block& b) : block_(b) { mgd_handle_use(&b, next_tick()); }
+  explicit Use(Block& b) : block_(b), user_(this_user()) { mgd_handle_use(&b, user_, next_tick()); }
   ~Use() {
-    if (mgd_handle_put(&block_, 1)) delete &block_;
+    if (mgd_handle_unuse(&block_, user_, 1)) delete &block_;
   }
   Use(const Use&) = delete;
   Use& operator=(const Use&) = delete;
 
  private:
   Block& block_;
+  mgd_user* const user_;
 };
 
 // Where bytes are that somebody reads there. To everybody else it looks as if they came home and failed to: nobody takes them
@@ -302,11 +306,12 @@ bool find_room(int device, int64_t bytes, Caller caller, std::exception_ptr* fai
   int failures = 0;
   for (;;) {
     const uint64_t before = freed_count();
-    int64_t left = 0;
-    const int code = let_somebody_leave(device, missing, room, &left, failure);
+    int64_t left = 0, forgotten = 0;
+    const int code = let_somebody_leave(device, missing, room, &left, &forgotten, failure);
     if (left) return true;
-    if (code == MGD_OK) { // no memory on the host, or a device that does not answer
-      if (++failures < kTries) continue;
+    if (code == MGD_OK) { // no memory on the host, or a device that does not answer; but copies that were given up are on the way to room
+      failures += forgotten == 0;
+      if (failures < kTries) continue;
       return false;
     }
     if (locked) return false;

@@ -19,7 +19,8 @@
 namespace managed {
 
 std::atomic<bool> may_adopt{false};
-std::atomic<uint64_t> ticks{0};
+uint64_t ticks = 0;
+constinit thread_local mgd_user* user_of_thread __attribute__((tls_model("initial-exec"))) = nullptr;
 std::atomic<int> unfinished_deaths{0};
 std::atomic<int64_t> adopt_at_least{int64_t{1} << 14};
 
@@ -120,6 +121,17 @@ void free_block(c10::DataPtr& block) noexcept {
     if (context) give_back(context);
   } catch (const std::exception&) {
   }
+}
+
+// A thread that ends leaves its counts behind. Whatever it still does after that joins again, for good.
+mgd_user* join_slow() {
+  struct Leaving {
+    ~Leaving() { mgd_user_leave(machine(), std::exchange(user_of_thread, nullptr)); }
+  };
+  if (mgd_user_join(machine(), &user_of_thread) != MGD_OK) throw std::bad_alloc();
+  static thread_local const Leaving leaving;
+  static_cast<void>(leaving);
+  return user_of_thread;
 }
 
 void adopt_slow(c10::StorageImpl* s, bool fresh) {

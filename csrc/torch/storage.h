@@ -41,13 +41,14 @@ extern std::atomic<int> unfinished_deaths;
 extern std::atomic<bool> may_adopt;         // there is an accelerator
 extern std::atomic<int64_t> adopt_at_least; // bytes; smaller storages stay where they are
 
-// Numbers uses; the exact order between threads does not matter, so it is no counter that they fight for.
-extern std::atomic<uint64_t> ticks;
-inline uint64_t next_tick() {
-  const uint64_t t = ticks.load(std::memory_order_relaxed) + 1;
-  ticks.store(t, std::memory_order_relaxed);
-  return t;
-}
+// Numbers uses. An operator takes some together (`Hold`), so that threads seldom fight for the counter.
+extern uint64_t ticks;
+inline uint64_t next_tick() { return mgd_ticks_take(&ticks); }
+
+// This thread's uses, for the core; null before its first.
+extern constinit thread_local mgd_user* user_of_thread __attribute__((tls_model("initial-exec")));
+mgd_user* join_slow();
+inline mgd_user* this_user() { return C10_LIKELY(user_of_thread != nullptr) ? user_of_thread : join_slow(); }
 
 inline Block* block_of(c10::StorageImpl* s) {
   const c10::DataPtr& p = s->_mutable_data_ptr_no_checks();

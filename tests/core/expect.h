@@ -55,10 +55,16 @@ static inline uint64_t next_random(uint64_t *state) {
 /* A number from 0 to below `limit`. */
 static inline int64_t pick(uint64_t *state, int64_t limit) { return (int64_t)(next_random(state) % (uint64_t)limit); }
 
+/* The thread that most tests run in, as the core knows it. */
+static struct mgd_user *me;
+
+static inline bool i_use(struct mgd_handle *h, uint64_t tick) { return mgd_handle_use(h, me, tick); }
+
 /* A machine with accelerators "sim:0", ... of the given capacity each. */
 static inline struct mgd_machine *new_machine(int accelerators, int64_t capacity) {
   struct mgd_machine *m = NULL;
   EXPECT_OK(mgd_machine_create(NULL, &m));
+  EXPECT_OK(mgd_user_join(m, &me));
   for (int i = 0; i < accelerators; i++) {
     char name[32];
     int id = -1;

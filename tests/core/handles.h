@@ -29,7 +29,7 @@ static inline struct mgd_handle *open_handle(struct mgd_machine *m, int home, in
 }
 
 static inline void put_back(struct mgd_handle *h, uint32_t uses) {
-  if (mgd_handle_put(h, uses)) {
+  if (uses == MGD_ALIVE ? mgd_handle_put(h, uses) : mgd_handle_unuse(h, me, uses)) {
     free(h);
   }
 }
@@ -45,7 +45,7 @@ static inline void close_handle(struct mgd_machine *m, struct mgd_handle *h) {
 }
 
 static inline void use_at(struct mgd_handle *h, uint64_t tick) {
-  EXPECT(mgd_handle_use(h, tick));
+  EXPECT(i_use(h, tick));
   put_back(h, 1);
 }
 
@@ -53,7 +53,9 @@ static inline void end_spill(struct mgd_machine *m, struct mgd_handle *h, int to
   void *left = NULL;
   EXPECT_OK(mgd_spill_end(m, h, to, memory, &left));
   free(left);
-  put_back(h, 1);
+  if (mgd_handle_put(h, 1)) { /* the mover's */
+    free(h);
+  }
 }
 
 static inline void carry_out(struct mgd_machine *m, const struct plan *p) {
@@ -115,7 +117,7 @@ static inline void begin_restore(struct mgd_machine *m, struct mgd_handle *h) {
   for (int d = 0; d < MGD_MAX_DEVICES; d++) {
     room[d] = INT64_MAX;
   }
-  EXPECT(!mgd_handle_use(h, h->stamp));
+  EXPECT(!i_use(h, h->stamp));
   EXPECT_OK(acquire(m, &h, 1, room, &p, &device));
   EXPECT_INT(p.n, 1);
   EXPECT_ACTION(p.actions[0], MGD_DO_RESTORE, h->away, h->home, h->bytes, h);
@@ -140,7 +142,7 @@ static inline struct mgd_handle *open_with_spare(struct mgd_machine *m, int home
 }
 
 static inline void write_to(struct mgd_handle *h) {
-  EXPECT(mgd_handle_use(h, h->stamp));
+  EXPECT(i_use(h, h->stamp));
   mgd_handle_write(h);
   put_back(h, 1);
 }

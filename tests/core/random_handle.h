@@ -65,7 +65,7 @@ static inline void note_peak(struct model *x) { x->peak = host_bytes(x) > x->pea
 struct expected {
   struct mgd_action actions[MOST];
   size_t n, size;
-  int64_t refused, room[DEVICES];
+  int64_t room[DEVICES];
 };
 
 static inline bool is_better(const struct model *x, const struct storage *a, const struct storage *b) {
@@ -129,7 +129,6 @@ static inline bool refuses(const struct model *x, const struct mgd_handle *h) { 
 
 static inline int64_t expect_leaving(struct model *x, struct expected *e, struct storage *s, int from) {
   if (s->uses > 0 || refuses(x, &s->h)) {
-    e->refused += s->uses;
     return 0;
   }
   int to = s->copy ? MGD_HOST : expect_target(x, e, s, from);
@@ -169,13 +168,14 @@ static inline void expect_eviction(struct model *x, struct expected *e, int d, i
   }
 }
 
-/* Uses of what could not be asked there. */
-static inline int64_t expect_other_uses(const struct model *x, int d) {
+/* Uses of what has its home there, and what is being brought away from there. */
+static inline int64_t expect_uses(const struct model *x, int d) {
   int64_t uses = 0;
   for (int i = 0; i < SLOTS; i++) {
     const struct storage *s = &x->s[i];
-    uses += departs_from(s, d);
-    uses += s->open && s->home == d && s->state != MGD_SPILLED && !is_victim_of(s, d) ? s->uses : 0;
+    bool there = s->open || s->closed, leaves = there && s->state == MGD_SPILLING;
+    uses += departs_from(s, d) || (leaves && s->away < 0 && s->home == d);
+    uses += there && s->home == d ? s->uses - leaves : 0;
   }
   return uses;
 }

@@ -172,17 +172,24 @@ static void the_order(struct directory *d) {
   EXPECT_BROKEN(d, s->sorted, -1);
   EXPECT_BROKEN(d, s->sorted, s->ordered + 1);
   EXPECT_BROKEN(d, d->m->devices[2].storages.sorted, 1); /* nobody lives there who could be out of order */
+  EXPECT_BROKEN(d, s->parked, 1);
+  EXPECT_BROKEN(d, s->parked, -1);
+  EXPECT_BROKEN(d, s->ordered_bytes, s->ordered_bytes + 1);
+  EXPECT_BROKEN(d, s->moving_bytes, s->moving_bytes - 8);
+  EXPECT_BROKEN(d, s->departures, s->departures - 1);
+  EXPECT_BROKEN(d, d->m->devices[2].storages.guest_bytes, 8);
+  EXPECT_BROKEN(d, d->m->devices[2].storages.guest_count, 1);
   EXPECT_BROKEN(d, s->size, s->open - 1);
   EXPECT_BROKEN(d, s->open, s->open - 1);
   EXPECT_BROKEN(d, s->open, -1);
   EXPECT_BROKEN(d, s->age, (double)NAN);
-  EXPECT_BROKEN(d, s->order[0], s->order[1]);
-  EXPECT_BROKEN(d, s->order[0]->position, 1);
-  EXPECT_BROKEN(d, s->order[0]->position, 99);
-  EXPECT_BROKEN(d, s->order[0]->position, -1);
-  EXPECT_BROKEN(d, s->order[0]->key, 1e9);
-  EXPECT_BROKEN(d, s->order[s->sorted - 1]->key, -1.0);
-  EXPECT_BROKEN(d, s->order[s->ordered - 1]->key, (double)NAN);
+  EXPECT_BROKEN(d, s->order[0].handle, s->order[1].handle);
+  EXPECT_BROKEN(d, s->order[0].handle->position, 1);
+  EXPECT_BROKEN(d, s->order[0].handle->position, 99);
+  EXPECT_BROKEN(d, s->order[0].handle->position, -1);
+  EXPECT_BROKEN(d, s->order[0].key, 1e9);
+  EXPECT_BROKEN(d, s->order[s->sorted - 1].key, -1.0);
+  EXPECT_BROKEN(d, s->order[s->ordered - 1].key, (double)NAN);
   EXPECT_BROKEN(d, d->m->victim, NULL);
 }
 

@@ -162,7 +162,6 @@ static void who_was_used_meanwhile_stays(void) {
   EXPECT_OK(mgd_evict_policy(m, used_while_looked_at, &asked));
   restless = a;
   a->stamp++;
-  a->key = 0.0;
   asked = 0;
   EXPECT_OK(plan_eviction(m, 1, 100, NULL, &p)); /* somebody goes on using one of them: it comes to an end all the same */
   EXPECT(asked > 0 && asked < 20);
@@ -190,7 +189,7 @@ static void an_eviction_looks_at_few(void) {
   EXPECT(p.actions[0].handle == h[0]);
   carry_out(m, &p);
   use_at(h[1], 2000);
-  EXPECT(mgd_handle_use(h[2], 2));
+  EXPECT(i_use(h[2], 2));
   asked = 0;
   EXPECT_OK(plan_eviction(m, 1, 10, NULL, &p));
   EXPECT_INT(p.n, 10);
@@ -229,7 +228,7 @@ static void open_forty(struct mgd_machine *m, struct mgd_handle *h[40]) {
     h[i] = open_handle(m, 1, 8, (uint64_t)i);
   }
   EXPECT_OK(mgd_handle_pin(m, h[0], MGD_PIN_ASKED, true));
-  EXPECT(mgd_handle_use(h[1], 1));
+  EXPECT(i_use(h[1], 1));
 }
 
 static void close_forty(struct mgd_machine *m, struct mgd_handle *h[40]) {

@@ -29,7 +29,7 @@ static int target(struct mgd_machine *m, struct mgd_handle *h, const int64_t *ro
   EXPECT_ACTION(p.actions[0], MGD_DO_SPILL, 1, p.actions[0].to, 8, h);
   carry_out(m, &p);
   restore(m, h);
-  EXPECT(mgd_handle_use(h, 1));
+  EXPECT(i_use(h, 1));
   EXPECT_OK(mgd_handle_resize(m, h, 8, &left));
   put_back(h, 1);
   free(left);
@@ -220,7 +220,7 @@ static void spares_go_oldest_first_and_only_if_that_is_enough(void) {
   struct plan p;
   EXPECT_OK(mgd_host_limit(m, 60));
   EXPECT_INT(host_used(m), 56);
-  EXPECT(mgd_handle_use(h, 0));
+  EXPECT(i_use(h, 0));
   EXPECT_CODE(evict_code(m, 1, 1, 1), MGD_E_ABSENT); /* one is in use, one too large: nobody's spare goes for that */
   EXPECT_INT(host_used(m), 56);
   put_back(h, 1);
@@ -283,7 +283,7 @@ static void a_spare_goes_while_its_owner_is_asked(void) {
   h->stamp = 2;
   next->stamp = 3;
   EXPECT_OK(mgd_evict_policy(m, mgd_victim_lru, NULL)); /* sees the new stamps */
-  EXPECT(mgd_handle_use(used, 1));
+  EXPECT(i_use(used, 1));
   EXPECT_OK(mgd_host_limit(m, 36));
   EXPECT_OK(plan_eviction(m, 1, 100, NULL, &p));
   EXPECT_INT(p.n, 3);
@@ -318,7 +318,7 @@ static struct mgd_handle *grabbed;
 
 static bool may_leave(const struct mgd_handle *h) {
   if (h == grabbed) {
-    EXPECT(mgd_handle_use(grabbed, grabbed->stamp)); /* another thread, in this very moment */
+    EXPECT(i_use(grabbed, grabbed->stamp)); /* another thread, in this very moment */
   }
   return h != forbidden;
 }
@@ -392,7 +392,7 @@ static void whoever_goes_at_the_last_moment_is_asked_again(void) {
   struct mgd_machine *m = new_directory(1);
   struct mgd_handle *h = open_handle(m, 1, 8, 1), *other = open_handle(m, 1, 4, 2);
   EXPECT_OK(mgd_evict_veto(m, lets_go));
-  EXPECT(mgd_handle_use(h, 1));
+  EXPECT(i_use(h, 1));
   let_go = h;
   EXPECT_CODE(evict_code(m, 1, 1, 0), MGD_E_BUSY);
   EXPECT(!let_go);
@@ -409,11 +409,14 @@ static void busy_while_others_use_or_move(void) {
   EXPECT_CODE(evict_code(m, 2, 0, 0), MGD_E_ABSENT); /* nothing is asked for */
   spill(m, guest, 1);
   EXPECT_OK(mgd_handle_pin(m, pinned, MGD_PIN_ASKED, true));
-  EXPECT(mgd_handle_use(h, 0) && mgd_handle_use(h, 0) && mgd_handle_use(pinned, 0) && !mgd_handle_use(guest, 0));
-  EXPECT_CODE(evict_code(m, 1, 1, 3), MGD_E_BUSY);
-  EXPECT_CODE(evict_code(m, 1, 1, 4), MGD_E_ABSENT);
-  EXPECT_CODE(evict_code(m, 1, 0, 2), MGD_E_BUSY); /* nobody is asked to leave, and all uses count */
-  EXPECT_CODE(evict_code(m, 1, 0, 3), MGD_E_ABSENT);
+  EXPECT(i_use(h, 0) && i_use(h, 0) && i_use(pinned, 0) && !i_use(guest, 0));
+  EXPECT_CODE(evict_code(m, 1, 1, 2), MGD_E_BUSY);
+  EXPECT_CODE(evict_code(m, 1, 1, 3), MGD_E_ABSENT); /* the guest is at home elsewhere */
+  EXPECT_CODE(mgd_others_use(m, 1, 2), MGD_E_BUSY);
+  EXPECT_OK(mgd_others_use(m, 1, 3));
+  EXPECT_CODE(mgd_others_use(m, 2, 0), MGD_E_BUSY); /* it is about to come home */
+  EXPECT_OK(mgd_others_use(m, 2, 1));
+  EXPECT_CODE(mgd_others_use(m, 3, 0), MGD_E_NO_DEVICE);
   put_back(h, 2);
   put_back(guest, 1);
   EXPECT_OK(plan_eviction(m, 1, 100, NULL, &p));
@@ -421,8 +424,9 @@ static void busy_while_others_use_or_move(void) {
   EXPECT_CODE(evict_code(m, 1, 1, 2), MGD_E_BUSY); /* two are leaving, and one is in use */
   EXPECT_CODE(evict_code(m, 1, 1, 3), MGD_E_ABSENT);
   carry_out(m, &p);
-  EXPECT(!mgd_handle_use(h, 0));
-  EXPECT_CODE(evict_code(m, 1, 1, 1), MGD_E_ABSENT); /* who waits elsewhere holds nothing here */
+  EXPECT(!i_use(h, 0));
+  EXPECT_CODE(evict_code(m, 1, 1, 2), MGD_E_ABSENT);
+  EXPECT_CODE(evict_code(m, 1, 1, 1), MGD_E_BUSY); /* who is about to bring it home; who waits for room puts it back */
   put_back(h, 1);
   put_back(pinned, 1);
   close_handle(m, h);

@@ -14,10 +14,10 @@ static void a_new_storage_is_home_and_idle(void) {
   EXPECT_INT(residency_of(m, 1).idle, 8);
   EXPECT_INT(residency_of(m, 1).storages, 1);
   EXPECT_INT(residency_of(m, 2).storages, 0);
-  EXPECT(mgd_handle_use(h, 6));
+  EXPECT(i_use(h, 6));
   EXPECT_INT(h->stamp, 6);
   EXPECT_INT(residency_of(m, 1).in_use, 8);
-  EXPECT(!mgd_handle_put(h, 1));
+  EXPECT(!mgd_handle_unuse(h, me, 1));
   close_handle(m, h);
   EXPECT_INT(residency_of(m, 1).storages, 0);
   mgd_machine_destroy(m);
@@ -71,7 +71,7 @@ static void closing_at_rest(void) {
   struct mgd_machine *m = new_directory(2);
   struct mgd_handle *spared = open_with_spare(m, 1, 1), *spilled = open_handle(m, 1, 2, 0), *guest = open_handle(m, 1, 4, 1);
   EXPECT_INT(host_used(m), 1);
-  EXPECT(mgd_handle_use(spared, 9));
+  EXPECT(i_use(spared, 9));
   spill(m, spilled, MGD_HOST);
   spill(m, guest, 2);
   EXPECT_INT(host_used(m), 3);
@@ -83,7 +83,7 @@ static void closing_at_rest(void) {
   EXPECT(!moving && memory);
   free(memory);
   EXPECT(!mgd_handle_put(spared, MGD_ALIVE)); /* an operator still uses it */
-  EXPECT(mgd_handle_put(spared, 1));
+  EXPECT(mgd_handle_unuse(spared, me, 1));
   free(spared);
   EXPECT_INT(host_used(m), 2);
   EXPECT_OK(mgd_handle_close(m, guest, &moving, &memory));
@@ -142,7 +142,7 @@ static void closing_on_the_way_home(int from, bool done, int64_t limit) {
   free(left);
   EXPECT_INT(host_used(m), 0);
   EXPECT_INT(residency_of(m, 2).guests, 0);
-  EXPECT(mgd_handle_put(h, 1));
+  EXPECT(mgd_handle_unuse(h, me, 1));
   free(h);
   EXPECT_OK(mgd_device_truncate(m, 0));
   mgd_machine_destroy(m);
@@ -180,7 +180,7 @@ static void another_block_makes_the_copy_worthless(void) {
   struct mgd_handle *h = open_with_spare(m, 1, 8);
   void *memory = NULL, *copy = h->memory;
   struct plan p;
-  EXPECT(mgd_handle_use(h, 1));
+  EXPECT(i_use(h, 1));
   EXPECT_CODE(mgd_handle_resize(m, h, -1, &memory), MGD_E_INVALID);
   EXPECT_OK(mgd_handle_resize(m, h, 16, &memory));
   EXPECT(memory == copy && !h->memory);
@@ -270,11 +270,13 @@ static void a_child_forgets_uses(void) {
   struct mgd_handle *here = open_handle(m, 1, 1, 0), *away = open_handle(m, 1, 2, 0), *moved = open_handle(m, 2, 4, 0);
   struct plan p;
   spill(m, away, MGD_HOST);
-  EXPECT(mgd_handle_use(here, 1));
-  EXPECT(mgd_handle_use(here, 1));
-  EXPECT(!mgd_handle_use(away, 1));
+  EXPECT(i_use(here, 1));
+  EXPECT(i_use(here, 1));
+  EXPECT(!i_use(away, 1));
   EXPECT_OK(plan_eviction(m, 2, 4, NULL, &p));
-  mgd_handle_forget_uses(m);
+  mgd_handle_forget_uses(m, me);
+  EXPECT_OK(mgd_others_use(m, 1, 0));
+  EXPECT_CODE(mgd_others_use(m, 2, 0), MGD_E_BUSY); /* what is carried away */
   EXPECT_INT(here->in_use, MGD_ALIVE);
   EXPECT_INT(away->in_use, MGD_ALIVE);
   EXPECT_INT(moved->in_use, MGD_ALIVE + 1);

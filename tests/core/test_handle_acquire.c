@@ -62,7 +62,7 @@ static void room_first_and_then_every_restore(void) {
   int device = -7;
   EXPECT_OK(mgd_handle_pin(m, idle, MGD_PIN_ASKED, false));
   for (int i = 0; i < 4; i++) {
-    EXPECT(mgd_handle_use(h[i], 1) == (i == 3));
+    EXPECT(i_use(h[i], 1) == (i == 3));
   }
   EXPECT_OK(acquire(m, h, 4, room, &p, &device));
   EXPECT_INT(p.n, 4);
@@ -90,13 +90,13 @@ static void one_named_twice_counts_once(void) {
   struct plan p;
   int device = -7;
   for (int i = 0; i < 3; i++) {
-    EXPECT(!mgd_handle_use(one, 1));
+    EXPECT(!i_use(one, 1));
   }
   EXPECT_OK(acquire(m, h, 3, room, &p, &device));
   EXPECT_INT(p.n, 1);
   EXPECT_ACTION(p.actions[0], MGD_DO_RESTORE, MGD_HOST, 1, 8, one);
   end_restores(m, &p);
-  EXPECT(!mgd_handle_put(one, 3));
+  EXPECT(!mgd_handle_unuse(one, me, 3));
   close_handle(m, one);
   mgd_machine_destroy(m);
 }
@@ -108,7 +108,7 @@ static void somebody_else_moves_one_of_them(void) {
   struct plan p;
   void *left = NULL;
   begin_restore(m, h[1]);
-  EXPECT(!mgd_handle_use(h[0], 1));
+  EXPECT(!i_use(h[0], 1));
   expect_refused(m, h, 2, room, MGD_E_WAIT, -7);
   EXPECT_OK(mgd_restore_end(m, h[1], true, &left));
   put_back(h[1], 1);
@@ -127,7 +127,7 @@ static void expect_answer(struct mgd_machine *m, struct mgd_handle *const *h, si
   struct plan p;
   int device = -7;
   for (size_t i = 0; i < n; i++) {
-    (void)mgd_handle_use(h[i], 1);
+    (void)i_use(h[i], 1);
   }
   if (code != MGD_OK) {
     expect_refused(m, h, n, room, code, 1);
@@ -150,7 +150,7 @@ static void who_may_leave_makes_hope(void) {
   expect_answer(m, one, 1, MGD_E_NO_ROOM);
   struct mgd_handle *last = open_handle(m, 1, 1, 0);
   expect_answer(m, one, 1, MGD_OK);
-  EXPECT(mgd_handle_use(last, 1));
+  EXPECT(i_use(last, 1));
   expect_answer(m, one, 1, MGD_E_BUSY); /* later */
   EXPECT_OK(mgd_handle_pin(m, last, MGD_PIN_ASKED, true));
   expect_answer(m, one, 1, MGD_E_NO_ROOM); /* never */
@@ -197,7 +197,7 @@ static void guests_make_hope(void) {
   void *left = NULL;
   expect_answer(m, one, 1, MGD_OK); /* the first guest is enough */
   close_handle(m, late);
-  EXPECT(!mgd_handle_use(guest, 1));
+  EXPECT(!i_use(guest, 1));
   expect_answer(m, one, 1, MGD_E_BUSY); /* somebody wants it home */
   struct mgd_handle *const both[] = {h, guest};
   expect_answer(m, both, 2, MGD_E_NO_ROOM);
@@ -245,7 +245,7 @@ static void sizes_that_cannot_be_added(void) {
   EXPECT_INT(residency_of(m, 1).idle, INT64_MAX);
   EXPECT_OK(acquire(m, all, 0, room, &p, &device));
   for (int i = 0; i < 3; i++) {
-    EXPECT(!mgd_handle_use(all[i], 1));
+    EXPECT(!i_use(all[i], 1));
   }
   EXPECT_OK(acquire(m, all, 3, room, &p, &device));
   EXPECT_INT(p.n, 4);
@@ -266,7 +266,7 @@ static void nothing_changes_on_the_second_device_either(void) {
   struct mgd_handle *const h[] = {open_spilled(m, 1, 8, MGD_HOST), open_spilled(m, 2, 8, 1), open_spilled(m, 2, 4, 1)};
   const int64_t room[MGD_MAX_DEVICES] = {0, 8, 11};
   for (int i = 0; i < 3; i++) {
-    EXPECT(!mgd_handle_use(h[i], 1));
+    EXPECT(!i_use(h[i], 1));
   }
   expect_refused(m, h, 3, room, MGD_E_NO_ROOM, 2);
   for (int i = 0; i < 3; i++) {

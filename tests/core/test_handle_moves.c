@@ -51,7 +51,7 @@ static void a_failed_restore_leaves_it_where_it_was(void) {
     EXPECT_INT(h->away, to);
     EXPECT_INT(host_used(m), to ? 0 : 8);
     restore(m, h);
-    EXPECT(mgd_handle_use(h, 1));
+    EXPECT(i_use(h, 1));
     EXPECT_OK(mgd_handle_resize(m, h, 8, &left));
     put_back(h, 1);
     free(left);
@@ -126,7 +126,7 @@ static void only_what_was_written_is_copied_again(void) {
   EXPECT_INT(kind_of_leaving(m, &p), MGD_DO_DROP);
   carry_out(m, &p);
   restore(m, h);
-  EXPECT(mgd_handle_use(h, 1));
+  EXPECT(i_use(h, 1));
   mgd_handle_write(h);
   put_back(h, 1);
   EXPECT_INT(kind_of_leaving(m, &p), MGD_DO_SPILL);
@@ -149,22 +149,22 @@ static void a_write_announced_while_waiting_is_not_forgotten(void) {
     void *left = NULL;
     EXPECT_OK(plan_eviction(m, 1, 1, NULL, &p));
     if (moment == 0) {
-      EXPECT(!mgd_handle_use(h, 1)); /* while it leaves */
+      EXPECT(!i_use(h, 1)); /* while it leaves */
       mgd_handle_write(h);
     }
     carry_out(m, &p);
     if (moment == 1) {
-      EXPECT(!mgd_handle_use(h, 1)); /* while it is away */
+      EXPECT(!i_use(h, 1)); /* while it is away */
       mgd_handle_write(h);
     }
     begin_restore(m, h);
     if (moment == 2) {
-      EXPECT(!mgd_handle_use(h, 1)); /* while it comes */
+      EXPECT(!i_use(h, 1)); /* while it comes */
       mgd_handle_write(h);
     }
     EXPECT_OK(mgd_restore_end(m, h, true, &left));
     EXPECT(!left);
-    EXPECT(!mgd_handle_put(h, 2));
+    EXPECT(!mgd_handle_unuse(h, me, 2));
     EXPECT_INT(kind_of_leaving(m, &p), MGD_DO_SPILL);
     end_spill(m, h, MGD_HOST, h->memory);
     restore(m, h);

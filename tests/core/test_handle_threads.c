@@ -33,6 +33,7 @@ struct block {
 };
 
 static struct mgd_machine *m;
+static _Thread_local struct mgd_user *user;
 static atomic_llong allocated[DEVICES], total, blocks, moved, dropped, forgotten, waited;
 static struct slot {
   pthread_mutex_t lock;
@@ -101,8 +102,8 @@ static void release_bytes(struct block *b) {
   b->has_home = b->has_guest = false;
 }
 
-static void put(struct block *b, uint32_t uses) {
-  if (mgd_handle_put(&b->h, uses)) {
+static void delete_if(bool last, struct block *b) {
+  if (last) {
     release_bytes(b);
     total -= b->h.bytes;
     EXPECT_INT(pthread_mutex_destroy(&b->lock), 0);
@@ -122,7 +123,7 @@ static void drop_ref(struct block *b) {
     release_bytes(b);
   }
   free(memory);
-  put(b, MGD_ALIVE);
+  delete_if(mgd_handle_put(&b->h, MGD_ALIVE), b);
   note_change();
 }
 
@@ -142,7 +143,7 @@ static void end_spill(struct block *b, int to, void *memory) {
   void *left = NULL;
   EXPECT_OK(mgd_spill_end(m, &b->h, to, memory, &left));
   free(left);
-  put(b, 1);
+  delete_if(mgd_handle_put(&b->h, 1), b);
   note_change();
 }
 
@@ -232,14 +233,14 @@ struct operation {
 static bool use_all(struct operation *o) {
   bool home = true;
   for (size_t i = 0; i < o->n; i++) {
-    home = mgd_handle_use(&o->operands[i]->h, next_random(o->random) >> 20) && home;
+    home = mgd_handle_use(&o->operands[i]->h, user, next_random(o->random) >> 20) && home;
   }
   return home;
 }
 
 static void put_all(struct operation *o) {
   for (size_t i = 0; i < o->n; i++) {
-    put(o->operands[i], 1);
+    delete_if(mgd_handle_unuse(&o->operands[i]->h, user, 1), o->operands[i]);
   }
   note_change();
 }
@@ -334,22 +335,27 @@ struct worker {
 
 static void *use(void *argument) {
   struct worker *w = argument;
+  EXPECT_OK(mgd_user_join(m, &user));
   for (int64_t i = 0; i < w->rounds; i++) {
     operate(&w->random, false);
   }
+  mgd_user_leave(m, user);
   return NULL;
 }
 
 static void *pin(void *argument) {
   struct worker *w = argument;
+  EXPECT_OK(mgd_user_join(m, &user));
   for (int64_t i = 0; i < w->rounds; i++) {
     operate(&w->random, true);
   }
+  mgd_user_leave(m, user);
   return NULL;
 }
 
 static void *evict(void *argument) {
   struct worker *w = argument;
+  EXPECT_OK(mgd_user_join(m, &user));
   while (!atomic_load(&stop)) {
     struct mgd_action actions[8];
     size_t n = 8;
@@ -399,6 +405,7 @@ static void replace(int slot, struct block *b) {
 
 static void *close_and_open(void *argument) {
   struct worker *w = argument;
+  EXPECT_OK(mgd_user_join(m, &user));
   for (int64_t i = 0; i < w->rounds; i++) {
     int slot = (int)pick(&w->random, SLOTS);
     replace(slot, NULL);

@@ -28,11 +28,14 @@ static void set_link(struct model *x, int from, int to, int64_t ns) {
 }
 
 /* The storage itself goes with its last use. */
-static void put(struct storage *s, uint32_t uses) {
-  bool last = mgd_handle_put(&s->h, uses);
-  s->uses -= uses == MGD_ALIVE ? 0 : uses;
+static void forget(struct storage *s, bool last) {
   EXPECT(last == (!s->open && s->uses == 0));
   s->closed = s->closed && !last;
+}
+
+static void put(struct storage *s) {
+  s->uses--;
+  forget(s, mgd_handle_unuse(&s->h, me, 1));
 }
 
 /* ---- birth and death */
@@ -68,7 +71,7 @@ static void step_close(struct model *x) {
   x->closed_moving += moving;
   s->open = false;
   s->closed = true;
-  put(s, MGD_ALIVE);
+  forget(s, mgd_handle_put(&s->h, MGD_ALIVE));
 }
 
 static void step_devices(struct model *x) {
@@ -102,14 +105,14 @@ static void step_use(struct model *x) {
   if (s->open) {
     s->used = ++x->tick;
     s->uses++;
-    EXPECT(mgd_handle_use(&s->h, x->tick) == (s->state == MGD_RESIDENT));
+    EXPECT(i_use(&s->h, x->tick) == (s->state == MGD_RESIDENT));
   }
 }
 
 static void step_put(struct model *x) {
   struct storage *s = any(x);
   if ((s->open || s->closed) && s->uses > moves(s)) {
-    put(s, 1);
+    put(s);
   }
 }
 
@@ -184,8 +187,12 @@ static void step_evict(struct model *x) {
     e.room[i] = peers && i != d ? room[i] : 0;
   }
   expect_eviction(x, &e, d, bytes);
-  int expected = e.n ? MGD_OK : e.refused + expect_other_uses(x, d) > mine ? MGD_E_BUSY
-                                                                           : MGD_E_ABSENT;
+  bool others = expect_uses(x, d) > mine;
+  int expected = e.n ? MGD_OK : others ? MGD_E_BUSY
+                                       : MGD_E_ABSENT;
+  if (e.n == 0) {
+    EXPECT_CODE(mgd_others_use(x->m, d, mine), others ? MGD_E_BUSY : MGD_OK);
+  }
   EXPECT_CODE(mgd_evict_begin(x->m, d, bytes, peers ? room : NULL, mine, actions, &n), expected);
   expect_plan(x, &e, actions, n);
   count_answer(x, expected);
@@ -228,7 +235,7 @@ static void expect_restores(struct expected *e, struct mgd_handle *const *h, siz
           .kind = MGD_DO_RESTORE, .from = s->away, .to = s->home, .bytes = s->bytes, .handle = &s->h, .memory = (void *)s->copy};
       s->state = MGD_RESTORING;
       s->uses++; /* kept until the end */
-      (void)mgd_handle_use(&s->h, s->used);
+      (void)i_use(&s->h, s->used);
     }
   }
 }
@@ -248,7 +255,7 @@ static void step_acquire(struct model *x) {
       h[n++] = &s->h;
       s->uses++;
       s->used = ++x->tick;
-      EXPECT(mgd_handle_use(&s->h, x->tick) == (s->state == MGD_RESIDENT));
+      EXPECT(i_use(&s->h, x->tick) == (s->state == MGD_RESIDENT));
     }
   }
   for (int i = 0; i < MGD_MAX_DEVICES; i++) {
@@ -264,7 +271,7 @@ static void step_acquire(struct model *x) {
   }
   count_answer(x, expected);
   for (size_t i = 0; i < n; i++) {
-    put((struct storage *)(void *)h[i], 1);
+    put((struct storage *)(void *)h[i]);
   }
 }
 
@@ -320,6 +327,18 @@ static void end_restore(struct model *x, struct storage *s) {
   expect_left(s, left, expected);
 }
 
+/* Who restores is a user, too. */
+static void end_move(struct model *x, struct storage *s) {
+  bool leaves = s->state == MGD_SPILLING;
+  (leaves ? end_spill : end_restore)(x, s);
+  if (leaves) {
+    s->uses--;
+    forget(s, mgd_handle_put(&s->h, 1));
+  } else {
+    put(s);
+  }
+}
+
 static void step_end(struct model *x) {
   struct storage *s = any(x);
   void *left = x;
@@ -333,9 +352,8 @@ static void step_end(struct model *x) {
     EXPECT_CODE(mgd_restore_end(x->m, &s->h, true, &left), MGD_E_INVALID);
   }
   if (moves(s)) {
-    (s->state == MGD_SPILLING ? end_spill : end_restore)(x, s);
+    end_move(x, s);
     s->filed = ++x->tick;
-    put(s, 1);
   }
 }
 
@@ -368,8 +386,7 @@ static void finish(struct model *x) {
   for (int i = 0; i < SLOTS; i++) {
     struct storage *s = &x->s[i];
     while ((s->open || s->closed) && moves(s)) {
-      (s->state == MGD_SPILLING ? end_spill : end_restore)(x, s);
-      put(s, 1);
+      end_move(x, s);
     }
     if (s->open) {
       bool moving;

@@ -1,0 +1,125 @@
+/* residency.c: where a handle is filed, and what is counted as it moves from one place to another.
+ *
+ * Each transition of a storage takes it out of the lists and sums that its fields
+ * name, changes the fields, and files it again: so each sum is right after
+ * each transition, and no question has to look at all storages. Which
+ * transitions there are is said in handle.c, evict.c and restore.c; who leaves first, in order.c.
+ */
+#include "arithmetic.h"
+#include "internal_machine.h"
+
+/* ---- lists, oldest first */
+
+void mgd_handle_list_add(struct mgd_handle_list *list, struct mgd_handle *h) {
+  h->elder = list->youngest;
+  h->younger = NULL;
+  *(list->youngest ? &list->youngest->younger : &list->oldest) = h;
+  list->youngest = h;
+}
+
+void mgd_handle_list_remove(struct mgd_handle_list *list, struct mgd_handle *h) {
+  *(h->elder ? &h->elder->younger : &list->oldest) = h->younger;
+  *(h->younger ? &h->younger->elder : &list->youngest) = h->elder;
+  h->younger = h->elder = NULL;
+}
+
+/* ---- what its fields say of a handle */
+
+bool mgd_is_guest(const struct mgd_handle *h) { return h->state == MGD_SPILLED && h->away != MGD_HOST; }
+
+bool mgd_is_moving(const struct mgd_handle *h) { return h->state == MGD_SPILLING || h->state == MGD_RESTORING; }
+
+bool mgd_is_victim(const struct mgd_handle *h) { return h->state == MGD_RESIDENT && h->pins == 0 && h->bytes > 0; /* an empty one makes no room */ }
+
+/* What is on its way away from home makes room there; so may what comes home, unless it is to stay. */
+static bool makes_hope(const struct mgd_handle *h) { return h->state == MGD_SPILLING || (h->state == MGD_RESTORING && h->pins == 0); }
+
+/* ---- where it is filed */
+
+void mgd_host_count_locked(struct mgd_machine *m, struct mgd_handle *h, bool on_host) {
+  if (h->on_host == on_host) {
+    return;
+  }
+  h->on_host = on_host;
+  m->host.used += on_host ? h->bytes : -h->bytes;
+  m->host.peak = mgd_max(m->host.peak, m->host.used);
+}
+
+static void count_guest(struct mgd_storages *there, const struct mgd_handle *h, int by) {
+  there->guest_count += by;
+  there->guest_bytes += by * (mgd_wide)h->bytes;
+}
+
+void mgd_handle_settle_locked(struct mgd_machine *m, struct mgd_handle *h) {
+  if (mgd_is_victim(h)) {
+    mgd_order_insert_locked(m, h);
+  }
+  if (h->state == MGD_RESIDENT && h->memory) {
+    mgd_handle_list_add(&m->host.spares, h);
+    m->host.spare_bytes += h->bytes;
+  }
+  if (mgd_is_guest(h)) {
+    mgd_handle_list_add(&m->devices[h->away].storages.guests, h);
+    count_guest(&m->devices[h->away].storages, h, 1);
+  }
+  if (makes_hope(h)) {
+    m->devices[h->home].storages.moving_bytes += h->bytes;
+  }
+}
+
+void mgd_handle_unsettle_locked(struct mgd_machine *m, struct mgd_handle *h) {
+  if (h->position >= 0) {
+    mgd_order_remove_locked(m, h);
+  }
+  if (h->state == MGD_RESIDENT && h->memory) {
+    mgd_handle_list_remove(&m->host.spares, h);
+    m->host.spare_bytes -= h->bytes;
+  }
+  if (mgd_is_guest(h)) {
+    mgd_handle_list_remove(&m->devices[h->away].storages.guests, h);
+    count_guest(&m->devices[h->away].storages, h, -1);
+  }
+  if (makes_hope(h)) {
+    m->devices[h->home].storages.moving_bytes -= h->bytes;
+  }
+}
+
+static void count_move(struct mgd_machine *m, const struct mgd_handle *h, int by) {
+  bool is_guest = h->away > MGD_HOST;
+  m->moves.count += by;
+  if (is_guest || h->state == MGD_SPILLING) {
+    struct mgd_storages *from = &m->devices[is_guest ? h->away : h->home].storages;
+    from->departures += by;
+    from->departing += is_guest ? by * h->bytes : 0;
+  }
+}
+
+void *mgd_handle_take_memory_locked(struct mgd_machine *m, struct mgd_handle *h) {
+  void *memory = h->memory;
+  h->memory = NULL;
+  mgd_host_count_locked(m, h, false);
+  return memory;
+}
+
+void mgd_handle_arrive_locked(struct mgd_machine *m, struct mgd_handle *h, void **memory) {
+  if (!h->closed) {
+    mgd_handle_settle_locked(m, h);
+    return;
+  }
+  mgd_handle_list_remove(&m->moves.orphans, h);
+  void *own = mgd_handle_take_memory_locked(m, h);
+  *memory = own ? own : *memory;
+}
+
+void mgd_move_begins_locked(struct mgd_machine *m, struct mgd_handle *h) {
+  count_move(m, h, 1);
+  mgd_handle_settle_locked(m, h);
+}
+
+/* An orphan is filed nowhere. */
+void mgd_move_ends_locked(struct mgd_machine *m, struct mgd_handle *h) {
+  count_move(m, h, -1);
+  if (!h->closed) {
+    mgd_handle_unsettle_locked(m, h);
+  }
+}

@@ -1,0 +1,157 @@
+/* restore.c: how bytes come back, and what it costs the others.
+ *
+ * It says what has to come home for one operator, whether there can be room for it, and
+ * files what has come. It chooses nobody who leaves for it: that is evict.c's, which is
+ * asked by whoever carries the plan out. Nothing is copied here.
+ */
+#include "arithmetic.h"
+#include "internal_machine.h"
+
+/* ---- what it costs */
+
+/* What a call asks for, by device. */
+struct need {
+  int64_t missing[MGD_MAX_DEVICES]; /* bytes that are to come home */
+  mgd_wide own[MGD_MAX_DEVICES];    /* the caller's bytes, which are no hope: it needs the room beside them */
+};
+
+static void count_need(struct need *need, const struct mgd_handle *h) {
+  if (h->state == MGD_SPILLED) {
+    need->missing[h->home] = mgd_about_sum(need->missing[h->home], h->bytes);
+  }
+  if (mgd_is_victim(h)) {
+    need->own[h->home] += h->bytes;
+  }
+  if (mgd_is_guest(h)) {
+    need->own[h->away] += h->bytes;
+  }
+}
+
+/* Marks them as asked, so that one that is named twice counts once. WAIT: one of them is on its way in other hands. */
+static int count_needs(struct mgd_handle *const *handles, size_t n, struct need *need) {
+  int code = MGD_OK;
+  for (size_t i = 0; i < n; i++) {
+    struct mgd_handle *h = handles[i];
+    code = mgd_is_moving(h) ? MGD_E_WAIT : code;
+    if (!h->asked) {
+      count_need(need, h);
+    }
+    h->asked = true;
+  }
+  return code;
+}
+
+static int64_t idle_bytes(const struct mgd_handle *h) { return __atomic_load_n(&h->in_use, __ATOMIC_RELAXED) == MGD_ALIVE ? h->bytes : 0; }
+
+/* Whether `bytes` that nobody uses are among so many of the oldest on a device, which may be all. */
+static bool finds_idle(const struct mgd_machine *m, int device, int64_t bytes, bool *all) {
+  const struct mgd_storages *s = &m->devices[device].storages;
+  int64_t idle = m->devices[device].by_owner[MGD_REPLICA];
+  int32_t looks = MGD_LOOKS, i = 0, n = s->ordered + s->parked;
+  const struct mgd_handle *h = s->guests.oldest;
+  for (; h && idle < bytes && looks > 0; h = h->younger, looks--) {
+    idle = mgd_about_sum(idle, idle_bytes(h));
+  }
+  for (; i < n && idle < bytes && looks > 0; i++, looks--) {
+    idle = mgd_about_sum(idle, idle_bytes(s->order[i].handle));
+  }
+  *all = !h && i == n;
+  return idle >= bytes;
+}
+
+/* BUSY: it may come free sooner or later; uses come and go meanwhile, so it asks for none. Where too many are there to ask whether they
+ * are in use, it is taken that few are: who then makes room finds out, and the bytes stay where they are. */
+static int check_room(const struct mgd_machine *m, int device, int64_t bytes, mgd_wide own) {
+  const struct mgd_storages *s = &m->devices[device].storages;
+  bool all;
+  if (finds_idle(m, device, bytes, &all)) {
+    return MGD_OK;
+  }
+  mgd_wide there = s->ordered_bytes + s->guest_bytes + m->devices[device].by_owner[MGD_REPLICA] - own;
+  if (!all && bytes <= there) {
+    return MGD_OK;
+  }
+  return bytes <= there + s->moving_bytes + s->departing ? MGD_E_BUSY : MGD_E_NO_ROOM;
+}
+
+/* ---- the plan */
+
+/* Plans the room that is missing, and names the device where there can be none. */
+static int plan_room(struct mgd_machine *m, const struct need *need, const int64_t *room, struct mgd_action *actions, size_t *made, int *device) {
+  for (int d = 1; d < m->count; d++) {
+    int64_t bytes = need->missing[d] > 0 ? mgd_about_difference(need->missing[d], room[d]) : 0;
+    if (bytes <= 0) {
+      continue;
+    }
+    int code = check_room(m, d, bytes, need->own[d]);
+    if (code != MGD_OK) {
+      *device = d;
+      return code;
+    }
+    actions[(*made)++] = (struct mgd_action){.kind = MGD_DO_MAKE_ROOM, .from = d, .to = -1, .bytes = bytes};
+  }
+  return MGD_OK;
+}
+
+static void plan_restore(struct mgd_machine *m, struct mgd_handle *h, struct mgd_action *a) {
+  mgd_handle_unsettle_locked(m, h);
+  __atomic_store_n(&h->state, MGD_RESTORING, __ATOMIC_SEQ_CST);
+  mgd_move_begins_locked(m, h);
+  *a = (struct mgd_action){.kind = MGD_DO_RESTORE, .from = h->away, .to = h->home, .bytes = h->bytes, .handle = h, .memory = h->memory};
+}
+
+static int acquire(struct mgd_machine *m, struct mgd_handle *const *handles, size_t n, const int64_t *room, struct mgd_action *actions, size_t *n_actions,
+                   int *device) {
+  struct need need = {.missing = {0}};
+  int code = count_needs(handles, n, &need);
+  size_t made = 0;
+  if (code == MGD_OK) {
+    code = plan_room(m, &need, room, actions, &made, device);
+  }
+  for (size_t i = 0; i < n; i++) {
+    handles[i]->asked = false;
+    if (code == MGD_OK && handles[i]->state == MGD_SPILLED) {
+      plan_restore(m, handles[i], &actions[made++]);
+    }
+  }
+  if (code == MGD_OK) {
+    *n_actions = made;
+  }
+  return code;
+}
+
+int mgd_acquire_begin(struct mgd_machine *m, struct mgd_handle *const *handles, size_t n, const int64_t *room, struct mgd_action *actions, size_t *n_actions,
+                      int *device) {
+  if (*n_actions < n + MGD_MAX_DEVICES) {
+    return MGD_E_INVALID;
+  }
+  mgd_machine_enter(m);
+  return mgd_machine_leave(m, acquire(m, handles, n, room, actions, n_actions, device));
+}
+
+/* ---- the end */
+
+/* The host's copy stays as a spare while there is room for it: then leaving again costs nothing. */
+static void *end_restore(struct mgd_machine *m, struct mgd_handle *h, bool done) {
+  void *left = NULL;
+  if (done) {
+    struct mgd_storages *there = &m->devices[h->away].storages;
+    there->sent_on -= h->away != MGD_HOST && there->sent_on > 0;
+    h->away = -1;
+    left = m->host.used > m->host.limit ? mgd_handle_take_memory_locked(m, h) : NULL;
+  }
+  __atomic_store_n(&h->state, done ? MGD_RESIDENT : MGD_SPILLED, __ATOMIC_SEQ_CST);
+  return left;
+}
+
+int mgd_restore_end(struct mgd_machine *m, struct mgd_handle *h, bool done, void **memory) {
+  int code = MGD_E_INVALID;
+  mgd_machine_enter(m);
+  if (h->state == MGD_RESTORING) {
+    mgd_move_ends_locked(m, h);
+    *memory = end_restore(m, h, done);
+    mgd_handle_arrive_locked(m, h, memory);
+    code = MGD_OK;
+  }
+  return mgd_machine_leave(m, code);
+}
