@@ -387,7 +387,7 @@ def test_a_graph_that_dies_while_it_is_away():
 
 @pytest.mark.not_under_torture("what is on the host stays there, and nothing else comes")
 def test_many_copies_on_the_host_make_way_for_one_that_is_large():
-    """More than fit into two plans: each gives some up, which is progress, and nobody leaves yet."""
+    """More than two plans hold: each gives some up, which is progress, and nobody leaves yet."""
     many = [on(torch.randn(N), D3) for _ in range(100)]
     spill(*many)
     sums = [float(x.sum()) for x in many]  # home again, with a copy on the host
