@@ -15,6 +15,8 @@ from managed._classes import class_for
 
 __all__: list[str] = []
 
+_PLACED = "_managed_placed"  # of a lazy parameter: whether the program put it where it is
+
 
 def mark(tensor: torch.Tensor, undo: ExitStack | None = None) -> None:
     """Makes a module's tensor and its gradient managed; a managed one may lack its history."""
@@ -55,6 +57,8 @@ def place_own(module: nn.Module, names: set[str]) -> None:
 def place(tensor: torch.Tensor, placed: bool = True) -> None:
     if _walk.markable(tensor):
         C.place(tensor, placed)
+    elif is_lazy(tensor):  # has nothing to mark yet: it keeps the word until it has a shape
+        vars(tensor)[_PLACED] = placed
 
 
 def adopt(module: nn.Module, base: type[nn.Module], undo: ExitStack) -> None:
@@ -88,3 +92,6 @@ class _AdoptWhenReady:
         with ExitStack() as undo:
             adopt(module, self.base, undo)
             undo.pop_all()
+        for slot in _walk.own_slots(module):
+            if vars(slot.tensor).pop(_PLACED, False):
+                place(slot.tensor)

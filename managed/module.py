@@ -161,6 +161,8 @@ class ManagedModule(nn.Module):
         return self
 
     def _apply(self: Self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        if not INERT and _told.is_telling():  # by nn.Module.cuda(self), which ours stands before
+            return self
         # A conversion gives parameters new contents and replaces buffers: marks and pins are lost.
         pinned = {s.name for s in _walk.own_slots(self) if C.pinned(s.tensor)}
         placed = _adopt.placed_names(self)

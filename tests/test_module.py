@@ -156,6 +156,16 @@ def test_a_lazy_module_becomes_managed_with_its_first_input():
     assert not net[0]._forward_pre_hooks
 
 
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_lazy_module_that_was_put_somewhere_is_placed_there(asked):
+    """Its parameters can carry no mark before they have their shapes."""
+    net = nn.LazyLinear(3)
+    net = ManagedModule.from_module(net).to(D1) if asked else ManagedModule.from_module(net.to(D1))
+    net(torch.ones(2, 5))
+    assert [(str(p.device), _C.placed(p)) for p in net.parameters()] == [(D1, asked)] * 2
+    assert not any(name.startswith("_managed") for p in net.parameters() for name in vars(p))
+
+
 def test_meta_modules_are_managed_once_they_have_bytes():
     with torch.device("meta"):
         net = ManagedModule.from_module(nn.Linear(2, 2))

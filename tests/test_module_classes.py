@@ -234,6 +234,21 @@ def test_what_it_asks_of_modules_moves_nothing():
     assert (devices(net), net.device) == ({D3}, torch.device(D3))
 
 
+class Direct(Noting):
+    """Names torch's method, as classes do whose bases are in no order for super()."""
+
+    def cuda(self, device=None):
+        self.note("cuda", device)
+        return nn.Module.cuda(self, device)
+
+
+def test_what_it_asks_of_torch_moves_nothing():
+    net = ManagedModule.from_module(nn.Sequential(Direct(), Direct()))
+    net.cuda(disperse=True)
+    assert len(devices(net)) == 4
+    assert [layer.calls for layer in net] == [["cuda"], ["cuda"]]
+
+
 class Stubborn(Noting):
     def cuda(self, device=None):
         raise RuntimeError("this model stays")

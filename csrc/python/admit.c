@@ -146,7 +146,7 @@ static int look(struct mgd_manager *m, const struct mgd_object_request *request,
 }
 
 int mgd_admit_pick(struct mgd_manager *m, int64_t bytes, int disperse, struct mgd_ticket *ticket, enum mgd_reason *why) {
-  if (mgd_module_ready() < 0) return -1;
+  if (mgd_state_ready() < 0) return -1;
   const mgd_mask allowed = mgd_admit_allowed(m);
   if (PyErr_Occurred()) return -1;
   const struct mgd_object_request request = {bytes, disperse != 0, allowed, m->reserved};
@@ -246,14 +246,14 @@ static PyType_Spec reservation_spec = {"managed._C.Reservation", sizeof(struct r
 static int parse_manager(struct mgd_state *st, PyObject *o, struct mgd_manager **out) {
   if (Py_TYPE(o) == st->manager_type) {
     *out = (struct mgd_manager *)o;
-    return mgd_module_ready();
+    return mgd_state_ready();
   }
   PyErr_Format(PyExc_TypeError, "managed: expected a DeviceManager, not %.100s", Py_TYPE(o)->tp_name);
   return -1;
 }
 
 static PyObject *admit(PyObject *module, PyObject *args) {
-  struct mgd_state *st = mgd_module_state(module);
+  struct mgd_state *st = mgd_state_of(module);
   PyObject *o, *size;
   int disperse;
   int64_t bytes;
@@ -267,7 +267,7 @@ static PyObject *admit(PyObject *module, PyObject *args) {
 
 /* Bytes on one device, now or never: None when they do not fit at this moment. */
 static PyObject *reserve(PyObject *module, PyObject *args) {
-  struct mgd_state *st = mgd_module_state(module);
+  struct mgd_state *st = mgd_state_of(module);
   PyObject *o, *device, *size;
   int id, any;
   int64_t bytes;
@@ -290,7 +290,7 @@ static PyObject *reserve(PyObject *module, PyObject *args) {
 /* Waits until a copy that is under way anywhere has ended; False when there is none, or the time is over. */
 static PyObject *settle(PyObject *module, PyObject *o) {
   struct mgd_manager *m;
-  if (parse_manager(mgd_module_state(module), o, &m) < 0) return NULL;
+  if (parse_manager(mgd_state_of(module), o, &m) < 0) return NULL;
   const mgd_mask allowed = mgd_admit_allowed(m);
   const uint64_t seen = mgd_torch_freed_count();
   if (PyErr_Occurred()) return NULL;
@@ -312,7 +312,7 @@ static PyObject *room_of(struct mgd_manager *m, int id) {
 
 static PyObject *rooms(PyObject *module, PyObject *o) {
   struct mgd_manager *m;
-  if (parse_manager(mgd_module_state(module), o, &m) < 0) return NULL;
+  if (parse_manager(mgd_state_of(module), o, &m) < 0) return NULL;
   const mgd_mask allowed = mgd_admit_allowed(m);
   if (PyErr_Occurred() || mgd_torch_observe() < 0) return NULL;
   PyObject *list = PyList_New(0);
@@ -335,7 +335,7 @@ PyMethodDef mgd_admit_methods[] = {
     {NULL, NULL, 0, NULL}};
 
 int mgd_admit_init(PyObject *module) {
-  struct mgd_state *st = mgd_module_state(module);
+  struct mgd_state *st = mgd_state_of(module);
   st->reservation_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &reservation_spec, NULL);
   if (!st->reservation_type) return -1;
   return PyModule_AddObjectRef(module, "Reservation", (PyObject *)st->reservation_type);

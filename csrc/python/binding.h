@@ -44,11 +44,14 @@ struct mgd_manager {
   int default_level;
 };
 
-/* ---- module.c: the module and what it is made of */
-/* The state of the module that defines `type`; never fails for our own final types. */
-struct mgd_state *mgd_module_state(PyObject *module);
-struct mgd_state *mgd_module_state_of(PyTypeObject *type);
-int mgd_module_ready(void); /* -1 and RuntimeError before install() has run */
+/* ---- state.c: what the module holds */
+struct mgd_state *mgd_state_of(PyObject *module);
+struct mgd_state *mgd_state_of_type(PyTypeObject *type); /* of the module that defines one of our types */
+int mgd_state_ready(void);                               /* -1 and RuntimeError before install() has run */
+/* A line for the logger "managed" at the given level; errors of handlers are not ours to raise. */
+void mgd_state_log(struct mgd_state *st, int level, const char *format, ...);
+int mgd_state_traverse(PyObject *module, visitproc visit, void *arg);
+int mgd_state_clear(PyObject *module);
 
 /* ---- errors.c: one mapping from the core's codes to exceptions */
 int mgd_errors_init(struct mgd_state *st);
@@ -92,8 +95,6 @@ PyObject *mgd_send_cuda(struct mgd_manager *m, PyObject *nest, PyObject *dispers
 /* ---- manager.c: DeviceManager */
 int mgd_manager_init(PyObject *module);
 PyObject *mgd_manager_new(struct mgd_state *st); /* one with default arguments */
-/* A line for the logger "managed" at the given level; errors of handlers are not ours to raise. */
-void mgd_manager_log(struct mgd_state *st, int level, const char *format, ...);
 
 /* ---- tensor.c: all that import adds to torch.Tensor */
 int mgd_tensor_install(struct mgd_state *st);

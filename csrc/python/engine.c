@@ -85,7 +85,7 @@ static PyType_Spec engine_spec = {"managed._C.Engine", sizeof(struct engine), 0,
                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, engine_slots};
 
 int mgd_engine_init(PyObject *module) {
-  struct mgd_state *st = mgd_module_state(module);
+  struct mgd_state *st = mgd_state_of(module);
   st->engine_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &engine_spec, NULL);
   if (!st->engine_type) return -1;
   return PyModule_AddObjectRef(module, "Engine", (PyObject *)st->engine_type);

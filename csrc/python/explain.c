@@ -86,7 +86,7 @@ static int put_trace(PyObject *dict, PyObject *module, int reset) {
     return -1;
   }
   const int code = mgd_trace_totals(mgd_torch_machine(), reset, totals);
-  if (code != MGD_OK) mgd_errors_raise(mgd_module_state(module), code, "reading the counters");
+  if (code != MGD_OK) mgd_errors_raise(mgd_state_of(module), code, "reading the counters");
   const int failed = code != MGD_OK || put_totals(dict, totals) < 0 || put(dict, "links", links(totals)) < 0;
   PyMem_Free(totals);
   return failed ? -1 : 0;
@@ -95,7 +95,7 @@ static int put_trace(PyObject *dict, PyObject *module, int reset) {
 static PyObject *stats(PyObject *module, PyObject *args, PyObject *kwargs) {
   static char *names[] = {"reset", NULL};
   int reset = 0;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|p:stats", names, &reset) || mgd_module_ready() < 0) return NULL;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|p:stats", names, &reset) || mgd_state_ready() < 0) return NULL;
   PyObject *dict = mgd_torch_counters();
   if (!dict) return NULL;
   if (put(dict, "devices", devices()) < 0 || (reset && reset_others() < 0) || put_trace(dict, module, reset) < 0) Py_CLEAR(dict);
@@ -158,7 +158,7 @@ static PyObject *reasons(PyObject *module, PyObject *unused) {
 static PyObject *object_id(PyObject *module, PyObject *tensor) {
   (void)module;
   uint64_t object;
-  return mgd_module_ready() < 0 || object_of(tensor, &object) < 0 ? NULL : PyLong_FromUnsignedLongLong(object);
+  return mgd_state_ready() < 0 || object_of(tensor, &object) < 0 ? NULL : PyLong_FromUnsignedLongLong(object);
 }
 
 static PyObject *resume(PyObject *module, PyObject *args) {
@@ -166,7 +166,7 @@ static PyObject *resume(PyObject *module, PyObject *args) {
   PyObject *tensor;
   unsigned long long object;
   uint64_t unused;
-  if (!PyArg_ParseTuple(args, "OK:resume", &tensor, &object) || mgd_module_ready() < 0 || object_of(tensor, &unused) < 0) return NULL;
+  if (!PyArg_ParseTuple(args, "OK:resume", &tensor, &object) || mgd_state_ready() < 0 || object_of(tensor, &unused) < 0) return NULL;
   if (tensor != Py_None && mgd_torch_resume(tensor, object) < 0) return NULL;
   Py_RETURN_NONE;
 }
@@ -174,14 +174,14 @@ static PyObject *resume(PyObject *module, PyObject *args) {
 static PyObject *history(PyObject *module, PyObject *tensor) {
   uint64_t object, dropped = 0;
   size_t n = HISTORY;
-  if (mgd_module_ready() < 0 || object_of(tensor, &object) < 0) return NULL;
+  if (mgd_state_ready() < 0 || object_of(tensor, &object) < 0) return NULL;
   if (object == 0 && tensor != Py_None) return Py_BuildValue("([]K)", 0ULL);
   struct mgd_event *events = PyMem_New(struct mgd_event, HISTORY);
   if (!events) return PyErr_NoMemory();
   const int code = mgd_trace_read(mgd_torch_machine(), object, events, &n, &dropped);
   PyObject *list = code == MGD_OK ? event_list(events, n) : NULL;
   PyMem_Free(events);
-  if (code != MGD_OK) mgd_errors_raise(mgd_module_state(module), code, "reading the history");
+  if (code != MGD_OK) mgd_errors_raise(mgd_state_of(module), code, "reading the history");
   return list ? Py_BuildValue("(NK)", list, (unsigned long long)dropped) : NULL;
 }
 

@@ -11,17 +11,6 @@
 
 static struct mgd_manager *as_manager(PyObject *self) { return (struct mgd_manager *)self; }
 
-void mgd_manager_log(struct mgd_state *st, int level, const char *format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  PyObject *text = PyUnicode_FromFormatV(format, arguments);
-  va_end(arguments);
-  PyObject *result = text ? PyObject_CallMethod(st->logger, "log", "isO", level, "%s", text) : NULL;
-  if (!result) PyErr_WriteUnraisable(st->logger);
-  Py_XDECREF(result);
-  Py_XDECREF(text);
-}
-
 /* ---- properties and their checks */
 
 static int refuse_delete(PyObject *value, const char *name) {
@@ -72,7 +61,7 @@ static int set_cuda_devices(PyObject *self, PyObject *value, void *unused) {
   if (refuse_delete(value, "cuda_devices") < 0) return -1;
   mgd_mask mask = 0;
   if (value != Py_None) {
-    PyObject *list = mgd_module_ready() < 0 ? NULL : PySequence_Fast(value, "managed: cuda_devices is a list of devices or None");
+    PyObject *list = mgd_state_ready() < 0 ? NULL : PySequence_Fast(value, "managed: cuda_devices is a list of devices or None");
     if (!list) return -1;
     int bad = 0;
     for (Py_ssize_t i = 0; !bad && i < PySequence_Fast_GET_SIZE(list); i++) bad = add_device(PySequence_Fast_GET_ITEM(list, i), &mask);
@@ -103,7 +92,7 @@ static PyObject *list_devices(mgd_mask mask) {
 }
 
 static PyObject *get_cuda_devices(PyObject *self, void *with_host) {
-  if (mgd_module_ready() < 0) return NULL;
+  if (mgd_state_ready() < 0) return NULL;
   const mgd_mask mask = mgd_admit_allowed(as_manager(self));
   if (PyErr_Occurred()) return NULL;
   return list_devices(mask | (with_host ? 1 : 0));
@@ -303,7 +292,7 @@ static PyObject *manager_create(PyTypeObject *type, PyObject *args, PyObject *kw
   PyObject *clock = comm && comm != Py_None ? Py_NewRef(comm) : PyImport_ImportModule("time");
   PyObject *self = clock ? type->tp_alloc(type, 0) : NULL;
   if (self) {
-    set_defaults(as_manager(self), mgd_module_state_of(type));
+    set_defaults(as_manager(self), mgd_state_of_type(type));
     if (set_comm_interface(self, clock, NULL) < 0 || set_given(self, devices, set_cuda_devices) < 0 || set_given(self, reserved, set_reserved) < 0 ||
         set_given(self, retries, set_retry_limit) < 0 || set_given(self, wait, set_wait_time) < 0)
       Py_CLEAR(self);
@@ -357,7 +346,7 @@ static PyType_Slot manager_slots[] = {
 static PyType_Spec manager_spec = {"managed._C.DeviceManager", sizeof(struct mgd_manager), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, manager_slots};
 
 int mgd_manager_init(PyObject *module) {
-  struct mgd_state *st = mgd_module_state(module);
+  struct mgd_state *st = mgd_state_of(module);
   st->manager_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &manager_spec, NULL);
   if (!st->manager_type) return -1;
   return PyModule_AddObjectRef(module, "DeviceManager", (PyObject *)st->manager_type);

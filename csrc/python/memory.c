@@ -20,7 +20,7 @@ static PyObject *residency(PyObject *module, PyObject *device) {
   if (accelerator(device, &id) < 0) return NULL;
   const int code = mgd_residency_read(mgd_torch_machine(), id, &u);
   if (code != MGD_OK) {
-    mgd_errors_raise(mgd_module_state(module), code, "counting storages");
+    mgd_errors_raise(mgd_state_of(module), code, "counting storages");
     return NULL;
   }
   int64_t pinned = 0;

@@ -1,23 +1,11 @@
-/* module.c: owns the module managed._C: its state, its initialisation in
- * several phases, and the one list of what it offers.
+/* module.c: makes the module managed._C: its initialisation in several phases,
+ * and the one list of what it offers. It uses every other file of this folder,
+ * and none uses it. What the module holds is in state.c.
  *
  * Importing it registers nothing and touches no driver; install() does what
- * importing the package promises. The state lives as long as the process,
- * because torch.Tensor keeps our descriptors.
+ * importing the package promises.
  */
 #include "binding.h"
-
-static struct PyModuleDef definition;
-
-struct mgd_state *mgd_module_state(PyObject *module) { return PyModule_GetState(module); }
-
-struct mgd_state *mgd_module_state_of(PyTypeObject *type) { return PyType_GetModuleState(type); }
-
-int mgd_module_ready(void) {
-  if (mgd_torch_machine()) return 0;
-  PyErr_SetString(PyExc_RuntimeError, "managed: the package has not been set up; import managed, not managed._C");
-  return -1;
-}
 
 /* ---- install */
 
@@ -33,7 +21,7 @@ static int check_first(struct mgd_state *st, PyObject *name_class) {
 }
 
 static PyObject *install(PyObject *module, PyObject *name_class) {
-  struct mgd_state *st = mgd_module_state(module);
+  struct mgd_state *st = mgd_state_of(module);
   if (check_first(st, name_class) < 0 || mgd_torch_init() < 0) return NULL;
   st->managed_tensor = Py_NewRef(name_class);
   st->manager = mgd_manager_new(st);
@@ -45,13 +33,13 @@ static PyObject *install(PyObject *module, PyObject *name_class) {
 
 static PyObject *get_manager(PyObject *module, PyObject *unused) {
   (void)unused;
-  struct mgd_state *st = mgd_module_state(module);
-  return mgd_module_ready() < 0 ? NULL : Py_NewRef(st->manager);
+  struct mgd_state *st = mgd_state_of(module);
+  return mgd_state_ready() < 0 ? NULL : Py_NewRef(st->manager);
 }
 
 static PyObject *set_manager(PyObject *module, PyObject *manager) {
-  struct mgd_state *st = mgd_module_state(module);
-  if (mgd_module_ready() < 0) return NULL;
+  struct mgd_state *st = mgd_state_of(module);
+  if (mgd_state_ready() < 0) return NULL;
   if (Py_TYPE(manager) != st->manager_type) {
     PyErr_Format(PyExc_TypeError, "managed: device_manager is a DeviceManager, not %R", manager);
     return NULL;
@@ -110,37 +98,14 @@ static int add_reasons(PyObject *module) {
 }
 
 static int module_exec(PyObject *module) {
-  struct mgd_state *st = mgd_module_state(module);
+  struct mgd_state *st = mgd_state_of(module);
   if (find_torch(st) < 0 || mgd_errors_init(st) < 0 || add_functions(module) < 0) return -1;
   if (add_bridge(module) < 0 || add_reasons(module) < 0) return -1;
   if (mgd_settings_init(module) < 0 || mgd_manager_init(module) < 0 || mgd_admit_init(module) < 0) return -1;
   return mgd_engine_init(module);
 }
 
-/* ---- the garbage collector's view of the state */
-
-static int module_traverse(PyObject *module, visitproc visit, void *arg) {
-  struct mgd_state *st = mgd_module_state(module);
-  PyObject *const members[] = {st->tensor_type, st->parameter_type, st->managed_tensor, st->managed_error,
-                               st->pin_conflict, st->out_of_memory, st->logger, st->default_heuristic,
-                               st->heuristic, st->manager, (PyObject *)st->manager_type, (PyObject *)st->reservation_type,
-                               (PyObject *)st->engine_type};
-  for (size_t i = 0; i < sizeof members / sizeof *members; i++) Py_VISIT(members[i]);
-  return 0;
-}
-
-static int module_clear(PyObject *module) {
-  struct mgd_state *st = mgd_module_state(module);
-  PyObject **const members[] = {&st->tensor_type, &st->parameter_type, &st->managed_tensor, &st->managed_error, &st->pin_conflict,
-                                &st->out_of_memory, &st->logger, &st->default_heuristic, &st->heuristic, &st->manager};
-  for (size_t i = 0; i < sizeof members / sizeof *members; i++) Py_CLEAR(*members[i]);
-  Py_CLEAR(st->manager_type);
-  Py_CLEAR(st->reservation_type);
-  Py_CLEAR(st->engine_type);
-  return 0;
-}
-
-static void module_free(void *module) { module_clear(module); }
+static void module_free(void *module) { mgd_state_clear(module); }
 
 static PyModuleDef_Slot slots[] = {
     {Py_mod_exec, module_exec},
@@ -156,8 +121,8 @@ static struct PyModuleDef definition = {
     .m_doc = PyDoc_STR("The compiled half of managed; private, see the package."),
     .m_size = sizeof(struct mgd_state),
     .m_slots = slots,
-    .m_traverse = module_traverse,
-    .m_clear = module_clear,
+    .m_traverse = mgd_state_traverse,
+    .m_clear = mgd_state_clear,
     .m_free = module_free,
 };
 

@@ -30,7 +30,7 @@ static int estimate_of(struct mgd_state *st, PyObject *tensor, int64_t *out) {
 /* A line for those who wonder why nothing moved; silent where there is nothing to move to. */
 static void log_no_room(struct mgd_manager *m, int64_t bytes) {
   if (mgd_device_count(mgd_torch_machine()) > 1)
-    mgd_manager_log(m->state, m->default_level, "%lld bytes fit on no accelerator now: they stay where they are", (long long)bytes);
+    mgd_state_log(m->state, m->default_level, "%lld bytes fit on no accelerator now: they stay where they are", (long long)bytes);
 }
 
 PyObject *mgd_send_place(struct mgd_manager *m, PyObject *tensor, int disperse, int non_blocking) {
@@ -257,7 +257,7 @@ PyObject *mgd_send_nest(struct mgd_manager *m, PyObject *object, PyObject *devic
   struct mgd_ticket ticket = {0};
   enum mgd_reason why = MGD_WHY_NONE;
   PyObject *result = NULL, *modules = NULL, *type = module_type();
-  if (!type || mgd_module_ready() < 0 || nest_open(&n, object) < 0) goto end;
+  if (!type || mgd_state_ready() < 0 || nest_open(&n, object) < 0) goto end;
   modules = modules_of(&n, type);
   if (modules && check_sendable(&n, object, type) == 0 && admit_nest(m, &n, modules, device, estimate, &ticket, &why) == 0 &&
       carry_leaves(m->state, &n, modules, ticket.device, why) == 0)
@@ -300,7 +300,7 @@ PyObject *mgd_send_cuda(struct mgd_manager *m, PyObject *object, PyObject *dispe
   if (parse_way(disperse, &spreads) < 0) return NULL;
   PyObject *result = NULL, *type = module_type();
   const struct placing p = {m, type, disperse, spreads};
-  if (type && mgd_module_ready() == 0 && nest_open(&n, object) == 0) {
+  if (type && mgd_state_ready() == 0 && nest_open(&n, object) == 0) {
     if (check_sendable(&n, object, type) == 0 && replace_leaves(&n, place_leaf, &p) == 0) result = nest_close(&n);
     nest_clear(&n);
   }

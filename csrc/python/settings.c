@@ -53,7 +53,7 @@ static PyObject *default_heuristic(PyObject *module, PyObject *size) {
   if (mgd_errors_bytes(size, "size", &bytes) < 0) return NULL;
   const int code = mgd_heuristic_default(NULL, bytes, &out);
   if (code != MGD_OK) {
-    mgd_errors_raise(mgd_module_state(module), code, "estimating");
+    mgd_errors_raise(mgd_state_of(module), code, "estimating");
     return NULL;
   }
   return PyLong_FromLongLong(out);
@@ -61,13 +61,13 @@ static PyObject *default_heuristic(PyObject *module, PyObject *size) {
 
 static PyObject *get_heuristic(PyObject *module, PyObject *unused) {
   (void)unused;
-  struct mgd_state *st = mgd_module_state(module);
+  struct mgd_state *st = mgd_state_of(module);
   return Py_NewRef(st->heuristic ? st->heuristic : st->default_heuristic);
 }
 
 static PyObject *set_heuristic(PyObject *module, PyObject *function) {
-  struct mgd_state *st = mgd_module_state(module);
-  if (mgd_module_ready() < 0) return NULL;
+  struct mgd_state *st = mgd_state_of(module);
+  if (mgd_state_ready() < 0) return NULL;
   if (!PyCallable_Check(function)) {
     PyErr_Format(PyExc_TypeError, "managed: HEURISTIC_FUNCTION takes a size in bytes and returns one; %R is not callable", function);
     return NULL;
@@ -86,12 +86,12 @@ static PyObject *set_heuristic(PyObject *module, PyObject *function) {
 
 static PyObject *get_use_heuristic(PyObject *module, PyObject *unused) {
   (void)unused;
-  return PyBool_FromLong(mgd_module_state(module)->use_heuristic);
+  return PyBool_FromLong(mgd_state_of(module)->use_heuristic);
 }
 
 static PyObject *set_use_heuristic(PyObject *module, PyObject *value) {
-  struct mgd_state *st = mgd_module_state(module);
-  if (mgd_module_ready() < 0) return NULL;
+  struct mgd_state *st = mgd_state_of(module);
+  if (mgd_state_ready() < 0) return NULL;
   if (!PyBool_Check(value)) {
     PyErr_Format(PyExc_TypeError, "managed: USE_HEURISTIC is True or False, not %R", value);
     return NULL;
@@ -107,8 +107,8 @@ static PyObject *set_use_heuristic(PyObject *module, PyObject *value) {
 
 static PyObject *estimate(PyObject *module, PyObject *size) {
   int64_t bytes, out = 0;
-  if (mgd_module_ready() < 0 || mgd_errors_bytes(size, "size", &bytes) < 0) return NULL;
-  return mgd_settings_estimate(mgd_module_state(module), bytes, &out) < 0 ? NULL : PyLong_FromLongLong(out);
+  if (mgd_state_ready() < 0 || mgd_errors_bytes(size, "size", &bytes) < 0) return NULL;
+  return mgd_settings_estimate(mgd_state_of(module), bytes, &out) < 0 ? NULL : PyLong_FromLongLong(out);
 }
 
 /* ---- budgets */
@@ -116,7 +116,7 @@ static PyObject *estimate(PyObject *module, PyObject *size) {
 /* The id of one accelerator; a budget of "cuda" or of the host would say nothing. */
 static int accelerator_id(PyObject *device, int *id) {
   int any = 0;
-  if (mgd_module_ready() < 0 || mgd_errors_device_id(device, id, &any) < 0) return -1;
+  if (mgd_state_ready() < 0 || mgd_errors_device_id(device, id, &any) < 0) return -1;
   if (!any && *id != MGD_HOST) return 0;
   PyErr_Format(PyExc_ValueError, "managed: a budget is for one accelerator with its index (\"cuda:0\", \"sim:1\"), not %R", device);
   return -1;
@@ -128,7 +128,7 @@ static PyObject *capacity(PyObject *module, PyObject *device) {
   if (accelerator_id(device, &id) < 0) return NULL;
   const int code = mgd_ledger_usage(mgd_torch_machine(), id, &usage);
   if (code == MGD_OK) return PyLong_FromLongLong(usage.capacity);
-  mgd_errors_raise(mgd_module_state(module), code, "reading a capacity");
+  mgd_errors_raise(mgd_state_of(module), code, "reading a capacity");
   return NULL;
 }
 
@@ -140,7 +140,7 @@ static PyObject *set_capacity(PyObject *module, PyObject *args) {
   if (accelerator_id(device, &id) < 0 || mgd_errors_bytes(value, "budget", &bytes) < 0) return NULL;
   const int code = mgd_device_set_capacity(mgd_torch_machine(), id, bytes);
   if (code != MGD_OK) {
-    mgd_errors_raise(mgd_module_state(module), code, "setting a budget");
+    mgd_errors_raise(mgd_state_of(module), code, "setting a budget");
     return NULL;
   }
   mgd_torch_reap_replicas(); /* a smaller one dooms copies */
@@ -156,7 +156,7 @@ static PyObject *device_name(PyObject *module, PyObject *device) {
   if (accelerator_id(device, &id) < 0) return NULL;
   const int code = mgd_device_name(mgd_torch_machine(), id, name);
   if (code == MGD_OK) return PyUnicode_FromString(name);
-  mgd_errors_raise(mgd_module_state(module), code, "naming a device");
+  mgd_errors_raise(mgd_state_of(module), code, "naming a device");
   return NULL;
 }
 
@@ -173,7 +173,7 @@ static PyObject *shake_replicas(PyObject *module, PyObject *value) {
 static PyObject *set_frozen(PyObject *module, PyObject *value) {
   (void)module;
   const int frozen = PyObject_IsTrue(value);
-  if (frozen < 0 || mgd_module_ready() < 0) return NULL;
+  if (frozen < 0 || mgd_state_ready() < 0) return NULL;
   return PyBool_FromLong(mgd_torch_set_frozen(frozen));
 }
 
@@ -193,7 +193,7 @@ PyMethodDef mgd_settings_methods[] = {
     {NULL, NULL, 0, NULL}};
 
 int mgd_settings_init(PyObject *module) {
-  struct mgd_state *st = mgd_module_state(module);
+  struct mgd_state *st = mgd_state_of(module);
   st->use_heuristic = 1;
   st->default_heuristic = PyObject_GetAttrString(module, "default_heuristic");
   return st->default_heuristic ? 0 : -1;

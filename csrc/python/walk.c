@@ -7,7 +7,7 @@
 #include "binding.h"
 
 static int need_tensor(PyObject *o) {
-  if (mgd_torch_is_tensor(o)) return mgd_module_ready();
+  if (mgd_torch_is_tensor(o)) return mgd_state_ready();
   PyErr_Format(PyExc_TypeError, "managed: expected a torch.Tensor, not %.100s", Py_TYPE(o)->tp_name);
   return -1;
 }
@@ -67,7 +67,7 @@ static PyObject *nbytes(PyObject *module, PyObject *o) {
 static PyObject *device(PyObject *module, PyObject *o) {
   (void)module;
   int id = 0, any = 0;
-  if (mgd_module_ready() < 0 || mgd_errors_device_id(o, &id, &any) < 0) return NULL;
+  if (mgd_state_ready() < 0 || mgd_errors_device_id(o, &id, &any) < 0) return NULL;
   if (any) Py_RETURN_NONE;
   return mgd_torch_device(id);
 }
@@ -81,7 +81,7 @@ static PyObject *move(PyObject *module, PyObject *args) {
   if (here < 0) return NULL;
   if (here == id) Py_RETURN_FALSE;
   const int fixed = mgd_torch_pinned(o);
-  if (fixed > 0) mgd_errors_pinned(mgd_module_state(module), o, id);
+  if (fixed > 0) mgd_errors_pinned(mgd_state_of(module), o, id);
   if (fixed || mgd_torch_move(o, id, (enum mgd_reason)why) < 0) return NULL;
   Py_RETURN_TRUE;
 }
@@ -180,7 +180,7 @@ static PyObject *plan_list(const int *plan, size_t n) {
 static PyObject *finish_plan(PyObject *module, int code, const int *out, size_t n, const char *attempted) {
   if (code == MGD_OK) return plan_list(out, n);
   if (code == MGD_E_NO_ROOM) Py_RETURN_NONE;
-  mgd_errors_raise(mgd_module_state(module), code, attempted);
+  mgd_errors_raise(mgd_state_of(module), code, attempted);
   return NULL;
 }
 
@@ -198,7 +198,7 @@ static PyObject *plan_spread(PyObject *module, PyObject *args) {
   size_t n = 0, devices = 0;
   int64_t *bytes = NULL;
   struct mgd_share *shares = NULL;
-  if (!PyArg_ParseTuple(args, "OO:plan_spread", &sizes, &rooms) || mgd_module_ready() < 0) return NULL;
+  if (!PyArg_ParseTuple(args, "OO:plan_spread", &sizes, &rooms) || mgd_state_ready() < 0) return NULL;
   if (!(bytes = byte_array(sizes, "a parameter", &n)) || !(shares = share_array(rooms, &devices))) goto end;
   if (n == 0 || devices == 0) {
     result = n == 0 ? PyList_New(0) : Py_NewRef(Py_None);
@@ -218,7 +218,7 @@ static PyObject *plan_layers(PyObject *module, PyObject *args) {
   size_t n = 0, borders = 0, devices = 0;
   int64_t *bytes = NULL, *border = NULL;
   struct mgd_share *shares = NULL;
-  if (!PyArg_ParseTuple(args, "OOO:plan_layers", &sizes, &crossing, &rooms) || mgd_module_ready() < 0) return NULL;
+  if (!PyArg_ParseTuple(args, "OOO:plan_layers", &sizes, &crossing, &rooms) || mgd_state_ready() < 0) return NULL;
   if (!(bytes = byte_array(sizes, "a layer", &n)) || !(shares = share_array(rooms, &devices))) goto end;
   if (crossing != Py_None && !(border = byte_array(crossing, "a border", &borders))) goto end;
   if (border && borders + 1 != n) {
@@ -240,7 +240,7 @@ static PyObject *attach_sim(PyObject *module, PyObject *args) {
   (void)module;
   PyObject *capsule;
   int devices;
-  if (!PyArg_ParseTuple(args, "Oi:attach_sim", &capsule, &devices) || mgd_module_ready() < 0) return NULL;
+  if (!PyArg_ParseTuple(args, "Oi:attach_sim", &capsule, &devices) || mgd_state_ready() < 0) return NULL;
   if (mgd_torch_attach_sim(capsule, devices) < 0) return NULL;
   Py_RETURN_NONE;
 }

@@ -50,13 +50,13 @@ static void wake(void) {
 
 static PyObject *begin_step(PyObject *module, PyObject *unused) {
   (void)module, (void)unused;
-  if (mgd_module_ready() < 0 || mgd_warn_end_step() < 0) return NULL;
+  if (mgd_state_ready() < 0 || mgd_warn_end_step() < 0) return NULL;
   Py_RETURN_NONE;
 }
 
 static PyObject *get_copy_warning(PyObject *module, PyObject *unused) {
   (void)module, (void)unused;
-  return mgd_module_ready() < 0 ? NULL : PyLong_FromLongLong(mgd_repeat_limit(mgd_torch_machine()));
+  return mgd_state_ready() < 0 ? NULL : PyLong_FromLongLong(mgd_repeat_limit(mgd_torch_machine()));
 }
 
 static PyObject *set_copy_warning(PyObject *module, PyObject *value) {
@@ -64,7 +64,7 @@ static PyObject *set_copy_warning(PyObject *module, PyObject *value) {
   int overflow = 0;
   const int number = PyLong_Check(value) && !PyBool_Check(value);
   const long long limit = number ? PyLong_AsLongLongAndOverflow(value, &overflow) : 0;
-  if (mgd_module_ready() < 0) return NULL;
+  if (mgd_state_ready() < 0) return NULL;
   if (!number) return PyErr_Format(PyExc_TypeError, "managed: COPY_WARNING is a number of copies, not %R", value);
   if (overflow || mgd_repeat_set_limit(mgd_torch_machine(), limit))
     return PyErr_Format(PyExc_ValueError, "managed: COPY_WARNING is %R; it is a number of copies from 1 to 2**63 - 1, or 0 for no warning", value);
