@@ -12,6 +12,7 @@
 #include "arithmetic.h"
 #include "internal_clock.h"
 #include "internal_machine.h"
+#include "testing.h"
 
 #define HOST MGD_CLOCK_HOST
 

@@ -7,6 +7,7 @@
  */
 #include "arithmetic.h"
 #include "internal_machine.h"
+#include "testing.h"
 
 int mgd_evict_veto(struct mgd_machine *m, mgd_may_leave_fn fn) {
   mgd_machine_enter(m);

@@ -8,7 +8,7 @@
 
 #include <pthread.h>
 
-#include "internal.h"
+#include "core.h"
 
 #define MGD_CLOCK_HOST (-1)
 

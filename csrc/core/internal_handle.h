@@ -2,10 +2,10 @@
  *
  * Private to the core, as internal_machine.h is, whose machine holds it.
  */
-#ifndef MGD_INTERNAL_HANDLE_H
-#define MGD_INTERNAL_HANDLE_H
+#ifndef MGD_CORE_HANDLE_H
+#define MGD_CORE_HANDLE_H
 
-#include "internal.h"
+#include "core.h"
 
 struct mgd_handle_list {
   struct mgd_handle *oldest, *youngest;

@@ -13,7 +13,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "internal.h"
+#include "core.h"
 #include "internal_handle.h"
 #include "internal_replica.h"
 #include "internal_trace.h"

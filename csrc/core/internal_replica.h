@@ -5,7 +5,7 @@
 #ifndef MGD_INTERNAL_REPLICA_H
 #define MGD_INTERNAL_REPLICA_H
 
-#include "internal.h"
+#include "core.h"
 
 #define MGD_KEPT_LIMIT 0.5 /* of a device's capacity, for replicas */
 

@@ -4,7 +4,7 @@
  * first. It keeps nothing, asks nobody, and knows no machine; who leaves when is
  * order.c's, and whether they may is evict.c's.
  */
-#include "internal.h"
+#include "core.h"
 
 double mgd_victim_lru(void *unused, const struct mgd_victim *victim) {
   (void)unused;

@@ -7,6 +7,7 @@
  */
 #include "arithmetic.h"
 #include "internal_machine.h"
+#include "testing.h"
 
 #define NO_SLOT (-1)
 

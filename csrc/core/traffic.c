@@ -8,7 +8,7 @@
  * a loop that repeats itself comes to rest.
  * It knows one tensor's history alone: no machine, no bytes, no clock, no lock.
  */
-#include "internal.h"
+#include "core.h"
 
 #define MOST_MOVES 10 /* beyond these a move asks for no more rounds than before */
 

@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "../core/internal.h"
+#include "../core/core.h"
 #include "device.h"
 
 namespace managed::sim {

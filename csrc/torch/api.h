@@ -10,7 +10,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "../core/internal.h"
+#include "../core/core.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -2,7 +2,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
-#include "../core/internal.h"
+#include "../core/core.h"
 #include "compat.h"
 
 namespace managed {

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "../core/internal.h"
+#include "../core/core.h"
 #include "bridge.h"
 
 namespace managed {

@@ -3,7 +3,7 @@
 #pragma once
 #include <c10/util/SmallVector.h>
 
-#include "../core/internal.h"
+#include "../core/core.h"
 #include "devices.h"
 #include "storage.h"
 #include "turns.h"

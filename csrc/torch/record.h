@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "../core/internal.h"
+#include "../core/core.h"
 
 namespace managed {
 

@@ -11,6 +11,7 @@
 #include <exception>
 #include <vector>
 
+#include "../core/testing.h"
 #include "api.h"
 #include "devices.h"
 #include "garbage.h"

@@ -4,7 +4,7 @@
 // wait for others waits on devices.cpp's condition, with a deadline. Planning and
 // carrying out stand inside one Moving (moves.h).
 #pragma once
-#include "../core/internal.h"
+#include "../core/core.h"
 #include "storage.h"
 
 namespace managed {

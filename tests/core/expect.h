@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../csrc/core/internal.h"
+#include "../../csrc/core/testing.h"
 
 #define MIB ((int64_t)1 << 20)
 

@@ -1,4 +1,4 @@
-/* internal.h: the table of contents of the core.
+/* core.h: the table of contents of the core.
  *
  * Every function that crosses a file stands here under the name of the file
  * that defines it. Functions return MGD_OK or a negative mgd_error, and give
@@ -6,8 +6,8 @@
  * unless a comment says otherwise.
  * Every function that takes a machine may be called from any thread.
  */
-#ifndef MGD_INTERNAL_H
-#define MGD_INTERNAL_H
+#ifndef MGD_CORE_H
+#define MGD_CORE_H
 
 #include "types.h"
 
@@ -126,8 +126,6 @@ int mgd_replica_drop(struct mgd_machine *m, int32_t slot); /* dooms one; a doome
 int mgd_replica_make_room(struct mgd_machine *m, int device, int64_t bytes);
 int mgd_replica_reap(struct mgd_machine *m, int32_t *slot); /* the next doomed slot, which is free from now on; ABSENT: no more */
 int mgd_replica_limit(struct mgd_machine *m, int device, double fraction); /* of the capacity; half of it at first */
-/* Fault injection: from now on each find dooms its replica by chance, one in four; 0 stops that. */
-int mgd_replica_shake(struct mgd_machine *m, uint64_t seed);
 
 /* ---- user.c: which threads use storages */
 int mgd_user_join(struct mgd_machine *m, struct mgd_user **user); /* before a thread's first use; what it counts stays after it has left */
@@ -170,8 +168,6 @@ int mgd_restore_end(struct mgd_machine *m, struct mgd_handle *h, bool done, void
  * SPILL and DROP is the caller's to carry out and end. *n in: room, at least 2; out: how many.
  * ABSENT: nobody can leave. BUSY: nobody now, but mgd_others_use(), or did meanwhile. Where many may not leave it lets others in between. */
 int mgd_evict_begin(struct mgd_machine *m, int device, int64_t bytes, const int64_t *room, int64_t mine, struct mgd_action *actions, size_t *n);
-/* The same for storages by chance, one in `odds`, as far as they fit into `actions`; *seed goes on. For tests. */
-int mgd_evict_random(struct mgd_machine *m, int device, uint32_t odds, uint64_t *seed, struct mgd_action *actions, size_t *n);
 int mgd_evict_veto(struct mgd_machine *m, mgd_may_leave_fn fn);               /* NULL: all may */
 /* The bytes are on `to`, which need not be where the plan wanted them: in `memory` (the action's, if it named one) where that is
  * the host, else memory is NULL; or they stayed where they were (to == -1). Afterwards the caller puts its use back.
@@ -227,7 +223,6 @@ int mgd_repeat_add(struct mgd_machine *m, const struct mgd_event *copy, struct m
 /* ---- clock.c: virtual time of simulated devices; a struct of its own, locks by itself */
 struct mgd_clock;
 int mgd_clock_create(int devices, struct mgd_clock **out); /* accelerators 0..devices-1; the host is -1 */
-int mgd_clock_create_failing(int devices, int64_t fail_allocation, struct mgd_clock **out); /* the same; its n-th allocation fails, 0 = none */
 void mgd_clock_destroy(struct mgd_clock *c);
 int mgd_clock_set_speed(struct mgd_clock *c, int device, struct mgd_speed speed);
 int mgd_clock_set_link(struct mgd_clock *c, int from, int to, struct mgd_link link);

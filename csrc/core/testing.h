@@ -1,0 +1,32 @@
+/* testing.h: what makes the core behave badly on purpose: copies that vanish,
+ * storages that leave without need, memory that runs out.
+ *
+ * For tests and for managed.debug; nothing else includes it. As in core.h, each
+ * function stands under the name of the file that defines it. A machine's own
+ * allocations fail by mgd_config.fail_allocation.
+ */
+#ifndef MGD_TESTING_H
+#define MGD_TESTING_H
+
+#include "core.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- replica.c */
+/* From now on each find dooms its replica by chance, one in four; 0 stops that. */
+int mgd_replica_shake(struct mgd_machine *m, uint64_t seed);
+
+/* ---- evict.c */
+/* As mgd_evict_begin(), for storages by chance, one in `odds`, as far as they fit into `actions`; *seed goes on. */
+int mgd_evict_random(struct mgd_machine *m, int device, uint32_t odds, uint64_t *seed, struct mgd_action *actions, size_t *n);
+
+/* ---- clock.c */
+/* As mgd_clock_create(); its n-th allocation fails, 0 = none. */
+int mgd_clock_create_failing(int devices, int64_t fail_allocation, struct mgd_clock **out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
