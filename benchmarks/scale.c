@@ -109,7 +109,7 @@ static double all_but(void *unused, const struct mgd_victim *victim) {
 static void take_away(struct mgd_handle *h) {
   struct plan p;
   unwanted = h;
-  mgd_rekey(m, h);
+  mgd_order_rekey(m, h);
   evict(1, &p);
   EXPECT(p.actions[0].handle == h);
   carry_out(m, &p);
@@ -156,7 +156,7 @@ static void busy(struct mgd_handle *h, size_t n) {
   }
   report("busy");
   for (int i = 0; i < CALLS; i++) {
-    EXPECT_CODE(mgd_others_use(m, 1, 0), MGD_E_BUSY);
+    EXPECT_CODE(mgd_user_others(m, 1, 0), MGD_E_BUSY);
   }
   report("others_use");
   for (size_t i = 0; i < n; i++) {
@@ -171,7 +171,7 @@ static void measure(size_t n) {
   held = calloc(most, sizeof *held);
   EXPECT(h && held);
   m = new_machine(1, 100);
-  EXPECT_OK(mgd_evict_policy(m, all_but, NULL));
+  EXPECT_OK(mgd_order_set_policy(m, all_but, NULL));
   times = 0;
   for (size_t i = 0; i < n; i++) {
     h[i].stamp = ++tick;
@@ -205,7 +205,7 @@ static void misses(void) {
   for (int i = 0; i < 3; i++) {
     q.fit = fits[i];
     printf("%d %.0f %.0f %.0f %.0f\n", q.fit, furthest(&q), core_misses(&q, by_foresight, true), core_misses(&q, by_foresight, false),
-           core_misses(&q, mgd_victim_lru, false));
+           core_misses(&q, mgd_policy_lru, false));
   }
   free_sequence(&q);
 }

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 TARGETS = {100_000: 50.0, 1_000_000: 200.0}  # microseconds
 MISSES = 1.05  # of what is used furthest ahead
-WRAPPED = ("mgd_machine_enter", "mgd_machine_leave")
+WRAPPED = ("mgd_state_enter", "mgd_state_leave")
 
 
 def build(folder: Path) -> Path:

@@ -16,9 +16,9 @@
 
 /* ---- slots */
 
-static int32_t slot_of(const struct mgd_claims *claims, const struct mgd_claim *c) { return (int32_t)(c - claims->slots); }
+static int32_t slot_of_claim(const struct mgd_claims *claims, const struct mgd_claim *c) { return (int32_t)(c - claims->slots); }
 
-static int grow(struct mgd_machine *m) {
+static int grow_claims(struct mgd_machine *m) {
   struct mgd_claims *claims = &m->claims;
   int32_t size = claims->size ? claims->size * 2 : 16;
   struct mgd_claim *slots = mgd_alloc_resize(&m->alloc, claims->slots, (size_t)size, sizeof *slots);
@@ -35,7 +35,7 @@ static int grow(struct mgd_machine *m) {
 }
 
 /* The claim that a ticket stands for, or NULL for a stale or invented ticket. */
-static struct mgd_claim *find(struct mgd_machine *m, const struct mgd_ticket *ticket) {
+static struct mgd_claim *find_claim(struct mgd_machine *m, const struct mgd_ticket *ticket) {
   uint32_t position = (uint32_t)ticket->id;
   if (position == 0 || position > (uint32_t)m->claims.size) {
     return NULL;
@@ -45,14 +45,14 @@ static struct mgd_claim *find(struct mgd_machine *m, const struct mgd_ticket *ti
   return current ? c : NULL;
 }
 
-static uint64_t id_of(const struct mgd_claims *claims, const struct mgd_claim *c) { return (uint64_t)c->generation << 32 | (uint64_t)(slot_of(claims, c) + 1); }
+static uint64_t id_of(const struct mgd_claims *claims, const struct mgd_claim *c) { return (uint64_t)c->generation << 32 | (uint64_t)(slot_of_claim(claims, c) + 1); }
 
 /* Ends the claim and its ticket. */
 static void forget(struct mgd_machine *m, struct mgd_claim *c, struct mgd_ticket *ticket) {
   c->state = MGD_CLAIM_FREE;
   c->generation++;
   c->next = m->claims.first_free;
-  m->claims.first_free = slot_of(&m->claims, c);
+  m->claims.first_free = slot_of_claim(&m->claims, c);
   ticket->id = 0;
 }
 
@@ -60,7 +60,7 @@ static void forget(struct mgd_machine *m, struct mgd_claim *c, struct mgd_ticket
 
 static void enqueue(struct mgd_machine *m, struct mgd_claim *c) {
   struct mgd_device *d = &m->devices[c->device];
-  int32_t slot = slot_of(&m->claims, c);
+  int32_t slot = slot_of_claim(&m->claims, c);
   c->next = NO_SLOT;
   c->previous = d->last_waiter;
   *(c->previous == NO_SLOT ? &d->first_waiter : &m->claims.slots[c->previous].next) = slot;
@@ -76,7 +76,7 @@ static void dequeue(struct mgd_machine *m, struct mgd_claim *c) {
 
 /* ---- decisions */
 
-static bool fits(const struct mgd_machine *m, const struct mgd_claim *c) { return c->bytes <= mgd_ledger_room_locked(m, c->device, c->reserved); }
+static bool fits_now(const struct mgd_machine *m, const struct mgd_claim *c) { return c->bytes <= mgd_ledger_room_locked(m, c->device, c->reserved); }
 
 static bool could_fit(const struct mgd_machine *m, const struct mgd_claim *c) { return c->bytes <= mgd_ledger_limit_locked(m, c->device, c->reserved); }
 
@@ -98,7 +98,7 @@ static bool serve(struct mgd_machine *m, int device, int64_t now, const struct m
     if (c != asking && now >= c->deadline) {
       dequeue(m, c);
       c->state = MGD_CLAIM_LATE;
-    } else if (!blocked && fits(m, c)) {
+    } else if (!blocked && fits_now(m, c)) {
       dequeue(m, c);
       grant(m, c);
     } else {
@@ -127,10 +127,10 @@ static void write_ticket(const struct mgd_machine *m, const struct mgd_claim *c,
   ticket->bytes = c->bytes;
 }
 
-static int ensure_slot(struct mgd_machine *m) { return m->claims.first_free == NO_SLOT ? grow(m) : MGD_OK; }
+static int ensure_slot(struct mgd_machine *m) { return m->claims.first_free == NO_SLOT ? grow_claims(m) : MGD_OK; }
 
 static int request(struct mgd_machine *m, const struct mgd_claim *wish, int64_t now, struct mgd_ticket *ticket) {
-  if (!mgd_device_known_locked(m, wish->device)) {
+  if (!mgd_state_knows_device_locked(m, wish->device)) {
     return MGD_E_NO_DEVICE;
   }
   if (!could_fit(m, wish)) {
@@ -140,7 +140,7 @@ static int request(struct mgd_machine *m, const struct mgd_claim *wish, int64_t 
   if (code != MGD_OK) {
     return code;
   }
-  bool free = !serve(m, wish->device, now, NULL) && fits(m, wish);
+  bool free = !serve(m, wish->device, now, NULL) && fits_now(m, wish);
   if (!free && now >= wish->deadline) {
     return MGD_E_DEADLINE;
   }
@@ -160,8 +160,8 @@ int mgd_admit_request(struct mgd_machine *m, int device, int64_t bytes, double r
     return MGD_E_INVALID;
   }
   struct mgd_claim wish = {.device = device, .bytes = bytes, .reserved = reserved, .deadline = deadline};
-  mgd_machine_enter(m);
-  return mgd_machine_leave(m, request(m, &wish, now, ticket));
+  mgd_state_enter(m);
+  return mgd_state_leave(m, request(m, &wish, now, ticket));
 }
 
 /* Devices of `allowed` where nobody waits: elsewhere an object would overtake. */
@@ -198,12 +198,12 @@ int mgd_admit_object(struct mgd_machine *m, const struct mgd_object_request *req
   if (code != MGD_OK) {
     return code;
   }
-  mgd_machine_enter(m);
-  return mgd_machine_leave(m, admit_object(m, request, now, ticket, why));
+  mgd_state_enter(m);
+  return mgd_state_leave(m, admit_object(m, request, now, ticket, why));
 }
 
 static int look(struct mgd_machine *m, struct mgd_ticket *ticket, int64_t now) {
-  struct mgd_claim *c = find(m, ticket);
+  struct mgd_claim *c = find_claim(m, ticket);
   if (!c) {
     return MGD_E_INVALID;
   }
@@ -224,15 +224,15 @@ static int look(struct mgd_machine *m, struct mgd_ticket *ticket, int64_t now) {
 }
 
 int mgd_admit_poll(struct mgd_machine *m, struct mgd_ticket *ticket, int64_t now) {
-  mgd_machine_enter(m);
-  return mgd_machine_leave(m, look(m, ticket, now));
+  mgd_state_enter(m);
+  return mgd_state_leave(m, look(m, ticket, now));
 }
 
 int mgd_admit_release(struct mgd_machine *m, struct mgd_ticket *ticket) {
-  mgd_machine_enter(m);
-  struct mgd_claim *c = find(m, ticket);
+  mgd_state_enter(m);
+  struct mgd_claim *c = find_claim(m, ticket);
   if (!c) {
-    return mgd_machine_leave(m, MGD_E_INVALID);
+    return mgd_state_leave(m, MGD_E_INVALID);
   }
   if (c->state == MGD_CLAIM_GRANTED) {
     mgd_ledger_move_locked(m, c->device, MGD_RESERVED, -c->bytes);
@@ -240,7 +240,7 @@ int mgd_admit_release(struct mgd_machine *m, struct mgd_ticket *ticket) {
     dequeue(m, c);
   }
   forget(m, c, ticket);
-  return mgd_machine_leave(m, MGD_OK);
+  return mgd_state_leave(m, MGD_OK);
 }
 
 bool mgd_admit_busy_locked(const struct mgd_machine *m, int above) {

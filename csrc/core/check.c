@@ -121,7 +121,7 @@ static int32_t free_length(const struct mgd_claims *claims) {
 /* What every claim in use says of itself. */
 static bool is_claim_sound(const struct mgd_machine *m, const struct mgd_claim *c) {
   bool fraction = c->reserved >= 0.0 && c->reserved < 1.0;
-  bool stands = c->state == MGD_CLAIM_LATE || mgd_device_known_locked(m, c->device);
+  bool stands = c->state == MGD_CLAIM_LATE || mgd_state_knows_device_locked(m, c->device);
   return c->state == MGD_CLAIM_FREE || (c->bytes >= 0 && fraction && stands && c->arrival <= m->claims.arrivals);
 }
 
@@ -147,7 +147,7 @@ static bool are_claims_sound(const struct mgd_machine *m) {
 
 /* Length of a list of slots if each is in that state and knows its neighbours,
  * else -1. It cannot be a ring: the second visit would come from elsewhere. */
-static int32_t list_length(const struct mgd_replicas *r, const struct mgd_replica_list *list, enum mgd_replica_state state) {
+static int32_t replicas_in(const struct mgd_replicas *r, const struct mgd_replica_list *list, enum mgd_replica_state state) {
   int32_t length = 0, previous = -1;
   for (int32_t slot = list->first; slot != -1; length++) {
     bool inside = slot >= 0 && slot < r->size;
@@ -163,7 +163,7 @@ static int32_t list_length(const struct mgd_replicas *r, const struct mgd_replic
 /* Length of what a device keeps if it is all there and within the limit, else -1. */
 static int32_t kept_length(const struct mgd_machine *m, int id) {
   const struct mgd_device *d = &m->devices[id];
-  int32_t length = list_length(&m->replicas, &d->kept, MGD_REPLICA_CACHED);
+  int32_t length = replicas_in(&m->replicas, &d->kept, MGD_REPLICA_CACHED);
   int64_t bytes = 0;
   for (int32_t slot = length < 0 ? -1 : d->kept.first; slot != -1; slot = m->replicas.slots[slot].next) {
     if (m->replicas.slots[slot].device != id) {
@@ -222,7 +222,7 @@ static int32_t bucket_length(const struct mgd_replicas *r, int32_t bucket) {
   for (int32_t slot = r->buckets[bucket]; slot != -1; length++) {
     bool inside = slot >= 0 && slot < r->size && length < r->size;
     const struct mgd_replica *e = inside ? &r->slots[slot] : NULL;
-    if (!e || e->state != MGD_REPLICA_CACHED || mgd_replica_bucket(r, e->source, e->device, e->extent) != bucket) {
+    if (!e || e->state != MGD_REPLICA_CACHED || mgd_replica_table_bucket(r, e->source, e->device, e->extent) != bucket) {
       return -1;
     }
     slot = e->collision;
@@ -242,7 +242,7 @@ static bool is_table_sound(const struct mgd_replicas *r, int32_t cached) {
   }
   for (int32_t slot = 0; slot < r->size; slot++) {
     const struct mgd_replica *e = &r->slots[slot];
-    if (e->state == MGD_REPLICA_CACHED && mgd_replica_look_up(r, e->source, e->device, e->extent) != slot) {
+    if (e->state == MGD_REPLICA_CACHED && mgd_replica_table_look_up(r, e->source, e->device, e->extent) != slot) {
       return false;
     }
   }
@@ -252,9 +252,9 @@ static bool is_table_sound(const struct mgd_replicas *r, int32_t cached) {
 /* Length of the list of the doomed, which must be somewhere, else -1. */
 static int32_t doomed_length(const struct mgd_machine *m) {
   const struct mgd_replicas *r = &m->replicas;
-  int32_t length = list_length(r, &r->doomed, MGD_REPLICA_DOOMED);
+  int32_t length = replicas_in(r, &r->doomed, MGD_REPLICA_DOOMED);
   for (int32_t slot = length < 0 ? -1 : r->doomed.first; slot != -1; slot = r->slots[slot].next) {
-    if (!mgd_device_known_locked(m, r->slots[slot].device)) {
+    if (!mgd_state_knows_device_locked(m, r->slots[slot].device)) {
       return -1;
     }
   }
@@ -264,7 +264,7 @@ static int32_t doomed_length(const struct mgd_machine *m) {
 /* The lists together hold every slot, so that each is in the one its state names. */
 static bool are_replicas_sound(const struct mgd_machine *m) {
   const struct mgd_replicas *r = &m->replicas;
-  int32_t cached = 0, free = list_length(r, &r->free, MGD_REPLICA_FREE), doomed = doomed_length(m);
+  int32_t cached = 0, free = replicas_in(r, &r->free, MGD_REPLICA_FREE), doomed = doomed_length(m);
   for (int id = 0; id < m->count; id++) {
     int32_t length = kept_length(m, id);
     if (length < 0) {
@@ -315,13 +315,13 @@ int mgd_check_locked(const struct mgd_machine *m) {
   for (int id = 0; sound && id < m->count; id++) {
     sound = is_device_sound(m, id);
   }
-  sound = sound && are_claims_sound(m) && are_replicas_sound(m) && mgd_check_handles_locked(m) && is_trace_sound(&m->trace);
+  sound = sound && are_claims_sound(m) && are_replicas_sound(m) && mgd_check_handle_all_locked(m) && is_trace_sound(&m->trace);
   return sound && are_sites_sound(&m->sites) && are_repeats_sound(&m->repeats) ? MGD_OK : MGD_E_BROKEN;
 }
 
 int mgd_check(struct mgd_machine *m) {
-  mgd_machine_enter(m);
-  return mgd_machine_leave(m, mgd_check_locked(m));
+  mgd_state_enter(m);
+  return mgd_state_leave(m, mgd_check_locked(m));
 }
 
 /* ---- the clock */

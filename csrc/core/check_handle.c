@@ -16,7 +16,7 @@ struct tally {
 };
 
 static bool is_away(const struct mgd_machine *m, const struct mgd_handle *h) {
-  bool is_there = mgd_device_known_locked(m, h->away) && h->away != h->home;
+  bool is_there = mgd_state_knows_device_locked(m, h->away) && h->away != h->home;
   return is_there && (h->memory != NULL) == (h->away == MGD_HOST) && h->on_host == (h->memory != NULL);
 }
 
@@ -26,7 +26,7 @@ static bool is_state_sound(const struct mgd_machine *m, const struct mgd_handle 
     case MGD_RESIDENT:
       return h->away == -1 && h->on_host == (h->memory != NULL);
     case MGD_SPILLING:
-      return (h->away == -1 || (h->away != MGD_HOST && h->away != h->home && mgd_device_known_locked(m, h->away) && !h->memory)) && (!h->memory || h->on_host);
+      return (h->away == -1 || (h->away != MGD_HOST && h->away != h->home && mgd_state_knows_device_locked(m, h->away) && !h->memory)) && (!h->memory || h->on_host);
     case MGD_SPILLED:
     case MGD_RESTORING:
       return is_away(m, h);
@@ -37,13 +37,13 @@ static bool is_state_sound(const struct mgd_machine *m, const struct mgd_handle 
 
 static bool is_use_sound(const struct mgd_handle *h) {
   uint32_t in_use = __atomic_load_n(&h->in_use, __ATOMIC_RELAXED);
-  return (h->closed || in_use >= MGD_ALIVE) && (!mgd_is_moving(h) || (in_use & (MGD_ALIVE - 1)) > 0);
+  return (h->closed || in_use >= MGD_ALIVE) && (!mgd_residency_is_moving(h) || (in_use & (MGD_ALIVE - 1)) > 0);
 }
 
 /* A place in the order of its home for those that may leave, and for no others. */
 static bool is_position_sound(const struct mgd_machine *m, const struct mgd_handle *h) {
   const struct mgd_storages *s = &m->devices[h->home].storages;
-  if (h->closed || !mgd_is_victim(h)) {
+  if (h->closed || !mgd_residency_is_victim(h)) {
     return h->position == -1;
   }
   return h->position >= 0 && h->position < s->ordered + s->parked && s->order[h->position].handle == h;
@@ -60,7 +60,7 @@ static bool are_pins_sound(const struct mgd_handle *h) {
 }
 
 static bool is_handle_sound(const struct mgd_machine *m, const struct mgd_handle *h) {
-  bool placed = h->home > MGD_HOST && mgd_device_known_locked(m, h->home) && h->bytes >= 0 && are_pins_sound(h) && !h->asked;
+  bool placed = h->home > MGD_HOST && mgd_state_knows_device_locked(m, h->home) && h->bytes >= 0 && are_pins_sound(h) && !h->asked;
   return placed && is_state_sound(m, h) && is_use_sound(h) && is_position_sound(m, h);
 }
 
@@ -68,18 +68,18 @@ static void count_open(struct tally *t, const struct mgd_handle *h) {
   bool is_spare = h->state == MGD_RESIDENT && h->memory;
   t->spares += is_spare;
   t->spare_bytes += is_spare ? h->bytes : 0;
-  t->ordered[h->home] += mgd_is_victim(h) ? h->bytes : 0;
+  t->ordered[h->home] += mgd_residency_is_victim(h) ? h->bytes : 0;
   t->moving[h->home] += h->state == MGD_SPILLING || (h->state == MGD_RESTORING && h->pins == 0) ? h->bytes : 0;
-  if (mgd_is_guest(h)) {
+  if (mgd_residency_is_guest(h)) {
     t->guests[h->away]++;
     t->guest[h->away] += h->bytes;
   }
 }
 
-static void count(struct tally *t, const struct mgd_handle *h) {
+static void tally_handle(struct tally *t, const struct mgd_handle *h) {
   t->on_host += h->on_host ? h->bytes : 0;
-  t->moves += mgd_is_moving(h);
-  if (mgd_is_moving(h) && h->away > MGD_HOST) {
+  t->moves += mgd_residency_is_moving(h);
+  if (mgd_residency_is_moving(h) && h->away > MGD_HOST) {
     t->departures[h->away]++;
     t->departing[h->away] += h->bytes;
   } else if (h->state == MGD_SPILLING) {
@@ -109,16 +109,16 @@ static bool are_open_sound(const struct mgd_machine *m, int id, struct tally *t)
     if (h->previous != previous || h->home != id || h->closed || !is_handle_sound(m, h)) {
       return false;
     }
-    count(t, h);
+    tally_handle(t, h);
     open++;
-    victims += mgd_is_victim(h);
+    victims += mgd_residency_is_victim(h);
     previous = h;
   }
   return open == s->open && is_order_sound(s, victims);
 }
 
 /* The length of a list if each knows its neighbours, else -1. */
-static int32_t list_length(const struct mgd_handle_list *list) {
+static int32_t handles_in(const struct mgd_handle_list *list) {
   const struct mgd_handle *elder = NULL;
   int32_t length = 0;
   for (const struct mgd_handle *h = list->oldest; h; h = h->younger) {
@@ -132,21 +132,21 @@ static int32_t list_length(const struct mgd_handle_list *list) {
 }
 
 static bool are_orphans_sound(const struct mgd_machine *m, struct tally *t) {
-  if (list_length(&m->moves.orphans) < 0) {
+  if (handles_in(&m->moves.orphans) < 0) {
     return false;
   }
   for (const struct mgd_handle *h = m->moves.orphans.oldest; h; h = h->younger) {
-    if (!h->closed || !mgd_is_moving(h) || h->next || h->previous || !is_handle_sound(m, h)) {
+    if (!h->closed || !mgd_residency_is_moving(h) || h->next || h->previous || !is_handle_sound(m, h)) {
       return false;
     }
-    count(t, h);
+    tally_handle(t, h);
   }
   return true;
 }
 
 /* As many as there should be, each of them one that should be there. */
 static bool are_spares_sound(const struct mgd_host_room *host, const struct tally *t) {
-  if (list_length(&host->spares) != t->spares) {
+  if (handles_in(&host->spares) != t->spares) {
     return false;
   }
   bool sound = host->used == t->on_host && host->peak >= host->used && host->spare_bytes == t->spare_bytes && host->limit >= 0;
@@ -158,9 +158,9 @@ static bool are_spares_sound(const struct mgd_host_room *host, const struct tall
 
 /* How many guests a device has, or -1. */
 static int32_t guests_of(const struct mgd_machine *m, int id) {
-  int32_t length = list_length(&m->devices[id].storages.guests);
+  int32_t length = handles_in(&m->devices[id].storages.guests);
   for (const struct mgd_handle *h = length < 0 ? NULL : m->devices[id].storages.guests.oldest; h; h = h->younger) {
-    if (h->closed || !mgd_is_guest(h) || h->away != id) {
+    if (h->closed || !mgd_residency_is_guest(h) || h->away != id) {
       return -1;
     }
   }
@@ -178,7 +178,7 @@ static bool are_sums_sound(const struct mgd_machine *m, const struct tally *t) {
   return sound;
 }
 
-bool mgd_check_handles_locked(const struct mgd_machine *m) {
+bool mgd_check_handle_all_locked(const struct mgd_machine *m) {
   struct tally t = {0};
   bool sound = m->victim && are_orphans_sound(m, &t);
   for (int id = 0; sound && id < m->count; id++) {

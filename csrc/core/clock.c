@@ -38,7 +38,7 @@ static bool is_link(struct mgd_link l) { return l.latency_ns >= 0 && mgd_is_amou
 
 static void enter(struct mgd_clock *c) { (void)pthread_mutex_lock(&c->mutex); }
 
-static int leave(struct mgd_clock *c, int code) {
+static int leave_clock(struct mgd_clock *c, int code) {
 #if MGD_DEBUG >= 2
   if (mgd_check_clock(c) != MGD_OK) {
     code = MGD_E_BROKEN;
@@ -50,7 +50,7 @@ static int leave(struct mgd_clock *c, int code) {
 
 /* ---- birth and death */
 
-static int fill(struct mgd_clock *c, struct mgd_alloc *alloc) {
+static int fill_clock(struct mgd_clock *c, struct mgd_alloc *alloc) {
   size_t places = (size_t)c->devices + 1;
   c->places = mgd_alloc_new(alloc, places, sizeof *c->places);
   c->links = mgd_alloc_new(alloc, places * places, sizeof *c->links);
@@ -74,7 +74,7 @@ int mgd_clock_create_failing(int devices, int64_t fail_allocation, struct mgd_cl
     return MGD_E_NOMEM;
   }
   c->devices = devices;
-  int code = fill(c, &alloc);
+  int code = fill_clock(c, &alloc);
   if (code != MGD_OK) {
     discard(c);
     return code;
@@ -103,7 +103,7 @@ int mgd_clock_set_speed(struct mgd_clock *c, int device, struct mgd_speed speed)
   }
   enter(c);
   mgd_clock_place_of(c, device)->speed = speed;
-  return leave(c, MGD_OK);
+  return leave_clock(c, MGD_OK);
 }
 
 int mgd_clock_set_link(struct mgd_clock *c, int from, int to, struct mgd_link link) {
@@ -115,7 +115,7 @@ int mgd_clock_set_link(struct mgd_clock *c, int from, int to, struct mgd_link li
   }
   enter(c);
   mgd_clock_link_of(c, from, to)->cost = link;
-  return leave(c, MGD_OK);
+  return leave_clock(c, MGD_OK);
 }
 
 /* ---- what happens */
@@ -142,7 +142,7 @@ int mgd_clock_run(struct mgd_clock *c, int device, int stream, double flops, dou
     return MGD_E_INVALID;
   }
   enter(c);
-  return leave(c, run(c, device, stream, flops, bytes, end));
+  return leave_clock(c, run(c, device, stream, flops, bytes, end));
 }
 
 /* ns of a copy that has everything to itself. On one device it is an operator
@@ -183,7 +183,7 @@ int mgd_clock_copy(struct mgd_clock *c, int from, int from_stream, int to, int t
     return MGD_E_INVALID;
   }
   enter(c);
-  return leave(c, copy(c, from, from_stream, to, to_stream, bytes, end));
+  return leave_clock(c, copy(c, from, from_stream, to, to_stream, bytes, end));
 }
 
 int mgd_clock_stream_time(struct mgd_clock *c, int device, int stream, int64_t *ns) {
@@ -193,7 +193,7 @@ int mgd_clock_stream_time(struct mgd_clock *c, int device, int stream, int64_t *
   if (code == MGD_OK) {
     *ns = *time;
   }
-  return leave(c, code);
+  return leave_clock(c, code);
 }
 
 int mgd_clock_stream_wait(struct mgd_clock *c, int device, int stream, int64_t until) {
@@ -206,7 +206,7 @@ int mgd_clock_stream_wait(struct mgd_clock *c, int device, int stream, int64_t u
   if (code == MGD_OK) {
     *time = mgd_max(*time, until);
   }
-  return leave(c, code);
+  return leave_clock(c, code);
 }
 
 int mgd_clock_host_wait(struct mgd_clock *c, int64_t until) { return mgd_clock_stream_wait(c, HOST, 0, until); }
@@ -217,5 +217,5 @@ int mgd_clock_device_time(struct mgd_clock *c, int device, int64_t *ns) {
   }
   enter(c);
   *ns = mgd_clock_latest(c, device);
-  return leave(c, MGD_OK);
+  return leave_clock(c, MGD_OK);
 }

@@ -15,18 +15,20 @@
 extern "C" {
 #endif
 
-/* ---- error.c: names and texts of the codes */
-const char *mgd_error_name(int code); /* "NO_ROOM"; "OK" for 0; "UNKNOWN" otherwise */
-const char *mgd_error_text(int code);
-const char *mgd_reason_text(int reason);
-const char *mgd_event_name(int kind);
+/* ---- text.c: codes, reasons and events in words */
+const char *mgd_text_error_name(int code); /* "NO_ROOM"; "OK" for 0; "UNKNOWN" otherwise */
+const char *mgd_text_error(int code);
+const char *mgd_text_reason(int reason);
+const char *mgd_text_event(int kind);
 
 /* ---- machine.c: everything hangs from one machine */
 int mgd_machine_create(const struct mgd_config *config, struct mgd_machine **out);
 void mgd_machine_destroy(struct mgd_machine *m);
+
+/* ---- state.c */
 /* Around fork(): a child must not find the mutex in the hands of a thread that it lacks. Nothing may be called in between. */
-void mgd_machine_before_fork(struct mgd_machine *m);
-void mgd_machine_after_fork(struct mgd_machine *m); /* in the parent and in the child */
+void mgd_state_before_fork(struct mgd_machine *m);
+void mgd_state_after_fork(struct mgd_machine *m); /* in the parent and in the child */
 
 /* ---- device.c: which devices there are */
 /* Adds an accelerator; `name` ("sim:0", at most 31 bytes) is copied. */
@@ -38,7 +40,6 @@ int mgd_device_count(struct mgd_machine *m); /* the host included, so >= 1 */
 int mgd_device_find(struct mgd_machine *m, const char *name, int *id);
 int mgd_device_name(struct mgd_machine *m, int id, char out[32]);
 int mgd_device_set_capacity(struct mgd_machine *m, int id, int64_t capacity); /* dooms the replicas that a smaller device may no longer keep */
-
 /* How much a device does in a given time beside the others, in any unit, > 0; 1 at first. */
 int mgd_device_set_speed(struct mgd_machine *m, int id, double speed);
 
@@ -80,16 +81,15 @@ int mgd_place_object(struct mgd_machine *m, const struct mgd_object_request *req
  * Ties go to the lower id. *other is written by PIN_CONFLICT alone. n > 0. */
 int mgd_place_operands(struct mgd_machine *m, const struct mgd_operand *operands, size_t n, int *device, int *other, enum mgd_reason *why);
 
-/* ---- place_layers.c */
+/* ---- place_plan.c: which device for each of many objects */
 /* Contiguous layers over devices: the least possible heaviest load of those that take layers (what is in use there, for
  * their speed), then the fewest border bytes, then the most devices that take some, then the most even loads.
  * bytes[i] >= 0 for n layers; border[i] are the bytes that cross between layer i
  * and i + 1 (n - 1 of them, NULL means that every cut is free); out[i] indexes shares. NO_ROOM when
  * no contiguous plan fits. */
-int mgd_place_layers(struct mgd_machine *m, const int64_t *bytes, const int64_t *border, size_t n, const struct mgd_share *shares, size_t devices, int *out);
-
+int mgd_place_plan_layers(struct mgd_machine *m, const int64_t *bytes, const int64_t *border, size_t n, const struct mgd_share *shares, size_t devices, int *out);
 /* One by one in their order, each where mgd_place_object disperses it to. NO_ROOM when one fits nowhere. */
-int mgd_place_spread(const int64_t *bytes, size_t n, const struct mgd_share *shares, size_t devices, int *out);
+int mgd_place_plan_spread(const int64_t *bytes, size_t n, const struct mgd_share *shares, size_t devices, int *out);
 
 /* ---- admit.c: reservations with deadlines; decides, never sleeps */
 /* Grants at once (OK), queues first come first served per device (WAIT: poll
@@ -131,7 +131,7 @@ int mgd_replica_limit(struct mgd_machine *m, int device, double fraction); /* of
 int mgd_user_join(struct mgd_machine *m, struct mgd_user **user); /* before a thread's first use; what it counts stays after it has left */
 void mgd_user_leave(struct mgd_machine *m, struct mgd_user *user);
 /* BUSY: others than the caller use storages whose home the device is, or bring some away from there; `mine` are the caller's own. */
-int mgd_others_use(struct mgd_machine *m, int device, int64_t mine);
+int mgd_user_others(struct mgd_machine *m, int device, int64_t mine);
 
 /* ---- handle.c: where each storage's bytes are */
 /* `h` is zeroed and resident at home. NOMEM: nothing was changed. */
@@ -146,9 +146,13 @@ int mgd_handle_pin(struct mgd_machine *m, struct mgd_handle *h, enum mgd_pin kin
 /* No operator uses any storage, and no thread but the user's, if any, is there: for a child of fork(). What other threads were
  * bringing from one place to another stays in their hands. */
 void mgd_handle_forget_uses(struct mgd_machine *m, struct mgd_user *user);
+
+/* ---- host.c: the host's memory for copies of storages */
 /* At first none. What is above a lower limit stays: spares go as others need the room, spilled storages' copies when they are home. */
-int mgd_host_limit(struct mgd_machine *m, int64_t bytes);
+int mgd_host_set_limit(struct mgd_machine *m, int64_t bytes);
 int mgd_host_usage(struct mgd_machine *m, int64_t *used, int64_t *limit, int64_t *peak);
+
+/* ---- residency.c */
 int mgd_residency_read(struct mgd_machine *m, int device, struct mgd_residency_usage *out);
 
 /* ---- restore.c: how bytes come back */
@@ -157,7 +161,7 @@ int mgd_residency_read(struct mgd_machine *m, int device, struct mgd_residency_u
  * restore, which is the caller's from now on. *n_actions in: room, at least n + MGD_MAX_DEVICES; out: how many, 0 when all are home.
  * WAIT: others are moving one of them. BUSY, NO_ROOM: the bytes will not fit on *device while others use what is there, or
  * whoever leaves; a storage that the caller uses beside the n counts as others'. *device is written by these two alone. */
-int mgd_acquire_begin(struct mgd_machine *m, struct mgd_handle *const *handles, size_t n, const int64_t *room, struct mgd_action *actions, size_t *n_actions, int *device);
+int mgd_restore_begin(struct mgd_machine *m, struct mgd_handle *const *handles, size_t n, const int64_t *room, struct mgd_action *actions, size_t *n_actions, int *device);
 /* The bytes are home, or (!done) they are not and stay where they were. *memory: to be freed, or NULL. INVALID: it is not being
  * restored. */
 int mgd_restore_end(struct mgd_machine *m, struct mgd_handle *h, bool done, void **memory);
@@ -166,24 +170,24 @@ int mgd_restore_end(struct mgd_machine *m, struct mgd_handle *h, bool done, void
 /* Chooses storages that leave `device` until `bytes` come free, as far as there are any and the actions have room: guests of other
  * devices first, then by the policy. They go to a peer with room[id] bytes (NULL: no peers) or to the host. Each
  * SPILL and DROP is the caller's to carry out and end. *n in: room, at least 2; out: how many.
- * ABSENT: nobody can leave. BUSY: nobody now, but mgd_others_use(), or did meanwhile. Where many may not leave it lets others in between. */
+ * ABSENT: nobody can leave. BUSY: nobody now, but mgd_user_others(), or did meanwhile. Where many may not leave it lets others in between. */
 int mgd_evict_begin(struct mgd_machine *m, int device, int64_t bytes, const int64_t *room, int64_t mine, struct mgd_action *actions, size_t *n);
 int mgd_evict_veto(struct mgd_machine *m, mgd_may_leave_fn fn);               /* NULL: all may */
 /* The bytes are on `to`, which need not be where the plan wanted them: in `memory` (the action's, if it named one) where that is
  * the host, else memory is NULL; or they stayed where they were (to == -1). Afterwards the caller puts its use back.
  * *memory_left: to be freed, or NULL. INVALID: it is not being brought away, or cannot be there. */
-int mgd_spill_end(struct mgd_machine *m, struct mgd_handle *h, int to, void *memory, void **memory_left);
+int mgd_evict_end(struct mgd_machine *m, struct mgd_handle *h, int to, void *memory, void **memory_left);
 
 /* ---- order.c: in which order storages leave */
-int mgd_evict_policy(struct mgd_machine *m, mgd_victim_fn fn, void *context); /* NULL restores the default */
+int mgd_order_set_policy(struct mgd_machine *m, mgd_victim_fn fn, void *context); /* NULL restores the default */
 /* The policy thinks otherwise of a storage than when it was last asked: it is asked again. */
-void mgd_rekey(struct mgd_machine *m, struct mgd_handle *h);
+void mgd_order_rekey(struct mgd_machine *m, struct mgd_handle *h);
 
 /* ---- policy.c: what it is worth to keep a storage; pure, no machine */
-double mgd_victim_lru(void *unused, const struct mgd_victim *victim);          /* least recently used */
-double mgd_victim_clean_first(void *unused, const struct mgd_victim *victim);  /* least recently used, clean ones before all others */
+double mgd_policy_lru(void *unused, const struct mgd_victim *victim);          /* least recently used */
+double mgd_policy_clean_first(void *unused, const struct mgd_victim *victim);  /* least recently used, clean ones before all others */
 /* GreedyDual-Size (Cao and Irani, USENIX Symposium on Internet Technologies and Systems 1997): age + cost / bytes. */
-double mgd_victim_greedy_dual(void *unused, const struct mgd_victim *victim);
+double mgd_policy_greedy_dual(void *unused, const struct mgd_victim *victim);
 
 /* ---- traffic.c: when a tensor should move instead of being copied; pure, no machine */
 /* A round is one or more copies from home and then what comes back of them. Where the home did not use the tensor in

@@ -10,7 +10,7 @@
 #include <string.h>
 
 /* The id of the device with this name, or -1. */
-static int find(const struct mgd_machine *m, const char *name) {
+static int find_name(const struct mgd_machine *m, const char *name) {
   for (int id = 0; id < m->count; id++) {
     if (strcmp(m->devices[id].name, name) == 0) {
       return id;
@@ -19,10 +19,10 @@ static int find(const struct mgd_machine *m, const char *name) {
   return -1;
 }
 
-static bool is_name(const char *name) { return name && name[0] != '\0' && memchr(name, '\0', MGD_NAME_BYTES); }
+static bool is_good_name(const char *name) { return name && name[0] != '\0' && memchr(name, '\0', MGD_NAME_BYTES); }
 
-static int add(struct mgd_machine *m, const char *name, int64_t capacity, int *id) {
-  if (find(m, name) >= 0) {
+static int add_device(struct mgd_machine *m, const char *name, int64_t capacity, int *id) {
+  if (find_name(m, name) >= 0) {
     return MGD_E_EXISTS;
   }
   if (m->count == MGD_MAX_DEVICES) {
@@ -37,16 +37,16 @@ static int add(struct mgd_machine *m, const char *name, int64_t capacity, int *i
 }
 
 int mgd_device_add(struct mgd_machine *m, const char *name, int64_t capacity, int *id) {
-  if (!is_name(name) || capacity < 0) {
+  if (!is_good_name(name) || capacity < 0) {
     return MGD_E_INVALID;
   }
-  mgd_machine_enter(m);
-  return mgd_machine_leave(m, add(m, name, capacity, id));
+  mgd_state_enter(m);
+  return mgd_state_leave(m, add_device(m, name, capacity, id));
 }
 
 int mgd_device_truncate(struct mgd_machine *m, int keep) {
   int code = MGD_E_INVALID;
-  mgd_machine_enter(m);
+  mgd_state_enter(m);
   if (keep >= 0 && !mgd_admit_busy_locked(m, keep) && !mgd_replica_busy_locked(m, keep) && !mgd_handle_busy_locked(m, keep)) {
     for (; m->count > keep + 1; m->count--) {
       mgd_trace_forget_locked(m, m->count - 1);
@@ -54,34 +54,34 @@ int mgd_device_truncate(struct mgd_machine *m, int keep) {
     }
     code = MGD_OK;
   }
-  return mgd_machine_leave(m, code);
+  return mgd_state_leave(m, code);
 }
 
 int mgd_device_count(struct mgd_machine *m) {
-  mgd_machine_enter(m);
-  return mgd_machine_leave(m, m->count);
+  mgd_state_enter(m);
+  return mgd_state_leave(m, m->count);
 }
 
 int mgd_device_find(struct mgd_machine *m, const char *name, int *id) {
-  if (!is_name(name)) {
+  if (!is_good_name(name)) {
     return MGD_E_INVALID;
   }
-  mgd_machine_enter(m);
-  int found = find(m, name);
+  mgd_state_enter(m);
+  int found = find_name(m, name);
   if (found >= 0) {
     *id = found;
   }
-  return mgd_machine_leave(m, found >= 0 ? MGD_OK : MGD_E_NO_DEVICE);
+  return mgd_state_leave(m, found >= 0 ? MGD_OK : MGD_E_NO_DEVICE);
 }
 
 int mgd_device_name(struct mgd_machine *m, int id, char out[32]) {
   int code = MGD_E_NO_DEVICE;
-  mgd_machine_enter(m);
-  if (mgd_device_known_locked(m, id)) {
+  mgd_state_enter(m);
+  if (mgd_state_knows_device_locked(m, id)) {
     memcpy(out, m->devices[id].name, MGD_NAME_BYTES);
     code = MGD_OK;
   }
-  return mgd_machine_leave(m, code);
+  return mgd_state_leave(m, code);
 }
 
 int mgd_device_set_capacity(struct mgd_machine *m, int id, int64_t capacity) {
@@ -89,13 +89,13 @@ int mgd_device_set_capacity(struct mgd_machine *m, int id, int64_t capacity) {
     return MGD_E_INVALID;
   }
   int code = MGD_E_NO_DEVICE;
-  mgd_machine_enter(m);
-  if (mgd_device_known_locked(m, id)) {
+  mgd_state_enter(m);
+  if (mgd_state_knows_device_locked(m, id)) {
     m->devices[id].capacity = capacity;
     mgd_replica_shrink_locked(m, id);
     code = MGD_OK;
   }
-  return mgd_machine_leave(m, code);
+  return mgd_state_leave(m, code);
 }
 
 int mgd_device_set_speed(struct mgd_machine *m, int id, double speed) {
@@ -103,10 +103,10 @@ int mgd_device_set_speed(struct mgd_machine *m, int id, double speed) {
     return MGD_E_INVALID;
   }
   int code = MGD_E_NO_DEVICE;
-  mgd_machine_enter(m);
-  if (mgd_device_known_locked(m, id)) {
+  mgd_state_enter(m);
+  if (mgd_state_knows_device_locked(m, id)) {
     m->devices[id].speed = speed;
     code = MGD_OK;
   }
-  return mgd_machine_leave(m, code);
+  return mgd_state_leave(m, code);
 }

@@ -10,9 +10,9 @@
 #include "testing.h"
 
 int mgd_evict_veto(struct mgd_machine *m, mgd_may_leave_fn fn) {
-  mgd_machine_enter(m);
+  mgd_state_enter(m);
   m->may_leave = fn;
-  return mgd_machine_leave(m, MGD_OK);
+  return mgd_state_leave(m, MGD_OK);
 }
 
 /* ---- taking the bytes */
@@ -31,14 +31,14 @@ struct plan {
 /* Afterwards the bytes are the caller's to move, and count one use; or somebody else uses them, and nothing was changed.
  * *clean: the host's copy is good. A mark made after the state is set may be of a write to come as well as of one before: it counts
  * as both, and costs at most a copy too many. */
-static bool take(struct plan *p, struct mgd_handle *h, bool *clean) {
+static bool take_bytes(struct plan *p, struct mgd_handle *h, bool *clean) {
   uint32_t uses = MGD_ALIVE, before = h->state;
-  mgd_handle_unsettle_locked(p->m, h);
+  mgd_residency_unfile_locked(p->m, h);
   __atomic_store_n(&h->state, MGD_SPILLING, __ATOMIC_SEQ_CST);
   bool dirty = __atomic_exchange_n(&h->dirty, 0, __ATOMIC_RELAXED);
   bool taken = __atomic_compare_exchange_n(&h->in_use, &uses, MGD_ALIVE + 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
   if (taken) {
-    mgd_move_begins_locked(p->m, h);
+    mgd_residency_begin_move_locked(p->m, h);
     *clean = !dirty && h->memory && !__atomic_load_n(&h->dirty, __ATOMIC_RELAXED);
     return true;
   }
@@ -46,14 +46,14 @@ static bool take(struct plan *p, struct mgd_handle *h, bool *clean) {
     mgd_handle_write(h);
   }
   __atomic_store_n(&h->state, before, __ATOMIC_SEQ_CST);
-  mgd_handle_settle_locked(p->m, h);
+  mgd_residency_file_locked(p->m, h);
   return false;
 }
 
 /* The storage is as one that never left, and worth what that is. It may be out of the order while others are asked. */
 static void forget_spare(struct plan *p, struct mgd_handle *h) {
   p->actions[p->n++] = (struct mgd_action){.kind = MGD_DO_FORGET, .from = MGD_HOST, .to = -1, .bytes = h->bytes, .memory = h->memory};
-  mgd_handle_list_remove(&p->m->host.spares, h);
+  mgd_residency_list_remove(&p->m->host.spares, h);
   p->m->host.spare_bytes -= h->bytes;
   h->memory = NULL;
   mgd_host_count_locked(p->m, h, false);
@@ -111,13 +111,13 @@ static int choose_target(struct plan *p, const struct mgd_handle *h, int from) {
 
 /* Plans that h leaves `from`, which the plan has room for; false when it may not, or there is no room for it anywhere. Nobody
  * else's spare is given up for one that cannot leave anyway. */
-static bool leave(struct plan *p, struct mgd_handle *h, int from) {
+static bool plan_departure(struct plan *p, struct mgd_handle *h, int from) {
   bool clean, used = __atomic_load_n(&h->in_use, __ATOMIC_RELAXED) != MGD_ALIVE;
   if (used || (p->m->may_leave && !p->m->may_leave(h))) {
     return false;
   }
   int to = h->memory ? MGD_HOST : choose_target(p, h, from);
-  if (to < 0 || !take(p, h, &clean)) {
+  if (to < 0 || !take_bytes(p, h, &clean)) {
     return false;
   }
   if (to == MGD_HOST) {
@@ -150,7 +150,7 @@ static int64_t send_guests_on(struct plan *p, int device, int64_t bytes) {
   struct mgd_handle *h = s->guests.oldest, *next;
   for (; h && given < bytes && p->n < p->size && p->refused < MGD_LOOKS; h = next) {
     next = h->younger;
-    bool leaves = leave(p, h, device);
+    bool leaves = plan_departure(p, h, device);
     given += leaves ? h->bytes : 0;
     p->refused += !leaves;
   }
@@ -171,7 +171,7 @@ static int64_t evict_victims(struct plan *p, int device, int64_t bytes) {
   int64_t given = 0;
   while (given < bytes && p->n < p->size && p->refused < MGD_LOOKS && (h = mgd_order_first_locked(p->m, s, &search))) {
     double key = s->order[h->position].key;
-    if (leave(p, h, device)) {
+    if (plan_departure(p, h, device)) {
       given += h->bytes;
       s->age = key > s->age ? key : s->age;
     } else {
@@ -234,9 +234,9 @@ static int begin(struct plan *p, int device, int64_t bytes, int64_t mine) {
   int32_t guests = s->guest_count, victims = s->ordered + s->parked;
   p->room[device] = 0;
   while (ask_some(p, device, bytes, &guests, &victims)) {
-    int code = mgd_machine_leave(m, MGD_OK);
-    mgd_machine_enter(m);
-    if (code != MGD_OK || !mgd_device_known_locked(m, device)) {
+    int code = mgd_state_leave(m, MGD_OK);
+    mgd_state_enter(m);
+    if (code != MGD_OK || !mgd_state_knows_device_locked(m, device)) {
       return code == MGD_OK ? MGD_E_NO_DEVICE : code;
     }
   }
@@ -250,14 +250,14 @@ int mgd_evict_begin(struct mgd_machine *m, int device, int64_t bytes, const int6
     return MGD_E_INVALID;
   }
   int code = MGD_E_NO_DEVICE;
-  mgd_machine_enter(m);
-  if (device != MGD_HOST && mgd_device_known_locked(m, device)) {
+  mgd_state_enter(m);
+  if (device != MGD_HOST && mgd_state_knows_device_locked(m, device)) {
     struct plan p;
     start_plan(&p, m, room, actions, *n);
     code = begin(&p, device, bytes, mine);
     *n = code == MGD_OK || code == MGD_E_BUSY || code == MGD_E_ABSENT ? p.n : *n;
   }
-  return mgd_machine_leave(m, code);
+  return mgd_state_leave(m, code);
 }
 
 /* ---- by chance */
@@ -273,19 +273,19 @@ int mgd_evict_random(struct mgd_machine *m, int device, uint32_t odds, uint64_t 
     return MGD_E_INVALID;
   }
   int code = MGD_E_NO_DEVICE;
-  mgd_machine_enter(m);
-  if (mgd_device_known_locked(m, device)) {
+  mgd_state_enter(m);
+  if (mgd_state_knows_device_locked(m, device)) {
     struct plan p;
     start_plan(&p, m, NULL, actions, *n);
     for (struct mgd_handle *h = m->devices[device].storages.first; h && p.n + 1 < p.size; h = h->next) {
       if (h->position >= 0 && draw(seed) % odds == 0) {
-        leave(&p, h, device);
+        plan_departure(&p, h, device);
       }
     }
     *n = p.n;
     code = p.n ? MGD_OK : MGD_E_ABSENT;
   }
-  return mgd_machine_leave(m, code);
+  return mgd_state_leave(m, code);
 }
 
 /* ---- gone */
@@ -295,7 +295,7 @@ static bool may_end_at(const struct mgd_machine *m, const struct mgd_handle *h, 
   if (to == MGD_HOST) {
     return memory && (!h->memory || h->memory == memory);
   }
-  return to < 0 || (!memory && to != h->home && mgd_device_known_locked(m, to));
+  return to < 0 || (!memory && to != h->home && mgd_state_knows_device_locked(m, to));
 }
 
 static void set_state(struct mgd_handle *h, enum mgd_residency state) { __atomic_store_n(&h->state, (uint32_t)state, __ATOMIC_SEQ_CST); }
@@ -315,14 +315,14 @@ static void *end_spill(struct mgd_machine *m, struct mgd_handle *h, int to, void
   return left;
 }
 
-int mgd_spill_end(struct mgd_machine *m, struct mgd_handle *h, int to, void *memory, void **memory_left) {
+int mgd_evict_end(struct mgd_machine *m, struct mgd_handle *h, int to, void *memory, void **memory_left) {
   int code = MGD_E_INVALID;
-  mgd_machine_enter(m);
+  mgd_state_enter(m);
   if (h->state == MGD_SPILLING && may_end_at(m, h, to, memory)) {
-    mgd_move_ends_locked(m, h);
+    mgd_residency_end_move_locked(m, h);
     *memory_left = end_spill(m, h, to, memory);
-    mgd_handle_arrive_locked(m, h, memory_left);
+    mgd_residency_arrive_locked(m, h, memory_left);
     code = MGD_OK;
   }
-  return mgd_machine_leave(m, code);
+  return mgd_state_leave(m, code);
 }

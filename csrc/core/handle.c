@@ -1,7 +1,6 @@
 /* handle.c: the directory of storages: each from birth to death.
  *
- * Storages are opened, closed, resized and pinned here, and here is told what there
- * is. Who leaves is decided in evict.c, what comes home in restore.c, and where a handle is
+ * Storages are opened, closed, resized and pinned here. Who leaves is decided in evict.c, what comes home in restore.c, and where a handle is
  * filed meanwhile in residency.c; nothing is copied, allocated for a storage or
  * freed here: that is the caller's, who says when it is done.
  */
@@ -11,7 +10,7 @@
 /* ---- birth and death */
 
 /* The order of victims must never fail to take somebody, so it grows with the number of handles. */
-static bool grow(struct mgd_machine *m, struct mgd_storages *s) {
+static bool grow_order(struct mgd_machine *m, struct mgd_storages *s) {
   if (s->open < s->size) {
     return true;
   }
@@ -28,11 +27,11 @@ static bool grow(struct mgd_machine *m, struct mgd_storages *s) {
 static struct mgd_storages *home_of(struct mgd_machine *m, const struct mgd_handle *h) { return &m->devices[h->home].storages; }
 
 static int open_at(struct mgd_machine *m, struct mgd_handle *h, int home, int64_t bytes) {
-  if (!mgd_device_known_locked(m, home)) {
+  if (!mgd_state_knows_device_locked(m, home)) {
     return MGD_E_NO_DEVICE;
   }
   struct mgd_storages *s = &m->devices[home].storages;
-  if (!grow(m, s)) {
+  if (!grow_order(m, s)) {
     return MGD_E_NOMEM;
   }
   *h = (struct mgd_handle){.in_use = MGD_ALIVE, .dirty = 1, .stamp = h->stamp, .bytes = bytes, .position = -1, .home = (int16_t)home, .away = -1};
@@ -42,7 +41,7 @@ static int open_at(struct mgd_machine *m, struct mgd_handle *h, int home, int64_
   }
   s->first = h;
   s->open++;
-  mgd_handle_settle_locked(m, h);
+  mgd_residency_file_locked(m, h);
   return MGD_OK;
 }
 
@@ -50,19 +49,19 @@ int mgd_handle_open(struct mgd_machine *m, struct mgd_handle *h, int home, int64
   if (bytes < 0 || home == MGD_HOST) {
     return MGD_E_INVALID;
   }
-  mgd_machine_enter(m);
-  return mgd_machine_leave(m, open_at(m, h, home, bytes));
+  mgd_state_enter(m);
+  return mgd_state_leave(m, open_at(m, h, home, bytes));
 }
 
 int mgd_handle_close(struct mgd_machine *m, struct mgd_handle *h, bool *moving, void **memory) {
-  mgd_machine_enter(m);
+  mgd_state_enter(m);
   struct mgd_storages *s = home_of(m, h);
-  *moving = mgd_is_moving(h);
-  mgd_handle_unsettle_locked(m, h);
+  *moving = mgd_residency_is_moving(h);
+  mgd_residency_unfile_locked(m, h);
   if (*moving) {
-    mgd_handle_list_add(&m->moves.orphans, h);
+    mgd_residency_list_add(&m->moves.orphans, h);
   }
-  *memory = *moving ? NULL : mgd_handle_take_memory_locked(m, h);
+  *memory = *moving ? NULL : mgd_residency_take_memory_locked(m, h);
   *(h->previous ? &h->previous->next : &s->first) = h->next;
   if (h->next) {
     h->next->previous = h->previous;
@@ -70,7 +69,7 @@ int mgd_handle_close(struct mgd_machine *m, struct mgd_handle *h, bool *moving, 
   h->next = h->previous = NULL;
   s->open--;
   h->closed = true;
-  return mgd_machine_leave(m, MGD_OK);
+  return mgd_state_leave(m, MGD_OK);
 }
 
 int mgd_handle_resize(struct mgd_machine *m, struct mgd_handle *h, int64_t bytes, void **memory) {
@@ -78,45 +77,43 @@ int mgd_handle_resize(struct mgd_machine *m, struct mgd_handle *h, int64_t bytes
     return MGD_E_INVALID;
   }
   int code = MGD_E_INVALID;
-  mgd_machine_enter(m);
+  mgd_state_enter(m);
   if (h->state == MGD_RESIDENT) {
-    mgd_handle_unsettle_locked(m, h);
-    *memory = mgd_handle_take_memory_locked(m, h);
+    mgd_residency_unfile_locked(m, h);
+    *memory = mgd_residency_take_memory_locked(m, h);
     h->bytes = bytes;
     mgd_handle_write(h);
-    mgd_handle_settle_locked(m, h);
+    mgd_residency_file_locked(m, h);
     code = MGD_OK;
   }
-  return mgd_machine_leave(m, code);
+  return mgd_state_leave(m, code);
 }
 
 int mgd_handle_pin(struct mgd_machine *m, struct mgd_handle *h, enum mgd_pin kind, bool pin) {
   int code = MGD_E_INVALID;
-  mgd_machine_enter(m);
+  mgd_state_enter(m);
   if (pin || h->pins_by[kind] > 0) {
-    mgd_handle_unsettle_locked(m, h);
+    mgd_residency_unfile_locked(m, h);
     h->pins += pin ? 1 : -1;
     h->pins_by[kind] += pin ? 1 : -1;
-    mgd_handle_settle_locked(m, h);
+    mgd_residency_file_locked(m, h);
     code = MGD_OK;
   }
-  return mgd_machine_leave(m, code);
+  return mgd_state_leave(m, code);
 }
 
 void mgd_handle_forget_uses(struct mgd_machine *m, struct mgd_user *user) {
-  mgd_machine_enter(m);
+  mgd_state_enter(m);
   mgd_user_forget_locked(m, user);
   for (int id = 1; id < m->count; id++) {
     for (struct mgd_handle *h = m->devices[id].storages.first; h; h = h->next) {
-      if (!mgd_is_moving(h)) {
+      if (!mgd_residency_is_moving(h)) {
         __atomic_store_n(&h->in_use, MGD_ALIVE, __ATOMIC_SEQ_CST);
       }
     }
   }
-  (void)mgd_machine_leave(m, MGD_OK);
+  (void)mgd_state_leave(m, MGD_OK);
 }
-
-/* ---- what there is */
 
 bool mgd_handle_busy_locked(const struct mgd_machine *m, int above) {
   bool busy = m->moves.count > 0; /* it may end anywhere */
@@ -124,62 +121,4 @@ bool mgd_handle_busy_locked(const struct mgd_machine *m, int above) {
     busy = busy || m->devices[id].storages.open || m->devices[id].storages.guests.oldest;
   }
   return busy;
-}
-
-int mgd_host_limit(struct mgd_machine *m, int64_t bytes) {
-  if (bytes < 0) {
-    return MGD_E_INVALID;
-  }
-  mgd_machine_enter(m);
-  m->host.limit = bytes;
-  return mgd_machine_leave(m, MGD_OK);
-}
-
-int mgd_host_usage(struct mgd_machine *m, int64_t *used, int64_t *limit, int64_t *peak) {
-  mgd_machine_enter(m);
-  *used = m->host.used;
-  *limit = m->host.limit;
-  *peak = m->host.peak;
-  return mgd_machine_leave(m, MGD_OK);
-}
-
-static int64_t *pinned_as(struct mgd_residency_usage *u, const struct mgd_handle *h) {
-  int kind = 0;
-  while (kind + 1 < MGD_PIN_KINDS && h->pins_by[kind] == 0) {
-    kind++;
-  }
-  return &u->pinned[kind];
-}
-
-static int64_t *kind_of(const struct mgd_machine *m, struct mgd_residency_usage *u, const struct mgd_handle *h) {
-  switch (h->state) {
-    case MGD_RESIDENT:
-      if (h->pins) {
-        return pinned_as(u, h);
-      }
-      if (__atomic_load_n(&h->in_use, __ATOMIC_RELAXED) != MGD_ALIVE) {
-        return &u->in_use;
-      }
-      return m->may_leave && !m->may_leave(h) ? &u->held : &u->idle;
-    case MGD_SPILLED:
-      return &u->spilled;
-    default:
-      return &u->moving;
-  }
-}
-
-int mgd_residency_read(struct mgd_machine *m, int device, struct mgd_residency_usage *out) {
-  int code = MGD_E_NO_DEVICE;
-  mgd_machine_enter(m);
-  if (mgd_device_known_locked(m, device)) {
-    const struct mgd_storages *s = &m->devices[device].storages;
-    mgd_wide guests = s->guest_bytes + s->departing;
-    *out = (struct mgd_residency_usage){.storages = s->open, .guests = guests < INT64_MAX ? (int64_t)guests : INT64_MAX};
-    for (const struct mgd_handle *h = s->first; h; h = h->next) {
-      int64_t *kind = kind_of(m, out, h);
-      *kind = mgd_about_sum(*kind, h->bytes);
-    }
-    code = MGD_OK;
-  }
-  return mgd_machine_leave(m, code);
 }

@@ -73,7 +73,7 @@ struct mgd_handle {
   bool seen_clean;    /* whether the host's copy was good when the policy last looked */
   bool on_host;       /* its bytes count as the host's */
   bool closed;        /* its storage died; an orphan as long as the bytes are still moved */
-  bool asked;         /* while mgd_acquire_begin() looks at it */
+  bool asked;         /* while mgd_restore_begin() looks at it */
 };
 
 /* A number that only its own thread writes. */
@@ -81,7 +81,7 @@ static inline void mgd_count_up(uint64_t *number, uint64_t by) {
   __atomic_store_n(number, __atomic_load_n(number, __ATOMIC_RELAXED) + by, __ATOMIC_RELAXED);
 }
 
-/* Says that an operator of the user's thread is about to use the bytes. False: they are not at home, and mgd_acquire_begin() is to be
+/* Says that an operator of the user's thread is about to use the bytes. False: they are not at home, and mgd_restore_begin() is to be
  * asked. Of two sides in sequence, this and a machine that takes the bytes away, at least one sees the other. */
 static inline bool mgd_handle_use(struct mgd_handle *h, struct mgd_user *user, uint64_t tick) {
   mgd_count_up(&user->begun[h->home], 1); /* first: who finds the storage in use finds the use counted, too */

@@ -20,16 +20,16 @@ int mgd_heuristic_default(void *unused, int64_t size, int64_t *out) {
 }
 
 int mgd_heuristic_set(struct mgd_machine *m, mgd_heuristic_fn fn, void *context) {
-  mgd_machine_enter(m);
+  mgd_state_enter(m);
   m->heuristic = fn ? fn : mgd_heuristic_default;
   m->heuristic_context = context;
-  return mgd_machine_leave(m, MGD_OK);
+  return mgd_state_leave(m, MGD_OK);
 }
 
 int mgd_heuristic_enable(struct mgd_machine *m, bool enabled) {
-  mgd_machine_enter(m);
+  mgd_state_enter(m);
   m->heuristic_enabled = enabled;
-  return mgd_machine_leave(m, MGD_OK);
+  return mgd_state_leave(m, MGD_OK);
 }
 
 /* Whatever else a callback returns, its caller sees CALLBACK or OVERFLOW. */
@@ -50,11 +50,11 @@ int mgd_heuristic_apply(struct mgd_machine *m, int64_t size, int64_t *out) {
   if (size < 0) {
     return MGD_E_INVALID;
   }
-  mgd_machine_enter(m);
+  mgd_state_enter(m);
   mgd_heuristic_fn fn = m->heuristic;
   void *context = m->heuristic_context;
   bool enabled = m->heuristic_enabled;
-  int code = mgd_machine_leave(m, MGD_OK);
+  int code = mgd_state_leave(m, MGD_OK);
   if (code != MGD_OK) {
     return code;
   }

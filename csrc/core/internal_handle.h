@@ -2,8 +2,8 @@
  *
  * Private to the core, as internal_machine.h is, whose machine holds it.
  */
-#ifndef MGD_CORE_HANDLE_H
-#define MGD_CORE_HANDLE_H
+#ifndef MGD_INTERNAL_HANDLE_H
+#define MGD_INTERNAL_HANDLE_H
 
 #include "core.h"
 
@@ -68,23 +68,25 @@ struct mgd_uses mgd_user_count_locked(const struct mgd_machine *m, int device);
 void mgd_user_forget_locked(struct mgd_machine *m, const struct mgd_user *kept); /* all but that one have left, and nobody uses anything */
 void mgd_user_free(struct mgd_user *users);
 
-/* ---- residency.c */
-bool mgd_is_guest(const struct mgd_handle *h);
-bool mgd_is_moving(const struct mgd_handle *h);
-bool mgd_is_victim(const struct mgd_handle *h); /* it has a place in the order */
-void mgd_handle_list_add(struct mgd_handle_list *list, struct mgd_handle *h);
-void mgd_handle_list_remove(struct mgd_handle_list *list, struct mgd_handle *h);
+/* ---- host.c */
 void mgd_host_count_locked(struct mgd_machine *m, struct mgd_handle *h, bool on_host);
+
+/* ---- residency.c */
+bool mgd_residency_is_guest(const struct mgd_handle *h);
+bool mgd_residency_is_moving(const struct mgd_handle *h);
+bool mgd_residency_is_victim(const struct mgd_handle *h); /* it has a place in the order */
+void mgd_residency_list_add(struct mgd_handle_list *list, struct mgd_handle *h);
+void mgd_residency_list_remove(struct mgd_handle_list *list, struct mgd_handle *h);
 /* Into the order of victims, the list and the sums that its fields name, and out of them. */
-void mgd_handle_settle_locked(struct mgd_machine *m, struct mgd_handle *h);
-void mgd_handle_unsettle_locked(struct mgd_machine *m, struct mgd_handle *h);
+void mgd_residency_file_locked(struct mgd_machine *m, struct mgd_handle *h);
+void mgd_residency_unfile_locked(struct mgd_machine *m, struct mgd_handle *h);
 /* A handle that is filed nowhere has got the state of a move; such a move is over, and it is filed nowhere again. */
-void mgd_move_begins_locked(struct mgd_machine *m, struct mgd_handle *h);
-void mgd_move_ends_locked(struct mgd_machine *m, struct mgd_handle *h);
+void mgd_residency_begin_move_locked(struct mgd_machine *m, struct mgd_handle *h);
+void mgd_residency_end_move_locked(struct mgd_machine *m, struct mgd_handle *h);
 /* Hands out the copy on the host, which then counts no more. */
-void *mgd_handle_take_memory_locked(struct mgd_machine *m, struct mgd_handle *h);
+void *mgd_residency_take_memory_locked(struct mgd_machine *m, struct mgd_handle *h);
 /* After a move: the handle is filed where it has come to; of an orphan nothing stays, its copy is handed out. */
-void mgd_handle_arrive_locked(struct mgd_machine *m, struct mgd_handle *h, void **memory);
+void mgd_residency_arrive_locked(struct mgd_machine *m, struct mgd_handle *h, void **memory);
 
 /* ---- handle.c */
 bool mgd_handle_busy_locked(const struct mgd_machine *m, int above); /* storages or guests on devices above that id, or any on its way */
@@ -108,6 +110,6 @@ void mgd_order_park_locked(struct mgd_machine *m, struct mgd_handle *h);
 void mgd_order_unpark_locked(struct mgd_machine *m, struct mgd_storages *s);
 
 /* ---- check_handle.c */
-bool mgd_check_handles_locked(const struct mgd_machine *m);
+bool mgd_check_handle_all_locked(const struct mgd_machine *m);
 
 #endif

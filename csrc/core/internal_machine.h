@@ -120,10 +120,10 @@ void mgd_alloc_free(void *memory);
 int mgd_alloc_mutex(struct mgd_alloc *a, pthread_mutex_t *mutex);
 
 /* ---- state.c */
-void mgd_machine_enter(struct mgd_machine *m);
+void mgd_state_enter(struct mgd_machine *m);
 /* Ends a transition and returns `code`, or BROKEN when debugging finds a broken invariant. */
-int mgd_machine_leave(struct mgd_machine *m, int code);
-bool mgd_device_known_locked(const struct mgd_machine *m, int id);
+int mgd_state_leave(struct mgd_machine *m, int code);
+bool mgd_state_knows_device_locked(const struct mgd_machine *m, int id);
 
 /* ---- link.c */
 void mgd_link_reset_locked(struct mgd_machine *m, int id); /* all links of a device to their defaults */

@@ -57,16 +57,16 @@ struct mgd_replicas {
 };
 
 /* ---- replica_table.c */
-void mgd_replica_init(struct mgd_replicas *r);
-void mgd_replica_append(struct mgd_replicas *r, struct mgd_replica_list *list, int32_t slot);
-void mgd_replica_take_out(struct mgd_replicas *r, struct mgd_replica_list *list, int32_t slot);
-void mgd_replica_put_in_bucket(struct mgd_replicas *r, int32_t slot);
-int mgd_replica_grow(struct mgd_machine *m); /* more free slots, or NOMEM */
-void mgd_replica_doom(struct mgd_machine *m, int32_t slot); /* gives a cached replica up; its bytes stand until somebody reaps it */
-void mgd_replica_doom_all(struct mgd_machine *m, struct mgd_source *s);
+void mgd_replica_table_init(struct mgd_replicas *r);
+void mgd_replica_table_append(struct mgd_replicas *r, struct mgd_replica_list *list, int32_t slot);
+void mgd_replica_table_take_out(struct mgd_replicas *r, struct mgd_replica_list *list, int32_t slot);
+void mgd_replica_table_put_in_bucket(struct mgd_replicas *r, int32_t slot);
+int mgd_replica_table_grow(struct mgd_machine *m); /* more free slots, or NOMEM */
+void mgd_replica_table_doom(struct mgd_machine *m, int32_t slot); /* gives a cached replica up; its bytes stand until somebody reaps it */
+void mgd_replica_table_doom_all(struct mgd_machine *m, struct mgd_source *s);
 /* The cached replica, or -1. */
-int32_t mgd_replica_look_up(const struct mgd_replicas *r, int32_t source, int device, uint64_t extent);
-int32_t mgd_replica_bucket(const struct mgd_replicas *r, int32_t source, int device, uint64_t extent); /* size > 0 */
+int32_t mgd_replica_table_look_up(const struct mgd_replicas *r, int32_t source, int device, uint64_t extent);
+int32_t mgd_replica_table_bucket(const struct mgd_replicas *r, int32_t source, int device, uint64_t extent); /* size > 0 */
 
 /* ---- source.c */
 struct mgd_source *mgd_source_find(struct mgd_machine *m, uint64_t id); /* NULL when it is closed */

@@ -36,8 +36,8 @@ void mgd_ledger_move_locked(struct mgd_machine *m, int id, enum mgd_owner owner,
   d->peak = mgd_max(d->peak, mgd_ledger_used_locked(m, id));
 }
 
-static int add(struct mgd_machine *m, int id, enum mgd_owner owner, int64_t bytes) {
-  if (!mgd_device_known_locked(m, id)) {
+static int add_bytes(struct mgd_machine *m, int id, enum mgd_owner owner, int64_t bytes) {
+  if (!mgd_state_knows_device_locked(m, id)) {
     return MGD_E_NO_DEVICE;
   }
   int64_t unused;
@@ -56,12 +56,12 @@ int mgd_ledger_add(struct mgd_machine *m, int device, enum mgd_owner owner, int6
   if (!is_owner || bytes == INT64_MIN) {
     return MGD_E_INVALID;
   }
-  mgd_machine_enter(m);
-  return mgd_machine_leave(m, add(m, device, owner, bytes));
+  mgd_state_enter(m);
+  return mgd_state_leave(m, add_bytes(m, device, owner, bytes));
 }
 
 static int observe(struct mgd_machine *m, int id, int64_t allocated, int64_t foreign) {
-  if (!mgd_device_known_locked(m, id)) {
+  if (!mgd_state_knows_device_locked(m, id)) {
     return MGD_E_NO_DEVICE;
   }
   struct mgd_device *d = &m->devices[id];
@@ -80,14 +80,14 @@ int mgd_ledger_observe(struct mgd_machine *m, int device, int64_t allocated, int
   if (allocated < 0 || foreign < 0) {
     return MGD_E_INVALID;
   }
-  mgd_machine_enter(m);
-  return mgd_machine_leave(m, observe(m, device, allocated, foreign));
+  mgd_state_enter(m);
+  return mgd_state_leave(m, observe(m, device, allocated, foreign));
 }
 
 int mgd_ledger_usage(struct mgd_machine *m, int device, struct mgd_usage *out) {
   int code = MGD_E_NO_DEVICE;
-  mgd_machine_enter(m);
-  if (mgd_device_known_locked(m, device)) {
+  mgd_state_enter(m);
+  if (mgd_state_knows_device_locked(m, device)) {
     const struct mgd_device *d = &m->devices[device];
     out->capacity = d->capacity;
     memcpy(out->by_owner, d->by_owner, sizeof out->by_owner);
@@ -96,15 +96,15 @@ int mgd_ledger_usage(struct mgd_machine *m, int device, struct mgd_usage *out) {
     out->peak = d->peak;
     code = MGD_OK;
   }
-  return mgd_machine_leave(m, code);
+  return mgd_state_leave(m, code);
 }
 
 int mgd_ledger_reset_peak(struct mgd_machine *m, int device) {
   int code = MGD_E_NO_DEVICE;
-  mgd_machine_enter(m);
-  if (mgd_device_known_locked(m, device)) {
+  mgd_state_enter(m);
+  if (mgd_state_knows_device_locked(m, device)) {
     m->devices[device].peak = mgd_ledger_used_locked(m, device);
     code = MGD_OK;
   }
-  return mgd_machine_leave(m, code);
+  return mgd_state_leave(m, code);
 }

@@ -34,12 +34,12 @@ int mgd_link_set(struct mgd_machine *m, int from, int to, struct mgd_link link) 
     return MGD_E_INVALID;
   }
   int code = MGD_E_NO_DEVICE;
-  mgd_machine_enter(m);
-  if (mgd_device_known_locked(m, from) && mgd_device_known_locked(m, to)) {
+  mgd_state_enter(m);
+  if (mgd_state_knows_device_locked(m, from) && mgd_state_knows_device_locked(m, to)) {
     m->links[from][to] = link;
     code = MGD_OK;
   }
-  return mgd_machine_leave(m, code);
+  return mgd_state_leave(m, code);
 }
 
 int mgd_link_cost(struct mgd_machine *m, int from, int to, int64_t bytes, int64_t *ns) {
@@ -47,10 +47,10 @@ int mgd_link_cost(struct mgd_machine *m, int from, int to, int64_t bytes, int64_
     return MGD_E_INVALID;
   }
   int code = MGD_E_NO_DEVICE;
-  mgd_machine_enter(m);
-  if (mgd_device_known_locked(m, from) && mgd_device_known_locked(m, to)) {
+  mgd_state_enter(m);
+  if (mgd_state_knows_device_locked(m, from) && mgd_state_knows_device_locked(m, to)) {
     const struct mgd_link *link = &m->links[from][to];
     code = mgd_to_ns(link->latency_ns, mgd_duration((double)bytes, link->bytes_per_ns), ns);
   }
-  return mgd_machine_leave(m, code);
+  return mgd_state_leave(m, code);
 }

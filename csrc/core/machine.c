@@ -25,12 +25,12 @@ static void add_host(struct mgd_machine *m) {
   mgd_link_reset_locked(m, MGD_HOST);
 }
 
-static int fill(struct mgd_machine *m, size_t trace_events) {
+static int fill_machine(struct mgd_machine *m, size_t trace_events) {
   m->check = mgd_check_locked;
   m->claims.first_free = -1;
-  mgd_replica_init(&m->replicas);
+  mgd_replica_table_init(&m->replicas);
   m->host.limit = INT64_MAX;
-  m->victim = mgd_victim_greedy_dual;
+  m->victim = mgd_policy_greedy_dual;
   m->heuristic = mgd_heuristic_default;
   m->heuristic_enabled = true;
   m->repeats.limit = DEFAULT_COPIES;
@@ -58,7 +58,7 @@ int mgd_machine_create(const struct mgd_config *config, struct mgd_machine **out
   /* The machine goes on counting where its own allocation left off. */
   mgd_alloc_init(&m->alloc, config->fail_allocation);
   atomic_store_explicit(&m->alloc.made, 1, memory_order_relaxed);
-  int code = fill(m, config->trace_events);
+  int code = fill_machine(m, config->trace_events);
   if (code != MGD_OK) {
     mgd_alloc_free(m->trace.ring);
     mgd_alloc_free(m);

@@ -98,7 +98,7 @@ static void sort(const struct mgd_machine *m, struct mgd_storages *s, int32_t *m
 static bool is_parked(const struct mgd_storages *s, const struct mgd_handle *h) { return h->position >= s->ordered; }
 
 /* In front of the parked. Whoever comes when many wait to be valued pays for two of them, so that nobody ever pays for all. */
-static void add(struct mgd_machine *m, struct mgd_storages *s, struct mgd_handle *h) {
+static void add_unsorted(struct mgd_machine *m, struct mgd_storages *s, struct mgd_handle *h) {
   if (s->parked > 0) {
     put(s, s->ordered + s->parked, s->order[s->ordered]);
   }
@@ -137,7 +137,7 @@ void mgd_order_insert_locked(struct mgd_machine *m, struct mgd_handle *h) {
   struct mgd_storages *s = &m->devices[h->home].storages;
   s->arrivals++;
   s->ordered_bytes += h->bytes;
-  add(m, s, h);
+  add_unsorted(m, s, h);
 }
 
 void mgd_order_remove_locked(struct mgd_machine *m, struct mgd_handle *h) {
@@ -151,7 +151,7 @@ void mgd_order_look_again_locked(struct mgd_machine *m, struct mgd_handle *h) {
   struct mgd_storages *s = &m->devices[h->home].storages;
   if (!is_parked(s, h)) {
     take_out(s, h);
-    add(m, s, h);
+    add_unsorted(m, s, h);
   }
 }
 
@@ -206,20 +206,20 @@ struct mgd_handle *mgd_order_first_locked(struct mgd_machine *m, struct mgd_stor
 
 /* ---- the policy */
 
-void mgd_rekey(struct mgd_machine *m, struct mgd_handle *h) {
-  mgd_machine_enter(m);
+void mgd_order_rekey(struct mgd_machine *m, struct mgd_handle *h) {
+  mgd_state_enter(m);
   struct mgd_storages *s = &m->devices[h->home].storages;
   if (h->position >= 0 && h->position < s->sorted) {
     look_at(m, s, h);
   } else if (h->position >= 0) {
     s->order[h->position] = note(m, h); /* the policy is asked later */
   }
-  (void)mgd_machine_leave(m, MGD_OK);
+  (void)mgd_state_leave(m, MGD_OK);
 }
 
-int mgd_evict_policy(struct mgd_machine *m, mgd_victim_fn fn, void *context) {
-  mgd_machine_enter(m);
-  m->victim = fn ? fn : mgd_victim_greedy_dual;
+int mgd_order_set_policy(struct mgd_machine *m, mgd_victim_fn fn, void *context) {
+  mgd_state_enter(m);
+  m->victim = fn ? fn : mgd_policy_greedy_dual;
   m->victim_context = context;
   for (int id = 0; id < m->count; id++) {
     struct mgd_storages *s = &m->devices[id].storages;
@@ -227,8 +227,8 @@ int mgd_evict_policy(struct mgd_machine *m, mgd_victim_fn fn, void *context) {
     s->age = 0.0;
     s->ordered = s->sorted = s->parked = 0;
     for (int32_t i = 0; i < n; i++) {
-      add(m, s, s->order[i].handle); /* to one of the places up to i */
+      add_unsorted(m, s, s->order[i].handle); /* to one of the places up to i */
     }
   }
-  return mgd_machine_leave(m, MGD_OK);
+  return mgd_state_leave(m, MGD_OK);
 }

@@ -12,7 +12,7 @@
 static mgd_mask bit(int device) { return (mgd_mask)1 << device; }
 
 /* Takes the lowest device out of the set. */
-static int take(mgd_mask *set) {
+static int take_lowest(mgd_mask *set) {
   int device = __builtin_ctzll(*set);
   *set &= *set - 1;
   return device;
@@ -47,12 +47,12 @@ int mgd_place_share(struct mgd_machine *m, int device, double reserved, struct m
     return MGD_E_INVALID;
   }
   int code = MGD_E_NO_DEVICE;
-  mgd_machine_enter(m);
-  if (mgd_device_known_locked(m, device)) {
+  mgd_state_enter(m);
+  if (mgd_state_knows_device_locked(m, device)) {
     *out = share_of(m, device, reserved);
     code = MGD_OK;
   }
-  return mgd_machine_leave(m, code);
+  return mgd_state_leave(m, code);
 }
 
 int mgd_place_lightest(const struct mgd_share *shares, size_t n, int64_t bytes) {
@@ -102,9 +102,9 @@ int mgd_place_object(struct mgd_machine *m, const struct mgd_object_request *req
   if (code != MGD_OK) {
     return code;
   }
-  mgd_machine_enter(m);
+  mgd_state_enter(m);
   *device = mgd_place_pick_locked(m, request, request->allowed, why);
-  return mgd_machine_leave(m, MGD_OK);
+  return mgd_state_leave(m, MGD_OK);
 }
 
 /* ---- the operands of one operator */
@@ -212,7 +212,7 @@ static int prescribed(const struct ballot *b, enum mgd_reason *why) {
   }
   *why = MGD_WHY_PLACED;
   mgd_mask placed = b->placed;
-  return placed && is_single(placed) ? take(&placed) : NOWHERE;
+  return placed && is_single(placed) ? take_lowest(&placed) : NOWHERE;
 }
 
 /* ns to run on `at`: bringing every operand that stands elsewhere, as it is,
@@ -221,7 +221,7 @@ static int prescribed(const struct ballot *b, enum mgd_reason *why) {
 static double price(const struct mgd_machine *m, const struct ballot *b, int at) {
   double ns = 0.0;
   for (mgd_mask rest = b->everyone & ~bit(at); rest;) {
-    int from = take(&rest);
+    int from = take_lowest(&rest);
     ns += mgd_link_estimate(&m->links[from][at], b->operands[from], b->bytes[from]);
   }
   int64_t excess = b->total - b->bytes[at] - mgd_ledger_room_locked(m, at, 0.0);
@@ -238,7 +238,7 @@ static bool holds_more(const struct ballot *b, int at, int other) {
 /* What speaks for the holder although another device is cheaper by less than the margin, or lower in number. */
 static enum mgd_reason why_held(const struct ballot *b, mgd_mask candidates, int holder) {
   while (candidates) {
-    int at = take(&candidates);
+    int at = take_lowest(&candidates);
     if (at != holder && b->bytes[at] == b->bytes[holder]) {
       return MGD_WHY_NEWEST;
     }
@@ -253,7 +253,7 @@ static int cheapest(const struct mgd_machine *m, const struct ballot *b, mgd_mas
   int best = NOWHERE, holder = NOWHERE;
   double best_price = 0.0, holder_price = 0.0;
   for (mgd_mask rest = candidates; rest;) {
-    int at = take(&rest);
+    int at = take_lowest(&rest);
     double ns = price(m, b, at);
     if (best == NOWHERE || ns < best_price) {
       best = at;
@@ -280,14 +280,14 @@ static int elect(const struct mgd_machine *m, const struct ballot *b, enum mgd_r
   mgd_mask candidates = accelerators ? accelerators : voters;
   if (is_single(candidates)) {
     *why = candidates == voters ? MGD_WHY_ONLY : MGD_WHY_ACCELERATOR;
-    return take(&candidates);
+    return take_lowest(&candidates);
   }
   return cheapest(m, b, candidates, why);
 }
 
 int mgd_place_operands(struct mgd_machine *m, const struct mgd_operand *operands, size_t n, int *device, int *other, enum mgd_reason *why) {
   struct ballot b;
-  mgd_machine_enter(m);
+  mgd_state_enter(m);
   int code = count_operands(&b, operands, n, m->count);
   if (code == MGD_OK && b.other_pin != NOWHERE) {
     *device = b.pin;
@@ -297,5 +297,5 @@ int mgd_place_operands(struct mgd_machine *m, const struct mgd_operand *operands
     int rule = prescribed(&b, why);
     *device = rule != NOWHERE ? rule : elect(m, &b, why);
   }
-  return mgd_machine_leave(m, code);
+  return mgd_state_leave(m, code);
 }

@@ -6,17 +6,17 @@
  */
 #include "core.h"
 
-double mgd_victim_lru(void *unused, const struct mgd_victim *victim) {
+double mgd_policy_lru(void *unused, const struct mgd_victim *victim) {
   (void)unused;
   return (double)victim->stamp;
 }
 
-double mgd_victim_clean_first(void *unused, const struct mgd_victim *victim) {
+double mgd_policy_clean_first(void *unused, const struct mgd_victim *victim) {
   (void)unused;
   return (double)victim->stamp + (victim->clean ? 0.0 : 0x1p52); /* more than there are ticks */
 }
 
-double mgd_victim_greedy_dual(void *unused, const struct mgd_victim *victim) {
+double mgd_policy_greedy_dual(void *unused, const struct mgd_victim *victim) {
   (void)unused;
   double bytes = victim->bytes > 0 ? (double)victim->bytes : 1.0;
   return victim->age + (victim->leave_ns + victim->return_ns) / bytes;

@@ -16,7 +16,7 @@ static struct mgd_repeat_slot *set_of(const struct mgd_repeats *r, uint64_t obje
 }
 
 /* The slot of this object and device, emptied if it was another's or an earlier step's. */
-static struct mgd_repeat_slot *slot_of(const struct mgd_repeats *r, uint64_t object, int to) {
+static struct mgd_repeat_slot *slot_of_pair(const struct mgd_repeats *r, uint64_t object, int to) {
   struct mgd_repeat_slot *set = set_of(r, object, to), *oldest = set;
   for (struct mgd_repeat_slot *s = set; s < set + MGD_REPEAT_WAYS; s++) {
     if (s->object == object && s->to == to) {
@@ -39,9 +39,9 @@ static bool is_news(struct mgd_repeats *r, uint32_t site) {
   return news;
 }
 
-static int count(struct mgd_machine *m, const struct mgd_event *e, struct mgd_repeat *out) {
+static int count_copy(struct mgd_machine *m, const struct mgd_event *e, struct mgd_repeat *out) {
   struct mgd_repeats *r = &m->repeats;
-  if (!mgd_device_known_locked(m, e->to)) {
+  if (!mgd_state_knows_device_locked(m, e->to)) {
     return MGD_E_NO_DEVICE;
   }
   if (e->site > m->sites.count || e->bytes < 0) {
@@ -53,7 +53,7 @@ static int count(struct mgd_machine *m, const struct mgd_event *e, struct mgd_re
   if (!r->slots) {
     return MGD_E_NOMEM;
   }
-  struct mgd_repeat_slot *slot = slot_of(r, e->object, e->to);
+  struct mgd_repeat_slot *slot = slot_of_pair(r, e->object, e->to);
   slot->used = ++r->tick;
   slot->count++;
   (void)mgd_add(slot->bytes, e->bytes, &slot->bytes); /* stays below 2**63; nobody decides by it */
@@ -68,28 +68,28 @@ int mgd_repeat_add(struct mgd_machine *m, const struct mgd_event *copy, struct m
     *out = (struct mgd_repeat){0, 0, false};
     return MGD_OK;
   }
-  mgd_machine_enter(m);
-  return mgd_machine_leave(m, count(m, copy, out));
+  mgd_state_enter(m);
+  return mgd_state_leave(m, count_copy(m, copy, out));
 }
 
 int mgd_repeat_set_limit(struct mgd_machine *m, int64_t limit) {
   if (limit < 0) {
     return MGD_E_INVALID;
   }
-  mgd_machine_enter(m);
+  mgd_state_enter(m);
   m->repeats.limit = limit;
-  return mgd_machine_leave(m, MGD_OK);
+  return mgd_state_leave(m, MGD_OK);
 }
 
 int64_t mgd_repeat_limit(struct mgd_machine *m) {
-  mgd_machine_enter(m);
+  mgd_state_enter(m);
   int64_t limit = m->repeats.limit;
-  (void)mgd_machine_leave(m, MGD_OK);
+  (void)mgd_state_leave(m, MGD_OK);
   return limit;
 }
 
 void mgd_repeat_begin_step(struct mgd_machine *m) {
-  mgd_machine_enter(m);
+  mgd_state_enter(m);
   m->repeats.step++;
-  (void)mgd_machine_leave(m, MGD_OK);
+  (void)mgd_state_leave(m, MGD_OK);
 }

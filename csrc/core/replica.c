@@ -17,7 +17,7 @@ static int32_t source_slot(const struct mgd_replicas *r, const struct mgd_source
 static void shrink(struct mgd_machine *m, int device, int64_t most) {
   const struct mgd_device *d = &m->devices[device];
   while (d->kept_bytes > most) {
-    mgd_replica_doom(m, d->kept.first);
+    mgd_replica_table_doom(m, d->kept.first);
   }
 }
 
@@ -33,13 +33,13 @@ void mgd_replica_shrink_locked(struct mgd_machine *m, int device) { shrink(m, de
 static void insert(struct mgd_machine *m, struct mgd_source *s, int device, uint64_t extent, int64_t bytes) {
   struct mgd_replicas *r = &m->replicas;
   struct mgd_device *d = &m->devices[device];
-  int32_t twin = mgd_replica_look_up(r, source_slot(r, s), device, extent);
+  int32_t twin = mgd_replica_table_look_up(r, source_slot(r, s), device, extent);
   if (twin != NO_SLOT) {
-    mgd_replica_doom(m, twin);
+    mgd_replica_table_doom(m, twin);
   }
   shrink(m, device, mgd_replica_limit_locked(m, device) - bytes);
   int32_t slot = r->free.first;
-  mgd_replica_take_out(r, &r->free, slot);
+  mgd_replica_table_take_out(r, &r->free, slot);
   r->slots[slot] = (struct mgd_replica){.state = MGD_REPLICA_CACHED,
                                         .device = device,
                                         .bytes = bytes,
@@ -51,8 +51,8 @@ static void insert(struct mgd_machine *m, struct mgd_source *s, int device, uint
     r->slots[s->first].elder = slot;
   }
   s->first = slot;
-  mgd_replica_put_in_bucket(r, slot);
-  mgd_replica_append(r, &d->kept, slot);
+  mgd_replica_table_put_in_bucket(r, slot);
+  mgd_replica_table_append(r, &d->kept, slot);
   d->kept_bytes += bytes;
   mgd_ledger_move_locked(m, device, MGD_REPLICA, bytes);
 }
@@ -64,7 +64,7 @@ static int prepare(struct mgd_machine *m, uint64_t source, uint64_t writes, int 
   if (!s || bytes < 0) {
     return MGD_E_INVALID;
   }
-  if (!mgd_device_known_locked(m, device)) {
+  if (!mgd_state_knows_device_locked(m, device)) {
     return MGD_E_NO_DEVICE;
   }
   if (s->writes != writes) {
@@ -76,18 +76,18 @@ static int prepare(struct mgd_machine *m, uint64_t source, uint64_t writes, int 
   if (!mgd_add(mgd_ledger_used_locked(m, device), bytes, &unused)) {
     return MGD_E_OVERFLOW;
   }
-  return m->replicas.free.first == NO_SLOT ? mgd_replica_grow(m) : MGD_OK;
+  return m->replicas.free.first == NO_SLOT ? mgd_replica_table_grow(m) : MGD_OK;
 }
 
 int mgd_replica_add(struct mgd_machine *m, uint64_t source, uint64_t writes, int device, uint64_t extent, int64_t bytes, int32_t *slot) {
-  mgd_machine_enter(m);
+  mgd_state_enter(m);
   int code = prepare(m, source, writes, device, bytes);
   if (code == MGD_OK) {
     struct mgd_source *s = mgd_source_find(m, source);
     insert(m, s, device, extent, bytes);
     *slot = s->first;
   }
-  return mgd_machine_leave(m, code);
+  return mgd_state_leave(m, code);
 }
 
 /* Fault injection: xorshift64 (Marsaglia 2003), one find in four. */
@@ -103,36 +103,36 @@ static bool is_shaken(struct mgd_replicas *r) {
 
 int mgd_replica_find(struct mgd_machine *m, uint64_t source, int device, uint64_t extent, int32_t *slot) {
   struct mgd_replicas *r = &m->replicas;
-  mgd_machine_enter(m);
+  mgd_state_enter(m);
   const struct mgd_source *s = mgd_source_find(m, source);
-  int32_t found = s ? mgd_replica_look_up(r, source_slot(r, s), device, extent) : NO_SLOT;
+  int32_t found = s ? mgd_replica_table_look_up(r, source_slot(r, s), device, extent) : NO_SLOT;
   if (found != NO_SLOT && is_shaken(r)) {
-    mgd_replica_doom(m, found);
+    mgd_replica_table_doom(m, found);
     found = NO_SLOT;
   }
   if (found != NO_SLOT) {
     struct mgd_replica_list *kept = &m->devices[device].kept;
     if (kept->last != found) {
-      mgd_replica_take_out(r, kept, found);
-      mgd_replica_append(r, kept, found);
+      mgd_replica_table_take_out(r, kept, found);
+      mgd_replica_table_append(r, kept, found);
     }
     *slot = found;
   }
-  return mgd_machine_leave(m, !s ? MGD_E_INVALID : found == NO_SLOT ? MGD_E_ABSENT
+  return mgd_state_leave(m, !s ? MGD_E_INVALID : found == NO_SLOT ? MGD_E_ABSENT
                                                                     : MGD_OK);
 }
 
 int mgd_replica_drop(struct mgd_machine *m, int32_t slot) {
-  mgd_machine_enter(m);
+  mgd_state_enter(m);
   bool known = slot >= 0 && slot < m->replicas.size;
   if (known && m->replicas.slots[slot].state == MGD_REPLICA_CACHED) {
-    mgd_replica_doom(m, slot);
+    mgd_replica_table_doom(m, slot);
   }
-  return mgd_machine_leave(m, known ? MGD_OK : MGD_E_INVALID);
+  return mgd_state_leave(m, known ? MGD_OK : MGD_E_INVALID);
 }
 
 static int make_room(struct mgd_machine *m, int device, int64_t bytes) {
-  if (!mgd_device_known_locked(m, device)) {
+  if (!mgd_state_knows_device_locked(m, device)) {
     return MGD_E_NO_DEVICE;
   }
   const struct mgd_replica_list *kept = &m->devices[device].kept;
@@ -142,7 +142,7 @@ static int make_room(struct mgd_machine *m, int device, int64_t bytes) {
   int64_t freed = 0;
   do {
     freed += m->replicas.slots[kept->first].bytes;
-    mgd_replica_doom(m, kept->first);
+    mgd_replica_table_doom(m, kept->first);
   } while (kept->first != NO_SLOT && freed < bytes);
   return MGD_OK;
 }
@@ -151,23 +151,23 @@ int mgd_replica_make_room(struct mgd_machine *m, int device, int64_t bytes) {
   if (bytes < 0) {
     return MGD_E_INVALID;
   }
-  mgd_machine_enter(m);
-  return mgd_machine_leave(m, make_room(m, device, bytes));
+  mgd_state_enter(m);
+  return mgd_state_leave(m, make_room(m, device, bytes));
 }
 
 int mgd_replica_reap(struct mgd_machine *m, int32_t *slot) {
   struct mgd_replicas *r = &m->replicas;
-  mgd_machine_enter(m);
+  mgd_state_enter(m);
   int32_t doomed = r->doomed.first;
   if (doomed != NO_SLOT) {
     struct mgd_replica *e = &r->slots[doomed];
-    mgd_replica_take_out(r, &r->doomed, doomed);
+    mgd_replica_table_take_out(r, &r->doomed, doomed);
     e->state = MGD_REPLICA_FREE;
-    mgd_replica_append(r, &r->free, doomed);
+    mgd_replica_table_append(r, &r->free, doomed);
     mgd_ledger_move_locked(m, e->device, MGD_REPLICA, -e->bytes);
     *slot = doomed;
   }
-  return mgd_machine_leave(m, doomed == NO_SLOT ? MGD_E_ABSENT : MGD_OK);
+  return mgd_state_leave(m, doomed == NO_SLOT ? MGD_E_ABSENT : MGD_OK);
 }
 
 int mgd_replica_limit(struct mgd_machine *m, int device, double fraction) {
@@ -175,19 +175,19 @@ int mgd_replica_limit(struct mgd_machine *m, int device, double fraction) {
     return MGD_E_INVALID;
   }
   int code = MGD_E_NO_DEVICE;
-  mgd_machine_enter(m);
-  if (mgd_device_known_locked(m, device)) {
+  mgd_state_enter(m);
+  if (mgd_state_knows_device_locked(m, device)) {
     m->devices[device].kept_limit = fraction;
     mgd_replica_shrink_locked(m, device);
     code = MGD_OK;
   }
-  return mgd_machine_leave(m, code);
+  return mgd_state_leave(m, code);
 }
 
 int mgd_replica_shake(struct mgd_machine *m, uint64_t seed) {
-  mgd_machine_enter(m);
+  mgd_state_enter(m);
   m->replicas.shake = seed;
-  return mgd_machine_leave(m, MGD_OK);
+  return mgd_state_leave(m, MGD_OK);
 }
 
 bool mgd_replica_busy_locked(const struct mgd_machine *m, int above) {

@@ -10,14 +10,14 @@
 
 /* ---- lists, oldest first */
 
-void mgd_handle_list_add(struct mgd_handle_list *list, struct mgd_handle *h) {
+void mgd_residency_list_add(struct mgd_handle_list *list, struct mgd_handle *h) {
   h->elder = list->youngest;
   h->younger = NULL;
   *(list->youngest ? &list->youngest->younger : &list->oldest) = h;
   list->youngest = h;
 }
 
-void mgd_handle_list_remove(struct mgd_handle_list *list, struct mgd_handle *h) {
+void mgd_residency_list_remove(struct mgd_handle_list *list, struct mgd_handle *h) {
   *(h->elder ? &h->elder->younger : &list->oldest) = h->younger;
   *(h->younger ? &h->younger->elder : &list->youngest) = h->elder;
   h->younger = h->elder = NULL;
@@ -25,41 +25,32 @@ void mgd_handle_list_remove(struct mgd_handle_list *list, struct mgd_handle *h) 
 
 /* ---- what its fields say of a handle */
 
-bool mgd_is_guest(const struct mgd_handle *h) { return h->state == MGD_SPILLED && h->away != MGD_HOST; }
+bool mgd_residency_is_guest(const struct mgd_handle *h) { return h->state == MGD_SPILLED && h->away != MGD_HOST; }
 
-bool mgd_is_moving(const struct mgd_handle *h) { return h->state == MGD_SPILLING || h->state == MGD_RESTORING; }
+bool mgd_residency_is_moving(const struct mgd_handle *h) { return h->state == MGD_SPILLING || h->state == MGD_RESTORING; }
 
-bool mgd_is_victim(const struct mgd_handle *h) { return h->state == MGD_RESIDENT && h->pins == 0 && h->bytes > 0; /* an empty one makes no room */ }
+bool mgd_residency_is_victim(const struct mgd_handle *h) { return h->state == MGD_RESIDENT && h->pins == 0 && h->bytes > 0; /* an empty one makes no room */ }
 
 /* What is on its way away from home makes room there; so may what comes home, unless it is to stay. */
 static bool makes_hope(const struct mgd_handle *h) { return h->state == MGD_SPILLING || (h->state == MGD_RESTORING && h->pins == 0); }
 
 /* ---- where it is filed */
 
-void mgd_host_count_locked(struct mgd_machine *m, struct mgd_handle *h, bool on_host) {
-  if (h->on_host == on_host) {
-    return;
-  }
-  h->on_host = on_host;
-  m->host.used += on_host ? h->bytes : -h->bytes;
-  m->host.peak = mgd_max(m->host.peak, m->host.used);
-}
-
 static void count_guest(struct mgd_storages *there, const struct mgd_handle *h, int by) {
   there->guest_count += by;
   there->guest_bytes += by * (mgd_wide)h->bytes;
 }
 
-void mgd_handle_settle_locked(struct mgd_machine *m, struct mgd_handle *h) {
-  if (mgd_is_victim(h)) {
+void mgd_residency_file_locked(struct mgd_machine *m, struct mgd_handle *h) {
+  if (mgd_residency_is_victim(h)) {
     mgd_order_insert_locked(m, h);
   }
   if (h->state == MGD_RESIDENT && h->memory) {
-    mgd_handle_list_add(&m->host.spares, h);
+    mgd_residency_list_add(&m->host.spares, h);
     m->host.spare_bytes += h->bytes;
   }
-  if (mgd_is_guest(h)) {
-    mgd_handle_list_add(&m->devices[h->away].storages.guests, h);
+  if (mgd_residency_is_guest(h)) {
+    mgd_residency_list_add(&m->devices[h->away].storages.guests, h);
     count_guest(&m->devices[h->away].storages, h, 1);
   }
   if (makes_hope(h)) {
@@ -67,16 +58,16 @@ void mgd_handle_settle_locked(struct mgd_machine *m, struct mgd_handle *h) {
   }
 }
 
-void mgd_handle_unsettle_locked(struct mgd_machine *m, struct mgd_handle *h) {
+void mgd_residency_unfile_locked(struct mgd_machine *m, struct mgd_handle *h) {
   if (h->position >= 0) {
     mgd_order_remove_locked(m, h);
   }
   if (h->state == MGD_RESIDENT && h->memory) {
-    mgd_handle_list_remove(&m->host.spares, h);
+    mgd_residency_list_remove(&m->host.spares, h);
     m->host.spare_bytes -= h->bytes;
   }
-  if (mgd_is_guest(h)) {
-    mgd_handle_list_remove(&m->devices[h->away].storages.guests, h);
+  if (mgd_residency_is_guest(h)) {
+    mgd_residency_list_remove(&m->devices[h->away].storages.guests, h);
     count_guest(&m->devices[h->away].storages, h, -1);
   }
   if (makes_hope(h)) {
@@ -94,32 +85,75 @@ static void count_move(struct mgd_machine *m, const struct mgd_handle *h, int by
   }
 }
 
-void *mgd_handle_take_memory_locked(struct mgd_machine *m, struct mgd_handle *h) {
+void *mgd_residency_take_memory_locked(struct mgd_machine *m, struct mgd_handle *h) {
   void *memory = h->memory;
   h->memory = NULL;
   mgd_host_count_locked(m, h, false);
   return memory;
 }
 
-void mgd_handle_arrive_locked(struct mgd_machine *m, struct mgd_handle *h, void **memory) {
+void mgd_residency_arrive_locked(struct mgd_machine *m, struct mgd_handle *h, void **memory) {
   if (!h->closed) {
-    mgd_handle_settle_locked(m, h);
+    mgd_residency_file_locked(m, h);
     return;
   }
-  mgd_handle_list_remove(&m->moves.orphans, h);
-  void *own = mgd_handle_take_memory_locked(m, h);
+  mgd_residency_list_remove(&m->moves.orphans, h);
+  void *own = mgd_residency_take_memory_locked(m, h);
   *memory = own ? own : *memory;
 }
 
-void mgd_move_begins_locked(struct mgd_machine *m, struct mgd_handle *h) {
+void mgd_residency_begin_move_locked(struct mgd_machine *m, struct mgd_handle *h) {
   count_move(m, h, 1);
-  mgd_handle_settle_locked(m, h);
+  mgd_residency_file_locked(m, h);
 }
 
 /* An orphan is filed nowhere. */
-void mgd_move_ends_locked(struct mgd_machine *m, struct mgd_handle *h) {
+void mgd_residency_end_move_locked(struct mgd_machine *m, struct mgd_handle *h) {
   count_move(m, h, -1);
   if (!h->closed) {
-    mgd_handle_unsettle_locked(m, h);
+    mgd_residency_unfile_locked(m, h);
   }
+}
+
+/* ---- what there is */
+
+static int64_t *pinned_as(struct mgd_residency_usage *u, const struct mgd_handle *h) {
+  int kind = 0;
+  while (kind + 1 < MGD_PIN_KINDS && h->pins_by[kind] == 0) {
+    kind++;
+  }
+  return &u->pinned[kind];
+}
+
+static int64_t *kind_of(const struct mgd_machine *m, struct mgd_residency_usage *u, const struct mgd_handle *h) {
+  switch (h->state) {
+    case MGD_RESIDENT:
+      if (h->pins) {
+        return pinned_as(u, h);
+      }
+      if (__atomic_load_n(&h->in_use, __ATOMIC_RELAXED) != MGD_ALIVE) {
+        return &u->in_use;
+      }
+      return m->may_leave && !m->may_leave(h) ? &u->held : &u->idle;
+    case MGD_SPILLED:
+      return &u->spilled;
+    default:
+      return &u->moving;
+  }
+}
+
+int mgd_residency_read(struct mgd_machine *m, int device, struct mgd_residency_usage *out) {
+  int code = MGD_E_NO_DEVICE;
+  mgd_state_enter(m);
+  if (mgd_state_knows_device_locked(m, device)) {
+    const struct mgd_storages *s = &m->devices[device].storages;
+    mgd_wide guests = s->guest_bytes + s->departing;
+    *out = (struct mgd_residency_usage){.storages = s->open, .guests = guests < INT64_MAX ? (int64_t)guests : INT64_MAX};
+    for (const struct mgd_handle *h = s->first; h; h = h->next) {
+      int64_t *kind = kind_of(m, out, h);
+      *kind = mgd_about_sum(*kind, h->bytes);
+    }
+    code = MGD_OK;
+  }
+  return mgd_state_leave(m, code);
 }

@@ -9,7 +9,7 @@
 #include "handle.h"
 
 enum mgd_action_kind {
-  MGD_DO_SPILL,    /* copy the bytes of `handle` from `from` to `to`, give those at `from` back, call mgd_spill_end */
+  MGD_DO_SPILL,    /* copy the bytes of `handle` from `from` to `to`, give those at `from` back, call mgd_evict_end */
   MGD_DO_DROP,     /* the same with nothing to copy: the host's copy is good */
   MGD_DO_FORGET,   /* free `memory`, a copy that is worth less than its room */
   MGD_DO_MAKE_ROOM,/* `bytes` on `from` are missing for what follows */
@@ -26,7 +26,7 @@ struct mgd_action {
 
 /* What a policy knows of a storage that may leave. Whoever has the smallest key leaves first; among equals the one
  * that was used longest ago. Keys are looked at again when a storage that was used since comes first: who leaves next is right as
- * long as keys do not fall as stamps rise, or where mgd_rekey() tells of each that did. Called with the machine's mutex held. */
+ * long as keys do not fall as stamps rise, or where mgd_order_rekey() tells of each that did. Called with the machine's mutex held. */
 struct mgd_victim {
   const struct mgd_handle *handle; /* for policies that know more of it */
   uint64_t stamp; /* tick of its last use */

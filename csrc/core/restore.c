@@ -19,10 +19,10 @@ static void count_need(struct need *need, const struct mgd_handle *h) {
   if (h->state == MGD_SPILLED) {
     need->missing[h->home] = mgd_about_sum(need->missing[h->home], h->bytes);
   }
-  if (mgd_is_victim(h)) {
+  if (mgd_residency_is_victim(h)) {
     need->own[h->home] += h->bytes;
   }
-  if (mgd_is_guest(h)) {
+  if (mgd_residency_is_guest(h)) {
     need->own[h->away] += h->bytes;
   }
 }
@@ -32,7 +32,7 @@ static int count_needs(struct mgd_handle *const *handles, size_t n, struct need 
   int code = MGD_OK;
   for (size_t i = 0; i < n; i++) {
     struct mgd_handle *h = handles[i];
-    code = mgd_is_moving(h) ? MGD_E_WAIT : code;
+    code = mgd_residency_is_moving(h) ? MGD_E_WAIT : code;
     if (!h->asked) {
       count_need(need, h);
     }
@@ -94,9 +94,9 @@ static int plan_room(struct mgd_machine *m, const struct need *need, const int64
 }
 
 static void plan_restore(struct mgd_machine *m, struct mgd_handle *h, struct mgd_action *a) {
-  mgd_handle_unsettle_locked(m, h);
+  mgd_residency_unfile_locked(m, h);
   __atomic_store_n(&h->state, MGD_RESTORING, __ATOMIC_SEQ_CST);
-  mgd_move_begins_locked(m, h);
+  mgd_residency_begin_move_locked(m, h);
   *a = (struct mgd_action){.kind = MGD_DO_RESTORE, .from = h->away, .to = h->home, .bytes = h->bytes, .handle = h, .memory = h->memory};
 }
 
@@ -120,13 +120,13 @@ static int acquire(struct mgd_machine *m, struct mgd_handle *const *handles, siz
   return code;
 }
 
-int mgd_acquire_begin(struct mgd_machine *m, struct mgd_handle *const *handles, size_t n, const int64_t *room, struct mgd_action *actions, size_t *n_actions,
+int mgd_restore_begin(struct mgd_machine *m, struct mgd_handle *const *handles, size_t n, const int64_t *room, struct mgd_action *actions, size_t *n_actions,
                       int *device) {
   if (*n_actions < n + MGD_MAX_DEVICES) {
     return MGD_E_INVALID;
   }
-  mgd_machine_enter(m);
-  return mgd_machine_leave(m, acquire(m, handles, n, room, actions, n_actions, device));
+  mgd_state_enter(m);
+  return mgd_state_leave(m, acquire(m, handles, n, room, actions, n_actions, device));
 }
 
 /* ---- the end */
@@ -138,7 +138,7 @@ static void *end_restore(struct mgd_machine *m, struct mgd_handle *h, bool done)
     struct mgd_storages *there = &m->devices[h->away].storages;
     there->sent_on -= h->away != MGD_HOST && there->sent_on > 0;
     h->away = -1;
-    left = m->host.used > m->host.limit ? mgd_handle_take_memory_locked(m, h) : NULL;
+    left = m->host.used > m->host.limit ? mgd_residency_take_memory_locked(m, h) : NULL;
   }
   __atomic_store_n(&h->state, done ? MGD_RESIDENT : MGD_SPILLED, __ATOMIC_SEQ_CST);
   return left;
@@ -146,12 +146,12 @@ static void *end_restore(struct mgd_machine *m, struct mgd_handle *h, bool done)
 
 int mgd_restore_end(struct mgd_machine *m, struct mgd_handle *h, bool done, void **memory) {
   int code = MGD_E_INVALID;
-  mgd_machine_enter(m);
+  mgd_state_enter(m);
   if (h->state == MGD_RESTORING) {
-    mgd_move_ends_locked(m, h);
+    mgd_residency_end_move_locked(m, h);
     *memory = end_restore(m, h, done);
-    mgd_handle_arrive_locked(m, h, memory);
+    mgd_residency_arrive_locked(m, h, memory);
     code = MGD_OK;
   }
-  return mgd_machine_leave(m, code);
+  return mgd_state_leave(m, code);
 }

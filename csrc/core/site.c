@@ -29,7 +29,7 @@ static bool is_same(const struct mgd_site *a, const struct mgd_site *b) {
 }
 
 /* The slot that holds this site, or the empty one where it belongs. */
-static uint16_t *slot_of(const struct mgd_sites *sites, const struct mgd_site *site) {
+static uint16_t *slot_of_site(const struct mgd_sites *sites, const struct mgd_site *site) {
   size_t slot = first_slot(site);
   while (sites->index[slot] && !is_same(&sites->list[sites->index[slot] - 1], site)) {
     slot = (slot + 1) % MGD_SITE_SLOTS;
@@ -37,7 +37,7 @@ static uint16_t *slot_of(const struct mgd_sites *sites, const struct mgd_site *s
   return &sites->index[slot];
 }
 
-uint32_t mgd_site_find_locked(const struct mgd_sites *sites, const struct mgd_site *site) { return sites->index ? *slot_of(sites, site) : 0; }
+uint32_t mgd_site_find_locked(const struct mgd_sites *sites, const struct mgd_site *site) { return sites->index ? *slot_of_site(sites, site) : 0; }
 
 /* Makes what is missing of the two arrays. */
 static int make_arrays(struct mgd_machine *m) {
@@ -61,7 +61,7 @@ static int keep(struct mgd_machine *m, const struct mgd_site *site, uint32_t *id
   }
   memcpy(text, site->file, file);
   memcpy(text + file, site->function, function);
-  uint16_t *slot = slot_of(sites, site);
+  uint16_t *slot = slot_of_site(sites, site);
   sites->list[sites->count] = (struct mgd_site){.file = text, .function = text + file, .line = site->line};
   *id = ++sites->count;
   *slot = (uint16_t)*id;
@@ -83,18 +83,18 @@ int mgd_site_intern(struct mgd_machine *m, const struct mgd_site *site, uint32_t
     *id = 0;
     return MGD_OK;
   }
-  mgd_machine_enter(m);
-  return mgd_machine_leave(m, intern(m, site, id));
+  mgd_state_enter(m);
+  return mgd_state_leave(m, intern(m, site, id));
 }
 
 int mgd_site_get(struct mgd_machine *m, uint32_t id, struct mgd_site *out) {
   int code = MGD_E_INVALID;
-  mgd_machine_enter(m);
+  mgd_state_enter(m);
   if (id <= m->sites.count) {
     *out = id ? m->sites.list[id - 1] : (struct mgd_site){"", "", 0};
     code = MGD_OK;
   }
-  return mgd_machine_leave(m, code);
+  return mgd_state_leave(m, code);
 }
 
 void mgd_site_free(struct mgd_sites *sites) {

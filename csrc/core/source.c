@@ -34,7 +34,7 @@ struct mgd_source *mgd_source_find(struct mgd_machine *m, uint64_t id) {
 
 int mgd_source_open(struct mgd_machine *m, uint64_t *source) {
   struct mgd_replicas *r = &m->replicas;
-  mgd_machine_enter(m);
+  mgd_state_enter(m);
   int code = r->first_free_source == NO_SLOT ? grow_sources(m) : MGD_OK;
   if (code == MGD_OK) {
     int32_t slot = r->first_free_source;
@@ -43,37 +43,37 @@ int mgd_source_open(struct mgd_machine *m, uint64_t *source) {
     *s = (struct mgd_source){.open = true, .generation = s->generation, .first = NO_SLOT, .next = NO_SLOT};
     *source = (uint64_t)s->generation << 32 | (uint64_t)(slot + 1);
   }
-  return mgd_machine_leave(m, code);
+  return mgd_state_leave(m, code);
 }
 
 int mgd_source_close(struct mgd_machine *m, uint64_t source) {
-  mgd_machine_enter(m);
+  mgd_state_enter(m);
   struct mgd_source *s = mgd_source_find(m, source);
   if (s) {
-    mgd_replica_doom_all(m, s);
+    mgd_replica_table_doom_all(m, s);
     s->open = false;
     s->generation++;
     s->next = m->replicas.first_free_source;
     m->replicas.first_free_source = (int32_t)(s - m->replicas.sources);
   }
-  return mgd_machine_leave(m, s ? MGD_OK : MGD_E_INVALID);
+  return mgd_state_leave(m, s ? MGD_OK : MGD_E_INVALID);
 }
 
 int mgd_source_written(struct mgd_machine *m, uint64_t source) {
-  mgd_machine_enter(m);
+  mgd_state_enter(m);
   struct mgd_source *s = mgd_source_find(m, source);
   if (s) {
     s->writes++;
-    mgd_replica_doom_all(m, s);
+    mgd_replica_table_doom_all(m, s);
   }
-  return mgd_machine_leave(m, s ? MGD_OK : MGD_E_INVALID);
+  return mgd_state_leave(m, s ? MGD_OK : MGD_E_INVALID);
 }
 
 int mgd_source_writes(struct mgd_machine *m, uint64_t source, uint64_t *writes) {
-  mgd_machine_enter(m);
+  mgd_state_enter(m);
   const struct mgd_source *s = mgd_source_find(m, source);
   if (s) {
     *writes = s->writes;
   }
-  return mgd_machine_leave(m, s ? MGD_OK : MGD_E_INVALID);
+  return mgd_state_leave(m, s ? MGD_OK : MGD_E_INVALID);
 }

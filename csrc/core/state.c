@@ -6,9 +6,9 @@
  */
 #include "internal_machine.h"
 
-void mgd_machine_enter(struct mgd_machine *m) { (void)pthread_mutex_lock(&m->mutex); }
+void mgd_state_enter(struct mgd_machine *m) { (void)pthread_mutex_lock(&m->mutex); }
 
-int mgd_machine_leave(struct mgd_machine *m, int code) {
+int mgd_state_leave(struct mgd_machine *m, int code) {
 #if MGD_DEBUG >= 2
   if (m->check(m) != MGD_OK) {
     code = MGD_E_BROKEN;
@@ -18,8 +18,8 @@ int mgd_machine_leave(struct mgd_machine *m, int code) {
   return code;
 }
 
-void mgd_machine_before_fork(struct mgd_machine *m) { mgd_machine_enter(m); }
+void mgd_state_before_fork(struct mgd_machine *m) { mgd_state_enter(m); }
 
-void mgd_machine_after_fork(struct mgd_machine *m) { (void)pthread_mutex_unlock(&m->mutex); }
+void mgd_state_after_fork(struct mgd_machine *m) { (void)pthread_mutex_unlock(&m->mutex); }
 
-bool mgd_device_known_locked(const struct mgd_machine *m, int id) { return id >= 0 && id < m->count; }
+bool mgd_state_knows_device_locked(const struct mgd_machine *m, int id) { return id >= 0 && id < m->count; }

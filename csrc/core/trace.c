@@ -16,7 +16,7 @@ static bool is_transfer(const struct mgd_event *e) {
   return carries[e->kind] && e->from >= 0 && e->to >= 0;
 }
 
-static bool is_known_or_none(const struct mgd_machine *m, int id) { return id == -1 || mgd_device_known_locked(m, id); }
+static bool is_known_or_none(const struct mgd_machine *m, int id) { return id == -1 || mgd_state_knows_device_locked(m, id); }
 
 /* total plus one event; false, and `out` of no use, when that overflows. */
 static bool sum(struct mgd_total total, const struct mgd_event *e, struct mgd_total *out) {
@@ -32,7 +32,7 @@ static void push(struct mgd_trace *t, const struct mgd_event *e) {
   t->held += t->held < t->size;
 }
 
-static int add(struct mgd_machine *m, const struct mgd_event *e) {
+static int add_event(struct mgd_machine *m, const struct mgd_event *e) {
   struct mgd_trace *t = &m->trace;
   if (!is_known_or_none(m, e->from) || !is_known_or_none(m, e->to)) {
     return MGD_E_NO_DEVICE;
@@ -59,8 +59,8 @@ int mgd_trace_add(struct mgd_machine *m, const struct mgd_event *event) {
   if (!kind || !reason || event->bytes < 0 || event->duration < 0) {
     return MGD_E_INVALID;
   }
-  mgd_machine_enter(m);
-  return mgd_machine_leave(m, add(m, event));
+  mgd_state_enter(m);
+  return mgd_state_leave(m, add_event(m, event));
 }
 
 /* Fills `out` from its end, newest first, and returns how many fitted. */
@@ -76,31 +76,31 @@ static size_t read_back(const struct mgd_trace *t, uint64_t object, struct mgd_e
 }
 
 int mgd_trace_read(struct mgd_machine *m, uint64_t object, struct mgd_event *out, size_t *n, uint64_t *dropped) {
-  mgd_machine_enter(m);
+  mgd_state_enter(m);
   size_t found = read_back(&m->trace, object, out, *n);
   if (found < *n) {
     memmove(out, out + (*n - found), found * sizeof *out);
   }
   *n = found;
   *dropped = m->trace.totals.events - m->trace.held;
-  return mgd_machine_leave(m, MGD_OK);
+  return mgd_state_leave(m, MGD_OK);
 }
 
 int mgd_trace_totals(struct mgd_machine *m, bool reset, struct mgd_totals *out) {
   struct mgd_totals *totals = &m->trace.totals;
-  mgd_machine_enter(m);
+  mgd_state_enter(m);
   *out = *totals;
   if (reset) {
     memset(totals->by_kind, 0, sizeof totals->by_kind);
     memset(totals->by_link, 0, sizeof totals->by_link);
   }
-  return mgd_machine_leave(m, MGD_OK);
+  return mgd_state_leave(m, MGD_OK);
 }
 
 uint64_t mgd_trace_new_object(struct mgd_machine *m) {
-  mgd_machine_enter(m);
+  mgd_state_enter(m);
   uint64_t id = ++m->trace.objects;
-  (void)mgd_machine_leave(m, MGD_OK);
+  (void)mgd_state_leave(m, MGD_OK);
   return id;
 }
 

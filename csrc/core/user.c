@@ -7,7 +7,7 @@
 #include "internal_machine.h"
 
 int mgd_user_join(struct mgd_machine *m, struct mgd_user **user) {
-  mgd_machine_enter(m);
+  mgd_state_enter(m);
   struct mgd_user *u = m->users;
   while (u && u->taken) {
     u = u->next;
@@ -20,13 +20,13 @@ int mgd_user_join(struct mgd_machine *m, struct mgd_user **user) {
     u->taken = true;
     *user = u;
   }
-  return mgd_machine_leave(m, u ? MGD_OK : MGD_E_NOMEM);
+  return mgd_state_leave(m, u ? MGD_OK : MGD_E_NOMEM);
 }
 
 void mgd_user_leave(struct mgd_machine *m, struct mgd_user *user) {
-  mgd_machine_enter(m);
+  mgd_state_enter(m);
   user->taken = false;
-  (void)mgd_machine_leave(m, MGD_OK);
+  (void)mgd_state_leave(m, MGD_OK);
 }
 
 /* What has ended is read first: then a use that comes and goes meanwhile is counted as one too many, never as one too few. */
@@ -39,14 +39,14 @@ struct mgd_uses mgd_user_count_locked(const struct mgd_machine *m, int device) {
   return uses;
 }
 
-int mgd_others_use(struct mgd_machine *m, int device, int64_t mine) {
+int mgd_user_others(struct mgd_machine *m, int device, int64_t mine) {
   int code = MGD_E_NO_DEVICE;
-  mgd_machine_enter(m);
-  if (mgd_device_known_locked(m, device)) {
+  mgd_state_enter(m);
+  if (mgd_state_knows_device_locked(m, device)) {
     const struct mgd_uses uses = mgd_user_count_locked(m, device);
     code = (int64_t)(uses.begun - uses.ended) + m->devices[device].storages.departures > mine ? MGD_E_BUSY : MGD_OK;
   }
-  return mgd_machine_leave(m, code);
+  return mgd_state_leave(m, code);
 }
 
 void mgd_user_forget_locked(struct mgd_machine *m, const struct mgd_user *kept) {

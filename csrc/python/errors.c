@@ -46,7 +46,7 @@ static PyObject *exception_of(struct mgd_state *st, int code) {
 int mgd_errors_raise(struct mgd_state *st, int code, const char *attempted) {
   /* A heuristic that raised has set its own exception, which is the better one. */
   if (code == MGD_E_CALLBACK && PyErr_Occurred()) return -1;
-  PyErr_Format(exception_of(st, code), "managed: %s: %s", attempted, mgd_error_text(code));
+  PyErr_Format(exception_of(st, code), "managed: %s: %s", attempted, mgd_text_error(code));
   return -1;
 }
 

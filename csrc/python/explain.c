@@ -27,7 +27,7 @@ static int put_count(PyObject *dict, const char *name, const char *suffix, int64
 static int put_totals(PyObject *dict, const struct mgd_totals *totals) {
   for (int kind = 0; kind < MGD_EV_KINDS; kind++) {
     const struct mgd_total *t = &totals->by_kind[kind];
-    const char *name = mgd_event_name(kind);
+    const char *name = mgd_text_event(kind);
     if (put_count(dict, name, "", (int64_t)t->count) < 0 || put_count(dict, name, "_bytes", t->bytes) < 0 || put_count(dict, name, "_ns", t->ns) < 0) return -1;
   }
   return put_count(dict, "events", "", (int64_t)totals->events);
@@ -117,8 +117,8 @@ static PyObject *event_tuple(const struct mgd_event *e) {
   struct mgd_machine *machine = mgd_torch_machine();
   const char *a = e->from >= 0 && mgd_device_name(machine, e->from, from) == MGD_OK ? from : NULL;
   const char *b = e->to >= 0 && mgd_device_name(machine, e->to, to) == MGD_OK ? to : NULL;
-  return Py_BuildValue("(KLLsszLzzN)", (unsigned long long)e->sequence, (long long)e->time, (long long)e->duration, mgd_event_name(e->kind),
-                       mgd_reason_text(e->reason), e->operator_name, (long long)e->bytes, a, b, site_text(e->site));
+  return Py_BuildValue("(KLLsszLzzN)", (unsigned long long)e->sequence, (long long)e->time, (long long)e->duration, mgd_text_event(e->kind),
+                       mgd_text_reason(e->reason), e->operator_name, (long long)e->bytes, a, b, site_text(e->site));
 }
 
 static PyObject *event_list(const struct mgd_event *events, size_t n) {
@@ -148,7 +148,7 @@ static PyObject *reasons(PyObject *module, PyObject *unused) {
   (void)module, (void)unused;
   PyObject *list = PyList_New(0);
   for (int reason = MGD_WHY_NONE + 1; list && reason < MGD_WHY_KINDS; reason++) {
-    PyObject *text = PyUnicode_FromString(mgd_reason_text(reason));
+    PyObject *text = PyUnicode_FromString(mgd_text_reason(reason));
     if (!text || PyList_Append(list, text) < 0) Py_CLEAR(list);
     Py_XDECREF(text);
   }

@@ -40,7 +40,7 @@ static PyObject *host_memory(PyObject *module, PyObject *unused) {
 static PyObject *set_host_limit(PyObject *module, PyObject *value) {
   int64_t bytes;
   if (mgd_errors_bytes(value, "bytes", &bytes) < 0) return NULL;
-  mgd_host_limit(mgd_torch_machine(), bytes);
+  mgd_host_set_limit(mgd_torch_machine(), bytes);
   (void)module;
   Py_RETURN_NONE;
 }
@@ -49,12 +49,12 @@ static PyObject *set_victims(PyObject *module, PyObject *value) {
   static const struct {
     const char *name;
     mgd_victim_fn fn;
-  } policies[] = {{"lru", mgd_victim_lru}, {"clean_first", mgd_victim_clean_first}, {"greedy_dual", mgd_victim_greedy_dual}};
+  } policies[] = {{"lru", mgd_policy_lru}, {"clean_first", mgd_policy_clean_first}, {"greedy_dual", mgd_policy_greedy_dual}};
   const char *name = PyUnicode_Check(value) ? PyUnicode_AsUTF8(value) : "";
   if (!name) return NULL;
   for (size_t i = 0; i < sizeof policies / sizeof *policies; i++) {
     if (strcmp(name, policies[i].name) != 0) continue;
-    mgd_evict_policy(mgd_torch_machine(), policies[i].fn, NULL);
+    mgd_order_set_policy(mgd_torch_machine(), policies[i].fn, NULL);
     Py_RETURN_NONE;
   }
   (void)module;

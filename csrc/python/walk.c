@@ -187,7 +187,7 @@ static PyObject *finish_plan(PyObject *module, int code, const int *out, size_t 
 static PyObject *plan(PyObject *module, const int64_t *bytes, const int64_t *border, size_t n, const struct mgd_share *shares, size_t devices) {
   int *out = PyMem_New(int, n + 1);
   if (!out) return PyErr_NoMemory();
-  const int code = mgd_place_layers(mgd_torch_machine(), bytes, border, n, shares, devices, out);
+  const int code = mgd_place_plan_layers(mgd_torch_machine(), bytes, border, n, shares, devices, out);
   PyObject *result = finish_plan(module, code, out, n, "planning layers");
   PyMem_Free(out);
   return result;
@@ -205,7 +205,7 @@ static PyObject *plan_spread(PyObject *module, PyObject *args) {
     goto end;
   }
   int *out = PyMem_New(int, n);
-  result = out ? finish_plan(module, mgd_place_spread(bytes, n, shares, devices, out), out, n, "planning parameters") : PyErr_NoMemory();
+  result = out ? finish_plan(module, mgd_place_plan_spread(bytes, n, shares, devices, out), out, n, "planning parameters") : PyErr_NoMemory();
   PyMem_Free(out);
 end:
   PyMem_Free(bytes);

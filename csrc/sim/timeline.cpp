@@ -17,7 +17,7 @@ mgd_link g_host_link{}, g_peer_link{};
 std::array<std::atomic<int>, kMaxDevices> g_streams_given{};
 thread_local std::array<int, kMaxDevices> t_stream{};
 
-void check(int code) { TORCH_CHECK(code == MGD_OK, "the virtual clock failed: ", mgd_error_text(code)); }
+void check(int code) { TORCH_CHECK(code == MGD_OK, "the virtual clock failed: ", mgd_text_error(code)); }
 
 mgd_clock *new_clock() {
   mgd_clock *clock;

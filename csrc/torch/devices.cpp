@@ -78,7 +78,7 @@ Registry& registry() {
 }
 
 void check(int code, const char* what) {
-  TORCH_CHECK(code == MGD_OK, "managed: ", what, ": ", mgd_error_text(code));
+  TORCH_CHECK(code == MGD_OK, "managed: ", what, ": ", mgd_text_error(code));
 }
 
 int add(c10::Device d, int64_t capacity) {
@@ -234,7 +234,7 @@ void attach_sim(Bridge* bridge, int devices) {
 
 // What other threads were doing ends here, for they are not in the child.
 void child_begins() {
-  mgd_machine_after_fork(machine());
+  mgd_state_after_fork(machine());
   cuda_is_lost = registry().cuda[0].load() > 0;
   registry().waiters = 0;
   forget_waiters(registry().freed);
@@ -358,8 +358,8 @@ void create_machine() {
   Registry& r = registry();
   if (r.machine) return;
   check(mgd_machine_create(nullptr, &r.machine), "starting");
-  check(mgd_host_limit(r.machine, share_of_host() / 5 * 4), "reading the host's memory");
-  pthread_atfork([] { mgd_machine_before_fork(machine()); }, [] { mgd_machine_after_fork(machine()); }, child_begins);
+  check(mgd_host_set_limit(r.machine, share_of_host() / 5 * 4), "reading the host's memory");
+  pthread_atfork([] { mgd_state_before_fork(machine()); }, [] { mgd_state_after_fork(machine()); }, child_begins);
 }
 
 } // namespace managed

@@ -34,7 +34,7 @@ void give_up(const mgd_action* from, const mgd_action* end) {
 // Whether another try makes sense: other threads use or move what is on the device, or have given something back since they had `freed` so much.
 bool others_use(int device, uint64_t freed) {
   if (unfinished_deaths.load() > 0) return true;
-  return mgd_others_use(machine(), device, Hold::uses_of_this_thread(device)) == MGD_E_BUSY || freed_by_others() != freed;
+  return mgd_user_others(machine(), device, Hold::uses_of_this_thread(device)) == MGD_E_BUSY || freed_by_others() != freed;
 }
 
 void carry_out_all(const mgd_action* actions, std::size_t n) {
@@ -181,7 +181,7 @@ int Hold::begin_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std:
   int64_t room[MGD_MAX_DEVICES] = {};
   for (const Use& u : used_)
     if (!mgd_handle_is_home(u.block) && room[u.block->home] == 0) room[u.block->home] = free_bytes(u.block->home); // to ask an allocator takes its lock
-  const int code = mgd_acquire_begin(machine(), handles, used_.size(), room, plan, n, device);
+  const int code = mgd_restore_begin(machine(), handles, used_.size(), room, plan, n, device);
   if (code == MGD_OK) carry_out_all(plan, *n);
   return code;
 }

@@ -121,7 +121,7 @@ struct Source {
   uint64_t id = 0;
 
   explicit Source(const c10::Storage& s) : storage(s.unsafeGetStorageImpl()), address(s.getWeakStorageImpl()) {
-    TORCH_CHECK_WITH(OutOfMemoryError, mgd_source_open(machine(), &id) == MGD_OK, "managed: ", mgd_error_text(MGD_E_NOMEM));
+    TORCH_CHECK_WITH(OutOfMemoryError, mgd_source_open(machine(), &id) == MGD_OK, "managed: ", mgd_text_error(MGD_E_NOMEM));
   }
   ~Source() {
     Directory& d = directory();

@@ -107,7 +107,7 @@ class Timed {
 
 void end_spill(Block* b, int to, HostMemory* memory) {
   void* left = nullptr;
-  mgd_spill_end(machine(), b, to, memory, &left);
+  mgd_evict_end(machine(), b, to, memory, &left);
   free_host(left);
   if (mgd_handle_put(b, 1)) delete b;
   note_change();
@@ -271,7 +271,7 @@ bool copy_from_where_it_is(Block& b, std::size_t offset, std::size_t bytes, int 
   std::size_t n = plan.size();
   mgd_handle* handle = &b;
   int device = b.home;
-  if (mgd_acquire_begin(machine(), &handle, 1, room, plan.data(), &n, &device) != MGD_OK) return false;
+  if (mgd_restore_begin(machine(), &handle, 1, room, plan.data(), &n, &device) != MGD_OK) return false;
   const auto copy = [&](int where, const void* source) {
     if (from) *from = where;
     copy_bytes(to, target, where, static_cast<const char*>(source) + offset, bytes);

@@ -27,7 +27,7 @@
 #define EXPECT_INT(actual, expected) expect_int(__FILE__, __LINE__, #actual, (int64_t)(actual), (int64_t)(expected))
 #define EXPECT_TEXT(actual, expected) expect_text(__FILE__, __LINE__, #actual, actual, expected)
 /* Codes are compared by name, which is what a reader wants to see. */
-#define EXPECT_CODE(call, code) expect_text(__FILE__, __LINE__, #call, mgd_error_name(call), mgd_error_name(code))
+#define EXPECT_CODE(call, code) expect_text(__FILE__, __LINE__, #call, mgd_text_error_name(call), mgd_text_error_name(code))
 #define EXPECT_OK(call) EXPECT_CODE(call, MGD_OK)
 
 static inline void expect_int(const char *file, int line, const char *what, int64_t actual, int64_t expected) {

@@ -16,7 +16,7 @@ struct plan {
 /* Victims go by their last use alone, so that tests can say who leaves. */
 static inline struct mgd_machine *new_directory(int accelerators) {
   struct mgd_machine *m = new_machine(accelerators, 100);
-  EXPECT_OK(mgd_evict_policy(m, mgd_victim_lru, NULL));
+  EXPECT_OK(mgd_order_set_policy(m, mgd_policy_lru, NULL));
   return m;
 }
 
@@ -51,7 +51,7 @@ static inline void use_at(struct mgd_handle *h, uint64_t tick) {
 
 static inline void end_spill(struct mgd_machine *m, struct mgd_handle *h, int to, void *memory) {
   void *left = NULL;
-  EXPECT_OK(mgd_spill_end(m, h, to, memory, &left));
+  EXPECT_OK(mgd_evict_end(m, h, to, memory, &left));
   free(left);
   if (mgd_handle_put(h, 1)) { /* the mover's */
     free(h);
@@ -106,7 +106,7 @@ static inline void spill(struct mgd_machine *m, struct mgd_handle *h, int to) {
 
 static inline int acquire(struct mgd_machine *m, struct mgd_handle *const *handles, size_t n, const int64_t *room, struct plan *p, int *device) {
   p->n = PLAN;
-  return mgd_acquire_begin(m, handles, n, room, p->actions, &p->n, device);
+  return mgd_restore_begin(m, handles, n, room, p->actions, &p->n, device);
 }
 
 /* Uses it and plans its restore, which is to be ended. */

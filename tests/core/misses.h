@@ -76,7 +76,7 @@ static inline double core_misses(const struct sequence *q, mgd_victim_fn policy,
   struct seen *s = calloc((size_t)q->storages, sizeof *s);
   int64_t misses = 0, there = 0;
   EXPECT(s);
-  EXPECT_OK(mgd_evict_policy(m, policy, NULL));
+  EXPECT_OK(mgd_order_set_policy(m, policy, NULL));
   for (int64_t t = 0; t < (int64_t)q->uses * q->repeats; t++) {
     struct seen *now = &s[q->of[t % q->uses]];
     bool is_new = now->next == 0;
@@ -96,7 +96,7 @@ static inline double core_misses(const struct sequence *q, mgd_victim_fn policy,
     EXPECT(i_use(&now->h, (uint64_t)t + 1));
     EXPECT(!mgd_handle_unuse(&now->h, me, 1));
     if (rekeys) {
-      mgd_rekey(m, &now->h);
+      mgd_order_rekey(m, &now->h);
     }
   }
   for (int i = 0; i < q->storages; i++) {

@@ -263,7 +263,7 @@ static void buckets(void) {
   struct mgd_machine *m = copying_machine();
   struct mgd_replicas *r = &m->replicas;
   struct mgd_replica *e = r->slots;
-  int32_t *first = &r->buckets[mgd_replica_bucket(r, e[OTHER].source, e[OTHER].device, e[OTHER].extent)];
+  int32_t *first = &r->buckets[mgd_replica_table_bucket(r, e[OTHER].source, e[OTHER].device, e[OTHER].extent)];
   const int32_t older = OLDER, other = OTHER, doomed = DOOMED, unused = UNUSED;
   const uint64_t elsewhere_to_look = 99;
   EXPECT_BROKEN(m, *first, end); /* never found again */

@@ -43,22 +43,22 @@ static void four_policies(void) {
   int asked = 0;
   open_four(m, h);
   EXPECT_INT(order_of(m, h), 4231); /* the largest cost least a byte */
-  EXPECT_OK(mgd_evict_policy(m, mgd_victim_lru, NULL));
+  EXPECT_OK(mgd_order_set_policy(m, mgd_policy_lru, NULL));
   EXPECT_INT(order_of(m, h), 4321);
   use_at(h[3], 11);
   EXPECT_INT(order_of(m, h), 3214);
-  EXPECT_OK(mgd_evict_policy(m, mgd_victim_clean_first, NULL));
+  EXPECT_OK(mgd_order_set_policy(m, mgd_policy_clean_first, NULL));
   EXPECT_INT(order_of(m, h), 3214); /* all are clean */
   write_to(h[1]);
-  EXPECT_OK(mgd_evict_policy(m, mgd_victim_clean_first, NULL)); /* looks again at everybody */
+  EXPECT_OK(mgd_order_set_policy(m, mgd_policy_clean_first, NULL)); /* looks again at everybody */
   EXPECT_INT(order_of(m, h), 3142);
-  EXPECT_OK(mgd_evict_policy(m, largest_first, &asked));
+  EXPECT_OK(mgd_order_set_policy(m, largest_first, &asked));
   EXPECT_INT(asked, 0); /* nobody has to leave yet */
   EXPECT_INT(order_of(m, h), 4231);
   EXPECT_INT(asked, 4);
   EXPECT_INT(order_of(m, h), 4231);
   EXPECT_INT(asked, 8); /* once for each that had come home */
-  EXPECT_OK(mgd_evict_policy(m, NULL, NULL));
+  EXPECT_OK(mgd_order_set_policy(m, NULL, NULL));
   EXPECT_INT(order_of(m, h), 4231);
   for (int i = 0; i < 4; i++) {
     close_handle(m, h[i]);
@@ -71,11 +71,11 @@ static void what_policies_are_told(void) {
   const struct mgd_victim dirty = {.stamp = 3, .bytes = 4, .age = 10.0, .leave_ns = 6.0, .return_ns = 2.0};
   struct mgd_victim clean = dirty, empty = {.age = 1.0, .leave_ns = 5.0};
   clean.clean = true;
-  EXPECT(mgd_victim_lru(NULL, &dirty) == 3.0);
-  EXPECT(mgd_victim_clean_first(NULL, &clean) == 3.0);
-  EXPECT(mgd_victim_clean_first(NULL, &dirty) > 1e15);
-  EXPECT(mgd_victim_greedy_dual(NULL, &dirty) == 12.0);
-  EXPECT(mgd_victim_greedy_dual(NULL, &empty) == 6.0);
+  EXPECT(mgd_policy_lru(NULL, &dirty) == 3.0);
+  EXPECT(mgd_policy_clean_first(NULL, &clean) == 3.0);
+  EXPECT(mgd_policy_clean_first(NULL, &dirty) > 1e15);
+  EXPECT(mgd_policy_greedy_dual(NULL, &dirty) == 12.0);
+  EXPECT(mgd_policy_greedy_dual(NULL, &empty) == 6.0);
 }
 
 /* What stays while others leave ages: who comes later is worth more by what left. */
@@ -120,7 +120,7 @@ static double no_number(void *context, const struct mgd_victim *victim) {
 static void keys_that_are_no_numbers(void) {
   struct mgd_machine *m = new_machine(1, 100);
   struct mgd_handle *h[20];
-  EXPECT_OK(mgd_evict_policy(m, no_number, NULL));
+  EXPECT_OK(mgd_order_set_policy(m, no_number, NULL));
   for (int i = 0; i < 20; i++) {
     h[i] = open_handle(m, 1, 1 + i, (uint64_t)(i * 7 % 20));
   }
@@ -159,7 +159,7 @@ static void who_was_used_meanwhile_stays(void) {
   carry_out(m, &p);
   restore(m, b);
   restore(m, c);
-  EXPECT_OK(mgd_evict_policy(m, used_while_looked_at, &asked));
+  EXPECT_OK(mgd_order_set_policy(m, used_while_looked_at, &asked));
   restless = a;
   a->stamp++;
   asked = 0;
@@ -180,7 +180,7 @@ static void an_eviction_looks_at_few(void) {
   struct mgd_handle *h[1000];
   int asked = 0;
   struct plan p;
-  EXPECT_OK(mgd_evict_policy(m, used_while_looked_at, &asked));
+  EXPECT_OK(mgd_order_set_policy(m, used_while_looked_at, &asked));
   for (int i = 0; i < 1000; i++) {
     h[i] = open_handle(m, 1, 1, (uint64_t)i);
   }

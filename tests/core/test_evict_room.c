@@ -57,10 +57,10 @@ static void the_nearest_that_has_room(void) {
   EXPECT_INT(target(m, h, both), 2); /* nor one that takes twice as long */
   set_link(m, 1, MGD_HOST, 19);
   EXPECT_INT(target(m, h, both), MGD_HOST);
-  EXPECT_OK(mgd_host_limit(m, 7));
+  EXPECT_OK(mgd_host_set_limit(m, 7));
   EXPECT_INT(target(m, h, both), 2); /* a far peer is better than nothing */
   EXPECT_INT(target(m, h, nobody), -1);
-  EXPECT_OK(mgd_host_limit(m, 8));
+  EXPECT_OK(mgd_host_set_limit(m, 8));
   EXPECT_INT(target(m, h, both), MGD_HOST);
   close_handle(m, h);
   mgd_machine_destroy(m);
@@ -85,9 +85,9 @@ static void what_came_from_a_peer_unwritten_goes_to_the_host(void) {
   set_link(m, 1, MGD_HOST, 50);
   set_link(m, 1, 2, 26);
   EXPECT_INT(round_trip(m, h, room, MGD_DO_SPILL), 2); /* it never left before */
-  EXPECT_OK(mgd_host_limit(m, 7));
+  EXPECT_OK(mgd_host_set_limit(m, 7));
   EXPECT_INT(round_trip(m, h, room, MGD_DO_SPILL), 2); /* the host has no room */
-  EXPECT_OK(mgd_host_limit(m, 8));
+  EXPECT_OK(mgd_host_set_limit(m, 8));
   set_link(m, 1, 2, 25);
   EXPECT_INT(round_trip(m, h, room, MGD_DO_SPILL), 2); /* there and back again is no further */
   set_link(m, 1, 2, 26);
@@ -135,7 +135,7 @@ static void a_peer_that_needed_its_room_is_left_alone(void) {
   set_link(m, 1, 2, 10);
   EXPECT_INT(target(m, h, room), 2); /* as near as the host: a guess that fails costs little */
   set_link(m, 1, 2, 15);
-  EXPECT_OK(mgd_host_limit(m, 7));
+  EXPECT_OK(mgd_host_set_limit(m, 7));
   EXPECT_INT(target(m, h, room), 2); /* better than nothing */
   close_handle(m, h);
   mgd_machine_destroy(m);
@@ -149,7 +149,7 @@ static void room_of_peers_is_spent(void) {
   for (int i = 0; i < 4; i++) {
     h[i] = open_handle(m, 1, 8, (uint64_t)i);
   }
-  EXPECT_OK(mgd_host_limit(m, 8));
+  EXPECT_OK(mgd_host_set_limit(m, 8));
   EXPECT_OK(plan_eviction(m, 1, 100, room, &p));
   EXPECT_INT(p.n, 3);
   EXPECT_ACTION(p.actions[0], MGD_DO_SPILL, 1, 2, 8, h[0]);
@@ -218,7 +218,7 @@ static void spares_go_oldest_first_and_only_if_that_is_enough(void) {
   struct mgd_handle *a = open_with_spare(m, 2, 8), *b = open_with_spare(m, 2, 16), *c = open_with_spare(m, 2, 32);
   struct mgd_handle *h = open_handle(m, 1, 20, 0), *large = open_handle(m, 1, 61, 1);
   struct plan p;
-  EXPECT_OK(mgd_host_limit(m, 60));
+  EXPECT_OK(mgd_host_set_limit(m, 60));
   EXPECT_INT(host_used(m), 56);
   EXPECT(i_use(h, 0));
   EXPECT_CODE(evict_code(m, 1, 1, 1), MGD_E_ABSENT); /* one is in use, one too large: nobody's spare goes for that */
@@ -234,7 +234,7 @@ static void spares_go_oldest_first_and_only_if_that_is_enough(void) {
   EXPECT_INT(host_used(m), 52);
   carry_out(m, &p);
   EXPECT(!a->memory && !b->memory && c->memory);
-  EXPECT_OK(mgd_host_limit(m, INT64_MAX));
+  EXPECT_OK(mgd_host_set_limit(m, INT64_MAX));
   EXPECT_OK(plan_eviction(m, 2, 8, NULL, &p));
   EXPECT_ACTION(p.actions[0], MGD_DO_SPILL, 2, MGD_HOST, 8, a); /* its copy is gone */
   carry_out(m, &p);
@@ -256,7 +256,7 @@ static void spares_go_piece_by_piece(void) {
     EXPECT_OK(mgd_handle_pin(m, spare[i], MGD_PIN_ASKED, true)); /* spares of those that cannot leave themselves */
   }
   EXPECT_OK(mgd_handle_pin(m, h, MGD_PIN_ASKED, false));
-  EXPECT_OK(mgd_host_limit(m, 32));
+  EXPECT_OK(mgd_host_set_limit(m, 32));
   for (int i = 0; i < 4; i++) {
     EXPECT(mgd_handle_is_home(h));
     struct plan p = {.n = 2};
@@ -282,9 +282,9 @@ static void a_spare_goes_while_its_owner_is_asked(void) {
   used->stamp = 1;
   h->stamp = 2;
   next->stamp = 3;
-  EXPECT_OK(mgd_evict_policy(m, mgd_victim_lru, NULL)); /* sees the new stamps */
+  EXPECT_OK(mgd_order_set_policy(m, mgd_policy_lru, NULL)); /* sees the new stamps */
   EXPECT(i_use(used, 1));
-  EXPECT_OK(mgd_host_limit(m, 36));
+  EXPECT_OK(mgd_host_set_limit(m, 36));
   EXPECT_OK(plan_eviction(m, 1, 100, NULL, &p));
   EXPECT_INT(p.n, 3);
   EXPECT_ACTION(p.actions[0], MGD_DO_FORGET, MGD_HOST, -1, 8, NULL);
@@ -296,7 +296,7 @@ static void a_spare_goes_while_its_owner_is_asked(void) {
   restore(m, h);
   next->stamp = 9;
   write_to(h);
-  EXPECT_OK(mgd_host_limit(m, 20)); /* h's copy is there, next's goes */
+  EXPECT_OK(mgd_host_set_limit(m, 20)); /* h's copy is there, next's goes */
   use_at(used, 1);
   EXPECT_OK(plan_eviction(m, 1, 8, NULL, &p));
   EXPECT_INT(p.n, 3);
@@ -412,11 +412,11 @@ static void busy_while_others_use_or_move(void) {
   EXPECT(i_use(h, 0) && i_use(h, 0) && i_use(pinned, 0) && !i_use(guest, 0));
   EXPECT_CODE(evict_code(m, 1, 1, 2), MGD_E_BUSY);
   EXPECT_CODE(evict_code(m, 1, 1, 3), MGD_E_ABSENT); /* the guest is at home elsewhere */
-  EXPECT_CODE(mgd_others_use(m, 1, 2), MGD_E_BUSY);
-  EXPECT_OK(mgd_others_use(m, 1, 3));
-  EXPECT_CODE(mgd_others_use(m, 2, 0), MGD_E_BUSY); /* it is about to come home */
-  EXPECT_OK(mgd_others_use(m, 2, 1));
-  EXPECT_CODE(mgd_others_use(m, 3, 0), MGD_E_NO_DEVICE);
+  EXPECT_CODE(mgd_user_others(m, 1, 2), MGD_E_BUSY);
+  EXPECT_OK(mgd_user_others(m, 1, 3));
+  EXPECT_CODE(mgd_user_others(m, 2, 0), MGD_E_BUSY); /* it is about to come home */
+  EXPECT_OK(mgd_user_others(m, 2, 1));
+  EXPECT_CODE(mgd_user_others(m, 3, 0), MGD_E_NO_DEVICE);
   put_back(h, 2);
   put_back(guest, 1);
   EXPECT_OK(plan_eviction(m, 1, 100, NULL, &p));

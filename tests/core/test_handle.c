@@ -33,7 +33,7 @@ static void storages_that_cannot_be(void) {
   EXPECT_CODE(mgd_handle_open(m, &h, -1, 1), MGD_E_NO_DEVICE);
   EXPECT_INT(h.in_use, 0);
   EXPECT_CODE(mgd_residency_read(m, 2, &u), MGD_E_NO_DEVICE);
-  EXPECT_CODE(mgd_host_limit(m, -1), MGD_E_INVALID);
+  EXPECT_CODE(mgd_host_set_limit(m, -1), MGD_E_INVALID);
   mgd_machine_destroy(m);
 }
 
@@ -117,7 +117,7 @@ static void closing_on_the_way_out(int to, bool has_spare) {
   EXPECT_INT(host_used(m), 8); /* promised */
   close_moving(m, h);
   EXPECT_INT(host_used(m), 8);
-  EXPECT_OK(mgd_spill_end(m, h, to, memory, &left));
+  EXPECT_OK(mgd_evict_end(m, h, to, memory, &left));
   EXPECT(left == expected);
   EXPECT(!h->memory);
   free(left);
@@ -136,7 +136,7 @@ static void closing_on_the_way_home(int from, bool done, int64_t limit) {
   begin_restore(m, h);
   EXPECT_INT(residency_of(m, 2).guests, from == 2 ? 8 : 0);
   close_moving(m, h);
-  EXPECT_OK(mgd_host_limit(m, limit));
+  EXPECT_OK(mgd_host_set_limit(m, limit));
   EXPECT_OK(mgd_restore_end(m, h, done, &left));
   EXPECT((left != NULL) == (from == MGD_HOST));
   free(left);
@@ -275,8 +275,8 @@ static void a_child_forgets_uses(void) {
   EXPECT(!i_use(away, 1));
   EXPECT_OK(plan_eviction(m, 2, 4, NULL, &p));
   mgd_handle_forget_uses(m, me);
-  EXPECT_OK(mgd_others_use(m, 1, 0));
-  EXPECT_CODE(mgd_others_use(m, 2, 0), MGD_E_BUSY); /* what is carried away */
+  EXPECT_OK(mgd_user_others(m, 1, 0));
+  EXPECT_CODE(mgd_user_others(m, 2, 0), MGD_E_BUSY); /* what is carried away */
   EXPECT_INT(here->in_use, MGD_ALIVE);
   EXPECT_INT(away->in_use, MGD_ALIVE);
   EXPECT_INT(moved->in_use, MGD_ALIVE + 1);

@@ -46,7 +46,7 @@ static void who_is_home_needs_nothing(void) {
   EXPECT_INT(p.n, 0);
   EXPECT_INT(device, -7);
   p.n = 1 + MGD_MAX_DEVICES;
-  EXPECT_CODE(mgd_acquire_begin(m, h, 2, room, p.actions, &p.n, &device), MGD_E_INVALID);
+  EXPECT_CODE(mgd_restore_begin(m, h, 2, room, p.actions, &p.n, &device), MGD_E_INVALID);
   close_handle(m, h[0]);
   close_handle(m, h[1]);
   mgd_machine_destroy(m);
@@ -236,7 +236,7 @@ static void sizes_that_cannot_be_added(void) {
   struct mgd_machine *m = new_directory(1);
   struct mgd_handle *a = open_spilled(m, 1, INT64_MAX / 2, MGD_HOST), *b = open_spilled(m, 1, INT64_MAX / 2, MGD_HOST);
   struct mgd_handle *c = open_handle(m, 1, 1, 0);
-  EXPECT_OK(mgd_host_limit(m, INT64_MAX));
+  EXPECT_OK(mgd_host_set_limit(m, INT64_MAX));
   spill(m, c, MGD_HOST);
   struct mgd_handle *x = open_handle(m, 1, INT64_MAX, 0), *y = open_handle(m, 1, INT64_MAX, 0), *const all[] = {a, b, c};
   int64_t room[MGD_MAX_DEVICES] = {0, INT64_MIN};

@@ -67,20 +67,20 @@ static void moves_end_once_and_where_they_can(void) {
   struct plan p;
   char block[2];
   void *left = block;
-  EXPECT_CODE(mgd_spill_end(m, h, MGD_HOST, block, &left), MGD_E_INVALID);
+  EXPECT_CODE(mgd_evict_end(m, h, MGD_HOST, block, &left), MGD_E_INVALID);
   EXPECT_CODE(mgd_restore_end(m, h, true, &left), MGD_E_INVALID);
   EXPECT_OK(plan_eviction(m, 1, 1, NULL, &p));
-  EXPECT_CODE(mgd_spill_end(m, h, 1, NULL, &left), MGD_E_INVALID);
-  EXPECT_CODE(mgd_spill_end(m, h, 3, NULL, &left), MGD_E_INVALID);
-  EXPECT_CODE(mgd_spill_end(m, h, 2, block, &left), MGD_E_INVALID);
-  EXPECT_CODE(mgd_spill_end(m, h, MGD_HOST, NULL, &left), MGD_E_INVALID);
+  EXPECT_CODE(mgd_evict_end(m, h, 1, NULL, &left), MGD_E_INVALID);
+  EXPECT_CODE(mgd_evict_end(m, h, 3, NULL, &left), MGD_E_INVALID);
+  EXPECT_CODE(mgd_evict_end(m, h, 2, block, &left), MGD_E_INVALID);
+  EXPECT_CODE(mgd_evict_end(m, h, MGD_HOST, NULL, &left), MGD_E_INVALID);
   EXPECT_CODE(mgd_restore_end(m, h, true, &left), MGD_E_INVALID);
   EXPECT(left == block);
   end_spill(m, h, MGD_HOST, malloc(1));
-  EXPECT_CODE(mgd_spill_end(m, h, MGD_HOST, h->memory, &left), MGD_E_INVALID);
+  EXPECT_CODE(mgd_evict_end(m, h, MGD_HOST, h->memory, &left), MGD_E_INVALID);
   restore(m, h);
   EXPECT_OK(plan_eviction(m, 1, 1, NULL, &p));
-  EXPECT_CODE(mgd_spill_end(m, h, MGD_HOST, block, &left), MGD_E_INVALID); /* the plan named another */
+  EXPECT_CODE(mgd_evict_end(m, h, MGD_HOST, block, &left), MGD_E_INVALID); /* the plan named another */
   end_spill(m, h, 2, NULL); /* elsewhere than planned: the copy is given back */
   EXPECT_INT(host_used(m), 0);
   EXPECT_INT(residency_of(m, 2).guests, 8);
@@ -95,7 +95,7 @@ static void the_host_serves_for_a_peer(void) {
   struct mgd_handle *h = open_handle(m, 1, 8, 0);
   const int64_t room[MGD_MAX_DEVICES] = {[2] = 8};
   struct plan p;
-  EXPECT_OK(mgd_host_limit(m, 0));
+  EXPECT_OK(mgd_host_set_limit(m, 0));
   EXPECT_OK(plan_eviction(m, 1, 1, room, &p));
   EXPECT_INT(p.actions[0].to, 2);
   EXPECT_INT(host_used(m), 0);
@@ -184,13 +184,13 @@ static void copies_stay_while_the_host_has_room(void) {
   EXPECT_INT(limit, INT64_MAX);
   EXPECT_OK(plan_eviction(m, 1, 24, NULL, &p));
   carry_out(m, &p);
-  EXPECT_OK(mgd_host_limit(m, 23)); /* lower than what is there */
+  EXPECT_OK(mgd_host_set_limit(m, 23)); /* lower than what is there */
   restore(m, a);
   EXPECT(!a->memory);
   EXPECT_INT(host_used(m), 16);
   restore(m, b);
   EXPECT(b->memory); /* 16 of 23 */
-  EXPECT_OK(mgd_host_limit(m, 8));
+  EXPECT_OK(mgd_host_set_limit(m, 8));
   EXPECT(b->memory); /* until somebody else needs the room */
   EXPECT_OK(plan_eviction(m, 1, 8, NULL, &p));
   EXPECT_INT(p.n, 2);
@@ -198,7 +198,7 @@ static void copies_stay_while_the_host_has_room(void) {
   EXPECT_ACTION(p.actions[1], MGD_DO_SPILL, 1, MGD_HOST, 8, a);
   carry_out(m, &p);
   EXPECT_CODE(plan_eviction(m, 1, 8, NULL, &p), MGD_E_ABSENT); /* no room for b anywhere */
-  EXPECT_OK(mgd_host_limit(m, 24));
+  EXPECT_OK(mgd_host_set_limit(m, 24));
   spill(m, b, MGD_HOST);
   EXPECT_OK(mgd_host_usage(m, &used, &limit, &peak));
   EXPECT_INT(used, 24);

@@ -141,7 +141,7 @@ static struct block *take_ref(int slot) {
 
 static void end_spill(struct block *b, int to, void *memory) {
   void *left = NULL;
-  EXPECT_OK(mgd_spill_end(m, &b->h, to, memory, &left));
+  EXPECT_OK(mgd_evict_end(m, &b->h, to, memory, &left));
   free(left);
   delete_if(mgd_handle_put(&b->h, 1), b);
   note_change();
@@ -273,7 +273,7 @@ static void begin(struct operation *o) {
       handles[i] = &o->operands[i]->h;
     }
     read_room(room);
-    int code = mgd_acquire_begin(m, handles, o->n, room, actions, &n, &device);
+    int code = mgd_restore_begin(m, handles, o->n, room, actions, &n, &device);
     EXPECT(code == MGD_OK || code == MGD_E_WAIT || code == MGD_E_BUSY || code == MGD_E_NO_ROOM);
     home = code == MGD_OK && n == 0;
     if (code == MGD_OK && bring_all(o, actions, n)) {
@@ -441,7 +441,7 @@ int main(int argc, char **argv) {
   pthread_t thread[THREADS];
   printf("test_handle_threads: seed %" PRIu64 ", %" PRId64 " rounds in each of %d threads", seed, rounds, THREADS - 1);
   m = new_machine(DEVICES - 1, CAPACITY);
-  EXPECT_OK(mgd_host_limit(m, HOST_LIMIT));
+  EXPECT_OK(mgd_host_set_limit(m, HOST_LIMIT));
   for (int i = 0; i < SLOTS; i++) {
     EXPECT_INT(pthread_mutex_init(&slots[i].lock, NULL), 0);
   }

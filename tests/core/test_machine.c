@@ -42,9 +42,9 @@ static void no_machine_is_destroyed_without_harm(void) { mgd_machine_destroy(NUL
 static void a_child_of_fork_finds_it_free(void) {
   struct mgd_machine *m = NULL;
   EXPECT_OK(mgd_machine_create(NULL, &m));
-  mgd_machine_before_fork(m);
+  mgd_state_before_fork(m);
   pid_t child = fork();
-  mgd_machine_after_fork(m);
+  mgd_state_after_fork(m);
   bool whole = mgd_check(m) == MGD_OK && mgd_device_count(m) == 1;
   if (child == 0) {
     mgd_machine_destroy(m); /* memcheck looks at the child as well */

@@ -16,7 +16,7 @@ static void a_policy_that_sees_ahead_loses_nothing(uint64_t seed) {
     q.fit = fits[i];
     double least = furthest(&q), told = core_misses(&q, by_foresight, true), untold = core_misses(&q, by_foresight, false);
     printf("  %d of 200 fit: misses %.1f, told what changed %.1f, not told %.1f, least recently used %.1f\n", q.fit, least, told, untold,
-           core_misses(&q, mgd_victim_lru, false));
+           core_misses(&q, mgd_policy_lru, false));
     EXPECT(told > 0.999 * least && told <= 1.05 * least);
     EXPECT(fits[i] > 150 || untold > 1.2 * least); /* so that this shows something */
   }
@@ -42,27 +42,27 @@ static const struct mgd_handle *first_of(struct mgd_machine *m) {
 static void keys_change_when_a_policy_says_so(void) {
   struct mgd_machine *m = new_machine(1, 100);
   struct mgd_handle *h[3];
-  EXPECT_OK(mgd_evict_policy(m, as_wished, NULL));
+  EXPECT_OK(mgd_order_set_policy(m, as_wished, NULL));
   for (int i = 0; i < 3; i++) {
     wish[i] = i;
     h[i] = open_handle(m, 1, i + 1, 1);
-    mgd_rekey(m, h[i]);
+    mgd_order_rekey(m, h[i]);
   }
   EXPECT(first_of(m) == h[0]);
   wish[2] = -1.0;
   EXPECT(first_of(m) == h[0]);
-  mgd_rekey(m, h[2]);
+  mgd_order_rekey(m, h[2]);
   EXPECT(first_of(m) == h[2]);
   wish[2] = 9.0;
   wish[0] = 8.0;
-  mgd_rekey(m, h[2]);
-  mgd_rekey(m, h[0]);
+  mgd_order_rekey(m, h[2]);
+  mgd_order_rekey(m, h[0]);
   EXPECT(first_of(m) == h[1]);
   EXPECT_OK(mgd_handle_pin(m, h[1], MGD_PIN_ASKED, true));
-  mgd_rekey(m, h[1]);
+  mgd_order_rekey(m, h[1]);
   EXPECT(first_of(m) == h[0]);
   spill(m, h[2], MGD_HOST);
-  mgd_rekey(m, h[2]);
+  mgd_order_rekey(m, h[2]);
   for (int i = 0; i < 3; i++) {
     close_handle(m, h[i]);
   }
@@ -75,11 +75,11 @@ static int asked;
 
 static double counted(void *unused, const struct mgd_victim *victim) {
   asked++;
-  return mgd_victim_lru(unused, victim);
+  return mgd_policy_lru(unused, victim);
 }
 
 static void open_many(struct mgd_machine *m, struct mgd_handle *h[MANY]) {
-  EXPECT_OK(mgd_evict_policy(m, counted, NULL));
+  EXPECT_OK(mgd_order_set_policy(m, counted, NULL));
   for (int i = 0; i < MANY; i++) {
     asked = 0;
     h[i] = open_handle(m, 1, 1, (uint64_t)i);

@@ -17,7 +17,7 @@ static void expect_object(struct mgd_machine *m, struct mgd_object_request r, in
   enum mgd_reason reason = MGD_WHY_NONE;
   EXPECT_OK(mgd_place_object(m, &r, &got, &reason));
   EXPECT_INT(got, device);
-  EXPECT_TEXT(mgd_reason_text((int)reason), mgd_reason_text((int)why));
+  EXPECT_TEXT(mgd_text_reason((int)reason), mgd_text_reason((int)why));
 }
 
 /* Three devices of 1000 bytes with 400, 700 and 500 free. */
@@ -186,8 +186,8 @@ static void expect_operands(int line, struct mgd_machine *m, const struct mgd_op
   enum mgd_reason reason = MGD_WHY_NONE;
   int code = mgd_place_operands(m, operands, n, &got, &other, &reason);
   if (code != MGD_OK || got != device || reason != why || other != 77) {
-    fprintf(stderr, "test_place.c:%d: %s, device %d (expected %d) because %s (expected %s)\n", line, mgd_error_name(code), got, device,
-            mgd_reason_text((int)reason), mgd_reason_text((int)why));
+    fprintf(stderr, "test_place.c:%d: %s, device %d (expected %d) because %s (expected %s)\n", line, mgd_text_error_name(code), got, device,
+            mgd_text_reason((int)reason), mgd_text_reason((int)why));
     exit(1);
   }
 }

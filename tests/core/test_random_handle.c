@@ -191,7 +191,7 @@ static void step_evict(struct model *x) {
   int expected = e.n ? MGD_OK : others ? MGD_E_BUSY
                                        : MGD_E_ABSENT;
   if (e.n == 0) {
-    EXPECT_CODE(mgd_others_use(x->m, d, mine), others ? MGD_E_BUSY : MGD_OK);
+    EXPECT_CODE(mgd_user_others(x->m, d, mine), others ? MGD_E_BUSY : MGD_OK);
   }
   EXPECT_CODE(mgd_evict_begin(x->m, d, bytes, peers ? room : NULL, mine, actions, &n), expected);
   expect_plan(x, &e, actions, n);
@@ -262,7 +262,7 @@ static void step_acquire(struct model *x) {
     room[i] = roll(x, 90) - 10;
   }
   int expected = expect_acquire(x, asked, room, missing, &where);
-  EXPECT_CODE(mgd_acquire_begin(x->m, h, n, room, actions, &made, &device), expected);
+  EXPECT_CODE(mgd_restore_begin(x->m, h, n, room, actions, &made, &device), expected);
   EXPECT_INT(device, where);
   EXPECT_INT(made <= 5 + DEVICES, expected == MGD_OK);
   if (expected == MGD_OK) {
@@ -290,7 +290,7 @@ static void end_spill(struct model *x, struct storage *s) {
                                                   : ++x->copies,
             expected = 0;
   void *left = x;
-  EXPECT_OK(mgd_spill_end(x->m, &s->h, to, (void *)memory, &left));
+  EXPECT_OK(mgd_evict_end(x->m, &s->h, to, (void *)memory, &left));
   s->promised = false;
   if (!done) {
     s->state = from < 0 ? MGD_RESIDENT : MGD_SPILLED;
@@ -346,7 +346,7 @@ static void step_end(struct model *x) {
     return;
   }
   if (s->state != MGD_SPILLING) {
-    EXPECT_CODE(mgd_spill_end(x->m, &s->h, -1, NULL, &left), MGD_E_INVALID);
+    EXPECT_CODE(mgd_evict_end(x->m, &s->h, -1, NULL, &left), MGD_E_INVALID);
   }
   if (s->state != MGD_RESTORING) {
     EXPECT_CODE(mgd_restore_end(x->m, &s->h, true, &left), MGD_E_INVALID);
@@ -362,12 +362,12 @@ static void step_end(struct model *x) {
 static void step_settings(struct model *x) {
   set_link(x, (int)roll(x, DEVICES), (int)roll(x, DEVICES), roll(x, 4));
   x->limit = roll(x, 8) ? roll(x, 120) : INT64_MAX / 2;
-  EXPECT_OK(mgd_host_limit(x->m, x->limit));
+  EXPECT_OK(mgd_host_set_limit(x->m, x->limit));
   x->draining = roll(x, 3) == 0;
   x->veto = roll(x, 3) == 0;
   EXPECT_OK(mgd_evict_veto(x->m, x->veto ? may_leave : NULL));
   x->largest_first = roll(x, 2);
-  EXPECT_OK(mgd_evict_policy(x->m, x->largest_first ? largest : mgd_victim_lru, NULL));
+  EXPECT_OK(mgd_order_set_policy(x->m, x->largest_first ? largest : mgd_policy_lru, NULL));
 }
 
 static void step(struct model *x) {

@@ -57,7 +57,7 @@ static void place_some(struct worker *w, int64_t now) {
   EXPECT_OK(mgd_place_object(w->m, &r, &device, &why));
   EXPECT_OK(mgd_place_operands(w->m, o, 2, &device, &other, &why));
   EXPECT(device == 1 || device == 2);
-  EXPECT_OK(mgd_place_layers(w->m, layers, NULL, 3, room, 2, plan));
+  EXPECT_OK(mgd_place_plan_layers(w->m, layers, NULL, 3, room, 2, plan));
 }
 
 static void record_some(struct worker *w, int64_t now) {

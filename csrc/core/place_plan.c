@@ -1,4 +1,5 @@
-/* place_layers.c: contiguous layers over devices, exactly.
+/* place_plan.c: many objects over devices at once: contiguous layers, exactly, or
+ * objects one by one.
  *
  * Layers keep their order and devices theirs: each device takes one run of
  * layers, maybe none. The best plan has, in this order: the least level to which
@@ -63,7 +64,7 @@ static size_t reach(const struct problem *p, size_t k, int64_t cap) {
 
 /* Whether all layers fit if no load rises beyond the level. Taking as much as possible on each
  * device in turn never makes it harder for the next. Leaves the caps at the level. */
-static bool fits(struct problem *p, wide level) {
+static bool fits_under(struct problem *p, wide level) {
   size_t k = 0;
   for (size_t j = 0; j < p->devices; j++) {
     wide cap = p->weight[j] * level / FASTEST - p->shares[j].load;
@@ -80,14 +81,14 @@ static int find_caps(struct problem *p) {
     wide full = ((wide)p->shares[j].load + p->shares[j].room) * FASTEST / p->weight[j] + 1;
     high = full > high ? full : high;
   }
-  if (!fits(p, high)) {
+  if (!fits_under(p, high)) {
     return MGD_E_NO_ROOM;
   }
   while (high - low > 1) {
     wide middle = low + (high - low) / 2;
-    *(fits(p, middle) ? &high : &low) = middle;
+    *(fits_under(p, middle) ? &high : &low) = middle;
   }
-  (void)fits(p, high);
+  (void)fits_under(p, high);
   return MGD_OK;
 }
 
@@ -264,7 +265,7 @@ static void weigh(struct problem *p) {
   }
 }
 
-int mgd_place_layers(struct mgd_machine *m, const int64_t *bytes, const int64_t *border, size_t n, const struct mgd_share *shares, size_t devices, int *out) {
+int mgd_place_plan_layers(struct mgd_machine *m, const int64_t *bytes, const int64_t *border, size_t n, const struct mgd_share *shares, size_t devices, int *out) {
   int code = validate(bytes, border, n, shares, devices);
   if (code != MGD_OK) {
     return code;
@@ -302,7 +303,7 @@ static int spread(const int64_t *bytes, size_t n, const struct mgd_share *shares
   return MGD_OK;
 }
 
-int mgd_place_spread(const int64_t *bytes, size_t n, const struct mgd_share *shares, size_t devices, int *out) {
+int mgd_place_plan_spread(const int64_t *bytes, size_t n, const struct mgd_share *shares, size_t devices, int *out) {
   int code = validate(bytes, NULL, n, shares, devices);
   code = code == MGD_OK ? spread(bytes, n, shares, devices, NULL) : code;
   return code == MGD_OK ? spread(bytes, n, shares, devices, out) : code;

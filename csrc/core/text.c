@@ -1,4 +1,4 @@
-/* error.c: names and texts of codes, reasons and events.
+/* text.c: names and texts of codes, reasons and events.
  *
  * Only tables made from the lists in types.h. No function here fails: a number
  * that stands for nothing has the name "UNKNOWN", so that a message can always
@@ -39,10 +39,10 @@ static const char *by_code(const char *const *table, size_t count, int code, con
 
 static const char *by_number(const char *const *table, size_t count, int number) { return number >= 0 && number < (int)count ? table[number] : "UNKNOWN"; }
 
-const char *mgd_error_name(int code) { return by_code(error_names, COUNT(error_names), code, "UNKNOWN"); }
+const char *mgd_text_error_name(int code) { return by_code(error_names, COUNT(error_names), code, "UNKNOWN"); }
 
-const char *mgd_error_text(int code) { return by_code(error_texts, COUNT(error_texts), code, "an unknown error code: this is a bug"); }
+const char *mgd_text_error(int code) { return by_code(error_texts, COUNT(error_texts), code, "an unknown error code: this is a bug"); }
 
-const char *mgd_reason_text(int reason) { return by_number(reason_texts, COUNT(reason_texts), reason); }
+const char *mgd_text_reason(int reason) { return by_number(reason_texts, COUNT(reason_texts), reason); }
 
-const char *mgd_event_name(int kind) { return by_number(event_names, COUNT(event_names), kind); }
+const char *mgd_text_event(int kind) { return by_number(event_names, COUNT(event_names), kind); }

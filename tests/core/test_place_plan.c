@@ -1,6 +1,6 @@
 /* Layers over devices: exact against a brute-force optimum, fast on large cases.
  *
- * Usage: test_place_layers [seed] [steps]; steps / 20 random cases are tried.
+ * Usage: test_place_plan [seed] [steps]; steps / 20 random cases are tried.
  */
 #include <math.h>
 #include <time.h>
@@ -96,7 +96,7 @@ static int solve(struct mgd_machine *m, const struct question *q, int *plan) {
   for (size_t j = 0; j < q->devices; j++) {
     shares[j] = (struct mgd_share){q->room[j], q->load[j], speed_of(q, j)};
   }
-  return mgd_place_layers(m, q->bytes, q->has_border ? q->border : NULL, q->n, shares, q->devices, plan);
+  return mgd_place_plan_layers(m, q->bytes, q->has_border ? q->border : NULL, q->n, shares, q->devices, plan);
 }
 
 static void expect_best(struct mgd_machine *m, const struct question *q, uint64_t seed) {
@@ -119,7 +119,7 @@ static void expect_best(struct mgd_machine *m, const struct question *q, uint64_
   if (!right) {
     fprintf(stderr,
             "seed %" PRIu64 ": %s, %zu layers over %zu devices; got level %g border %" PRId64 " used %d squares %g, best %g %" PRId64 " %d %g\n", seed,
-            mgd_error_name(code), q->n, q->devices, (double)got.level, got.border, got.used, got.squares, (double)best.level, best.border, best.used, best.squares);
+            mgd_text_error_name(code), q->n, q->devices, (double)got.level, got.border, got.used, got.squares, (double)best.level, best.border, best.used, best.squares);
     exit(1);
   }
 }
@@ -217,17 +217,17 @@ static void impossible_and_meaningless_questions_are_refused(void) {
   const struct mgd_share room[] = {{10, 0, 1.0}, {5, 0, 1.0}};
   const struct mgd_share bad[][1] = {{{-1, 0, 1.0}}, {{10, -1, 1.0}}, {{10, 0, 0.0}}, {{10, 0, -1.0}}, {{10, 0, (double)NAN}}, {{10, 0, (double)INFINITY}}};
   int out[2] = {77, 77};
-  EXPECT_CODE(mgd_place_layers(m, bytes, NULL, 2, room, 2, out), MGD_E_NO_ROOM);
-  EXPECT_CODE(mgd_place_layers(m, negative, NULL, 2, room, 2, out), MGD_E_INVALID);
-  EXPECT_CODE(mgd_place_layers(m, bytes, &negative[1], 2, room, 2, out), MGD_E_INVALID);
+  EXPECT_CODE(mgd_place_plan_layers(m, bytes, NULL, 2, room, 2, out), MGD_E_NO_ROOM);
+  EXPECT_CODE(mgd_place_plan_layers(m, negative, NULL, 2, room, 2, out), MGD_E_INVALID);
+  EXPECT_CODE(mgd_place_plan_layers(m, bytes, &negative[1], 2, room, 2, out), MGD_E_INVALID);
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-    EXPECT_CODE(mgd_place_layers(m, bytes, NULL, 1, bad[i], 1, out), MGD_E_INVALID);
-    EXPECT_CODE(mgd_place_spread(bytes, 1, bad[i], 1, out), MGD_E_INVALID);
+    EXPECT_CODE(mgd_place_plan_layers(m, bytes, NULL, 1, bad[i], 1, out), MGD_E_INVALID);
+    EXPECT_CODE(mgd_place_plan_spread(bytes, 1, bad[i], 1, out), MGD_E_INVALID);
   }
-  EXPECT_CODE(mgd_place_layers(m, bytes, NULL, 2, room, 0, out), MGD_E_INVALID);
-  EXPECT_CODE(mgd_place_layers(m, bytes, NULL, 2, room, MGD_MAX_DEVICES + 1, out), MGD_E_INVALID);
-  EXPECT_CODE(mgd_place_layers(m, bytes, NULL, UINT32_MAX, room, 2, out), MGD_E_INVALID);
-  EXPECT_CODE(mgd_place_layers(m, large, NULL, 2, room, 2, out), MGD_E_OVERFLOW);
+  EXPECT_CODE(mgd_place_plan_layers(m, bytes, NULL, 2, room, 0, out), MGD_E_INVALID);
+  EXPECT_CODE(mgd_place_plan_layers(m, bytes, NULL, 2, room, MGD_MAX_DEVICES + 1, out), MGD_E_INVALID);
+  EXPECT_CODE(mgd_place_plan_layers(m, bytes, NULL, UINT32_MAX, room, 2, out), MGD_E_INVALID);
+  EXPECT_CODE(mgd_place_plan_layers(m, large, NULL, 2, room, 2, out), MGD_E_OVERFLOW);
   EXPECT_INT(out[0], 77);
   EXPECT_INT(out[1], 77);
   mgd_machine_destroy(m);
@@ -241,7 +241,7 @@ static void each_allocation_may_fail(void) {
     const struct mgd_config config = {.fail_allocation = n};
     int out[2] = {77, 77};
     EXPECT_OK(mgd_machine_create(&config, &m));
-    EXPECT_CODE(mgd_place_layers(m, bytes, NULL, 2, room, 2, out), n < 10 ? MGD_E_NOMEM : MGD_OK);
+    EXPECT_CODE(mgd_place_plan_layers(m, bytes, NULL, 2, room, 2, out), n < 10 ? MGD_E_NOMEM : MGD_OK);
     EXPECT_INT(out[0], n < 10 ? 77 : 0);
     EXPECT_INT(out[1], n < 10 ? 77 : 1);
     mgd_machine_destroy(m);
@@ -268,7 +268,7 @@ static void large_case(const char *what, size_t devices, int64_t first, bool bor
     room[j] = (struct mgd_share){total, 0, 1.0};
   }
   clock_t begin = clock();
-  EXPECT_OK(mgd_place_layers(m, bytes, borders ? border : NULL, LAYERS, room, devices, plan));
+  EXPECT_OK(mgd_place_plan_layers(m, bytes, borders ? border : NULL, LAYERS, room, devices, plan));
   double ms = 1e3 * (double)(clock() - begin) / CLOCKS_PER_SEC;
   for (size_t i = 0; i < LAYERS; i++) {
     load[plan[i]] += bytes[i];
@@ -288,19 +288,19 @@ static void each_alone_goes_where_least_is_in_use(void) {
   const int64_t bytes[] = {5, 5, 5, 1}, negative[] = {-1, 1};
   const struct mgd_share even[] = {{10, 0, 1.0}, {10, 0, 1.0}}, uneven[] = {{4, 0, 1.0}, {12, 0, 1.0}}, scarce[] = {{6, 0, 1.0}, {9, 0, 1.0}};
   const struct mgd_share large[] = {{10, 0, 1.0}, {90, 0, 1.0}}, busy[] = {{90, 6, 1.0}, {90, 0, 1.0}}, fast[] = {{90, 0, 1.0}, {90, 0, 2.5}};
-  EXPECT_OK(mgd_place_spread(bytes, 4, even, 2, out)); /* ties: the first */
+  EXPECT_OK(mgd_place_plan_spread(bytes, 4, even, 2, out)); /* ties: the first */
   EXPECT(out[0] == 0 && out[1] == 1 && out[2] == 0 && out[3] == 1);
-  EXPECT_OK(mgd_place_spread(bytes, 4, large, 2, out)); /* room is a limit and no measure */
+  EXPECT_OK(mgd_place_plan_spread(bytes, 4, large, 2, out)); /* room is a limit and no measure */
   EXPECT(out[0] == 0 && out[1] == 1 && out[2] == 0 && out[3] == 1);
-  EXPECT_OK(mgd_place_spread(bytes, 4, busy, 2, out));
+  EXPECT_OK(mgd_place_plan_spread(bytes, 4, busy, 2, out));
   EXPECT(out[0] == 1 && out[1] == 1 && out[2] == 0 && out[3] == 1);
-  EXPECT_OK(mgd_place_spread(bytes, 4, fast, 2, out));
+  EXPECT_OK(mgd_place_plan_spread(bytes, 4, fast, 2, out));
   EXPECT(out[0] == 1 && out[1] == 1 && out[2] == 0 && out[3] == 1);
-  EXPECT_OK(mgd_place_spread(bytes, 2, uneven, 2, out));
+  EXPECT_OK(mgd_place_plan_spread(bytes, 2, uneven, 2, out));
   EXPECT(out[0] == 1 && out[1] == 1);
-  EXPECT(mgd_place_spread(bytes, 3, scarce, 2, out) == MGD_E_NO_ROOM);
+  EXPECT(mgd_place_plan_spread(bytes, 3, scarce, 2, out) == MGD_E_NO_ROOM);
   EXPECT(out[0] == 1 && out[1] == 1); /* untouched */
-  EXPECT(mgd_place_spread(negative, 2, even, 2, out) != MGD_OK);
+  EXPECT(mgd_place_plan_spread(negative, 2, even, 2, out) != MGD_OK);
 }
 
 /* ---- how even it gets: bytes in use for the speed differ by one object at most, where room never binds */
@@ -339,12 +339,12 @@ static void nobody_has_more_than_one_object_more(uint64_t seed, int64_t cases) {
       shares[1][j] = (struct mgd_share){OBJECTS * 5000 + pick(&state, 100000), 0, 3.0};
       slowest = fmin(slowest, shares[0][j].speed);
     }
-    EXPECT_OK(mgd_place_spread(bytes, n, shares[0], devices, plan));
+    EXPECT_OK(mgd_place_plan_spread(bytes, n, shares[0], devices, plan));
     for (size_t i = 0; i < n; i++) {
       shares[0][plan[i]].load += bytes[i];
       expect_even(shares[0], devices, (double)largest / slowest, seed);
     }
-    EXPECT_OK(mgd_place_layers(m, bytes, NULL, n, shares[1], devices, plan));
+    EXPECT_OK(mgd_place_plan_layers(m, bytes, NULL, n, shares[1], devices, plan));
     for (size_t i = 0; i < n; i++) {
       shares[1][plan[i]].load += bytes[i];
     }
@@ -356,7 +356,7 @@ static void nobody_has_more_than_one_object_more(uint64_t seed, int64_t cases) {
 int main(int argc, char **argv) {
   uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
   int64_t steps = argc > 2 ? strtoll(argv[2], NULL, 10) : 1000000;
-  printf("test_place_layers: seed %" PRIu64 ", %" PRId64 " cases\n", seed, steps / 20);
+  printf("test_place_plan: seed %" PRIu64 ", %" PRId64 " cases\n", seed, steps / 20);
   plans_read_as_one_would_draw_them();
   among_equal_loads_the_fewest_border_bytes_win();
   free_borders_use_every_device_and_even_out_the_rest();
