@@ -9,7 +9,7 @@ import torch
 from devices import D0, D1, D2, D3, DEVICE_TYPE, NEVER_FITS, device_name
 from torch import nn
 
-from managed import DeviceManager, ManagedModule, ManagedTensor, device_manager
+from managed import _C, DeviceManager, ManagedModule, ManagedTensor, device_manager
 from managed.errors import OutOfMemoryError, PinConflictError
 
 MiB = 2**20
@@ -159,8 +159,9 @@ def test_a_lazy_module_becomes_managed_with_its_first_input():
 @pytest.mark.parametrize("asked", [True, False])
 def test_a_lazy_module_that_was_put_somewhere_is_placed_there(asked):
     """Its parameters can carry no mark before they have their shapes."""
-    net = nn.LazyLinear(3)
-    net = ManagedModule.from_module(net).to(D1) if asked else ManagedModule.from_module(net.to(D1))
+    net = ManagedModule.from_module(nn.LazyLinear(3, device="cpu" if asked else D1))
+    if asked:
+        net.to(D1)
     net(torch.ones(2, 5))
     assert [(str(p.device), _C.placed(p)) for p in net.parameters()] == [(D1, asked)] * 2
     assert not any(name.startswith("_managed") for p in net.parameters() for name in vars(p))

@@ -112,7 +112,7 @@ const Copy* find(const Copies& copies, const at::Tensor& t, c10::Device device) 
   return nullptr;
 }
 
-Copy bring(const OpFacts& f, const Operand& o, c10::Device want, enum mgd_reason reason, bool hidden_writes, const Copies& copies,
+Copy align_operand(const OpFacts& f, const Operand& o, c10::Device want, enum mgd_reason reason, bool hidden_writes, const Copies& copies,
            WriteBacks& write_backs) {
   const bool hidden = hidden_writes && o.is(kHiddenWrite), written = hidden || o.is(kWritten);
   TORCH_CHECK_NOT_IMPLEMENTED(!(o.tensor.is_nested() && o.tensor.layout() == at::kStrided), "managed: ", f.name, " needs on ", want, " a nested tensor that is on ", o.tensor.device(),
@@ -211,7 +211,7 @@ bool align(const OpFacts& f, torch::jit::Stack& stack, std::size_t base, WriteBa
   const TensorArg* copied_list = nullptr;
   for (const Operand& o : operands)
     if (const auto want = wanted(f, o, choice->device)) {
-      const Copy& copy = copies.emplace_back(bring(f, o, *want, choice->reason, hidden_writes, copies, write_backs));
+      const Copy& copy = copies.emplace_back(align_operand(f, o, *want, choice->reason, hidden_writes, copies, write_backs));
       replace(stack[base + o.arg->index], o, copy.tensor, copied_list != o.arg);
       copied_list = o.arg;
     }

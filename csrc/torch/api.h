@@ -21,7 +21,7 @@ extern "C" {
 int mgd_torch_init(void);
 struct mgd_machine *mgd_torch_machine(void);
 
-/* ---- devices.cpp: torch's devices as ids of the machine */
+/* ---- attach.cpp: how devices get into the machine */
 /* Adds the accelerators torch knows now (CUDA, then "sim"); initialises a driver only here. Returns their number or -1. */
 int mgd_torch_discover(void);
 /* The hook's half of bridge.h as a capsule "managed._C.bridge", for managed._cuda. */
@@ -30,19 +30,23 @@ PyObject *mgd_torch_bridge(void);
 void mgd_torch_cuda_starts(void);
 /* Attaches the simulator: `capsule` is managed._sim's bridge; adds its devices, replaces earlier simulated ones. */
 int mgd_torch_attach_sim(PyObject *capsule, int devices);
+
+/* ---- devices.cpp: torch's devices as ids of the machine */
 /* Device object, "cuda:1", "sim", "cpu" or int -> id. "cuda" means a simulated device where there is no CUDA.
  * *any is set when a device type without an index was named ("cuda"). ValueError for what does not exist. */
 int mgd_torch_device_id(PyObject *device, int *id, int *any);
 PyObject *mgd_torch_device(int id); /* a torch.device */
 /* Reads free memory of every accelerator into the ledger. */
 int mgd_torch_observe(void);
+int64_t mgd_torch_now(void); /* ns, monotonic */
+
+/* ---- waiting.cpp: who needs what others have */
 /* How often bytes have come back. Read it BEFORE asking whether there is room, then wait for it to change. */
 uint64_t mgd_torch_freed_count(void);
 /* Blocks without the GIL until mgd_torch_freed_count() differs from `seen` or `deadline` (ns of mgd_torch_now) has passed; 1 = woken, 0 = time is over. */
 int mgd_torch_wait_freed(uint64_t seen, int64_t deadline);
 /* Wakes everybody who waits: a reservation was released. */
 void mgd_torch_notify_freed(void);
-int64_t mgd_torch_now(void);
 
 /* ---- state.cpp: what a tensor carries beside the key */
 int mgd_torch_is_tensor(PyObject *o);
@@ -113,7 +117,7 @@ int64_t mgd_torch_kept_host(void); /* bytes of the host that are kept for what w
 PyObject *mgd_torch_alias(PyObject *tensor);
 /* A new tensor on the device, recorded by autograd, managed, traced: what x.to(device) gives. */
 PyObject *mgd_torch_to(PyObject *tensor, int device, int non_blocking, enum mgd_reason why);
-/* Moves the tensor itself (and its .grad) in place; object, ties and hooks stay. Refused for pinned tensors and non-leaves. */
+/* Transfers the tensor itself (and its .grad) in place; object, ties and hooks stay. Refused for pinned tensors and non-leaves. */
 int mgd_torch_move(PyObject *tensor, int device, enum mgd_reason why);
 
 uint64_t mgd_torch_move_count(void); /* tensors moved in place so far; never goes back, unlike the trace's totals */

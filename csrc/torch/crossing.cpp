@@ -99,7 +99,7 @@ at::Tensor copy_expanded(const at::Tensor& t, c10::Device to, int64_t* bytes) {
 // would have to leave there first. Undefined where they have not left, or do not lie together.
 at::Tensor copy_from_afar(const at::Tensor& t, c10::Device to, Traced& trace) {
   if (t.layout() != at::kStrided || !t.has_storage()) return {};
-  Block* b = block_of(t.storage().unsafeGetStorageImpl());
+  StorageHandle* b = handle_of(t.storage().unsafeGetStorageImpl());
   if (C10_LIKELY(!b || mgd_handle_is_home(b))) return {};
   if (needs_torch(t) || is_recorded() || t.is_conj() || t.is_neg() || t.numel() == 0 || !t.is_non_overlapping_and_dense()) return {};
   at::Tensor r;
@@ -139,7 +139,7 @@ struct TripHome : torch::autograd::Node {
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
     torch::autograd::variable_list out(1);
-    if (grads[0].defined() && next_edge(0).is_valid()) out[0] = bring(grads[0]);
+    if (grads[0].defined() && next_edge(0).is_valid()) out[0] = send_home(grads[0]);
     if (leaf_ && returned()) note_returned(*leaf_, next_edge(0).function);
     return out;
   }
@@ -150,7 +150,7 @@ struct TripHome : torch::autograd::Node {
   std::string name() const override { return "ManagedCrossingBackward"; }
 
  protected:
-  at::Tensor bring(const at::Tensor& g) const;
+  at::Tensor send_home(const at::Tensor& g) const;
 
  private:
   bool returned() {
@@ -181,7 +181,7 @@ void connect(const at::Tensor& copy, NodePtr node) {
 }
 
 // A gradient that is itself differentiated crosses like any tensor.
-at::Tensor TripHome::bring(const at::Tensor& g) const {
+at::Tensor TripHome::send_home(const at::Tensor& g) const {
   const torch::autograd::Edge& next = next_edge(0);
   const c10::Device home = next.function->input_metadata(next.input_nr).device(); // a leaf may have moved since
   if (g.device() == home) return g;
@@ -233,7 +233,7 @@ struct ViewHome : TripHome {
     if (chain_) note_holders(chain_);
     torch::autograd::variable_list out(2);
     if (!grads[0].defined()) return out;
-    if (c10::GradMode::is_enabled() || !task_should_compute_output(1) || is_watched(next_edge(0).function.get())) out[0] = bring(grads[0]);
+    if (c10::GradMode::is_enabled() || !task_should_compute_output(1) || is_watched(next_edge(0).function.get())) out[0] = send_home(grads[0]);
     else out[1] = std::move(grads[0]);
     return out;
   }

@@ -32,13 +32,6 @@ const Bridge* backend_of(c10::DeviceType type);
 extern std::atomic<bool> kernels_go_on;
 bool note_kernels(c10::Device d); // true: to be said again when the operator has returned
 
-// Who needs what others have waits until something has come back: reads the count, looks, and waits for the count to change.
-uint64_t freed_count();
-uint64_t freed_by_others(); // than this thread
-bool wait_for_change(uint64_t seen, int64_t deadline); // with or without the GIL, which it gives away; false when time is over
-bool somebody_waits();
-void note_change();
-
 // Reads what the allocators report into the ledger.
 void observe();
 

@@ -214,7 +214,7 @@ PyObject* mgd_torch_run_backward(PyObject* callable, PyObject* args, PyObject* k
   const auto takes_part = [&](Py_ssize_t i) { return PyTuple_GET_SIZE(args) > i && any_managed(PyTuple_GET_ITEM(args, i)); };
   if (!takes_part(0) && !takes_part(1)) return PyObject_Call(callable, args, kwargs); // neither roots nor their gradients
   return guarded([&]() -> PyObject* {
-    const Visit visit; // the engine reads leaves between operators, too
+    const OperatorSection visit; // the engine reads leaves between operators, too
     c10::impl::IncludeDispatchKeyGuard managed_everywhere(kKey);
     THPObjectPtr at_roots(with_gradients_at_roots(args));
     THPObjectPtr aligned(at_roots ? with_roots_over_host(at_roots) : nullptr);

@@ -49,11 +49,11 @@ struct Registry {
 void note(const at::Tensor& t, bool for_good) {
   if (!t.defined() || t.layout() != at::kStrided || !t.has_storage()) return;
   Registry::registry().add(t, for_good);
-  if (Block* b = block_of(t.storage().unsafeGetStorageImpl())) b->is_saved = false; // before it is brought home
+  if (StorageHandle* b = handle_of(t.storage().unsafeGetStorageImpl())) b->is_saved = false; // before it is brought home
   note_written(t); // after the entry: a copy that is being made now is not kept either
   if (for_good) return keep_home(t, MGD_PIN_POINTER);
   const HeldTensor held(t, true); // whoever holds the storage reads it where it is, and such a block does not leave (room.cpp asks)
-  if (Block* b = block_of(t.storage().unsafeGetStorageImpl())) b->was_lent = true;
+  if (StorageHandle* b = handle_of(t.storage().unsafeGetStorageImpl())) b->was_lent = true;
 }
 
 // Torch's Python object of a storage holds the storage, and the storage holds

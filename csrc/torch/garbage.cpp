@@ -7,6 +7,7 @@
 
 #include "api.h"
 #include "devices.h"
+#include "waiting.h"
 
 namespace managed {
 namespace {

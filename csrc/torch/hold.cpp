@@ -7,10 +7,11 @@
 #include "garbage.h"
 #include "graphs.h"
 #include "host_memory.h"
-#include "moves.h"
+#include "transfer.h"
 #include "out_of_memory.h"
 #include "room.h"
 #include "state.h"
+#include "waiting.h"
 
 namespace managed {
 
@@ -41,7 +42,7 @@ void carry_out_all(const mgd_action* actions, std::size_t n) {
   for (const mgd_action* a = actions; a != actions + n; a++) {
     try {
       if (a->kind == MGD_DO_MAKE_ROOM) make_room(a->from, free_bytes(a->from) + a->bytes, Caller::BringsHome);
-      else bring(*a);
+      else restore(*a);
     } catch (...) {
       give_up(a + 1, actions + n);
       throw;
@@ -63,14 +64,14 @@ bool may_have_tangent(const at::TensorBase& t) {
 void keep_home(const at::Tensor& t, enum mgd_pin why) {
   const HeldTensor held(t, true);
   each_storage(t, [why](c10::StorageImpl* s) {
-    if (Block* b = block_of(s)) mgd_handle_pin(machine(), b, why, true);
+    if (StorageHandle* b = handle_of(s)) mgd_handle_pin(machine(), b, why, true);
   });
 }
 
 void keep_home_until_used(const at::Tensor& t) {
   const HeldTensor held(t, false);
   each_storage(t, [](c10::StorageImpl* s) {
-    Block* b = block_of(s);
+    StorageHandle* b = handle_of(s);
     if (b && !b->waits_for_use.exchange(true)) mgd_handle_pin(machine(), b, MGD_PIN_GRADIENT, true);
   });
 }
@@ -86,17 +87,17 @@ void mark_tangent(const at::Tensor& view) {
   if (C10_LIKELY(!meta || !meta->fw_grad_)) return;
   const at::Tensor& tangent = view._fw_grad(0);
   each_storage(tangent, [&](c10::StorageImpl* s) {
-    if (block_of(s)) mark(tangent);
+    if (handle_of(s)) mark(tangent);
   });
 }
 
-void Hold::used_at_last(Block* b) {
+void Hold::used_at_last(StorageHandle* b) {
   if (b->waits_for_use.exchange(false)) mgd_handle_pin(machine(), b, MGD_PIN_GRADIENT, false);
 }
 
 void let_leave(const at::Tensor& t, enum mgd_pin why) {
   each_storage(t, [why](c10::StorageImpl* s) {
-    if (Block* b = block_of(s)) mgd_handle_pin(machine(), b, why, false);
+    if (StorageHandle* b = handle_of(s)) mgd_handle_pin(machine(), b, why, false);
   });
 }
 
@@ -177,7 +178,7 @@ void Hold::wait_for_others(uint64_t seen, int64_t deadline) {
 
 // A child of fork() must not find what is promised and never comes, so planning belongs to the move.
 int Hold::begin_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::size_t* n, int* device) {
-  const Moving moving;
+  const Transfer moving;
   int64_t room[MGD_MAX_DEVICES] = {};
   for (const Use& u : used_)
     if (!mgd_handle_is_home(u.block) && room[u.block->home] == 0) room[u.block->home] = free_bytes(u.block->home); // to ask an allocator takes its lock

@@ -32,13 +32,13 @@ class Hold {
 
   void add(const at::Tensor& t, bool written) {
     each_storage(t, [this, &t, written](c10::StorageImpl* s) {
-      Block* b = block_of(s);
+      StorageHandle* b = handle_of(s);
       if (C10_UNLIKELY(!b)) b = adopt_operand(t, s);
       if (b) add(b, written);
     });
     if (C10_UNLIKELY(t.unsafeGetTensorImpl()->autograd_meta() != nullptr)) add_tangent(t, written);
   }
-  void add(Block* b, bool written) {
+  void add(StorageHandle* b, bool written) {
     if (used_.empty()) enter();
     if (C10_UNLIKELY(b->waits_for_use.load(std::memory_order_relaxed))) used_at_last(b);
     const bool home = mgd_handle_use(b, user_, tick());
@@ -64,7 +64,7 @@ class Hold {
 
  private:
   struct Use {
-    Block* block;
+    StorageHandle* block;
     bool written;
   };
   void note_uses() const;
@@ -72,7 +72,7 @@ class Hold {
   void note_streams(); // operands may stand on several devices, as those of a copy do
   bool is_inside_operator() const;
   void add_tangent(const at::Tensor& t, bool written); // of forward-mode differentiation, which kernels read beside the tensor
-  static void used_at_last(Block* b);
+  static void used_at_last(StorageHandle* b);
   void let_go();
   void give_back();
   void use_again();

@@ -287,12 +287,12 @@ void call_aligned(const c10::OperatorHandle& op, const OpFacts& f, torch::jit::S
 bool is_frozen() { return frozen; }
 
 bool align_call(const c10::OperatorHandle& op, torch::jit::Stack& stack, const OpFacts& f) {
-  const Visit visit;
+  const OperatorSection visit;
   return !just_aligned(f) && !together(f, stack, stack.size() - f.arguments) && !frozen && realign(op, stack, f);
 }
 
 void chokepoint(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
-  const Visit visit;
+  const OperatorSection visit;
   if (C10_UNLIKELY(visit.is_late())) return from_top(op, ks, &stack);
   if (f.mixing != Mixing::Never && !just_aligned(f) && C10_UNLIKELY(!together(f, stack, stack.size() - f.arguments) || is_large(f, stack))) {
     if (C10_UNLIKELY(frozen)) return run_frozen(op, ks & kBelow, stack, f);

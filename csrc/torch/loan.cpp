@@ -35,19 +35,19 @@ class Loan {
   // The tensors themselves are not kept: compiled code lets go of its arguments as soon as it has read them.
   void add(const at::Tensor& t, bool written) {
     each_storage(t, [&](c10::StorageImpl* s) {
-      if (const Block* b = block_of(s)) blocks_.insert(b);
+      if (const StorageHandle* b = handle_of(s)) blocks_.insert(b);
       if (written) written_.push_back(c10::weak_intrusive_ptr<c10::StorageImpl>(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(s)));
     });
   }
   static bool covers(c10::StorageImpl* s) {
-    const Block* b = block_of(s);
+    const StorageHandle* b = handle_of(s);
     bool found = !b;
     for (const Loan* l = innermost; l && !found; l = l->outer_) found = l->blocks_.count(b) != 0;
     return found;
   }
 
  private:
-  std::unordered_set<const Block*> blocks_;
+  std::unordered_set<const StorageHandle*> blocks_;
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> written_;
   const Loan* const outer_;
 };
@@ -69,7 +69,7 @@ PyObject* mgd_torch_call_lent(PyObject* tensors, PyObject* written, PyObject* ca
   return guarded([&]() -> PyObject* {
     THPObjectPtr all(PySequence_Fast(tensors, "managed: expected a sequence"));
     if (!all) throw python_error();
-    const Visit visit; // nothing moves by itself
+    const OperatorSection visit; // nothing moves by itself
     Loan loan;
     Hold hold(nullptr); // operators inside take turns of their own
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(all.get()); i++) {

@@ -168,7 +168,7 @@ bool settle(const at::Tensor& t, c10::Device to, const Cause& cause, const at::T
     std::lock_guard<std::mutex> lock(traffic_mutex());
     if (!mgd_traffic_needed(&s->traffic, id_of(to))) return false;
   }
-  const Stillness still; // what is asked below stays true until it has moved
+  const ExclusiveSection still; // what is asked below stays true until it has moved
   if (!still || is_pinned(t) || !owns_alone(t, through) || may_change_unseen(t, through) ||
       !is_at_rest(t, *s, through) || !has_room(t, to))
     return false;
@@ -181,7 +181,7 @@ bool settle(const at::Tensor& t, c10::Device to, const Cause& cause, const at::T
 
 bool follow(const at::Tensor& t, c10::Device to, const Cause& cause) {
   if (!t.is_leaf() || t.is_view()) return false;
-  const Stillness still;
+  const ExclusiveSection still;
   if (!still || is_pinned(t) || !owns_alone(t, {}) || may_change_unseen(t, {}) || !has_room(t, to)) return false;
   move(t, to, cause);
   return true;

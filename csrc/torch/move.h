@@ -8,15 +8,15 @@
 
 namespace managed {
 
-// Moves t itself, and its .grad; throws where it must not.
+// Transfers t itself, and its .grad; throws where it must not.
 void move(const at::Tensor& t, c10::Device to, const Cause& cause);
 
-// t is needed on `to` and no kept copy serves. Moves it there when its traffic
+// t is needed on `to` and no kept copy serves. Transfers it there when its traffic
 // speaks for it and nobody can notice but by its device; returns whether it did.
 // `through`: the view of t by which it is needed, if it is one.
 bool settle(const at::Tensor& t, c10::Device to, const Cause& cause, const at::Tensor& through = {});
 
-// Moves a result that is about to be written where the rest of its operator is, unless somebody could notice but by its device;
+// Transfers a result that is about to be written where the rest of its operator is, unless somebody could notice but by its device;
 // returns whether it did.
 bool follow(const at::Tensor& t, c10::Device to, const Cause& cause);
 

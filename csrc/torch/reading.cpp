@@ -11,7 +11,7 @@ using namespace managed;
 
 PyObject* mgd_torch_held(PyObject* tensors, PyObject* (*f)(void*), void* context) {
   return guarded([&] {
-    const Visit visit;
+    const OperatorSection visit;
     Turn turn;
     Hold hold(&turn);
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); i++) hold.add(THPVariable_Unpack(PyList_GET_ITEM(tensors, i)), false);

@@ -18,10 +18,11 @@
 #include "guard.h"
 #include "hold.h"
 #include "host_memory.h"
-#include "moves.h"
+#include "transfer.h"
 #include "record.h"
 #include "replica.h"
 #include "turns.h"
+#include "waiting.h"
 
 namespace managed {
 
@@ -32,7 +33,7 @@ namespace {
 constexpr std::size_t kPlan = 32; // actions of one plan; who needs more asks again
 constexpr int kTries = 2;         // plans of which nothing came
 
-Block* block_from(const mgd_action& a) { return static_cast<Block*>(a.handle); }
+StorageHandle* handle_from(const mgd_action& a) { return static_cast<StorageHandle*>(a.handle); }
 
 // While a block for another device's bytes is asked for, nobody leaves to make room for it.
 thread_local bool no_room_making = false;
@@ -89,7 +90,7 @@ class Timed {
  public:
   Timed(enum mgd_event_kind kind, enum mgd_reason why, const mgd_action& a) {
     e_.time = now();
-    e_.object = block_from(a)->object;
+    e_.object = handle_from(a)->object;
     e_.kind = static_cast<int16_t>(kind);
     e_.reason = static_cast<int16_t>(why);
     e_.from = static_cast<int16_t>(a.from);
@@ -105,7 +106,7 @@ class Timed {
   mgd_event e_{};
 };
 
-void end_spill(Block* b, int to, HostMemory* memory) {
+void end_spill(StorageHandle* b, int to, HostMemory* memory) {
   void* left = nullptr;
   mgd_evict_end(machine(), b, to, memory, &left);
   free_host(left);
@@ -114,7 +115,7 @@ void end_spill(Block* b, int to, HostMemory* memory) {
 }
 
 // The bytes are where they should be: those at home go, and only then may somebody ask for them.
-void leave_home(Block* b, int from, int to, HostMemory* memory) {
+void leave_home(StorageHandle* b, int from, int to, HostMemory* memory) {
   c10::DataPtr old;
   if (from == b->home) poison(*b, &old);
   else old = std::exchange(b->guest, {});
@@ -124,7 +125,7 @@ void leave_home(Block* b, int from, int to, HostMemory* memory) {
 }
 
 // Copies to a peer; false when it has no room after all.
-bool spill_to_peer(Block* b, const mgd_action& a) {
+bool spill_to_peer(StorageHandle* b, const mgd_action& a) {
   c10::DataPtr guest = allocate_guest(a.to, b->size());
   if (!guest.get()) return false;
   copy_bytes(a.to, guest.mutable_get(), a.from, b->block.get(), b->size());
@@ -134,7 +135,7 @@ bool spill_to_peer(Block* b, const mgd_action& a) {
 }
 
 // False when the host has no memory.
-bool spill_to_host(Block* b, const mgd_action& a) {
+bool spill_to_host(StorageHandle* b, const mgd_action& a) {
   auto* memory = static_cast<HostMemory*>(a.memory);
   HostMemory* made = memory ? nullptr : try_allocate_host(b->size());
   if (!memory && !made) return false;
@@ -151,7 +152,7 @@ bool spill_to_host(Block* b, const mgd_action& a) {
 
 // False when the bytes stay, for want of memory on the host or because of a device that does not answer, which is told in *failure.
 bool spill(const mgd_action& a, std::exception_ptr* failure) {
-  Block* b = block_from(a);
+  StorageHandle* b = handle_from(a);
   Timed event(MGD_EV_SPILL, MGD_WHY_PRESSURE, a);
   bool left = false;
   try {
@@ -166,7 +167,7 @@ bool spill(const mgd_action& a, std::exception_ptr* failure) {
 
 void drop(const mgd_action& a) {
   Timed event(MGD_EV_DROP, MGD_WHY_PRESSURE, a);
-  leave_home(block_from(a), a.from, MGD_HOST, static_cast<HostMemory*>(a.memory));
+  leave_home(handle_from(a), a.from, MGD_HOST, static_cast<HostMemory*>(a.memory));
   event.done();
 }
 
@@ -186,7 +187,7 @@ int64_t carry_out(const mgd_action* actions, std::size_t n, std::exception_ptr* 
 
 // What mgd_evict_begin says, how many left, and how many copies were given up.
 int let_somebody_leave(int device, int64_t bytes, const int64_t* room, int64_t* left, int64_t* forgotten, std::exception_ptr* failure) {
-  const Moving moving;
+  const Transfer moving;
   std::array<mgd_action, kPlan> plan;
   std::size_t n = plan.size();
   const int code = mgd_evict_begin(machine(), device, bytes, room, Hold::uses_of_this_thread(device), plan.data(), &n);
@@ -198,8 +199,8 @@ int let_somebody_leave(int device, int64_t bytes, const int64_t* room, int64_t* 
 
 int64_t asked_by_this_thread() { return asked; }
 
-void bring(const mgd_action& a) {
-  Block* b = block_from(a);
+void restore(const mgd_action& a) {
+  StorageHandle* b = handle_from(a);
   Timed event(MGD_EV_RESTORE, MGD_WHY_NEEDED, a);
   void* left = nullptr;
   c10::DataPtr block;
@@ -228,7 +229,7 @@ namespace {
 // A use of the bytes, wherever they are.
 class Use {
  public:
-  explicit Use(Block& b) : block_(b), user_(this_user()) { mgd_handle_use(&b, user_, next_tick()); }
+  explicit Use(StorageHandle& b) : block_(b), user_(this_user()) { mgd_handle_use(&b, user_, next_tick()); }
   ~Use() {
     if (mgd_handle_unuse(&block_, user_, 1)) delete &block_;
   }
@@ -236,7 +237,7 @@ class Use {
   Use& operator=(const Use&) = delete;
 
  private:
-  Block& block_;
+  StorageHandle& block_;
   mgd_user* const user_;
 };
 
@@ -244,7 +245,7 @@ class Use {
 // away or frees them meanwhile.
 class StillAway {
  public:
-  explicit StillAway(const mgd_action& restore) : restore_(restore) {}
+  explicit StillAway(const mgd_action& action) : restore_(action) {}
   ~StillAway() {
     void* left = nullptr;
     mgd_restore_end(machine(), restore_.handle, false, &left);
@@ -254,7 +255,7 @@ class StillAway {
   StillAway(const StillAway&) = delete;
   StillAway& operator=(const StillAway&) = delete;
 
-  const void* bytes() const { return restore_.from == MGD_HOST ? data_of(static_cast<HostMemory*>(restore_.memory)) : block_from(restore_)->guest.get(); }
+  const void* bytes() const { return restore_.from == MGD_HOST ? data_of(static_cast<HostMemory*>(restore_.memory)) : handle_from(restore_)->guest.get(); }
 
  private:
   const mgd_action& restore_;
@@ -262,9 +263,9 @@ class StillAway {
 
 } // namespace
 
-bool copy_from_where_it_is(Block& b, std::size_t offset, std::size_t bytes, int to, void* target, int* from) {
+bool copy_from_where_it_is(StorageHandle& b, std::size_t offset, std::size_t bytes, int to, void* target, int* from) {
   const Use use(b);
-  const Moving moving;
+  const Transfer moving;
   int64_t room[MGD_MAX_DEVICES]; // no bytes come home, so all have it
   std::fill(std::begin(room), std::end(room), INT64_MAX);
   std::array<mgd_action, 1 + MGD_MAX_DEVICES> plan;
@@ -345,7 +346,7 @@ void set_budget(int device, int64_t bytes) {
 int64_t spill_some(uint32_t odds, uint64_t* seed) {
   int64_t left = 0;
   std::exception_ptr ignored; // what cannot leave stays
-  const Moving moving;
+  const Transfer moving;
   for (int id = 1; id < device_count(); id++) {
     mgd_residency_usage there{};
     mgd_residency_read(machine(), id, &there);

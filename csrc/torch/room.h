@@ -1,8 +1,8 @@
 // room.h: carries out what the core plans: bytes leave, bytes come home.
 //
 // No lock is held while bytes are copied or an allocator is called. Who has to
-// wait for others waits on devices.cpp's condition, with a deadline. Planning and
-// carrying out stand inside one Moving (moves.h).
+// wait for others waits on waiting.cpp's condition, with a deadline. Planning and
+// carrying out stand inside one Transfer (transfer.h).
 #pragma once
 #include "../core/core.h"
 #include "storage.h"
@@ -25,11 +25,11 @@ int64_t asked_by_this_thread();
 void set_budget(int device, int64_t bytes);
 
 // Carries out one RESTORE; the error of the allocator when the device has no room for it.
-void bring(const mgd_action& restore);
+void restore(const mgd_action& action);
 
 // Copies `bytes` of b's bytes, from `offset` on, from where they are to `target` on the device `to` (an id of the machine); *from, if asked,
 // is where that was. The caller holds the storage. False: they are on their way in other hands.
-bool copy_from_where_it_is(Block& b, std::size_t offset, std::size_t bytes, int to, void* target, int* from = nullptr);
+bool copy_from_where_it_is(StorageHandle& b, std::size_t offset, std::size_t bytes, int to, void* target, int* from = nullptr);
 
 extern std::atomic<bool> overwrite_freed; // for tests: bytes that left leave nothing behind on simulated devices
 

@@ -82,7 +82,7 @@ class Rows {
       if (done[first]) continue;
       std::vector<std::size_t> same;
       int64_t left = largest_call(choices_[first].device);
-      if (row_bytes(first) / kPieces > left) bring_home(first);
+      if (row_bytes(first) / kPieces > left) restore_row(first);
       for (std::size_t row = first; row < count_; row++) {
         if (done[row] || choices_[row].device != choices_[first].device) continue;
         const int64_t bytes = row_bytes(row);
@@ -97,7 +97,7 @@ class Rows {
   }
 
   // Throws managed's OutOfMemoryError where the row's operands do not fit together.
-  void bring_home(std::size_t row) const {
+  void restore_row(std::size_t row) const {
     Turn turn;
     Hold hold(&turn);
     each_operand(row, [&](const at::Tensor& t, const TensorArg&) {
@@ -114,7 +114,7 @@ class Rows {
     return choice ? *choice : Choice{operands[0].tensor.device(), MGD_WHY_NONE};
   }
 
-  at::Tensor bring(const at::Tensor& t, const TensorArg& a, const Choice& c, WriteBacks& write_backs) const {
+  at::Tensor align_row(const at::Tensor& t, const TensorArg& a, const Choice& c, WriteBacks& write_backs) const {
     if (!t.defined() || t.device() == c.device) return t;
     const Operand o{t, &a, 0};
     if (o.is_number() && !o.is(kWritten)) return t;
@@ -130,9 +130,9 @@ class Rows {
     c10::List<at::Tensor> out;
     const auto list = v.toListRef();
     if (per_row(v))
-      for (std::size_t row : rows) out.push_back(bring(list[row].toTensor(), a, c, write_backs));
+      for (std::size_t row : rows) out.push_back(align_row(list[row].toTensor(), a, c, write_backs));
     else
-      for (const c10::IValue& e : list) out.push_back(bring(e.toTensor(), a, c, write_backs));
+      for (const c10::IValue& e : list) out.push_back(align_row(e.toTensor(), a, c, write_backs));
     return out;
   }
 
@@ -164,7 +164,7 @@ class Rows {
       for (const TensorArg& t : f_.tensors)
         if (t.index == i) a = &t;
       if (is_scalars(i, v)) stack.push_back(pick_scalars(v.toTensor(), rows));
-      else if (a && v.isTensor()) stack.emplace_back(bring(v.toTensor(), *a, c, write_backs));
+      else if (a && v.isTensor()) stack.emplace_back(align_row(v.toTensor(), *a, c, write_backs));
       else if (a && v.isList()) stack.push_back(pick_tensors(v, *a, rows, c, write_backs));
       else if (per_row(v)) stack.push_back(pick_values(v, rows));
       else stack.push_back(v);

@@ -19,6 +19,7 @@
 #include "room.h"
 #include "saving.h"
 #include "state.h"
+#include "waiting.h"
 
 namespace managed {
 namespace {
@@ -29,8 +30,8 @@ bool is_storage(PyObject* o) { return PyObject_TypeCheck(o, THPStorageClass); }
 
 c10::StorageImpl* storage_of(PyObject* o) { return THPStorage_Unpack(o).unsafeGetStorageImpl(); }
 
-Block* saved_block(PyObject* o) {
-  Block* b = is_storage(o) && storage_of(o) ? block_of(storage_of(o)) : nullptr;
+StorageHandle* saved_block(PyObject* o) {
+  StorageHandle* b = is_storage(o) && storage_of(o) ? handle_of(storage_of(o)) : nullptr;
   return b && b->is_saved ? b : nullptr;
 }
 
@@ -43,12 +44,12 @@ bool is_held(c10::StorageImpl* s) {
 // False: a plain tensor, whose bytes nobody would bring back; a storage without a handle, which never leaves; or the program has it.
 bool may_be_saved(const at::Tensor& t, c10::StorageImpl* s) {
   if (!has_key(t.unsafeGetTensorImpl())) return false;
-  Block* b = block_of(s);
+  StorageHandle* b = handle_of(s);
   if (!b) b = adopt_operand(t, s);
   return b && (b->is_saved || !is_held(s));
 }
 
-void copy_bytes(Block& b, int to, void* target) {
+void copy_bytes(StorageHandle& b, int to, void* target) {
   const int64_t deadline = now() + kStuck;
   for (;;) {
     const uint64_t seen = freed_count();
@@ -75,7 +76,7 @@ int mgd_torch_lend_to_saver(PyObject* o) {
     bool saved = t.has_storage();
     each_storage(t, [&](c10::StorageImpl* s) { saved = saved && may_be_saved(t, s); });
     if (!saved) lend(t);
-    else block_of(t.storage().unsafeGetStorageImpl())->is_saved = true;
+    else handle_of(t.storage().unsafeGetStorageImpl())->is_saved = true;
     return 0;
   });
 }
@@ -86,7 +87,7 @@ int mgd_torch_save_made(PyObject* o) {
   return guarded([&] {
     c10::StorageImpl* s = storage_of(o);
     if (!is_too_small(s)) adopt_slow(s, true);
-    if (Block* b = block_of(s)) b->is_saved = true;
+    if (StorageHandle* b = handle_of(s)) b->is_saved = true;
     return 0;
   });
 }
@@ -114,7 +115,7 @@ int mgd_torch_write_saved(PyObject* to, PyObject* from) {
     TORCH_CHECK(saved_block(to) && source.device().is_cpu() && target.nbytes() == source.nbytes(), "managed: these bytes cannot be copied there");
     const NoGil no_gil;
     const HeldTensor held(tensor_over(target), true);
-    const Block& b = *block_of(target.unsafeGetStorageImpl());
+    const StorageHandle& b = *handle_of(target.unsafeGetStorageImpl());
     backend_of(target.device_type())->copy(target.device().index(), b.block.get(), -1, source.data(), b.size());
     return 0;
   });
@@ -122,7 +123,7 @@ int mgd_torch_write_saved(PyObject* to, PyObject* from) {
 
 int mgd_torch_copy_saved(PyObject* to, PyObject* from) {
   return guarded([&] {
-    Block* b = saved_block(from);
+    StorageHandle* b = saved_block(from);
     const c10::Storage& target = THPStorage_Unpack(to);
     const int place = id_of(target.device());
     TORCH_CHECK(b && place >= 0 && target.nbytes() == b->size(), "managed: these bytes cannot be copied from where they are");
@@ -139,7 +140,7 @@ uint64_t mgd_torch_identity(PyObject* o) {
   const at::Tensor none;
   const at::Tensor& t = storage ? none : THPVariable_Unpack(o);
   c10::StorageImpl* s = storage ? storage_of(o) : t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-  if (!s || !block_of(s)) return 0;
+  if (!s || !handle_of(s)) return 0;
   return reinterpret_cast<uint64_t>(s) + (storage ? 0 : static_cast<uint64_t>(t.storage_offset()) * t.itemsize());
 }
 

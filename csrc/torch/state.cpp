@@ -75,7 +75,7 @@ TensorState& make_state(const at::Tensor& t) {
 
 void name_bytes(const at::Tensor& t, uint64_t object) {
   each_storage(t, [object](c10::StorageImpl* storage) {
-    if (Block* b = block_of(storage)) b->object = object;
+    if (StorageHandle* b = handle_of(storage)) b->object = object;
   });
 }
 
@@ -157,7 +157,7 @@ int mgd_torch_mark(PyObject* o, int owned) {
     if (t.has_storage() && t.storage().use_count() > 1) lend(t); // to plain tensors, for all we know
     mark(t);
     if (may_adopt.load(std::memory_order_relaxed) && !t.is_cpu()) { // asked first: the first stillness of a process takes milliseconds
-      if (const Stillness still; still) adopt(t, false);
+      if (const ExclusiveSection still; still) adopt(t, false);
     }
     if (!has_key(t.unsafeGetTensorImpl())) return 0;
     TensorState& s = make_state(t);
@@ -218,7 +218,7 @@ int mgd_torch_placed(PyObject* o) {
 
 PyObject* mgd_torch_still(PyObject* (*f)(void*), void* context) {
   return guarded([&] {
-    const Visit visit;
+    const OperatorSection visit;
     return f(context);
   });
 }

@@ -93,12 +93,12 @@ bool can_leave(c10::StorageImpl* s) {
 
 // From here on the context is the block; the pointer stays valid for whoever reads it now. Whoever finds the
 // deleter finds the context: it is written first.
-void take_over(c10::StorageImpl* s, Block* b) {
+void take_over(c10::StorageImpl* s, StorageHandle* b) {
   c10::DataPtr& p = s->_mutable_data_ptr_no_checks();
   auto& context = (p.*reach(Pointer{})).*reach(Context{});
   const c10::DeleterFnPtr deleter = context.get_deleter();
   b->block = c10::DataPtr(p.mutable_get(), context.release(), deleter, p.device());
-  context = std::unique_ptr<void, c10::DeleterFnPtr>(b, &drop_block);
+  context = std::unique_ptr<void, c10::DeleterFnPtr>(b, &drop_handle);
 }
 
 } // namespace
@@ -138,17 +138,17 @@ void adopt_slow(c10::StorageImpl* s, bool fresh) {
   if (!can_leave(s)) return;
   if (!fresh && (c10::raw::intrusive_ptr::use_count(s) != 1 || is_exposed(s) || graphs_recorded.load(std::memory_order_relaxed))) return;
   if (private_pools.load(std::memory_order_relaxed)) return;
-  auto b = std::make_unique<Block>();
+  auto b = std::make_unique<StorageHandle>();
   b->stamp = next_tick(); // what was just made is about to be used
   static uint64_t adopted = 0; // guarded by the lock
   std::lock_guard<std::mutex> lock(adopting());
-  if (block_of(s)) return;
+  if (handle_of(s)) return;
   b->made = ++adopted;
   const int id = id_of(s->device());
   if (kernels_go_on.load(std::memory_order_relaxed)) note_kernels(s->device());
   if (id <= 0 || mgd_handle_open(machine(), b.get(), id, static_cast<int64_t>(s->nbytes())) != MGD_OK) return;
   s->get_extra_meta().custom_data_ptr_error_msg_ = kUnreadable;
-  Block* owned = b.release();
+  StorageHandle* owned = b.release();
   take_over(s, owned);
   owned->storage.store(s, std::memory_order_release);
   note_use(owned, owned->bytes, owned->stamp, UseKind::Made);
@@ -157,24 +157,24 @@ void adopt_slow(c10::StorageImpl* s, bool fresh) {
 uint64_t made_of(const at::Tensor& t) {
   uint64_t made = 0;
   each_storage(t, [&made](c10::StorageImpl* s) {
-    if (const Block* b = block_of(s)) made = std::max(made, b->made);
+    if (const StorageHandle* b = handle_of(s)) made = std::max(made, b->made);
   });
   return made;
 }
 
 // Other threads may read the pointer while it changes hands, so they must not be inside an operator.
-Block* adopt_operand_slow(const at::Tensor& t, c10::StorageImpl* s) {
+StorageHandle* adopt_operand_slow(const at::Tensor& t, c10::StorageImpl* s) {
   if (!has_key(t.unsafeGetTensorImpl()) || is_pinned(t)) return nullptr; // a plain operand may next be used without us
-  const Stillness still;
+  const ExclusiveSection still;
   if (still) adopt_slow(s, false);
-  Block* b = block_of(s);
+  StorageHandle* b = handle_of(s);
   const TensorState* state = b ? state_of(t) : nullptr;
   if (state) b->object = state->object;
   return b;
 }
 
-void drop_block(void* context) {
-  auto* b = static_cast<Block*>(static_cast<Head*>(context));
+void drop_handle(void* context) {
+  auto* b = static_cast<StorageHandle*>(static_cast<Head*>(context));
   {
     std::lock_guard<std::mutex> lock(b->mutex);
     b->storage = nullptr;
@@ -210,7 +210,7 @@ void each_part(const at::Tensor& t, void (*f)(void*, c10::StorageImpl*), void* c
   }
 }
 
-bool poison(Block& b, c10::DataPtr* taken) {
+bool poison(StorageHandle& b, c10::DataPtr* taken) {
   std::lock_guard<std::mutex> lock(b.mutex);
   *taken = std::move(b.block);
   b.block.clear();
@@ -221,7 +221,7 @@ bool poison(Block& b, c10::DataPtr* taken) {
   return true;
 }
 
-bool restore_pointer(Block& b, c10::DataPtr block) {
+bool restore_pointer(StorageHandle& b, c10::DataPtr block) {
   std::lock_guard<std::mutex> lock(b.mutex);
   b.block = std::move(block);
   c10::StorageImpl* s = b.storage;
@@ -235,11 +235,11 @@ bool restore_pointer(Block& b, c10::DataPtr block) {
 // object too, so one reference is nobody's. A storage that dies waits for the core's mutex, which is held here; so the
 // object lives, and its count is read without the GIL, whose owner may be waiting for that mutex.
 bool may_leave(const mgd_handle* handle) {
-  const auto* b = static_cast<const Block*>(handle);
+  const auto* b = static_cast<const StorageHandle*>(handle);
   c10::StorageImpl* s = b->storage.load(std::memory_order_acquire);
   if (!s) return false;
   const c10::DataPtr& p = s->_mutable_data_ptr_no_checks();
-  if (p.get_deleter() != &drop_block || p.get_context() != static_cast<const Head*>(b)) return false; // somebody gave the storage another block
+  if (p.get_deleter() != &drop_handle || p.get_context() != static_cast<const Head*>(b)) return false; // somebody gave the storage another block
   if (recording_graphs.load(std::memory_order_relaxed)) return false;
   const PyObject* object = s->pyobj_slot()->load_pyobj();
   if (object && __atomic_load_n(&object->ob_refcnt, __ATOMIC_RELAXED) != 1 && !b->is_saved.load(std::memory_order_relaxed)) return false;
@@ -247,7 +247,7 @@ bool may_leave(const mgd_handle* handle) {
 }
 
 void replace_block(c10::StorageImpl* storage, c10::DataPtr block, std::size_t bytes) {
-  Block& b = *block_of(storage);
+  StorageHandle& b = *handle_of(storage);
   void* memory = nullptr;
   TORCH_CHECK(mgd_handle_resize(machine(), &b, static_cast<int64_t>(bytes), &memory) == MGD_OK,
               "managed: this storage was resized while its bytes were elsewhere; use the tensor in any operator first");

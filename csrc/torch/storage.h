@@ -22,18 +22,18 @@ struct Marks {
   std::atomic<bool> is_saved{false};      // whoever holds the storage's Python object only saves it (saving.cpp)
 };
 
-struct Block final : Head, Marks, mgd_handle {
+struct StorageHandle final : Head, Marks, mgd_handle {
   std::mutex mutex;                                // a leaf: `storage`, and what it points to, while bytes come and go
   std::atomic<c10::StorageImpl*> storage{nullptr}; // null until all of this is in place, and once it has died
   c10::DataPtr guest;                              // the bytes, while a peer holds them
   std::atomic<uint64_t> object{0};                 // whose history its events belong to
   uint64_t made = 0;                               // larger: adopted later
 
-  Block() : mgd_handle{} {}
+  StorageHandle() : mgd_handle{} {}
   std::size_t size() const { return static_cast<std::size_t>(bytes); }
 };
 
-void drop_block(void* context); // the deleter of a DataPtr whose context is a Block
+void drop_handle(void* context); // the deleter of a DataPtr whose context is a StorageHandle
 
 // How many storages have died whose bytes are not free yet: no handle tells of them any more.
 extern std::atomic<int> unfinished_deaths;
@@ -50,9 +50,9 @@ extern constinit thread_local mgd_user* user_of_thread __attribute__((tls_model(
 mgd_user* join_slow();
 inline mgd_user* this_user() { return C10_LIKELY(user_of_thread != nullptr) ? user_of_thread : join_slow(); }
 
-inline Block* block_of(c10::StorageImpl* s) {
+inline StorageHandle* handle_of(c10::StorageImpl* s) {
   const c10::DataPtr& p = s->_mutable_data_ptr_no_checks();
-  return C10_LIKELY(p.get_deleter() != &drop_block) ? nullptr : static_cast<Block*>(p.get_context());
+  return C10_LIKELY(p.get_deleter() != &drop_handle) ? nullptr : static_cast<StorageHandle*>(p.get_context());
 }
 
 // Calls f with each storage that a tensor's bytes lie in. Whatever says false to has_storage(), a virtual call, has none here either.
@@ -75,7 +75,7 @@ void adopt_slow(c10::StorageImpl* s, bool fresh);
 inline void adopt(const at::Tensor& t, bool fresh) {
   if (C10_LIKELY(!may_adopt.load(std::memory_order_relaxed)) || t.is_cpu()) return;
   each_storage(t, [fresh](c10::StorageImpl* s) {
-    if (!is_too_small(s) && !block_of(s)) adopt_slow(s, fresh);
+    if (!is_too_small(s) && !handle_of(s)) adopt_slow(s, fresh);
   });
 }
 
@@ -83,8 +83,8 @@ inline void adopt(const at::Tensor& t, bool fresh) {
 uint64_t made_of(const at::Tensor& t);
 
 // The handle of an operand that could have none when it was made, because something else referred to its storage then.
-Block* adopt_operand_slow(const at::Tensor& t, c10::StorageImpl* s);
-inline Block* adopt_operand(const at::Tensor& t, c10::StorageImpl* s) {
+StorageHandle* adopt_operand_slow(const at::Tensor& t, c10::StorageImpl* s);
+inline StorageHandle* adopt_operand(const at::Tensor& t, c10::StorageImpl* s) {
   if (C10_LIKELY(is_too_small(s) || c10::raw::intrusive_ptr::use_count(s) != 1 || t.is_cpu())) return nullptr;
   return adopt_operand_slow(t, s);
 }
@@ -93,8 +93,8 @@ inline Block* adopt_operand(const at::Tensor& t, c10::StorageImpl* s) {
 void free_block(c10::DataPtr& block) noexcept;
 
 // The bytes of a block went elsewhere, or came back; false when the storage died meanwhile.
-bool poison(Block& b, c10::DataPtr* taken);
-bool restore_pointer(Block& b, c10::DataPtr block);
+bool poison(StorageHandle& b, c10::DataPtr* taken);
+bool restore_pointer(StorageHandle& b, c10::DataPtr block);
 
 // The core's question before it lets a block go.
 bool may_leave(const mgd_handle* handle);

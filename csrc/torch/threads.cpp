@@ -38,104 +38,104 @@ bool fence_everybody() { return false; }
 
 } // namespace
 
-std::atomic<uint64_t> move_state{0};
-const bool visitors_fence = !can_fence_everybody();
-constinit thread_local Seat* thread_seat = nullptr;
+std::atomic<uint64_t> settle_epoch{0};
+const bool operators_fence = !can_fence_everybody();
+constinit thread_local ThreadSlot* thread_slot = nullptr;
 
 namespace {
 
-struct Crowd {
+struct ThreadSlots {
   std::mutex mutex; // a leaf: nothing is called while it is held
-  std::condition_variable rested;
-  std::vector<Seat*> seats;
+  std::condition_variable ended;
+  std::vector<ThreadSlot*> all;
 };
 
-Crowd& crowd();
+ThreadSlots& slots();
 
 bool is_moving(uint64_t state) { return state & 1; }
 
 // A child of fork() has the thread that forked and no other; nothing moves in it while it is made.
 void child_begins() {
-  crowd().seats.clear();
-  if (thread_seat) crowd().seats.push_back(thread_seat);
-  move_state = move_state & ~uint64_t{1};
-  forget_waiters(crowd().rested);
-  crowd().mutex.unlock();
+  slots().all.clear();
+  if (thread_slot) slots().all.push_back(thread_slot);
+  settle_epoch = settle_epoch & ~uint64_t{1};
+  forget_waiters(slots().ended);
+  slots().mutex.unlock();
 }
 
-Crowd& crowd() {
+ThreadSlots& slots() {
   static auto* all = [] {
-    pthread_atfork([] { crowd().mutex.lock(); }, [] { crowd().mutex.unlock(); }, child_begins);
-    return new Crowd; // never destroyed: threads may outlive static destructors
+    pthread_atfork([] { slots().mutex.lock(); }, [] { slots().mutex.unlock(); }, child_begins);
+    return new ThreadSlots; // never destroyed: threads may outlive static destructors
   }();
   return *all;
 }
 
-// Gives a thread's seat back when the thread ends. Operators that run later still, from
+// Gives a thread's slot back when the thread ends. Operators that run later still, from
 // destructors of other thread-local objects, take a new one, which nobody frees.
-struct Leaves {
-  std::unique_ptr<Seat> seat;
-  ~Leaves() {
-    if (!seat) return;
-    thread_seat = nullptr;
-    std::lock_guard<std::mutex> lock(crowd().mutex);
-    auto& seats = crowd().seats;
-    seats.erase(std::find(seats.begin(), seats.end(), seat.get()));
+struct Unregister {
+  std::unique_ptr<ThreadSlot> slot;
+  ~Unregister() {
+    if (!slot) return;
+    thread_slot = nullptr;
+    std::lock_guard<std::mutex> lock(slots().mutex);
+    auto& all = slots().all;
+    all.erase(std::find(all.begin(), all.end(), slot.get()));
   }
 };
 
 } // namespace
 
-Seat* take_seat() {
-  static thread_local Leaves at_its_end;
-  auto seat = std::make_unique<Seat>();
-  seat->seen = move_state & ~uint64_t{1}; // a move that is under way is yet to be waited for
-  std::lock_guard<std::mutex> lock(crowd().mutex);
-  crowd().seats.push_back(seat.get());
-  thread_seat = seat.get();
-  if (at_its_end.seat) seat.release();
-  else at_its_end.seat = std::move(seat);
-  return thread_seat;
+ThreadSlot* register_thread() {
+  static thread_local Unregister at_its_end;
+  auto slot = std::make_unique<ThreadSlot>();
+  slot->seen = settle_epoch & ~uint64_t{1}; // a move that is under way is yet to be waited for
+  std::lock_guard<std::mutex> lock(slots().mutex);
+  slots().all.push_back(slot.get());
+  thread_slot = slot.get();
+  if (at_its_end.slot) slot.release();
+  else at_its_end.slot = std::move(slot);
+  return thread_slot;
 }
 
 // Who moves a leaf may need the GIL for what dies meanwhile, and some operators are called with it.
-void catch_up(Seat& seat) {
-  Crowd& c = crowd();
-  while (is_moving(seat.seen = move_state)) {
-    seat.inside = false;
+void catch_up(ThreadSlot& slot) {
+  ThreadSlots& c = slots();
+  while (is_moving(slot.seen = settle_epoch)) {
+    slot.inside = false;
     PyThreadState* gil = PyGILState_Check() ? PyEval_SaveThread() : nullptr;
     {
       std::unique_lock<std::mutex> lock(c.mutex);
-      c.rested.wait(lock, [] { return !is_moving(move_state); });
+      c.ended.wait(lock, [] { return !is_moving(settle_epoch); });
     }
     if (gil) PyEval_RestoreThread(gil);
-    seat.inside = true;
+    slot.inside = true;
   }
 }
 
-Stillness::Stillness() {
+ExclusiveSection::ExclusiveSection() {
   if (mgd_torch_in_backward()) return; // the thread that waits for it may hold what it has read
-  Crowd& c = crowd();
+  ThreadSlots& c = slots();
   {
     std::lock_guard<std::mutex> lock(c.mutex);
-    if (is_moving(move_state)) return;
-    move_state++;
-    still_ = (visitors_fence || fence_everybody()) &&
-             std::none_of(c.seats.begin(), c.seats.end(), [](const Seat* s) { return s != thread_seat && s->inside; });
-    if (!still_) move_state--;
+    if (is_moving(settle_epoch)) return;
+    settle_epoch++;
+    still_ = (operators_fence || fence_everybody()) &&
+             std::none_of(c.all.begin(), c.all.end(), [](const ThreadSlot* s) { return s != thread_slot && s->inside; });
+    if (!still_) settle_epoch--;
   }
-  if (!still_) c.rested.notify_all();
+  if (!still_) c.ended.notify_all();
 }
 
-Stillness::~Stillness() {
+ExclusiveSection::~ExclusiveSection() {
   if (!still_) return;
-  Crowd& c = crowd();
+  ThreadSlots& c = slots();
   {
     std::lock_guard<std::mutex> lock(c.mutex);
-    move_state++;
-    if (thread_seat) thread_seat->seen = move_state;
+    settle_epoch++;
+    if (thread_slot) thread_slot->seen = settle_epoch;
   }
-  c.rested.notify_all();
+  c.ended.notify_all();
 }
 
 } // namespace managed

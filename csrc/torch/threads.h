@@ -10,61 +10,61 @@
 namespace managed {
 
 // What one thread says of itself.
-struct Seat {
+struct ThreadSlot {
   std::atomic<bool> inside{false};
   uint64_t seen = 0; // the state of moves when it last looked
   int depth = 0;     // of operators inside operators
 };
 
-extern std::atomic<uint64_t> move_state; // moves that ended, times two; odd: one is under way
+extern std::atomic<uint64_t> settle_epoch; // moves that ended, times two; odd: one is under way
 // Whether visitors make their word visible themselves, with a locked store. They need not where the kernel
 // lets a mover do it for all threads at once: membarrier(2).
-extern const bool visitors_fence;
+extern const bool operators_fence;
 // One word of static thread-local storage: every operator reads it.
-extern constinit thread_local Seat* thread_seat __attribute__((tls_model("initial-exec")));
+extern constinit thread_local ThreadSlot* thread_slot __attribute__((tls_model("initial-exec")));
 
-__attribute__((cold, noinline)) Seat* take_seat();
-__attribute__((cold, noinline)) void catch_up(Seat& seat); // waits, without the GIL, for a move that is under way
+__attribute__((cold, noinline)) ThreadSlot* register_thread();
+__attribute__((cold, noinline)) void catch_up(ThreadSlot& slot); // waits, without the GIL, for a move that is under way
 
 // Stands around each operator and each backward pass. The two accesses in sequence are what a mover relies on:
 // either it sees us inside, or we see it.
-class Visit {
+class OperatorSection {
  public:
-  Visit() : seat_(thread_seat) {
-    if (__builtin_expect(!seat_, 0)) seat_ = take_seat();
-    if (seat_->depth++ != 0) return;
-    if (__builtin_expect(visitors_fence, 0)) {
-      seat_->inside.store(true);
+  OperatorSection() : slot_(thread_slot) {
+    if (__builtin_expect(!slot_, 0)) slot_ = register_thread();
+    if (slot_->depth++ != 0) return;
+    if (__builtin_expect(operators_fence, 0)) {
+      slot_->inside.store(true);
     } else {
-      seat_->inside.store(true, std::memory_order_relaxed);
+      slot_->inside.store(true, std::memory_order_relaxed);
       std::atomic_signal_fence(std::memory_order_seq_cst);
     }
-    if (__builtin_expect(move_state.load() != seat_->seen, 0)) {
-      catch_up(*seat_);
+    if (__builtin_expect(settle_epoch.load() != slot_->seen, 0)) {
+      catch_up(*slot_);
       is_late_ = true;
     }
   }
-  ~Visit() {
-    if (--seat_->depth == 0) seat_->inside.store(false, std::memory_order_release);
+  ~OperatorSection() {
+    if (--slot_->depth == 0) slot_->inside.store(false, std::memory_order_release);
   }
-  Visit(const Visit&) = delete;
-  Visit& operator=(const Visit&) = delete;
+  OperatorSection(const OperatorSection&) = delete;
+  OperatorSection& operator=(const OperatorSection&) = delete;
 
   // Something has moved since this thread's last operator: what was read before, such as the call's key set, may be of no use.
   bool is_late() const { return is_late_; }
 
  private:
-  Seat* seat_;
+  ThreadSlot* slot_;
   bool is_late_ = false;
 };
 
 // While one of these says yes, no other thread is inside an operator.
-class Stillness {
+class ExclusiveSection {
  public:
-  Stillness();
-  ~Stillness();
-  Stillness(const Stillness&) = delete;
-  Stillness& operator=(const Stillness&) = delete;
+  ExclusiveSection();
+  ~ExclusiveSection();
+  ExclusiveSection(const ExclusiveSection&) = delete;
+  ExclusiveSection& operator=(const ExclusiveSection&) = delete;
   explicit operator bool() const { return still_; }
 
  private:

@@ -57,7 +57,7 @@ int mgd_torch_is_spilled(PyObject* o) {
     TORCH_CHECK_TYPE(THPVariable_Check(o), "managed: expected a tensor, not ", Py_TYPE(o)->tp_name);
     bool spilled = false;
     each_storage(THPVariable_Unpack(o), [&](c10::StorageImpl* s) {
-      if (const Block* b = block_of(s)) spilled |= !mgd_handle_is_home(b);
+      if (const StorageHandle* b = handle_of(s)) spilled |= !mgd_handle_is_home(b);
     });
     return static_cast<int>(spilled);
   });

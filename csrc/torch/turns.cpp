@@ -2,6 +2,7 @@
 #include "turns.h"
 
 #include "devices.h"
+#include "waiting.h"
 
 namespace managed {
 

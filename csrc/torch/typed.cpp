@@ -168,7 +168,7 @@ class Call {
     hold_.bring_home(arguments_.facts.called);
   }
 
-  const Visit visit_; // first: nothing moves by itself after it
+  const OperatorSection visit_; // first: nothing moves by itself after it
   Arguments arguments_;
   Turn turn_; // until what is made can leave, too
   Hold hold_;

@@ -1,0 +1,74 @@
+// transfer.cpp: see transfer.h.
+#include "transfer.h"
+
+#include <pthread.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+
+#include "forks.h"
+#include "host_memory.h"
+#include "turns.h"
+
+namespace managed {
+
+namespace {
+
+struct Transfers {
+  std::mutex mutex; // a leaf
+  std::condition_variable changed;
+  int running = 0;
+  bool forking = false;
+};
+
+Transfers& transfers();
+
+// A mover may be waiting for the GIL, which the forking thread has: it does not wait for ever.
+void fork_begins() {
+  std::unique_lock<std::mutex> lock(transfers().mutex);
+  transfers().forking = true;
+  transfers().changed.wait_for(lock, std::chrono::nanoseconds(kPatience), [] { return transfers().running == 0; });
+  lock.release(); // held until both sides of the fork go on
+}
+
+void fork_ends() {
+  transfers().forking = false;
+  transfers().mutex.unlock();
+  transfers().changed.notify_all();
+}
+
+void child_begins() {
+  transfers().running = 0;
+  transfers().forking = false;
+  forget_waiters(transfers().changed);
+  transfers().mutex.unlock();
+}
+
+Transfers& transfers() {
+  static auto* m = [] {
+    kept_host(); // its lock is taken inside, so it is named earlier (forks.h)
+    pthread_atfork(&fork_begins, &fork_ends, &child_begins);
+    return new Transfers; // never destroyed: threads may outlive static destructors
+  }();
+  return *m;
+}
+
+} // namespace
+
+thread_local int Transfer::depth_ = 0;
+
+Transfer::Transfer() {
+  if (depth_++ > 0) return;
+  std::unique_lock<std::mutex> lock(transfers().mutex);
+  transfers().changed.wait(lock, [] { return !transfers().forking; });
+  transfers().running++;
+}
+
+Transfer::~Transfer() {
+  if (--depth_ > 0) return;
+  std::lock_guard<std::mutex> lock(transfers().mutex);
+  if (--transfers().running == 0) transfers().changed.notify_all();
+}
+
+} // namespace managed

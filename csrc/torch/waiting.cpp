@@ -1,0 +1,78 @@
+// waiting.cpp: see waiting.h.
+#include "waiting.h"
+
+#include <Python.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+
+#include "api.h"
+#include "forks.h"
+
+namespace managed {
+namespace {
+
+struct Waiting {
+  std::mutex mutex;
+  std::condition_variable freed;
+  std::atomic<int> waiters{0};
+  std::atomic<uint64_t> count{0};
+};
+
+Waiting& waiting() {
+  static auto* w = new Waiting; // never destroyed: threads may outlive static destructors
+  return *w;
+}
+
+std::mutex& waiting_mutex() { return waiting().mutex; }
+
+// Of the count, what this thread has added.
+constinit thread_local uint64_t freed_here __attribute__((tls_model("initial-exec"))) = 0;
+
+} // namespace
+
+void prepare_waiting() { survive_fork<waiting_mutex>(); }
+
+void forget_waiting() {
+  waiting().waiters = 0;
+  forget_waiters(waiting().freed);
+}
+
+uint64_t freed_count() { return waiting().count; }
+uint64_t freed_by_others() { return freed_count() - freed_here; }
+bool somebody_waits() { return waiting().waiters.load() != 0; }
+void note_change() { bytes_came_back(0, 0); }
+
+// Called on every free, so it takes no lock while nobody waits. The count goes
+// up first: whoever registers as a waiter afterwards sees it and does not sleep.
+void bytes_came_back(int, std::size_t) {
+  Waiting& w = waiting();
+  w.count++;
+  freed_here++;
+  if (w.waiters.load() == 0) return;
+  { std::lock_guard<std::mutex> lock(w.mutex); }
+  w.freed.notify_all();
+}
+
+bool wait_for_change(uint64_t seen, int64_t deadline) {
+  Waiting& w = waiting();
+  PyThreadState* gil = PyGILState_Check() ? PyEval_SaveThread() : nullptr;
+  w.waiters++;
+  bool woken = false;
+  {
+    std::unique_lock<std::mutex> lock(w.mutex);
+    const auto until = std::chrono::steady_clock::time_point(std::chrono::nanoseconds(deadline));
+    woken = w.freed.wait_until(lock, until, [&] { return w.count != seen; });
+  }
+  w.waiters--;
+  if (gil) PyEval_RestoreThread(gil);
+  return woken;
+}
+
+} // namespace managed
+
+uint64_t mgd_torch_freed_count(void) { return managed::freed_count(); }
+void mgd_torch_notify_freed(void) { managed::note_change(); }
+int mgd_torch_wait_freed(uint64_t seen, int64_t deadline) { return managed::wait_for_change(seen, deadline); }

@@ -1,0 +1,19 @@
+// waiting.h: who needs what others have waits until something has come back: reads the count, looks, and waits for the
+// count to change.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace managed {
+
+uint64_t freed_count();
+uint64_t freed_by_others(); // than this thread
+bool wait_for_change(uint64_t seen, int64_t deadline); // with or without the GIL, which it gives away; false when time is over
+bool somebody_waits();
+void note_change();
+void bytes_came_back(int device, std::size_t bytes); // the same, as allocators say it
+
+void prepare_waiting(); // before any other lock is named that a fork survives
+void forget_waiting();  // in a forked child, which has none of the threads that waited
+
+} // namespace managed
