@@ -386,6 +386,7 @@ def test_a_graph_that_dies_while_it_is_away():
 
 
 @pytest.mark.not_under_torture("what is on the host stays there, and nothing else comes")
+@pytest.mark.only_simulated("a budget that ends within a segment of CUDA's")
 def test_many_copies_on_the_host_make_way_for_one_that_is_large():
     """More than two plans hold: each gives some up, which is progress, and nobody leaves yet."""
     many = [on(torch.randn(N), D3) for _ in range(100)]

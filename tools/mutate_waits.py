@@ -51,7 +51,7 @@ WAITS = {
 FILE_LOCAL = {"wait_for_foreign", "mark_foreign"}  # without a use they would be a warning
 
 NAME = re.compile(rf"\b({'|'.join(sorted(WAITS, key=len, reverse=True))})(?=\()")
-DECLARED = re.compile(r"\b(void|bool)\s+$")
+DECLARED = re.compile(r"\b(?!return\b|else\b)\w+\s+$")  # a type stands before it: no call
 
 
 @dataclass
