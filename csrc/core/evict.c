@@ -1,9 +1,9 @@
-/* evict.c: who leaves a device when room is short, and where to.
+/* evict.c: which storages leave a device when room is short, and where to.
  *
- * It asks storages in their order, takes those that may leave in one transition, and
- * files them when they have gone; it copies nothing. The order itself is order.c's, what
- * a policy thinks policy.c's. Room goes, in this order, to what costs
- * the owners least: guests of other devices, then by the policy.
+ * mgd_evict_begin() asks storages in their order and plans that those leave that may: guests of other
+ * devices first, then its own storages by the policy. mgd_evict_end() files a storage
+ * when its bytes have gone, or have not. Nothing is copied here. The order is kept by order.c, the
+ * policy's worth of one storage is computed by policy.c.
  */
 #include "arithmetic.h"
 #include "internal_machine.h"
@@ -28,9 +28,15 @@ struct plan {
   int64_t room[MGD_MAX_DEVICES]; /* of peers, less what goes there */
 };
 
-/* Afterwards the bytes are the caller's to move, and count one use; or somebody else uses them, and nothing was changed.
- * *clean: the host's copy is good. A mark made after the state is set may be of a write to come as well as of one before: it counts
- * as both, and costs at most a copy too many. */
+/* Takes the bytes for a mover, which counts as one use of them. False: an operator uses them, and nothing was changed.
+ *
+ * Operators take no lock, so the order of the steps matters. First the state says SPILLING: an operator that begins from now on
+ * finds the bytes not at home and waits. Then the number of uses is compared: an operator that began before is counted there, and
+ * the step fails. mgd_handle_use() does the same two accesses in the other order, so one of the two sides always sees the other.
+ *
+ * *clean: the host's copy is as good as the bytes, so they need not be copied. The mark `dirty` is taken away before the uses are
+ * compared, and read again afterwards. An operator that sets it in between may have written before the bytes were taken, or
+ * may be waiting to write them when they are back; nobody can tell, so the bytes count as written. */
 static bool take_bytes(struct plan *p, struct mgd_handle *h, bool *clean) {
   uint32_t uses = MGD_ALIVE, before = h->state;
   mgd_residency_unfile_locked(p->m, h);
@@ -50,7 +56,7 @@ static bool take_bytes(struct plan *p, struct mgd_handle *h, bool *clean) {
   return false;
 }
 
-/* The storage is as one that never left, and worth what that is. It may be out of the order while others are asked. */
+/* Gives up the host's copy of a storage that is at home. The policy values the storage as one that has no such copy. */
 static void forget_spare(struct plan *p, struct mgd_handle *h) {
   p->actions[p->n++] = (struct mgd_action){.kind = MGD_DO_FORGET, .from = MGD_HOST, .to = -1, .bytes = h->bytes, .memory = h->memory};
   mgd_residency_list_remove(&p->m->host.spares, h);
@@ -63,8 +69,8 @@ static void forget_spare(struct plan *p, struct mgd_handle *h) {
   }
 }
 
-/* Spares go, oldest first, until the host has room for `bytes` more, but none where all of them are not enough. False also when
- * the plan is full before. */
+/* Gives up copies of storages that are at home, oldest first, until the host has room for `bytes` more. None is given up where all
+ * of them are not enough. False: there is no room, or the plan was full before there was. */
 static bool make_host_room(struct plan *p, int64_t bytes) {
   struct mgd_host_room *host = &p->m->host;
   if (bytes > host->limit - (host->used - host->spare_bytes)) {
@@ -76,17 +82,21 @@ static bool make_host_room(struct plan *p, int64_t bytes) {
   return bytes <= host->limit - host->used;
 }
 
-/* A peer that had to send guests on needs its room itself: for as many victims as this it is left alone, for twice as many each
- * time. Over a link that is no slower than the host's a guess that fails costs little, so there it is always asked. */
+/* Whether a peer gets no guest this time. A peer that had to send guests on to the host needed its room itself. It then gets none
+ * for a number of victims that doubles each time, at most 2 to the power of MOST_SENT_ON. This is not asked of a peer whose link
+ * is as fast as the host's: a guest that it sends on costs little more than going to the host at once. */
 static bool is_left_alone(struct mgd_storages *s) {
   bool left_alone = s->refusals > 0;
   s->refusals -= left_alone;
   return left_alone;
 }
 
-/* The nearest peer with room whose link takes at most twice the host's time, or the host, or any peer with room, or -1. From the
- * host bytes come back with a copy left there, and leave again for nothing until they are written: so what came back from a
- * peer and was not written since goes to one again only if there and back take no longer than back from the host. */
+/* Where the bytes go: the peer with room whose link takes the least time, if that is at most twice the host's; else the host; else,
+ * where the host has no room, any peer with room; else -1.
+ *
+ * Bytes that were not written since they came home are a special case. Had they come from the host, their copy would still be
+ * there and they would leave for nothing. They came from a peer, which keeps no copy. Going to a peer again costs two trips over its
+ * link; going to the host costs one trip and the way back, and nothing the next time. So their limit is half the host's time. */
 static int choose_target(struct plan *p, const struct mgd_handle *h, int from) {
   double host = mgd_link_estimate(&p->m->links[from][MGD_HOST], 1, h->bytes), least = 0.0, least_of_all = 0.0;
   double limit = __atomic_load_n(&h->dirty, __ATOMIC_RELAXED) ? 2.0 * host : 0.5 * host;
@@ -109,8 +119,8 @@ static int choose_target(struct plan *p, const struct mgd_handle *h, int from) {
   return best >= 0 ? best : make_host_room(p, h->bytes) ? MGD_HOST : nearest;
 }
 
-/* Plans that h leaves `from`, which the plan has room for; false when it may not, or there is no room for it anywhere. Nobody
- * else's spare is given up for one that cannot leave anyway. */
+/* Plans that h leaves `from`. False: it is in use, its owner does not let it leave, or there is no room for it anywhere. The first two
+ * are asked first, so that no copy on the host is given up for a storage that stays. The plan has room for one more action. */
 static bool plan_departure(struct plan *p, struct mgd_handle *h, int from) {
   bool clean, used = __atomic_load_n(&h->in_use, __ATOMIC_RELAXED) != MGD_ALIVE;
   if (used || (p->m->may_leave && !p->m->may_leave(h))) {
@@ -132,7 +142,7 @@ static bool plan_departure(struct plan *p, struct mgd_handle *h, int from) {
 
 /* ---- who is asked */
 
-/* The first of them have all been asked and stay: they wait behind the others. */
+/* Puts those before `next` behind all others: they have been asked and stay. */
 static void move_to_the_end(struct mgd_handle_list *list, struct mgd_handle *next) {
   struct mgd_handle *first = list->oldest, *last = next->elder;
   next->elder = NULL;
@@ -143,7 +153,7 @@ static void move_to_the_end(struct mgd_handle_list *list, struct mgd_handle *nex
   list->youngest = last;
 }
 
-/* Guests have the host as well; what came first goes first. */
+/* Sends guests of other devices on to the host, those first that came first. Returns how many bytes that gives. */
 static int64_t send_guests_on(struct plan *p, int device, int64_t bytes) {
   struct mgd_storages *s = &p->m->devices[device].storages;
   int64_t given = 0;
@@ -163,7 +173,8 @@ static int64_t send_guests_on(struct plan *p, int device, int64_t bytes) {
   return given;
 }
 
-/* Those that may not leave now are parked until all have been asked. */
+/* Plans that the device's own storages leave, in their order. One that may not leave now is parked, out of the order, until all
+ * others have been asked. Returns how many bytes that gives. */
 static int64_t evict_victims(struct plan *p, int device, int64_t bytes) {
   struct mgd_storages *s = &p->m->devices[device].storages;
   struct mgd_order_search search = {.values = MGD_LOOKS};
@@ -182,7 +193,7 @@ static int64_t evict_victims(struct plan *p, int device, int64_t bytes) {
   return given;
 }
 
-/* What others were doing when somebody began to look for room: when he finds none, it says whether it is worth another try. */
+/* What other threads were doing when a search for room began. A search that finds none is worth another try if they did anything. */
 struct others {
   struct mgd_uses uses;
   int32_t departures;
@@ -196,14 +207,16 @@ static struct others look_at_others(const struct mgd_machine *m, int device) {
 
 static bool are_busy(const struct others *o, int64_t mine) { return (int64_t)(o->uses.begun - o->uses.ended) + o->departures > mine; }
 
-/* Also when they have come to an end meanwhile: who was asked before that may leave now. */
+/* Whether other threads used storages during the search. It is true also if those uses have ended: a storage that was asked while
+ * it was in use may leave now. */
 static bool others_used(const struct mgd_machine *m, int device, const struct others *before, int64_t mine) {
   const struct others now = look_at_others(m, device);
   bool came = now.uses.begun != before->uses.begun || now.arrivals != before->arrivals;
   return came || are_busy(before, mine) || are_busy(&now, mine);
 }
 
-/* Guests are asked first, and some of each in turn. True: nobody leaves yet, but not all have been asked. */
+/* Asks at most MGD_LOOKS storages, guests first; *guests and *victims are how many are still to be asked. True: nobody leaves so
+ * far, and not all have been asked, so it is to be called again. */
 static bool ask_some(struct plan *p, int device, int64_t bytes, int32_t *guests, int32_t *victims) {
   int64_t given = 0;
   p->refused = 0;
@@ -226,7 +239,7 @@ static void start_plan(struct plan *p, struct mgd_machine *m, const int64_t *roo
   }
 }
 
-/* In between others are let in, so that the device may be gone. */
+/* Lets other threads have the mutex after every MGD_LOOKS storages, so the device may be gone afterwards. */
 static int begin(struct plan *p, int device, int64_t bytes, int64_t mine) {
   struct mgd_machine *m = p->m;
   struct mgd_storages *s = &m->devices[device].storages;

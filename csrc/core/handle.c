@@ -1,8 +1,8 @@
-/* handle.c: the directory of storages: each from birth to death.
+/* handle.c: the directory of storages: each is opened, resized, pinned and closed here.
  *
- * Storages are opened, closed, resized and pinned here. Who leaves is decided in evict.c, what comes home in restore.c, and where a handle is
- * filed meanwhile in residency.c; nothing is copied, allocated for a storage or
- * freed here: that is the caller's, who says when it is done.
+ * Which storages leave is decided in evict.c, what comes home in restore.c. In which lists
+ * and sums a handle is filed is residency.c's: every function here takes the handle out of them, changes
+ * its fields and files it again. No bytes are copied, allocated or freed here: that is the caller's.
  */
 #include "arithmetic.h"
 #include "internal_machine.h"
@@ -53,6 +53,8 @@ int mgd_handle_open(struct mgd_machine *m, struct mgd_handle *h, int home, int64
   return mgd_state_leave(m, open_at(m, h, home, bytes));
 }
 
+/* A storage that dies while a mover has its bytes cannot be freed yet. Its handle becomes an orphan: it leaves the list of its home and
+ * stands in the list of orphans, so that the device is still known to be busy, until the mover ends the move and frees everything. */
 int mgd_handle_close(struct mgd_machine *m, struct mgd_handle *h, bool *moving, void **memory) {
   mgd_state_enter(m);
   struct mgd_storages *s = home_of(m, h);
@@ -72,6 +74,7 @@ int mgd_handle_close(struct mgd_machine *m, struct mgd_handle *h, bool *moving, 
   return mgd_state_leave(m, MGD_OK);
 }
 
+/* The bytes are others now, so a copy on the host is of no use and the caller frees it. */
 int mgd_handle_resize(struct mgd_machine *m, struct mgd_handle *h, int64_t bytes, void **memory) {
   if (bytes < 0) {
     return MGD_E_INVALID;
@@ -89,6 +92,7 @@ int mgd_handle_resize(struct mgd_machine *m, struct mgd_handle *h, int64_t bytes
   return mgd_state_leave(m, code);
 }
 
+/* A pin takes the storage out of the order of victims; bytes that are away stay away until they are used, and then stay at home. */
 int mgd_handle_pin(struct mgd_machine *m, struct mgd_handle *h, enum mgd_pin kind, bool pin) {
   int code = MGD_E_INVALID;
   mgd_state_enter(m);

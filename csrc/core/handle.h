@@ -43,8 +43,23 @@ struct mgd_user {
   uint64_t begun[MGD_MAX_DEVICES], ended[MGD_MAX_DEVICES];
 };
 
-/* Invariants. An open handle is in its home's list of all, and in_use is at
- * least MGD_ALIVE; who moves the bytes counts a use of its own meanwhile.
+/* The states, and the functions that lead from one to the next:
+ *
+ *   RESIDENT  -> SPILLING   mgd_evict_begin(): nobody uses the bytes, and they are to leave
+ *   SPILLING  -> SPILLED    mgd_evict_end(): they have arrived elsewhere
+ *   SPILLING  -> RESIDENT, or SPILLED for a guest   mgd_evict_end(to -1): the copy failed, they are where they were
+ *   SPILLED   -> SPILLING   mgd_evict_begin(): a peer needs its room, and sends them on to the host
+ *   SPILLED   -> RESTORING  mgd_restore_begin(): an operator needs them
+ *   RESTORING -> RESIDENT   mgd_restore_end(done)
+ *   RESTORING -> SPILLED    mgd_restore_end(not done): no room, or the copy failed
+ *
+ * In SPILLING and RESTORING the bytes belong to the mover, the caller who got the action: nobody else copies or frees them. An
+ * operator may begin a use in any state, without a lock; it then reads the state and waits unless it is RESIDENT. mgd_evict_begin()
+ * writes the state first and reads the uses then, so it steps back from bytes that somebody has just begun to use.
+ * A storage may die in any state. If it dies while a mover has the bytes, the handle is `closed`, and the mover frees both.
+ *
+ * Invariants. An open handle is in its home's list of all, and in_use is at
+ * least MGD_ALIVE; the mover counts a use of its own meanwhile.
  * By state:
  *   RESIDENT   away is -1; memory, if any, is a spare, and on_host says whether
  *              there is one; dirty is set where the bytes never left; it has a

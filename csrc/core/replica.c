@@ -1,9 +1,9 @@
-/* replica.c: the directory of copies: who holds which version of whose bytes.
+/* replica.c: the directory of copies of storages on other devices: which copy serves, which is stale, which goes first.
  *
- * It decides which copy serves, which are stale and which go first; the tensors
- * themselves are the caller's, who keeps them under the slots given out here.
- * Nothing is freed here: a slot that is given up is doomed, and the caller reaps
- * it, so that a tensor dies where no lock is held.
+ * A copy is a slot with a number. It is FREE, CACHED (it serves) or DOOMED (it serves no more). The tensor of the copy is the
+ * caller's, who keeps it under the slot's number. To free a tensor may take locks, so nothing is freed under the
+ * core's mutex: a slot is doomed first, and its bytes stay counted; later the caller reaps it with no lock held, which makes it free, and drops the tensor.
+ * The lists and the hash table are replica_table.c's, the storages and their counts of writes source.c's.
  */
 #include "arithmetic.h"
 #include "internal_machine.h"
@@ -29,7 +29,7 @@ int64_t mgd_replica_limit_locked(const struct mgd_machine *m, int device) {
 
 void mgd_replica_shrink_locked(struct mgd_machine *m, int device) { shrink(m, device, mgd_replica_limit_locked(m, device)); }
 
-/* Another thread may have brought the same bytes meanwhile: the older copy goes. */
+/* Makes the copy a CACHED slot. If another thread has brought the same bytes since the caller looked, the older copy is doomed. */
 static void insert(struct mgd_machine *m, struct mgd_source *s, int device, uint64_t extent, int64_t bytes) {
   struct mgd_replicas *r = &m->replicas;
   struct mgd_device *d = &m->devices[device];
@@ -57,7 +57,8 @@ static void insert(struct mgd_machine *m, struct mgd_source *s, int device, uint
   mgd_ledger_move_locked(m, device, MGD_REPLICA, bytes);
 }
 
-/* Whether a copy may be kept; makes sure of a free slot for it. */
+/* Whether the copy may be kept, and a free slot for it. `writes` is the source's count from before the copying began: if it has
+ * changed, the copy holds bytes from before a write, or of both, and must not serve. */
 static int prepare(struct mgd_machine *m, uint64_t source, uint64_t writes, int device, int64_t bytes) {
   const struct mgd_source *s = mgd_source_find(m, source);
   int64_t unused;
@@ -90,7 +91,7 @@ int mgd_replica_add(struct mgd_machine *m, uint64_t source, uint64_t writes, int
   return mgd_state_leave(m, code);
 }
 
-/* Fault injection: xorshift64 (Marsaglia 2003), one find in four. */
+/* Fault injection: whether this find dooms its copy, by chance, one in four (xorshift64, Marsaglia 2003). */
 static bool is_shaken(struct mgd_replicas *r) {
   if (!r->shake) {
     return false;
@@ -131,6 +132,7 @@ int mgd_replica_drop(struct mgd_machine *m, int32_t slot) {
   return mgd_state_leave(m, known ? MGD_OK : MGD_E_INVALID);
 }
 
+/* At least one goes, also for 0 bytes: a caller that asks again and again comes to an end. */
 static int make_room(struct mgd_machine *m, int device, int64_t bytes) {
   if (!mgd_state_knows_device_locked(m, device)) {
     return MGD_E_NO_DEVICE;

@@ -1,4 +1,7 @@
-// align.h: brings the operands of one call together.
+// align.h: brings the operands of one call together on the device that the core names.
+//
+// The rules themselves are elsewhere: csrc/core/place.c (which device), rules.cpp (what an operator demands). How a copy is
+// made and what autograd hears of it is crossing.h's.
 #pragma once
 #include <ATen/core/stack.h>
 #include <c10/util/SmallVector.h>

@@ -1,4 +1,5 @@
-// api.cpp: starts the torch side of managed, once a process.
+// api.cpp: starts the torch side of managed, once a process. Only the order of the start belongs here; what is
+// started is in the files that are included.
 #include "api.h"
 
 #include "devices.h"

@@ -1,4 +1,7 @@
-// crossing.h: copies of one tensor on another device, recorded by autograd.
+// crossing.h: copies of one tensor on another device, recorded by autograd, and how their gradients come back.
+//
+// Where a tensor is needed, and whether it should rather move, is decided by the caller and in move.h. Which copies are
+// kept for the next use is replica.h's.
 #pragma once
 #include <ATen/core/Tensor.h>
 

@@ -1,4 +1,6 @@
-// devices.h: torch's devices as ids of the core's machine, and time.
+// devices.h: torch's devices as ids of the core's machine, what their allocators report, and time.
+//
+// Nothing is placed, moved or waited for here: see align.h, room.h, waiting.h.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>

@@ -1,4 +1,4 @@
-// errors.h: managed's own exceptions, thrown where no Python may be called.
+// errors.h: managed's own exceptions, thrown where no Python may be called. Their texts are the callers'.
 #pragma once
 #include <string>
 

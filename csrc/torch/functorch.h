@@ -1,4 +1,6 @@
 // functorch.h: tensors that torch.func has wrapped, and the hook above its transforms.
+//
+// All that depends on functorch is here; everybody else asks these questions and knows nothing of wrappers.
 #pragma once
 #include <ATen/core/Tensor.h>
 

@@ -1,4 +1,6 @@
 // garbage.h: what Python's collector can free, before a device counts as full.
+//
+// The collector itself is run by the binding (csrc/python/garbage.c), which this asks and waits for.
 #pragma once
 
 namespace managed {

@@ -1,5 +1,6 @@
-// guard.h: the border between C++ exceptions and Python's.
-// Only files that implement api.h include it.
+// guard.h: the border between C++ exceptions and Python's, and giving the GIL away.
+//
+// Only files that implement functions for csrc/python include it.
 #pragma once
 #include <Python.h>
 #include <torch/csrc/Exceptions.h>

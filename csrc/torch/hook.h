@@ -1,4 +1,8 @@
-// hook.h: the chokepoint.
+// hook.h: the chokepoint, which every operator call on a managed tensor passes: the kernel of the dispatch key that makes
+// tensors managed.
+//
+// It compares devices, lets the operator run, and marks what comes out. What to do when operands stand apart is align.h's,
+// what to do when bytes are away is hold.h's. Unboxed forms of the same for frequent operators are in typed.cpp.
 #pragma once
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>

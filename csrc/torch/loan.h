@@ -1,4 +1,6 @@
-/* loan.h: calls that read the pointers of their arguments and are done with them when they return: a compiled graph, a launcher of kernels.
+/* loan.h: calls that read the pointers of their arguments and need them no more when they return: a compiled graph, a launcher of kernels.
+ *
+ * Pointers that a program takes for good are exposure.h's, those that a serialiser takes saving.h's.
  *
  * Part of what csrc/torch offers to csrc/python; api.h says how these functions fail.
  */

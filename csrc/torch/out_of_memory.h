@@ -1,4 +1,6 @@
-// out_of_memory.h: what a program is told when no room could be made.
+// out_of_memory.h: what a program is told when no room could be made: who asked, who holds what, what to do next.
+//
+// Only the text and the exception. Whether there is room is found out in room.h and hold.h.
 #pragma once
 #include <c10/util/Exception.h>
 

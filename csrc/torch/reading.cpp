@@ -1,4 +1,6 @@
-// reading.cpp: tensors that torch reads while it shuts out the hook.
+// reading.cpp: keeps tensors at home while torch reads them with the hook shut out, as torch.tensor([x[0], x[1]]) does.
+//
+// Which calls do that is known to the binding (csrc/python/lists.c).
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "api.h"

@@ -1,33 +1,34 @@
-// threads.h: what keeps a leaf still while somebody uses it.
+// threads.h: no leaf tensor changes its device while an operator of another thread uses it.
 //
-// A leaf that moves by itself changes its storage and its device in place. So a
-// thread says when it is inside an operator on managed tensors, and leaves move
-// only while nobody else is inside one; who comes meanwhile waits.
+// A leaf that settles on another device changes its storage and its device in place. So each thread says when it is
+// inside an operator on managed tensors (OperatorSection), and a leaf settles only while no other thread is inside one
+// (ExclusiveSection). An operator that begins meanwhile waits. It is a lock for many readers and one writer, made so that
+// readers write to no shared memory. Which leaf settles where is decided in move.cpp.
 #pragma once
 #include <atomic>
 #include <cstdint>
 
 namespace managed {
 
-// What one thread says of itself.
+// What one thread says of itself; only it writes, everybody reads.
 struct ThreadSlot {
   std::atomic<bool> inside{false};
-  uint64_t seen = 0; // the state of moves when it last looked
+  uint64_t seen = 0; // settle_epoch when it last looked
   int depth = 0;     // of operators inside operators
 };
 
-extern std::atomic<uint64_t> settle_epoch; // moves that ended, times two; odd: one is under way
-// Whether visitors make their word visible themselves, with a locked store. They need not where the kernel
-// lets a mover do it for all threads at once: membarrier(2).
+extern std::atomic<uint64_t> settle_epoch; // exclusive sections that ended, times two; odd: one is under way
+// Whether operators make their word visible themselves, with a locked store. They need not where the kernel
+// lets an exclusive section do it for all threads at once: membarrier(2).
 extern const bool operators_fence;
 // One word of static thread-local storage: every operator reads it.
 extern constinit thread_local ThreadSlot* thread_slot __attribute__((tls_model("initial-exec")));
 
 __attribute__((cold, noinline)) ThreadSlot* register_thread();
-__attribute__((cold, noinline)) void catch_up(ThreadSlot& slot); // waits, without the GIL, for a move that is under way
+__attribute__((cold, noinline)) void catch_up(ThreadSlot& slot); // waits, without the GIL, for an exclusive section that is under way
 
-// Stands around each operator and each backward pass. The two accesses in sequence are what a mover relies on:
-// either it sees us inside, or we see it.
+// Stands around each operator and each backward pass. It writes `inside` and then reads settle_epoch; an exclusive section
+// writes settle_epoch and then reads `inside`. So at least one of the two sees the other.
 class OperatorSection {
  public:
   OperatorSection() : slot_(thread_slot) {
@@ -58,7 +59,7 @@ class OperatorSection {
   bool is_late_ = false;
 };
 
-// While one of these says yes, no other thread is inside an operator.
+// While one of these is true, no other thread is inside an operator. False: some thread is; nothing was waited for.
 class ExclusiveSection {
  public:
   ExclusiveSection();

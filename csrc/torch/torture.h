@@ -1,4 +1,4 @@
-// torture.h: for tests: everything that nobody uses leaves before an operator runs.
+// torture.h: for tests: everything that nobody uses leaves before an operator runs (managed.debug.torture).
 #pragma once
 #include <atomic>
 #include <cstdint>

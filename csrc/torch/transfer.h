@@ -1,12 +1,12 @@
-// transfer.h: bytes on their way, and fork().
+// transfer.h: fork() and bytes that are on their way between two places.
 //
-// What is planned or carried by a thread that the child lacks would be on its
-// way for ever, so fork waits for it, and who comes meanwhile waits for fork.
+// A forked child has only the thread that called fork(). Bytes that another thread was carrying would be on their
+// way for ever there. So fork() waits until no transfer is under way, and a transfer that begins meanwhile waits for fork().
 #pragma once
 
 namespace managed {
 
-// Stands around the planning and carrying of whatever goes from one place to another. Nothing waits for another thread's operator inside.
+// Stands around the planning and the carrying out of a spill or a restore. Inside, nothing may wait for another thread's operator.
 class Transfer {
  public:
   Transfer();

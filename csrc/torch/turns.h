@@ -1,10 +1,10 @@
 // turns.h: where room is short, operators that hold storages run one after the other.
 //
-// Two that each hold their operands and need room for results would wait for
-// each other for ever, and neither can be run again: it may have written. So for
-// some time after a storage had to leave, an operator takes the only turn there is
-// before it holds anything, and waits for it with empty hands. It is an advice and
-// no lock: who has had it for too long, because it waits for
+// Two operators that each hold their operands and need room for their results would wait for
+// each other for ever. Neither can be stopped and run again, since it may have written.
+// So for some time after a storage had to leave, an operator takes the turn, of which there is one,
+// before it holds anything. It waits for the turn while it holds nothing. The turn is advice and
+// no lock: an operator that has had it for too long, because it waits for
 // another operator inside its own, is passed by.
 #pragma once
 #include <atomic>

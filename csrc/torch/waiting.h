@@ -1,5 +1,7 @@
-// waiting.h: who needs what others have waits until something has come back: reads the count, looks, and waits for the
-// count to change.
+// waiting.h: waiting for bytes that others have. Each free, and each end of a transfer, adds one to a count. Who needs room
+// reads the count, looks for room, and if there is none waits for the count to change: so nothing that came between is missed.
+//
+// Who may wait, and for how long, is decided by the callers (room.cpp, hold.cpp, turns.cpp).
 #pragma once
 #include <cstddef>
 #include <cstdint>
