@@ -16,7 +16,9 @@
 
 /* ---- slots */
 
-static int32_t slot_of_claim(const struct mgd_claims *claims, const struct mgd_claim *c) { return (int32_t)(c - claims->slots); }
+static int32_t slot_of_claim(const struct mgd_claims *claims, const struct mgd_claim *c) {
+  return (int32_t)(c - claims->slots);
+}
 
 static int grow_claims(struct mgd_machine *m) {
   struct mgd_claims *claims = &m->claims;
@@ -45,7 +47,9 @@ static struct mgd_claim *find_claim(struct mgd_machine *m, const struct mgd_tick
   return current ? c : NULL;
 }
 
-static uint64_t id_of(const struct mgd_claims *claims, const struct mgd_claim *c) { return (uint64_t)c->generation << 32 | (uint64_t)(slot_of_claim(claims, c) + 1); }
+static uint64_t id_of(const struct mgd_claims *claims, const struct mgd_claim *c) {
+  return (uint64_t)c->generation << 32 | (uint64_t)(slot_of_claim(claims, c) + 1);
+}
 
 /* Ends the claim and its ticket. */
 static void forget(struct mgd_machine *m, struct mgd_claim *c, struct mgd_ticket *ticket) {
@@ -76,9 +80,13 @@ static void dequeue(struct mgd_machine *m, struct mgd_claim *c) {
 
 /* ---- decisions */
 
-static bool fits_now(const struct mgd_machine *m, const struct mgd_claim *c) { return c->bytes <= mgd_ledger_room_locked(m, c->device, c->reserved); }
+static bool fits_now(const struct mgd_machine *m, const struct mgd_claim *c) {
+  return c->bytes <= mgd_ledger_room_locked(m, c->device, c->reserved);
+}
 
-static bool could_fit(const struct mgd_machine *m, const struct mgd_claim *c) { return c->bytes <= mgd_ledger_limit_locked(m, c->device, c->reserved); }
+static bool could_fit(const struct mgd_machine *m, const struct mgd_claim *c) {
+  return c->bytes <= mgd_ledger_limit_locked(m, c->device, c->reserved);
+}
 
 static void grant(struct mgd_machine *m, struct mgd_claim *c) {
   c->state = MGD_CLAIM_GRANTED;
@@ -109,7 +117,8 @@ static bool serve(struct mgd_machine *m, int device, int64_t now, const struct m
 }
 
 /* A claim in a fresh slot; the caller made sure that there is one. */
-static struct mgd_claim *open_claim(struct mgd_machine *m, int device, int64_t bytes, double reserved, int64_t deadline) {
+static struct mgd_claim *open_claim(struct mgd_machine *m, int device, int64_t bytes, double reserved,
+                                    int64_t deadline) {
   struct mgd_claim *c = &m->claims.slots[m->claims.first_free];
   m->claims.first_free = c->next;
   c->next = c->previous = NO_SLOT;
@@ -155,7 +164,8 @@ static int request(struct mgd_machine *m, const struct mgd_claim *wish, int64_t 
   return free ? MGD_OK : MGD_E_WAIT;
 }
 
-int mgd_admit_request(struct mgd_machine *m, int device, int64_t bytes, double reserved, int64_t now, int64_t deadline, struct mgd_ticket *ticket) {
+int mgd_admit_request(struct mgd_machine *m, int device, int64_t bytes, double reserved, int64_t now, int64_t deadline,
+                      struct mgd_ticket *ticket) {
   if (bytes < 0 || !(reserved >= 0.0 && reserved < 1.0)) {
     return MGD_E_INVALID;
   }
@@ -176,7 +186,8 @@ static mgd_mask without_queues(struct mgd_machine *m, mgd_mask allowed, int64_t 
   return open;
 }
 
-static int admit_object(struct mgd_machine *m, const struct mgd_object_request *object, int64_t now, struct mgd_ticket *ticket, enum mgd_reason *why) {
+static int admit_object(struct mgd_machine *m, const struct mgd_object_request *object, int64_t now,
+                        struct mgd_ticket *ticket, enum mgd_reason *why) {
   int code = ensure_slot(m);
   if (code != MGD_OK) {
     return code;
@@ -193,7 +204,8 @@ static int admit_object(struct mgd_machine *m, const struct mgd_object_request *
   return MGD_OK;
 }
 
-int mgd_admit_object(struct mgd_machine *m, const struct mgd_object_request *request, int64_t now, struct mgd_ticket *ticket, enum mgd_reason *why) {
+int mgd_admit_object(struct mgd_machine *m, const struct mgd_object_request *request, int64_t now,
+                     struct mgd_ticket *ticket, enum mgd_reason *why) {
   int code = mgd_place_validate(request);
   if (code != MGD_OK) {
     return code;

@@ -15,7 +15,9 @@ void mgd_alloc_init(struct mgd_alloc *a, int64_t fail_at) {
 }
 
 /* Counts a call and tells whether it is the one that must fail. */
-static bool must_fail(struct mgd_alloc *a) { return atomic_fetch_add_explicit(&a->made, 1, memory_order_relaxed) + 1 == a->fail_at; }
+static bool must_fail(struct mgd_alloc *a) {
+  return atomic_fetch_add_explicit(&a->made, 1, memory_order_relaxed) + 1 == a->fail_at;
+}
 
 void *mgd_alloc_resize(struct mgd_alloc *a, void *old, size_t count, size_t size) {
   if (must_fail(a) || count > SIZE_MAX / size) {
@@ -31,4 +33,6 @@ void *mgd_alloc_new(struct mgd_alloc *a, size_t count, size_t size) {
 
 void mgd_alloc_free(void *memory) { free(memory); }
 
-int mgd_alloc_mutex(struct mgd_alloc *a, pthread_mutex_t *mutex) { return must_fail(a) || pthread_mutex_init(mutex, NULL) ? MGD_E_NOMEM : MGD_OK; }
+int mgd_alloc_mutex(struct mgd_alloc *a, pthread_mutex_t *mutex) {
+  return must_fail(a) || pthread_mutex_init(mutex, NULL) ? MGD_E_NOMEM : MGD_OK;
+}

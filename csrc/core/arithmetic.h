@@ -27,7 +27,9 @@ static inline int64_t mgd_max(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* a + b and a - b for a >= 0 (the sum: and b >= 0), or the largest number there is: for comparing. */
 static inline int64_t mgd_about_sum(int64_t a, int64_t b) { return a <= INT64_MAX - b ? a + b : INT64_MAX; }
-static inline int64_t mgd_about_difference(int64_t a, int64_t b) { return b >= 0 || a <= INT64_MAX + b ? a - b : INT64_MAX; }
+static inline int64_t mgd_about_difference(int64_t a, int64_t b) {
+  return b >= 0 || a <= INT64_MAX + b ? a - b : INT64_MAX;
+}
 
 /* A rate or an amount that somebody gave us: finite and not negative. */
 static inline bool mgd_is_amount(double x) { return isfinite(x) && x >= 0.0; }

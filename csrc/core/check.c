@@ -4,9 +4,8 @@
  * Each function below verifies one struct's comment, in the same words. It
  * reads and never repairs: a broken invariant is a bug to be found, not a
  * state to live with. Those of handles are in check_handle.c. The cost is bounded
- * by devices, claims, sources, replicas and handles; of the trace only the two ends of the ring are looked at, of tables
- * the newest entry, so that checking after each of a million transitions is
- * affordable.
+ * by devices, claims, sources, replicas and handles; of the trace only the two ends of the ring are looked at, of
+ * tables the newest entry, so that checking after each of a million transitions is affordable.
  */
 #include "arithmetic.h"
 #include "internal_clock.h"
@@ -147,7 +146,8 @@ static bool are_claims_sound(const struct mgd_machine *m) {
 
 /* Length of a list of slots if each is in that state and knows its neighbours,
  * else -1. It cannot be a ring: the second visit would come from elsewhere. */
-static int32_t replicas_in(const struct mgd_replicas *r, const struct mgd_replica_list *list, enum mgd_replica_state state) {
+static int32_t replicas_in(const struct mgd_replicas *r, const struct mgd_replica_list *list,
+                           enum mgd_replica_state state) {
   int32_t length = 0, previous = -1;
   for (int32_t slot = list->first; slot != -1; length++) {
     bool inside = slot >= 0 && slot < r->size;
@@ -222,7 +222,8 @@ static int32_t bucket_length(const struct mgd_replicas *r, int32_t bucket) {
   for (int32_t slot = r->buckets[bucket]; slot != -1; length++) {
     bool inside = slot >= 0 && slot < r->size && length < r->size;
     const struct mgd_replica *e = inside ? &r->slots[slot] : NULL;
-    if (!e || e->state != MGD_REPLICA_CACHED || mgd_replica_table_bucket(r, e->source, e->device, e->extent) != bucket) {
+    if (!e || e->state != MGD_REPLICA_CACHED ||
+        mgd_replica_table_bucket(r, e->source, e->device, e->extent) != bucket) {
       return -1;
     }
     slot = e->collision;
@@ -315,7 +316,8 @@ int mgd_check_locked(const struct mgd_machine *m) {
   for (int id = 0; sound && id < m->count; id++) {
     sound = is_device_sound(m, id);
   }
-  sound = sound && are_claims_sound(m) && are_replicas_sound(m) && mgd_check_handle_all_locked(m) && is_trace_sound(&m->trace);
+  sound = sound && are_claims_sound(m) && are_replicas_sound(m) && mgd_check_handle_all_locked(m) &&
+      is_trace_sound(&m->trace);
   return sound && are_sites_sound(&m->sites) && are_repeats_sound(&m->repeats) ? MGD_OK : MGD_E_BROKEN;
 }
 
@@ -337,7 +339,9 @@ static bool is_place_sound(const struct mgd_clock *c, int device) {
 }
 
 /* Whether something at this end of a link accounts for its being busy. */
-static bool explains(const struct mgd_clock *c, int device, int64_t free_at) { return device == MGD_CLOCK_HOST || free_at <= mgd_clock_latest(c, device); }
+static bool explains(const struct mgd_clock *c, int device, int64_t free_at) {
+  return device == MGD_CLOCK_HOST || free_at <= mgd_clock_latest(c, device);
+}
 
 static bool is_clock_link_sound(const struct mgd_clock *c, int from, int to) {
   const struct mgd_clock_link *link = mgd_clock_link_of(c, from, to);

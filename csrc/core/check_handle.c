@@ -26,7 +26,9 @@ static bool is_state_sound(const struct mgd_machine *m, const struct mgd_handle 
     case MGD_RESIDENT:
       return h->away == -1 && h->on_host == (h->memory != NULL);
     case MGD_SPILLING:
-      return (h->away == -1 || (h->away != MGD_HOST && h->away != h->home && mgd_state_knows_device_locked(m, h->away) && !h->memory)) && (!h->memory || h->on_host);
+      return (h->away == -1 ||
+              (h->away != MGD_HOST && h->away != h->home && mgd_state_knows_device_locked(m, h->away) && !h->memory)) &&
+          (!h->memory || h->on_host);
     case MGD_SPILLED:
     case MGD_RESTORING:
       return is_away(m, h);
@@ -60,7 +62,8 @@ static bool are_pins_sound(const struct mgd_handle *h) {
 }
 
 static bool is_handle_sound(const struct mgd_machine *m, const struct mgd_handle *h) {
-  bool placed = h->home > MGD_HOST && mgd_state_knows_device_locked(m, h->home) && h->bytes >= 0 && are_pins_sound(h) && !h->asked;
+  bool placed = h->home > MGD_HOST && mgd_state_knows_device_locked(m, h->home) && h->bytes >= 0 && are_pins_sound(h) &&
+      !h->asked;
   return placed && is_state_sound(m, h) && is_use_sound(h) && is_position_sound(m, h);
 }
 
@@ -92,7 +95,8 @@ static void tally_handle(struct tally *t, const struct mgd_handle *h) {
 
 /* The heap by (key, seen) and those behind it; that each entry knows its place is asked of the handles. */
 static bool is_order_sound(const struct mgd_storages *s, int32_t victims) {
-  bool sound = s->ordered + s->parked == victims && s->parked >= 0 && s->sorted >= 0 && s->sorted <= s->ordered && s->open >= 0 && s->open <= s->size && s->age == s->age;
+  bool sound = s->ordered + s->parked == victims && s->parked >= 0 && s->sorted >= 0 && s->sorted <= s->ordered &&
+      s->open >= 0 && s->open <= s->size && s->age == s->age;
   for (int32_t i = 0; sound && i < victims; i++) {
     bool placed = i == 0 || i >= s->sorted || !mgd_order_before(&s->order[i], &s->order[mgd_order_parent(i)]);
     sound = placed && s->order[i].key == s->order[i].key;
@@ -149,7 +153,8 @@ static bool are_spares_sound(const struct mgd_host_room *host, const struct tall
   if (handles_in(&host->spares) != t->spares) {
     return false;
   }
-  bool sound = host->used == t->on_host && host->peak >= host->used && host->spare_bytes == t->spare_bytes && host->limit >= 0;
+  bool sound =
+      host->used == t->on_host && host->peak >= host->used && host->spare_bytes == t->spare_bytes && host->limit >= 0;
   for (const struct mgd_handle *h = host->spares.oldest; h; h = h->younger) {
     sound = sound && !h->closed && h->state == MGD_RESIDENT && h->memory;
   }

@@ -32,7 +32,9 @@ static int find_stream(const struct mgd_clock *c, int device, int stream, int64_
 
 static int64_t host_time(const struct mgd_clock *c) { return mgd_clock_place_of(c, HOST)->streams[0]; }
 
-static bool is_speed(struct mgd_speed s) { return mgd_is_amount(s.flops_per_ns) && mgd_is_amount(s.bytes_per_ns) && s.launch_ns >= 0; }
+static bool is_speed(struct mgd_speed s) {
+  return mgd_is_amount(s.flops_per_ns) && mgd_is_amount(s.bytes_per_ns) && s.launch_ns >= 0;
+}
 
 static bool is_link(struct mgd_link l) { return l.latency_ns >= 0 && mgd_is_amount(l.bytes_per_ns); }
 

@@ -26,20 +26,22 @@ int mgd_machine_create(const struct mgd_config *config, struct mgd_machine **out
 void mgd_machine_destroy(struct mgd_machine *m);
 
 /* ---- state.c */
-/* Around fork(): a child must not find the mutex in the hands of a thread that it lacks. Nothing may be called in between. */
+/* Around fork(): a child must not find the mutex in the hands of a thread that it lacks. Nothing may be called in
+ * between. */
 void mgd_state_before_fork(struct mgd_machine *m);
 void mgd_state_after_fork(struct mgd_machine *m); /* in the parent and in the child */
 
 /* ---- device.c: which devices there are */
 /* Adds an accelerator; `name` ("sim:0", at most 31 bytes) is copied. */
 int mgd_device_add(struct mgd_machine *m, const char *name, int64_t capacity, int *id);
-/* Removes all accelerators above `keep`; fails with INVALID while reservations stand or wait, or replicas, storages or bytes of
- * storages are there, or any storage is on its way. */
+/* Removes all accelerators above `keep`; fails with INVALID while reservations stand or wait, or replicas, storages or
+ * bytes of storages are there, or any storage is on its way. */
 int mgd_device_truncate(struct mgd_machine *m, int keep);
 int mgd_device_count(struct mgd_machine *m); /* the host included, so >= 1 */
 int mgd_device_find(struct mgd_machine *m, const char *name, int *id);
 int mgd_device_name(struct mgd_machine *m, int id, char out[32]);
-int mgd_device_set_capacity(struct mgd_machine *m, int id, int64_t capacity); /* dooms the replicas that a smaller device may no longer keep */
+int mgd_device_set_capacity(struct mgd_machine *m, int id,
+                            int64_t capacity); /* dooms the replicas that a smaller device may no longer keep */
 /* How much a device does in a given time beside the others, in any unit, > 0; 1 at first. */
 int mgd_device_set_speed(struct mgd_machine *m, int id, double speed);
 
@@ -49,7 +51,8 @@ int mgd_link_set(struct mgd_machine *m, int from, int to, struct mgd_link link);
 int mgd_link_cost(struct mgd_machine *m, int from, int to, int64_t bytes, int64_t *ns);
 
 /* ---- ledger.c: bytes per device by owner */
-/* Negative bytes give back; INVALID for more than the owner has, and for RESERVED and REPLICA, which are admission's and the directory's alone. */
+/* Negative bytes give back; INVALID for more than the owner has, and for RESERVED and REPLICA, which are admission's
+ * and the directory's alone. */
 int mgd_ledger_add(struct mgd_machine *m, int device, enum mgd_owner owner, int64_t bytes);
 /* What a driver reported. `allocated` are all bytes that torch's allocator has handed out, replicas included. */
 int mgd_ledger_observe(struct mgd_machine *m, int device, int64_t allocated, int64_t foreign);
@@ -66,9 +69,10 @@ int mgd_heuristic_apply(struct mgd_machine *m, int64_t size, int64_t *out);
 /* ---- place.c: which device */
 /* Room is capacity less every owner's bytes, replicas' excepted, less the reserved fraction. */
 int mgd_place_share(struct mgd_machine *m, int device, double reserved, struct mgd_share *out);
-/* Bits of `allowed` that are no accelerator are ignored. Of those with room, disperse takes the one that has the least in use
- * for its speed with the object there, otherwise the one with the least room; the first among equals. */
-int mgd_place_object(struct mgd_machine *m, const struct mgd_object_request *request, int *device, enum mgd_reason *why);
+/* Bits of `allowed` that are no accelerator are ignored. Of those with room, disperse takes the one that has the least
+ * in use for its speed with the object there, otherwise the one with the least room; the first among equals. */
+int mgd_place_object(struct mgd_machine *m, const struct mgd_object_request *request, int *device,
+                     enum mgd_reason *why);
 /* Where one operator runs, by the first rule that applies:
  *   1. two pins on different devices: PIN_CONFLICT, and *device and *other are the first two;
  *   2. a random generator's device;
@@ -79,7 +83,8 @@ int mgd_place_object(struct mgd_machine *m, const struct mgd_object_request *req
  *      then does not fit costs least, except that the holder of most bytes stays
  *      unless another costs less than 80 %; the host where no accelerator votes.
  * Ties go to the lower id. *other is written by PIN_CONFLICT alone. n > 0. */
-int mgd_place_operands(struct mgd_machine *m, const struct mgd_operand *operands, size_t n, int *device, int *other, enum mgd_reason *why);
+int mgd_place_operands(struct mgd_machine *m, const struct mgd_operand *operands, size_t n, int *device, int *other,
+                       enum mgd_reason *why);
 
 /* ---- place_plan.c: which device for each of many objects */
 /* Contiguous layers over devices: the least possible heaviest load of those that take layers (what is in use there, for
@@ -87,7 +92,8 @@ int mgd_place_operands(struct mgd_machine *m, const struct mgd_operand *operands
  * bytes[i] >= 0 for n layers; border[i] are the bytes that cross between layer i
  * and i + 1 (n - 1 of them, NULL means that every cut is free); out[i] indexes shares. NO_ROOM when
  * no contiguous plan fits. */
-int mgd_place_plan_layers(struct mgd_machine *m, const int64_t *bytes, const int64_t *border, size_t n, const struct mgd_share *shares, size_t devices, int *out);
+int mgd_place_plan_layers(struct mgd_machine *m, const int64_t *bytes, const int64_t *border, size_t n,
+                          const struct mgd_share *shares, size_t devices, int *out);
 /* One by one in their order, each where mgd_place_object disperses it to. NO_ROOM when one fits nowhere. */
 int mgd_place_plan_spread(const int64_t *bytes, size_t n, const struct mgd_share *shares, size_t devices, int *out);
 
@@ -96,12 +102,16 @@ int mgd_place_plan_spread(const int64_t *bytes, size_t n, const struct mgd_share
  * with the ticket), or refuses what could never fit (NO_ROOM) and what has no
  * time to wait (DEADLINE: now >= deadline). Writes no trace event: who asks
  * knows the object and the time. */
-int mgd_admit_request(struct mgd_machine *m, int device, int64_t bytes, double reserved, int64_t now, int64_t deadline, struct mgd_ticket *ticket);
-/* Chooses a device and reserves in one step, so that two threads never take the same bytes. Host answers need no ticket (id 0).
- * Never waits: devices where somebody waits are passed over. */
-int mgd_admit_object(struct mgd_machine *m, const struct mgd_object_request *request, int64_t now, struct mgd_ticket *ticket, enum mgd_reason *why);
-/* A poll looks once more before it gives up, so that a waiter which wakes at its deadline may still get OK. INVALID: no such ticket. */
-int mgd_admit_poll(struct mgd_machine *m, struct mgd_ticket *ticket, int64_t now); /* OK, WAIT, or DEADLINE (the ticket is gone) */
+int mgd_admit_request(struct mgd_machine *m, int device, int64_t bytes, double reserved, int64_t now, int64_t deadline,
+                      struct mgd_ticket *ticket);
+/* Chooses a device and reserves in one step, so that two threads never take the same bytes. Host answers need no ticket
+ * (id 0). Never waits: devices where somebody waits are passed over. */
+int mgd_admit_object(struct mgd_machine *m, const struct mgd_object_request *request, int64_t now,
+                     struct mgd_ticket *ticket, enum mgd_reason *why);
+/* A poll looks once more before it gives up, so that a waiter which wakes at its deadline may still get OK. INVALID: no
+ * such ticket. */
+int mgd_admit_poll(struct mgd_machine *m, struct mgd_ticket *ticket,
+                   int64_t now); /* OK, WAIT, or DEADLINE (the ticket is gone) */
 int mgd_admit_release(struct mgd_machine *m, struct mgd_ticket *ticket); /* granted or waiting; id becomes 0 */
 
 /* ---- source.c, replica.c: who holds which version of whose bytes */
@@ -115,40 +125,47 @@ int mgd_source_close(struct mgd_machine *m, uint64_t source);   /* the storage d
 int mgd_source_written(struct mgd_machine *m, uint64_t source); /* the same for its old contents */
 /* How often the source was written. Read it BEFORE copying, and hand it to mgd_replica_add afterwards. */
 int mgd_source_writes(struct mgd_machine *m, uint64_t source, uint64_t *writes);
-/* Keeps a copy; `extent` tells parts and dtypes of one source apart. Least recently used ones go where the device's limit
- * asks for it. NO_ROOM: larger than the limit; STALE: written meanwhile. The copy is good for this once then, and not kept. */
-int mgd_replica_add(struct mgd_machine *m, uint64_t source, uint64_t writes, int device, uint64_t extent, int64_t bytes, int32_t *slot);
+/* Keeps a copy; `extent` tells parts and dtypes of one source apart. Least recently used ones go where the device's
+ * limit asks for it. NO_ROOM: larger than the limit; STALE: written meanwhile. The copy is good for this once then, and
+ * not kept. */
+int mgd_replica_add(struct mgd_machine *m, uint64_t source, uint64_t writes, int device, uint64_t extent, int64_t bytes,
+                    int32_t *slot);
 /* ABSENT when there is none; a replica that is found is the most recently used. */
 int mgd_replica_find(struct mgd_machine *m, uint64_t source, int device, uint64_t extent, int32_t *slot);
 int mgd_replica_drop(struct mgd_machine *m, int32_t slot); /* dooms one; a doomed or free slot stays as it is */
-/* Dooms the least recently used until `bytes` are freed or none is left; at least one, also for 0 bytes, so that whoever
- * asks again and again comes to an end. ABSENT: there was none. */
+/* Dooms the least recently used until `bytes` are freed or none is left; at least one, also for 0 bytes, so that
+ * whoever asks again and again comes to an end. ABSENT: there was none. */
 int mgd_replica_make_room(struct mgd_machine *m, int device, int64_t bytes);
-int mgd_replica_reap(struct mgd_machine *m, int32_t *slot); /* the next doomed slot, which is free from now on; ABSENT: no more */
+int mgd_replica_reap(struct mgd_machine *m,
+                     int32_t *slot); /* the next doomed slot, which is free from now on; ABSENT: no more */
 int mgd_replica_limit(struct mgd_machine *m, int device, double fraction); /* of the capacity; half of it at first */
 
 /* ---- user.c: which threads use storages */
-int mgd_user_join(struct mgd_machine *m, struct mgd_user **user); /* before a thread's first use; what it counts stays after it has left */
+int mgd_user_join(struct mgd_machine *m,
+                  struct mgd_user **user); /* before a thread's first use; what it counts stays after it has left */
 void mgd_user_leave(struct mgd_machine *m, struct mgd_user *user);
-/* BUSY: others than the caller use storages whose home the device is, or bring some away from there; `mine` are the caller's own. */
+/* BUSY: others than the caller use storages whose home the device is, or bring some away from there; `mine` are the
+ * caller's own. */
 int mgd_user_others(struct mgd_machine *m, int device, int64_t mine);
 
 /* ---- handle.c: where each storage's bytes are */
 /* `h` is zeroed and resident at home. NOMEM: nothing was changed. */
 int mgd_handle_open(struct mgd_machine *m, struct mgd_handle *h, int home, int64_t bytes);
-/* The storage dies; nobody asks for it any more. *moving: whoever moves the bytes frees them, together with the handle; otherwise
- * the caller frees them now, *memory among them. Then the caller puts MGD_ALIVE back. */
+/* The storage dies; nobody asks for it any more. *moving: whoever moves the bytes frees them, together with the handle;
+ * otherwise the caller frees them now, *memory among them. Then the caller puts MGD_ALIVE back. */
 int mgd_handle_close(struct mgd_machine *m, struct mgd_handle *h, bool *moving, void **memory);
-/* A resident storage in use by the caller got another block. *memory: a copy of the old one to be freed, or NULL. INVALID: it is
- * not home. */
+/* A resident storage in use by the caller got another block. *memory: a copy of the old one to be freed, or NULL.
+ * INVALID: it is not home. */
 int mgd_handle_resize(struct mgd_machine *m, struct mgd_handle *h, int64_t bytes, void **memory);
-int mgd_handle_pin(struct mgd_machine *m, struct mgd_handle *h, enum mgd_pin kind, bool pin); /* counted; what is spilled stays so until it is used */
-/* No operator uses any storage, and no thread but the user's, if any, is there: for a child of fork(). What other threads were
- * bringing from one place to another stays in their hands. */
+int mgd_handle_pin(struct mgd_machine *m, struct mgd_handle *h, enum mgd_pin kind,
+                   bool pin); /* counted; what is spilled stays so until it is used */
+/* No operator uses any storage, and no thread but the user's, if any, is there: for a child of fork(). What other
+ * threads were bringing from one place to another stays in their hands. */
 void mgd_handle_forget_uses(struct mgd_machine *m, struct mgd_user *user);
 
 /* ---- host.c: the host's memory for copies of storages */
-/* At first none. What is above a lower limit stays: spares go as others need the room, spilled storages' copies when they are home. */
+/* At first none. What is above a lower limit stays: spares go as others need the room, spilled storages' copies when
+ * they are home. */
 int mgd_host_set_limit(struct mgd_machine *m, int64_t bytes);
 int mgd_host_usage(struct mgd_machine *m, int64_t *used, int64_t *limit, int64_t *peak);
 
@@ -156,26 +173,30 @@ int mgd_host_usage(struct mgd_machine *m, int64_t *used, int64_t *limit, int64_t
 int mgd_residency_read(struct mgd_machine *m, int device, struct mgd_residency_usage *out);
 
 /* ---- restore.c: how bytes come back */
-/* Everything that one operator needs, or nothing: what brings the n handles home, all of them in use by the caller; one may be
- * named twice. room[id] are the free bytes of each device, below 0 where it holds too much. First comes what makes room, then every
- * restore, which is the caller's from now on. *n_actions in: room, at least n + MGD_MAX_DEVICES; out: how many, 0 when all are home.
- * WAIT: others are moving one of them. BUSY, NO_ROOM: the bytes will not fit on *device while others use what is there, or
- * whoever leaves; a storage that the caller uses beside the n counts as others'. *device is written by these two alone. */
-int mgd_restore_begin(struct mgd_machine *m, struct mgd_handle *const *handles, size_t n, const int64_t *room, struct mgd_action *actions, size_t *n_actions, int *device);
-/* The bytes are home, or (!done) they are not and stay where they were. *memory: to be freed, or NULL. INVALID: it is not being
- * restored. */
+/* Everything that one operator needs, or nothing: what brings the n handles home, all of them in use by the caller; one
+ * may be named twice. room[id] are the free bytes of each device, below 0 where it holds too much. First comes what
+ * makes room, then every restore, which is the caller's from now on. *n_actions in: room, at least n + MGD_MAX_DEVICES;
+ * out: how many, 0 when all are home. WAIT: others are moving one of them. BUSY, NO_ROOM: the bytes will not fit on
+ * *device while others use what is there, or whoever leaves; a storage that the caller uses beside the n counts as
+ * others'. *device is written by these two alone. */
+int mgd_restore_begin(struct mgd_machine *m, struct mgd_handle *const *handles, size_t n, const int64_t *room,
+                      struct mgd_action *actions, size_t *n_actions, int *device);
+/* The bytes are home, or (!done) they are not and stay where they were. *memory: to be freed, or NULL. INVALID: it is
+ * not being restored. */
 int mgd_restore_end(struct mgd_machine *m, struct mgd_handle *h, bool done, void **memory);
 
 /* ---- evict.c: who leaves */
-/* Chooses storages that leave `device` until `bytes` come free, as far as there are any and the actions have room: guests of other
- * devices first, then by the policy. They go to a peer with room[id] bytes (NULL: no peers) or to the host. Each
- * SPILL and DROP is the caller's to carry out and end. *n in: room, at least 2; out: how many.
- * ABSENT: nobody can leave. BUSY: nobody now, but mgd_user_others(), or did meanwhile. Where many may not leave it lets others in between. */
-int mgd_evict_begin(struct mgd_machine *m, int device, int64_t bytes, const int64_t *room, int64_t mine, struct mgd_action *actions, size_t *n);
+/* Chooses storages that leave `device` until `bytes` come free, as far as there are any and the actions have room:
+ * guests of other devices first, then by the policy. They go to a peer with room[id] bytes (NULL: no peers) or to the
+ * host. Each SPILL and DROP is the caller's to carry out and end. *n in: room, at least 2; out: how many. ABSENT:
+ * nobody can leave. BUSY: nobody now, but mgd_user_others(), or did meanwhile. Where many may not leave it lets others
+ * in between. */
+int mgd_evict_begin(struct mgd_machine *m, int device, int64_t bytes, const int64_t *room, int64_t mine,
+                    struct mgd_action *actions, size_t *n);
 int mgd_evict_veto(struct mgd_machine *m, mgd_may_leave_fn fn);               /* NULL: all may */
-/* The bytes are on `to`, which need not be where the plan wanted them: in `memory` (the action's, if it named one) where that is
- * the host, else memory is NULL; or they stayed where they were (to == -1). Afterwards the caller puts its use back.
- * *memory_left: to be freed, or NULL. INVALID: it is not being brought away, or cannot be there. */
+/* The bytes are on `to`, which need not be where the plan wanted them: in `memory` (the action's, if it named one)
+ * where that is the host, else memory is NULL; or they stayed where they were (to == -1). Afterwards the caller puts
+ * its use back. *memory_left: to be freed, or NULL. INVALID: it is not being brought away, or cannot be there. */
 int mgd_evict_end(struct mgd_machine *m, struct mgd_handle *h, int to, void *memory, void **memory_left);
 
 /* ---- order.c: in which order storages leave */
@@ -185,7 +206,8 @@ void mgd_order_rekey(struct mgd_machine *m, struct mgd_handle *h);
 
 /* ---- policy.c: what it is worth to keep a storage; pure, no machine */
 double mgd_policy_lru(void *unused, const struct mgd_victim *victim);          /* least recently used */
-double mgd_policy_clean_first(void *unused, const struct mgd_victim *victim);  /* least recently used, clean ones before all others */
+double mgd_policy_clean_first(void *unused,
+                              const struct mgd_victim *victim); /* least recently used, clean ones before all others */
 /* GreedyDual-Size (Cao and Irani, USENIX Symposium on Internet Technologies and Systems 1997): age + cost / bytes. */
 double mgd_policy_greedy_dual(void *unused, const struct mgd_victim *victim);
 
@@ -194,11 +216,11 @@ double mgd_policy_greedy_dual(void *unused, const struct mgd_victim *victim);
  * 1 << min(moves, 10) rounds in a row, it costs one copy and one trip home a round too many to leave it there. */
 /* The tensor had to be copied from home to `device`, no cached copy served. True: let it move there instead. */
 bool mgd_traffic_needed(struct mgd_traffic *t, int device);
-/* A gradient or a written copy came home. `home_idle`: nothing at home used the tensor since the return before this one.
- * What follows the tensor wherever it is, as an optimizer's update does, is no use of its home. */
+/* A gradient or a written copy came home. `home_idle`: nothing at home used the tensor since the return before this
+ * one. What follows the tensor wherever it is, as an optimizer's update does, is no use of its home. */
 void mgd_traffic_returned(struct mgd_traffic *t, bool home_idle);
-/* It moved: counting begins again. `advised`: by its traffic, so that the next such move asks for more. What the program
- * asks for is no guess and leaves that as it is. */
+/* It moved: counting begins again. `advised`: by its traffic, so that the next such move asks for more. What the
+ * program asks for is no guess and leaves that as it is. */
 void mgd_traffic_moved(struct mgd_traffic *t, bool advised);
 
 /* ---- trace.c: ring of events and totals that never forget */
@@ -213,7 +235,8 @@ uint64_t mgd_trace_new_object(struct mgd_machine *m); /* ids 1, 2, ... */
 /* ---- site.c: places in the program by number */
 /* The same place gets the same id. 0 for a place without file and function, and when MGD_MAX_SITES are known. */
 int mgd_site_intern(struct mgd_machine *m, const struct mgd_site *site, uint32_t *id);
-int mgd_site_get(struct mgd_machine *m, uint32_t id, struct mgd_site *out); /* 0 has empty strings; INVALID when unknown */
+int mgd_site_get(struct mgd_machine *m, uint32_t id,
+                 struct mgd_site *out); /* 0 has empty strings; INVALID when unknown */
 
 /* ---- repeat.c: one tensor that is copied again and again */
 /* How many copies of one object to one device a step may make before something is said; 0 turns it off. Default 16. */
@@ -230,15 +253,18 @@ int mgd_clock_create(int devices, struct mgd_clock **out); /* accelerators 0..de
 void mgd_clock_destroy(struct mgd_clock *c);
 int mgd_clock_set_speed(struct mgd_clock *c, int device, struct mgd_speed speed);
 int mgd_clock_set_link(struct mgd_clock *c, int from, int to, struct mgd_link link);
-/* Runs one operator, handed over at host time: max(flops / peak, bytes / bandwidth) + launch, after what the stream already holds. */
+/* Runs one operator, handed over at host time: max(flops / peak, bytes / bandwidth) + launch, after what the stream
+ * already holds. */
 int mgd_clock_run(struct mgd_clock *c, int device, int stream, double flops, double bytes, int64_t *end);
 /* Copies over a link: starts when both streams and the link are free, and occupies all three; the host hands over and
- * goes on (host_wait when it must not). The host has stream 0 only. Within one device: reads and writes every byte there. */
+ * goes on (host_wait when it must not). The host has stream 0 only. Within one device: reads and writes every byte
+ * there. */
 int mgd_clock_copy(struct mgd_clock *c, int from, int from_stream, int to, int to_stream, int64_t bytes, int64_t *end);
 int mgd_clock_stream_time(struct mgd_clock *c, int device, int stream, int64_t *ns); /* an event's timestamp */
 int mgd_clock_stream_wait(struct mgd_clock *c, int device, int stream, int64_t until); /* a stream waits for an event */
 int mgd_clock_host_wait(struct mgd_clock *c, int64_t until); /* the host waits: its time moves to at least until */
-int mgd_clock_device_time(struct mgd_clock *c, int device, int64_t *ns); /* latest over the device's streams; -1 is the host */
+int mgd_clock_device_time(struct mgd_clock *c, int device,
+                          int64_t *ns); /* latest over the device's streams; -1 is the host */
 
 /* ---- check.c: invariants */
 int mgd_check(struct mgd_machine *m); /* OK or BROKEN; every transition calls it when built with -DMGD_DEBUG=2 */

@@ -29,7 +29,12 @@ static int add_device(struct mgd_machine *m, const char *name, int64_t capacity,
     return MGD_E_FULL;
   }
   struct mgd_device *d = &m->devices[m->count];
-  *d = (struct mgd_device){.capacity = capacity, .speed = 1.0, .first_waiter = -1, .last_waiter = -1, .kept = {-1, -1}, .kept_limit = MGD_KEPT_LIMIT};
+  *d = (struct mgd_device){.capacity = capacity,
+                           .speed = 1.0,
+                           .first_waiter = -1,
+                           .last_waiter = -1,
+                           .kept = {-1, -1},
+                           .kept_limit = MGD_KEPT_LIMIT};
   memcpy(d->name, name, strlen(name) + 1);
   mgd_link_reset_locked(m, m->count);
   *id = m->count++;
@@ -47,7 +52,8 @@ int mgd_device_add(struct mgd_machine *m, const char *name, int64_t capacity, in
 int mgd_device_truncate(struct mgd_machine *m, int keep) {
   int code = MGD_E_INVALID;
   mgd_state_enter(m);
-  if (keep >= 0 && !mgd_admit_busy_locked(m, keep) && !mgd_replica_busy_locked(m, keep) && !mgd_handle_busy_locked(m, keep)) {
+  if (keep >= 0 && !mgd_admit_busy_locked(m, keep) && !mgd_replica_busy_locked(m, keep) &&
+      !mgd_handle_busy_locked(m, keep)) {
     for (; m->count > keep + 1; m->count--) {
       mgd_trace_forget_locked(m, m->count - 1);
       mgd_alloc_free(m->devices[m->count - 1].storages.order);

@@ -30,13 +30,15 @@ struct plan {
 
 /* Takes the bytes for a mover, which counts as one use of them. False: an operator uses them, and nothing was changed.
  *
- * Operators take no lock, so the order of the steps matters. First the state says SPILLING: an operator that begins from now on
- * finds the bytes not at home and waits. Then the number of uses is compared: an operator that began before is counted there, and
- * the step fails. mgd_handle_use() does the same two accesses in the other order, so one of the two sides always sees the other.
+ * Operators take no lock, so the order of the steps matters. First the state says SPILLING: an operator that begins
+ * from now on finds the bytes not at home and waits. Then the number of uses is compared: an operator that began before
+ * is counted there, and the step fails. mgd_handle_use() does the same two accesses in the other order, so one of the
+ * two sides always sees the other.
  *
- * *clean: the host's copy is as good as the bytes, so they need not be copied. The mark `dirty` is taken away before the uses are
- * compared, and read again afterwards. An operator that sets it in between may have written before the bytes were taken, or
- * may be waiting to write them when they are back; nobody can tell, so the bytes count as written. */
+ * *clean: the host's copy is as good as the bytes, so they need not be copied. The mark `dirty` is taken away before
+ * the uses are compared, and read again afterwards. An operator that sets it in between may have written before the
+ * bytes were taken, or may be waiting to write them when they are back; nobody can tell, so the bytes count as written.
+ */
 static bool take_bytes(struct plan *p, struct mgd_handle *h, bool *clean) {
   uint32_t uses = MGD_ALIVE, before = h->state;
   mgd_residency_unfile_locked(p->m, h);
@@ -58,7 +60,8 @@ static bool take_bytes(struct plan *p, struct mgd_handle *h, bool *clean) {
 
 /* Gives up the host's copy of a storage that is at home. The policy values the storage as one that has no such copy. */
 static void forget_spare(struct plan *p, struct mgd_handle *h) {
-  p->actions[p->n++] = (struct mgd_action){.kind = MGD_DO_FORGET, .from = MGD_HOST, .to = -1, .bytes = h->bytes, .memory = h->memory};
+  p->actions[p->n++] =
+      (struct mgd_action){.kind = MGD_DO_FORGET, .from = MGD_HOST, .to = -1, .bytes = h->bytes, .memory = h->memory};
   mgd_residency_list_remove(&p->m->host.spares, h);
   p->m->host.spare_bytes -= h->bytes;
   h->memory = NULL;
@@ -69,8 +72,8 @@ static void forget_spare(struct plan *p, struct mgd_handle *h) {
   }
 }
 
-/* Gives up copies of storages that are at home, oldest first, until the host has room for `bytes` more. None is given up where all
- * of them are not enough. False: there is no room, or the plan was full before there was. */
+/* Gives up copies of storages that are at home, oldest first, until the host has room for `bytes` more. None is given
+ * up where all of them are not enough. False: there is no room, or the plan was full before there was. */
 static bool make_host_room(struct plan *p, int64_t bytes) {
   struct mgd_host_room *host = &p->m->host;
   if (bytes > host->limit - (host->used - host->spare_bytes)) {
@@ -82,21 +85,23 @@ static bool make_host_room(struct plan *p, int64_t bytes) {
   return bytes <= host->limit - host->used;
 }
 
-/* Whether a peer gets no guest this time. A peer that had to send guests on to the host needed its room itself. It then gets none
- * for a number of victims that doubles each time, at most 2 to the power of MOST_SENT_ON. This is not asked of a peer whose link
- * is as fast as the host's: a guest that it sends on costs little more than going to the host at once. */
+/* Whether a peer gets no guest this time. A peer that had to send guests on to the host needed its room itself. It then
+ * gets none for a number of victims that doubles each time, at most 2 to the power of MOST_SENT_ON. This is not asked
+ * of a peer whose link is as fast as the host's: a guest that it sends on costs little more than going to the host at
+ * once. */
 static bool is_left_alone(struct mgd_storages *s) {
   bool left_alone = s->refusals > 0;
   s->refusals -= left_alone;
   return left_alone;
 }
 
-/* Where the bytes go: the peer with room whose link takes the least time, if that is at most twice the host's; else the host; else,
- * where the host has no room, any peer with room; else -1.
+/* Where the bytes go: the peer with room whose link takes the least time, if that is at most twice the host's; else the
+ * host; else, where the host has no room, any peer with room; else -1.
  *
- * Bytes that were not written since they came home are a special case. Had they come from the host, their copy would still be
- * there and they would leave for nothing. They came from a peer, which keeps no copy. Going to a peer again costs two trips over its
- * link; going to the host costs one trip and the way back, and nothing the next time. So their limit is half the host's time. */
+ * Bytes that were not written since they came home are a special case. Had they come from the host, their copy would
+ * still be there and they would leave for nothing. They came from a peer, which keeps no copy. Going to a peer again
+ * costs two trips over its link; going to the host costs one trip and the way back, and nothing the next time. So their
+ * limit is half the host's time. */
 static int choose_target(struct plan *p, const struct mgd_handle *h, int from) {
   double host = mgd_link_estimate(&p->m->links[from][MGD_HOST], 1, h->bytes), least = 0.0, least_of_all = 0.0;
   double limit = __atomic_load_n(&h->dirty, __ATOMIC_RELAXED) ? 2.0 * host : 0.5 * host;
@@ -119,8 +124,9 @@ static int choose_target(struct plan *p, const struct mgd_handle *h, int from) {
   return best >= 0 ? best : make_host_room(p, h->bytes) ? MGD_HOST : nearest;
 }
 
-/* Plans that h leaves `from`. False: it is in use, its owner does not let it leave, or there is no room for it anywhere. The first two
- * are asked first, so that no copy on the host is given up for a storage that stays. The plan has room for one more action. */
+/* Plans that h leaves `from`. False: it is in use, its owner does not let it leave, or there is no room for it
+ * anywhere. The first two are asked first, so that no copy on the host is given up for a storage that stays. The plan
+ * has room for one more action. */
 static bool plan_departure(struct plan *p, struct mgd_handle *h, int from) {
   bool clean, used = __atomic_load_n(&h->in_use, __ATOMIC_RELAXED) != MGD_ALIVE;
   if (used || (p->m->may_leave && !p->m->may_leave(h))) {
@@ -135,8 +141,12 @@ static bool plan_departure(struct plan *p, struct mgd_handle *h, int from) {
   } else {
     p->room[to] -= h->bytes;
   }
-  p->actions[p->n++] = (struct mgd_action){
-      .kind = clean ? MGD_DO_DROP : MGD_DO_SPILL, .from = from, .to = to, .bytes = h->bytes, .handle = h, .memory = h->memory};
+  p->actions[p->n++] = (struct mgd_action){.kind = clean ? MGD_DO_DROP : MGD_DO_SPILL,
+                                           .from = from,
+                                           .to = to,
+                                           .bytes = h->bytes,
+                                           .handle = h,
+                                           .memory = h->memory};
   return true;
 }
 
@@ -173,8 +183,8 @@ static int64_t send_guests_on(struct plan *p, int device, int64_t bytes) {
   return given;
 }
 
-/* Plans that the device's own storages leave, in their order. One that may not leave now is parked, out of the order, until all
- * others have been asked. Returns how many bytes that gives. */
+/* Plans that the device's own storages leave, in their order. One that may not leave now is parked, out of the order,
+ * until all others have been asked. Returns how many bytes that gives. */
 static int64_t evict_victims(struct plan *p, int device, int64_t bytes) {
   struct mgd_storages *s = &p->m->devices[device].storages;
   struct mgd_order_search search = {.values = MGD_LOOKS};
@@ -193,7 +203,8 @@ static int64_t evict_victims(struct plan *p, int device, int64_t bytes) {
   return given;
 }
 
-/* What other threads were doing when a search for room began. A search that finds none is worth another try if they did anything. */
+/* What other threads were doing when a search for room began. A search that finds none is worth another try if they did
+ * anything. */
 struct others {
   struct mgd_uses uses;
   int32_t departures;
@@ -205,18 +216,20 @@ static struct others look_at_others(const struct mgd_machine *m, int device) {
   return (struct others){mgd_user_count_locked(m, device), s->departures, s->arrivals};
 }
 
-static bool are_busy(const struct others *o, int64_t mine) { return (int64_t)(o->uses.begun - o->uses.ended) + o->departures > mine; }
+static bool are_busy(const struct others *o, int64_t mine) {
+  return (int64_t)(o->uses.begun - o->uses.ended) + o->departures > mine;
+}
 
-/* Whether other threads used storages during the search. It is true also if those uses have ended: a storage that was asked while
- * it was in use may leave now. */
+/* Whether other threads used storages during the search. It is true also if those uses have ended: a storage that was
+ * asked while it was in use may leave now. */
 static bool others_used(const struct mgd_machine *m, int device, const struct others *before, int64_t mine) {
   const struct others now = look_at_others(m, device);
   bool came = now.uses.begun != before->uses.begun || now.arrivals != before->arrivals;
   return came || are_busy(before, mine) || are_busy(&now, mine);
 }
 
-/* Asks at most MGD_LOOKS storages, guests first; *guests and *victims are how many are still to be asked. True: nobody leaves so
- * far, and not all have been asked, so it is to be called again. */
+/* Asks at most MGD_LOOKS storages, guests first; *guests and *victims are how many are still to be asked. True: nobody
+ * leaves so far, and not all have been asked, so it is to be called again. */
 static bool ask_some(struct plan *p, int device, int64_t bytes, int32_t *guests, int32_t *victims) {
   int64_t given = 0;
   p->refused = 0;
@@ -232,7 +245,8 @@ static bool ask_some(struct plan *p, int device, int64_t bytes, int32_t *guests,
   return p->n == 0 && p->refused >= MGD_LOOKS && (*guests > 0 || *victims > 0);
 }
 
-static void start_plan(struct plan *p, struct mgd_machine *m, const int64_t *room, struct mgd_action *actions, size_t size) {
+static void start_plan(struct plan *p, struct mgd_machine *m, const int64_t *room, struct mgd_action *actions,
+                       size_t size) {
   *p = (struct plan){.m = m, .actions = actions, .size = size};
   for (int d = 1; room && d < m->count; d++) {
     p->room[d] = room[d];
@@ -258,7 +272,8 @@ static int begin(struct plan *p, int device, int64_t bytes, int64_t mine) {
                                                                : MGD_E_ABSENT;
 }
 
-int mgd_evict_begin(struct mgd_machine *m, int device, int64_t bytes, const int64_t *room, int64_t mine, struct mgd_action *actions, size_t *n) {
+int mgd_evict_begin(struct mgd_machine *m, int device, int64_t bytes, const int64_t *room, int64_t mine,
+                    struct mgd_action *actions, size_t *n) {
   if (bytes < 0 || *n < 2) {
     return MGD_E_INVALID;
   }
@@ -281,7 +296,8 @@ static uint32_t draw(uint64_t *seed) {
   return (uint32_t)(*seed >> 33);
 }
 
-int mgd_evict_random(struct mgd_machine *m, int device, uint32_t odds, uint64_t *seed, struct mgd_action *actions, size_t *n) {
+int mgd_evict_random(struct mgd_machine *m, int device, uint32_t odds, uint64_t *seed, struct mgd_action *actions,
+                     size_t *n) {
   if (odds == 0 || *n < 2) {
     return MGD_E_INVALID;
   }
@@ -311,7 +327,9 @@ static bool may_end_at(const struct mgd_machine *m, const struct mgd_handle *h, 
   return to < 0 || (!memory && to != h->home && mgd_state_knows_device_locked(m, to));
 }
 
-static void set_state(struct mgd_handle *h, enum mgd_residency state) { __atomic_store_n(&h->state, (uint32_t)state, __ATOMIC_SEQ_CST); }
+static void set_state(struct mgd_handle *h, enum mgd_residency state) {
+  __atomic_store_n(&h->state, (uint32_t)state, __ATOMIC_SEQ_CST);
+}
 
 static void *end_spill(struct mgd_machine *m, struct mgd_handle *h, int to, void *memory) {
   if (to < 0) {

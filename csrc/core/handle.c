@@ -24,7 +24,9 @@ static bool grow_order(struct mgd_machine *m, struct mgd_storages *s) {
   return true;
 }
 
-static struct mgd_storages *home_of(struct mgd_machine *m, const struct mgd_handle *h) { return &m->devices[h->home].storages; }
+static struct mgd_storages *home_of(struct mgd_machine *m, const struct mgd_handle *h) {
+  return &m->devices[h->home].storages;
+}
 
 static int open_at(struct mgd_machine *m, struct mgd_handle *h, int home, int64_t bytes) {
   if (!mgd_state_knows_device_locked(m, home)) {
@@ -34,7 +36,13 @@ static int open_at(struct mgd_machine *m, struct mgd_handle *h, int home, int64_
   if (!grow_order(m, s)) {
     return MGD_E_NOMEM;
   }
-  *h = (struct mgd_handle){.in_use = MGD_ALIVE, .dirty = 1, .stamp = h->stamp, .bytes = bytes, .position = -1, .home = (int16_t)home, .away = -1};
+  *h = (struct mgd_handle){.in_use = MGD_ALIVE,
+                           .dirty = 1,
+                           .stamp = h->stamp,
+                           .bytes = bytes,
+                           .position = -1,
+                           .home = (int16_t)home,
+                           .away = -1};
   h->next = s->first;
   if (h->next) {
     h->next->previous = h;
@@ -53,8 +61,9 @@ int mgd_handle_open(struct mgd_machine *m, struct mgd_handle *h, int home, int64
   return mgd_state_leave(m, open_at(m, h, home, bytes));
 }
 
-/* A storage that dies while a mover has its bytes cannot be freed yet. Its handle becomes an orphan: it leaves the list of its home and
- * stands in the list of orphans, so that the device is still known to be busy, until the mover ends the move and frees everything. */
+/* A storage that dies while a mover has its bytes cannot be freed yet. Its handle becomes an orphan: it leaves the list
+ * of its home and stands in the list of orphans, so that the device is still known to be busy, until the mover ends the
+ * move and frees everything. */
 int mgd_handle_close(struct mgd_machine *m, struct mgd_handle *h, bool *moving, void **memory) {
   mgd_state_enter(m);
   struct mgd_storages *s = home_of(m, h);
@@ -92,7 +101,8 @@ int mgd_handle_resize(struct mgd_machine *m, struct mgd_handle *h, int64_t bytes
   return mgd_state_leave(m, code);
 }
 
-/* A pin takes the storage out of the order of victims; bytes that are away stay away until they are used, and then stay at home. */
+/* A pin takes the storage out of the order of victims; bytes that are away stay away until they are used, and then stay
+ * at home. */
 int mgd_handle_pin(struct mgd_machine *m, struct mgd_handle *h, enum mgd_pin kind, bool pin) {
   int code = MGD_E_INVALID;
   mgd_state_enter(m);

@@ -18,7 +18,8 @@ enum mgd_residency {
   MGD_RESTORING  /* somebody is bringing them home */
 };
 
-/* Why bytes stay at home, and how a table of who holds what says so. What is pinned in several ways counts as the first. */
+/* Why bytes stay at home, and how a table of who holds what says so. What is pinned in several ways counts as the
+ * first. */
 #define MGD_PINS(X)                                            \
   X(ASKED, "pinned")                                           \
   X(POINTER, "whose pointers the program has taken")           \
@@ -35,8 +36,9 @@ enum mgd_pin {
 #define MGD_ALIVE (UINT32_C(1) << 30) /* in `in_use` while the storage lives */
 #define MGD_MAX_DEVICES 64            /* the host and 63 accelerators */
 
-/* One thread's uses by the storages' home, so that "does anybody else use this?" reads a number for each thread and no storage. Only
- * its thread writes it, without a lock; both numbers only grow, so that what came and went in between is seen. */
+/* One thread's uses by the storages' home, so that "does anybody else use this?" reads a number for each thread and no
+ * storage. Only its thread writes it, without a lock; both numbers only grow, so that what came and went in between is
+ * seen. */
 struct mgd_user {
   struct mgd_user *next; /* all of a machine; those whose thread has left are taken again */
   bool taken;
@@ -53,10 +55,11 @@ struct mgd_user {
  *   RESTORING -> RESIDENT   mgd_restore_end(done)
  *   RESTORING -> SPILLED    mgd_restore_end(not done): no room, or the copy failed
  *
- * In SPILLING and RESTORING the bytes belong to the mover, the caller who got the action: nobody else copies or frees them. An
- * operator may begin a use in any state, without a lock; it then reads the state and waits unless it is RESIDENT. mgd_evict_begin()
- * writes the state first and reads the uses then, so it steps back from bytes that somebody has just begun to use.
- * A storage may die in any state. If it dies while a mover has the bytes, the handle is `closed`, and the mover frees both.
+ * In SPILLING and RESTORING the bytes belong to the mover, the caller who got the action: nobody else copies or frees
+ * them. An operator may begin a use in any state, without a lock; it then reads the state and waits unless it is
+ * RESIDENT. mgd_evict_begin() writes the state first and reads the uses then, so it steps back from bytes that somebody
+ * has just begun to use. A storage may die in any state. If it dies while a mover has the bytes, the handle is
+ * `closed`, and the mover frees both.
  *
  * Invariants. An open handle is in its home's list of all, and in_use is at
  * least MGD_ALIVE; the mover counts a use of its own meanwhile.
@@ -79,9 +82,10 @@ struct mgd_handle {
   uint64_t stamp;  /* tick of the last use */
 
   int64_t bytes;
-  void *memory; /* the host's copy: the bytes of a spilled storage, or a spare of a resident one; the caller's to allocate and free */
+  void *memory; /* the host's copy: the bytes of a spilled storage, or a spare of a resident one; the caller's to
+                   allocate and free */
   struct mgd_handle *next, *previous;       /* all open handles of the home device */
-  struct mgd_handle *younger, *elder;       /* in the list of guests while SPILLED to a peer, of spares while RESIDENT with one, of orphans */
+  struct mgd_handle *younger, *elder;       /* in the list of guests, spares or orphans, as the state says */
   int32_t position;                         /* in the order of victims, -1 when it may not leave */
   int32_t pins;                             /* of all kinds */
   int32_t pins_by[MGD_PIN_KINDS];
@@ -96,8 +100,9 @@ static inline void mgd_count_up(uint64_t *number, uint64_t by) {
   __atomic_store_n(number, __atomic_load_n(number, __ATOMIC_RELAXED) + by, __ATOMIC_RELAXED);
 }
 
-/* Says that an operator of the user's thread is about to use the bytes. False: they are not at home, and mgd_restore_begin() is to be
- * asked. Of two sides in sequence, this and a machine that takes the bytes away, at least one sees the other. */
+/* Says that an operator of the user's thread is about to use the bytes. False: they are not at home, and
+ * mgd_restore_begin() is to be asked. Of two sides in sequence, this and a machine that takes the bytes away, at least
+ * one sees the other. */
 static inline bool mgd_handle_use(struct mgd_handle *h, struct mgd_user *user, uint64_t tick) {
   mgd_count_up(&user->begun[h->home], 1); /* first: who finds the storage in use finds the use counted, too */
   __atomic_fetch_add(&h->in_use, 1, __ATOMIC_SEQ_CST);
@@ -105,9 +110,11 @@ static inline bool mgd_handle_use(struct mgd_handle *h, struct mgd_user *user, u
   return __atomic_load_n(&h->state, __ATOMIC_SEQ_CST) == MGD_RESIDENT;
 }
 
-/* Gives back what is no user's: a mover's use, or with MGD_ALIVE the storage's own. True: it was the last of all, and the caller
- * deletes the handle. */
-static inline bool mgd_handle_put(struct mgd_handle *h, uint32_t uses) { return __atomic_sub_fetch(&h->in_use, uses, __ATOMIC_SEQ_CST) == 0; }
+/* Gives back what is no user's: a mover's use, or with MGD_ALIVE the storage's own. True: it was the last of all, and
+ * the caller deletes the handle. */
+static inline bool mgd_handle_put(struct mgd_handle *h, uint32_t uses) {
+  return __atomic_sub_fetch(&h->in_use, uses, __ATOMIC_SEQ_CST) == 0;
+}
 
 /* Ends as many uses of the user's; true as above. */
 static inline bool mgd_handle_unuse(struct mgd_handle *h, struct mgd_user *user, uint32_t uses) {
@@ -117,20 +124,25 @@ static inline bool mgd_handle_unuse(struct mgd_handle *h, struct mgd_user *user,
   return last;
 }
 
-/* Numbers for uses, as many as MGD_TICKS from the one that is returned: one operator takes them together, so that threads seldom meet
- * here. They never run backwards. `ticks` is the caller's. */
+/* Numbers for uses, as many as MGD_TICKS from the one that is returned: one operator takes them together, so that
+ * threads seldom meet here. They never run backwards. `ticks` is the caller's. */
 #define MGD_TICKS 8
-static inline uint64_t mgd_ticks_take(uint64_t *ticks) { return __atomic_fetch_add(ticks, MGD_TICKS, __ATOMIC_RELAXED) + MGD_TICKS; }
+static inline uint64_t mgd_ticks_take(uint64_t *ticks) {
+  return __atomic_fetch_add(ticks, MGD_TICKS, __ATOMIC_RELAXED) + MGD_TICKS;
+}
 
-/* Said between use and put by whoever writes the bytes, whether or not they are home yet: a mover takes the mark away before it
- * takes the bytes, so that a mark that somebody makes while he waits for them stays. */
+/* Said between use and put by whoever writes the bytes, whether or not they are home yet: a mover takes the mark away
+ * before it takes the bytes, so that a mark that somebody makes while he waits for them stays. */
 static inline void mgd_handle_write(struct mgd_handle *h) {
   if (!__atomic_load_n(&h->dirty, __ATOMIC_RELAXED)) {
     __atomic_store_n(&h->dirty, 1, __ATOMIC_RELAXED);
   }
 }
 
-/* True: the bytes are home. False says less: for a moment it is also said of bytes in use that somebody tried to take. */
-static inline bool mgd_handle_is_home(const struct mgd_handle *h) { return __atomic_load_n(&h->state, __ATOMIC_SEQ_CST) == MGD_RESIDENT; }
+/* True: the bytes are home. False says less: for a moment it is also said of bytes in use that somebody tried to take.
+ */
+static inline bool mgd_handle_is_home(const struct mgd_handle *h) {
+  return __atomic_load_n(&h->state, __ATOMIC_SEQ_CST) == MGD_RESIDENT;
+}
 
 #endif

@@ -35,7 +35,9 @@ struct mgd_clock {
   struct mgd_clock_link *links;   /* [(from + 1) * (devices + 1) + to + 1] */
 };
 
-static inline struct mgd_clock_place *mgd_clock_place_of(const struct mgd_clock *c, int device) { return &c->places[device + 1]; }
+static inline struct mgd_clock_place *mgd_clock_place_of(const struct mgd_clock *c, int device) {
+  return &c->places[device + 1];
+}
 
 static inline struct mgd_clock_link *mgd_clock_link_of(const struct mgd_clock *c, int from, int to) {
   return &c->links[(size_t)(from + 1) * (size_t)(c->devices + 1) + (size_t)(to + 1)];

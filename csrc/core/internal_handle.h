@@ -41,7 +41,8 @@ struct mgd_storages {
   mgd_wide ordered_bytes, moving_bytes, guest_bytes;
   uint64_t arrivals; /* how often one came into the order */
   double age; /* key of the newest victim: what comes later is worth more by it */
-  int32_t sent_on, refusals; /* plans that sent guests on, less guests that came home; victims of others that it does not take yet */
+  int32_t sent_on,
+      refusals; /* plans that sent guests on, less guests that came home; victims of others that it does not take yet */
 };
 
 /* Invariants: used is the sum over handles with on_host, open ones and orphans,
@@ -65,7 +66,8 @@ struct mgd_uses {
   uint64_t begun, ended;
 };
 struct mgd_uses mgd_user_count_locked(const struct mgd_machine *m, int device);
-void mgd_user_forget_locked(struct mgd_machine *m, const struct mgd_user *kept); /* all but that one have left, and nobody uses anything */
+void mgd_user_forget_locked(struct mgd_machine *m,
+                            const struct mgd_user *kept); /* all but that one have left, and nobody uses anything */
 void mgd_user_free(struct mgd_user *users);
 
 /* ---- host.c */
@@ -89,23 +91,28 @@ void *mgd_residency_take_memory_locked(struct mgd_machine *m, struct mgd_handle 
 void mgd_residency_arrive_locked(struct mgd_machine *m, struct mgd_handle *h, void **memory);
 
 /* ---- handle.c */
-bool mgd_handle_busy_locked(const struct mgd_machine *m, int above); /* storages or guests on devices above that id, or any on its way */
+bool mgd_handle_busy_locked(const struct mgd_machine *m,
+                            int above); /* storages or guests on devices above that id, or any on its way */
 
 /* ---- order.c */
 #define MGD_LOOKS 64 /* handles that a call looks at, of each kind, before it lets others in */
 
-/* A search for victims: whom it has looked at because their keys were out of date, and how many more it may value for the first time. */
+/* A search for victims: whom it has looked at because their keys were out of date, and how many more it may value for
+ * the first time. */
 struct mgd_order_search {
   struct mgd_handle *looked_at[MGD_LOOKS];
   int32_t count, values;
 };
 void mgd_order_insert_locked(struct mgd_machine *m, struct mgd_handle *h); /* room for it was made when it was opened */
 void mgd_order_remove_locked(struct mgd_machine *m, struct mgd_handle *h);
-void mgd_order_look_again_locked(struct mgd_machine *m, struct mgd_handle *h); /* what it is worth has changed; one that is parked waits */
+void mgd_order_look_again_locked(struct mgd_machine *m,
+                                 struct mgd_handle *h); /* what it is worth has changed; one that is parked waits */
 bool mgd_order_before(const struct mgd_place *a, const struct mgd_place *b);
 int32_t mgd_order_parent(int32_t place); /* in the heap; of a place above 0 */
-/* The one that leaves next, or NULL: all are parked. Exact where no more than the search may look at are out of date. */
-struct mgd_handle *mgd_order_first_locked(struct mgd_machine *m, struct mgd_storages *s, struct mgd_order_search *search);
+/* The one that leaves next, or NULL: all are parked. Exact where no more than the search may look at are out of date.
+ */
+struct mgd_handle *mgd_order_first_locked(struct mgd_machine *m, struct mgd_storages *s,
+                                          struct mgd_order_search *search);
 void mgd_order_park_locked(struct mgd_machine *m, struct mgd_handle *h);
 void mgd_order_unpark_locked(struct mgd_machine *m, struct mgd_storages *s);
 

@@ -139,14 +139,17 @@ int64_t mgd_ledger_room_locked(const struct mgd_machine *m, int id, double reser
 void mgd_ledger_move_locked(struct mgd_machine *m, int id, enum mgd_owner owner, int64_t bytes);
 
 /* ---- place.c */
-/* Of the shares with room for `bytes`, the one that has the least in use for its speed once they are there; -1: none. */
+/* Of the shares with room for `bytes`, the one that has the least in use for its speed once they are there; -1: none.
+ */
 int mgd_place_lightest(const struct mgd_share *shares, size_t n, int64_t bytes);
 int mgd_place_validate(const struct mgd_object_request *request);
 /* As mgd_place_object, over the devices of `allowed` instead of the request's. */
-int mgd_place_pick_locked(const struct mgd_machine *m, const struct mgd_object_request *request, mgd_mask allowed, enum mgd_reason *why);
+int mgd_place_pick_locked(const struct mgd_machine *m, const struct mgd_object_request *request, mgd_mask allowed,
+                          enum mgd_reason *why);
 
 /* ---- admit.c */
-bool mgd_admit_busy_locked(const struct mgd_machine *m, int above); /* claims granted or waiting on devices above that id */
+bool mgd_admit_busy_locked(const struct mgd_machine *m,
+                           int above); /* claims granted or waiting on devices above that id */
 
 /* ---- trace.c */
 void mgd_trace_forget_locked(struct mgd_machine *m, int id); /* the device's link totals */

@@ -36,7 +36,8 @@ struct mgd_replica {
 };
 
 /* A storage with copies. Invariants: it is open or in the chain of free slots,
- * never both; a closed one has no replica. A source's id is (generation << 32 | slot + 1), so a stale one is recognised. */
+ * never both; a closed one has no replica. A source's id is (generation << 32 | slot + 1), so a stale one is
+ * recognised. */
 struct mgd_source {
   bool open;
   uint32_t generation; /* how often the slot was given back */
@@ -62,18 +63,21 @@ void mgd_replica_table_append(struct mgd_replicas *r, struct mgd_replica_list *l
 void mgd_replica_table_take_out(struct mgd_replicas *r, struct mgd_replica_list *list, int32_t slot);
 void mgd_replica_table_put_in_bucket(struct mgd_replicas *r, int32_t slot);
 int mgd_replica_table_grow(struct mgd_machine *m); /* more free slots, or NOMEM */
-void mgd_replica_table_doom(struct mgd_machine *m, int32_t slot); /* gives a cached replica up; its bytes stand until somebody reaps it */
+void mgd_replica_table_doom(struct mgd_machine *m,
+                            int32_t slot); /* gives a cached replica up; its bytes stand until somebody reaps it */
 void mgd_replica_table_doom_all(struct mgd_machine *m, struct mgd_source *s);
 /* The cached replica, or -1. */
 int32_t mgd_replica_table_look_up(const struct mgd_replicas *r, int32_t source, int device, uint64_t extent);
-int32_t mgd_replica_table_bucket(const struct mgd_replicas *r, int32_t source, int device, uint64_t extent); /* size > 0 */
+int32_t mgd_replica_table_bucket(const struct mgd_replicas *r, int32_t source, int device,
+                                 uint64_t extent); /* size > 0 */
 
 /* ---- source.c */
 struct mgd_source *mgd_source_find(struct mgd_machine *m, uint64_t id); /* NULL when it is closed */
 
 /* ---- replica.c */
 int64_t mgd_replica_limit_locked(const struct mgd_machine *m, int device); /* bytes that the device may keep */
-void mgd_replica_shrink_locked(struct mgd_machine *m, int device);         /* keeps to that limit, which may have fallen */
-bool mgd_replica_busy_locked(const struct mgd_machine *m, int above); /* replicas, cached or doomed, on devices above that id */
+void mgd_replica_shrink_locked(struct mgd_machine *m, int device); /* keeps to that limit, which may have fallen */
+bool mgd_replica_busy_locked(const struct mgd_machine *m,
+                             int above); /* replicas, cached or doomed, on devices above that id */
 
 #endif

@@ -9,7 +9,8 @@
 #include <string.h>
 
 #define DEFAULT_TRACE_EVENTS 4096
-#define DEFAULT_COPIES 16 /* of one tensor to one device in a step: more than a layer has uses, fewer than a loop makes */
+#define DEFAULT_COPIES                                                                                \
+  16 /* of one tensor to one device in a step: more than a layer has uses, fewer than a loop makes */
 
 /* The host's memory is not ours to ration: its capacity is unlimited until
  * somebody sets it. */

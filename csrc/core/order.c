@@ -15,7 +15,8 @@
 #define CHILDREN 4 /* that a place has: their keys are neighbours in memory */
 
 bool mgd_order_before(const struct mgd_place *a, const struct mgd_place *b) {
-  return a->key < b->key || (a->key == b->key && a->seen < b->seen); /* keys come from a policy, equal ones are the common case */
+  return a->key < b->key ||
+      (a->key == b->key && a->seen < b->seen); /* keys come from a policy, equal ones are the common case */
 }
 
 int32_t mgd_order_parent(int32_t place) { return (place - 1) / CHILDREN; }
@@ -67,12 +68,15 @@ static bool is_clean(const struct mgd_handle *h) { return h->memory && !__atomic
 /* All that its worth depends on and that changes. */
 static struct mgd_place note(const struct mgd_machine *m, struct mgd_handle *h) {
   h->seen_clean = is_clean(h);
-  return (struct mgd_place){.key = m->devices[h->home].storages.age, .seen = __atomic_load_n(&h->stamp, __ATOMIC_RELAXED), .handle = h};
+  return (struct mgd_place){
+      .key = m->devices[h->home].storages.age, .seen = __atomic_load_n(&h->stamp, __ATOMIC_RELAXED), .handle = h};
 }
 
-/* What came home was clean when that was noted, and is often written right after: to leave then costs more than its key says. */
+/* What came home was clean when that was noted, and is often written right after: to leave then costs more than its key
+ * says. */
 static bool is_noted(const struct mgd_place *p) {
-  return p->seen == __atomic_load_n(&p->handle->stamp, __ATOMIC_RELAXED) && p->handle->seen_clean == is_clean(p->handle);
+  return p->seen == __atomic_load_n(&p->handle->stamp, __ATOMIC_RELAXED) &&
+      p->handle->seen_clean == is_clean(p->handle);
 }
 
 static struct mgd_place value(const struct mgd_machine *m, struct mgd_place p) {
@@ -97,7 +101,8 @@ static void sort(const struct mgd_machine *m, struct mgd_storages *s, int32_t *m
 
 static bool is_parked(const struct mgd_storages *s, const struct mgd_handle *h) { return h->position >= s->ordered; }
 
-/* In front of the parked. Whoever comes when many wait to be valued pays for two of them, so that nobody ever pays for all. */
+/* In front of the parked. Whoever comes when many wait to be valued pays for two of them, so that nobody ever pays for
+ * all. */
 static void add_unsorted(struct mgd_machine *m, struct mgd_storages *s, struct mgd_handle *h) {
   if (s->parked > 0) {
     put(s, s->ordered + s->parked, s->order[s->ordered]);
@@ -188,7 +193,8 @@ static struct mgd_handle *best_known(struct mgd_storages *s, const struct mgd_or
 }
 
 /* Somebody else may go on using them all, so it looks again a bounded number of times. */
-struct mgd_handle *mgd_order_first_locked(struct mgd_machine *m, struct mgd_storages *s, struct mgd_order_search *search) {
+struct mgd_handle *mgd_order_first_locked(struct mgd_machine *m, struct mgd_storages *s,
+                                          struct mgd_order_search *search) {
   sort(m, s, &search->values);
   for (int64_t looks = 2 * (int64_t)s->ordered; s->sorted > 0; looks--) {
     struct mgd_handle *h = s->order[0].handle;

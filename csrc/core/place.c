@@ -27,8 +27,8 @@ int mgd_place_validate(const struct mgd_object_request *request) {
   return good ? MGD_OK : MGD_E_INVALID; /* a NaN is neither >= 0 nor < 1 */
 }
 
-/* Others' work is load too, but their bytes do not say how much of it there is, and a context or a screen on one card must not
- * drive all small objects from it. So a card of which others hold a half counts as half as fast. */
+/* Others' work is load too, but their bytes do not say how much of it there is, and a context or a screen on one card
+ * must not drive all small objects from it. So a card of which others hold a half counts as half as fast. */
 static double speed_beside_others(const struct mgd_device *d) {
   const double least = 0x1p-20; /* where others hold everything: still a number to divide by */
   double part = d->capacity > 0 ? (double)d->by_owner[MGD_FOREIGN] / (double)d->capacity : 1.0;
@@ -78,7 +78,8 @@ static int fullest(const struct mgd_share *shares, size_t n, int64_t bytes) {
   return best;
 }
 
-int mgd_place_pick_locked(const struct mgd_machine *m, const struct mgd_object_request *request, mgd_mask allowed, enum mgd_reason *why) {
+int mgd_place_pick_locked(const struct mgd_machine *m, const struct mgd_object_request *request, mgd_mask allowed,
+                          enum mgd_reason *why) {
   struct mgd_share shares[MGD_MAX_DEVICES];
   int ids[MGD_MAX_DEVICES];
   size_t n = 0;
@@ -97,7 +98,8 @@ int mgd_place_pick_locked(const struct mgd_machine *m, const struct mgd_object_r
   return best;
 }
 
-int mgd_place_object(struct mgd_machine *m, const struct mgd_object_request *request, int *device, enum mgd_reason *why) {
+int mgd_place_object(struct mgd_machine *m, const struct mgd_object_request *request, int *device,
+                     enum mgd_reason *why) {
   int code = mgd_place_validate(request);
   if (code != MGD_OK) {
     return code;
@@ -285,7 +287,8 @@ static int elect(const struct mgd_machine *m, const struct ballot *b, enum mgd_r
   return cheapest(m, b, candidates, why);
 }
 
-int mgd_place_operands(struct mgd_machine *m, const struct mgd_operand *operands, size_t n, int *device, int *other, enum mgd_reason *why) {
+int mgd_place_operands(struct mgd_machine *m, const struct mgd_operand *operands, size_t n, int *device, int *other,
+                       enum mgd_reason *why) {
   struct ballot b;
   mgd_state_enter(m);
   int code = count_operands(&b, operands, n, m->count);

@@ -104,7 +104,8 @@ static bool is_better(const struct score *a, const struct score *b) {
   return a->used != b->used ? a->used > b->used : a->squares < b->squares;
 }
 
-/* The score when device j takes layers k .. i - 1 after the best plan for k. Of a squared load counts by how much it grows. */
+/* The score when device j takes layers k .. i - 1 after the best plan for k. Of a squared load counts by how much it
+ * grows. */
 static struct score extend(const struct problem *p, size_t j, size_t k, size_t i) {
   struct score s = p->before[k];
   if (s.used >= 0) {
@@ -198,7 +199,8 @@ static int sum_of(const int64_t *numbers, size_t n, int64_t *sum) {
   return MGD_OK;
 }
 
-static int validate(const int64_t *bytes, const int64_t *border, size_t n, const struct mgd_share *shares, size_t devices) {
+static int validate(const int64_t *bytes, const int64_t *border, size_t n, const struct mgd_share *shares,
+                    size_t devices) {
   if (devices == 0 || devices > MGD_MAX_DEVICES || n >= UINT32_MAX) {
     return MGD_E_INVALID;
   }
@@ -265,7 +267,8 @@ static void weigh(struct problem *p) {
   }
 }
 
-int mgd_place_plan_layers(struct mgd_machine *m, const int64_t *bytes, const int64_t *border, size_t n, const struct mgd_share *shares, size_t devices, int *out) {
+int mgd_place_plan_layers(struct mgd_machine *m, const int64_t *bytes, const int64_t *border, size_t n,
+                          const struct mgd_share *shares, size_t devices, int *out) {
   int code = validate(bytes, border, n, shares, devices);
   if (code != MGD_OK) {
     return code;

@@ -1,9 +1,10 @@
 /* replica.c: the directory of copies of storages on other devices: which copy serves, which is stale, which goes first.
  *
- * A copy is a slot with a number. It is FREE, CACHED (it serves) or DOOMED (it serves no more). The tensor of the copy is the
- * caller's, who keeps it under the slot's number. To free a tensor may take locks, so nothing is freed under the
- * core's mutex: a slot is doomed first, and its bytes stay counted; later the caller reaps it with no lock held, which makes it free, and drops the tensor.
- * The lists and the hash table are replica_table.c's, the storages and their counts of writes source.c's.
+ * A copy is a slot with a number. It is FREE, CACHED (it serves) or DOOMED (it serves no more). The tensor of the copy
+ * is the caller's, who keeps it under the slot's number. To free a tensor may take locks, so nothing is freed under the
+ * core's mutex: a slot is doomed first, and its bytes stay counted; later the caller reaps it with no lock held, which
+ * makes it free, and drops the tensor. The lists and the hash table are replica_table.c's, the storages and their
+ * counts of writes source.c's.
  */
 #include "arithmetic.h"
 #include "internal_machine.h"
@@ -11,7 +12,9 @@
 
 #define NO_SLOT (-1)
 
-static int32_t source_slot(const struct mgd_replicas *r, const struct mgd_source *s) { return (int32_t)(s - r->sources); }
+static int32_t source_slot(const struct mgd_replicas *r, const struct mgd_source *s) {
+  return (int32_t)(s - r->sources);
+}
 
 /* Dooms the least recently used until the device keeps no more than `most` bytes. */
 static void shrink(struct mgd_machine *m, int device, int64_t most) {
@@ -27,9 +30,12 @@ int64_t mgd_replica_limit_locked(const struct mgd_machine *m, int device) {
   return d->kept_limit < 1.0 ? (int64_t)(d->kept_limit * (double)d->capacity) : d->capacity;
 }
 
-void mgd_replica_shrink_locked(struct mgd_machine *m, int device) { shrink(m, device, mgd_replica_limit_locked(m, device)); }
+void mgd_replica_shrink_locked(struct mgd_machine *m, int device) {
+  shrink(m, device, mgd_replica_limit_locked(m, device));
+}
 
-/* Makes the copy a CACHED slot. If another thread has brought the same bytes since the caller looked, the older copy is doomed. */
+/* Makes the copy a CACHED slot. If another thread has brought the same bytes since the caller looked, the older copy is
+ * doomed. */
 static void insert(struct mgd_machine *m, struct mgd_source *s, int device, uint64_t extent, int64_t bytes) {
   struct mgd_replicas *r = &m->replicas;
   struct mgd_device *d = &m->devices[device];
@@ -57,8 +63,8 @@ static void insert(struct mgd_machine *m, struct mgd_source *s, int device, uint
   mgd_ledger_move_locked(m, device, MGD_REPLICA, bytes);
 }
 
-/* Whether the copy may be kept, and a free slot for it. `writes` is the source's count from before the copying began: if it has
- * changed, the copy holds bytes from before a write, or of both, and must not serve. */
+/* Whether the copy may be kept, and a free slot for it. `writes` is the source's count from before the copying began:
+ * if it has changed, the copy holds bytes from before a write, or of both, and must not serve. */
 static int prepare(struct mgd_machine *m, uint64_t source, uint64_t writes, int device, int64_t bytes) {
   const struct mgd_source *s = mgd_source_find(m, source);
   int64_t unused;
@@ -80,7 +86,8 @@ static int prepare(struct mgd_machine *m, uint64_t source, uint64_t writes, int 
   return m->replicas.free.first == NO_SLOT ? mgd_replica_table_grow(m) : MGD_OK;
 }
 
-int mgd_replica_add(struct mgd_machine *m, uint64_t source, uint64_t writes, int device, uint64_t extent, int64_t bytes, int32_t *slot) {
+int mgd_replica_add(struct mgd_machine *m, uint64_t source, uint64_t writes, int device, uint64_t extent, int64_t bytes,
+                    int32_t *slot) {
   mgd_state_enter(m);
   int code = prepare(m, source, writes, device, bytes);
   if (code == MGD_OK) {

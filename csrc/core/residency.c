@@ -27,12 +27,18 @@ void mgd_residency_list_remove(struct mgd_handle_list *list, struct mgd_handle *
 
 bool mgd_residency_is_guest(const struct mgd_handle *h) { return h->state == MGD_SPILLED && h->away != MGD_HOST; }
 
-bool mgd_residency_is_moving(const struct mgd_handle *h) { return h->state == MGD_SPILLING || h->state == MGD_RESTORING; }
+bool mgd_residency_is_moving(const struct mgd_handle *h) {
+  return h->state == MGD_SPILLING || h->state == MGD_RESTORING;
+}
 
-bool mgd_residency_is_victim(const struct mgd_handle *h) { return h->state == MGD_RESIDENT && h->pins == 0 && h->bytes > 0; /* an empty one makes no room */ }
+bool mgd_residency_is_victim(const struct mgd_handle *h) {
+  return h->state == MGD_RESIDENT && h->pins == 0 && h->bytes > 0; /* an empty one makes no room */
+}
 
 /* What is on its way away from home makes room there; so may what comes home, unless it is to stay. */
-static bool makes_hope(const struct mgd_handle *h) { return h->state == MGD_SPILLING || (h->state == MGD_RESTORING && h->pins == 0); }
+static bool makes_hope(const struct mgd_handle *h) {
+  return h->state == MGD_SPILLING || (h->state == MGD_RESTORING && h->pins == 0);
+}
 
 /* ---- where it is filed */
 
@@ -148,7 +154,8 @@ int mgd_residency_read(struct mgd_machine *m, int device, struct mgd_residency_u
   if (mgd_state_knows_device_locked(m, device)) {
     const struct mgd_storages *s = &m->devices[device].storages;
     mgd_wide guests = s->guest_bytes + s->departing;
-    *out = (struct mgd_residency_usage){.storages = s->open, .guests = guests < INT64_MAX ? (int64_t)guests : INT64_MAX};
+    *out =
+        (struct mgd_residency_usage){.storages = s->open, .guests = guests < INT64_MAX ? (int64_t)guests : INT64_MAX};
     for (const struct mgd_handle *h = s->first; h; h = h->next) {
       int64_t *kind = kind_of(m, out, h);
       *kind = mgd_about_sum(*kind, h->bytes);

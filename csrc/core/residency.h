@@ -25,8 +25,9 @@ struct mgd_action {
 };
 
 /* What a policy knows of a storage that may leave. Whoever has the smallest key leaves first; among equals the one
- * that was used longest ago. Keys are looked at again when a storage that was used since comes first: who leaves next is right as
- * long as keys do not fall as stamps rise, or where mgd_order_rekey() tells of each that did. Called with the machine's mutex held. */
+ * that was used longest ago. Keys are looked at again when a storage that was used since comes first: who leaves next
+ * is right as long as keys do not fall as stamps rise, or where mgd_order_rekey() tells of each that did. Called with
+ * the machine's mutex held. */
 struct mgd_victim {
   const struct mgd_handle *handle; /* for policies that know more of it */
   uint64_t stamp; /* tick of its last use */
@@ -37,8 +38,8 @@ struct mgd_victim {
 };
 typedef double (*mgd_victim_fn)(void *context, const struct mgd_victim *victim);
 
-/* Whether the bytes of a storage may leave as far as its owner knows. Called with the machine's mutex held, so it reads and
- * does nothing else; the storage lives as long. */
+/* Whether the bytes of a storage may leave as far as its owner knows. Called with the machine's mutex held, so it reads
+ * and does nothing else; the storage lives as long. */
 typedef bool (*mgd_may_leave_fn)(const struct mgd_handle *handle);
 
 /* A snapshot of one device's storages, in bytes. All but the guests have their home there. */

@@ -41,7 +41,9 @@ static int count_needs(struct mgd_handle *const *handles, size_t n, struct need 
   return code;
 }
 
-static int64_t idle_bytes(const struct mgd_handle *h) { return __atomic_load_n(&h->in_use, __ATOMIC_RELAXED) == MGD_ALIVE ? h->bytes : 0; }
+static int64_t idle_bytes(const struct mgd_handle *h) {
+  return __atomic_load_n(&h->in_use, __ATOMIC_RELAXED) == MGD_ALIVE ? h->bytes : 0;
+}
 
 /* Whether `bytes` that nobody uses are among so many of the oldest on a device, which may be all. */
 static bool finds_idle(const struct mgd_machine *m, int device, int64_t bytes, bool *all) {
@@ -59,8 +61,9 @@ static bool finds_idle(const struct mgd_machine *m, int device, int64_t bytes, b
   return idle >= bytes;
 }
 
-/* BUSY: it may come free sooner or later; uses come and go meanwhile, so it asks for none. Where too many are there to ask whether they
- * are in use, it is taken that few are: who then makes room finds out, and the bytes stay where they are. */
+/* BUSY: it may come free sooner or later; uses come and go meanwhile, so it asks for none. Where too many are there to
+ * ask whether they are in use, it is taken that few are: who then makes room finds out, and the bytes stay where they
+ * are. */
 static int check_room(const struct mgd_machine *m, int device, int64_t bytes, mgd_wide own) {
   const struct mgd_storages *s = &m->devices[device].storages;
   bool all;
@@ -77,7 +80,8 @@ static int check_room(const struct mgd_machine *m, int device, int64_t bytes, mg
 /* ---- the plan */
 
 /* Plans the room that is missing, and names the device where there can be none. */
-static int plan_room(struct mgd_machine *m, const struct need *need, const int64_t *room, struct mgd_action *actions, size_t *made, int *device) {
+static int plan_room(struct mgd_machine *m, const struct need *need, const int64_t *room, struct mgd_action *actions,
+                     size_t *made, int *device) {
   for (int d = 1; d < m->count; d++) {
     int64_t bytes = need->missing[d] > 0 ? mgd_about_difference(need->missing[d], room[d]) : 0;
     if (bytes <= 0) {
@@ -97,11 +101,12 @@ static void plan_restore(struct mgd_machine *m, struct mgd_handle *h, struct mgd
   mgd_residency_unfile_locked(m, h);
   __atomic_store_n(&h->state, MGD_RESTORING, __ATOMIC_SEQ_CST);
   mgd_residency_begin_move_locked(m, h);
-  *a = (struct mgd_action){.kind = MGD_DO_RESTORE, .from = h->away, .to = h->home, .bytes = h->bytes, .handle = h, .memory = h->memory};
+  *a = (struct mgd_action){
+      .kind = MGD_DO_RESTORE, .from = h->away, .to = h->home, .bytes = h->bytes, .handle = h, .memory = h->memory};
 }
 
-static int acquire(struct mgd_machine *m, struct mgd_handle *const *handles, size_t n, const int64_t *room, struct mgd_action *actions, size_t *n_actions,
-                   int *device) {
+static int acquire(struct mgd_machine *m, struct mgd_handle *const *handles, size_t n, const int64_t *room,
+                   struct mgd_action *actions, size_t *n_actions, int *device) {
   struct need need = {.missing = {0}};
   int code = count_needs(handles, n, &need);
   size_t made = 0;
@@ -120,8 +125,8 @@ static int acquire(struct mgd_machine *m, struct mgd_handle *const *handles, siz
   return code;
 }
 
-int mgd_restore_begin(struct mgd_machine *m, struct mgd_handle *const *handles, size_t n, const int64_t *room, struct mgd_action *actions, size_t *n_actions,
-                      int *device) {
+int mgd_restore_begin(struct mgd_machine *m, struct mgd_handle *const *handles, size_t n, const int64_t *room,
+                      struct mgd_action *actions, size_t *n_actions, int *device) {
   if (*n_actions < n + MGD_MAX_DEVICES) {
     return MGD_E_INVALID;
   }

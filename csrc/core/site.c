@@ -37,7 +37,9 @@ static uint16_t *slot_of_site(const struct mgd_sites *sites, const struct mgd_si
   return &sites->index[slot];
 }
 
-uint32_t mgd_site_find_locked(const struct mgd_sites *sites, const struct mgd_site *site) { return sites->index ? *slot_of_site(sites, site) : 0; }
+uint32_t mgd_site_find_locked(const struct mgd_sites *sites, const struct mgd_site *site) {
+  return sites->index ? *slot_of_site(sites, site) : 0;
+}
 
 /* Makes what is missing of the two arrays. */
 static int make_arrays(struct mgd_machine *m) {

@@ -20,7 +20,8 @@ int mgd_replica_shake(struct mgd_machine *m, uint64_t seed);
 
 /* ---- evict.c */
 /* As mgd_evict_begin(), for storages by chance, one in `odds`, as far as they fit into `actions`; *seed goes on. */
-int mgd_evict_random(struct mgd_machine *m, int device, uint32_t odds, uint64_t *seed, struct mgd_action *actions, size_t *n);
+int mgd_evict_random(struct mgd_machine *m, int device, uint32_t odds, uint64_t *seed, struct mgd_action *actions,
+                     size_t *n);
 
 /* ---- clock.c */
 /* As mgd_clock_create(); its n-th allocation fails, 0 = none. */

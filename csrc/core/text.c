@@ -37,11 +37,15 @@ static const char *by_code(const char *const *table, size_t count, int code, con
   return code <= 0 && code > -(int)count ? table[-code] : unknown;
 }
 
-static const char *by_number(const char *const *table, size_t count, int number) { return number >= 0 && number < (int)count ? table[number] : "UNKNOWN"; }
+static const char *by_number(const char *const *table, size_t count, int number) {
+  return number >= 0 && number < (int)count ? table[number] : "UNKNOWN";
+}
 
 const char *mgd_text_error_name(int code) { return by_code(error_names, COUNT(error_names), code, "UNKNOWN"); }
 
-const char *mgd_text_error(int code) { return by_code(error_texts, COUNT(error_texts), code, "an unknown error code: this is a bug"); }
+const char *mgd_text_error(int code) {
+  return by_code(error_texts, COUNT(error_texts), code, "an unknown error code: this is a bug");
+}
 
 const char *mgd_text_reason(int reason) { return by_number(reason_texts, COUNT(reason_texts), reason); }
 

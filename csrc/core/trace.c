@@ -11,12 +11,17 @@
 
 /* Only these kinds carry bytes over a link. */
 static bool is_transfer(const struct mgd_event *e) {
-  static const bool carries[MGD_EV_KINDS] = {
-      [MGD_EV_MOVE] = true, [MGD_EV_COPY] = true, [MGD_EV_WRITE_BACK] = true, [MGD_EV_SPILL] = true, [MGD_EV_RESTORE] = true};
+  static const bool carries[MGD_EV_KINDS] = {[MGD_EV_MOVE] = true,
+                                             [MGD_EV_COPY] = true,
+                                             [MGD_EV_WRITE_BACK] = true,
+                                             [MGD_EV_SPILL] = true,
+                                             [MGD_EV_RESTORE] = true};
   return carries[e->kind] && e->from >= 0 && e->to >= 0;
 }
 
-static bool is_known_or_none(const struct mgd_machine *m, int id) { return id == -1 || mgd_state_knows_device_locked(m, id); }
+static bool is_known_or_none(const struct mgd_machine *m, int id) {
+  return id == -1 || mgd_state_knows_device_locked(m, id);
+}
 
 /* total plus one event; false, and `out` of no use, when that overflows. */
 static bool sum(struct mgd_total total, const struct mgd_event *e, struct mgd_total *out) {

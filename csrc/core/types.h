@@ -204,7 +204,8 @@ struct mgd_total {
 struct mgd_totals {
   uint64_t events; /* events ever recorded: the newest event has this sequence; a reset does not touch it */
   struct mgd_total by_kind[MGD_EV_KINDS];
-  struct mgd_total by_link[MGD_MAX_DEVICES][MGD_MAX_DEVICES]; /* [from][to]; moves, copies, write-backs, spills and restores only */
+  struct mgd_total by_link[MGD_MAX_DEVICES]
+                          [MGD_MAX_DEVICES]; /* [from][to]; moves, copies, write-backs, spills and restores only */
 };
 
 /* How often one object has been copied to one device in this step. */

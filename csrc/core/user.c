@@ -29,7 +29,8 @@ void mgd_user_leave(struct mgd_machine *m, struct mgd_user *user) {
   (void)mgd_state_leave(m, MGD_OK);
 }
 
-/* What has ended is read first: then a use that comes and goes meanwhile is counted as one too many, never as one too few. */
+/* What has ended is read first: then a use that comes and goes meanwhile is counted as one too many, never as one too
+ * few. */
 struct mgd_uses mgd_user_count_locked(const struct mgd_machine *m, int device) {
   struct mgd_uses uses = {0, 0};
   for (const struct mgd_user *u = m->users; u; u = u->next) {

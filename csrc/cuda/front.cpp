@@ -1,8 +1,9 @@
 // front.cpp: see front.h.
 //
-// How it learns of a shortage: torch runs a callback under its lock when its cache has nothing for a request, before it has
-// changed anything. For a request that came through here the callback only compares, and throws Shortage when the request
-// does not fit. That unwinds torch's call and with it torch's lock; then room is made here and torch is asked again.
+// How it learns of a shortage: torch runs a callback under its lock when its cache has nothing for a request, before it
+// has changed anything. For a request that came through here the callback only compares, and throws Shortage when the
+// request does not fit. That unwinds torch's call and with it torch's lock; then room is made here and torch is asked
+// again.
 #include "front.h"
 
 #include <Python.h>
@@ -27,7 +28,8 @@ using Allocator = allocator::CUDAAllocator;
 struct Shortage {}; // no std::exception, so that nobody between the callback and the front takes it for an error
 
 class Request;
-constinit thread_local Request* under_way __attribute__((tls_model("initial-exec"))) = nullptr; // torch is being asked for it
+constinit thread_local Request* under_way __attribute__((tls_model("initial-exec"))) =
+    nullptr; // torch is being asked for it
 constinit thread_local bool in_callback __attribute__((tls_model("initial-exec"))) = false;
 
 template <class T>
@@ -45,10 +47,12 @@ class Set {
 
 const CudaBridge* hook = nullptr; // written before the front is in its place
 
-// Pools of the program's own from which some requests of a device are served just now, graphs' among them. Nobody tells whose, and
-// torch gives nothing back to the driver meanwhile, so requests are left to the callback.
+// Pools of the program's own from which some requests of a device are served just now, graphs' among them. Nobody tells
+// whose, and torch gives nothing back to the driver meanwhile, so requests are left to the callback.
 std::array<std::atomic<int>, kMostDevices> pools_in_use{};
-bool uses_pool(int device) { return device >= kMostDevices || pools_in_use[device].load(std::memory_order_relaxed) > 0; }
+bool uses_pool(int device) {
+  return device >= kMostDevices || pools_in_use[device].load(std::memory_order_relaxed) > 0;
+}
 void count_pool(int device, int change) {
   if (device < kMostDevices) pools_in_use[device] += change;
 }
@@ -107,10 +111,12 @@ class Request {
     fits_ = there >= needed; // the callback may not look as closely
     if (fits_) return give_cache_back(needed);
     if (wait_for_pending(there, needed)) return;
-    hopeless_ = needed > allowed(device_) || !make_room(needed); // torch may still know a way, and has the words for the error
+    hopeless_ =
+        needed > allowed(device_) || !make_room(needed); // torch may still know a way, and has the words for the error
   }
 
-  // What left a device lies in torch's cache, in segments that are too small. Torch would ask the driver in vain first, and say so.
+  // What left a device lies in torch's cache, in segments that are too small. Torch would ask the driver in vain first,
+  // and say so.
   void give_cache_back(std::size_t needed) {
     if (!made_room_ || room_in_driver(device_) >= needed) return;
     const WithoutGil no_gil;
@@ -139,8 +145,8 @@ class Request {
   bool fits_ = false, hopeless_ = false, has_waited_ = false, made_room_ = false;
 };
 
-// Functions that some supported version lacks are not marked as overriding; where torch has them they do, since the base is
-// a parameter, and where it has not, nobody calls them and they are not compiled.
+// Functions that some supported version lacks are not marked as overriding; where torch has them they do, since the
+// base is a parameter, and where it has not, nobody calls them and they are not compiled.
 template <class Base>
 class FrontOf : public Base {
  public:
@@ -158,7 +164,8 @@ class FrontOf : public Base {
   }
 
   // ---- pools of the program's own
-  void beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t id, std::function<bool(cudaStream_t)> filter) override {
+  void beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t id,
+                           std::function<bool(cudaStream_t)> filter) override {
     native_->beginAllocateToPool(device, id, std::move(filter));
     note_pool(device);
     count_pool(device, 1);
@@ -180,8 +187,12 @@ class FrontOf : public Base {
   void init(int devices) override { native_->init(devices); }
   bool initialized() override { return native_->initialized(); }
   double getMemoryFraction(c10::DeviceIndex device) override { return native_->getMemoryFraction(device); }
-  void setMemoryFraction(double fraction, c10::DeviceIndex device) override { native_->setMemoryFraction(fraction, device); }
-  std::vector<allocator::StreamSegmentSize> getExpandableSegmentSizes(c10::DeviceIndex device) override { return native_->getExpandableSegmentSizes(device); }
+  void setMemoryFraction(double fraction, c10::DeviceIndex device) override {
+    native_->setMemoryFraction(fraction, device);
+  }
+  std::vector<allocator::StreamSegmentSize> getExpandableSegmentSizes(c10::DeviceIndex device) override {
+    return native_->getExpandableSegmentSizes(device);
+  }
   void enable(bool value) override { native_->enable(value); }
   bool isEnabled() const override { return native_->isEnabled(); }
   void emptyCache(c10::MempoolId_t id) override { native_->emptyCache(id); }
@@ -189,7 +200,9 @@ class FrontOf : public Base {
   void* getBaseAllocation(void* p, std::size_t* size) override { return native_->getBaseAllocation(p, size); }
   void recordStream(const c10::DataPtr& p, c10::cuda::CUDAStream stream) override { native_->recordStream(p, stream); }
   void recordStream(const c10::DataPtr& p, c10::Stream stream) override { native_->recordStream(p, stream); }
-  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override { return native_->getDeviceStats(device); }
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
+    return native_->getDeviceStats(device);
+  }
   void resetAccumulatedStats(c10::DeviceIndex device) override { native_->resetAccumulatedStats(device); }
   void resetPeakStats(c10::DeviceIndex device) override { native_->resetPeakStats(device); }
   allocator::SnapshotInfo snapshot(c10::MempoolId_t id) { return native_->snapshot(id); }
@@ -197,11 +210,14 @@ class FrontOf : public Base {
   void markCaptureBegin(c10::DeviceIndex device) { native_->markCaptureBegin(device); }
   void markCaptureEnd(c10::DeviceIndex device) { native_->markCaptureEnd(device); }
   void releasePool(c10::DeviceIndex device, c10::MempoolId_t id) override { native_->releasePool(device, id); }
-  int getPoolUseCount(c10::DeviceIndex device, c10::MempoolId_t id) override { return native_->getPoolUseCount(device, id); }
+  int getPoolUseCount(c10::DeviceIndex device, c10::MempoolId_t id) override {
+    return native_->getPoolUseCount(device, id);
+  }
   void setUseOnOOM(c10::DeviceIndex device, c10::MempoolId_t id, bool use) { native_->setUseOnOOM(device, id, use); }
   void setUseOnOOM(c10::DeviceIndex device, c10::MempoolId_t id) { native_->setUseOnOOM(device, id); }
   void setNoSplit(c10::DeviceIndex device, c10::MempoolId_t id) { native_->setNoSplit(device, id); }
-  bool checkPoolLiveAllocations(c10::DeviceIndex device, c10::MempoolId_t id, const std::unordered_set<void*>& live) override {
+  bool checkPoolLiveAllocations(c10::DeviceIndex device, c10::MempoolId_t id,
+                                const std::unordered_set<void*>& live) override {
     return native_->checkPoolLiveAllocations(device, id, live);
   }
   allocator::ShareableHandle shareIpcHandle(void* p) override { return native_->shareIpcHandle(p); }
@@ -209,17 +225,22 @@ class FrontOf : public Base {
   bool isHistoryEnabled() override { return native_->isHistoryEnabled(); }
   std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* p) { return native_->getContextForPointer(p); }
   void recordHistory(bool enabled, c10::CachingDeviceAllocator::CreateContextFn recorder, std::size_t entries,
-                     c10::CachingDeviceAllocator::RecordContext when, bool clear, const std::vector<std::string>& skip) {
+                     c10::CachingDeviceAllocator::RecordContext when, bool clear,
+                     const std::vector<std::string>& skip) {
     native_->recordHistory(enabled, recorder, entries, when, clear, skip);
   }
-  void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& what) override { native_->recordAnnotation(what); }
+  void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& what) override {
+    native_->recordAnnotation(what);
+  }
   void pushCompileContext(std::string& what) override { native_->pushCompileContext(what); }
   void popCompileContext() override { native_->popCompileContext(); }
   bool supportsUserMetadata() { return native_->supportsUserMetadata(); }
   void setUserMetadata(const std::string& text) { native_->setUserMetadata(text); }
   std::string getUserMetadata() { return native_->getUserMetadata(); }
   void annotateMemory(const void* p, const std::string& text) { native_->annotateMemory(p, text); }
-  void attachOutOfMemoryObserver(allocator::OutOfMemoryObserver observer) override { native_->attachOutOfMemoryObserver(std::move(observer)); }
+  void attachOutOfMemoryObserver(allocator::OutOfMemoryObserver observer) override {
+    native_->attachOutOfMemoryObserver(std::move(observer));
+  }
   void attachOomRejectionObserver(std::function<void(int64_t, std::size_t, std::size_t, std::size_t)> observer) {
     native_->attachOomRejectionObserver(std::move(observer));
   }
@@ -227,18 +248,22 @@ class FrontOf : public Base {
     native_->attachAllocatorTraceTracker(std::move(tracker));
   }
   void enablePeerAccess(c10::DeviceIndex from, c10::DeviceIndex to) override { native_->enablePeerAccess(from, to); }
-  cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device, std::size_t n, cudaStream_t stream, bool peers) override {
+  cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device, std::size_t n,
+                          cudaStream_t stream, bool peers) override {
     return native_->memcpyAsync(to, to_device, from, from_device, n, stream, peers);
   }
   std::shared_ptr<allocator::AllocatorState> getCheckpointState(c10::DeviceIndex device, c10::MempoolId_t id) override {
     return native_->getCheckpointState(device, id);
   }
-  allocator::CheckpointDelta setCheckpointPoolState(c10::DeviceIndex device, std::shared_ptr<allocator::AllocatorState> state) override {
+  allocator::CheckpointDelta setCheckpointPoolState(c10::DeviceIndex device,
+                                                    std::shared_ptr<allocator::AllocatorState> state) override {
     return native_->setCheckpointPoolState(device, std::move(state));
   }
   c10::DataPtr allocateWithAddress(std::size_t n, void* address) { return native_->allocateWithAddress(n, address); }
   std::string name() override { return native_->name(); }
-  std::pair<std::size_t, std::size_t> getMemoryInfo(c10::DeviceIndex device) override { return native_->getMemoryInfo(device); }
+  std::pair<std::size_t, std::size_t> getMemoryInfo(c10::DeviceIndex device) override {
+    return native_->getMemoryInfo(device);
+  }
 
   // The first function of the front's own: what stands before it in the table is torch's.
   virtual void end_of_torch() {}
@@ -274,7 +299,8 @@ void install_front(const CudaBridge* bridge) {
   if (!a || front.load()) return;
   const auto [functions, forgotten] = forgotten_functions(false);
   if (!forgotten.empty()) {
-    TORCH_WARN("managed: torch's CUDA allocator has ", forgotten.size(), " functions that this managed does not know, so it makes room only when "
+    TORCH_WARN("managed: torch's CUDA allocator has ", forgotten.size(),
+               " functions that this managed does not know, so it makes room only when "
                "the allocator's cache is empty, by guess. Use a managed that was made for this torch.");
     return;
   }
@@ -295,7 +321,8 @@ bool make_some_room(const CudaBridge& bridge, int device) {
 
 bool is_in_callback() { return in_callback; }
 
-// A table of the class alone. Its first function that is defined elsewhere than in the class makes the compiler write the table.
+// A table of the class alone. Its first function that is defined elsewhere than in the class makes the compiler write
+// the table.
 struct Bare : Allocator {
   ~Bare() override;
 };

@@ -1,7 +1,7 @@
 // front.h: an allocator in front of torch's native one, to which it forwards everything.
 //
-// It stands there to know the size of each request and to hold no lock of torch's while room is made for it. Torch itself
-// decides whether a request is served: the front asks it, is told of a shortage, has room made, and asks again.
+// It stands there to know the size of each request and to hold no lock of torch's while room is made for it. Torch
+// itself decides whether a request is served: the front asks it, is told of a shortage, has room made, and asks again.
 #pragma once
 #include <c10/cuda/CUDACachingAllocator.h>
 

@@ -25,7 +25,8 @@ c10::DeviceIndex index_of(int device) { return static_cast<c10::DeviceIndex>(dev
 // What came over CUDA's IPC, from_blob or another allocator has another deleter.
 bool owns(const c10::DataPtr& p) {
   auto* a = native();
-  return a && p.get() && p.get() == p.get_context() && p.get_deleter() == a->raw_deleter() && only_own_streams(p.device().index());
+  return a && p.get() && p.get() == p.get_context() && p.get_deleter() == a->raw_deleter() &&
+      only_own_streams(p.device().index());
 }
 
 bool is_shared(const c10::DataPtr&) { return false; }
@@ -44,7 +45,8 @@ void limit(int device, std::size_t bytes) {
   auto* a = native();
   if (!a) return;
   const c10::cuda::CUDAGuard guard(index_of(device)); // some versions leave another device current
-  a->setMemoryFraction(std::min(1.0, static_cast<double>(bytes) / static_cast<double>(capacity(device))), index_of(device));
+  a->setMemoryFraction(std::min(1.0, static_cast<double>(bytes) / static_cast<double>(capacity(device))),
+                       index_of(device));
   // Torch serves requests from its cache whatever the limit is, so the cache must not lie beyond it.
   if (static_cast<std::size_t>(a->getDeviceStats(index_of(device)).reserved_bytes[0].current) > bytes) a->emptyCache();
 }
@@ -55,10 +57,10 @@ int attribute(cudaDeviceP2PAttr what, int from, int to) {
   return value;
 }
 
-// The runtime does not tell how fast a link is, so these are those of common ones, in bytes/ns in one direction. PCI Express:
-// 31.5 for generation 4 with 16 lanes (PCI-SIG, 16 GT/s a lane with 128b/130b). NVLink: 300 (NVIDIA A100 data sheet, 2021: 600
-// GB/s in both directions together); devices do atomic operations on each other's memory only over it. What cannot reach
-// the other device goes through the host, over two links. Starting a copy takes about 10 us.
+// The runtime does not tell how fast a link is, so these are those of common ones, in bytes/ns in one direction. PCI
+// Express: 31.5 for generation 4 with 16 lanes (PCI-SIG, 16 GT/s a lane with 128b/130b). NVLink: 300 (NVIDIA A100 data
+// sheet, 2021: 600 GB/s in both directions together); devices do atomic operations on each other's memory only over it.
+// What cannot reach the other device goes through the host, over two links. Starting a copy takes about 10 us.
 void link(int from, int to, std::int64_t* latency_ns, double* bytes_per_ns) {
   constexpr double kPcie = 31.5, kNvlink = 300.0;
   constexpr std::int64_t kStart = 10'000;
@@ -70,10 +72,12 @@ void link(int from, int to, std::int64_t* latency_ns, double* bytes_per_ns) {
 }
 
 void enqueue(int to, void* target, int from, const void* source, std::size_t bytes, cudaStream_t stream) {
-  if (from >= 0 && to >= 0) // without access to each other's memory; where torch has made it possible, it is used all the same
+  if (from >= 0 &&
+      to >= 0) // without access to each other's memory; where torch has made it possible, it is used all the same
     C10_CUDA_CHECK(allocator::get()->memcpyAsync(target, to, source, from, bytes, stream, false));
   else
-    C10_CUDA_CHECK(cudaMemcpyAsync(target, source, bytes, from < 0 ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost, stream));
+    C10_CUDA_CHECK(
+        cudaMemcpyAsync(target, source, bytes, from < 0 ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost, stream));
 }
 
 // The streams of the source wrote the bytes. The target is fresh: what used its memory before did so on the current

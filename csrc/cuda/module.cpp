@@ -25,9 +25,11 @@ PyObject* attach(PyObject*, PyObject* capsule) {
     PyErr_Format(PyExc_ValueError, "attach() takes the capsule \"%s\", got %R", kCapsule, capsule);
     return nullptr;
   }
-  auto* bridge = static_cast<managed::CudaBridge*>(static_cast<managed::Bridge*>(PyCapsule_GetPointer(capsule, kCapsule)));
+  auto* bridge =
+      static_cast<managed::CudaBridge*>(static_cast<managed::Bridge*>(PyCapsule_GetPointer(capsule, kCapsule)));
   if (bridge->version != managed::Bridge{}.version) {
-    PyErr_Format(PyExc_RuntimeError, "managed._C speaks version %d of the bridge and managed._cuda version %d: build both again",
+    PyErr_Format(PyExc_RuntimeError,
+                 "managed._C speaks version %d of the bridge and managed._cuda version %d: build both again",
                  bridge->version, managed::Bridge{}.version);
     return nullptr;
   }
@@ -36,10 +38,11 @@ PyObject* attach(PyObject*, PyObject* capsule) {
   Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(forgotten_doc,
-             "forgotten(without_any, /)\n--\n\n"
-             "For tests: how many virtual functions torch's allocator has, and the places of those that the front of it lacks; "
-             "`without_any`: that a class without functions of its own lacks.");
+PyDoc_STRVAR(
+    forgotten_doc,
+    "forgotten(without_any, /)\n--\n\n"
+    "For tests: how many virtual functions torch's allocator has, and the places of those that the front of it lacks; "
+    "`without_any`: that a class without functions of its own lacks.");
 
 PyObject* forgotten(PyObject*, PyObject* without_any) {
   const int bare = PyObject_IsTrue(without_any);

@@ -19,18 +19,22 @@ using Event = allocator::TraceEntry;
 std::atomic<const CudaBridge*> hook{nullptr};
 bool tracking = false; // written by the one thread that starts
 
-// The allocator runs this at every request that its cache cannot serve, before it asks the driver for more: not only when
-// the device is full.
+// The allocator runs this at every request that its cache cannot serve, before it asks the driver for more: not only
+// when the device is full.
 class MakeRoom final : public c10::FreeMemoryCallback {
  public:
-  // No error may leave through here, since the allocator is in the middle of a request; but for a shortage, which is the front's.
+  // No error may leave through here, since the allocator is in the middle of a request; but for a shortage, which is
+  // the front's.
   bool Execute() override try {
     const CudaBridge* h = hook.load(std::memory_order_acquire);
     c10::DeviceIndex device = 0;
-    if (!h || !h->make_some_room || c10::cuda::GetDevice(&device) != cudaSuccess || device >= kMostDevices) return false;
-    if (is_capturing(device)) return false; // memory of a graph comes from a pool of its own, and the driver refuses to wait
+    if (!h || !h->make_some_room || c10::cuda::GetDevice(&device) != cudaSuccess || device >= kMostDevices)
+      return false;
+    if (is_capturing(device))
+      return false; // memory of a graph comes from a pool of its own, and the driver refuses to wait
     if (is_seen_to_by_front(device)) return false;
-    if (allocator::isHistoryEnabled()) return false; // a free would take the GIL for its stack trace, under the allocator's lock
+    if (allocator::isHistoryEnabled())
+      return false; // a free would take the GIL for its stack trace, under the allocator's lock
     return make_some_room(*h, device);
   } catch (const std::exception&) {
     return false;
@@ -41,7 +45,9 @@ void on_event(const Event& entry) {
   if (entry.device_ < 0 || entry.device_ >= kMostDevices) return;
   // FREE_COMPLETED: a block is back in the cache. SEGMENT_FREE, SEGMENT_UNMAP: the cache gave
   // memory back to the driver, which other libraries may be waiting for.
-  if (entry.action_ != Event::FREE_COMPLETED && entry.action_ != Event::SEGMENT_FREE && entry.action_ != Event::SEGMENT_UNMAP) return;
+  if (entry.action_ != Event::FREE_COMPLETED && entry.action_ != Event::SEGMENT_FREE &&
+      entry.action_ != Event::SEGMENT_UNMAP)
+    return;
   const CudaBridge* h = hook.load(std::memory_order_acquire);
   if (h && h->freed) h->freed(entry.device_, entry.size_);
 }

@@ -1,8 +1,8 @@
 // room.cpp: see room.h.
 //
-// Before it fails the allocator gives back to the driver what nobody uses: whole segments, and whole pages of expandable
-// ones. Everything else that is cached serves only requests that fit into it, so it is not counted. Neither are blocks that
-// wait for streams, nor what belongs to a pool of the program's own.
+// Before it fails the allocator gives back to the driver what nobody uses: whole segments, and whole pages of
+// expandable ones. Everything else that is cached serves only requests that fit into it, so it is not counted. Neither
+// are blocks that wait for streams, nor what belongs to a pool of the program's own.
 #include "room.h"
 
 #include <c10/core/AllocatorConfig.h>
@@ -24,7 +24,8 @@ namespace allocator = c10::cuda::CUDACachingAllocator;
 using Allocator = allocator::CUDAAllocator;
 using Stats = c10::CachingDeviceAllocator::DeviceStats;
 
-constexpr std::size_t kMiB = std::size_t{1} << 20, kPage = 2 * kMiB; // what the driver gives at least, and torch's small segment
+constexpr std::size_t kMiB = std::size_t{1} << 20,
+                      kPage = 2 * kMiB; // what the driver gives at least, and torch's small segment
 constexpr c10::MempoolId_t kDefaultPool{0, 0};
 
 std::array<std::atomic<bool>, kMostDevices> has_pools{};
@@ -37,7 +38,9 @@ bool has_expandable(Allocator* a, int device) { return !a->getExpandableSegmentS
 
 // A block is in use, or a free piece of a segment that is in use otherwise, or a whole free segment. Figures of
 // expandable segments have no pieces, and none tells whose pool a segment is.
-int64_t idle_by_stats(const Stats& s) { return s.reserved_bytes[0].current - s.active_bytes[0].current - s.inactive_split_bytes[0].current; }
+int64_t idle_by_stats(const Stats& s) {
+  return s.reserved_bytes[0].current - s.active_bytes[0].current - s.inactive_split_bytes[0].current;
+}
 
 int64_t idle_pages(const allocator::SegmentInfo& s) {
   const std::size_t page = s.is_large ? large_segment() : kPage;
@@ -72,10 +75,13 @@ int64_t idle_by_snapshot(Allocator* a, int device) {
 std::size_t room_with(Allocator* a, int device, const Stats& stats, int64_t idle) {
   const auto free = static_cast<int64_t>(a->getMemoryInfo(index_of(device)).first);
   const int64_t kept = stats.reserved_bytes[0].current - idle;
-  return static_cast<std::size_t>(std::max<int64_t>(0, std::min(free + idle, static_cast<int64_t>(allowed(device)) - kept)));
+  return static_cast<std::size_t>(
+      std::max<int64_t>(0, std::min(free + idle, static_cast<int64_t>(allowed(device)) - kept)));
 }
 
-bool figures_tell(Allocator* a, int device) { return !has_pools[device].load(std::memory_order_relaxed) && !has_expandable(a, device); }
+bool figures_tell(Allocator* a, int device) {
+  return !has_pools[device].load(std::memory_order_relaxed) && !has_expandable(a, device);
+}
 
 } // namespace
 
@@ -102,7 +108,8 @@ std::size_t room_in_driver(int device) {
 }
 
 std::size_t allowed(int device) {
-  return static_cast<std::size_t>(std::llround(native()->getMemoryFraction(index_of(device)) * static_cast<double>(capacity(device))));
+  return static_cast<std::size_t>(
+      std::llround(native()->getMemoryFraction(index_of(device)) * static_cast<double>(capacity(device))));
 }
 
 std::size_t room(int device) {
@@ -116,7 +123,8 @@ std::size_t room(int device) {
 
 std::size_t pending_bytes(int device) {
   const Stats stats = native()->getDeviceStats(index_of(device));
-  return static_cast<std::size_t>(std::max<int64_t>(0, stats.active_bytes[0].current - stats.allocated_bytes[0].current));
+  return static_cast<std::size_t>(
+      std::max<int64_t>(0, stats.active_bytes[0].current - stats.allocated_bytes[0].current));
 }
 
 // As torch's get_allocation_size() has it. An expandable segment may have a part of the last page already.

@@ -34,7 +34,8 @@ struct Mark {
 struct Foreign {
   std::mutex mutex; // a leaf: nobody waits for a device in it
   std::vector<Mark> marks;
-  std::optional<c10::cuda::CUDAStream> gate; // of our own, so that nobody records a graph on it: for blocks that are given up it waits for the marks
+  std::optional<c10::cuda::CUDAStream>
+      gate; // of our own, so that nobody records a graph on it: for blocks that are given up it waits for the marks
 };
 Foreign& foreign_on(int device) {
   static auto* all = new std::array<Foreign, kMostDevices>; // never destroyed: tensors may outlive static destructors
@@ -85,7 +86,8 @@ bool is_recording(cudaStream_t stream) {
 const Mark& mark_of(Foreign& f, c10::StreamId id) {
   for (const Mark& m : f.marks)
     if (m.id == id) return m;
-  const c10::cuda::CUDAStreamCaptureModeGuard asks(cudaStreamCaptureModeRelaxed); // of events outside every graph, whoever records one
+  const c10::cuda::CUDAStreamCaptureModeGuard asks(
+      cudaStreamCaptureModeRelaxed); // of events outside every graph, whoever records one
   for (Mark& m : f.marks) {
     if (cudaEventQuery(m.event) != cudaSuccess) continue;
     m.id = id;
@@ -97,8 +99,8 @@ const Mark& mark_of(Foreign& f, c10::StreamId id) {
   return f.marks.emplace_back(Mark{id, event});
 }
 
-// A stream may be another one at the address of one that is gone, so it waits for what the mark stood for: no wait where it is the
-// same. What is recorded into a graph waits for nothing, since what a graph uses stays for good.
+// A stream may be another one at the address of one that is gone, so it waits for what the mark stood for: no wait
+// where it is the same. What is recorded into a graph waits for nothing, since what a graph uses stays for good.
 void mark_foreign(int device, const c10::cuda::CUDAStream& stream) try {
   Foreign& f = foreign_on(device);
   const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
@@ -126,7 +128,8 @@ c10::cuda::CUDAStream gate_of(int device) {
   return *f.gate;
 }
 
-// Not under the lock, because deleters take it. Events stay, and one that is recorded anew stands for what it did before as well.
+// Not under the lock, because deleters take it. Events stay, and one that is recorded anew stands for what it did
+// before as well.
 void wait_for_foreign(int device) {
   std::vector<Mark> marks;
   {
@@ -162,7 +165,8 @@ void wait_for_streams(int device) {
   const Streams& s = g_streams[device];
   if (s.foreign) wait_for_foreign(device);
   const int n = s.count.load(std::memory_order_acquire);
-  for (int i = 0; i < n; i++) C10_CUDA_CHECK(cudaStreamSynchronize(stream_of(device, s.ids[i].load(std::memory_order_relaxed)).stream()));
+  for (int i = 0; i < n; i++)
+    C10_CUDA_CHECK(cudaStreamSynchronize(stream_of(device, s.ids[i].load(std::memory_order_relaxed)).stream()));
 }
 
 // Only one stream: the block comes back to it, in its order.
@@ -180,12 +184,15 @@ void retire_block(const c10::DataPtr& block) {
   }
 }
 
-bool is_capturing(int device) { return is_recording(c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)).stream()); }
+bool is_capturing(int device) {
+  return is_recording(c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)).stream());
+}
 
 void refuse_capture(int device) {
-  TORCH_CHECK(!is_capturing(device), "managed: a CUDA graph is being recorded on cuda:", device,
-              ", and bytes cannot leave the device or come back while it is. Use the tensors once before the recording, so "
-              "that they are on the device, and leave room for what it allocates");
+  TORCH_CHECK(
+      !is_capturing(device), "managed: a CUDA graph is being recorded on cuda:", device,
+      ", and bytes cannot leave the device or come back while it is. Use the tensors once before the recording, so "
+      "that they are on the device, and leave room for what it allocates");
 }
 
 } // namespace managed

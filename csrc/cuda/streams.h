@@ -13,11 +13,12 @@ namespace managed {
 
 constexpr int kMostDevices = 64; // as many as the hook takes in
 
-// An operator of this thread is about to use memory of the device on its current stream. True: that is not torch's own, and this is to be
-// called again when the operator has returned. Never throws.
+// An operator of this thread is about to use memory of the device on its current stream. True: that is not torch's own,
+// and this is to be called again when the operator has returned. Never throws.
 bool use_stream(int device);
 
-// Whether nothing but streams of torch's own was used: a block belongs to its stream, and those of others may be gone when it is freed.
+// Whether nothing but streams of torch's own was used: a block belongs to its stream, and those of others may be gone
+// when it is freed.
 bool only_own_streams(int device);
 
 // Returns when all that operators have started on the device is done; throws c10::Error.

@@ -119,7 +119,8 @@ int mgd_admit_wait(struct mgd_manager *m, int device, int64_t bytes, struct mgd_
     return 0;
   }
   if (PyErr_Occurred()) return -1;
-  if (never || code == MGD_E_DEADLINE) return mgd_errors_no_room(m->state, device, bytes, m->reserved, never ? 0 : patience(m));
+  if (never || code == MGD_E_DEADLINE)
+    return mgd_errors_no_room(m->state, device, bytes, m->reserved, never ? 0 : patience(m));
   return mgd_errors_raise(m->state, code, "waiting for room");
 }
 
@@ -137,7 +138,8 @@ static int copies_under_way(const struct mgd_manager *m, mgd_mask allowed, int64
 }
 
 /* One look; 1 when it is worth another one once a copy has ended. */
-static int look(struct mgd_manager *m, const struct mgd_object_request *request, struct mgd_ticket *ticket, enum mgd_reason *why) {
+static int look(struct mgd_manager *m, const struct mgd_object_request *request, struct mgd_ticket *ticket,
+                enum mgd_reason *why) {
   if (mgd_torch_observe() < 0) return -1;
   const int busy = copies_under_way(m, request->allowed, request->bytes);
   const int code = mgd_admit_object(mgd_torch_machine(), request, mgd_torch_now(), ticket, why);
@@ -145,7 +147,8 @@ static int look(struct mgd_manager *m, const struct mgd_object_request *request,
   return busy && ticket->device == MGD_HOST;
 }
 
-int mgd_admit_pick(struct mgd_manager *m, int64_t bytes, int disperse, struct mgd_ticket *ticket, enum mgd_reason *why) {
+int mgd_admit_pick(struct mgd_manager *m, int64_t bytes, int disperse, struct mgd_ticket *ticket,
+                   enum mgd_reason *why) {
   if (mgd_state_ready() < 0) return -1;
   const mgd_mask allowed = mgd_admit_allowed(m);
   if (PyErr_Occurred()) return -1;
@@ -155,7 +158,8 @@ int mgd_admit_pick(struct mgd_manager *m, int64_t bytes, int disperse, struct mg
     const uint64_t seen = mgd_torch_freed_count();
     const int again = look(m, &request, ticket, why);
     if (again < 0) return -1;
-    const int tired = !m->own_waiting && tries >= m->retry_limit; /* our own pauses end with any free: they have a deadline */
+    const int tired =
+        !m->own_waiting && tries >= m->retry_limit; /* our own pauses end with any free: they have a deadline */
     if (!again || tired || mgd_torch_now() >= deadline) break;
     if (pause_once(m, seen, deadline) < 0) return -1;
   }
@@ -222,7 +226,8 @@ static PyObject *reservation_reason(PyObject *self, void *unused) {
 }
 
 static PyMethodDef reservation_methods[] = {
-    {"release", reservation_release, METH_NOARGS, PyDoc_STR("release($self, /)\n--\n\nGives the bytes back; a second call does nothing.")},
+    {"release", reservation_release, METH_NOARGS,
+     PyDoc_STR("release($self, /)\n--\n\nGives the bytes back; a second call does nothing.")},
     {"__enter__", reservation_enter, METH_NOARGS, NULL},
     {"__exit__", reservation_exit, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL}};
@@ -233,13 +238,14 @@ static PyGetSetDef reservation_getset[] = {
     {"reason", reservation_reason, NULL, PyDoc_STR("Why this device, as a number that _C.move takes."), NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 
-static PyType_Slot reservation_slots[] = {{Py_tp_dealloc, reservation_dealloc},
-                                          {Py_tp_methods, reservation_methods},
-                                          {Py_tp_getset, reservation_getset},
-                                          {Py_tp_doc, PyDoc_STR("Bytes of a device that are held until release() or the end of a with block.")},
-                                          {0, NULL}};
-static PyType_Spec reservation_spec = {"managed._C.Reservation", sizeof(struct reservation), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-                                       reservation_slots};
+static PyType_Slot reservation_slots[] = {
+    {Py_tp_dealloc, reservation_dealloc},
+    {Py_tp_methods, reservation_methods},
+    {Py_tp_getset, reservation_getset},
+    {Py_tp_doc, PyDoc_STR("Bytes of a device that are held until release() or the end of a with block.")},
+    {0, NULL}};
+static PyType_Spec reservation_spec = {"managed._C.Reservation", sizeof(struct reservation), 0,
+                                       Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, reservation_slots};
 
 /* ---- functions for managed.module */
 
@@ -274,7 +280,9 @@ static PyObject *reserve(PyObject *module, PyObject *args) {
   struct mgd_manager *m;
   struct mgd_ticket ticket = {0};
   if (!PyArg_ParseTuple(args, "OOO:reserve", &o, &device, &size) || parse_manager(st, o, &m) < 0) return NULL;
-  if (mgd_errors_device_id(device, &id, &any) < 0 || mgd_errors_bytes(size, "bytes", &bytes) < 0 || mgd_torch_observe() < 0) return NULL;
+  if (mgd_errors_device_id(device, &id, &any) < 0 || mgd_errors_bytes(size, "bytes", &bytes) < 0 ||
+      mgd_torch_observe() < 0)
+    return NULL;
   const int64_t now = mgd_torch_now();
   const int code = mgd_admit_request(mgd_torch_machine(), id, bytes, m->reserved, now, now, &ticket);
   if (code == MGD_OK) {
@@ -325,14 +333,19 @@ static PyObject *rooms(PyObject *module, PyObject *o) {
   return list;
 }
 
-PyMethodDef mgd_admit_methods[] = {
-    {"admit", admit, METH_VARARGS,
-     PyDoc_STR("admit(manager, bytes, disperse, /)\n--\n\nChooses a device for `bytes` as find_device does and holds them there until released.")},
-    {"reserve", reserve, METH_VARARGS,
-     PyDoc_STR("reserve(manager, device, bytes, /)\n--\n\nHolds `bytes` on the device; None when they do not fit there now.")},
-    {"settle", settle, METH_O, PyDoc_STR("settle(manager, /)\n--\n\nWaits for a copy that is under way; False when there is none or none ended in time.")},
-    {"rooms", rooms, METH_O, PyDoc_STR("rooms(manager, /)\n--\n\n(device, (free bytes after what is kept in reserve, bytes in use, speed)) of each of the manager's accelerators.")},
-    {NULL, NULL, 0, NULL}};
+PyMethodDef mgd_admit_methods[] = {{"admit", admit, METH_VARARGS,
+                                    PyDoc_STR("admit(manager, bytes, disperse, /)\n--\n\nChooses a device for `bytes` "
+                                              "as find_device does and holds them there until released.")},
+                                   {"reserve", reserve, METH_VARARGS,
+                                    PyDoc_STR("reserve(manager, device, bytes, /)\n--\n\nHolds `bytes` on the device; "
+                                              "None when they do not fit there now.")},
+                                   {"settle", settle, METH_O,
+                                    PyDoc_STR("settle(manager, /)\n--\n\nWaits for a copy that is under way; False "
+                                              "when there is none or none ended in time.")},
+                                   {"rooms", rooms, METH_O,
+                                    PyDoc_STR("rooms(manager, /)\n--\n\n(device, (free bytes after what is kept in "
+                                              "reserve, bytes in use, speed)) of each of the manager's accelerators.")},
+                                   {NULL, NULL, 0, NULL}};
 
 int mgd_admit_init(PyObject *module) {
   struct mgd_state *st = mgd_state_of(module);

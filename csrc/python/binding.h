@@ -66,7 +66,8 @@ int mgd_errors_device_id(PyObject *device, int *id, int *any);
 int mgd_errors_bytes(PyObject *value, const char *name, int64_t *bytes);
 /* A converter for PyArg_Parse...: True or False into an int, and a ValueError for anything else. */
 int mgd_errors_disperse(PyObject *value, void *disperse);
-/* Adds to the exception that is set, if it is of this kind, a line that `advice_for` its text gives, or nothing for NULL. */
+/* Adds to the exception that is set, if it is of this kind, a line that `advice_for` its text gives, or nothing for
+ * NULL. */
 void mgd_errors_advise(PyObject *kind, const char *(*advice_for)(const char *text));
 
 /* ---- settings.c: knobs that reach the core */
@@ -95,6 +96,9 @@ PyObject *mgd_send_cuda(struct mgd_manager *m, PyObject *nest, PyObject *dispers
 /* ---- manager.c: DeviceManager */
 int mgd_manager_init(PyObject *module);
 PyObject *mgd_manager_new(struct mgd_state *st); /* one with default arguments */
+
+/* ---- pin.c: attributes of managed tensors alone */
+extern PyGetSetDef mgd_pin_getsets[]; /* ends with an empty one */
 
 /* ---- tensor.c: all that import adds to torch.Tensor */
 int mgd_tensor_install(struct mgd_state *st);

@@ -8,9 +8,12 @@
 #include "binding.h"
 
 static const char advice[] =
-    "managed: a hook or a custom backward gave a gradient on another device than the tensor that it belongs to. Let it return "
-    "gradient.to(old_gradient.device). Hooks of managed tensors (register_hook) and of managed modules need no such call if they are "
-    "registered after the tensor or module became managed; hooks of autograd nodes (grad_fn.register_hook, register_prehook) always do.";
+    "managed: a hook or a custom backward gave a gradient on another device than the tensor that it belongs to. Let it "
+    "return "
+    "gradient.to(old_gradient.device). Hooks of managed tensors (register_hook) and of managed modules need no such "
+    "call if they are "
+    "registered after the tensor or module became managed; hooks of autograd nodes (grad_fn.register_hook, "
+    "register_prehook) always do.";
 
 struct engine {
   PyObject_HEAD
@@ -19,17 +22,23 @@ struct engine {
 };
 
 static const char crossing[] =
-    "managed: a gradient that torch.func has wrapped went from one accelerator to another, where torch's engine asks for a storage that a "
-    "wrapper does not have. Custom autograd functions inside torch.func do that: bring their operands to one device with .to(device) first.";
+    "managed: a gradient that torch.func has wrapped went from one accelerator to another, where torch's engine asks "
+    "for a storage that a "
+    "wrapper does not have. Custom autograd functions inside torch.func do that: bring their operands to one device "
+    "with .to(device) first.";
 
 static const char scripted[] =
-    "managed: TorchScript has optimised this function while its operands were together, and gradients of such code do not cross to another device. "
-    "Call function._debug_flush_compilation_cache() once (of a module: module.forward._debug_flush_compilation_cache()) and run the step again: "
-    "what meets operands apart in its first runs stays as it was written. Or bring the operands to one device with .to(device) first.";
+    "managed: TorchScript has optimised this function while its operands were together, and gradients of such code do "
+    "not cross to another device. "
+    "Call function._debug_flush_compilation_cache() once (of a module: "
+    "module.forward._debug_flush_compilation_cache()) and run the step again: "
+    "what meets operands apart in its first runs stays as it was written. Or bring the operands to one device with "
+    ".to(device) first.";
 
 /* What the user can do about an error of torch's engine, or NULL. */
 static const char *advice_for(const char *text) {
-  if (strstr(text, "invalid gradient at index") && strstr(text, "expected device")) return strstr(text, "DifferentiableGraphBackward") ? scripted : advice;
+  if (strstr(text, "invalid gradient at index") && strstr(text, "expected device"))
+    return strstr(text, "DifferentiableGraphBackward") ? scripted : advice;
   if (strstr(text, "hook '") && strstr(text, "has changed the type of value")) return advice;
   return strstr(text, "Cannot access storage of") ? crossing : NULL;
 }
@@ -37,7 +46,8 @@ static const char *advice_for(const char *text) {
 static PyObject *engine_run_backward(PyObject *self, PyObject *args, PyObject *kwargs) {
   PyObject *result = mgd_torch_run_backward(((struct engine *)self)->run_backward, args, kwargs);
   if (!result) mgd_errors_advise(PyExc_RuntimeError, advice_for);
-  /* The gradients are there: an error made of a warning leaves nothing half done. A pass inside another ends no step. */
+  /* The gradients are there: an error made of a warning leaves nothing half done. A pass inside another ends no step.
+   */
   if (result && !mgd_torch_in_backward() && mgd_warn_end_step() < 0) Py_CLEAR(result);
   return result;
 }
@@ -70,9 +80,10 @@ static void engine_dealloc(PyObject *self) {
   Py_DECREF(type);
 }
 
-static PyMethodDef engine_methods[] = {{"run_backward", (PyCFunction)(void (*)(void))engine_run_backward, METH_VARARGS | METH_KEYWORDS,
-                                        PyDoc_STR("torch's run_backward, with managed tensors kept managed on the way back.")},
-                                       {NULL, NULL, 0, NULL}};
+static PyMethodDef engine_methods[] = {
+    {"run_backward", (PyCFunction)(void (*)(void))engine_run_backward, METH_VARARGS | METH_KEYWORDS,
+     PyDoc_STR("torch's run_backward, with managed tensors kept managed on the way back.")},
+    {NULL, NULL, 0, NULL}};
 
 static PyType_Slot engine_slots[] = {{Py_tp_dealloc, engine_dealloc},
                                      {Py_tp_traverse, engine_traverse},
@@ -82,7 +93,8 @@ static PyType_Slot engine_slots[] = {{Py_tp_dealloc, engine_dealloc},
                                      {Py_tp_doc, PyDoc_STR("Stands in for torch's autograd engine.")},
                                      {0, NULL}};
 static PyType_Spec engine_spec = {"managed._C.Engine", sizeof(struct engine), 0,
-                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, engine_slots};
+                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                                  engine_slots};
 
 int mgd_engine_init(PyObject *module) {
   struct mgd_state *st = mgd_state_of(module);

@@ -73,13 +73,15 @@ int mgd_errors_no_room(struct mgd_state *st, int device, int64_t bytes, double r
   struct mgd_usage usage;
   char name[32], asked[32], free_bytes[32], capacity[32], wait[64], text[512];
   struct mgd_machine *machine = mgd_torch_machine();
-  if (mgd_device_name(machine, device, name) || mgd_ledger_usage(machine, device, &usage)) return mgd_errors_raise(st, MGD_E_NO_ROOM, "sending");
+  if (mgd_device_name(machine, device, name) || mgd_ledger_usage(machine, device, &usage))
+    return mgd_errors_raise(st, MGD_E_NO_ROOM, "sending");
   readable(bytes, asked);
   readable(usage.free, free_bytes);
   readable(usage.capacity, capacity);
   describe_wait(waited, wait);
   PyOS_snprintf(text, sizeof text,
-                "%s out of memory. Asked for %s (%lld bytes); %s of %s are free, %.3g %% of the device are kept in reserve, and %s. "
+                "%s out of memory. Asked for %s (%lld bytes); %s of %s are free, %.3g %% of the device are kept in "
+                "reserve, and %s. "
                 "Free tensors there, send to another device, or lower DeviceManager.reserved.",
                 name, asked, (long long)bytes, free_bytes, capacity, reserved * 100, wait);
   PyErr_SetString(st->out_of_memory, text);
@@ -94,8 +96,9 @@ int mgd_errors_pinned(struct mgd_state *st, PyObject *tensor, int device) {
   if (device >= 0) mgd_device_name(mgd_torch_machine(), device, there);
   PyObject *shape = PyObject_GetAttrString(tensor, "shape");
   if (!shape) return -1;
-  PyErr_Format(st->pin_conflict, "managed: a tensor of shape %S is pinned to %s and was asked to go to %s; call unpin() first", shape, here,
-               device >= 0 ? there : "an accelerator");
+  PyErr_Format(st->pin_conflict,
+               "managed: a tensor of shape %S is pinned to %s and was asked to go to %s; call unpin() first", shape,
+               here, device >= 0 ? there : "an accelerator");
   Py_DECREF(shape);
   return -1;
 }
@@ -125,7 +128,8 @@ int mgd_errors_bytes(PyObject *value, const char *name, int64_t *bytes) {
   if (PyFloat_Check(value)) return bytes_of_float(PyFloat_AS_DOUBLE(value), value, name, bytes);
   PyObject *index = PyNumber_Index(value);
   if (!index) {
-    if (PyErr_ExceptionMatches(PyExc_TypeError)) PyErr_Format(PyExc_TypeError, "managed: %s is a number of bytes, not %.100s", name, Py_TYPE(value)->tp_name);
+    if (PyErr_ExceptionMatches(PyExc_TypeError))
+      PyErr_Format(PyExc_TypeError, "managed: %s is a number of bytes, not %.100s", name, Py_TYPE(value)->tp_name);
     return -1;
   }
   int overflow = 0;
@@ -140,9 +144,13 @@ int mgd_errors_bytes(PyObject *value, const char *name, int64_t *bytes) {
 }
 
 int mgd_errors_disperse(PyObject *value, void *disperse) {
-  const int yes = PyObject_RichCompareBool(value, Py_True, Py_EQ), no = yes ? 0 : PyObject_RichCompareBool(value, Py_False, Py_EQ);
+  const int yes = PyObject_RichCompareBool(value, Py_True, Py_EQ),
+            no = yes ? 0 : PyObject_RichCompareBool(value, Py_False, Py_EQ);
   if (yes < 0 || no < 0) return 0;
-  if (!yes && !no) PyErr_Format(PyExc_ValueError, "managed: disperse is True or False here, not %R; modules take \"layers\" and \"parameters\" as well", value);
+  if (!yes && !no)
+    PyErr_Format(PyExc_ValueError,
+                 "managed: disperse is True or False here, not %R; modules take \"layers\" and \"parameters\" as well",
+                 value);
   *(int *)disperse = yes;
   return yes || no;
 }

@@ -28,7 +28,9 @@ static int put_totals(PyObject *dict, const struct mgd_totals *totals) {
   for (int kind = 0; kind < MGD_EV_KINDS; kind++) {
     const struct mgd_total *t = &totals->by_kind[kind];
     const char *name = mgd_text_event(kind);
-    if (put_count(dict, name, "", (int64_t)t->count) < 0 || put_count(dict, name, "_bytes", t->bytes) < 0 || put_count(dict, name, "_ns", t->ns) < 0) return -1;
+    if (put_count(dict, name, "", (int64_t)t->count) < 0 || put_count(dict, name, "_bytes", t->bytes) < 0 ||
+        put_count(dict, name, "_ns", t->ns) < 0)
+      return -1;
   }
   return put_count(dict, "events", "", (int64_t)totals->events);
 }
@@ -51,9 +53,10 @@ static PyObject *links(const struct mgd_totals *totals) {
 }
 
 static PyObject *usage_dict(const struct mgd_usage *u) {
-  return Py_BuildValue("{sLsLsLsLsLsLsLsL}", "capacity", (long long)u->capacity, "used", (long long)u->used, "free", (long long)u->free, "peak",
-                       (long long)u->peak, "managed", (long long)u->by_owner[MGD_MANAGED], "replica", (long long)u->by_owner[MGD_REPLICA], "reserved",
-                       (long long)u->by_owner[MGD_RESERVED], "foreign", (long long)u->by_owner[MGD_FOREIGN]);
+  return Py_BuildValue("{sLsLsLsLsLsLsLsL}", "capacity", (long long)u->capacity, "used", (long long)u->used, "free",
+                       (long long)u->free, "peak", (long long)u->peak, "managed", (long long)u->by_owner[MGD_MANAGED],
+                       "replica", (long long)u->by_owner[MGD_REPLICA], "reserved", (long long)u->by_owner[MGD_RESERVED],
+                       "foreign", (long long)u->by_owner[MGD_FOREIGN]);
 }
 
 /* {"sim:0": {...}} in bytes. Devices nobody has looked for yet are left out: reading numbers starts no driver. */
@@ -98,7 +101,8 @@ static PyObject *stats(PyObject *module, PyObject *args, PyObject *kwargs) {
   if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|p:stats", names, &reset) || mgd_state_ready() < 0) return NULL;
   PyObject *dict = mgd_torch_counters();
   if (!dict) return NULL;
-  if (put(dict, "devices", devices()) < 0 || (reset && reset_others() < 0) || put_trace(dict, module, reset) < 0) Py_CLEAR(dict);
+  if (put(dict, "devices", devices()) < 0 || (reset && reset_others() < 0) || put_trace(dict, module, reset) < 0)
+    Py_CLEAR(dict);
   return dict;
 }
 
@@ -117,8 +121,9 @@ static PyObject *event_tuple(const struct mgd_event *e) {
   struct mgd_machine *machine = mgd_torch_machine();
   const char *a = e->from >= 0 && mgd_device_name(machine, e->from, from) == MGD_OK ? from : NULL;
   const char *b = e->to >= 0 && mgd_device_name(machine, e->to, to) == MGD_OK ? to : NULL;
-  return Py_BuildValue("(KLLsszLzzN)", (unsigned long long)e->sequence, (long long)e->time, (long long)e->duration, mgd_text_event(e->kind),
-                       mgd_text_reason(e->reason), e->operator_name, (long long)e->bytes, a, b, site_text(e->site));
+  return Py_BuildValue("(KLLsszLzzN)", (unsigned long long)e->sequence, (long long)e->time, (long long)e->duration,
+                       mgd_text_event(e->kind), mgd_text_reason(e->reason), e->operator_name, (long long)e->bytes, a, b,
+                       site_text(e->site));
 }
 
 static PyObject *event_list(const struct mgd_event *events, size_t n) {
@@ -166,7 +171,8 @@ static PyObject *resume(PyObject *module, PyObject *args) {
   PyObject *tensor;
   unsigned long long object;
   uint64_t unused;
-  if (!PyArg_ParseTuple(args, "OK:resume", &tensor, &object) || mgd_state_ready() < 0 || object_of(tensor, &unused) < 0) return NULL;
+  if (!PyArg_ParseTuple(args, "OK:resume", &tensor, &object) || mgd_state_ready() < 0 || object_of(tensor, &unused) < 0)
+    return NULL;
   if (tensor != Py_None && mgd_torch_resume(tensor, object) < 0) return NULL;
   Py_RETURN_NONE;
 }
@@ -187,11 +193,15 @@ static PyObject *history(PyObject *module, PyObject *tensor) {
 
 PyMethodDef mgd_explain_methods[] = {
     {"stats", (PyCFunction)(void (*)(void))stats, METH_VARARGS | METH_KEYWORDS,
-     PyDoc_STR("stats(reset=False)\n--\n\nCounters since the start or the last reset, bytes per link and per device, as a plain dict.")},
+     PyDoc_STR("stats(reset=False)\n--\n\nCounters since the start or the last reset, bytes per link and per device, "
+               "as a plain dict.")},
     {"history", history, METH_O,
-     PyDoc_STR("history(tensor, /)\n--\n\n(events, dropped): the tensor's events, oldest first, and how many the ring has forgotten. None: all tensors.")},
+     PyDoc_STR("history(tensor, /)\n--\n\n(events, dropped): the tensor's events, oldest first, and how many the ring "
+               "has forgotten. None: all tensors.")},
     {"reasons", reasons, METH_NOARGS, PyDoc_STR("reasons()\n--\n\nEvery reason that an event can give, in words.")},
-    {"object_id", object_id, METH_O, PyDoc_STR("object_id(tensor, /)\n--\n\nThe number under which the tensor's events are kept; 0 when it has none.")},
+    {"object_id", object_id, METH_O,
+     PyDoc_STR("object_id(tensor, /)\n--\n\nThe number under which the tensor's events are kept; 0 when it has none.")},
     {"resume", resume, METH_VARARGS,
-     PyDoc_STR("resume(tensor, object_id, /)\n--\n\nThe tensor, which has new contents, goes on with this history; 0 changes nothing.")},
+     PyDoc_STR("resume(tensor, object_id, /)\n--\n\nThe tensor, which has new contents, goes on with this history; 0 "
+               "changes nothing.")},
     {NULL, NULL, 0, NULL}};

@@ -45,13 +45,17 @@ static frame *newest(const PyThreadState *thread) { return thread->cframe->curre
 static PyCodeObject *code_of(frame *f) { return _PyFrame_IsIncomplete(f) ? NULL : f->f_code; }
 #endif
 static frame *outer(const frame *f) { return f->previous; }
-static int line_of(frame *f, PyCodeObject *code) { return PyCode_Addr2Line(code, _PyInterpreterFrame_LASTI(f) * (int)sizeof(_Py_CODEUNIT)); }
+static int line_of(frame *f, PyCodeObject *code) {
+  return PyCode_Addr2Line(code, _PyInterpreterFrame_LASTI(f) * (int)sizeof(_Py_CODEUNIT));
+}
 #else
 typedef PyFrameObject frame;
 static frame *newest(const PyThreadState *thread) { return thread->frame; }
 static frame *outer(const frame *f) { return f->f_back; }
 static PyCodeObject *code_of(const frame *f) { return f->f_code; }
-static int line_of(const frame *f, PyCodeObject *code) { return PyCode_Addr2Line(code, f->f_lasti * (int)sizeof(_Py_CODEUNIT)); }
+static int line_of(const frame *f, PyCodeObject *code) {
+  return PyCode_Addr2Line(code, f->f_lasti * (int)sizeof(_Py_CODEUNIT));
+}
 #endif
 
 static PyObject *name_of(const PyCodeObject *code) {
@@ -94,7 +98,9 @@ static struct {
   char torch[TEXT], own[TEXT], optim[TEXT + 16], autograd[TEXT + 16];
 } folders;
 
-static int is_in(const char *file, const char *folder) { return folder[0] && strncmp(file, folder, strlen(folder)) == 0; }
+static int is_in(const char *file, const char *folder) {
+  return folder[0] && strncmp(file, folder, strlen(folder)) == 0;
+}
 
 static int is_library(const char *file) { return is_in(file, folders.torch) || is_in(file, folders.own); }
 
@@ -137,7 +143,8 @@ static int close_at_exit(void) {
 }
 
 int mgd_frames_init(void) {
-  if (folder_of("torch", folders.torch) < 0 || folder_of("managed.errors", folders.own) < 0 || close_at_exit() < 0) return -1;
+  if (folder_of("torch", folders.torch) < 0 || folder_of("managed.errors", folders.own) < 0 || close_at_exit() < 0)
+    return -1;
   pthread_atfork(NULL, NULL, &child_begins);
   PyOS_snprintf(folders.optim, sizeof folders.optim, "%soptim/", folders.torch);
   PyOS_snprintf(folders.autograd, sizeof folders.autograd, "%sautograd/", folders.torch);
@@ -186,7 +193,8 @@ int mgd_frames_in_transaction(void) {
 
 /* ---- who only saves */
 
-/* Functions that ask for storages to write them into a file or read them from one, or for addresses to compare them. This is the one list. */
+/* Functions that ask for storages to write them into a file or read them from one, or for addresses to compare them.
+ * This is the one list. */
 static const struct {
   const char *file, *function;
 } savers[] = {
@@ -219,7 +227,8 @@ static int ends_with(const char *text, const char *end) {
 
 /* What torch and managed do on the way is not the caller. */
 static int is_between(const char *file, const char *function) {
-  return is_in(file, folders.own) || ends_with(file, "/torch/storage.py") || (is_in(file, folders.torch) && strcmp(function, "_typed_storage") == 0);
+  return is_in(file, folders.own) || ends_with(file, "/torch/storage.py") ||
+      (is_in(file, folders.torch) && strcmp(function, "_typed_storage") == 0);
 }
 
 static int is_listed(const char *file, const char *function) {

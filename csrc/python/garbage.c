@@ -61,7 +61,8 @@ static int wait_for_end(uint64_t round) {
   clock_gettime(CLOCK_REALTIME, &until);
   until.tv_sec += PATIENCE;
   int late = 0;
-  while (collector.rounds == round && !late) late = pthread_cond_timedwait(&collector.ended, &collector.mutex, &until) == ETIMEDOUT;
+  while (collector.rounds == round && !late)
+    late = pthread_cond_timedwait(&collector.ended, &collector.mutex, &until) == ETIMEDOUT;
   return collector.rounds != round;
 }
 

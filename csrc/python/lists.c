@@ -20,7 +20,8 @@ static int gather(PyObject *o, int depth, PyObject *found) {
   if (PyFloat_CheckExact(o) || PyLong_CheckExact(o)) return 0;
   if (!PyList_Check(o) && !PyTuple_Check(o)) return mgd_torch_is_managed(o) ? PyList_Append(found, o) : 0;
   int failed = 0;
-  for (Py_ssize_t i = 0; !failed && depth < DEEPEST && i < PySequence_Fast_GET_SIZE(o); i++) failed = gather(PySequence_Fast_GET_ITEM(o, i), depth + 1, found);
+  for (Py_ssize_t i = 0; !failed && depth < DEEPEST && i < PySequence_Fast_GET_SIZE(o); i++)
+    failed = gather(PySequence_Fast_GET_ITEM(o, i), depth + 1, found);
   return failed;
 }
 
@@ -34,7 +35,8 @@ static int gather_lists(PyObject *const *args, Py_ssize_t n, PyObject *found) {
 
 PyObject *mgd_lists_call(PyObject *const *args, Py_ssize_t n, PyObject *(*f)(void *), void *context) {
   PyObject *found = PyList_New(0), *result = NULL;
-  if (found && gather_lists(args, n, found) == 0) result = PyList_GET_SIZE(found) ? mgd_torch_held(found, f, context) : f(context);
+  if (found && gather_lists(args, n, found) == 0)
+    result = PyList_GET_SIZE(found) ? mgd_torch_held(found, f, context) : f(context);
   Py_XDECREF(found);
   return result;
 }
@@ -59,8 +61,10 @@ static PyObject *call(int which, PyObject *self, PyObject *args, PyObject *kwarg
   return result;
 }
 
-#define FUNCTION(i) \
-  static PyObject *function_##i(PyObject *self, PyObject *args, PyObject *kwargs) { return call(i, self, args, kwargs); }
+#define FUNCTION(i)                                                                 \
+  static PyObject *function_##i(PyObject *self, PyObject *args, PyObject *kwargs) { \
+    return call(i, self, args, kwargs);                                             \
+  }
 FUNCTION(0) FUNCTION(1) FUNCTION(2) FUNCTION(3)
 
 static const PyCFunctionWithKeywords ours[FUNCTIONS] = {function_0, function_1, function_2, function_3};

@@ -49,7 +49,9 @@ static int add_device(PyObject *device, mgd_mask *mask) {
   int id, any;
   if (mgd_errors_device_id(device, &id, &any) < 0) return -1;
   if (any || id == MGD_HOST) {
-    PyErr_Format(PyExc_ValueError, "managed: cuda_devices lists accelerators with their index (0, \"cuda:0\", \"sim:1\"), not %R", device);
+    PyErr_Format(PyExc_ValueError,
+                 "managed: cuda_devices lists accelerators with their index (0, \"cuda:0\", \"sim:1\"), not %R",
+                 device);
     return -1;
   }
   *mask |= (mgd_mask)1 << id;
@@ -61,10 +63,12 @@ static int set_cuda_devices(PyObject *self, PyObject *value, void *unused) {
   if (refuse_delete(value, "cuda_devices") < 0) return -1;
   mgd_mask mask = 0;
   if (value != Py_None) {
-    PyObject *list = mgd_state_ready() < 0 ? NULL : PySequence_Fast(value, "managed: cuda_devices is a list of devices or None");
+    PyObject *list =
+        mgd_state_ready() < 0 ? NULL : PySequence_Fast(value, "managed: cuda_devices is a list of devices or None");
     if (!list) return -1;
     int bad = 0;
-    for (Py_ssize_t i = 0; !bad && i < PySequence_Fast_GET_SIZE(list); i++) bad = add_device(PySequence_Fast_GET_ITEM(list, i), &mask);
+    for (Py_ssize_t i = 0; !bad && i < PySequence_Fast_GET_SIZE(list); i++)
+      bad = add_device(PySequence_Fast_GET_ITEM(list, i), &mask);
     Py_DECREF(list);
     if (bad) return -1;
     if (!mask) {
@@ -120,7 +124,8 @@ static int set_reserved(PyObject *self, PyObject *value, void *unused) {
   double reserved;
   if (refuse_delete(value, "reserved") < 0 || number_of(value, "reserved", &reserved) < 0) return -1;
   if (!(reserved >= 0 && reserved < 1)) {
-    PyErr_Format(PyExc_ValueError, "managed: reserved is %R; it is the fraction of each device to leave free: from 0 to below 1", value);
+    PyErr_Format(PyExc_ValueError,
+                 "managed: reserved is %R; it is the fraction of each device to leave free: from 0 to below 1", value);
     return -1;
   }
   as_manager(self)->reserved = reserved;
@@ -183,7 +188,8 @@ static int level_of(PyObject *value, int *out) {
   const long level = number && PyLong_Check(number) ? PyLong_AsLongAndOverflow(number, &overflow) : -1;
   Py_XDECREF(number);
   if (overflow || level < 0 || level > INT_MAX) {
-    PyErr_Format(PyExc_ValueError, "managed: %R is no logging level; say \"DEBUG\", \"INFO\", \"WARNING\" or a number from 0", value);
+    PyErr_Format(PyExc_ValueError,
+                 "managed: %R is no logging level; say \"DEBUG\", \"INFO\", \"WARNING\" or a number from 0", value);
     return -1;
   }
   *out = (int)level;
@@ -201,14 +207,18 @@ static PyObject *get_default_level(PyObject *self, void *unused) {
 }
 
 static PyGetSetDef manager_getset[] = {
-    {"comm_interface", get_comm_interface, set_comm_interface, PyDoc_STR("Whose sleep(seconds) waits for room; the time module means that room wakes the waiter."), NULL},
-    {"cuda_devices", get_cuda_devices, set_cuda_devices, PyDoc_STR("The accelerators it may use: CUDA's, or the simulated ones. None sets them to all."), NULL},
+    {"comm_interface", get_comm_interface, set_comm_interface,
+     PyDoc_STR("Whose sleep(seconds) waits for room; the time module means that room wakes the waiter."), NULL},
+    {"cuda_devices", get_cuda_devices, set_cuda_devices,
+     PyDoc_STR("The accelerators it may use: CUDA's, or the simulated ones. None sets them to all."), NULL},
     {"cpu_device", get_cpu_device, NULL, PyDoc_STR("torch.device(\"cpu\")"), NULL},
     {"devices", get_cuda_devices, NULL, PyDoc_STR("cpu_device and cuda_devices."), (void *)"with host"},
     {"retry_limit", get_retry_limit, set_retry_limit, PyDoc_STR("How many wait_times to wait for room."), NULL},
-    {"reserved", get_reserved, set_reserved, PyDoc_STR("Fraction of each device to leave free, 0 <= reserved < 1."), NULL},
+    {"reserved", get_reserved, set_reserved, PyDoc_STR("Fraction of each device to leave free, 0 <= reserved < 1."),
+     NULL},
     {"wait_time", get_wait_time, set_wait_time, PyDoc_STR("Seconds of one wait."), NULL},
-    {"default_level", get_default_level, set_default_level, PyDoc_STR("The logging level of log() and of placement's own lines."), NULL},
+    {"default_level", get_default_level, set_default_level,
+     PyDoc_STR("The logging level of log() and of placement's own lines."), NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 
 /* ---- methods */
@@ -240,8 +250,11 @@ static PyObject *manager_find_device(PyObject *self, PyObject *args, PyObject *k
   int64_t bytes;
   struct mgd_ticket ticket = {0};
   enum mgd_reason why;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O&:find_device", names, &space, mgd_errors_disperse, &disperse)) return NULL;
-  if (mgd_errors_bytes(space, "space_estimate", &bytes) < 0 || mgd_admit_pick(as_manager(self), bytes, disperse, &ticket, &why) < 0) return NULL;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O&:find_device", names, &space, mgd_errors_disperse, &disperse))
+    return NULL;
+  if (mgd_errors_bytes(space, "space_estimate", &bytes) < 0 ||
+      mgd_admit_pick(as_manager(self), bytes, disperse, &ticket, &why) < 0)
+    return NULL;
   const int device = ticket.device;
   mgd_admit_give_back(&ticket);
   return mgd_torch_device(device);
@@ -257,7 +270,8 @@ static PyObject *manager_cuda(PyObject *self, PyObject *args, PyObject *kwargs) 
 #define WITH_KEYWORDS(f) (PyCFunction)(void (*)(void)) f
 static PyMethodDef manager_methods[] = {
     {"log", WITH_KEYWORDS(manager_log), METH_VARARGS | METH_KEYWORDS,
-     PyDoc_STR("log($self, /, message, level=None)\n--\n\nLogs to the logger \"managed\" at `level`, or at default_level.")},
+     PyDoc_STR(
+         "log($self, /, message, level=None)\n--\n\nLogs to the logger \"managed\" at `level`, or at default_level.")},
     {"send", WITH_KEYWORDS(manager_send), METH_VARARGS | METH_KEYWORDS,
      PyDoc_STR("send($self, /, tensors, device=None, space_estimate=-1)\n--\n\n"
                "Brings a tensor, a module or a nest of them to `device` and returns the same structure.\n\n"
@@ -265,11 +279,13 @@ static PyMethodDef manager_methods[] = {
                "then raises OutOfMemoryError and leaves everything as it was. space_estimate is in bytes; -1 lets the\n"
                "heuristic estimate. Tensors come back managed; modules are moved in place.")},
     {"find_device", WITH_KEYWORDS(manager_find_device), METH_VARARGS | METH_KEYWORDS,
-     PyDoc_STR("find_device($self, /, space_estimate, disperse=False)\n--\n\n"
-               "The device for `space_estimate` bytes: the fullest that still fits, or with disperse=True the one with the\n"
-               "least in use for its speed. Nothing fits: cpu. ValueError for a negative or non-finite size.")},
+     PyDoc_STR(
+         "find_device($self, /, space_estimate, disperse=False)\n--\n\n"
+         "The device for `space_estimate` bytes: the fullest that still fits, or with disperse=True the one with the\n"
+         "least in use for its speed. Nothing fits: cpu. ValueError for a negative or non-finite size.")},
     {"cuda", WITH_KEYWORDS(manager_cuda), METH_VARARGS | METH_KEYWORDS,
-     PyDoc_STR("cuda($self, /, obj, disperse=False)\n--\n\nPlaces each tensor of `obj` as find_device says, what fits nowhere stays; and each module as its cuda() does.")},
+     PyDoc_STR("cuda($self, /, obj, disperse=False)\n--\n\nPlaces each tensor of `obj` as find_device says, what fits "
+               "nowhere stays; and each module as its cuda() does.")},
     {NULL, NULL, 0, NULL}};
 
 /* ---- the type */
@@ -288,13 +304,16 @@ static int set_given(PyObject *self, PyObject *value, setter set) { return value
 static PyObject *manager_create(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
   static char *names[] = {"comm_interface", "cuda_devices", "reserved", "retry_limit", "wait_time", NULL};
   PyObject *comm = NULL, *devices = NULL, *reserved = NULL, *retries = NULL, *wait = NULL;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OOOOO:DeviceManager", names, &comm, &devices, &reserved, &retries, &wait)) return NULL;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OOOOO:DeviceManager", names, &comm, &devices, &reserved, &retries,
+                                   &wait))
+    return NULL;
   PyObject *clock = comm && comm != Py_None ? Py_NewRef(comm) : PyImport_ImportModule("time");
   PyObject *self = clock ? type->tp_alloc(type, 0) : NULL;
   if (self) {
     set_defaults(as_manager(self), mgd_state_of_type(type));
-    if (set_comm_interface(self, clock, NULL) < 0 || set_given(self, devices, set_cuda_devices) < 0 || set_given(self, reserved, set_reserved) < 0 ||
-        set_given(self, retries, set_retry_limit) < 0 || set_given(self, wait, set_wait_time) < 0)
+    if (set_comm_interface(self, clock, NULL) < 0 || set_given(self, devices, set_cuda_devices) < 0 ||
+        set_given(self, reserved, set_reserved) < 0 || set_given(self, retries, set_retry_limit) < 0 ||
+        set_given(self, wait, set_wait_time) < 0)
       Py_CLEAR(self);
   }
   Py_XDECREF(clock);
@@ -325,7 +344,8 @@ static void manager_dealloc(PyObject *self) {
 static PyObject *manager_repr(PyObject *self) {
   PyObject *reserved = get_reserved(self, NULL), *wait = get_wait_time(self, NULL), *text = NULL;
   if (reserved && wait)
-    text = PyUnicode_FromFormat("DeviceManager(reserved=%R, retry_limit=%ld, wait_time=%R)", reserved, as_manager(self)->retry_limit, wait);
+    text = PyUnicode_FromFormat("DeviceManager(reserved=%R, retry_limit=%ld, wait_time=%R)", reserved,
+                                as_manager(self)->retry_limit, wait);
   Py_XDECREF(reserved);
   Py_XDECREF(wait);
   return text;
@@ -339,11 +359,14 @@ static PyType_Slot manager_slots[] = {
     {Py_tp_repr, manager_repr},
     {Py_tp_methods, manager_methods},
     {Py_tp_getset, manager_getset},
-    {Py_tp_doc, PyDoc_STR("DeviceManager(comm_interface=None, cuda_devices=None, reserved=0.1, retry_limit=10, wait_time=0.1)\n--\n\n"
-                          "Finds devices with room and brings tensors, modules and nests of them there.\n\n"
-                          "comm_interface is whose sleep(seconds) waits for room; None means the time module.")},
+    {Py_tp_doc,
+     PyDoc_STR(
+         "DeviceManager(comm_interface=None, cuda_devices=None, reserved=0.1, retry_limit=10, wait_time=0.1)\n--\n\n"
+         "Finds devices with room and brings tensors, modules and nests of them there.\n\n"
+         "comm_interface is whose sleep(seconds) waits for room; None means the time module.")},
     {0, NULL}};
-static PyType_Spec manager_spec = {"managed._C.DeviceManager", sizeof(struct mgd_manager), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, manager_slots};
+static PyType_Spec manager_spec = {"managed._C.DeviceManager", sizeof(struct mgd_manager), 0,
+                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, manager_slots};
 
 int mgd_manager_init(PyObject *module) {
   struct mgd_state *st = mgd_state_of(module);

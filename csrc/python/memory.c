@@ -25,8 +25,9 @@ static PyObject *residency(PyObject *module, PyObject *device) {
   }
   int64_t pinned = 0;
   for (int kind = 0; kind < MGD_PIN_KINDS; kind++) pinned += u.pinned[kind];
-  return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L}", "idle", u.idle, "in_use", u.in_use, "pinned", pinned, "moving", u.moving, "held", u.held,
-                       "spilled", u.spilled, "guests", u.guests, "storages", u.storages);
+  return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L}", "idle", u.idle, "in_use", u.in_use, "pinned", pinned,
+                       "moving", u.moving, "held", u.held, "spilled", u.spilled, "guests", u.guests, "storages",
+                       u.storages);
 }
 
 static PyObject *host_memory(PyObject *module, PyObject *unused) {
@@ -49,7 +50,8 @@ static PyObject *set_victims(PyObject *module, PyObject *value) {
   static const struct {
     const char *name;
     mgd_victim_fn fn;
-  } policies[] = {{"lru", mgd_policy_lru}, {"clean_first", mgd_policy_clean_first}, {"greedy_dual", mgd_policy_greedy_dual}};
+  } policies[] = {
+      {"lru", mgd_policy_lru}, {"clean_first", mgd_policy_clean_first}, {"greedy_dual", mgd_policy_greedy_dual}};
   const char *name = PyUnicode_Check(value) ? PyUnicode_AsUTF8(value) : "";
   if (!name) return NULL;
   for (size_t i = 0; i < sizeof policies / sizeof *policies; i++) {
@@ -58,7 +60,8 @@ static PyObject *set_victims(PyObject *module, PyObject *value) {
     Py_RETURN_NONE;
   }
   (void)module;
-  PyErr_Format(PyExc_ValueError, "managed: there is no policy %R; there are \"lru\", \"clean_first\" and \"greedy_dual\"", value);
+  PyErr_Format(PyExc_ValueError,
+               "managed: there is no policy %R; there are \"lru\", \"clean_first\" and \"greedy_dual\"", value);
   return NULL;
 }
 
@@ -70,7 +73,8 @@ static PyObject *torture(PyObject *module, PyObject *args) {
   int overwrite;
   if (!PyArg_ParseTuple(args, "IKLp:torture", &odds, &seed, &at_least, &overwrite)) return NULL;
   const struct mgd_torture before = mgd_torch_torture((struct mgd_torture){odds, seed, at_least, overwrite});
-  return Py_BuildValue("IKLO", before.odds, (unsigned long long)before.seed, (long long)before.at_least, before.overwrite ? Py_True : Py_False);
+  return Py_BuildValue("IKLO", before.odds, (unsigned long long)before.seed, (long long)before.at_least,
+                       before.overwrite ? Py_True : Py_False);
 }
 
 static PyObject *spill_all(PyObject *module, PyObject *unused) {
@@ -115,20 +119,31 @@ static PyObject *private_pool(PyObject *module, PyObject *args) {
 
 PyMethodDef mgd_memory_methods[] = {
     {"residency", residency, METH_O,
-     PyDoc_STR("residency(device, /)\n--\n\nBytes of the device's storages by what may become of them, and how many storages have their home there.")},
-    {"host_memory", host_memory, METH_NOARGS, PyDoc_STR("host_memory()\n--\n\nBytes of the host that hold what left devices, or copies of it.")},
-    {"set_host_limit", set_host_limit, METH_O, PyDoc_STR("set_host_limit(bytes, /)\n--\n\nMost bytes of the host for what leaves devices.")},
-    {"set_victims", set_victims, METH_O, PyDoc_STR("set_victims(name, /)\n--\n\nThe policy that chooses who leaves: \"lru\", \"clean_first\" or \"greedy_dual\".")},
+     PyDoc_STR("residency(device, /)\n--\n\nBytes of the device's storages by what may become of them, and how many "
+               "storages have their home there.")},
+    {"host_memory", host_memory, METH_NOARGS,
+     PyDoc_STR("host_memory()\n--\n\nBytes of the host that hold what left devices, or copies of it.")},
+    {"set_host_limit", set_host_limit, METH_O,
+     PyDoc_STR("set_host_limit(bytes, /)\n--\n\nMost bytes of the host for what leaves devices.")},
+    {"set_victims", set_victims, METH_O,
+     PyDoc_STR("set_victims(name, /)\n--\n\nThe policy that chooses who leaves: \"lru\", \"clean_first\" or "
+               "\"greedy_dual\".")},
     {"torture", torture, METH_VARARGS,
-     PyDoc_STR("torture(odds, seed, at_least, overwrite, /)\n--\n\nFor tests: before each operator every storage of at_least bytes that nobody uses leaves, by "
+     PyDoc_STR("torture(odds, seed, at_least, overwrite, /)\n--\n\nFor tests: before each operator every storage of "
+               "at_least bytes that nobody uses leaves, by "
                "chance one in `odds`; 0 ends it. Returns what was asked for before.")},
-    {"spill_all", spill_all, METH_NOARGS, PyDoc_STR("spill_all()\n--\n\nFor tests: every storage that nobody uses leaves. Returns how many did.")},
+    {"spill_all", spill_all, METH_NOARGS,
+     PyDoc_STR("spill_all()\n--\n\nFor tests: every storage that nobody uses leaves. Returns how many did.")},
     {"cuda_starts", cuda_starts, METH_NOARGS, PyDoc_STR("cuda_starts()\n--\n\nCUDA is being initialised.")},
     {"private_pool", private_pool, METH_VARARGS,
-     PyDoc_STR("private_pool(change, graph, /)\n--\n\n+1: memory comes from a pool of the program's own from now on, `graph`: because a CUDA graph is being "
+     PyDoc_STR("private_pool(change, graph, /)\n--\n\n+1: memory comes from a pool of the program's own from now on, "
+               "`graph`: because a CUDA graph is being "
                "recorded; -1: no longer.")},
-    {"is_spilled", is_spilled, METH_O, PyDoc_STR("is_spilled(tensor, /)\n--\n\nWhether the tensor's bytes are elsewhere now.")},
-    {"begin_uses", begin_uses, METH_NOARGS, PyDoc_STR("begin_uses()\n--\n\nFor benchmarks: notes which storages operators use, from now on.")},
+    {"is_spilled", is_spilled, METH_O,
+     PyDoc_STR("is_spilled(tensor, /)\n--\n\nWhether the tensor's bytes are elsewhere now.")},
+    {"begin_uses", begin_uses, METH_NOARGS,
+     PyDoc_STR("begin_uses()\n--\n\nFor benchmarks: notes which storages operators use, from now on.")},
     {"end_uses", end_uses, METH_NOARGS,
-     PyDoc_STR("end_uses()\n--\n\nWhat was noted: (storage, bytes, operator, kind) with kind 0 made, 1 read, 2 written, 3 dropped.")},
+     PyDoc_STR("end_uses()\n--\n\nWhat was noted: (storage, bytes, operator, kind) with kind 0 made, 1 read, 2 "
+               "written, 3 dropped.")},
     {NULL, NULL, 0, NULL}};

@@ -25,7 +25,9 @@ static PyObject *install(PyObject *module, PyObject *name_class) {
   if (check_first(st, name_class) < 0 || mgd_torch_init() < 0) return NULL;
   st->managed_tensor = Py_NewRef(name_class);
   st->manager = mgd_manager_new(st);
-  if (!st->manager || mgd_tensor_install(st) < 0 || mgd_engine_install(st) < 0 || mgd_warn_install(st) < 0 || mgd_garbage_init() < 0 || mgd_lists_install() < 0) return NULL;
+  if (!st->manager || mgd_tensor_install(st) < 0 || mgd_engine_install(st) < 0 || mgd_warn_install(st) < 0 ||
+      mgd_garbage_init() < 0 || mgd_lists_install() < 0)
+    return NULL;
   /* The descriptors on torch.Tensor read the state: the module must never go. */
   Py_INCREF(module);
   Py_RETURN_NONE;
@@ -51,9 +53,12 @@ static PyObject *set_manager(PyObject *module, PyObject *manager) {
 }
 
 static PyMethodDef install_methods[] = {
-    {"install", install, METH_O, PyDoc_STR("install(name_class, /)\n--\n\nRegisters the hook, adds to torch.Tensor and wraps the engine; once a process.")},
+    {"install", install, METH_O,
+     PyDoc_STR("install(name_class, /)\n--\n\nRegisters the hook, adds to torch.Tensor and wraps the engine; once a "
+               "process.")},
     {"get_manager", get_manager, METH_NOARGS, PyDoc_STR("get_manager()\n--\n\nThe DeviceManager that x.cuda() asks.")},
-    {"set_manager", set_manager, METH_O, PyDoc_STR("set_manager(manager, /)\n--\n\nMakes x.cuda() ask this DeviceManager.")},
+    {"set_manager", set_manager, METH_O,
+     PyDoc_STR("set_manager(manager, /)\n--\n\nMakes x.cuda() ask this DeviceManager.")},
     {NULL, NULL, 0, NULL}};
 
 /* ---- exec: fills the state */
@@ -76,8 +81,8 @@ static int find_torch(struct mgd_state *st) {
 }
 
 static int add_functions(PyObject *module) {
-  PyMethodDef *const tables[] = {install_methods, mgd_settings_methods, mgd_admit_methods, mgd_explain_methods, mgd_warn_methods, mgd_walk_methods, mgd_memory_methods,
-                                 mgd_storage_methods};
+  PyMethodDef *const tables[] = {install_methods,  mgd_settings_methods, mgd_admit_methods,  mgd_explain_methods,
+                                 mgd_warn_methods, mgd_walk_methods,     mgd_memory_methods, mgd_storage_methods};
   for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
     if (PyModule_AddFunctions(module, tables[i]) < 0) return -1;
   return 0;

@@ -30,7 +30,8 @@ static int estimate_of(struct mgd_state *st, PyObject *tensor, int64_t *out) {
 /* A line for those who wonder why nothing moved; silent where there is nothing to move to. */
 static void log_no_room(struct mgd_manager *m, int64_t bytes) {
   if (mgd_device_count(mgd_torch_machine()) > 1)
-    mgd_state_log(m->state, m->default_level, "%lld bytes fit on no accelerator now: they stay where they are", (long long)bytes);
+    mgd_state_log(m->state, m->default_level, "%lld bytes fit on no accelerator now: they stay where they are",
+                  (long long)bytes);
 }
 
 PyObject *mgd_send_place(struct mgd_manager *m, PyObject *tensor, int disperse, int non_blocking) {
@@ -81,7 +82,9 @@ static int nest_open(struct nest *n, PyObject *object) {
   return -1;
 }
 
-static PyObject *nest_close(struct nest *n) { return PyObject_CallMethod(n->pytree, "tree_unflatten", "OO", n->leaves, n->spec); }
+static PyObject *nest_close(struct nest *n) {
+  return PyObject_CallMethod(n->pytree, "tree_unflatten", "OO", n->leaves, n->spec);
+}
 
 enum leaf { LEAF_OTHER,
             LEAF_TENSOR,
@@ -106,7 +109,9 @@ static PyObject *module_type(void) {
 static int check_sendable(struct nest *n, PyObject *object, PyObject *modules) {
   if (PyList_GET_SIZE(n->leaves) != 1 || PyList_GET_ITEM(n->leaves, 0) != object) return 0;
   const int kind = leaf_kind(object, modules);
-  if (kind == LEAF_OTHER) PyErr_Format(PyExc_TypeError, "managed: a tensor, a module or a nest of them can be sent, not %.100s", Py_TYPE(object)->tp_name);
+  if (kind == LEAF_OTHER)
+    PyErr_Format(PyExc_TypeError, "managed: a tensor, a module or a nest of them can be sent, not %.100s",
+                 Py_TYPE(object)->tp_name);
   return kind > LEAF_OTHER ? 0 : -1;
 }
 
@@ -240,8 +245,8 @@ static int carry_leaves(struct mgd_state *st, struct nest *n, PyObject *modules,
 
 /* Where a nest goes, with its room reserved. The device is asked for, or picked
  * when it is not (then the host is a fine answer and nobody waits). */
-static int admit_nest(struct mgd_manager *m, struct nest *n, PyObject *modules, PyObject *device, int64_t estimate, struct mgd_ticket *ticket,
-                      enum mgd_reason *why) {
+static int admit_nest(struct mgd_manager *m, struct nest *n, PyObject *modules, PyObject *device, int64_t estimate,
+                      struct mgd_ticket *ticket, enum mgd_reason *why) {
   int id = -1, any = 1;
   if (device && device != Py_None && mgd_errors_device_id(device, &id, &any) < 0) return -1;
   int64_t bytes = estimate;
@@ -259,7 +264,8 @@ PyObject *mgd_send_nest(struct mgd_manager *m, PyObject *object, PyObject *devic
   PyObject *result = NULL, *modules = NULL, *type = module_type();
   if (!type || mgd_state_ready() < 0 || nest_open(&n, object) < 0) goto end;
   modules = modules_of(&n, type);
-  if (modules && check_sendable(&n, object, type) == 0 && admit_nest(m, &n, modules, device, estimate, &ticket, &why) == 0 &&
+  if (modules && check_sendable(&n, object, type) == 0 &&
+      admit_nest(m, &n, modules, device, estimate, &ticket, &why) == 0 &&
       carry_leaves(m->state, &n, modules, ticket.device, why) == 0)
     result = nest_close(&n);
   mgd_admit_give_back(&ticket);
@@ -290,7 +296,8 @@ static PyObject *place_leaf(PyObject *leaf, const void *context) {
 /* The ways in which a module is spread are a tensor's, too, in a nest that has both. */
 static int parse_way(PyObject *disperse, int *spreads) {
   *spreads = PyUnicode_Check(disperse) &&
-             (PyUnicode_CompareWithASCIIString(disperse, "layers") == 0 || PyUnicode_CompareWithASCIIString(disperse, "parameters") == 0);
+      (PyUnicode_CompareWithASCIIString(disperse, "layers") == 0 ||
+       PyUnicode_CompareWithASCIIString(disperse, "parameters") == 0);
   return *spreads || mgd_errors_disperse(disperse, spreads) ? 0 : -1;
 }
 

@@ -12,7 +12,8 @@
 /* Turns what the user's function returned into bytes; names the function when it is no such number. */
 static int heuristic_result(PyObject *function, int64_t size, PyObject *value, int64_t *out) {
   if (PyBool_Check(value) || !PyIndex_Check(value)) {
-    PyErr_Format(PyExc_TypeError, "managed: HEURISTIC_FUNCTION %R returned %R for %lld bytes; it returns an int", function, value, (long long)size);
+    PyErr_Format(PyExc_TypeError, "managed: HEURISTIC_FUNCTION %R returned %R for %lld bytes; it returns an int",
+                 function, value, (long long)size);
     return MGD_E_CALLBACK;
   }
   PyObject *index = PyNumber_Index(value);
@@ -21,7 +22,9 @@ static int heuristic_result(PyObject *function, int64_t size, PyObject *value, i
   const long long bytes = PyLong_AsLongLongAndOverflow(index, &overflow);
   Py_DECREF(index);
   if (overflow || bytes < 0) {
-    PyErr_Format(PyExc_ValueError, "managed: HEURISTIC_FUNCTION %R returned %R for %lld bytes; it returns 0 to 2**63 - 1", function, value, (long long)size);
+    PyErr_Format(PyExc_ValueError,
+                 "managed: HEURISTIC_FUNCTION %R returned %R for %lld bytes; it returns 0 to 2**63 - 1", function,
+                 value, (long long)size);
     return MGD_E_CALLBACK;
   }
   *out = bytes;
@@ -70,7 +73,8 @@ static PyObject *set_heuristic(PyObject *module, PyObject *function) {
   struct mgd_state *st = mgd_state_of(module);
   if (mgd_state_ready() < 0) return NULL;
   if (!PyCallable_Check(function)) {
-    PyErr_Format(PyExc_TypeError, "managed: HEURISTIC_FUNCTION takes a size in bytes and returns one; %R is not callable", function);
+    PyErr_Format(PyExc_TypeError,
+                 "managed: HEURISTIC_FUNCTION takes a size in bytes and returns one; %R is not callable", function);
     return NULL;
   }
   const int builtin = function == st->default_heuristic;
@@ -119,7 +123,8 @@ static int accelerator_id(PyObject *device, int *id) {
   int any = 0;
   if (mgd_state_ready() < 0 || mgd_errors_device_id(device, id, &any) < 0) return -1;
   if (!any && *id != MGD_HOST) return 0;
-  PyErr_Format(PyExc_ValueError, "managed: a budget is for one accelerator with its index (\"cuda:0\", \"sim:1\"), not %R", device);
+  PyErr_Format(PyExc_ValueError,
+               "managed: a budget is for one accelerator with its index (\"cuda:0\", \"sim:1\"), not %R", device);
   return -1;
 }
 
@@ -180,17 +185,31 @@ static PyObject *set_frozen(PyObject *module, PyObject *value) {
 
 PyMethodDef mgd_settings_methods[] = {
     {"default_heuristic", default_heuristic, METH_O,
-     PyDoc_STR("default_heuristic(size, /)\n--\n\nsize + int(1.5 * sqrt(size)): bytes to look for when a tensor has `size` bytes.")},
-    {"get_heuristic", get_heuristic, METH_NOARGS, PyDoc_STR("get_heuristic()\n--\n\nThe function that HEURISTIC_FUNCTION names.")},
-    {"set_heuristic", set_heuristic, METH_O, PyDoc_STR("set_heuristic(function, /)\n--\n\nMakes `function` the size heuristic; TypeError when it is not callable.")},
-    {"get_use_heuristic", get_use_heuristic, METH_NOARGS, PyDoc_STR("get_use_heuristic()\n--\n\nWhether sizes pass through the heuristic.")},
-    {"set_use_heuristic", set_use_heuristic, METH_O, PyDoc_STR("set_use_heuristic(value, /)\n--\n\nWhether sizes pass through the heuristic.")},
-    {"estimate", estimate, METH_O, PyDoc_STR("estimate(size, /)\n--\n\nBytes to look for when a tensor has `size` bytes, as the knobs stand now.")},
-    {"capacity", capacity, METH_O, PyDoc_STR("capacity(device, /)\n--\n\nBytes that placement may use on the accelerator.")},
-    {"set_capacity", set_capacity, METH_VARARGS, PyDoc_STR("set_capacity(device, bytes, /)\n--\n\nSets the bytes that may be used on the accelerator; what is there beyond them leaves.")},
-    {"device_name", device_name, METH_O, PyDoc_STR("device_name(device, /)\n--\n\nThe accelerator's own name: \"cuda:1\" may stand for sim:1.")},
-    {"shake_replicas", shake_replicas, METH_O, PyDoc_STR("shake_replicas(seed, /)\n--\n\nFor tests: one kept copy in four, by chance, no longer serves; 0 ends it.")},
-    {"set_frozen", set_frozen, METH_O, PyDoc_STR("set_frozen(value, /)\n--\n\nStops or allows automatic moves in this thread; returns the old value.")},
+     PyDoc_STR("default_heuristic(size, /)\n--\n\nsize + int(1.5 * sqrt(size)): bytes to look for when a tensor has "
+               "`size` bytes.")},
+    {"get_heuristic", get_heuristic, METH_NOARGS,
+     PyDoc_STR("get_heuristic()\n--\n\nThe function that HEURISTIC_FUNCTION names.")},
+    {"set_heuristic", set_heuristic, METH_O,
+     PyDoc_STR(
+         "set_heuristic(function, /)\n--\n\nMakes `function` the size heuristic; TypeError when it is not callable.")},
+    {"get_use_heuristic", get_use_heuristic, METH_NOARGS,
+     PyDoc_STR("get_use_heuristic()\n--\n\nWhether sizes pass through the heuristic.")},
+    {"set_use_heuristic", set_use_heuristic, METH_O,
+     PyDoc_STR("set_use_heuristic(value, /)\n--\n\nWhether sizes pass through the heuristic.")},
+    {"estimate", estimate, METH_O,
+     PyDoc_STR("estimate(size, /)\n--\n\nBytes to look for when a tensor has `size` bytes, as the knobs stand now.")},
+    {"capacity", capacity, METH_O,
+     PyDoc_STR("capacity(device, /)\n--\n\nBytes that placement may use on the accelerator.")},
+    {"set_capacity", set_capacity, METH_VARARGS,
+     PyDoc_STR("set_capacity(device, bytes, /)\n--\n\nSets the bytes that may be used on the accelerator; what is "
+               "there beyond them leaves.")},
+    {"device_name", device_name, METH_O,
+     PyDoc_STR("device_name(device, /)\n--\n\nThe accelerator's own name: \"cuda:1\" may stand for sim:1.")},
+    {"shake_replicas", shake_replicas, METH_O,
+     PyDoc_STR(
+         "shake_replicas(seed, /)\n--\n\nFor tests: one kept copy in four, by chance, no longer serves; 0 ends it.")},
+    {"set_frozen", set_frozen, METH_O,
+     PyDoc_STR("set_frozen(value, /)\n--\n\nStops or allows automatic moves in this thread; returns the old value.")},
     {NULL, NULL, 0, NULL}};
 
 int mgd_settings_init(PyObject *module) {

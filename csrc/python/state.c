@@ -31,9 +31,18 @@ void mgd_state_log(struct mgd_state *st, int level, const char *format, ...) {
 
 int mgd_state_traverse(PyObject *module, visitproc visit, void *arg) {
   struct mgd_state *st = mgd_state_of(module);
-  PyObject *const members[] = {st->tensor_type, st->parameter_type, st->managed_tensor, st->managed_error,
-                               st->pin_conflict, st->out_of_memory, st->logger, st->default_heuristic,
-                               st->heuristic, st->manager, (PyObject *)st->manager_type, (PyObject *)st->reservation_type,
+  PyObject *const members[] = {st->tensor_type,
+                               st->parameter_type,
+                               st->managed_tensor,
+                               st->managed_error,
+                               st->pin_conflict,
+                               st->out_of_memory,
+                               st->logger,
+                               st->default_heuristic,
+                               st->heuristic,
+                               st->manager,
+                               (PyObject *)st->manager_type,
+                               (PyObject *)st->reservation_type,
                                (PyObject *)st->engine_type};
   for (size_t i = 0; i < sizeof members / sizeof *members; i++) Py_VISIT(members[i]);
   return 0;
@@ -41,8 +50,9 @@ int mgd_state_traverse(PyObject *module, visitproc visit, void *arg) {
 
 int mgd_state_clear(PyObject *module) {
   struct mgd_state *st = mgd_state_of(module);
-  PyObject **const members[] = {&st->tensor_type, &st->parameter_type, &st->managed_tensor, &st->managed_error, &st->pin_conflict,
-                                &st->out_of_memory, &st->logger, &st->default_heuristic, &st->heuristic, &st->manager};
+  PyObject **const members[] = {&st->tensor_type,  &st->parameter_type, &st->managed_tensor, &st->managed_error,
+                                &st->pin_conflict, &st->out_of_memory,  &st->logger,         &st->default_heuristic,
+                                &st->heuristic,    &st->manager};
   for (size_t i = 0; i < sizeof members / sizeof *members; i++) Py_CLEAR(*members[i]);
   Py_CLEAR(st->manager_type);
   Py_CLEAR(st->reservation_type);

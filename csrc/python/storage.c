@@ -36,14 +36,16 @@ static PyObject *save_made(PyObject *module, PyObject *storage) {
 static PyObject *copy_saved(PyObject *module, PyObject *args) {
   (void)module;
   PyObject *target, *source;
-  if (!PyArg_ParseTuple(args, "OO:copy_saved", &target, &source) || mgd_torch_copy_saved(target, source) < 0) return NULL;
+  if (!PyArg_ParseTuple(args, "OO:copy_saved", &target, &source) || mgd_torch_copy_saved(target, source) < 0)
+    return NULL;
   Py_RETURN_NONE;
 }
 
 static PyObject *write_saved(PyObject *module, PyObject *args) {
   (void)module;
   PyObject *target, *source;
-  if (!PyArg_ParseTuple(args, "OO:write_saved", &target, &source) || mgd_torch_write_saved(target, source) < 0) return NULL;
+  if (!PyArg_ParseTuple(args, "OO:write_saved", &target, &source) || mgd_torch_write_saved(target, source) < 0)
+    return NULL;
   Py_RETURN_NONE;
 }
 
@@ -56,7 +58,9 @@ static PyObject *compared_address(PyObject *module, PyObject *storage) {
 static PyObject *call_lent(PyObject *module, PyObject *args) {
   (void)module;
   PyObject *tensors, *written, *call, *given, *named = NULL;
-  if (!PyArg_ParseTuple(args, "OOOO!|O!:call_lent", &tensors, &written, &call, &PyTuple_Type, &given, &PyDict_Type, &named)) return NULL;
+  if (!PyArg_ParseTuple(args, "OOOO!|O!:call_lent", &tensors, &written, &call, &PyTuple_Type, &given, &PyDict_Type,
+                        &named))
+    return NULL;
   return mgd_torch_call_lent(tensors, written, call, given, named);
 }
 
@@ -66,15 +70,24 @@ static PyObject *explained(PyObject *module, PyObject *error) {
 }
 
 PyMethodDef mgd_storage_methods[] = {
-    {"is_saved", is_saved, METH_O, PyDoc_STR("is_saved(storage, /)\n--\n\nWhether whoever holds the storage only saves it, so that it may leave.")},
-    {"keep_storage", keep_storage, METH_O, PyDoc_STR("keep_storage(storage, /)\n--\n\nThe program holds it from now on: its bytes come home and stay.")},
-    {"save_made", save_made, METH_O, PyDoc_STR("save_made(storage, /)\n--\n\nA new storage that nobody else has is in the hands of who only saves it.")},
-    {"copy_saved", copy_saved, METH_VARARGS, PyDoc_STR("copy_saved(target, source, /)\n--\n\nCopies a saved storage from where its bytes are.")},
-    {"write_saved", write_saved, METH_VARARGS, PyDoc_STR("write_saved(target, source, /)\n--\n\nCopies a storage of the host into a saved one.")},
+    {"is_saved", is_saved, METH_O,
+     PyDoc_STR("is_saved(storage, /)\n--\n\nWhether whoever holds the storage only saves it, so that it may leave.")},
+    {"keep_storage", keep_storage, METH_O,
+     PyDoc_STR("keep_storage(storage, /)\n--\n\nThe program holds it from now on: its bytes come home and stay.")},
+    {"save_made", save_made, METH_O,
+     PyDoc_STR(
+         "save_made(storage, /)\n--\n\nA new storage that nobody else has is in the hands of who only saves it.")},
+    {"copy_saved", copy_saved, METH_VARARGS,
+     PyDoc_STR("copy_saved(target, source, /)\n--\n\nCopies a saved storage from where its bytes are.")},
+    {"write_saved", write_saved, METH_VARARGS,
+     PyDoc_STR("write_saved(target, source, /)\n--\n\nCopies a storage of the host into a saved one.")},
     {"compared_address", compared_address, METH_O,
-     PyDoc_STR("compared_address(storage, /)\n--\n\nWhat stands for its address where the caller only compares it; 0 where it has to be the address itself.")},
+     PyDoc_STR("compared_address(storage, /)\n--\n\nWhat stands for its address where the caller only compares it; 0 "
+               "where it has to be the address itself.")},
     {"call_lent", call_lent, METH_VARARGS,
-     PyDoc_STR("call_lent(tensors, written, call, args, kwargs={}, /)\n--\n\nCalls what reads the pointers of the tensors and writes those at the "
+     PyDoc_STR("call_lent(tensors, written, call, args, kwargs={}, /)\n--\n\nCalls what reads the pointers of the "
+               "tensors and writes those at the "
                "positions in `written`, or all if it is None; they stay home until it returns.")},
-    {"explained", explained, METH_O, PyDoc_STR("explained(text, /)\n--\n\nThe text of an allocator's error, with who holds what.")},
+    {"explained", explained, METH_O,
+     PyDoc_STR("explained(text, /)\n--\n\nThe text of an allocator's error, with who holds what.")},
     {NULL, NULL, 0, NULL}};

@@ -1,4 +1,5 @@
-/* tensor.c: what importing managed adds to torch.Tensor, but for register_hook, a Python method (managed/_functions.py):
+/* tensor.c: what importing managed adds to torch.Tensor, but for register_hook, a Python method
+ * (managed/_functions.py):
  *
  *   __class__               says ManagedTensor for a managed tensor
  *   pin(), unpin(), pinned, unplace(), placed
@@ -15,7 +16,8 @@
  *   set_                    a tensor over a storage that may leave is managed
  *
  * A plain tensor takes one test of a bit and goes on to what torch had there.
- * torch.Tensor refuses setattr for some of these names, so they are put into its own dict, which is what a class statement would have done.
+ * torch.Tensor refuses setattr for some of these names, so they are put into its own dict, which is what a class
+ * statement would have done.
  */
 #include "../torch/loan.h"
 #include "../torch/saving.h"
@@ -54,7 +56,8 @@ static int is_torchs_own(PyObject *self) {
 static int is_ours(PyObject *self) { return is_torchs_own(self) && mgd_torch_is_managed(self); }
 
 /* Calls what torch had under this name. */
-static PyObject *call_original(enum original which, PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+static PyObject *call_original(enum original which, PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                               PyObject *kwnames) {
   const Py_ssize_t total = nargs + (kwnames ? PyTuple_GET_SIZE(kwnames) : 0);
   PyObject *small[8], **all = small;
   if (total + 1 > (Py_ssize_t)(sizeof small / sizeof *small)) all = PyMem_New(PyObject *, (size_t)total + 1);
@@ -73,78 +76,16 @@ static PyObject *class_get(PyObject *self, void *unused) {
   return Py_NewRef(is_ours(self) ? patch.state->managed_tensor : (PyObject *)Py_TYPE(self));
 }
 
-/* Being managed is no type: `x.__class__ = y.__class__` with a managed y leaves x's type alone. torch.utils.swap_tensors does that. */
+/* Being managed is no type: `x.__class__ = y.__class__` with a managed y leaves x's type alone.
+ * torch.utils.swap_tensors does that. */
 static int class_set(PyObject *self, PyObject *value, void *unused) {
   (void)unused;
   if (value && value == patch.state->managed_tensor) return 0;
   return Py_TYPE(patch.object_class)->tp_descr_set(patch.object_class, self, value);
 }
 
-/* ---- pin, unpin, pinned, unplace, placed: a plain tensor keeps any attribute of its own by these names */
-static PyObject *tensor_pin(PyObject *self, PyObject *unused) {
-  (void)unused;
-  return mgd_torch_pin(self, 1) < 0 ? NULL : Py_NewRef(self);
-}
-
-static PyObject *tensor_unpin(PyObject *self, PyObject *unused) {
-  (void)unused;
-  return mgd_torch_pin(self, 0) < 0 ? NULL : Py_NewRef(self);
-}
-
-static PyObject *tensor_unplace(PyObject *self, PyObject *unused) {
-  (void)unused;
-  return mgd_torch_place(self, 0) < 0 ? NULL : Py_NewRef(self);
-}
-
-static PyMethodDef pin_method = {"pin", tensor_pin, METH_NOARGS,
-                                 PyDoc_STR("pin($self, /)\n--\n\nKeeps this managed tensor on its device; operators come to it. Returns the tensor.")};
-static PyMethodDef unpin_method = {"unpin", tensor_unpin, METH_NOARGS, PyDoc_STR("unpin($self, /)\n--\n\nLets the tensor move again. Returns the tensor.")};
-
-static PyMethodDef unplace_method = {"unplace", tensor_unplace, METH_NOARGS,
-                                     PyDoc_STR("unplace($self, /)\n--\n\nForgets that the program put this managed tensor where it is: it may move "
-                                               "by itself. Returns the tensor.")};
-
-static PyObject *plain_attribute(PyObject *self, const char *name) {
-  PyObject *dict = PyObject_GenericGetDict(self, NULL);
-  if (!dict) return NULL;
-  PyObject *value = PyMapping_GetItemString(dict, name);
-  Py_DECREF(dict);
-  if (value || !PyErr_ExceptionMatches(PyExc_KeyError)) return value;
-  PyErr_Clear();
-  PyErr_Format(PyExc_AttributeError, "'%.100s' object has no attribute '%s': it is not managed, see as_subclass(ManagedTensor)", Py_TYPE(self)->tp_name, name);
-  return NULL;
-}
-
-static PyObject *pin_get(PyObject *self, void *name) {
-  if (!mgd_torch_is_managed(self)) return plain_attribute(self, name);
-  if (strcmp(name, "pin") == 0) return PyCFunction_New(&pin_method, self);
-  if (strcmp(name, "unpin") == 0) return PyCFunction_New(&unpin_method, self);
-  if (strcmp(name, "unplace") == 0) return PyCFunction_New(&unplace_method, self);
-  const int yes = strcmp(name, "pinned") == 0 ? mgd_torch_pinned(self) : mgd_torch_placed(self);
-  return yes < 0 ? NULL : PyBool_FromLong(yes);
-}
-
-static int pin_set(PyObject *self, PyObject *value, void *name) {
-  if (mgd_torch_is_managed(self)) {
-    PyErr_Format(PyExc_AttributeError, "managed: '%s' of a managed tensor cannot be set; call pin(), unpin(), cuda() or unplace()", (const char *)name);
-    return -1;
-  }
-  PyObject *dict = PyObject_GenericGetDict(self, NULL);
-  if (!dict) return -1;
-  int failed = value ? PyDict_SetItemString(dict, name, value) : PyDict_DelItemString(dict, name);
-  if (failed && !value && PyErr_ExceptionMatches(PyExc_KeyError)) PyErr_SetString(PyExc_AttributeError, name);
-  Py_DECREF(dict);
-  return failed;
-}
-
-static PyGetSetDef getsets[] = {
-    {"__class__", class_get, class_set, PyDoc_STR("ManagedTensor for a managed tensor, otherwise its type."), NULL},
-    {"pin", pin_get, pin_set, PyDoc_STR("pin(): keeps a managed tensor on its device."), (void *)"pin"},
-    {"unpin", pin_get, pin_set, PyDoc_STR("unpin(): lets a managed tensor move again."), (void *)"unpin"},
-    {"pinned", pin_get, pin_set, PyDoc_STR("Whether a managed tensor is pinned."), (void *)"pinned"},
-    {"unplace", pin_get, pin_set, PyDoc_STR("unplace(): lets a managed tensor move that was put where it is."), (void *)"unplace"},
-    {"placed", pin_get, pin_set, PyDoc_STR("Whether the program put a managed tensor where it is."), (void *)"placed"},
-};
+static PyGetSetDef class_getset = {"__class__", class_get, class_set,
+                                   PyDoc_STR("ManagedTensor for a managed tensor, otherwise its type."), NULL};
 
 /* ---- as_subclass */
 
@@ -157,16 +98,19 @@ static PyObject *tensor_as_subclass(PyObject *self, PyObject *const *args, Py_ss
 /* ---- cuda and to */
 
 static const char plain_advice[] =
-    "managed: this tensor is plain, and only managed ones take simulated devices for CUDA. Say x.as_subclass(ManagedTensor).cuda(), "
+    "managed: this tensor is plain, and only managed ones take simulated devices for CUDA. Say "
+    "x.as_subclass(ManagedTensor).cuda(), "
     "ManagedModule.from_module(model).cuda(), or x.to(\"sim:0\") for a plain tensor there.";
 
 /* Where there are devices and none of them is CUDA's, they are simulated. */
 static const char *advice_for(const char *text) {
-  const int no_cuda = strstr(text, "not compiled with CUDA") || strstr(text, "NVIDIA driver") || strstr(text, "No CUDA GPUs") || strstr(text, "must be cuda device");
+  const int no_cuda = strstr(text, "not compiled with CUDA") || strstr(text, "NVIDIA driver") ||
+      strstr(text, "No CUDA GPUs") || strstr(text, "must be cuda device");
   return no_cuda && mgd_device_count(mgd_torch_machine()) > 1 ? plain_advice : NULL;
 }
 
-static PyObject *torchs_own(enum original which, PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+static PyObject *torchs_own(enum original which, PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                            PyObject *kwnames) {
   PyObject *result = call_original(which, self, args, nargs, kwnames);
   if (!result) mgd_errors_advise(PyExc_Exception, advice_for);
   return result;
@@ -217,13 +161,16 @@ static PyObject *transfer(PyObject *self, PyObject *device, int disperse, int no
   }
   if (disperse || id == MGD_HOST) {
     PyErr_Format(PyExc_ValueError,
-                 id == MGD_HOST ? "managed: cuda(%R) names no accelerator; use cpu()" : "managed: disperse=True chooses a device; it cannot go with %R", device);
+                 id == MGD_HOST ? "managed: cuda(%R) names no accelerator; use cpu()"
+                                : "managed: disperse=True chooses a device; it cannot go with %R",
+                 device);
     return NULL;
   }
   return mgd_send_carry(st, self, id, non_blocking, MGD_WHY_ASKED);
 }
 
-/* tensor.to(...) of torch; what is made of a placed tensor is placed as well. Steals `tensor`, gives a new reference. */
+/* tensor.to(...) of torch; what is made of a placed tensor is placed as well. Steals `tensor`, gives a new reference.
+ */
 static PyObject *then_to(PyObject *tensor, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
   if (!tensor) return NULL;
   PyObject *result = call_original(TO, tensor, args, nargs, kwnames);
@@ -239,7 +186,9 @@ static PyObject *cuda_parsed(PyObject *self, PyObject *tuple, PyObject *dict) {
   int non_blocking = 0, disperse = 0;
   const int taken = hand_to_mode("cuda", self, tuple, dict, &answer);
   if (taken) return answer;
-  if (!PyArg_ParseTupleAndKeywords(tuple, dict, "|OpO$O&:cuda", names, &device, &non_blocking, &format, mgd_errors_disperse, &disperse)) return NULL;
+  if (!PyArg_ParseTupleAndKeywords(tuple, dict, "|OpO$O&:cuda", names, &device, &non_blocking, &format,
+                                   mgd_errors_disperse, &disperse))
+    return NULL;
   PyObject *moved = transfer(self, device, disperse, non_blocking);
   if (format == Py_None) return moved;
   PyObject *kwnames = Py_BuildValue("(s)", "memory_format");
@@ -344,7 +293,8 @@ static int mark_result(PyObject *result) {
 }
 
 /* On an alias, so that no other thread ever meets this tensor without its key. */
-static PyObject *call_unmarked(enum original which, PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+static PyObject *call_unmarked(enum original which, PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                               PyObject *kwnames) {
   if (!is_ours(self)) return call_original(which, self, args, nargs, kwnames);
   PyObject *plain = mgd_torch_alias(self), *result = NULL;
   if (plain && mgd_torch_drop_key(plain) == 0) result = call_original(which, plain, args, nargs, kwnames);
@@ -366,7 +316,8 @@ static PyObject *call_unmarked_now(void *context) {
   return call_unmarked(c->which, c->self, c->args, c->nargs, c->kwnames);
 }
 
-static PyObject *call_held(enum original which, PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+static PyObject *call_held(enum original which, PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                           PyObject *kwnames) {
   struct noted_call c = {which, NULL, self, args, nargs, kwnames};
   return mgd_lists_call(args, nargs + (kwnames ? PyTuple_GET_SIZE(kwnames) : 0), call_unmarked_now, &c);
 }
@@ -390,7 +341,8 @@ static PyObject *call_noted_now(void *context) {
   return result;
 }
 
-static PyObject *call_noted(enum original which, int (*note)(PyObject *), PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+static PyObject *call_noted(enum original which, int (*note)(PyObject *), PyObject *self, PyObject *const *args,
+                            Py_ssize_t nargs, PyObject *kwnames) {
   struct noted_call call = {which, note, self, args, nargs, kwnames};
   return mgd_torch_still(call_noted_now, &call);
 }
@@ -399,7 +351,8 @@ static PyObject *tensor_numpy(PyObject *self, PyObject *const *args, Py_ssize_t 
   return call_noted(NUMPY, mgd_torch_expose, self, args, nargs, kwnames);
 }
 
-/* Who only compares addresses gets a number that stays the same when the bytes leave, and that no other storage comes to have. */
+/* Who only compares addresses gets a number that stays the same when the bytes leave, and that no other storage comes
+ * to have. */
 static PyObject *tensor_data_ptr(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
   if (is_torchs_own(self) && mgd_torch_is_lent(self)) return call_original(DATA_PTR, self, args, nargs, kwnames);
   const uint64_t identity = is_torchs_own(self) ? mgd_torch_identity(self) : 0;
@@ -492,9 +445,11 @@ int mgd_tensor_install(struct mgd_state *st) {
   if (find_originals() < 0) return -1;
   PyTypeObject *type = (PyTypeObject *)st->tensor_type;
   PyObject *dict = dict_of(type);
-  int failed = 0;
-  for (size_t i = 0; !failed && i < sizeof getsets / sizeof *getsets; i++) failed = put(dict, getsets[i].name, PyDescr_NewGetSet(type, &getsets[i]));
-  for (int which = 0; !failed && which < ORIGINALS; which++) failed = put(dict, methods[which].ml_name, PyDescr_NewMethod(type, &methods[which]));
+  int failed = put(dict, class_getset.name, PyDescr_NewGetSet(type, &class_getset));
+  for (PyGetSetDef *g = mgd_pin_getsets; !failed && g->name; g++)
+    failed = put(dict, g->name, PyDescr_NewGetSet(type, g));
+  for (int which = 0; !failed && which < ORIGINALS; which++)
+    failed = put(dict, methods[which].ml_name, PyDescr_NewMethod(type, &methods[which]));
   PyType_Modified(type);
   return failed;
 }

@@ -21,7 +21,9 @@ static PyObject *mark(PyObject *module, PyObject *args) {
   (void)module;
   PyObject *o;
   int owned = 0;
-  return !PyArg_ParseTuple(args, "O|p:mark", &o, &owned) || need_tensor(o) < 0 || mgd_torch_mark(o, owned) < 0 ? NULL : Py_NewRef(o);
+  return !PyArg_ParseTuple(args, "O|p:mark", &o, &owned) || need_tensor(o) < 0 || mgd_torch_mark(o, owned) < 0
+      ? NULL
+      : Py_NewRef(o);
 }
 
 static PyObject *unmark(PyObject *module, PyObject *o) {
@@ -47,7 +49,8 @@ static PyObject *place(PyObject *module, PyObject *args) {
   (void)module;
   PyObject *o;
   int placed;
-  if (!PyArg_ParseTuple(args, "Op:place", &o, &placed) || need_tensor(o) < 0 || mgd_torch_place(o, placed) < 0) return NULL;
+  if (!PyArg_ParseTuple(args, "Op:place", &o, &placed) || need_tensor(o) < 0 || mgd_torch_place(o, placed) < 0)
+    return NULL;
   Py_RETURN_NONE;
 }
 
@@ -75,9 +78,12 @@ static PyObject *device(PyObject *module, PyObject *o) {
 static PyObject *move(PyObject *module, PyObject *args) {
   PyObject *o, *target;
   int id, any, why = MGD_WHY_ASKED;
-  if (!PyArg_ParseTuple(args, "OO|i:move", &o, &target, &why) || need_tensor(o) < 0 || mgd_errors_device_id(target, &id, &any) < 0) return NULL;
+  if (!PyArg_ParseTuple(args, "OO|i:move", &o, &target, &why) || need_tensor(o) < 0 ||
+      mgd_errors_device_id(target, &id, &any) < 0)
+    return NULL;
   const int here = any ? -1 : mgd_torch_device_of(o);
-  if (here < 0 && !PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "managed: %R names a kind of device and not one device", target);
+  if (here < 0 && !PyErr_Occurred())
+    PyErr_Format(PyExc_ValueError, "managed: %R names a kind of device and not one device", target);
   if (here < 0) return NULL;
   if (here == id) Py_RETURN_FALSE;
   const int fixed = mgd_torch_pinned(o);
@@ -98,7 +104,8 @@ static PyObject *move_count(PyObject *module, PyObject *unused) {
 static PyObject *bring_gradient(PyObject *module, PyObject *args) {
   (void)module;
   PyObject *gradient, *target;
-  return PyArg_ParseTuple(args, "OO:bring_gradient", &gradient, &target) ? mgd_torch_bring_gradient(gradient, target) : NULL;
+  return PyArg_ParseTuple(args, "OO:bring_gradient", &gradient, &target) ? mgd_torch_bring_gradient(gradient, target)
+                                                                         : NULL;
 }
 
 static PyObject *gather_gradients(PyObject *module, PyObject *parameters) {
@@ -184,7 +191,8 @@ static PyObject *finish_plan(PyObject *module, int code, const int *out, size_t 
   return NULL;
 }
 
-static PyObject *plan(PyObject *module, const int64_t *bytes, const int64_t *border, size_t n, const struct mgd_share *shares, size_t devices) {
+static PyObject *plan(PyObject *module, const int64_t *bytes, const int64_t *border, size_t n,
+                      const struct mgd_share *shares, size_t devices) {
   int *out = PyMem_New(int, n + 1);
   if (!out) return PyErr_NoMemory();
   const int code = mgd_place_plan_layers(mgd_torch_machine(), bytes, border, n, shares, devices, out);
@@ -205,7 +213,9 @@ static PyObject *plan_spread(PyObject *module, PyObject *args) {
     goto end;
   }
   int *out = PyMem_New(int, n);
-  result = out ? finish_plan(module, mgd_place_plan_spread(bytes, n, shares, devices, out), out, n, "planning parameters") : PyErr_NoMemory();
+  result = out
+      ? finish_plan(module, mgd_place_plan_spread(bytes, n, shares, devices, out), out, n, "planning parameters")
+      : PyErr_NoMemory();
   PyMem_Free(out);
 end:
   PyMem_Free(bytes);
@@ -222,7 +232,8 @@ static PyObject *plan_layers(PyObject *module, PyObject *args) {
   if (!(bytes = byte_array(sizes, "a layer", &n)) || !(shares = share_array(rooms, &devices))) goto end;
   if (crossing != Py_None && !(border = byte_array(crossing, "a border", &borders))) goto end;
   if (border && borders + 1 != n) {
-    PyErr_Format(PyExc_ValueError, "managed: %zu layers have %zu borders between them, not %zu", n, n ? n - 1 : 0, borders);
+    PyErr_Format(PyExc_ValueError, "managed: %zu layers have %zu borders between them, not %zu", n, n ? n - 1 : 0,
+                 borders);
     goto end;
   }
   result = n == 0 ? PyList_New(0) : devices == 0 ? Py_NewRef(Py_None)
@@ -246,34 +257,51 @@ static PyObject *attach_sim(PyObject *module, PyObject *args) {
 }
 
 PyMethodDef mgd_walk_methods[] = {
-    {"is_managed", is_managed, METH_O, PyDoc_STR("is_managed(o, /)\n--\n\nWhether `o` is a managed tensor; False for anything else.")},
+    {"is_managed", is_managed, METH_O,
+     PyDoc_STR("is_managed(o, /)\n--\n\nWhether `o` is a managed tensor; False for anything else.")},
     {"mark", mark, METH_VARARGS,
-     PyDoc_STR("mark(tensor, owned=False, /)\n--\n\nMakes this very tensor managed and returns it; `owned`: it is a parameter or a buffer of a module.")},
-    {"unmark", unmark, METH_O, PyDoc_STR("unmark(tensor, /)\n--\n\nMakes this very tensor plain again and returns it.")},
-    {"pin", pin, METH_VARARGS, PyDoc_STR("pin(tensor, pinned, /)\n--\n\nPins the tensor to its device, or lets it move again.")},
+     PyDoc_STR("mark(tensor, owned=False, /)\n--\n\nMakes this very tensor managed and returns it; `owned`: it is a "
+               "parameter or a buffer of a module.")},
+    {"unmark", unmark, METH_O,
+     PyDoc_STR("unmark(tensor, /)\n--\n\nMakes this very tensor plain again and returns it.")},
+    {"pin", pin, METH_VARARGS,
+     PyDoc_STR("pin(tensor, pinned, /)\n--\n\nPins the tensor to its device, or lets it move again.")},
     {"pinned", pinned, METH_O, PyDoc_STR("pinned(tensor, /)\n--\n\nWhether the tensor is pinned.")},
     {"place", place, METH_VARARGS,
-     PyDoc_STR("place(tensor, placed, /)\n--\n\nNotes that the program wants the tensor on its accelerator, or does so no more. Nothing moves.")},
-    {"placed", placed, METH_O, PyDoc_STR("placed(tensor, /)\n--\n\nWhether the program put the tensor on its accelerator.")},
-    {"nbytes", nbytes, METH_O, PyDoc_STR("nbytes(tensor, /)\n--\n\nBytes of the tensor's elements, of all parts of a sparse one.")},
-    {"device", device, METH_O, PyDoc_STR("device(device, /)\n--\n\nThe torch.device that a name means here; None when only a kind is named.")},
+     PyDoc_STR("place(tensor, placed, /)\n--\n\nNotes that the program wants the tensor on its accelerator, or does so "
+               "no more. Nothing moves.")},
+    {"placed", placed, METH_O,
+     PyDoc_STR("placed(tensor, /)\n--\n\nWhether the program put the tensor on its accelerator.")},
+    {"nbytes", nbytes, METH_O,
+     PyDoc_STR("nbytes(tensor, /)\n--\n\nBytes of the tensor's elements, of all parts of a sparse one.")},
+    {"device", device, METH_O,
+     PyDoc_STR("device(device, /)\n--\n\nThe torch.device that a name means here; None when only a kind is named.")},
     {"move", move, METH_VARARGS,
-     PyDoc_STR("move(tensor, device, reason=ASKED, /)\n--\n\nMoves the tensor itself and its .grad; False when it was there already.")},
-    {"move_count", move_count, METH_NOARGS, PyDoc_STR("move_count()\n--\n\nHow many tensors have been moved in place so far.")},
+     PyDoc_STR("move(tensor, device, reason=ASKED, /)\n--\n\nMoves the tensor itself and its .grad; False when it was "
+               "there already.")},
+    {"move_count", move_count, METH_NOARGS,
+     PyDoc_STR("move_count()\n--\n\nHow many tensors have been moved in place so far.")},
     {"bring_gradient", bring_gradient, METH_VARARGS,
-     PyDoc_STR("bring_gradient(gradient, device, /)\n--\n\nA managed gradient on the device, recorded by autograd; a plain one as it is.")},
+     PyDoc_STR("bring_gradient(gradient, device, /)\n--\n\nA managed gradient on the device, recorded by autograd; a "
+               "plain one as it is.")},
     {"gather_gradients", gather_gradients, METH_O,
-     PyDoc_STR("gather_gradients(parameters, /)\n--\n\nPuts the .grad of each managed tensor of a list where the tensor is.")},
+     PyDoc_STR("gather_gradients(parameters, /)\n--\n\nPuts the .grad of each managed tensor of a list where the "
+               "tensor is.")},
     {"begin_replay", begin_replay, METH_NOARGS,
-     PyDoc_STR("begin_replay()\n--\n\nThis thread runs a checkpointed function again; True if it is a backward pass that end_replay() must be told of.")},
+     PyDoc_STR("begin_replay()\n--\n\nThis thread runs a checkpointed function again; True if it is a backward pass "
+               "that end_replay() must be told of.")},
     {"end_replay", end_replay, METH_NOARGS, PyDoc_STR("end_replay()\n--\n\nIt has run.")},
     {"above_functorch", above_functorch, METH_O,
      PyDoc_STR("above_functorch(change, /)\n--\n\nThis thread enters (1) or leaves (-1) a level of torch.func.grad.")},
     {"plan_layers", plan_layers, METH_VARARGS,
      PyDoc_STR("plan_layers(bytes, border, shares, /)\n--\n\n"
-               "Contiguous layers over devices: an index into `shares` for each layer, or None when no contiguous plan fits.\n"
-               "A share is (room, bytes in use, speed) or the room of an empty device. border[i] are the bytes that cross between layers i and i + 1; None means that all borders are alike.")},
+               "Contiguous layers over devices: an index into `shares` for each layer, or None when no contiguous plan "
+               "fits.\n"
+               "A share is (room, bytes in use, speed) or the room of an empty device. border[i] are the bytes that "
+               "cross between layers i and i + 1; None means that all borders are alike.")},
     {"plan_spread", plan_spread, METH_VARARGS,
-     PyDoc_STR("plan_spread(bytes, shares, /)\n--\n\nEach by itself where least is in use for the speed: an index into `shares` for each, or None when one fits nowhere.")},
-    {"attach_sim", attach_sim, METH_VARARGS, PyDoc_STR("attach_sim(capsule, devices, /)\n--\n\nMakes the simulator's devices known.")},
+     PyDoc_STR("plan_spread(bytes, shares, /)\n--\n\nEach by itself where least is in use for the speed: an index into "
+               "`shares` for each, or None when one fits nowhere.")},
+    {"attach_sim", attach_sim, METH_VARARGS,
+     PyDoc_STR("attach_sim(capsule, devices, /)\n--\n\nMakes the simulator's devices known.")},
     {NULL, NULL, 0, NULL}};

@@ -67,7 +67,9 @@ static PyObject *set_copy_warning(PyObject *module, PyObject *value) {
   if (mgd_state_ready() < 0) return NULL;
   if (!number) return PyErr_Format(PyExc_TypeError, "managed: COPY_WARNING is a number of copies, not %R", value);
   if (overflow || mgd_repeat_set_limit(mgd_torch_machine(), limit))
-    return PyErr_Format(PyExc_ValueError, "managed: COPY_WARNING is %R; it is a number of copies from 1 to 2**63 - 1, or 0 for no warning", value);
+    return PyErr_Format(
+        PyExc_ValueError,
+        "managed: COPY_WARNING is %R; it is a number of copies from 1 to 2**63 - 1, or 0 for no warning", value);
   Py_RETURN_NONE;
 }
 
@@ -83,7 +85,10 @@ int mgd_warn_install(struct mgd_state *st) {
 }
 
 PyMethodDef mgd_warn_methods[] = {
-    {"begin_step", begin_step, METH_NOARGS, PyDoc_STR("begin_step()\n--\n\nCounts copies from zero again and says the warnings that wait.")},
-    {"get_copy_warning", get_copy_warning, METH_NOARGS, PyDoc_STR("get_copy_warning()\n--\n\nCopies of a tensor to a device in a step after which a warning is due.")},
-    {"set_copy_warning", set_copy_warning, METH_O, PyDoc_STR("set_copy_warning(copies, /)\n--\n\nSets that number; 0 turns the warning off.")},
+    {"begin_step", begin_step, METH_NOARGS,
+     PyDoc_STR("begin_step()\n--\n\nCounts copies from zero again and says the warnings that wait.")},
+    {"get_copy_warning", get_copy_warning, METH_NOARGS,
+     PyDoc_STR("get_copy_warning()\n--\n\nCopies of a tensor to a device in a step after which a warning is due.")},
+    {"set_copy_warning", set_copy_warning, METH_O,
+     PyDoc_STR("set_copy_warning(copies, /)\n--\n\nSets that number; 0 turns the warning off.")},
     {NULL, NULL, 0, NULL}};

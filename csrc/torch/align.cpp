@@ -62,14 +62,20 @@ unsigned flags_of(const Operand& o, bool floats_vote, bool follows) {
 // Only results compete by their age: a parameter is as good as any other, however late it came.
 uint64_t age_of(const at::Tensor& t) { return is_parameter(t) ? 0 : made_of(t); }
 
-// `x += branch` is the program of `x = x + branch`: where x is a mere result it may go on where the branch was made, as the new
-// result would. Its written operand, or null. Not with gradients: the history of x would have to cross with it.
+// `x += branch` is the program of `x = x + branch`: where x is a mere result it may go on where the branch was made, as
+// the new result would. Its written operand, or null. Not with gradients: the history of x would have to cross with it.
 const Operand* follower(const OpFacts& f, const Operands& operands) {
-  const bool in_place = f.scalars_stay && f.route == Route::Leaf && f.written == 1 && f.returned.size() == 1 && f.returned[0] == 0;
+  const bool in_place =
+      f.scalars_stay && f.route == Route::Leaf && f.written == 1 && f.returned.size() == 1 && f.returned[0] == 0;
   if (!in_place || c10::GradMode::is_enabled() || operands.front().arg->index != 0) return nullptr;
   const Operand& x = operands.front();
-  const bool is_result = !x.tensor.is_cpu() && age_of(x.tensor) > 0 && !x.tensor.requires_grad() && !is_placed(x.tensor);
-  return is_result && std::all_of(operands.begin(), operands.end(), [](const Operand& o) { return o.is_number() || !o.tensor.is_cpu(); }) ? &x : nullptr;
+  const bool is_result =
+      !x.tensor.is_cpu() && age_of(x.tensor) > 0 && !x.tensor.requires_grad() && !is_placed(x.tensor);
+  return is_result &&
+          std::all_of(operands.begin(), operands.end(),
+                      [](const Operand& o) { return o.is_number() || !o.tensor.is_cpu(); })
+      ? &x
+      : nullptr;
 }
 
 std::string describe_pin(const Operands& operands, int device) {
@@ -85,7 +91,8 @@ std::string describe_pin(const Operands& operands, int device) {
 }
 
 [[noreturn]] void pin_conflict(const OpFacts& f, const Operands& operands, int first, int second) {
-  throw_pin_conflict(c10::str("managed: operands of ", f.name, " are pinned to different devices: ", describe_pin(operands, first), " and ",
+  throw_pin_conflict(c10::str("managed: operands of ", f.name,
+                              " are pinned to different devices: ", describe_pin(operands, first), " and ",
                               describe_pin(operands, second), ". unpin() one of them first."));
 }
 
@@ -112,20 +119,25 @@ const Copy* find(const Copies& copies, const at::Tensor& t, c10::Device device) 
   return nullptr;
 }
 
-Copy align_operand(const OpFacts& f, const Operand& o, c10::Device want, enum mgd_reason reason, bool hidden_writes, const Copies& copies,
-           WriteBacks& write_backs) {
+Copy align_operand(const OpFacts& f, const Operand& o, c10::Device want, enum mgd_reason reason, bool hidden_writes,
+                   const Copies& copies, WriteBacks& write_backs) {
   const bool hidden = hidden_writes && o.is(kHiddenWrite), written = hidden || o.is(kWritten);
-  TORCH_CHECK_NOT_IMPLEMENTED(!(o.tensor.is_nested() && o.tensor.layout() == at::kStrided), "managed: ", f.name, " needs on ", want, " a nested tensor that is on ", o.tensor.device(),
-                              ", and nested tensors do not cross to another device. Bring its parts together first, or use a padded tensor and a mask "
+  TORCH_CHECK_NOT_IMPLEMENTED(!(o.tensor.is_nested() && o.tensor.layout() == at::kStrided), "managed: ", f.name,
+                              " needs on ", want, " a nested tensor that is on ", o.tensor.device(),
+                              ", and nested tensors do not cross to another device. Bring its parts together first, or "
+                              "use a padded tensor and a mask "
                               "(nn.TransformerEncoder: enable_nested_tensor=False).");
   if (const Copy* same = find(copies, o.tensor, want)) {
-    if (written) write_backs.push_back({o.tensor, same->tensor, hidden}); // read first and written later: out= names an input
+    if (written)
+      write_backs.push_back({o.tensor, same->tensor, hidden}); // read first and written later: out= names an input
     return *same;
   }
   const Cause cause{f.name.c_str(), MGD_EV_COPY, o.is(kHostOnly) ? MGD_WHY_REQUIRED : reason};
   // A running statistic that is written elsewhere in each step had better live there.
   if (hidden && settle(o.tensor, want, cause)) return {o.tensor.unsafeGetTensorImpl(), want, o.tensor};
-  at::Tensor copy = written ? cross_written(o.tensor, want, hidden, cause) : o.is(kAliased) ? cross_alone(o.tensor, want, cause) : cross(o.tensor, want, cause);
+  at::Tensor copy = written ? cross_written(o.tensor, want, hidden, cause)
+      : o.is(kAliased)      ? cross_alone(o.tensor, want, cause)
+                            : cross(o.tensor, want, cause);
   if (written) write_backs.push_back({o.tensor, copy, hidden});
   return {o.tensor.unsafeGetTensorImpl(), want, std::move(copy)};
 }
@@ -156,7 +168,8 @@ bool together(const OpFacts& f, const torch::jit::Stack& stack, std::size_t base
     const c10::TensorImpl* t = v.unsafeToTensorImpl();
     if (t == c10::UndefinedTensorImpl::singleton()) return true;
     const c10::Device d = t->device();
-    if (f.scalars_stay && d.is_cpu() && !(flags & kWritten) && t->dim() == 0 && !has_wrapped_tangent(v.toTensor())) return true;
+    if (f.scalars_stay && d.is_cpu() && !(flags & kWritten) && t->dim() == 0 && !has_wrapped_tangent(v.toTensor()))
+      return true;
     if (have) return d == common;
     have = true;
     common = d;
@@ -175,7 +188,8 @@ bool together(const OpFacts& f, const torch::jit::Stack& stack, std::size_t base
   return !f.has_host_only || common.is_cpu();
 }
 
-std::optional<Choice> choose(const OpFacts& f, const Operands& operands, const c10::IValue& generator, const Operand* follows) {
+std::optional<Choice> choose(const OpFacts& f, const Operands& operands, const c10::IValue& generator,
+                             const Operand* follows) {
   bool floats = false;
   for (const Operand& o : operands) floats |= may_vote(o) && is_floating(o);
   c10::SmallVector<mgd_operand, 8> core;
@@ -203,7 +217,8 @@ bool align(const OpFacts& f, torch::jit::Stack& stack, std::size_t base, WriteBa
   const c10::IValue generator = f.generator < 0 ? c10::IValue() : stack[base + f.generator];
   const Operand* x = follower(f, operands);
   auto choice = choose(f, operands, generator, x);
-  if (x && choice && choice->device != x->tensor.device() && !follow(x->tensor, choice->device, {f.name.c_str(), MGD_EV_MOVE, choice->reason}))
+  if (x && choice && choice->device != x->tensor.device() &&
+      !follow(x->tensor, choice->device, {f.name.c_str(), MGD_EV_MOVE, choice->reason}))
     choice = choose(f, operands, generator);
   if (!choice) return false;
   const bool hidden_writes = f.training < 0 || !stack[base + f.training].isBool() || stack[base + f.training].toBool();
@@ -211,7 +226,8 @@ bool align(const OpFacts& f, torch::jit::Stack& stack, std::size_t base, WriteBa
   const TensorArg* copied_list = nullptr;
   for (const Operand& o : operands)
     if (const auto want = wanted(f, o, choice->device)) {
-      const Copy& copy = copies.emplace_back(align_operand(f, o, *want, choice->reason, hidden_writes, copies, write_backs));
+      const Copy& copy =
+          copies.emplace_back(align_operand(f, o, *want, choice->reason, hidden_writes, copies, write_backs));
       replace(stack[base + o.arg->index], o, copy.tensor, copied_list != o.arg);
       copied_list = o.arg;
     }

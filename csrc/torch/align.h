@@ -1,7 +1,7 @@
 // align.h: brings the operands of one call together on the device that the core names.
 //
-// The rules themselves are elsewhere: csrc/core/place.c (which device), rules.cpp (what an operator demands). How a copy is
-// made and what autograd hears of it is crossing.h's.
+// The rules themselves are elsewhere: csrc/core/place.c (which device), rules.cpp (what an operator demands). How a
+// copy is made and what autograd hears of it is crossing.h's.
 #pragma once
 #include <ATen/core/stack.h>
 #include <c10/util/SmallVector.h>
@@ -42,9 +42,10 @@ struct Choice {
 // Are all operands where the kernel wants them? The only question on the hot path.
 bool together(const OpFacts& f, const torch::jit::Stack& stack, std::size_t base);
 
-// The device for these operands, or nothing when one of them is on a device that is not ours to align. The one that `follows`
-// (or null) is written and yet goes where the others are.
-std::optional<Choice> choose(const OpFacts& f, const Operands& operands, const c10::IValue& generator, const Operand* follows = nullptr);
+// The device for these operands, or nothing when one of them is on a device that is not ours to align. The one that
+// `follows` (or null) is written and yet goes where the others are.
+std::optional<Choice> choose(const OpFacts& f, const Operands& operands, const c10::IValue& generator,
+                             const Operand* follows = nullptr);
 
 // Puts copies of stray operands on the stack; returns whether any was made.
 bool align(const OpFacts& f, torch::jit::Stack& stack, std::size_t base, WriteBacks& write_backs);

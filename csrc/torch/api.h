@@ -22,7 +22,8 @@ int mgd_torch_init(void);
 struct mgd_machine *mgd_torch_machine(void);
 
 /* ---- attach.cpp: how devices get into the machine */
-/* Adds the accelerators torch knows now (CUDA, then "sim"); initialises a driver only here. Returns their number or -1. */
+/* Adds the accelerators torch knows now (CUDA, then "sim"); initialises a driver only here. Returns their number or -1.
+ */
 int mgd_torch_discover(void);
 /* The hook's half of bridge.h as a capsule "managed._C.bridge", for managed._cuda. */
 PyObject *mgd_torch_bridge(void);
@@ -43,7 +44,8 @@ int64_t mgd_torch_now(void); /* ns, monotonic */
 /* ---- waiting.cpp: who needs what others have */
 /* How often bytes have come back. Read it BEFORE asking whether there is room, then wait for it to change. */
 uint64_t mgd_torch_freed_count(void);
-/* Blocks without the GIL until mgd_torch_freed_count() differs from `seen` or `deadline` (ns of mgd_torch_now) has passed; 1 = woken, 0 = time is over. */
+/* Blocks without the GIL until mgd_torch_freed_count() differs from `seen` or `deadline` (ns of mgd_torch_now) has
+ * passed; 1 = woken, 0 = time is over. */
 int mgd_torch_wait_freed(uint64_t seen, int64_t deadline);
 /* Wakes everybody who waits: a reservation was released. */
 void mgd_torch_notify_freed(void);
@@ -86,28 +88,32 @@ PyObject *mgd_torch_take_warning(uint32_t *site);
 int mgd_torch_in_backward(void); /* whether this thread is inside a backward pass */
 
 /* ---- graphs.cpp */
-/* +1 when blocks begin to come from a pool of the program's own, -1 when that ends; `graph`: because a CUDA graph is recorded. */
+/* +1 when blocks begin to come from a pool of the program's own, -1 when that ends; `graph`: because a CUDA graph is
+ * recorded. */
 void mgd_torch_private_pool(int change, int graph);
 
 /* ---- room.cpp */
-/* Nothing uses more than `bytes` of the accelerator from now on, as far as its allocator takes part; what is beyond leaves. */
+/* Nothing uses more than `bytes` of the accelerator from now on, as far as its allocator takes part; what is beyond
+ * leaves. */
 int mgd_torch_set_budget(int device, int64_t bytes);
 
 /* ---- uses.cpp: which storages operators use, for benchmarks */
 void mgd_torch_begin_uses(void);
-/* Since then, as a list of (storage, bytes, operator, kind): uses of one operator have one number, kind is 0 made, 1 read, 2 written, 3 dropped. */
+/* Since then, as a list of (storage, bytes, operator, kind): uses of one operator have one number, kind is 0 made, 1
+ * read, 2 written, 3 dropped. */
 PyObject *mgd_torch_end_uses(void);
 
 /* ---- torture.cpp: for tests */
-/* Before each operator every storage of `at_least` bytes that nobody uses leaves with a chance of one in `odds` (0: none do);
- * with `overwrite` simulated devices fill what is given back. */
+/* Before each operator every storage of `at_least` bytes that nobody uses leaves with a chance of one in `odds` (0:
+ * none do); with `overwrite` simulated devices fill what is given back. */
 struct mgd_torture {
   uint32_t odds;
   uint64_t seed;
   int64_t at_least;
   int overwrite;
 };
-struct mgd_torture mgd_torch_torture(struct mgd_torture asked); /* returns what was asked for before, with its seed as it is now */
+struct mgd_torture mgd_torch_torture(
+    struct mgd_torture asked); /* returns what was asked for before, with its seed as it is now */
 int64_t mgd_torch_spill_all(void); /* how many left */
 int mgd_torch_is_spilled(PyObject *tensor);
 int64_t mgd_torch_kept_host(void); /* bytes of the host that are kept for what will leave */
@@ -117,13 +123,15 @@ int64_t mgd_torch_kept_host(void); /* bytes of the host that are kept for what w
 PyObject *mgd_torch_alias(PyObject *tensor);
 /* A new tensor on the device, recorded by autograd, managed, traced: what x.to(device) gives. */
 PyObject *mgd_torch_to(PyObject *tensor, int device, int non_blocking, enum mgd_reason why);
-/* Transfers the tensor itself (and its .grad) in place; object, ties and hooks stay. Refused for pinned tensors and non-leaves. */
+/* Transfers the tensor itself (and its .grad) in place; object, ties and hooks stay. Refused for pinned tensors and
+ * non-leaves. */
 int mgd_torch_move(PyObject *tensor, int device, enum mgd_reason why);
 
 uint64_t mgd_torch_move_count(void); /* tensors moved in place so far; never goes back, unlike the trace's totals */
 
 /* ---- garbage.cpp */
-/* `collect` runs Python's collector and says whether it did. It is called without the GIL, amid whatever a thread does. */
+/* `collect` runs Python's collector and says whether it did. It is called without the GIL, amid whatever a thread does.
+ */
 void mgd_torch_set_collector(int (*collect)(void));
 
 /* ---- errors.cpp */
@@ -137,21 +145,25 @@ PyObject *mgd_torch_counters(void);
 int mgd_torch_reset_counters(void);
 
 /* ---- engine.cpp */
-/* Runs the given callable (torch's run_backward) with the key included in TLS and root gradients where their roots are. */
+/* Runs the given callable (torch's run_backward) with the key included in TLS and root gradients where their roots are.
+ */
 PyObject *mgd_torch_run_backward(PyObject *callable, PyObject *args, PyObject *kwargs);
-/* The gradient on the device, recorded by autograd and traced; itself where nothing that takes part is managed or it is there. */
+/* The gradient on the device, recorded by autograd and traced; itself where nothing that takes part is managed or it is
+ * there. */
 PyObject *mgd_torch_bring_gradient(PyObject *gradient, PyObject *device);
 /* Puts the .grad of each managed tensor of the list where its tensor is. */
 int mgd_torch_gather_gradients(PyObject *parameters);
 
 /* ---- random.cpp */
-/* A checkpointed function is about to run again, in a thread of the engine perhaps: replays set generators that all threads share, so they take
- * turns. 0 when this thread is in no backward pass of managed tensors, and then there is nothing to end. */
+/* A checkpointed function is about to run again, in a thread of the engine perhaps: replays set generators that all
+ * threads share, so they take turns. 0 when this thread is in no backward pass of managed tensors, and then there is
+ * nothing to end. */
 int mgd_torch_begin_replay(void);
 void mgd_torch_end_replay(void);
 
 /* ---- functorch.cpp */
-void mgd_torch_above_functorch(int levels); /* +1 when this thread enters a level of torch.func.grad, -1 when it leaves one */
+void mgd_torch_above_functorch(
+    int levels); /* +1 when this thread enters a level of torch.func.grad, -1 when it leaves one */
 
 #ifdef __cplusplus
 }

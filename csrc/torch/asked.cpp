@@ -23,7 +23,8 @@ c10::Device target_of(const OpFacts& f, const c10::IValue* arguments) {
 AskedCopy::AskedCopy(const OpFacts& f, const torch::jit::Stack& stack) : facts_(f) {
   const c10::IValue* arguments = &stack[stack.size() - f.arguments];
   const c10::IValue& source = arguments[f.tensors.back().index];
-  const bool counts = source.toTensor().defined() && arguments[0].toTensor().defined() && (is_managed(source) || is_managed(arguments[0]));
+  const bool counts = source.toTensor().defined() && arguments[0].toTensor().defined() &&
+      (is_managed(source) || is_managed(arguments[0]));
   if (!counts || Recorded::is_on() || source.toTensor().device() == target_of(f, arguments)) return;
   source_ = source.toTensor();
   began_ = now();

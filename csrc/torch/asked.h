@@ -1,6 +1,8 @@
-// asked.h: counts the copies between devices that the program asks for by an operator of torch (`b.cpu()`, `a.copy_(b)`).
+// asked.h: counts the copies between devices that the program asks for by an operator of torch (`b.cpu()`,
+// `a.copy_(b)`).
 //
-// They are torch's own copies: nothing is copied or decided here. What managed copies by itself is recorded where that is decided.
+// They are torch's own copies: nothing is copied or decided here. What managed copies by itself is recorded where that
+// is decided.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>

@@ -58,8 +58,8 @@ bool make_cuda_room(int device, std::size_t bytes) {
   return id >= 0 && make_room(id, static_cast<int64_t>(bytes));
 }
 
-// Who asks past the front says no size, and asks at every miss of the cache, full or not. What this thread brings home is known;
-// an operator's result is seldom larger than its operands. Segments are rounded up, to 20 MiB at most.
+// Who asks past the front says no size, and asks at every miss of the cache, full or not. What this thread brings home
+// is known; an operator's result is seldom larger than its operands. Segments are rounded up, to 20 MiB at most.
 bool make_some_cuda_room(int device) {
   constexpr int64_t kSegment = 20 << 20;
   const int id = cuda_id(device);
@@ -120,7 +120,8 @@ void attach_sim(Bridge* bridge, int devices) {
   Registry& r = registry();
   std::lock_guard<std::mutex> lock(r.mutex);
   TORCH_CHECK(!r.bridge, "managed: the simulator is already attached");
-  TORCH_CHECK(bridge->version == Bridge{}.version, "managed: _sim was built for another version of managed; build both again");
+  TORCH_CHECK(bridge->version == Bridge{}.version,
+              "managed: _sim was built for another version of managed; build both again");
   int first = -1;
   for (int i = 0; i < devices; i++) {
     const c10::Device d(c10::kPrivateUse1, static_cast<c10::DeviceIndex>(i));

@@ -61,10 +61,11 @@ struct Bridge {
   std::size_t (*room)(int device) = nullptr;
   // How fast it is beside the others, in any unit; 0: nobody knows.
   double (*speed)(int device) = nullptr;
-  // An operator of this thread uses memory of the device: the backend remembers on which stream. True: it wants to hear of it again
-  // when the operator has returned. Must not throw.
+  // An operator of this thread uses memory of the device: the backend remembers on which stream. True: it wants to hear
+  // of it again when the operator has returned. Must not throw.
   bool (*use)(int device) = nullptr;
-  // A block is about to be freed: it serves nobody else before the streams that may use it are done with it. Must not throw.
+  // A block is about to be freed: it serves nobody else before the streams that may use it are done with it. Must not
+  // throw.
   void (*retire)(const c10::DataPtr& block) = nullptr;
 };
 

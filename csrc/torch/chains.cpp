@@ -25,16 +25,20 @@ std::mutex& chains_mutex() {
   return *mutex;
 }
 
-bool is_torchs_own(const Node& n) { return std::string_view(typeid(n).name()).find("autograd9generated") != std::string_view::npos; }
+bool is_torchs_own(const Node& n) {
+  return std::string_view(typeid(n).name()).find("autograd9generated") != std::string_view::npos;
+}
 
 bool has_hooks(Node& n) {
-  return !n.pre_hooks().empty() || !n.tensor_pre_hooks().empty() || !n.retains_grad_hooks().empty() || !n.post_hooks().empty();
+  return !n.pre_hooks().empty() || !n.tensor_pre_hooks().empty() || !n.retains_grad_hooks().empty() ||
+      !n.post_hooks().empty();
 }
 
 // `edges`: how many nodes of ours lead to the head.
 bool is_ours(const Chain& chain, long edges) {
   if (holders(chain.head) != edges + 1) return false;
-  for (const NodePtr* next = &chain.head->next_edge(0).function; (*next)->num_outputs() != 0; next = &(*next)->next_edge(0).function)
+  for (const NodePtr* next = &chain.head->next_edge(0).function; (*next)->num_outputs() != 0;
+       next = &(*next)->next_edge(0).function)
     if (holders(*next) != 1) return false;
   return true;
 }

@@ -1,8 +1,9 @@
 // chains.h: the nodes between a view that has crossed and its leaf.
 //
-// The copy of a leaf serves its views, and their gradients come home with the leaf's own. But the program may ask for the
-// gradient of such a view later, so a node of ours (ManagedViewBackward) holds the view's node, and through it the leaf's
-// accumulator. That is no use of the leaf at home, and must not be taken for one where it is asked whether it may move.
+// The copy of a leaf serves its views, and their gradients come home with the leaf's own. But the program may ask for
+// the gradient of such a view later, so a node of ours (ManagedViewBackward) holds the view's node, and through it the
+// leaf's accumulator. That is no use of the leaf at home, and must not be taken for one where it is asked whether it
+// may move.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -27,7 +28,8 @@ using ChainHold = std::shared_ptr<Chain>;
 
 inline long holders(const NodePtr& node) { return static_cast<long>(node.use_count()); }
 
-// Whether gradients go from `head` to the accumulator by torch's own views alone: what a custom function does is unknown.
+// Whether gradients go from `head` to the accumulator by torch's own views alone: what a custom function does is
+// unknown.
 bool leads_to(const NodePtr& head, const torch::autograd::Node* accumulator);
 
 // Whether somebody listens, or asks the backward pass that runs, for a gradient on the way.

@@ -33,7 +33,9 @@ NodePtr make_node(Args&&... args) {
 // What torch.func.grad puts around a tensor, at::functorch::TensorWrapper. Its header includes one that torch does not
 // ship; the tensor inside is its first member.
 inline bool is_grad_wrapper(const at::Tensor& t) { return t.key_set().has(c10::DispatchKey::FuncTorchGradWrapper); }
-inline const at::Tensor& wrapped_by(const at::Tensor& t) { return *reinterpret_cast<const at::Tensor*>(t.unsafeGetTensorImpl() + 1); }
+inline const at::Tensor& wrapped_by(const at::Tensor& t) {
+  return *reinterpret_cast<const at::Tensor*>(t.unsafeGetTensorImpl() + 1);
+}
 
 // The Python object of a torch::autograd::PyNode.
 template <class Node>

@@ -28,10 +28,11 @@
 namespace managed {
 namespace {
 
-// Who records this program must see every copy in it: one kept from before would become a constant, and a CUDA graph would
-// read it when its source has been written or its memory serves others.
+// Who records this program must see every copy in it: one kept from before would become a constant, and a CUDA graph
+// would read it when its source has been written or its memory serves others.
 bool is_recorded() {
-  return recording_graphs.load(std::memory_order_relaxed) || torch::jit::tracer::isTracing() || c10::impl::TorchDispatchModeTLS::any_modes_set() ||
+  return recording_graphs.load(std::memory_order_relaxed) || torch::jit::tracer::isTracing() ||
+      c10::impl::TorchDispatchModeTLS::any_modes_set() ||
       c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
 }
 
@@ -39,8 +40,10 @@ bool records(const at::Tensor& t) { return c10::GradMode::is_enabled() && t.requ
 
 // Tensors whose copy torch itself must record: wrappers, or a tangent that has to cross too.
 bool needs_torch(const at::Tensor& t) {
-  return (t.layout() == at::kStrided && !t.has_storage()) || t.layout() == at::kMkldnn || t.unsafeGetTensorImpl()->is_python_dispatch() ||
-      t.key_set().has_any(c10::DispatchKeySet({c10::DispatchKey::ZeroTensor, c10::DispatchKey::Functionalize})) || t._fw_grad(/*level=*/0).defined();
+  return (t.layout() == at::kStrided && !t.has_storage()) || t.layout() == at::kMkldnn ||
+      t.unsafeGetTensorImpl()->is_python_dispatch() ||
+      t.key_set().has_any(c10::DispatchKeySet({c10::DispatchKey::ZeroTensor, c10::DispatchKey::Functionalize})) ||
+      t._fw_grad(/*level=*/0).defined();
 }
 
 uint64_t object_of(const at::Tensor& t) {
@@ -60,7 +63,8 @@ class Traced {
     event_.from = static_cast<int16_t>(id_of(t.device()));
     event_.to = static_cast<int16_t>(id_of(to));
   }
-  // A trip home is about the tensor whose gradient it brings and the line whose copy it answers; that copy has been counted.
+  // A trip home is about the tensor whose gradient it brings and the line whose copy it answers; that copy has been
+  // counted.
   void answers(uint64_t object, uint32_t site) {
     event_.object = object;
     event_.site = site;
@@ -95,13 +99,15 @@ at::Tensor copy_expanded(const at::Tensor& t, c10::Device to, int64_t* bytes) {
   return core.to(to).expand(t.sizes());
 }
 
-// Where the bytes of t have left its device they go from where they are straight to where they are needed: by way of home others
-// would have to leave there first. Undefined where they have not left, or do not lie together.
+// Where the bytes of t have left its device they go from where they are straight to where they are needed: by way of
+// home others would have to leave there first. Undefined where they have not left, or do not lie together.
 at::Tensor copy_from_afar(const at::Tensor& t, c10::Device to, Traced& trace) {
   if (t.layout() != at::kStrided || !t.has_storage()) return {};
   StorageHandle* b = handle_of(t.storage().unsafeGetStorageImpl());
   if (C10_LIKELY(!b || mgd_handle_is_home(b))) return {};
-  if (needs_torch(t) || is_recorded() || t.is_conj() || t.is_neg() || t.numel() == 0 || !t.is_non_overlapping_and_dense()) return {};
+  if (needs_torch(t) || is_recorded() || t.is_conj() || t.is_neg() || t.numel() == 0 ||
+      !t.is_non_overlapping_and_dense())
+    return {};
   at::Tensor r;
   {
     const c10::impl::ExcludeDispatchKeyGuard plain(kKey); // it gets its handle when it is complete
@@ -117,7 +123,8 @@ at::Tensor copy_from_afar(const at::Tensor& t, c10::Device to, Traced& trace) {
 }
 
 at::Tensor copy_values(const at::Tensor& t, c10::Device to, Traced& trace, int64_t* bytes) {
-  c10::InferenceMode no_inference(false); // the copy may meet autograd later; this guard turns grad mode on, so it comes first
+  c10::InferenceMode no_inference(
+      false); // the copy may meet autograd later; this guard turns grad mode on, so it comes first
   c10::AutoGradMode no_grad(false);
   *bytes = bytes_of(t);
   if (at::Tensor r = copy_from_afar(t, to, trace); r.defined()) return r;
@@ -129,7 +136,8 @@ at::Tensor copy_values(const at::Tensor& t, c10::Device to, Traced& trace, int64
 // The way back of a crossing: the gradient goes to the device that the tensor left.
 // A leaf's state hears of it, because that tells whether the leaf should live elsewhere.
 struct TripHome : torch::autograd::Node {
-  TripHome(const at::Tensor& t, c10::intrusive_ptr<TensorState> leaf) : object_(object_of(t)), site_(call_site()), leaf_(std::move(leaf)) {
+  TripHome(const at::Tensor& t, c10::intrusive_ptr<TensorState> leaf)
+      : object_(object_of(t)), site_(call_site()), leaf_(std::move(leaf)) {
     if (leaf_) leaf_->trips++;
   }
   ~TripHome() override {
@@ -167,7 +175,8 @@ struct TripHome : torch::autograd::Node {
 
 NodePtr way_home(const at::Tensor& source, const at::Tensor& copy) {
   c10::intrusive_ptr<TensorState> leaf;
-  torch::autograd::Edge home = torch::autograd::impl::gradient_edge(source); // none where a view of a leaf was made without gradients
+  torch::autograd::Edge home =
+      torch::autograd::impl::gradient_edge(source); // none where a view of a leaf was made without gradients
   if (source.is_leaf() && home.is_valid()) leaf = c10::intrusive_ptr<TensorState>::reclaim_copy(&make_state(source));
   NodePtr node = make_node<TripHome>(source, std::move(leaf));
   node->add_next_edge(std::move(home));
@@ -217,14 +226,16 @@ void connect_shared(const at::Tensor& source, Replica& replica) {
     keep_trip_home(replica, replica.trip_home);
   }
   static_cast<TripHome&>(**replica.trip_home).used();
-  torch::autograd::impl::set_gradient_edge(replica.values, torch::autograd::Edge(make_node<SharedUse>(replica.trip_home, replica.values), 0));
+  torch::autograd::impl::set_gradient_edge(
+      replica.values, torch::autograd::Edge(make_node<SharedUse>(replica.trip_home, replica.values), 0));
 }
 
-// Before a shared way home, for a view that the copy of its leaf serves: an edge to the view itself, for who asks for its
-// gradient, and one to the way home. Who listens or asks may come after the crossing, so the backward pass chooses; and a
-// gradient that is itself differentiated goes the way of the same program on one device.
+// Before a shared way home, for a view that the copy of its leaf serves: an edge to the view itself, for who asks for
+// its gradient, and one to the way home. Who listens or asks may come after the crossing, so the backward pass chooses;
+// and a gradient that is itself differentiated goes the way of the same program on one device.
 struct ViewHome : TripHome {
-  ViewHome(const at::Tensor& base, const at::Tensor& view, const at::Tensor& copy, ChainHold chain) : TripHome(base, {}), chain_(std::move(chain)) {
+  ViewHome(const at::Tensor& base, const at::Tensor& view, const at::Tensor& copy, ChainHold chain)
+      : TripHome(base, {}), chain_(std::move(chain)) {
     add_next_edge(torch::autograd::impl::gradient_edge(view));
     add_next_edge(torch::autograd::impl::gradient_edge(copy));
     add_input_metadata(copy);
@@ -233,7 +244,8 @@ struct ViewHome : TripHome {
     if (chain_) note_holders(chain_);
     torch::autograd::variable_list out(2);
     if (!grads[0].defined()) return out;
-    if (c10::GradMode::is_enabled() || !task_should_compute_output(1) || is_watched(next_edge(0).function.get())) out[0] = send_home(grads[0]);
+    if (c10::GradMode::is_enabled() || !task_should_compute_output(1) || is_watched(next_edge(0).function.get()))
+      out[0] = send_home(grads[0]);
     else out[1] = std::move(grads[0]);
     return out;
   }
@@ -244,11 +256,13 @@ struct ViewHome : TripHome {
 };
 
 // `copy`: what serves as the view, a view of `there`, which is the copy of `base` or `base` itself after it has moved.
-at::Tensor connect_view(const at::Tensor& base, const at::Tensor& view, const at::Tensor& there, const at::Tensor& copy) {
+at::Tensor connect_view(const at::Tensor& base, const at::Tensor& view, const at::Tensor& there,
+                        const at::Tensor& copy) {
   ChainHold chain;
   if (!there.is_same(base)) chain = hold_chain(make_state(base), view.grad_fn());
   at::Tensor r = copy.detach();
-  torch::autograd::impl::set_gradient_edge(r, torch::autograd::Edge(make_node<ViewHome>(base, view, copy, std::move(chain)), 0));
+  torch::autograd::impl::set_gradient_edge(
+      r, torch::autograd::Edge(make_node<ViewHome>(base, view, copy, std::move(chain)), 0));
   return r;
 }
 
@@ -264,9 +278,15 @@ bool is_inside(const at::Tensor& view, const at::Tensor& base) {
 at::Tensor shared_base(const at::Tensor& t) {
   if (!t.is_view()) return {};
   const at::Tensor base(t._base());
-  const bool same_bytes = base.layout() == at::kStrided && base.storage().unsafeGetStorageImpl() == t.storage().unsafeGetStorageImpl() && base.dtype() == t.dtype() && !base.is_conj() && !base.is_neg();
-  if (!same_bytes || !base.is_leaf() || !base.is_non_overlapping_and_dense() || 2 * t.numel() < base.numel() || !is_inside(t, base)) return {};
-  if (records(t) && !(base.requires_grad() && leads_to(t.grad_fn(), torch::autograd::impl::gradient_edge(base).function.get()))) return {};
+  const bool same_bytes = base.layout() == at::kStrided &&
+      base.storage().unsafeGetStorageImpl() == t.storage().unsafeGetStorageImpl() && base.dtype() == t.dtype() &&
+      !base.is_conj() && !base.is_neg();
+  if (!same_bytes || !base.is_leaf() || !base.is_non_overlapping_and_dense() || 2 * t.numel() < base.numel() ||
+      !is_inside(t, base))
+    return {};
+  if (records(t) &&
+      !(base.requires_grad() && leads_to(t.grad_fn(), torch::autograd::impl::gradient_edge(base).function.get())))
+    return {};
   return base;
 }
 

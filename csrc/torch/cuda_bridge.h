@@ -1,7 +1,7 @@
 // cuda_bridge.h: what CUDA's part and the hook know of each other beyond bridge.h.
 //
-// CUDA's allocator is asked through one of our own in front of it, which says how many bytes a request needs and holds no
-// lock: that is the bridge's make_room. Who asks the allocator past the front is left with make_some_room.
+// CUDA's allocator is asked through one of our own in front of it, which says how many bytes a request needs and holds
+// no lock: that is the bridge's make_room. Who asks the allocator past the front is left with make_some_room.
 #pragma once
 #include "bridge.h"
 
@@ -13,7 +13,8 @@ struct CudaBridge : Bridge {
   bool (*make_some_room)(int device) = nullptr;
 
   // ---- filled by the backend
-  // Pinned memory of the host, straight from the driver and straight back. `pin` throws std::bad_alloc, `unpin` nothing.
+  // Pinned memory of the host, straight from the driver and straight back. `pin` throws std::bad_alloc, `unpin`
+  // nothing.
   void* (*pin)(std::size_t bytes) = nullptr;
   void (*unpin)(void* memory) = nullptr;
 };

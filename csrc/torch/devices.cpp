@@ -1,4 +1,5 @@
-// devices.cpp: torch's devices as ids of the machine's, and what their allocators report. How devices get there is attach.cpp's.
+// devices.cpp: torch's devices as ids of the machine's, and what their allocators report. How devices get there is
+// attach.cpp's.
 //
 // Memory is read through torch's own DeviceAllocator interface, which CUDA and the simulator both implement.
 #include "devices.h"
@@ -19,7 +20,8 @@
 namespace managed {
 
 Registry& registry() {
-  static auto* r = new Registry(std::make_index_sequence<MGD_MAX_DEVICES>{}); // never destroyed: threads may outlive static destructors
+  static auto* r = new Registry(
+      std::make_index_sequence<MGD_MAX_DEVICES>{}); // never destroyed: threads may outlive static destructors
   return *r;
 }
 
@@ -36,7 +38,8 @@ namespace {
 
 bool has_context(c10::Device d) {
   if (!d.is_cuda()) return true;
-  return !registry().cuda_is_lost && at::globalContext().getAcceleratorHooksInterface(d.type()).hasPrimaryContext(d.index());
+  return !registry().cuda_is_lost &&
+      at::globalContext().getAcceleratorHooksInterface(d.type()).hasPrimaryContext(d.index());
 }
 
 // To ask CUDA what is free makes a context, which costs hundreds of MiB; a device without one counts as free.
@@ -47,10 +50,12 @@ void observe_one(int id) {
   const auto stats = c10::getDeviceAllocator(d.type())->getDeviceStats(d.index());
   const int64_t cached = stats.reserved_bytes[0].current;
   // What was asked for, so that a plan finds the bytes of what it moves; some allocators of CUDA's do not tell.
-  const int64_t requested = stats.requested_bytes[0].current, allocated = requested ? requested : stats.allocated_bytes[0].current;
+  const int64_t requested = stats.requested_bytes[0].current,
+                allocated = requested ? requested : stats.allocated_bytes[0].current;
   mgd_usage known{};
   check(mgd_ledger_usage(machine(), id, &known), "reading a budget");
-  // The context and other programs may have what a budget leaves of the device. Nobody else has bytes on a simulated one.
+  // The context and other programs may have what a budget leaves of the device. Nobody else has bytes on a simulated
+  // one.
   const int64_t others = total - free - cached, left_to_them = total - known.capacity;
   const int64_t foreign = d.is_privateuseone() ? 0 : std::max<int64_t>(0, others - left_to_them);
   check(mgd_ledger_observe(machine(), id, allocated, foreign), "reading device memory");
@@ -110,7 +115,9 @@ bool note_kernels(c10::Device d) {
 
 const Bridge* backend_of(c10::DeviceType type) {
   Registry& r = registry();
-  return type == c10::kPrivateUse1 ? r.bridge : type == c10::kCUDA ? r.cuda_bridge.load(std::memory_order_acquire) : nullptr;
+  return type == c10::kPrivateUse1 ? r.bridge
+      : type == c10::kCUDA         ? r.cuda_bridge.load(std::memory_order_acquire)
+                                   : nullptr;
 }
 
 void observe() {
@@ -163,17 +170,22 @@ int mgd_torch_device_id(PyObject* o, int* id, int* any) {
       if (!text) throw python_error();
       d = c10::Device(std::string(text));
     } else {
-      TORCH_CHECK_TYPE(PyLong_Check(o) && !PyBool_Check(o), "managed: a device is a torch.device, a string or an int, not ", Py_TYPE(o)->tp_name);
+      TORCH_CHECK_TYPE(PyLong_Check(o) && !PyBool_Check(o),
+                       "managed: a device is a torch.device, a string or an int, not ", Py_TYPE(o)->tp_name);
       const long index = PyLong_AsLong(o);
       if (index == -1 && PyErr_Occurred()) throw python_error();
-      TORCH_CHECK_VALUE(index >= 0 && index < kMaxIndex, "managed: there is no device ", index, "; there are ", known_devices());
+      TORCH_CHECK_VALUE(index >= 0 && index < kMaxIndex, "managed: there is no device ", index, "; there are ",
+                        known_devices());
       d = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
     }
     bool unnamed = false;
     const int found = resolve(d, &unnamed);
     // "cuda" alone lets the manager pick, also when there is nothing to pick from.
-    TORCH_CHECK_VALUE(found >= 0 || (unnamed && (d.is_cuda() || d.type() == c10::kPrivateUse1)), "managed: there is no device ", d, "; there are ", known_devices(),
-                      registry().bridge || registry().count > 1 ? "" : ". Without a GPU, managed.simulate(devices=4) makes simulated ones");
+    TORCH_CHECK_VALUE(found >= 0 || (unnamed && (d.is_cuda() || d.type() == c10::kPrivateUse1)),
+                      "managed: there is no device ", d, "; there are ", known_devices(),
+                      registry().bridge || registry().count > 1
+                          ? ""
+                          : ". Without a GPU, managed.simulate(devices=4) makes simulated ones");
     *id = found;
     *any = unnamed;
     return 0;

@@ -50,7 +50,8 @@ bool leads_to_managed(PyObject* node) {
   };
   find(node);
   for (std::size_t i = 0; i < found.size(); i++) {
-    THPObjectPtr leaf(PyObject_GetAttrString(found[i], "variable")), next(PyObject_GetAttrString(found[i], "next_functions"));
+    THPObjectPtr leaf(PyObject_GetAttrString(found[i], "variable")),
+        next(PyObject_GetAttrString(found[i], "next_functions"));
     PyErr_Clear(); // most nodes have only one of them
     if (leaf && THPVariable_Check(leaf) && holds_managed(THPVariable_Unpack(leaf))) return true;
     for (Py_ssize_t k = 0; next && PyTuple_Check(next.get()) && k < PyTuple_GET_SIZE(next.get()); k++)
@@ -63,7 +64,9 @@ bool any_managed(PyObject* roots) {
   if (!PyTuple_Check(roots)) return false;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(roots); i++) {
     PyObject* o = PyTuple_GET_ITEM(roots, i);
-    if (THPVariable_Check(o) ? holds_managed(THPVariable_Unpack(o)) : is_edge(o) && leads_to_managed(PyTuple_GET_ITEM(o, 0))) return true;
+    if (THPVariable_Check(o) ? holds_managed(THPVariable_Unpack(o))
+                             : is_edge(o) && leads_to_managed(PyTuple_GET_ITEM(o, 0)))
+      return true;
   }
   return false;
 }
@@ -80,7 +83,8 @@ std::optional<c10::Device> device_of_root(PyObject* root) {
 }
 
 bool must_travel(const at::Tensor& gradient, c10::Device home) {
-  return gradient.defined() && gradient.device() != home && id_of(gradient.device()) >= 0 && id_of(home) >= 0 && !is_frozen();
+  return gradient.defined() && gradient.device() != home && id_of(gradient.device()) >= 0 && id_of(home) >= 0 &&
+      !is_frozen();
 }
 
 // A new reference to the gradient, on `home`. Where it comes from a node of another device, the engine reads its
@@ -109,7 +113,8 @@ void hold_gradients(Hold& hold, PyObject* args) {
 PyObject* with_gradients_at_roots(PyObject* args) {
   PyObject* roots = PyTuple_GET_ITEM(args, 0);
   PyObject* given = PyTuple_GET_SIZE(args) > 1 ? PyTuple_GET_ITEM(args, 1) : nullptr;
-  if (!PyTuple_Check(roots) || !given || !PyTuple_Check(given) || PyTuple_GET_SIZE(given) != PyTuple_GET_SIZE(roots)) return Py_NewRef(args);
+  if (!PyTuple_Check(roots) || !given || !PyTuple_Check(given) || PyTuple_GET_SIZE(given) != PyTuple_GET_SIZE(roots))
+    return Py_NewRef(args);
   THPObjectPtr all(PySequence_List(given));
   for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(roots); i++) {
     PyObject *root = PyTuple_GET_ITEM(roots, i), *gradient = PyTuple_GET_ITEM(given, i);
@@ -138,14 +143,16 @@ struct RootHome : torch::autograd::Node {
   c10::Device home_;
 };
 
-// Whether torch.func has wrapped roots on more than one accelerator. The engine looks at the storage of each root gradient
-// that is not on the first one's, and a wrapper has none (functorch.cpp).
+// Whether torch.func has wrapped roots on more than one accelerator. The engine looks at the storage of each root
+// gradient that is not on the first one's, and a wrapper has none (functorch.cpp).
 bool are_wrapped_and_apart(PyObject* roots, PyObject* gradients) {
-  if (!PyTuple_Check(roots) || !PyTuple_Check(gradients) || PyTuple_GET_SIZE(gradients) != PyTuple_GET_SIZE(roots)) return false;
+  if (!PyTuple_Check(roots) || !PyTuple_Check(gradients) || PyTuple_GET_SIZE(gradients) != PyTuple_GET_SIZE(roots))
+    return false;
   std::optional<c10::Device> first;
   bool wrapped = false, apart = false;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(roots); i++) {
-    if (!THPVariable_Check(PyTuple_GET_ITEM(roots, i)) || !THPVariable_Check(PyTuple_GET_ITEM(gradients, i))) return false;
+    if (!THPVariable_Check(PyTuple_GET_ITEM(roots, i)) || !THPVariable_Check(PyTuple_GET_ITEM(gradients, i)))
+      return false;
     const at::Tensor& t = THPVariable_Unpack(PyTuple_GET_ITEM(roots, i));
     if (!t.requires_grad()) return false; // the engine says so
     wrapped |= is_batched(t) || is_batched(THPVariable_Unpack(PyTuple_GET_ITEM(gradients, i)));
@@ -169,7 +176,8 @@ PyObject* behind_the_host(const at::Tensor& root, const at::Tensor& gradient) {
 
 // The arguments of run_backward, with such roots and their gradients over the host.
 PyObject* with_roots_over_host(PyObject* args) {
-  PyObject *roots = PyTuple_GET_ITEM(args, 0), *gradients = PyTuple_GET_SIZE(args) > 1 ? PyTuple_GET_ITEM(args, 1) : nullptr;
+  PyObject *roots = PyTuple_GET_ITEM(args, 0),
+           *gradients = PyTuple_GET_SIZE(args) > 1 ? PyTuple_GET_ITEM(args, 1) : nullptr;
   if (!gradients || !are_wrapped_and_apart(roots, gradients)) return Py_NewRef(args);
   THPObjectPtr all(PySequence_List(args)), edges(PySequence_List(roots)), there(PySequence_List(gradients));
   for (Py_ssize_t i = 0; all && edges && there && i < PyTuple_GET_SIZE(roots); i++) {
@@ -181,15 +189,17 @@ PyObject* with_roots_over_host(PyObject* args) {
       g = g.cpu();
     }
     PyObject* edge = behind_the_host(root, g);
-    if (!edge || PyList_SetItem(edges, i, edge) < 0 || PyList_SetItem(there, i, THPVariable_Wrap(std::move(g))) < 0) return nullptr;
+    if (!edge || PyList_SetItem(edges, i, edge) < 0 || PyList_SetItem(there, i, THPVariable_Wrap(std::move(g))) < 0)
+      return nullptr;
   }
   if (!all || !edges || !there) return nullptr;
-  if (PyList_SetItem(all, 0, PyList_AsTuple(edges)) < 0 || PyList_SetItem(all, 1, PyList_AsTuple(there)) < 0) return nullptr;
+  if (PyList_SetItem(all, 0, PyList_AsTuple(edges)) < 0 || PyList_SetItem(all, 1, PyList_AsTuple(there)) < 0)
+    return nullptr;
   return PyList_AsTuple(all);
 }
 
-// The engine has a thread for each accelerator, and a sum of gradients that come from several is added in the order in which they
-// arrive. In one thread that is the order of the graph.
+// The engine has a thread for each accelerator, and a sum of gradients that come from several is added in the order in
+// which they arrive. In one thread that is the order of the graph.
 class OneThreadIfDeterministic {
  public:
   OneThreadIfDeterministic() : before_(c10::AutogradState::get_tls_state().get_multithreading_enabled()) {
@@ -211,8 +221,11 @@ using namespace managed;
 
 PyObject* mgd_torch_run_backward(PyObject* callable, PyObject* args, PyObject* kwargs) {
   const StepAside from_replay;
-  const auto takes_part = [&](Py_ssize_t i) { return PyTuple_GET_SIZE(args) > i && any_managed(PyTuple_GET_ITEM(args, i)); };
-  if (!takes_part(0) && !takes_part(1)) return PyObject_Call(callable, args, kwargs); // neither roots nor their gradients
+  const auto takes_part = [&](Py_ssize_t i) {
+    return PyTuple_GET_SIZE(args) > i && any_managed(PyTuple_GET_ITEM(args, i));
+  };
+  if (!takes_part(0) && !takes_part(1))
+    return PyObject_Call(callable, args, kwargs); // neither roots nor their gradients
   return guarded([&]() -> PyObject* {
     const OperatorSection visit; // the engine reads leaves between operators, too
     c10::impl::IncludeDispatchKeyGuard managed_everywhere(kKey);
@@ -228,7 +241,8 @@ PyObject* mgd_torch_run_backward(PyObject* callable, PyObject* args, PyObject* k
 
 PyObject* mgd_torch_bring_gradient(PyObject* gradient, PyObject* device) {
   return guarded([&]() -> PyObject* {
-    TORCH_CHECK_TYPE(THPVariable_Check(gradient) && THPDevice_Check(device), "managed: expected a tensor and a torch.device");
+    TORCH_CHECK_TYPE(THPVariable_Check(gradient) && THPDevice_Check(device),
+                     "managed: expected a tensor and a torch.device");
     if (!holds_managed(THPVariable_Unpack(gradient))) return Py_NewRef(gradient);
     return brought(gradient, reinterpret_cast<THPDevice*>(device)->device);
   });

@@ -33,7 +33,8 @@ struct Registry {
   // Entries of storages that have died go when the table has doubled: a constant cost for each entry.
   void sweep() {
     if (storages.size() < sweep_at) return;
-    for (auto it = storages.begin(); it != storages.end();) it = it->second.address.expired() ? storages.erase(it) : std::next(it);
+    for (auto it = storages.begin(); it != storages.end();)
+      it = it->second.address.expired() ? storages.erase(it) : std::next(it);
     sweep_at = std::max<std::size_t>(64, 2 * storages.size());
   }
 
@@ -49,10 +50,12 @@ struct Registry {
 void note(const at::Tensor& t, bool for_good) {
   if (!t.defined() || t.layout() != at::kStrided || !t.has_storage()) return;
   Registry::registry().add(t, for_good);
-  if (StorageHandle* b = handle_of(t.storage().unsafeGetStorageImpl())) b->is_saved = false; // before it is brought home
+  if (StorageHandle* b = handle_of(t.storage().unsafeGetStorageImpl()))
+    b->is_saved = false; // before it is brought home
   note_written(t); // after the entry: a copy that is being made now is not kept either
   if (for_good) return keep_home(t, MGD_PIN_POINTER);
-  const HeldTensor held(t, true); // whoever holds the storage reads it where it is, and such a block does not leave (room.cpp asks)
+  const HeldTensor held(
+      t, true); // whoever holds the storage reads it where it is, and such a block does not leave (room.cpp asks)
   if (StorageHandle* b = handle_of(t.storage().unsafeGetStorageImpl())) b->was_lent = true;
 }
 
@@ -84,7 +87,8 @@ void note_lent(const at::Tensor& t) {
   note_written(t);
 }
 
-// How many refer to a Python object is asked under the GIL, whose owner may be waiting for the lock: so not under the lock.
+// How many refer to a Python object is asked under the GIL, whose owner may be waiting for the lock: so not under the
+// lock.
 bool may_change_unseen(const at::Tensor& t, const at::Tensor& through) {
   {
     Registry& r = Registry::registry();

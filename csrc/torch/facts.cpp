@@ -50,7 +50,8 @@ void read_arguments(OpFacts& f, const c10::FunctionSchema& schema, std::string_v
     c10::TypePtr type = a.type();
     if (auto o = type->cast<c10::OptionalType>()) type = o->getElementType();
     if (type->kind() == c10::TypeKind::GeneratorType) f.generator = static_cast<int>(i);
-    if (type->kind() == c10::TypeKind::BoolType && (a.name() == "training" || a.name() == "train" || a.name() == "use_input_stats"))
+    if (type->kind() == c10::TypeKind::BoolType &&
+        (a.name() == "training" || a.name() == "train" || a.name() == "use_input_stats"))
       f.training = static_cast<int>(i);
     ArgShape shape;
     if (!tensor_shape(a.type(), &shape)) continue;
@@ -77,20 +78,23 @@ void read_returns(OpFacts& f, const c10::FunctionSchema& schema) {
 
 bool returns_views(const c10::FunctionSchema& schema, std::string_view base) {
   const auto& all = schema.returns();
-  return !all.empty() && !reads_view(base) && std::all_of(all.begin(), all.end(), [](const c10::Argument& r) { return r.alias_info() != nullptr; });
+  return !all.empty() && !reads_view(base) &&
+      std::all_of(all.begin(), all.end(), [](const c10::Argument& r) { return r.alias_info() != nullptr; });
 }
 
 // Autocast casts only operands that are on its kind of device, so they must be
 // there before it looks. It lies below us; its lists are the same on all devices.
 bool autocast_casts(const c10::OperatorHandle& op) {
-  return op.hasKernelForDispatchKey(c10::DispatchKey::AutocastCUDA) || op.hasKernelForDispatchKey(c10::DispatchKey::AutocastCPU);
+  return op.hasKernelForDispatchKey(c10::DispatchKey::AutocastCUDA) ||
+      op.hasKernelForDispatchKey(c10::DispatchKey::AutocastCPU);
 }
 
 // Bodies with out= compare its device with the operands', or compute elsewhere and write it in the end.
 bool fills_out(const c10::FunctionSchema& schema, const OpFacts& f) {
   const auto& all = schema.arguments();
   auto is_out = [&](const TensorArg& t) { return (t.flags & kWritten) && all[t.index].kwarg_only(); };
-  return std::any_of(f.tensors.begin(), f.tensors.end(), is_out) && !std::all_of(f.tensors.begin(), f.tensors.end(), is_out);
+  return std::any_of(f.tensors.begin(), f.tensors.end(), is_out) &&
+      !std::all_of(f.tensors.begin(), f.tensors.end(), is_out);
 }
 
 Route route_of(const c10::OperatorHandle& op, const OpFacts& f, std::string_view base, std::string_view ns) {
@@ -126,7 +130,8 @@ std::unique_ptr<OpFacts> compute(const c10::OperatorHandle& op) {
   f->fresh = f->route == Route::Leaf && aten && !aliases_unsaid(base);
   for (const c10::Argument& r : schema.returns()) f->fresh &= !r.alias_info();
   // Torch tags what its own attention calls. A device may have one kernel for the whole.
-  const bool random = f->generator >= 0 || op.hasTag(at::Tag::nondeterministic_seeded) || base == "scaled_dot_product_attention";
+  const bool random =
+      f->generator >= 0 || op.hasTag(at::Tag::nondeterministic_seeded) || base == "scaled_dot_product_attention";
   f->draws = random && (f->route == Route::Leaf || f->route == Route::Open);
   f->looks_only = f->route == Route::Leaf && aten && !f->written && (reads_shapes(base) || returns_views(schema, base));
   return f;
@@ -138,8 +143,9 @@ bool describes(const OpFacts& f, const c10::OperatorHandle& op) {
   const c10::OperatorName& n = op.operator_name();
   return f.arguments == op.schema().arguments().size() && f.returns == op.schema().returns().size() &&
       f.name.compare(0, n.name.size(), n.name) == 0 &&
-      (n.overload_name.empty() ? f.name.size() == n.name.size()
-                               : f.name.compare(std::min(f.name.size(), n.name.size() + 1), std::string::npos, n.overload_name) == 0);
+      (n.overload_name.empty()
+           ? f.name.size() == n.name.size()
+           : f.name.compare(std::min(f.name.size(), n.name.size() + 1), std::string::npos, n.overload_name) == 0);
 }
 
 } // namespace
@@ -157,7 +163,8 @@ std::mutex& facts_mutex() {
 } // namespace
 
 const OpFacts& facts_of(const c10::OperatorHandle& op) {
-  static auto* table = new std::unordered_map<const void*, const OpFacts*>; // entries are never freed: kernels point to them
+  static auto* table =
+      new std::unordered_map<const void*, const OpFacts*>; // entries are never freed: kernels point to them
   static thread_local const void* last_key = nullptr;
   static thread_local const OpFacts* last = nullptr;
   const void* key = &op.operator_name();

@@ -48,8 +48,8 @@ struct TensorArg {
   const char* name; // owned by the facts' copy of the schema's names
 };
 
-// What each call reads. A typed kernel has its own copy: between two large kernels the caches are others', and a pointer more is a
-// line of memory more to wait for.
+// What each call reads. A typed kernel has its own copy: between two large kernels the caches are others', and a
+// pointer more is a line of memory more to wait for.
 struct CallFacts {
   uint64_t written = 0;       // bit i: argument i is written, openly or not
   uint64_t written_lists = 0; // bit i: argument i is a list that is written, which no result names

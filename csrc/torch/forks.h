@@ -16,8 +16,8 @@ void survive_fork() {
   pthread_atfork([] { mutex().lock(); }, [] { mutex().unlock(); }, [] { mutex().unlock(); });
 }
 
-// In the child: glibc's counts the threads that wait in it and waits in notify_all() for those that it woke before, which the
-// child lacks; its destructor would wait as well.
+// In the child: glibc's counts the threads that wait in it and waits in notify_all() for those that it woke before,
+// which the child lacks; its destructor would wait as well.
 inline void forget_waiters(std::condition_variable& c) { new (&c) std::condition_variable; }
 
 } // namespace managed

@@ -59,8 +59,8 @@ bool any_managed(const OpFacts& f, const torch::jit::Stack& stack, std::size_t b
   return false;
 }
 
-// When a gradient goes from a node on one accelerator to a node on another, the engine looks at its storage, and a wrapper
-// has none. A node on the CPU has no stream to wait for: over the host the gradient passes unseen.
+// When a gradient goes from a node on one accelerator to a node on another, the engine looks at its storage, and a
+// wrapper has none. A node on the CPU has no stream to wait for: over the host the gradient passes unseen.
 void copy_over_host(const OpFacts& f, torch::jit::Stack& stack, std::size_t base) {
   if (f.name != "aten::_to_copy" || !stack[base].isTensor() || !stack[base + kDeviceOfToCopy].isDevice()) return;
   const at::Tensor t = stack[base].toTensor();
@@ -83,7 +83,8 @@ thread_local int levels = 0;
 } // namespace
 
 void register_above_functorch() {
-  if (registered || c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(kAboveFunctorch)) return; // somebody's test: gradients over devices fail as in torch
+  if (registered || c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(kAboveFunctorch))
+    return; // somebody's test: gradients over devices fail as in torch
   static auto* library = new torch::Library(torch::Library::IMPL, "_", kAboveFunctorch, __FILE__, __LINE__);
   library->fallback(torch::CppFunction::makeFromBoxedFunction<&above_functorch>());
   registered = true;

@@ -13,7 +13,8 @@
 namespace managed {
 
 // Runs f; a C++ exception becomes the Python exception torch itself would
-// raise for it (OutOfMemoryError: managed's, with who holds what), and the result is NULL for pointers and -1 for numbers.
+// raise for it (OutOfMemoryError: managed's, with who holds what), and the result is NULL for pointers and -1 for
+// numbers.
 template <class F>
 auto guarded(F&& f) -> decltype(f()) {
   using R = decltype(f());

@@ -32,10 +32,12 @@ void give_up(const mgd_action* from, const mgd_action* end) {
   note_change();
 }
 
-// Whether another try makes sense: other threads use or move what is on the device, or have given something back since they had `freed` so much.
+// Whether another try makes sense: other threads use or move what is on the device, or have given something back since
+// they had `freed` so much.
 bool others_use(int device, uint64_t freed) {
   if (unfinished_deaths.load() > 0) return true;
-  return mgd_user_others(machine(), device, Hold::uses_of_this_thread(device)) == MGD_E_BUSY || freed_by_others() != freed;
+  return mgd_user_others(machine(), device, Hold::uses_of_this_thread(device)) == MGD_E_BUSY ||
+      freed_by_others() != freed;
 }
 
 void carry_out_all(const mgd_action* actions, std::size_t n) {
@@ -121,7 +123,8 @@ void Hold::enter() {
 
 void Hold::note_streams() {
   for (std::size_t i = 0; i < used_.size(); i++)
-    if (const int home = used_[i].block->home; i == 0 || home != used_[i - 1].block->home) tells_again_ |= note_kernels(device_of(home));
+    if (const int home = used_[i].block->home; i == 0 || home != used_[i - 1].block->home)
+      tells_again_ |= note_kernels(device_of(home));
 }
 
 void Hold::give_back() {
@@ -133,7 +136,8 @@ void Hold::give_back() {
 void Hold::let_go() {
   if (C10_UNLIKELY(tells_again_)) note_streams();
   if (C10_UNLIKELY(recording_graphs.load(std::memory_order_relaxed)))
-    for (const Use& u : used_) mgd_handle_pin(machine(), u.block, MGD_PIN_GRAPH, true); // the graph goes on reading where they are now
+    for (const Use& u : used_)
+      mgd_handle_pin(machine(), u.block, MGD_PIN_GRAPH, true); // the graph goes on reading where they are now
   give_back();
   innermost = outer_;
   if (C10_UNLIKELY(somebody_waits())) note_change();
@@ -163,7 +167,8 @@ int64_t Hold::bytes_of_this_thread(int device) {
   return bytes;
 }
 
-// The tensors live as long as the operator's arguments do, so their handles can be used again after they were given back.
+// The tensors live as long as the operator's arguments do, so their handles can be used again after they were given
+// back.
 void Hold::use_again() {
   for (const Use& u : used_) mgd_handle_use(u.block, user_, tick());
   given_ = false;
@@ -181,14 +186,16 @@ int Hold::begin_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std:
   const Transfer moving;
   int64_t room[MGD_MAX_DEVICES] = {};
   for (const Use& u : used_)
-    if (!mgd_handle_is_home(u.block) && room[u.block->home] == 0) room[u.block->home] = free_bytes(u.block->home); // to ask an allocator takes its lock
+    if (!mgd_handle_is_home(u.block) && room[u.block->home] == 0)
+      room[u.block->home] = free_bytes(u.block->home); // to ask an allocator takes its lock
   const int code = mgd_restore_begin(machine(), handles, used_.size(), room, plan, n, device);
   if (code == MGD_OK) carry_out_all(plan, *n);
   return code;
 }
 
 // True when everything is home, where it stays while it is held; false when it is worth another try.
-bool Hold::try_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::size_t room_in_plan, int64_t deadline, const char* operator_name) {
+bool Hold::try_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::size_t room_in_plan, int64_t deadline,
+                             const char* operator_name) {
   const uint64_t seen = freed_count(), freed = freed_by_others();
   std::size_t n = room_in_plan;
   int device = 0;
@@ -201,7 +208,8 @@ bool Hold::try_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::
     if ((now() >= deadline || !others_use(device, freed)) && !collect_garbage()) throw;
   }
   if (code == MGD_E_WAIT) { // whoever moves the bytes comes to an end, unless something is wrong
-    TORCH_CHECK(now() < deadline + kStuck, "managed: the bytes of an operand have been on their way in another thread for too long");
+    TORCH_CHECK(now() < deadline + kStuck,
+                "managed: the bytes of an operand have been on their way in another thread for too long");
   } else if (code != MGD_OK) {
     give_back();
     const bool is_hopeless = code != MGD_E_BUSY || !others_use(device, freed);

@@ -47,8 +47,8 @@ class Hold {
     if (!home) away_ = true;
     else mgd_handle_write(b);
   }
-  // All or nothing; throws managed's OutOfMemoryError. Two steps, so that what was added first does not leave for what came last.
-  // `operator_name`: who needs them, if it is an operator.
+  // All or nothing; throws managed's OutOfMemoryError. Two steps, so that what was added first does not leave for what
+  // came last. `operator_name`: who needs them, if it is an operator.
   void bring_home(const char* operator_name = nullptr) {
     if (C10_UNLIKELY(kernels_go_on.load(std::memory_order_relaxed))) note_streams();
     if (C10_UNLIKELY(away_)) bring_home_slow(operator_name);
@@ -71,14 +71,16 @@ class Hold {
   void enter();
   void note_streams(); // operands may stand on several devices, as those of a copy do
   bool is_inside_operator() const;
-  void add_tangent(const at::Tensor& t, bool written); // of forward-mode differentiation, which kernels read beside the tensor
+  void add_tangent(const at::Tensor& t,
+                   bool written); // of forward-mode differentiation, which kernels read beside the tensor
   static void used_at_last(StorageHandle* b);
   void let_go();
   void give_back();
   void use_again();
   void bring_home_slow(const char* operator_name);
   int begin_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::size_t* n, int* device);
-  bool try_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::size_t room_in_plan, int64_t deadline, const char* operator_name);
+  bool try_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::size_t room_in_plan, int64_t deadline,
+                         const char* operator_name);
   void wait_for_others(uint64_t seen, int64_t deadline);
 
   uint64_t tick() { return C10_LIKELY(tick_ % MGD_TICKS != 0) ? tick_++ : (tick_ = next_tick(), tick_++); }

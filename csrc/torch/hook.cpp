@@ -80,7 +80,8 @@ class Writes {
  public:
   Writes(const OpFacts& f, const torch::jit::Stack& stack) {
     if (C10_LIKELY(sources_alive.load(std::memory_order_relaxed) == 0)) return;
-    for (uint64_t left = f.written; left; left &= left - 1) values_.push_back(stack[stack.size() - f.arguments + c10::llvm::countTrailingZeros(left)]);
+    for (uint64_t left = f.written; left; left &= left - 1)
+      values_.push_back(stack[stack.size() - f.arguments + c10::llvm::countTrailingZeros(left)]);
   }
   ~Writes() {
     for (const c10::IValue& v : values_) each_tensor(v, note_written);
@@ -96,7 +97,8 @@ class Writes {
 bool on_host(const OpFacts& f, const torch::jit::Stack& stack) {
   bool all = true;
   for (const TensorArg& a : f.tensors)
-    each_tensor(stack[stack.size() - f.arguments + a.index], [&](const at::Tensor& t) { all &= !t.defined() || t.is_cpu(); });
+    each_tensor(stack[stack.size() - f.arguments + a.index],
+                [&](const at::Tensor& t) { all &= !t.defined() || t.is_cpu(); });
   return all;
 }
 
@@ -112,7 +114,8 @@ void hold_operands(Hold& hold, const OpFacts& f, const torch::jit::Stack& stack)
   hold.bring_home(f.called);
 }
 
-void run_kernel(Turn& turn, const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
+void run_kernel(Turn& turn, const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack,
+                const OpFacts& f) {
   const bool host = !may_adopt.load(std::memory_order_relaxed) || on_host(f, stack);
   Hold hold(&turn);
   try { // the text names what the operator holds
@@ -130,7 +133,8 @@ void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit
   const Writes writes(f, stack);
   // A recorded graph writes its operands and results whenever it is replayed, and no operator tells of it.
   const bool exposes = f.outlives_call || recording_graphs.load(std::memory_order_relaxed);
-  if (C10_UNLIKELY(exposes)) for (const TensorArg& a : f.tensors) each_tensor(stack[stack.size() - f.arguments + a.index], expose);
+  if (C10_UNLIKELY(exposes))
+    for (const TensorArg& a : f.tensors) each_tensor(stack[stack.size() - f.arguments + a.index], expose);
   std::optional<AskedCopy> copy;
   if (C10_UNLIKELY(f.carries)) copy.emplace(f, stack);
   Turn turn; // until what is made can leave, too
@@ -155,10 +159,11 @@ bool is_large(const OpFacts& f, const torch::jit::Stack& stack) {
   return load.wants_pieces();
 }
 
-// What TorchScript has optimised it differentiates by formulas of its own, in which no gradient crosses to another device. Its
-// first runs are as written, so that this comes before; the switch belongs to the thread.
+// What TorchScript has optimised it differentiates by formulas of its own, in which no gradient crosses to another
+// device. Its first runs are as written, so that this comes before; the switch belongs to the thread.
 void run_scripts_as_written() {
-  if (c10::GradMode::is_enabled() && torch::jit::getGraphExecutorOptimize() && C10_UNLIKELY(!torch::jit::currentCallstack().empty()))
+  if (c10::GradMode::is_enabled() && torch::jit::getGraphExecutorOptimize() &&
+      C10_UNLIKELY(!torch::jit::currentCallstack().empty()))
     torch::jit::setGraphExecutorOptimize(false);
 }
 
@@ -178,7 +183,8 @@ bool realign(const c10::OperatorHandle& op, torch::jit::Stack& stack, const OpFa
   if (!align(f, stack, base, write_backs)) return false;
   counters.aligned.fetch_add(1, std::memory_order_relaxed);
   call_aligned(op, f, stack);
-  // A result may be an operand as it is, and then the program owns the copy that was made of it. A leaf's schema would say so.
+  // A result may be an operand as it is, and then the program owns the copy that was made of it. A leaf's schema would
+  // say so.
   if (f.route != Route::Leaf)
     for (std::size_t r = 0; r < f.returns; r++) each_tensor(stack[stack.size() - f.returns + r], give_up_replica_of);
   if (write_backs.empty()) return true;
@@ -197,8 +203,10 @@ void run_frozen(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::ji
     run_below(op, ks, stack, f);
   } catch (c10::Error& e) {
     if (apart)
-      e.add_context(c10::str("managed: the operands of ", f.name, " are on different devices, and managed.frozen() lets nothing move by itself. Leave it, or "
-                             "bring them together with .to(device) first."));
+      e.add_context(
+          c10::str("managed: the operands of ", f.name,
+                   " are on different devices, and managed.frozen() lets nothing move by itself. Leave it, or "
+                   "bring them together with .to(device) first."));
     throw;
   }
 }
@@ -228,7 +236,8 @@ c10::KernelFunction kernel_of(const OpFacts& f) {
   return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Hook>(f));
 }
 
-void register_operator(c10::Dispatcher& dispatcher, const c10::OperatorName& name, std::vector<c10::RegistrationHandleRAII>& kept) {
+void register_operator(c10::Dispatcher& dispatcher, const c10::OperatorName& name,
+                       std::vector<c10::RegistrationHandleRAII>& kept) {
   const auto op = dispatcher.findSchema(name);
   if (!op) return;
   kept.push_back(dispatcher.registerImpl(name, kKey, kernel_of(facts_of(*op)), std::nullopt, nullptr, "managed"));
@@ -236,7 +245,8 @@ void register_operator(c10::Dispatcher& dispatcher, const c10::OperatorName& nam
 
 // Strided bytes on some device. Torch counts CPU and CUDA tensors as one kind here, and simulated ones as another.
 bool is_dense(c10::DispatchKeySet ks) {
-  constexpr c10::DispatchKeySet backends({c10::BackendComponent::CPUBit, c10::BackendComponent::CUDABit, c10::BackendComponent::PrivateUse1Bit});
+  constexpr c10::DispatchKeySet backends(
+      {c10::BackendComponent::CPUBit, c10::BackendComponent::CUDABit, c10::BackendComponent::PrivateUse1Bit});
   return ks.has_any(c10::DispatchKeySet(c10::DispatchKey::Dense)) && ks.has_any(backends) && !ks.has_any(kWrappers);
 }
 
@@ -245,7 +255,8 @@ bool is_dense(c10::DispatchKeySet ks) {
 bool same_kind(const at::Tensor& self, const at::Tensor& from) {
   const c10::DispatchKeySet ks = from.key_set();
   if (is_dense(self.key_set()) && is_dense(ks)) return true;
-  return self.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(has_key(self.unsafeGetTensorImpl()) ? ks.add(kKey) : ks.remove(kKey));
+  return self.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(
+      has_key(self.unsafeGetTensorImpl()) ? ks.add(kKey) : ks.remove(kKey));
 }
 constexpr auto kSameKind = "aten::_has_compatible_shallow_copy_type";
 
@@ -255,17 +266,20 @@ void register_same_kind() {
 }
 
 void register_fallback() {
-  TORCH_CHECK(!c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(kKey), "managed: another library already uses the dispatch key ",
-              toString(kKey), ", which managed needs for itself (torchdistx does, for example). Only one of them can be imported in a process.");
-  static auto* library = new torch::Library(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__); // registrations last as long as the process
+  TORCH_CHECK(!c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(kKey),
+              "managed: another library already uses the dispatch key ", toString(kKey),
+              ", which managed needs for itself (torchdistx does, for example). Only one of them can be imported in a "
+              "process.");
+  static auto* library = new torch::Library(torch::Library::IMPL, "_", kKey, __FILE__,
+                                            __LINE__); // registrations last as long as the process
   library->fallback(torch::CppFunction::makeFromBoxedFunction<&boxed>());
 }
 
 } // namespace
 
 // The engine reads the pointer of a gradient that has just crossed to another device, outside any operator
-// (InputBuffer::add), so such a gradient gets no handle before somebody uses it. And the storage of a view is its operand's as well,
-// so that what had no handle before gets none now.
+// (InputBuffer::add), so such a gradient gets no handle before somebody uses it. And the storage of a view is its
+// operand's as well, so that what had no handle before gets none now.
 void mark_result(const at::Tensor& t, const CallFacts& f) {
   if (C10_UNLIKELY(!t.defined())) return;
   if (C10_LIKELY(f.written == 0)) mark(t);
@@ -294,7 +308,8 @@ bool align_call(const c10::OperatorHandle& op, torch::jit::Stack& stack, const O
 void chokepoint(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
   const OperatorSection visit;
   if (C10_UNLIKELY(visit.is_late())) return from_top(op, ks, &stack);
-  if (f.mixing != Mixing::Never && !just_aligned(f) && C10_UNLIKELY(!together(f, stack, stack.size() - f.arguments) || is_large(f, stack))) {
+  if (f.mixing != Mixing::Never && !just_aligned(f) &&
+      C10_UNLIKELY(!together(f, stack, stack.size() - f.arguments) || is_large(f, stack))) {
     if (C10_UNLIKELY(frozen)) return run_frozen(op, ks & kBelow, stack, f);
     if (realign(op, stack, f)) return;
   }
@@ -320,7 +335,8 @@ void register_hook() {
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
     const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
-    if (name.name.compare(0, 6, "aten::") == 0 && !is_typed(full) && full != kSameKind && full != kRecordStream) register_operator(dispatcher, name, *kept);
+    if (name.name.compare(0, 6, "aten::") == 0 && !is_typed(full) && full != kSameKind && full != kRecordStream)
+      register_operator(dispatcher, name, *kept);
   }
   done = true;
 }
@@ -336,8 +352,9 @@ int mgd_torch_set_frozen(int value) {
 }
 
 PyObject* mgd_torch_counters(void) {
-  return Py_BuildValue("{s:L,s:L,s:L,s:L}", "misaligned_calls", static_cast<long long>(counters.misaligned), "aligned_calls",
-                       static_cast<long long>(counters.aligned), "grouped_calls", static_cast<long long>(counters.grouped), "replica_hits",
+  return Py_BuildValue("{s:L,s:L,s:L,s:L}", "misaligned_calls", static_cast<long long>(counters.misaligned),
+                       "aligned_calls", static_cast<long long>(counters.aligned), "grouped_calls",
+                       static_cast<long long>(counters.grouped), "replica_hits",
                        static_cast<long long>(replica_hits() - hits_before));
 }
 

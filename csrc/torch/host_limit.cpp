@@ -1,7 +1,8 @@
 // host_limit.cpp: see host_limit.h.
 //
-// Control groups form a tree, and each level may have a limit. Version 2 has one tree for all controllers, version 1 one for memory alone.
-// In a container the process's path may be that of the host, whose upper levels are not to be seen: what cannot be read sets no limit.
+// Control groups form a tree, and each level may have a limit. Version 2 has one tree for all controllers, version 1
+// one for memory alone. In a container the process's path may be that of the host, whose upper levels are not to be
+// seen: what cannot be read sets no limit.
 #include "host_limit.h"
 
 #include <unistd.h>
@@ -40,7 +41,8 @@ int64_t limit_of_groups(const std::string& root) {
   for (std::string line; std::getline(file, line);) {
     const auto first = line.find(':'), second = first == std::string::npos ? first : line.find(':', first + 1);
     if (second == std::string::npos) continue;
-    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",", group = line.substr(second + 1);
+    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",",
+                      group = line.substr(second + 1);
     if (controllers == ",,") least = std::min(least, least_on_the_way(root + "/sys/fs/cgroup", group, "memory.max"));
     else if (controllers.find(",memory,") != std::string::npos)
       least = std::min(least, least_on_the_way(root + "/sys/fs/cgroup/memory", group, "memory.limit_in_bytes"));

@@ -5,8 +5,8 @@
 
 namespace managed {
 
-// The machine's memory or, where that is less, the limit of the process's control groups, shared among as many processes as
-// a launcher started on this machine (LOCAL_WORLD_SIZE). `root`: in front of /proc and /sys, for tests.
+// The machine's memory or, where that is less, the limit of the process's control groups, shared among as many
+// processes as a launcher started on this machine (LOCAL_WORLD_SIZE). `root`: in front of /proc and /sys, for tests.
 int64_t share_of_host(const std::string& root = "");
 
 } // namespace managed

@@ -15,8 +15,8 @@ constexpr c10::DispatchKey kKey = c10::DispatchKey::DeferredInit;
 constexpr c10::DispatchKey kAboveFunctorch = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 
 // Wrapper subclasses and functorch's wrappers, which hold no bytes of their own.
-constexpr c10::DispatchKeySet kWrappers({c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper,
-                                         c10::DispatchKey::Functionalize});
+constexpr c10::DispatchKeySet kWrappers({c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched,
+                                         c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::Functionalize});
 
 // TensorImpl keeps its key set protected; a pointer to member taken through a
 // derived struct is the legal way in.

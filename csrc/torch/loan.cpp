@@ -1,6 +1,7 @@
 // loan.cpp: see loan.h. Owns which storages this thread has lent to a call.
 //
-// What is not among the arguments is the call's own: a compiled graph allocates without us, and such memory does not leave while it runs.
+// What is not among the arguments is the call's own: a compiled graph allocates without us, and such memory does not
+// leave while it runs.
 #include "loan.h"
 
 #include <torch/csrc/autograd/python_variable.h>
@@ -36,7 +37,9 @@ class Loan {
   void add(const at::Tensor& t, bool written) {
     each_storage(t, [&](c10::StorageImpl* s) {
       if (const StorageHandle* b = handle_of(s)) blocks_.insert(b);
-      if (written) written_.push_back(c10::weak_intrusive_ptr<c10::StorageImpl>(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(s)));
+      if (written)
+        written_.push_back(
+            c10::weak_intrusive_ptr<c10::StorageImpl>(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(s)));
     });
   }
   static bool covers(c10::StorageImpl* s) {

@@ -1,4 +1,5 @@
-/* loan.h: calls that read the pointers of their arguments and need them no more when they return: a compiled graph, a launcher of kernels.
+/* loan.h: calls that read the pointers of their arguments and need them no more when they return: a compiled graph, a
+ * launcher of kernels.
  *
  * Pointers that a program takes for good are exposure.h's, those that a serialiser takes saving.h's.
  *
@@ -14,10 +15,11 @@
 extern "C" {
 #endif
 
-/* call(*args, **kwargs), while the tensors of the sequence are home and stay. Those whose positions are in `written`, or all if it is None, count as
- * written when it returns. */
+/* call(*args, **kwargs), while the tensors of the sequence are home and stay. Those whose positions are in `written`,
+ * or all if it is None, count as written when it returns. */
 PyObject *mgd_torch_call_lent(PyObject *tensors, PyObject *written, PyObject *call, PyObject *args, PyObject *kwargs);
-/* Whether a pointer of the tensor that is read now is given back when such a call of this thread returns. Not where a graph is recorded. */
+/* Whether a pointer of the tensor that is read now is given back when such a call of this thread returns. Not where a
+ * graph is recorded. */
 int mgd_torch_is_lent(PyObject *tensor);
 
 #ifdef __cplusplus

@@ -61,12 +61,13 @@ void renew_accumulator(const at::Tensor& t) {
   auto* meta = torch::autograd::impl::get_autograd_meta(t);
   if (!meta) return;
   std::lock_guard<std::mutex> lock(meta->mutex_);
-  if (auto old = meta->grad_accumulator_.lock()) old->add_pre_hook(std::make_unique<FollowTensor>(t.unsafeGetTensorImpl()));
+  if (auto old = meta->grad_accumulator_.lock())
+    old->add_pre_hook(std::make_unique<FollowTensor>(t.unsafeGetTensorImpl()));
   meta->grad_accumulator_.reset();
 }
 
-// Where only trips home lead to the accumulator, they ask it where to go: graphs from before and after the move share it,
-// so that torch.autograd.grad still finds the leaf in the old ones.
+// Where only trips home lead to the accumulator, they ask it where to go: graphs from before and after the move share
+// it, so that torch.autograd.grad still finds the leaf in the old ones.
 void redirect_accumulator(const at::Tensor& t) {
   auto* meta = torch::autograd::impl::get_autograd_meta(t);
   if (!meta) return;
@@ -99,10 +100,12 @@ void take_over(const at::Tensor& t, const at::Tensor& copy) {
 }
 
 void check_movable(const at::Tensor& t, c10::Device to) {
-  TORCH_CHECK(!is_pinned(t), "managed: this tensor is pinned to ", t.device(), " and cannot move to ", to, "; unpin() it first");
+  TORCH_CHECK(!is_pinned(t), "managed: this tensor is pinned to ", t.device(), " and cannot move to ", to,
+              "; unpin() it first");
   TORCH_CHECK(t.is_leaf(), "managed: only leaf tensors move in place; this one is the result of ",
               t.grad_fn() ? t.grad_fn()->name() : "an operator", ". Use .to(", to, ") for a copy");
-  TORCH_CHECK(!t.is_view(), "managed: a view does not move in place, its base would stay behind. Use .to(", to, ") for a copy");
+  TORCH_CHECK(!t.is_view(), "managed: a view does not move in place, its base would stay behind. Use .to(", to,
+              ") for a copy");
 }
 
 void note_moved(const at::Tensor& t, bool advised) {
@@ -215,7 +218,8 @@ PyObject* mgd_torch_alias(PyObject* o) {
   });
 }
 
-// What torch does first in a `to` of its own: seeds that wait for CUDA are set, and a child that is forked will be told that it has none.
+// What torch does first in a `to` of its own: seeds that wait for CUDA are set, and a child that is forked will be told
+// that it has none.
 static c10::Device awake(int device) {
   const c10::Device d = device_of(device);
   if (d.is_cuda()) torch::utils::device_lazy_init(c10::kCUDA);

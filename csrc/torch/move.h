@@ -16,8 +16,8 @@ void move(const at::Tensor& t, c10::Device to, const Cause& cause);
 // `through`: the view of t by which it is needed, if it is one.
 bool settle(const at::Tensor& t, c10::Device to, const Cause& cause, const at::Tensor& through = {});
 
-// Transfers a result that is about to be written where the rest of its operator is, unless somebody could notice but by its device;
-// returns whether it did.
+// Transfers a result that is about to be written where the rest of its operator is, unless somebody could notice but by
+// its device; returns whether it did.
 bool follow(const at::Tensor& t, c10::Device to, const Cause& cause);
 
 // What came back of a leaf's copies: its gradient, on the way to its accumulator; or a copy that was written.

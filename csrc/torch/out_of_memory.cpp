@@ -49,8 +49,10 @@ std::string table() {
 }
 
 constexpr const char* kAdvice =
-    "\nTensors that nobody used were moved away first, and this was not enough. Try a smaller batch, torch.utils.checkpoint around large blocks, or more "
-    "devices (module.cuda(disperse=True)); unpin() what need not stay, let go of untyped_storage() and the like, and raise managed.budget() where it is the limit.";
+    "\nTensors that nobody used were moved away first, and this was not enough. Try a smaller batch, "
+    "torch.utils.checkpoint around large blocks, or more "
+    "devices (module.cuda(disperse=True)); unpin() what need not stay, let go of untyped_storage() and the like, and "
+    "raise managed.budget() where it is the limit.";
 
 } // namespace
 
@@ -58,8 +60,9 @@ void throw_no_room(int device, mgd_handle* const* operands, std::size_t n, const
   const std::set<const mgd_handle*> storages(operands, operands + n); // views of one count once
   int64_t bytes = 0;
   for (const mgd_handle* h : storages) bytes += h->home == device ? h->bytes : 0;
-  throw_out_of_memory(c10::str("managed: ", device_of(device), " out of memory. ", operator_name ? operator_name : "A copy", " needs ", storages.size(), " storages together, ",
-                               readable(bytes), " of them there.", table(), kAdvice));
+  throw_out_of_memory(c10::str("managed: ", device_of(device), " out of memory. ",
+                               operator_name ? operator_name : "A copy", " needs ", storages.size(),
+                               " storages together, ", readable(bytes), " of them there.", table(), kAdvice));
 }
 
 std::string explained(const std::string& error, const std::string& where) {

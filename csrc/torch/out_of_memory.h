@@ -16,7 +16,8 @@ namespace managed {
 
 // The text of an allocator's error with who holds what. `where`: the operator, if it was in one.
 std::string explained(const std::string& error, const std::string& where);
-// Rethrows what an allocator threw as managed.OutOfMemoryError, with who holds what. `where`: the operator, if it was in one.
+// Rethrows what an allocator threw as managed.OutOfMemoryError, with who holds what. `where`: the operator, if it was
+// in one.
 [[noreturn]] void explain_out_of_memory(const c10::OutOfMemoryError& e, const std::string& where);
 
 } // namespace managed

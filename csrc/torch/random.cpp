@@ -106,16 +106,20 @@ void give_back(int id) {
   loan.own.reset();
 }
 
-c10::Device with_index(c10::Device d) { return d.is_cpu() || d.has_index() ? d : c10::impl::getDeviceGuardImpl(d.type())->getDevice(); }
+c10::Device with_index(c10::Device d) {
+  return d.is_cpu() || d.has_index() ? d : c10::impl::getDeviceGuardImpl(d.type())->getDevice();
+}
 
-// Where the call draws, or the CPU when that is no concern of the stream. An operator that takes a device makes its result there.
+// Where the call draws, or the CPU when that is no concern of the stream. An operator that takes a device makes its
+// result there.
 c10::Device draws_on(const OpFacts& f, const torch::jit::Stack& stack) {
   const c10::IValue* const arguments = stack.data() + stack.size() - f.arguments;
   if (f.generator >= 0 && !arguments[f.generator].isNone()) return c10::kCPU;
   for (int i = 0; i < f.arguments && !f.tensors.empty(); i++)
     if (arguments[i].isDevice()) return with_index(arguments[i].toDevice());
   for (const TensorArg& a : f.tensors)
-    if (const c10::IValue& v = arguments[a.index]; v.isTensor() && v.toTensor().defined() && !v.toTensor().is_cpu()) return v.toTensor().device();
+    if (const c10::IValue& v = arguments[a.index]; v.isTensor() && v.toTensor().defined() && !v.toTensor().is_cpu())
+      return v.toTensor().device();
   return c10::kCPU;
 }
 
@@ -189,7 +193,8 @@ StepAside::~StepAside() {
 
 using namespace managed;
 
-// The key goes, too: what the function makes of plain tensors was plain when it ran first, and drew from its device's own generator.
+// The key goes, too: what the function makes of plain tensors was plain when it ran first, and drew from its device's
+// own generator.
 int mgd_torch_begin_replay(void) {
   return guarded([] {
     if (replay || !c10::impl::tls_is_dispatch_key_included(kKey)) return 0;

@@ -1,9 +1,9 @@
 // random.h: one stream of random numbers for the managed tensors of all accelerators.
 //
-// The stream is the default generator of the first accelerator, cuda:0 or sim:0, so torch's own functions seed, save and
-// restore it. An operator that draws on another one finds the stream in the place of its device's generator, whose own
-// state waits meanwhile: plain tensors go on with it afterwards. Operators that draw with a generator of the program's
-// choice, or on the CPU, are left alone.
+// The stream is the default generator of the first accelerator, cuda:0 or sim:0, so torch's own functions seed, save
+// and restore it. An operator that draws on another one finds the stream in the place of its device's generator, whose
+// own state waits meanwhile: plain tensors go on with it afterwards. Operators that draw with a generator of the
+// program's choice, or on the CPU, are left alone.
 #pragma once
 #include <ATen/core/stack.h>
 
@@ -25,8 +25,8 @@ class OneStream {
   int borrower_; // id of the accelerator that has the stream on loan, or 0
 };
 
-// Steps aside from a replay of this thread while an engine of its own runs, which may need the threads that wait for their turn.
-// Its numbers wait, too.
+// Steps aside from a replay of this thread while an engine of its own runs, which may need the threads that wait for
+// their turn. Its numbers wait, too.
 class StepAside {
  public:
   StepAside();

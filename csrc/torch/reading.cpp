@@ -16,7 +16,8 @@ PyObject* mgd_torch_held(PyObject* tensors, PyObject* (*f)(void*), void* context
     const OperatorSection visit;
     Turn turn;
     Hold hold(&turn);
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); i++) hold.add(THPVariable_Unpack(PyList_GET_ITEM(tensors, i)), false);
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); i++)
+      hold.add(THPVariable_Unpack(PyList_GET_ITEM(tensors, i)), false);
     hold.bring_home();
     return f(context);
   });

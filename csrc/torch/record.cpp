@@ -48,9 +48,9 @@ Waiting& waiting() {
 }
 std::mutex& waiting_mutex() { return waiting().mutex; }
 
-// A function of the program's own takes the GIL to say its name, and an allocator's lock may be held here, for which the GIL's
-// owner waits. The name is that of its type, which lives while the function runs. The node is known by its own type's name,
-// because torch exports nothing else of it.
+// A function of the program's own takes the GIL to say its name, and an allocator's lock may be held here, for which
+// the GIL's owner waits. The name is that of its type, which lives while the function runs. The node is known by its
+// own type's name, because torch exports nothing else of it.
 std::string name_of(const torch::autograd::Node& node) {
   if (std::strcmp(typeid(node).name(), "N5torch8autograd6PyNodeE") != 0) return node.name();
   const PyObject* function = object_of_function(static_cast<const torch::autograd::PyNode&>(node));
@@ -69,11 +69,13 @@ uint32_t backward_site() {
 }
 
 std::string describe(const at::Tensor& t, const mgd_event& e, const mgd_repeat& r) {
-  return c10::str("managed: a tensor (torch.", c10::getDtypeNames(t.scalar_type()).first, ", shape ", t.sizes(), ") on ", t.device(), " was copied to ", device_of(e.to), " ", r.count,
-                  " times in one step, ", readable(r.bytes), " in all, here for ", e.operator_name ? e.operator_name : "an operator",
-                  ". Move it there with x.to(\"", device_of(e.to), "\") or module.cuda(...), or keep what uses it on ", t.device(),
-                  "; a tensor that is written between two uses has to be copied anew. managed.explain(x) shows each copy; "
-                  "managed.COPY_WARNING = 0 turns this warning off.");
+  return c10::str(
+      "managed: a tensor (torch.", c10::getDtypeNames(t.scalar_type()).first, ", shape ", t.sizes(), ") on ",
+      t.device(), " was copied to ", device_of(e.to), " ", r.count, " times in one step, ", readable(r.bytes),
+      " in all, here for ", e.operator_name ? e.operator_name : "an operator", ". Move it there with x.to(\"",
+      device_of(e.to), "\") or module.cuda(...), or keep what uses it on ", t.device(),
+      "; a tensor that is written between two uses has to be copied anew. managed.explain(x) shows each copy; "
+      "managed.COPY_WARNING = 0 turns this warning off.");
 }
 
 void put_aside(const at::Tensor& t, const mgd_event& e, const mgd_repeat& r) {

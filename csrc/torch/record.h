@@ -1,6 +1,7 @@
 // record.h: the one way of an event into the core's trace, with the line of the program that it belongs to.
 //
-// Warnings of repeated copies begin here too and are said later by the binding. Nothing is counted here: the core does that.
+// Warnings of repeated copies begin here too and are said later by the binding. Nothing is counted here: the core does
+// that.
 #pragma once
 #include <ATen/core/Tensor.h>
 

@@ -58,8 +58,8 @@ std::mutex& directory_mutex() { return directory().mutex; }
 
 const c10::StorageImpl* storage_of(const at::Tensor& t) { return t.storage().unsafeGetStorageImpl(); }
 
-// What has been taken from the directory; it dies when the lock is released. A list, because to move from one to another
-// allocates nothing: destructors come here.
+// What has been taken from the directory; it dies when the lock is released. A list, because to move from one to
+// another allocates nothing: destructors come here.
 using Dying = std::forward_list<Kept>;
 
 void take(Dying& from, Dying& to) { to.splice_after(to.before_begin(), from); }
@@ -121,14 +121,16 @@ struct Source {
   uint64_t id = 0;
 
   explicit Source(const c10::Storage& s) : storage(s.unsafeGetStorageImpl()), address(s.getWeakStorageImpl()) {
-    TORCH_CHECK_WITH(OutOfMemoryError, mgd_source_open(machine(), &id) == MGD_OK, "managed: ", mgd_text_error(MGD_E_NOMEM));
+    TORCH_CHECK_WITH(OutOfMemoryError, mgd_source_open(machine(), &id) == MGD_OK,
+                     "managed: ", mgd_text_error(MGD_E_NOMEM));
   }
   ~Source() {
     Directory& d = directory();
     Dying dying;
     std::lock_guard<std::mutex> lock(d.mutex);
     const auto found = d.sources.find(storage);
-    if (found != d.sources.end() && found->second.expired()) d.sources.erase(found); // not its successor at the same address
+    if (found != d.sources.end() && found->second.expired())
+      d.sources.erase(found); // not its successor at the same address
     sources_alive = static_cast<int64_t>(d.sources.size());
     mgd_source_close(machine(), id);
     reap_locked(d, dying);
@@ -227,8 +229,8 @@ void keep_trip_home(const Replica& replica, const NodeHold& node) {
 
 namespace {
 
-// Nobody's copies are lost by asking: who keeps one, as who notes that a pointer has left, refers to the storage weakly, and
-// the number of those stands in the storage itself. Others who do so cost a look.
+// Nobody's copies are lost by asking: who keeps one, as who notes that a pointer has left, refers to the storage
+// weakly, and the number of those stands in the storage itself. Others who do so cost a look.
 bool may_have_source(c10::StorageImpl* storage) {
   auto borrowed = c10::intrusive_ptr<c10::StorageImpl>::reclaim(storage);
   const auto holders = borrowed.weak_use_count(); // all strong ones together are one of them

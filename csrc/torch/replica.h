@@ -17,8 +17,9 @@ namespace managed {
 struct Source; // a storage with copies; kept alive by the states of its tensors
 
 // A hold on an autograd node. Torch empties the edges of a node as soon as it sees that one edge is all that holds it,
-// also when somebody locks a weak pointer to it in that moment. So a node is known from outside its graph by a weak pointer
-// to a hold: each use of the node in a graph has the hold as well, and while there is one, an edge is never all.
+// also when somebody locks a weak pointer to it in that moment. So a node is known from outside its graph by a weak
+// pointer to a hold: each use of the node in a graph has the hold as well, and while there is one, an edge is never
+// all.
 using NodeHold = std::shared_ptr<NodePtr>;
 
 // One use of a copy.
@@ -50,7 +51,8 @@ void keep_trip_home(const Replica& replica, const NodeHold& node);
 
 extern std::atomic<int64_t> sources_alive; // storages with copies or with a pointer that has left
 
-// Tells that t was written: its copies are stale. Destructors call it: it allocates nothing, and locks nothing where t has no copies.
+// Tells that t was written: its copies are stale. Destructors call it: it allocates nothing, and locks nothing where t
+// has no copies.
 void note_storage_written(c10::StorageImpl* storage) noexcept;
 void note_written_slow(const at::Tensor& t) noexcept;
 inline void note_written(const at::Tensor& t) noexcept {

@@ -55,7 +55,8 @@ c10::DataPtr allocate_on(int device, std::size_t bytes) {
   return c10::GetAllocator(device_of(device).type())->allocate(bytes);
 }
 
-// What `allocate` returns, or nothing where there is no memory. A driver that refuses for another reason says so by an error that is no lack of memory.
+// What `allocate` returns, or nothing where there is no memory. A driver that refuses for another reason says so by an
+// error that is no lack of memory.
 template <class Allocate>
 auto or_nothing(const Allocate& allocate) -> decltype(allocate()) {
   constexpr int32_t kNoMemory = 2; // cudaErrorMemoryAllocation
@@ -79,7 +80,8 @@ c10::DataPtr allocate_guest(int device, std::size_t bytes) {
 }
 
 void copy_bytes(int to, void* target, int from, const void* source, std::size_t bytes) {
-  if (to == from && to == MGD_HOST) return static_cast<void>(std::memcpy(target, source, bytes)); // no backend knows the host alone
+  if (to == from && to == MGD_HOST)
+    return static_cast<void>(std::memcpy(target, source, bytes)); // no backend knows the host alone
   const c10::Device d = device_of(from == MGD_HOST ? to : from);
   auto index = [](int id) { return id == MGD_HOST ? -1 : static_cast<int>(device_of(id).index()); };
   backend_of(d.type())->copy(index(to), target, index(from), source, bytes);
@@ -119,7 +121,8 @@ void leave_home(StorageHandle* b, int from, int to, HostMemory* memory) {
   c10::DataPtr old;
   if (from == b->home) poison(*b, &old);
   else old = std::exchange(b->guest, {});
-  if (C10_UNLIKELY(overwrite_freed.load(std::memory_order_relaxed)) && old.device().type() == c10::kPrivateUse1) std::memset(old.mutable_get(), 0xCB, b->size());
+  if (C10_UNLIKELY(overwrite_freed.load(std::memory_order_relaxed)) && old.device().type() == c10::kPrivateUse1)
+    std::memset(old.mutable_get(), 0xCB, b->size());
   free_block(old);
   end_spill(b, to, memory);
 }
@@ -150,7 +153,8 @@ bool spill_to_host(StorageHandle* b, const mgd_action& a) {
   return true;
 }
 
-// False when the bytes stay, for want of memory on the host or because of a device that does not answer, which is told in *failure.
+// False when the bytes stay, for want of memory on the host or because of a device that does not answer, which is told
+// in *failure.
 bool spill(const mgd_action& a, std::exception_ptr* failure) {
   StorageHandle* b = handle_from(a);
   Timed event(MGD_EV_SPILL, MGD_WHY_PRESSURE, a);
@@ -171,7 +175,8 @@ void drop(const mgd_action& a) {
   event.done();
 }
 
-// How many left: fewer than were planned when a copy failed. *forgotten: copies on the host that were given up to make room there.
+// How many left: fewer than were planned when a copy failed. *forgotten: copies on the host that were given up to make
+// room there.
 int64_t carry_out(const mgd_action* actions, std::size_t n, std::exception_ptr* failure, int64_t* forgotten = nullptr) {
   int64_t left = 0;
   for (const mgd_action* a = actions; a != actions + n; a++) {
@@ -186,7 +191,8 @@ int64_t carry_out(const mgd_action* actions, std::size_t n, std::exception_ptr* 
 }
 
 // What mgd_evict_begin says, how many left, and how many copies were given up.
-int let_somebody_leave(int device, int64_t bytes, const int64_t* room, int64_t* left, int64_t* forgotten, std::exception_ptr* failure) {
+int let_somebody_leave(int device, int64_t bytes, const int64_t* room, int64_t* left, int64_t* forgotten,
+                       std::exception_ptr* failure) {
   const Transfer moving;
   std::array<mgd_action, kPlan> plan;
   std::size_t n = plan.size();
@@ -214,7 +220,8 @@ void restore(const mgd_action& a) {
     note_change();
     throw;
   }
-  if (b->was_lent.load(std::memory_order_relaxed)) mgd_handle_write(b); // nobody says when, so it never counts as unchanged
+  if (b->was_lent.load(std::memory_order_relaxed))
+    mgd_handle_write(b); // nobody says when, so it never counts as unchanged
   restore_pointer(*b, std::move(block));
   c10::DataPtr guest = std::exchange(b->guest, {});
   free_block(guest);
@@ -241,8 +248,8 @@ class Use {
   mgd_user* const user_;
 };
 
-// Where bytes are that somebody reads there. To everybody else it looks as if they came home and failed to: nobody takes them
-// away or frees them meanwhile.
+// Where bytes are that somebody reads there. To everybody else it looks as if they came home and failed to: nobody
+// takes them away or frees them meanwhile.
 class StillAway {
  public:
   explicit StillAway(const mgd_action& action) : restore_(action) {}
@@ -255,7 +262,10 @@ class StillAway {
   StillAway(const StillAway&) = delete;
   StillAway& operator=(const StillAway&) = delete;
 
-  const void* bytes() const { return restore_.from == MGD_HOST ? data_of(static_cast<HostMemory*>(restore_.memory)) : handle_from(restore_)->guest.get(); }
+  const void* bytes() const {
+    return restore_.from == MGD_HOST ? data_of(static_cast<HostMemory*>(restore_.memory))
+                                     : handle_from(restore_)->guest.get();
+  }
 
  private:
   const mgd_action& restore_;
@@ -288,8 +298,8 @@ bool copy_from_where_it_is(StorageHandle& b, std::size_t offset, std::size_t byt
 
 namespace {
 
-// Free bytes of each device that could take what leaves this one, as its allocator reports them. Takes the allocators' locks.
-// What is simulated and what is not, in one process, are no peers.
+// Free bytes of each device that could take what leaves this one, as its allocator reports them. Takes the allocators'
+// locks. What is simulated and what is not, in one process, are no peers.
 void read_room(int device, int64_t room[MGD_MAX_DEVICES]) {
   const int n = device_count();
   for (int id = 0; id < n; id++) room[id] = device_of(id).type() == device_of(device).type() ? free_bytes(id) : 0;
@@ -302,7 +312,8 @@ bool find_room(int device, int64_t bytes, Caller caller, std::exception_ptr* fai
   if (drop_replicas(device, missing, locked)) return true;
   int64_t room[MGD_MAX_DEVICES] = {};
   if (!locked) read_room(device, room);
-  const bool waits = caller == Caller::Free && asked == 0; // who brings operands home waits with empty hands instead (hold.cpp)
+  const bool waits =
+      caller == Caller::Free && asked == 0; // who brings operands home waits with empty hands instead (hold.cpp)
   const int64_t deadline = now() + kPatience;
   note_shortage();
   int failures = 0;
@@ -311,7 +322,8 @@ bool find_room(int device, int64_t bytes, Caller caller, std::exception_ptr* fai
     int64_t left = 0, forgotten = 0;
     const int code = let_somebody_leave(device, missing, room, &left, &forgotten, failure);
     if (left) return true;
-    if (code == MGD_OK) { // no memory on the host, or a device that does not answer; but copies that were given up are on the way to room
+    if (code == MGD_OK) { // no memory on the host, or a device that does not answer; but copies that were given up are
+                          // on the way to room
       failures += forgotten == 0;
       if (failures < kTries) continue;
       return false;

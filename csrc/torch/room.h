@@ -9,27 +9,30 @@
 
 namespace managed {
 
-// Who asks. Who brings operands home waits for others with empty hands, and not here. For an allocator that holds its lock
-// nobody waits either, since those who would give bytes back wait for that lock; and no other device's allocator is called, whose
-// lock another thread may hold while it waits for this one.
+// Who asks. Who brings operands home waits for others with empty hands, and not here. For an allocator that holds its
+// lock nobody waits either, since those who would give bytes back wait for that lock; and no other device's allocator
+// is called, whose lock another thread may hold while it waits for this one.
 enum class Caller { Free, BringsHome, LockedAllocator };
 
-// Frees up to `bytes` on the device: copies first, then storages. False: nobody can leave, also not soon. Where that is so because
-// a device failed, it throws that device's error, but not through an allocator that holds its lock.
+// Frees up to `bytes` on the device: copies first, then storages. False: nobody can leave, also not soon. Where that is
+// so because a device failed, it throws that device's error, but not through an allocator that holds its lock.
 bool make_room(int device, int64_t bytes, Caller caller = Caller::Free);
 
 // Bytes that this thread is just asking an allocator for, to bring storages home; 0 when an operator asks.
 int64_t asked_by_this_thread();
 
-// Nothing may use more than this many bytes of the device from now on; what is there beyond them leaves as far as it can.
+// Nothing may use more than this many bytes of the device from now on; what is there beyond them leaves as far as it
+// can.
 void set_budget(int device, int64_t bytes);
 
 // Carries out one RESTORE; the error of the allocator when the device has no room for it.
 void restore(const mgd_action& action);
 
-// Copies `bytes` of b's bytes, from `offset` on, from where they are to `target` on the device `to` (an id of the machine); *from, if asked,
-// is where that was. The caller holds the storage. False: they are on their way in other hands.
-bool copy_from_where_it_is(StorageHandle& b, std::size_t offset, std::size_t bytes, int to, void* target, int* from = nullptr);
+// Copies `bytes` of b's bytes, from `offset` on, from where they are to `target` on the device `to` (an id of the
+// machine); *from, if asked, is where that was. The caller holds the storage. False: they are on their way in other
+// hands.
+bool copy_from_where_it_is(StorageHandle& b, std::size_t offset, std::size_t bytes, int to, void* target,
+                           int* from = nullptr);
 
 extern std::atomic<bool> overwrite_freed; // for tests: bytes that left leave nothing behind on simulated devices
 

@@ -14,8 +14,8 @@
 namespace managed {
 namespace {
 
-// Of the device's budget, for the operands of one call. Smaller pieces let a step run in less room, larger ones leave the
-// operator more to do at once; where it does not matter, on large devices, one piece holds them all.
+// Of the device's budget, for the operands of one call. Smaller pieces let a step run in less room, larger ones leave
+// the operator more to do at once; where it does not matter, on large devices, one piece holds them all.
 constexpr int64_t kPieces = 8;
 
 int64_t largest_call(c10::Device d) {
@@ -74,7 +74,8 @@ class Rows {
     return bytes;
   }
 
-  // The rows of each call. They are known before the first call, so that a row that its device can never hold fails where none was written.
+  // The rows of each call. They are known before the first call, so that a row that its device can never hold fails
+  // where none was written.
   std::vector<std::vector<std::size_t>> pieces() const {
     std::vector<std::vector<std::size_t>> all;
     std::vector<bool> done(count_, false);
@@ -108,7 +109,8 @@ class Rows {
 
   Choice choose_row(std::size_t row) const {
     Operands operands;
-    each_operand(row, [&](const at::Tensor& t, const TensorArg& a) { operands.push_back({t, &a, static_cast<int>(row)}); });
+    each_operand(row,
+                 [&](const at::Tensor& t, const TensorArg& a) { operands.push_back({t, &a, static_cast<int>(row)}); });
     if (operands.empty()) return {c10::Device(c10::kCPU), MGD_WHY_NONE};
     const auto choice = choose(f_, operands, c10::IValue());
     return choice ? *choice : Choice{operands[0].tensor.device(), MGD_WHY_NONE};
@@ -125,8 +127,8 @@ class Rows {
     return copy;
   }
 
-  c10::IValue pick_tensors(const c10::IValue& v, const TensorArg& a, const std::vector<std::size_t>& rows, const Choice& c,
-                           WriteBacks& write_backs) const {
+  c10::IValue pick_tensors(const c10::IValue& v, const TensorArg& a, const std::vector<std::size_t>& rows,
+                           const Choice& c, WriteBacks& write_backs) const {
     c10::List<at::Tensor> out;
     const auto list = v.toListRef();
     if (per_row(v))

@@ -37,11 +37,13 @@ constexpr std::array<std::string_view, 31> kAlignedWhole{
     "cosine_embedding_loss", "kl_div", "poisson_nll_loss", "cov", "linalg_matrix_rank"};
 
 // Results that are their operands' bytes, although the schema does not say so.
-constexpr std::array<std::string_view, 8> kAliasesUnsaid{"_unsafe_view", "_lazy_clone", "ctc_loss", "tensor_split",
-                                                         "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "lift"};
+constexpr std::array<std::string_view, 8> kAliasesUnsaid{"_unsafe_view", "_lazy_clone",  "ctc_loss",
+                                                         "tensor_split", "unsafe_split", "unsafe_split_with_sizes",
+                                                         "unsafe_chunk", "lift"};
 // They make tensors in the image of another.
-constexpr std::array<std::string_view, 13> kReadsShapes{"empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like",
-                                                        "new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full", "is_same_size"};
+constexpr std::array<std::string_view, 13> kReadsShapes{
+    "empty_like", "zeros_like",        "ones_like", "full_like", "rand_like", "randn_like",  "randint_like",
+    "new_empty",  "new_empty_strided", "new_zeros", "new_ones",  "new_full",  "is_same_size"};
 
 // Tagged pointwise, but their kernels do not take a CPU number beside an accelerator tensor.
 constexpr std::array<std::string_view, 3> kScalarsMoveByPrefix{"masked_fill", "logical_", "float_power"};
@@ -132,7 +134,9 @@ uint8_t arg_rule_of(std::string_view base, std::string_view argument) {
 
 bool reads_shapes(std::string_view base) { return contains(kReadsShapes, base); }
 
-bool carries_bytes(std::string_view base) { return base == "copy_" || base == "_to_copy" || base == "_local_scalar_dense"; }
+bool carries_bytes(std::string_view base) {
+  return base == "copy_" || base == "_to_copy" || base == "_local_scalar_dense";
+}
 
 bool reads_view(std::string_view base) { return base == "_sparse_broadcast_to" || base == "_make_dual"; }
 

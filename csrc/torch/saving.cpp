@@ -41,7 +41,8 @@ bool is_held(c10::StorageImpl* s) {
   return object && Py_REFCNT(object) != 1;
 }
 
-// False: a plain tensor, whose bytes nobody would bring back; a storage without a handle, which never leaves; or the program has it.
+// False: a plain tensor, whose bytes nobody would bring back; a storage without a handle, which never leaves; or the
+// program has it.
 bool may_be_saved(const at::Tensor& t, c10::StorageImpl* s) {
   if (!has_key(t.unsafeGetTensorImpl())) return false;
   StorageHandle* b = handle_of(s);
@@ -54,7 +55,8 @@ void copy_bytes(StorageHandle& b, int to, void* target) {
   for (;;) {
     const uint64_t seen = freed_count();
     if (copy_from_where_it_is(b, 0, b.size(), to, target)) return;
-    TORCH_CHECK(now() < deadline, "managed: the bytes of a storage have been on their way in another thread for too long");
+    TORCH_CHECK(now() < deadline,
+                "managed: the bytes of a storage have been on their way in another thread for too long");
     wait_for_change(seen, deadline);
   }
 }
@@ -62,7 +64,8 @@ void copy_bytes(StorageHandle& b, int to, void* target) {
 // For what takes tensors.
 at::Tensor tensor_over(const c10::Storage& storage) {
   const auto key = c10::computeDispatchKey(at::kByte, std::nullopt, storage.device());
-  return at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet(key), caffe2::TypeMeta::Make<uint8_t>());
+  return at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet(key),
+                                                  caffe2::TypeMeta::Make<uint8_t>());
 }
 
 } // namespace
@@ -112,7 +115,8 @@ int mgd_torch_mark_saved(PyObject* o) {
 int mgd_torch_write_saved(PyObject* to, PyObject* from) {
   return guarded([&] {
     const c10::Storage &target = THPStorage_Unpack(to), &source = THPStorage_Unpack(from);
-    TORCH_CHECK(saved_block(to) && source.device().is_cpu() && target.nbytes() == source.nbytes(), "managed: these bytes cannot be copied there");
+    TORCH_CHECK(saved_block(to) && source.device().is_cpu() && target.nbytes() == source.nbytes(),
+                "managed: these bytes cannot be copied there");
     const NoGil no_gil;
     const HeldTensor held(tensor_over(target), true);
     const StorageHandle& b = *handle_of(target.unsafeGetStorageImpl());
@@ -126,7 +130,8 @@ int mgd_torch_copy_saved(PyObject* to, PyObject* from) {
     StorageHandle* b = saved_block(from);
     const c10::Storage& target = THPStorage_Unpack(to);
     const int place = id_of(target.device());
-    TORCH_CHECK(b && place >= 0 && target.nbytes() == b->size(), "managed: these bytes cannot be copied from where they are");
+    TORCH_CHECK(b && place >= 0 && target.nbytes() == b->size(),
+                "managed: these bytes cannot be copied from where they are");
     void* data = target.mutable_data();
     const NoGil no_gil;
     copy_bytes(*b, place, data);

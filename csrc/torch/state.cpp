@@ -37,7 +37,8 @@ bool publish(c10::TensorImpl* t, c10::intrusive_ptr<c10::BackendMeta> state) {
   auto fresh = std::make_unique<c10::ExtraMeta>();
   fresh->backend_meta_ = std::move(state);
   c10::ExtraMeta* none = nullptr;
-  if (!__atomic_compare_exchange_n(meta_of(t), &none, fresh.get(), false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) return false;
+  if (!__atomic_compare_exchange_n(meta_of(t), &none, fresh.get(), false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+    return false;
   fresh.release();
   return true;
 }
@@ -79,8 +80,9 @@ void name_bytes(const at::Tensor& t, uint64_t object) {
   });
 }
 
-// The tensor of which it is a view, too: `out[0] = y` writes a view that nobody keeps. Not in the backward pass, where operators come
-// to the hook without a managed operand. Older views stay plain and write unseen, so no copy of the bytes is kept while they live.
+// The tensor of which it is a view, too: `out[0] = y` writes a view that nobody keeps. Not in the backward pass, where
+// operators come to the hook without a managed operand. Older views stay plain and write unseen, so no copy of the
+// bytes is kept while they live.
 void mark_written_slow(const at::Tensor& t) {
   mark(t);
   if (mgd_torch_in_backward() || t.layout() != at::kStrided || !t.has_storage()) return;
@@ -134,9 +136,11 @@ void record_pin(enum mgd_event_kind kind, const at::Tensor& t, const TensorState
 
 void check_wrappable(const at::Tensor& t) {
   TORCH_CHECK_TYPE(!t.is_quantized(), "managed: quantized tensors cannot be managed; dequantize() it first");
-  TORCH_CHECK_TYPE(!t.is_nested(), "managed: nested tensors cannot be managed; manage the tensors inside, or a padded one");
-  TORCH_CHECK_TYPE(!t.unsafeGetTensorImpl()->is_python_dispatch(),
-                   "managed: a tensor subclass with __torch_dispatch__ cannot be managed; manage the tensor that it wraps");
+  TORCH_CHECK_TYPE(!t.is_nested(),
+                   "managed: nested tensors cannot be managed; manage the tensors inside, or a padded one");
+  TORCH_CHECK_TYPE(
+      !t.unsafeGetTensorImpl()->is_python_dispatch(),
+      "managed: a tensor subclass with __torch_dispatch__ cannot be managed; manage the tensor that it wraps");
   TORCH_CHECK_TYPE(!t.is_meta(), "managed: a meta tensor has no bytes to manage; materialise it on a device first");
 }
 
@@ -156,7 +160,8 @@ int mgd_torch_mark(PyObject* o, int owned) {
     check_wrappable(t);
     if (t.has_storage() && t.storage().use_count() > 1) lend(t); // to plain tensors, for all we know
     mark(t);
-    if (may_adopt.load(std::memory_order_relaxed) && !t.is_cpu()) { // asked first: the first stillness of a process takes milliseconds
+    if (may_adopt.load(std::memory_order_relaxed) &&
+        !t.is_cpu()) { // asked first: the first stillness of a process takes milliseconds
       if (const ExclusiveSection still; still) adopt(t, false);
     }
     if (!has_key(t.unsafeGetTensorImpl())) return 0;

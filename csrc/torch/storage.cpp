@@ -72,7 +72,8 @@ void set_unreadable(c10::StorageImpl* s, bool unreadable) {
 }
 
 constexpr const char* kUnreadable =
-    "managed: the bytes of this tensor were moved to make room, and this access does not go through an operator that would bring them "
+    "managed: the bytes of this tensor were moved to make room, and this access does not go through an operator that "
+    "would bring them "
     "back. Use the tensor in any operator first, or pin() it to keep its bytes where they are";
 
 std::mutex& adopting() {
@@ -108,9 +109,9 @@ bool is_too_small(const c10::StorageImpl* s) {
   return !bytes || *bytes < adopt_at_least.load(std::memory_order_relaxed);
 }
 
-// The allocator records an event for each stream of a block, and throws when the driver refuses, as it does after a device-side
-// assert. It is called by its name, because a unique_ptr ends the process where its deleter throws. The block is lost then,
-// and the device with it: the next call that waits for the device says why.
+// The allocator records an event for each stream of a block, and throws when the driver refuses, as it does after a
+// device-side assert. It is called by its name, because a unique_ptr ends the process where its deleter throws. The
+// block is lost then, and the device with it: the next call that waits for the device says why.
 void free_block(c10::DataPtr& block) noexcept {
   const Bridge* b = block.get() ? backend_of(block.device().type()) : nullptr;
   if (b && b->retire) b->retire(block);
@@ -136,7 +137,9 @@ mgd_user* join_slow() {
 
 void adopt_slow(c10::StorageImpl* s, bool fresh) {
   if (!can_leave(s)) return;
-  if (!fresh && (c10::raw::intrusive_ptr::use_count(s) != 1 || is_exposed(s) || graphs_recorded.load(std::memory_order_relaxed))) return;
+  if (!fresh &&
+      (c10::raw::intrusive_ptr::use_count(s) != 1 || is_exposed(s) || graphs_recorded.load(std::memory_order_relaxed)))
+    return;
   if (private_pools.load(std::memory_order_relaxed)) return;
   auto b = std::make_unique<StorageHandle>();
   b->stamp = next_tick(); // what was just made is about to be used
@@ -202,7 +205,8 @@ void each_part(const at::Tensor& t, void (*f)(void*, c10::StorageImpl*), void* c
     auto* s = static_cast<at::SparseTensorImpl*>(t.unsafeGetTensorImpl());
     part(s->indices());
     part(s->values());
-  } else if (t.layout() == at::kSparseCsr || t.layout() == at::kSparseCsc || t.layout() == at::kSparseBsr || t.layout() == at::kSparseBsc) {
+  } else if (t.layout() == at::kSparseCsr || t.layout() == at::kSparseCsc || t.layout() == at::kSparseBsr ||
+             t.layout() == at::kSparseBsc) {
     auto* s = static_cast<at::SparseCsrTensorImpl*>(t.unsafeGetTensorImpl());
     part(s->compressed_indices());
     part(s->plain_indices());
@@ -239,10 +243,13 @@ bool may_leave(const mgd_handle* handle) {
   c10::StorageImpl* s = b->storage.load(std::memory_order_acquire);
   if (!s) return false;
   const c10::DataPtr& p = s->_mutable_data_ptr_no_checks();
-  if (p.get_deleter() != &drop_handle || p.get_context() != static_cast<const Head*>(b)) return false; // somebody gave the storage another block
+  if (p.get_deleter() != &drop_handle || p.get_context() != static_cast<const Head*>(b))
+    return false; // somebody gave the storage another block
   if (recording_graphs.load(std::memory_order_relaxed)) return false;
   const PyObject* object = s->pyobj_slot()->load_pyobj();
-  if (object && __atomic_load_n(&object->ob_refcnt, __ATOMIC_RELAXED) != 1 && !b->is_saved.load(std::memory_order_relaxed)) return false;
+  if (object && __atomic_load_n(&object->ob_refcnt, __ATOMIC_RELAXED) != 1 &&
+      !b->is_saved.load(std::memory_order_relaxed))
+    return false;
   return !b->block.get() || !backend_of(b->block.device().type())->is_shared(b->block);
 }
 

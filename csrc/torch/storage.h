@@ -55,11 +55,13 @@ inline StorageHandle* handle_of(c10::StorageImpl* s) {
   return C10_LIKELY(p.get_deleter() != &drop_handle) ? nullptr : static_cast<StorageHandle*>(p.get_context());
 }
 
-// Calls f with each storage that a tensor's bytes lie in. Whatever says false to has_storage(), a virtual call, has none here either.
+// Calls f with each storage that a tensor's bytes lie in. Whatever says false to has_storage(), a virtual call, has
+// none here either.
 void each_part(const at::Tensor& t, void (*f)(void*, c10::StorageImpl*), void* context);
 template <class F>
 inline void each_storage(const at::Tensor& t, F&& f) {
-  if (c10::StorageImpl* s = t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(); C10_LIKELY(s != nullptr)) {
+  if (c10::StorageImpl* s = t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+      C10_LIKELY(s != nullptr)) {
     f(s);
   } else if (t.defined()) {
     each_part(t, [](void* g, c10::StorageImpl* part) { (*static_cast<std::remove_reference_t<F>*>(g))(part); }, &f);

@@ -24,9 +24,12 @@ namespace {
 
 #if defined(__linux__) && !defined(__SANITIZE_THREAD__) // the sanitizer sees no barrier that another thread makes
 bool membarrier(int command) { return syscall(SYS_membarrier, command, 0, 0) == 0; }
-bool can_fence_everybody() { return syscall(SYS_membarrier, MEMBARRIER_CMD_QUERY, 0, 0) & MEMBARRIER_CMD_PRIVATE_EXPEDITED; }
+bool can_fence_everybody() {
+  return syscall(SYS_membarrier, MEMBARRIER_CMD_QUERY, 0, 0) & MEMBARRIER_CMD_PRIVATE_EXPEDITED;
+}
 
-// Makes every thread of the process pass a full memory barrier. To register takes the kernel some milliseconds, which only who moves something pays.
+// Makes every thread of the process pass a full memory barrier. To register takes the kernel some milliseconds, which
+// only who moves something pays.
 bool fence_everybody() {
   static const bool registered = membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED);
   return registered && membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED);
@@ -121,7 +124,7 @@ ExclusiveSection::ExclusiveSection() {
     if (is_moving(settle_epoch)) return;
     settle_epoch++;
     still_ = (operators_fence || fence_everybody()) &&
-             std::none_of(c.all.begin(), c.all.end(), [](const ThreadSlot* s) { return s != thread_slot && s->inside; });
+        std::none_of(c.all.begin(), c.all.end(), [](const ThreadSlot* s) { return s != thread_slot && s->inside; });
     if (!still_) settle_epoch--;
   }
   if (!still_) c.ended.notify_all();

@@ -2,8 +2,8 @@
 //
 // A leaf that settles on another device changes its storage and its device in place. So each thread says when it is
 // inside an operator on managed tensors (OperatorSection), and a leaf settles only while no other thread is inside one
-// (ExclusiveSection). An operator that begins meanwhile waits. It is a lock for many readers and one writer, made so that
-// readers write to no shared memory. Which leaf settles where is decided in move.cpp.
+// (ExclusiveSection). An operator that begins meanwhile waits. It is a lock for many readers and one writer, made so
+// that readers write to no shared memory. Which leaf settles where is decided in move.cpp.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -25,10 +25,11 @@ extern const bool operators_fence;
 extern constinit thread_local ThreadSlot* thread_slot __attribute__((tls_model("initial-exec")));
 
 __attribute__((cold, noinline)) ThreadSlot* register_thread();
-__attribute__((cold, noinline)) void catch_up(ThreadSlot& slot); // waits, without the GIL, for an exclusive section that is under way
+__attribute__((cold, noinline)) void catch_up(
+    ThreadSlot& slot); // waits, without the GIL, for an exclusive section that is under way
 
-// Stands around each operator and each backward pass. It writes `inside` and then reads settle_epoch; an exclusive section
-// writes settle_epoch and then reads `inside`. So at least one of the two sees the other.
+// Stands around each operator and each backward pass. It writes `inside` and then reads settle_epoch; an exclusive
+// section writes settle_epoch and then reads `inside`. So at least one of the two sees the other.
 class OperatorSection {
  public:
   OperatorSection() : slot_(thread_slot) {
@@ -51,7 +52,8 @@ class OperatorSection {
   OperatorSection(const OperatorSection&) = delete;
   OperatorSection& operator=(const OperatorSection&) = delete;
 
-  // Something has moved since this thread's last operator: what was read before, such as the call's key set, may be of no use.
+  // Something has moved since this thread's last operator: what was read before, such as the call's key set, may be of
+  // no use.
   bool is_late() const { return is_late_; }
 
  private:

@@ -10,7 +10,8 @@ std::atomic<uint64_t> short_until{0};
 
 namespace {
 
-constexpr uint64_t kShortFor = 1 << 18; // ticks, of which an operator takes MGD_TICKS at least: several steps of training
+constexpr uint64_t kShortFor =
+    1 << 18; // ticks, of which an operator takes MGD_TICKS at least: several steps of training
 constexpr int64_t kPolite = 10'000'000; // ns that somebody waits before others let him go first
 
 std::atomic<int64_t> taken{0}; // when, in ns; 0: nobody has it
@@ -42,7 +43,9 @@ class Waiting {
 
 } // namespace
 
-void note_shortage() { short_until.store(__atomic_load_n(&ticks, __ATOMIC_RELAXED) + kShortFor, std::memory_order_relaxed); }
+void note_shortage() {
+  short_until.store(__atomic_load_n(&ticks, __ATOMIC_RELAXED) + kShortFor, std::memory_order_relaxed);
+}
 
 void Turn::take() {
   if (overdue.load() == 0 && (has_ = try_to_take())) return;

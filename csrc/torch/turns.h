@@ -17,7 +17,9 @@ namespace managed {
 constexpr int64_t kPatience = 2'000'000'000; // ns to wait for others before what needs their room fails
 
 extern std::atomic<uint64_t> short_until; // tick
-inline bool room_is_short() { return __atomic_load_n(&ticks, __ATOMIC_RELAXED) < short_until.load(std::memory_order_relaxed); }
+inline bool room_is_short() {
+  return __atomic_load_n(&ticks, __ATOMIC_RELAXED) < short_until.load(std::memory_order_relaxed);
+}
 void note_shortage();
 
 // The turn of an operator, which may outlive its use of operands: until what it made can leave, too.

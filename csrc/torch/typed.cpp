@@ -43,8 +43,8 @@ struct Tensors {
 template <class T>
 using Plain = std::remove_cv_t<std::remove_reference_t<T>>;
 template <class A>
-constexpr bool kHasTensors = std::is_same_v<A, at::Tensor> || std::is_same_v<A, std::optional<at::Tensor>> || std::is_same_v<A, at::TensorList> ||
-    std::is_same_v<A, at::ITensorListRef>;
+constexpr bool kHasTensors = std::is_same_v<A, at::Tensor> || std::is_same_v<A, std::optional<at::Tensor>> ||
+    std::is_same_v<A, at::TensorList> || std::is_same_v<A, at::ITensorListRef>;
 
 template <class A>
 inline Tensors tensors_of(const A& a, uint32_t argument) {
@@ -64,7 +64,8 @@ inline Tensors tensors_of(const A& a, uint32_t argument) {
 // the device, a list may have come here in a box, and a copy to a device that the program names is counted.
 template <class Op, class A>
 inline bool is_special(const A& a) {
-  if constexpr (std::is_same_v<Op, at::_ops::_to_copy> && std::is_same_v<A, std::optional<at::Device>>) return a.has_value();
+  if constexpr (std::is_same_v<Op, at::_ops::_to_copy> && std::is_same_v<A, std::optional<at::Device>>)
+    return a.has_value();
   else if constexpr (std::is_same_v<A, std::optional<at::Generator>>) return a.has_value();
   else if constexpr (std::is_same_v<A, at::ITensorListRef>) return !a.isUnboxed();
   else return false;
@@ -84,8 +85,9 @@ struct SameDevice {
   }
 };
 
-// All that a typed kernel does beside the call itself. Between two large kernels the caches are others'; what all operators
-// run is in them sooner than what each would have for itself, so what is long here is not inlined into the kernels.
+// All that a typed kernel does beside the call itself. Between two large kernels the caches are others'; what all
+// operators run is in them sooner than what each would have for itself, so what is long here is not inlined into the
+// kernels.
 class Call {
  public:
   Call(const CallFacts& f, const Tensors* arguments, std::size_t n) : arguments_{f, arguments, n}, hold_(&turn_) {}
@@ -99,7 +101,8 @@ class Call {
   __attribute__((noinline)) bool is_ordinary() {
     const CallFacts& f = arguments_.facts;
     const bool may_leave = may_adopt.load(std::memory_order_relaxed);
-    if (C10_UNLIKELY(may_leave && recording_graphs.load(std::memory_order_relaxed))) return false; // what is recorded is exposed
+    if (C10_UNLIKELY(may_leave && recording_graphs.load(std::memory_order_relaxed)))
+      return false; // what is recorded is exposed
     SameDevice all;
     for (const Tensors& a : arguments_)
       for (const at::Tensor& t : a) all.see(t);
@@ -108,8 +111,11 @@ class Call {
     return C10_LIKELY(f.mixing != Mixing::Rows || !may_leave) || !is_large();
   }
 
-  // Whether it draws on another accelerator than the first, the one with the random numbers of all. The steps of a composite draw themselves.
-  bool draws_elsewhere() const { return arguments_.facts.route != Route::Whole && arguments_.all->first->device().index() > 0; }
+  // Whether it draws on another accelerator than the first, the one with the random numbers of all. The steps of a
+  // composite draw themselves.
+  bool draws_elsewhere() const {
+    return arguments_.facts.route != Route::Whole && arguments_.all->first->device().index() > 0;
+  }
 
   // Holds what the kernel is to read, and leaves the key behind where nothing inside needs it.
   __attribute__((noinline)) void begin(c10::DispatchKeySet ks) {
@@ -192,7 +198,8 @@ struct Typed;
 
 // The operators of the list that draw without a generator among their arguments are named.
 template <class Op, class... A>
-constexpr bool kDraws = std::is_same_v<Op, at::_ops::native_dropout> || std::is_same_v<Op, at::_ops::scaled_dot_product_attention> ||
+constexpr bool kDraws =
+    std::is_same_v<Op, at::_ops::native_dropout> || std::is_same_v<Op, at::_ops::scaled_dot_product_attention> ||
     (std::is_same_v<A, std::optional<at::Generator>> || ...);
 
 template <class Op, class R, class... A>
@@ -217,14 +224,17 @@ struct Typed<Op, R(A...)> {
 
   template <auto kernel>
   static R box(c10::DispatchKeySet ks, A... a) {
-    return c10::impl::BoxedKernelWrapper<R(A...)>::call(c10::BoxedKernel::makeFromFunction<kernel>(), *handle, ks, std::forward<A>(a)...);
+    return c10::impl::BoxedKernelWrapper<R(A...)>::call(c10::BoxedKernel::makeFromFunction<kernel>(), *handle, ks,
+                                                        std::forward<A>(a)...);
   }
 
   static R call(c10::DispatchKeySet ks, A... a) {
     const auto arguments = tensors(a...);
     Call it(facts, arguments.data(), arguments.size());
     if (C10_UNLIKELY(it.is_late())) return box<&from_top>(ks, std::forward<A>(a)...);
-    if (C10_UNLIKELY((is_special<Op, Plain<A>>(a) || ...) || !it.is_ordinary() || (kDraws<Op, Plain<A>...> && it.draws_elsewhere()))) return box<&boxed>(ks, std::forward<A>(a)...);
+    if (C10_UNLIKELY((is_special<Op, Plain<A>>(a) || ...) || !it.is_ordinary() ||
+                     (kDraws<Op, Plain<A>...> && it.draws_elsewhere())))
+      return box<&boxed>(ks, std::forward<A>(a)...);
     try { // the text names what the operator holds
       it.begin(ks & kBelow);
       if constexpr (std::is_void_v<R>) { // a list operator: what it writes are its arguments

@@ -76,8 +76,9 @@ PyObject* mgd_torch_end_uses(void) {
   THPObjectPtr list(PyList_New(static_cast<Py_ssize_t>(uses.size())));
   for (std::size_t i = 0; list && i < uses.size(); i++) {
     const Use& u = uses[i];
-    PyObject* item = Py_BuildValue("(KLKi)", static_cast<unsigned long long>(u.storage), static_cast<long long>(u.bytes),
-                                   static_cast<unsigned long long>(u.tick), static_cast<int>(u.kind));
+    PyObject* item =
+        Py_BuildValue("(KLKi)", static_cast<unsigned long long>(u.storage), static_cast<long long>(u.bytes),
+                      static_cast<unsigned long long>(u.tick), static_cast<int>(u.kind));
     if (!item) return nullptr;
     PyList_SET_ITEM(list.get(), static_cast<Py_ssize_t>(i), item);
   }

@@ -1,5 +1,6 @@
-// waiting.h: waiting for bytes that others have. Each free, and each end of a transfer, adds one to a count. Who needs room
-// reads the count, looks for room, and if there is none waits for the count to change: so nothing that came between is missed.
+// waiting.h: waiting for bytes that others have. Each free, and each end of a transfer, adds one to a count. Who needs
+// room reads the count, looks for room, and if there is none waits for the count to change: so nothing that came
+// between is missed.
 //
 // Who may wait, and for how long, is decided by the callers (room.cpp, hold.cpp, turns.cpp).
 #pragma once
@@ -10,7 +11,8 @@ namespace managed {
 
 uint64_t freed_count();
 uint64_t freed_by_others(); // than this thread
-bool wait_for_change(uint64_t seen, int64_t deadline); // with or without the GIL, which it gives away; false when time is over
+bool wait_for_change(uint64_t seen,
+                     int64_t deadline); // with or without the GIL, which it gives away; false when time is over
 bool somebody_waits();
 void note_change();
 void bytes_came_back(int device, std::size_t bytes); // the same, as allocators say it
