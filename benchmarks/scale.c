@@ -23,22 +23,22 @@ static int64_t now_ns(void) {
   return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-void __real_mgd_machine_enter(struct mgd_machine *machine);
-int __real_mgd_machine_leave(struct mgd_machine *machine, int code);
-void __wrap_mgd_machine_enter(struct mgd_machine *machine);
-int __wrap_mgd_machine_leave(struct mgd_machine *machine, int code);
+void __real_mgd_state_enter(struct mgd_machine *machine);
+int __real_mgd_state_leave(struct mgd_machine *machine, int code);
+void __wrap_mgd_state_enter(struct mgd_machine *machine);
+int __wrap_mgd_state_leave(struct mgd_machine *machine, int code);
 
-void __wrap_mgd_machine_enter(struct mgd_machine *machine) {
-  __real_mgd_machine_enter(machine);
+void __wrap_mgd_state_enter(struct mgd_machine *machine) {
+  __real_mgd_state_enter(machine);
   entered = now_ns();
 }
 
-int __wrap_mgd_machine_leave(struct mgd_machine *machine, int code) {
+int __wrap_mgd_state_leave(struct mgd_machine *machine, int code) {
   int64_t ns = now_ns() - entered;
   if (times < most) {
     held[times++] = ns;
   }
-  return __real_mgd_machine_leave(machine, code);
+  return __real_mgd_state_leave(machine, code);
 }
 
 static int by_size(const void *a, const void *b) {

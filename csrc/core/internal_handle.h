@@ -95,7 +95,7 @@ bool mgd_handle_busy_locked(const struct mgd_machine *m,
                             int above); /* storages or guests on devices above that id, or any on its way */
 
 /* ---- order.c */
-#define MGD_LOOKS 64 /* handles that a call looks at, of each kind, before it lets others in */
+#define MGD_LOOKS 24 /* handles that a call looks at, of each kind, before it lets others in */
 
 /* A search for victims: whom it has looked at because their keys were out of date, and how many more it may value for
  * the first time. */

@@ -4,7 +4,9 @@
  */
 #include "internal.h"
 
-enum { NVML_OK = 0, NVML_INVALID = 2, NVML_NOT_SUPPORTED = 3 };
+#include <unistd.h>
+
+enum { NVML_OK = 0, NVML_INVALID = 2, NVML_NOT_SUPPORTED = 3, NVML_INSUFFICIENT_SIZE = 7 };
 
 #pragma GCC visibility push(default)
 int nvmlInit(void);
@@ -35,6 +37,21 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char *id, void **handle) {
   const char *bus = strchr(id, ':');
   return handle_of(bus ? (unsigned)strtoul(bus + 1, NULL, 16) - 1 : UINT32_MAX, handle);
 }
+/* This process alone uses a device. torch asks for it when it tells of a lack of memory. */
+struct process {
+  unsigned id;
+  unsigned long long bytes;
+};
+int nvmlDeviceGetComputeRunningProcesses(void *handle, unsigned *count, struct process *processes);
+int nvmlDeviceGetComputeRunningProcesses(void *handle, unsigned *count, struct process *processes) {
+  const int has_room = *count > 0;
+  *count = 1;
+  if (!has_room) return NVML_INSUFFICIENT_SIZE;
+  lock();
+  *processes = (struct process){(unsigned)getpid(), ((const struct device *)handle)->used};
+  unlock();
+  return NVML_OK;
+}
 #define REFUSED(name) \
   int name(void);     \
   int name(void) { return NVML_NOT_SUPPORTED; }
@@ -49,7 +66,6 @@ REFUSED(nvmlDeviceGetNvLinkCapability)
 REFUSED(nvmlDeviceGetNvLinkState)
 REFUSED(nvmlDeviceGetNvLinkRemoteDeviceType)
 REFUSED(nvmlDeviceGetNvLinkRemotePciInfo_v2)
-REFUSED(nvmlDeviceGetComputeRunningProcesses)
 REFUSED(nvmlDeviceGetUUID)
 REFUSED(nvmlSystemGetDriverVersion)
 #pragma GCC visibility pop
