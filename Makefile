@@ -16,8 +16,6 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip -qq --disable-pip-version-check
 export MAX_JOBS := $(JOBS)
 export MANAGED_WERROR ?= 1
-# Another clone of this tree has the same objects.
-export CCACHE_NOHASHDIR ?= 1
 
 .PHONY: help build demo test ctest asan tsan valgrind conformance torture stress asan-python tsan-python bench docs compat ecosystem gpu lint wheel clean virtual-gpu virtual-gpu-slice virtual-gpu-build mutate-waits
 .PRECIOUS: .venv-compat-%/.torch .venv-compat-%/.test # made on the way, kept

@@ -120,7 +120,7 @@ def copy_of_tree(folder: Path) -> None:
 
 def build(tree: Path) -> str:
     """What the compiler said when it failed."""
-    settings = {"CCACHE_NOHASHDIR": "1", "MANAGED_REQUIRE_CUDA": "1", "MANAGED_WERROR": "1"}
+    settings = {"CCACHE_BASEDIR": str(tree), "CCACHE_NOHASHDIR": "1", "MANAGED_REQUIRE_CUDA": "1"}
     command = [sys.executable, "-W", "ignore", "setup.py", "--quiet", "build_ext", "--inplace"]
     done = subprocess.run(
         command, cwd=tree, env=os.environ | settings, capture_output=True, text=True, check=False

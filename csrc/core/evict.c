@@ -86,9 +86,9 @@ static bool make_host_room(struct plan *p, int64_t bytes) {
 }
 
 /* Whether a peer gets no guest this time. A peer that had to send guests on to the host needed its room itself. It then
- * gets none for a number of victims that doubles each time, at most 2 to the power of MOST_SENT_ON. This is not asked
- * of a peer whose link is as fast as the host's: a guest that it sends on costs little more than going to the host at
- * once. */
+ * gets none for a number of victims that doubles each time, at most 2 to the power of MOST_SENT_ON. A peer whose
+ * link is at least as fast as the host's is not left alone: a guest that it sends on costs little more than one that
+ * goes to the host at once. */
 static bool is_left_alone(struct mgd_storages *s) {
   bool left_alone = s->refusals > 0;
   s->refusals -= left_alone;
