@@ -129,7 +129,9 @@ extern PyMethodDef mgd_explain_methods[];
 extern PyMethodDef mgd_memory_methods[];
 
 /* ---- storage.c: storages in the hands of serialisers */
-int mgd_storage_is_saved(PyObject *o); /* whether it is a storage, untyped or typed, that a saver holds */
+/* A new reference to the untyped storage, if `o` is a storage, untyped or typed, that a saver holds; else nothing is
+ * written. */
+int mgd_storage_find_saved(PyObject *o, PyObject **saved);
 extern PyMethodDef mgd_storage_methods[];
 
 /* ---- lists.c: lists of tensors that torch reads number by number */

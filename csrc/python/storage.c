@@ -6,14 +6,17 @@
 #include "../torch/saving.h"
 #include "binding.h"
 
-#include <string.h>
 
-int mgd_storage_is_saved(PyObject *o) {
-  if (strcmp(Py_TYPE(o)->tp_name, "TypedStorage") != 0) return mgd_torch_is_saved(o);
-  PyObject *untyped = PyObject_GetAttrString(o, "_untyped_storage");
-  const int saved = untyped ? mgd_torch_is_saved(untyped) : -1;
-  Py_XDECREF(untyped);
-  return saved;
+int mgd_storage_find_saved(PyObject *o, PyObject **saved) {
+  PyObject *untyped = PyObject_GetAttrString(o, "_untyped_storage"); /* a typed one is a shell around it */
+  if (!untyped && !PyErr_ExceptionMatches(PyExc_AttributeError)) return -1;
+  if (!untyped) {
+    PyErr_Clear();
+    untyped = Py_NewRef(o);
+  }
+  if (mgd_torch_is_saved(untyped)) *saved = untyped;
+  else Py_DECREF(untyped);
+  return 0;
 }
 
 static PyObject *is_saved(PyObject *module, PyObject *storage) {

@@ -369,13 +369,26 @@ static PyObject *tensor_storage(PyObject *self, PyObject *const *args, Py_ssize_
   return call_noted(STORAGE, saver ? mgd_torch_lend_to_saver : mgd_torch_lend, self, args, nargs, kwnames);
 }
 
-/* A tensor over a storage that may leave is managed: a plain one would not find its bytes. */
+struct set_call {
+  PyObject *self, *const *args;
+  Py_ssize_t nargs;
+  PyObject *kwnames;
+};
+
+static PyObject *call_set(void *context) {
+  const struct set_call *c = context;
+  return call_original(SET, c->self, c->args, c->nargs, c->kwnames);
+}
+
 static PyObject *tensor_set(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
   const Py_ssize_t total = nargs + (kwnames ? PyTuple_GET_SIZE(kwnames) : 0);
-  int saved = 0;
-  for (Py_ssize_t i = 0; i < total && saved == 0; i++) saved = mgd_storage_is_saved(args[i]);
-  PyObject *result = saved < 0 ? NULL : call_original(SET, self, args, nargs, kwnames);
-  if (result && saved && mgd_torch_mark_saved(self) < 0) Py_CLEAR(result);
+  struct set_call call = {self, args, nargs, kwnames};
+  PyObject *saved = NULL;
+  for (Py_ssize_t i = 0; i < total && !saved; i++)
+    if (mgd_storage_find_saved(args[i], &saved) < 0) return NULL;
+  if (!saved) return call_set(&call);
+  PyObject *result = mgd_torch_set_saved(self, saved, call_set, &call);
+  Py_DECREF(saved);
   return result;
 }
 

@@ -7,7 +7,7 @@
 #include <c10/core/StorageImpl.h>
 #include <torch/csrc/Storage.h>
 #include <torch/csrc/autograd/python_variable.h>
-
+#include <torch/csrc/utils/object_ptr.h>
 
 #include "api.h"
 #include "devices.h"
@@ -19,6 +19,7 @@
 #include "room.h"
 #include "saving.h"
 #include "state.h"
+#include "threads.h"
 #include "waiting.h"
 
 namespace managed {
@@ -103,12 +104,17 @@ int mgd_torch_keep_storage(PyObject* o) {
   });
 }
 
-int mgd_torch_mark_saved(PyObject* o) {
+PyObject* mgd_torch_set_saved(PyObject* tensor, PyObject* storage, PyObject* (*set)(void*), void* context) {
   return guarded([&] {
-    const at::Tensor& t = THPVariable_Unpack(o);
+    const OperatorSection section;
+    // CUDA's set_ reads the storage's pointer, to tell whether it is shared with other processes.
+    const HeldTensor held(tensor_over(THPStorage_Unpack(storage)), false);
+    THPObjectPtr result(set(context));
+    if (!result) return static_cast<PyObject*>(nullptr);
+    const at::Tensor& t = THPVariable_Unpack(tensor);
     mark(t);
     make_state(t);
-    return 0;
+    return result.release();
   });
 }
 

@@ -25,7 +25,9 @@ int mgd_torch_copy_saved(
     PyObject *target,
     PyObject *source); /* all bytes of a saved storage into one of the same size that does not leave */
 int mgd_torch_write_saved(PyObject *target, PyObject *source); /* the other way: from the host into a saved storage */
-int mgd_torch_mark_saved(PyObject *tensor); /* makes a tensor over a saved storage managed */
+/* set(context), which gives the tensor a saved storage, whose bytes are home meanwhile. The tensor is managed then: a
+ * plain one would not find its bytes. */
+PyObject *mgd_torch_set_saved(PyObject *tensor, PyObject *storage, PyObject *(*set)(void *), void *context);
 PyObject *mgd_torch_held(PyObject *tensors, PyObject *(*f)(void *),
                          void *context); /* f(context), while the tensors of the list are home and stay */
 /* A number that stands for the address of the first element, whether or not the bytes are there; 0 where they never
