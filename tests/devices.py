@@ -10,11 +10,14 @@ import torch
 
 __all__ = [
     *("D0", "D1", "D2", "D3"),
-    *("DEVICE_TYPE", "NEVER_FITS", "ON_CUDA", "device_module", "device_name"),
+    *("CAPACITY", "DEVICE_TYPE", "NEVER_FITS", "ON_CUDA", "TOTAL", "device_module", "device_name"),
 ]
 
 ON_CUDA = os.environ.get("MANAGED_TEST_DEVICES") == "cuda"
 DEVICE_TYPE = "cuda" if ON_CUDA else "sim"
+# Bytes that a program can have of a device, and those of the device: a context takes the rest.
+CAPACITY = 256 << 20
+TOTAL = 320 << 20 if ON_CUDA else CAPACITY
 # What the allocator says of a request that is larger than its device.
 NEVER_FITS = "CUDA out of memory" if ON_CUDA else "can never fit"
 

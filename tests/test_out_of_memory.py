@@ -7,7 +7,7 @@ import textwrap
 import pytest
 import torch
 from accelerate.utils.memory import find_executable_batch_size, should_reduce_batch_size
-from devices import D0, device_module, device_name
+from devices import D0, ON_CUDA, device_module, device_name
 from pressed import BEGIN
 from pressure import MiB, leaves_nothing, moved, on, spill
 from torch import nn
@@ -40,6 +40,13 @@ def failure(call):
     return caught.value.with_traceback(None)
 
 
+def tried(mib):
+    """How the allocator's own words on the first device begin."""
+    if ON_CUDA:
+        return f"CUDA out of memory. Tried to allocate {mib}.00 MiB. GPU 0 "
+    return f"{D0} out of memory. Tried to allocate {mib}.0 MiB"
+
+
 # ---- the exception
 
 
@@ -70,8 +77,8 @@ def test_it_says_what_was_asked_who_holds_what_and_what_to_do(room):
     pinned.pin()
     text = str(failure(lambda: kept.repeat(2)))
     first, *table, advice = text.splitlines()
-    assert f"{D0} out of memory. Tried to allocate 40.0 MiB" in first
-    assert "budget" in first
+    assert tried(40) in first
+    assert ("allowed" if ON_CUDA else "budget") in first
     assert "aten::repeat" in first
     rows = {row.split(":")[0].strip() + ":" + row.split(":")[1] for row in table[:-1]}
     assert rows == {device_name(i) for i in range(4)}
@@ -115,8 +122,11 @@ def test_what_fails_outside_a_kernel_says_as_much(room, call):
     a, away, here = sized(40), sized(20), sized(20, device="cpu")
     held = a.untyped_storage()
     first, table, *_ = str(failure(lambda: call(a, away, here))).splitlines()
-    assert f"{D0} out of memory. Tried to allocate 20.0 MiB" in first
-    assert f"{D0}: 10 MiB free, 40 MiB" in table
+    assert tried(20) in first
+    assert "40 MiB whose storages the program holds" in table
+    assert (
+        ON_CUDA or f"{D0}: 10 MiB free, " in table
+    )  # between its blocks CUDA's allocator has some, too
     del held
     assert away.sum().item() == away.numel()
 
@@ -285,13 +295,16 @@ def test_pins_are_the_users(room):
 
 def test_no_room_anywhere():
     """Devices are full and the host may keep nothing: an error, and everything is still there."""
-    total = 4 * MiB
+    piece = (
+        10 if ON_CUDA else 1
+    )  # MiB: of smaller ones CUDA's allocator puts several into a segment
+    total = 4 * piece * MiB
     budgets = [
         managed.budget(device_name(i), device_module.memory_allocated(i) + total) for i in range(4)
     ]
     with managed.budget("cpu", _C.host_memory()["used"]):
-        kept = [sized(1, float(i)) for i in range(15)]
-        failure(lambda: [sized(1) for _ in range(2)])
+        kept = [sized(piece, float(i)) for i in range(15)]
+        failure(lambda: [sized(piece) for _ in range(2)])
         assert [t[3].item() for t in kept] == [float(i) for i in range(15)]
     for budget in budgets:
         budget.__exit__()

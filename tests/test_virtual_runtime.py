@@ -386,6 +386,24 @@ def test_a_foreign_stream_ends_adoption(run):
     """)
 
 
+def test_a_foreign_stream_at_the_address_of_one_that_is_gone(run):
+    """The one that is gone still has work: the other's mark stands for both."""
+    run("""
+        x, y = made(8), made(8)
+        late = torch.full_like(x.cpu(), 7).pin_memory()
+        first = stream_of_another_library()
+        with torch.cuda.stream(first):
+            x.copy_(late, non_blocking=True)
+        destroy(first)
+        second = stream_of_another_library()
+        assert second.cuda_stream == first.cuda_stream
+        with torch.cuda.stream(second):
+            y.add_(0)
+        assert C.spill_all() == 2
+        assert same(x, late) and not races()
+    """)
+
+
 def test_a_free_after_a_foreign_stream_waits_for_nobody(run):
     """Also while a graph is recorded."""
     run(

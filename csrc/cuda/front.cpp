@@ -14,6 +14,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #include "room.h"
@@ -309,7 +310,9 @@ void install_front(const CudaBridge* bridge) {
   auto* made = new Front(a); // never destroyed: tensors may outlive static destructors
   front.store(made, std::memory_order_release);
   allocator::allocator.store(made);
-  c10::SetAllocator(c10::kCUDA, made);
+  // Torch registers its own with a priority of 1; a lower one would be ignored without a word.
+  c10::SetAllocator(c10::kCUDA, made, std::numeric_limits<uint8_t>::max());
+  TORCH_INTERNAL_ASSERT(c10::GetAllocator(c10::kCUDA) == made);
 }
 
 bool is_seen_to_by_front(int device) { return under_way && under_way->compare(device); }

@@ -121,6 +121,12 @@ std::size_t room(int device) {
   return room_with(a, device, a->getDeviceStats(index_of(device)), idle_by_snapshot(a, device));
 }
 
+std::size_t fragments(int device) {
+  Allocator* a = native();
+  if (!a || !a->initialized() || !c10::cuda::hasPrimaryContext(index_of(device))) return 0;
+  return static_cast<std::size_t>(a->getDeviceStats(index_of(device)).inactive_split_bytes[0].current);
+}
+
 std::size_t pending_bytes(int device) {
   const Stats stats = native()->getDeviceStats(index_of(device));
   return static_cast<std::size_t>(

@@ -23,6 +23,9 @@ std::size_t room_in_driver(int device);
 // The most that torch may have there.
 std::size_t allowed(int device);
 
+// Bytes that are cached, but not in whole segments: they are room when the rest of their segments is free.
+std::size_t fragments(int device);
+
 // Bytes that were freed and wait for streams. They are room when those are done.
 std::size_t pending_bytes(int device);
 

@@ -6,7 +6,6 @@
 #include "../torch/saving.h"
 #include "binding.h"
 
-
 int mgd_storage_find_saved(PyObject *o, PyObject **saved) {
   PyObject *untyped = PyObject_GetAttrString(o, "_untyped_storage"); /* a typed one is a shell around it */
   if (!untyped && !PyErr_ExceptionMatches(PyExc_AttributeError)) return -1;

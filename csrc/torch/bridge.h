@@ -25,7 +25,7 @@ struct Head {
 };
 
 struct Bridge {
-  int version = 6;
+  int version = 7;
 
   // ---- filled by the hook; null until it attaches
   // The device has no room for a request of so many bytes: free something and return true to look again. No lock of
@@ -59,6 +59,8 @@ struct Bridge {
   // Bytes of the device, and those that an allocation could have now. No context is made where there is none.
   std::size_t (*capacity)(int device) = nullptr;
   std::size_t (*room)(int device) = nullptr;
+  // Free bytes between blocks that are in use. No room as yet: they serve what fits between, or come free with these.
+  std::size_t (*fragments)(int device) = nullptr;
   // How fast it is beside the others, in any unit; 0: nobody knows.
   double (*speed)(int device) = nullptr;
   // An operator of this thread uses memory of the device: the backend remembers on which stream. True: it wants to hear

@@ -34,13 +34,13 @@ std::pair<int64_t, int64_t> memory_info(c10::Device d) {
   return {static_cast<int64_t>(free), static_cast<int64_t>(total)};
 }
 
-namespace {
-
 bool has_context(c10::Device d) {
   if (!d.is_cuda()) return true;
   return !registry().cuda_is_lost &&
       at::globalContext().getAcceleratorHooksInterface(d.type()).hasPrimaryContext(d.index());
 }
+
+namespace {
 
 // To ask CUDA what is free makes a context, which costs hundreds of MiB; a device without one counts as free.
 void observe_one(int id) {
@@ -104,6 +104,12 @@ int64_t free_bytes(int id) {
   const c10::Device d = device_of(id);
   const Bridge* b = backend_of(d.type());
   return b && b->room ? static_cast<int64_t>(b->room(d.index())) : memory_info(d).first;
+}
+
+int64_t fragments(int id) {
+  const c10::Device d = device_of(id);
+  const Bridge* b = backend_of(d.type());
+  return b && b->fragments ? static_cast<int64_t>(b->fragments(d.index())) : 0;
 }
 
 std::atomic<bool> kernels_go_on{false};

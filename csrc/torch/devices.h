@@ -24,8 +24,13 @@ void discover();
 
 int device_count(); // ids in use, the host included
 
+// False: the process has not used it yet, and nobody knows what is free there.
+bool has_context(c10::Device d);
+
 // What the allocator of the device says is free, in bytes; of a simulated device exactly.
 int64_t free_bytes(int id);
+// Free bytes that the allocator keeps between blocks in use.
+int64_t fragments(int id);
 
 // The backend that allocates on this kind of device, or null when nothing may leave there.
 const Bridge* backend_of(c10::DeviceType type);

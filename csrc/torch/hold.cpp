@@ -184,10 +184,11 @@ void Hold::wait_for_others(uint64_t seen, int64_t deadline) {
 // A child of fork() must not find what is promised and never comes, so planning belongs to the move.
 int Hold::begin_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::size_t* n, int* device) {
   const Transfer moving;
+  // Fragments count, because who leaves beside them makes room of both. Where nobody does, the allocation fails.
   int64_t room[MGD_MAX_DEVICES] = {};
   for (const Use& u : used_)
     if (!mgd_handle_is_home(u.block) && room[u.block->home] == 0)
-      room[u.block->home] = free_bytes(u.block->home); // to ask an allocator takes its lock
+      room[u.block->home] = free_bytes(u.block->home) + fragments(u.block->home); // to ask takes the allocator's lock
   const int code = mgd_restore_begin(machine(), handles, used_.size(), room, plan, n, device);
   if (code == MGD_OK) carry_out_all(plan, *n);
   return code;

@@ -23,7 +23,13 @@ void add_part(std::ostringstream& s, const char* what, int64_t bytes) {
 void add_device(std::ostringstream& s, int id) {
   mgd_residency_usage u{};
   if (mgd_residency_read(machine(), id, &u) != MGD_OK) return;
-  s << "\n  " << device_of(id) << ": " << readable(free_bytes(id)) << " free";
+  s << "\n  " << device_of(id) << ": ";
+  if (!has_context(device_of(id))) {
+    s << "not used by this process";
+    return;
+  }
+  s << readable(free_bytes(id)) << " free";
+  add_part(s, "between blocks that are in use", fragments(id));
   add_part(s, "could leave", u.idle);
   add_part(s, "in use by operators", u.in_use);
   static constexpr const char* reasons[] = {

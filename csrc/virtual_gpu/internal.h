@@ -195,6 +195,7 @@ struct stream {
   unsigned flags;
   bool is_legacy, is_dead;
   uint64_t id;
+  struct handle *handle; /* what the program has of it; null for default streams and when it is destroyed */
   struct op *head, *tail, *last; /* last: the newest, run or not; a reference */
   struct clock clock;
   struct capture *capture;

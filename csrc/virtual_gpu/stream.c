@@ -4,6 +4,13 @@
  */
 #include "internal.h"
 
+/* CUDA does not say how soon a destroyed stream's handle stands for another one. Here the next one gets it, also while
+ * the old one still has work. */
+struct handle {
+  struct handle *next;
+};
+static struct handle *spare_handles;
+
 struct stream *streams;
 static struct event **events; /* live ones, to tell a handle from nonsense */
 static size_t event_count, event_room;
@@ -54,8 +61,8 @@ cudaError_t find_stream(cudaStream_t handle, struct stream **out) {
     *out = own[device];
   } else {
     struct stream *s = streams;
-    while (s && (void *)s != (void *)handle) s = s->next;
-    if (!s || s->is_dead) return cudaErrorInvalidResourceHandle;
+    while (s && (void *)s->handle != (void *)handle) s = s->next;
+    if (!s) return cudaErrorInvalidResourceHandle;
     *out = s;
   }
   return *out ? devices[(*out)->device].sticky : cudaErrorMemoryAllocation;
@@ -92,9 +99,16 @@ cudaError_t host_waits(struct stream *s) {
 static cudaError_t create_stream(cudaStream_t *out, unsigned flags, int priority) {
   if (!out || (flags & ~(unsigned)cudaStreamNonBlocking)) return cudaErrorInvalidValue;
   sweep();
-  struct stream *s = new_stream(current_device(), flags, priority > 0 ? 0 : priority < -5 ? -5 : priority);
-  *out = (cudaStream_t)(void *)s;
-  return s ? cudaSuccess : cudaErrorMemoryAllocation;
+  struct handle *handle = spare_handles ? spare_handles : calloc(1, sizeof *handle);
+  struct stream *s = handle ? new_stream(current_device(), flags, priority > 0 ? 0 : priority < -5 ? -5 : priority) : NULL;
+  if (!s) {
+    if (handle != spare_handles) free(handle);
+    return cudaErrorMemoryAllocation;
+  }
+  if (handle == spare_handles) spare_handles = handle->next;
+  s->handle = handle;
+  *out = (cudaStream_t)(void *)handle;
+  return cudaSuccess;
 }
 cudaError_t cudaStreamCreate(cudaStream_t *out) {
   ENTER;
@@ -118,6 +132,9 @@ cudaError_t cudaStreamDestroy(cudaStream_t handle) {
   if (s->is_legacy || handle == cudaStreamPerThread) return leave(cudaErrorInvalidResourceHandle);
   if (s->capture) return leave(cudaErrorStreamCaptureUnsupported);
   s->is_dead = true;
+  s->handle->next = spare_handles;
+  spare_handles = s->handle;
+  s->handle = NULL;
   sweep();
   return leave(cudaSuccess);
 }
