@@ -4,11 +4,15 @@ Each program runs again and again, and each time another allocation or copy of i
 there are no more. Whatever it raised then, what it computes afterwards is what it always computes.
 """
 
+import contextlib
+import ctypes
+import os
 import sys
+import types
 
 import pytest
 import torch
-from devices import D0, D1, DEVICE_TYPE, device_module, device_name
+from devices import D0, D1, DEVICE_TYPE, ON_CUDA, device_module, device_name
 from pressed import BEGIN
 from pressure import KiB, MiB, leaves_nothing, mlp, module_on, moved, on, spill
 from torch import nn
@@ -29,15 +33,47 @@ def nothing_left():
         yield
 
 
+# What fails on a virtual GPU: a function of CUDA's runtime, with cudaErrorMemoryAllocation or
+# cudaErrorInvalidValue.
+CALLS = {"fail_allocation": (b"cudaMalloc", 2), "fail_copy": (b"cudaMemcpyAsync", 1)}
+
+
+@contextlib.contextmanager
+def failing_call(kind, n, **how):
+    gpu, (name, error) = ctypes.CDLL(os.environ["LD_PRELOAD"].split(":")[0]), CALLS[kind]
+    gpu.vgpu_count.restype = ctypes.c_long
+    # What the allocator's cache holds needs no call.
+    torch.cuda.empty_cache()
+    found = types.SimpleNamespace(failures=0)
+    with managed.debug.torture(**how):
+        before = gpu.vgpu_count(name)
+        gpu.vgpu_fail(name, ctypes.c_long(n), error)
+        try:
+            yield found
+        finally:
+            found.failures = int(gpu.vgpu_count(name) - before >= n)
+            gpu.vgpu_fail(name, ctypes.c_long(0), error)
+
+
 @pytest.fixture(params=FAILURES)
 def fail(request):
     """A function that makes a torture block in which the n-th (or a range) of a kind fails."""
 
     def of(n, **how):
+        if ON_CUDA:
+            return failing_call(request.param, n, **how)
         return managed.debug.torture(**{request.param: n}, **how)
 
     of.error, of.kind = FAILURES[request.param], request.param
     return of
+
+
+def is_retried(fail):
+    """CUDA's allocator gives its cache back and asks once more, and then there is memory.
+
+    What is small finds room in a segment that is there, so that some programs do not ask at all.
+    """
+    return ON_CUDA and fail.kind == "fail_allocation"
 
 
 def each_failure(fail, program, check, **how):
@@ -73,6 +109,7 @@ def assert_values(*pairs):
 # ---- one failure
 
 
+@pytest.mark.only_simulated("exactly one allocation or copy is made")
 def test_an_operator_whose_result_gets_no_memory():
     x = on(torch.arange(9.0))
     with managed.debug.torture(odds=None, fail_allocation=1) as torture:
@@ -83,6 +120,7 @@ def test_an_operator_whose_result_gets_no_memory():
     assert torture.failures == 1
 
 
+@pytest.mark.only_simulated("exactly one allocation or copy is made")
 def test_an_operator_whose_copy_fails():
     x, y = on(torch.ones(9)), on(torch.full((9,), 2.0), D1)
     with managed.debug.torture(odds=None, fail_copy=2) as torture:
@@ -94,6 +132,7 @@ def test_an_operator_whose_copy_fails():
     assert torture.failures == 1
 
 
+@pytest.mark.only_simulated("several allocations or copies in a row fail")
 def test_bytes_that_cannot_leave_stay():
     x = on(torch.arange(float(MiB)))
     with managed.debug.torture(odds=None, fail_copy=range(1, EVER)) as torture:
@@ -106,6 +145,7 @@ def test_bytes_that_cannot_leave_stay():
     spill(x)
 
 
+@pytest.mark.only_simulated("several allocations or copies in a row fail")
 def test_bytes_that_cannot_come_home_stay_away(fail):
     here = torch.randn(MiB)
     x = on(here)
@@ -131,10 +171,13 @@ def test_one_of_several_operands_cannot_come_home(fail):
         spill(*there)
 
     raised, unnoticed = each_failure(fail, lambda: torch.cat(there), check, odds=None)
-    # Four come home, and the result wants memory of its own.
-    assert (raised, unnoticed) == ((5, 0) if fail.kind == "fail_allocation" else (4, 0))
+    if is_retried(fail):
+        assert (raised, unnoticed) == (0, 1)
+    else:  # four come home, and the result wants memory of its own
+        assert (raised, unnoticed) == ((5, 0) if fail.kind == "fail_allocation" else (4, 0))
 
 
+@pytest.mark.only_simulated("exactly one allocation or copy is made")
 def test_room_that_cannot_be_made_with_the_first_victim(fail):
     """Another leaves in its place, or it is tried again."""
     here = [torch.full((MiB,), float(i)) for i in range(3)]
@@ -164,7 +207,7 @@ def test_every_failure_of_a_chain_of_operators(fail):
         assert_values((a, x), (b, y), (chain(a, b), chain(x, y)))
 
     raised, _ = each_failure(fail, lambda: chain(x, y), check)
-    assert raised > 5
+    assert raised > 5 or is_retried(fail)
 
 
 def test_every_failure_of_a_step(fail):
@@ -189,7 +232,7 @@ def test_every_failure_of_a_step(fail):
         assert_values(*zip(expected, step(there, x), strict=True))
 
     raised, _ = each_failure(fail, lambda: step(there, x), check)
-    assert raised > 20
+    assert raised > 20 or is_retried(fail)
 
 
 def test_every_failure_over_several_devices(fail):
@@ -213,7 +256,8 @@ def test_every_failure_over_several_devices(fail):
         assert [t.grad.device for t in there] == [t.device for t in there]
 
     raised, _ = each_failure(fail, lambda: compute(*there), check, odds=None)
-    assert raised >= 2  # copies of operands are kept, and not made again
+    # Copies of operands are kept, and not made again.
+    assert raised >= 2 or is_retried(fail)
 
 
 def test_every_failure_of_a_module_that_moves(fail):
@@ -229,13 +273,14 @@ def test_every_failure_of_a_module_that_moves(fail):
         there.to("cpu")
         assert_values((net.eval()(x), there.eval()(x)))
 
-    raised, _ = each_failure(fail, lambda: there.cuda(1), check, odds=None)
-    assert raised >= 4
+    raised, unnoticed = each_failure(fail, lambda: there.cuda(1), check, odds=None)
+    assert unnoticed if is_retried(fail) else raised >= 4
 
 
 def test_every_failure_under_a_budget(fail):
     torch.manual_seed(0)
-    here = [torch.randn(64 * KiB) for _ in range(8)]
+    size = 10 * MiB if ON_CUDA else 256 * KiB  # CUDA's budgets are kept to a segment
+    here = [torch.randn(size // 4) for _ in range(8)]
     there = [on(t) for t in here]
 
     def program():
@@ -245,11 +290,11 @@ def test_every_failure_under_a_budget(fail):
         return total
 
     expected = sum(here[1:], start=here[0] * 1)
-    with managed.budget(D0, device_module.memory_allocated(0) - 4 * 256 * KiB):
+    with managed.budget(D0, device_module.memory_allocated(0) - 4 * size):
         raised, unnoticed = each_failure(
             fail, program, lambda: assert_values((expected, program())), odds=None
         )
-    assert raised
+    assert raised or is_retried(fail)
     assert unnoticed or fail.kind == "fail_allocation"  # another victim, or the same once more
 
 

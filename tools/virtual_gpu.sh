@@ -11,9 +11,9 @@ suites=(
   test_gradients test_functional test_functorch test_graph_walk test_least_copies test_counted test_explain test_settling test_placed
   test_spread test_module test_module_devices test_module_utils test_optim test_random test_tensor test_written_into
 )
-memory=(test_spill test_spill_access test_exposure test_leaks)
-# Many of these count bytes as a simulated device does, and fail.
-unported=(test_threads test_budget test_out_of_memory test_torture test_manager test_faults)
+memory=(test_spill test_spill_access test_exposure test_leaks test_out_of_memory test_manager)
+# These take minutes.
+long=(test_threads test_budget test_faults test_torture)
 
 # A context takes 64 MiB: what is left is as much as simulated devices have in the tests.
 run() { # a name, and what pytest is told
@@ -32,7 +32,7 @@ if [ "$what" = slice ]; then
   mapfile -t chosen < <(paths "${suites[@]}" "${memory[@]}" test_virtual_gpu)
   run "suites" "${chosen[@]}"
 else
-  mapfile -t chosen < <(paths "${suites[@]}" "${memory[@]}" test_virtual_gpu "${unported[@]}")
+  mapfile -t chosen < <(paths "${suites[@]}" "${memory[@]}" test_virtual_gpu "${long[@]}")
   run "suites" "${chosen[@]}"
   run "sweeps, short" -m "not conformance" conformance
   run "sweeps, whole" -m conformance conformance
