@@ -130,7 +130,8 @@ def test_a_lightning_module_is_dispersed():
     assert len({p.device for p in net.parameters()}) == 4
     assert net.device == next(net.parameters()).device
     expected = network()
-    assert torch.equal(net.layers(X).cpu(), expected.layers(X))
+    x = X.clone()  # a copy of it on a device is kept as long as it lives
+    assert torch.equal(net.layers(x).cpu(), expected.layers(x))
     assert net.cpu().device == torch.device("cpu")
     assert net.to(D2).device == torch.device(D2)
 
@@ -163,6 +164,24 @@ def test_lightning_on_half_of_the_memory(tmp_path):
     expected = fit(network(), tmp_path)
     with half_of(program):
         assert difference(expected, program()) is None
+
+
+@pytest.mark.row("Lightning, a checkpoint each epoch, resumed on half of the memory")
+@pytest.mark.not_under_torture("all spills, whatever the budget")
+def test_lightning_saves_and_resumes_on_half_of_the_memory(tmp_path):
+    def program(resume=None):
+        net = ManagedModule.from_module(network()).cuda(1)
+        saving = lightning().callbacks.ModelCheckpoint(
+            tmp_path, filename="{step}", every_n_train_steps=3, save_top_k=-1
+        )
+        options = {"enable_checkpointing": True, "callbacks": [saving]}
+        return fit(net, tmp_path, 6, resume, strategy=integrations.lightning_strategy(), **options)
+
+    expected = fit(network(), tmp_path, 6)
+    with half_of(program):
+        assert difference(expected, program()) is None
+        checkpoint = tmp_path / "step=3-v1.ckpt"  # the second of that name
+        assert difference(expected, program(checkpoint)) is None
 
 
 @pytest.mark.row(
