@@ -63,7 +63,7 @@ static bool are_pins_sound(const struct mgd_handle *h) {
 
 static bool is_handle_sound(const struct mgd_machine *m, const struct mgd_handle *h) {
   bool placed = h->home > MGD_HOST && mgd_state_knows_device_locked(m, h->home) && h->bytes >= 0 && are_pins_sound(h) &&
-      !h->asked;
+      !h->counted;
   return placed && is_state_sound(m, h) && is_use_sound(h) && is_position_sound(m, h);
 }
 
@@ -93,7 +93,7 @@ static void tally_handle(struct tally *t, const struct mgd_handle *h) {
   }
 }
 
-/* The heap by (key, seen) and those behind it; that each entry knows its place is asked of the handles. */
+/* The heap by (key, stamp) and those behind it; that each entry knows its place is asked of the handles. */
 static bool is_order_sound(const struct mgd_storages *s, int32_t victims) {
   bool sound = s->ordered + s->parked == victims && s->parked >= 0 && s->sorted >= 0 && s->sorted <= s->ordered &&
       s->open >= 0 && s->open <= s->size && s->age == s->age;

@@ -187,7 +187,7 @@ static int64_t send_guests_on(struct plan *p, int device, int64_t bytes) {
  * until all others have been asked. Returns how many bytes that gives. */
 static int64_t evict_victims(struct plan *p, int device, int64_t bytes) {
   struct mgd_storages *s = &p->m->devices[device].storages;
-  struct mgd_order_search search = {.values = MGD_LOOKS};
+  struct mgd_order_search search = {.new_keys = MGD_LOOKS};
   struct mgd_handle *h;
   int64_t given = 0;
   while (given < bytes && p->n < p->size && p->refused < MGD_LOOKS && (h = mgd_order_first_locked(p->m, s, &search))) {

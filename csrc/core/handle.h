@@ -89,10 +89,10 @@ struct mgd_handle {
   int32_t position;                         /* in the order of victims, -1 when it may not leave */
   int32_t pins;                             /* of all kinds */
   int32_t pins_by[MGD_PIN_KINDS];
-  bool seen_clean;    /* whether the host's copy was good when the policy last looked */
+  bool was_clean;     /* whether the host's copy was good when its key was computed */
   bool on_host;       /* its bytes count as the host's */
   bool closed;        /* its storage died; an orphan as long as the bytes are still moved */
-  bool asked;         /* while mgd_restore_begin() looks at it */
+  bool counted;       /* mgd_restore_begin() has counted its bytes; false outside of that call */
 };
 
 /* A number that only its own thread writes. */

@@ -14,18 +14,18 @@ struct mgd_handle_list {
 /* A sum of bytes of as many storages as there may be. */
 __extension__ typedef __int128 mgd_wide;
 
-/* A place in the order. The key stands here so that those who are compared need not be fetched themselves. */
+/* A place in the order. The key is here, so that comparing two storages need not read their handles. */
 struct mgd_place {
-  double key;    /* the policy's, when it last looked; its device's age then, until it has */
-  uint64_t seen; /* the handle's stamp at that time */
+  double key;     /* the policy's; until the policy was asked, its device's age when the storage came */
+  uint64_t stamp; /* the handle's, when the key was computed */
   struct mgd_handle *handle;
 };
 
 /* The storages whose home is one device, and its guests.
  * Invariants: `order` has exactly the resident unpinned storages that have bytes, with
- * room for all open ones: first `sorted` of them, a heap by (key, seen); up to
- * `ordered` those that came since, whose keys nobody has asked for; then `parked`
- * ones that may not leave, while others are asked. Keys are numbers. Guests are the
+ * room for all open ones: first `sorted` of them, a heap by (key, stamp); up to
+ * `ordered` new ones, which have no key yet; then `parked` ones, which may not leave
+ * during the present search. Keys are numbers. Guests are the
  * open spilled storages of other devices whose bytes are here, first come first;
  * departures are those that are being brought away from here, its own and
  * guests, orphans included, and departing is the sum of the guests' bytes.
@@ -97,11 +97,11 @@ bool mgd_handle_busy_locked(const struct mgd_machine *m,
 /* ---- order.c */
 #define MGD_LOOKS 24 /* handles that a call looks at, of each kind, before it lets others in */
 
-/* A search for victims: whom it has looked at because their keys were out of date, and how many more it may value for
- * the first time. */
+/* A search for victims: whose keys it has computed anew, and for how many new storages it may still compute the first
+ * one. */
 struct mgd_order_search {
   struct mgd_handle *looked_at[MGD_LOOKS];
-  int32_t count, values;
+  int32_t count, new_keys;
 };
 void mgd_order_insert_locked(struct mgd_machine *m, struct mgd_handle *h); /* room for it was made when it was opened */
 void mgd_order_remove_locked(struct mgd_machine *m, struct mgd_handle *h);
@@ -109,8 +109,8 @@ void mgd_order_look_again_locked(struct mgd_machine *m,
                                  struct mgd_handle *h); /* what it is worth has changed; one that is parked waits */
 bool mgd_order_before(const struct mgd_place *a, const struct mgd_place *b);
 int32_t mgd_order_parent(int32_t place); /* in the heap; of a place above 0 */
-/* The one that leaves next, or NULL: all are parked. Exact where no more than the search may look at are out of date.
- */
+/* The one that leaves next, or NULL: all are parked. It is the one with the least key if at most MGD_LOOKS keys are out
+ * of date. */
 struct mgd_handle *mgd_order_first_locked(struct mgd_machine *m, struct mgd_storages *s,
                                           struct mgd_order_search *search);
 void mgd_order_park_locked(struct mgd_machine *m, struct mgd_handle *h);

@@ -1,22 +1,25 @@
-/* order.c: the order in which a device's storages leave: a heap by the policy's keys, smallest first.
+/* order.c: the order in which a device's storages leave.
  *
- * It asks the policy for keys and keeps them in order; whether somebody may leave, and
- * where to, is asked elsewhere. Behind the heap stand those that came since, of which only
- * is noted what they were when they came: to value them reads links and others' handles, which are
- * in no cache, and most are gone before anybody has to leave. Behind those stand the parked.
+ * The policy gives each storage a key; this file keeps the keys in order, smallest first. Whether a storage may leave,
+ * and where to, is evict.c's.
  *
- * Operators stamp a handle without a lock, so a key may be out of date. It is looked
- * at again when the handle comes to the top, but only so many of them in one
- * call: then the best of those that were looked at goes.
+ * The array `order` of a device has three parts:
+ *   1. the heap, of storages that have a key;
+ *   2. new storages, which have no key yet. To compute one reads links and the handle, and most new storages are freed
+ *      before any storage has to leave;
+ *   3. parked storages, which evict.c found unable to leave during the search that goes on.
+ *
+ * A key can be out of date, because operators stamp a handle without the lock. So the key of the storage on top of the
+ * heap is computed again when its stamp has changed. One search does that at most MGD_LOOKS times; then it takes the
+ * best of the storages whose keys it has just computed.
  */
 #include "arithmetic.h"
 #include "internal_machine.h"
 
-#define CHILDREN 4 /* that a place has: their keys are neighbours in memory */
+#define CHILDREN 4 /* of a place in the heap; the keys of four fit into few cache lines */
 
 bool mgd_order_before(const struct mgd_place *a, const struct mgd_place *b) {
-  return a->key < b->key ||
-      (a->key == b->key && a->seen < b->seen); /* keys come from a policy, equal ones are the common case */
+  return a->key < b->key || (a->key == b->key && a->stamp < b->stamp); /* many policies give equal keys */
 }
 
 int32_t mgd_order_parent(int32_t place) { return (place - 1) / CHILDREN; }
@@ -35,7 +38,7 @@ static void sift_up(struct mgd_storages *s, int32_t i, struct mgd_place place) {
   put(s, i, place);
 }
 
-/* 64 bits, because a heap may have more than a quarter of what 32 can count. */
+/* The child with the smallest key, or -1. In 64 bits, because four times a place can be more than 32 bits hold. */
 static int32_t least_child(const struct mgd_storages *s, int32_t i) {
   int64_t least = (int64_t)i * CHILDREN + 1, end = least + CHILDREN;
   end = end < s->sorted ? end : s->sorted;
@@ -52,7 +55,7 @@ static void sift_down(struct mgd_storages *s, int32_t i, struct mgd_place place)
   put(s, i, place);
 }
 
-/* It goes where a hole is: up or down from there. */
+/* Puts `place` where the heap has a hole, and moves it up or down from there until the heap is in order. */
 static void sift(struct mgd_storages *s, int32_t hole, struct mgd_place place) {
   if (hole > 0 && mgd_order_before(&place, &s->order[mgd_order_parent(hole)])) {
     sift_up(s, hole, place);
@@ -65,35 +68,35 @@ static void sift(struct mgd_storages *s, int32_t hole, struct mgd_place place) {
 
 static bool is_clean(const struct mgd_handle *h) { return h->memory && !__atomic_load_n(&h->dirty, __ATOMIC_RELAXED); }
 
-/* All that its worth depends on and that changes. */
-static struct mgd_place note(const struct mgd_machine *m, struct mgd_handle *h) {
-  h->seen_clean = is_clean(h);
+/* A place without a key: it remembers what a key would be computed from. */
+static struct mgd_place snapshot(const struct mgd_machine *m, struct mgd_handle *h) {
+  h->was_clean = is_clean(h);
   return (struct mgd_place){
-      .key = m->devices[h->home].storages.age, .seen = __atomic_load_n(&h->stamp, __ATOMIC_RELAXED), .handle = h};
+      .key = m->devices[h->home].storages.age, .stamp = __atomic_load_n(&h->stamp, __ATOMIC_RELAXED), .handle = h};
 }
 
-/* What came home was clean when that was noted, and is often written right after: to leave then costs more than its key
- * says. */
-static bool is_noted(const struct mgd_place *p) {
-  return p->seen == __atomic_load_n(&p->handle->stamp, __ATOMIC_RELAXED) &&
-      p->handle->seen_clean == is_clean(p->handle);
+/* Whether the key still describes the storage. The dirty mark counts too: a storage that came home is clean, and the
+ * operator that wanted it often writes it right after. Then it costs more to leave than its key says. */
+static bool is_current(const struct mgd_place *p) {
+  return p->stamp == __atomic_load_n(&p->handle->stamp, __ATOMIC_RELAXED) &&
+      p->handle->was_clean == is_clean(p->handle);
 }
 
-static struct mgd_place value(const struct mgd_machine *m, struct mgd_place p) {
+static struct mgd_place with_key(const struct mgd_machine *m, struct mgd_place p) {
   const struct mgd_handle *h = p.handle;
   const struct mgd_link *out = &m->links[h->home][MGD_HOST], *back = &m->links[MGD_HOST][h->home];
-  struct mgd_victim v = {.handle = h, .bytes = h->bytes, .clean = h->seen_clean, .age = p.key, .stamp = p.seen};
+  struct mgd_victim v = {.handle = h, .bytes = h->bytes, .clean = h->was_clean, .age = p.key, .stamp = p.stamp};
   v.leave_ns = v.clean ? 0.0 : mgd_link_estimate(out, 1, h->bytes);
   v.return_ns = mgd_link_estimate(back, 1, h->bytes);
   double key = m->victim(m->victim_context, &v);
-  p.key = isnan(key) ? 0.0 : key; /* what compares with nothing would break the order */
+  p.key = isnan(key) ? 0.0 : key; /* NaN is neither smaller nor larger, and would break the heap */
   return p;
 }
 
-/* Values so many of those that came since, and counts them down. */
-static void sort(const struct mgd_machine *m, struct mgd_storages *s, int32_t *most) {
+/* Brings at most *most new storages into the heap, and lowers *most by as many. */
+static void add_to_heap(const struct mgd_machine *m, struct mgd_storages *s, int32_t *most) {
   for (; *most > 0 && s->sorted < s->ordered; s->sorted++, --*most) {
-    sift_up(s, s->sorted, value(m, s->order[s->sorted]));
+    sift_up(s, s->sorted, with_key(m, s->order[s->sorted]));
   }
 }
 
@@ -101,20 +104,21 @@ static void sort(const struct mgd_machine *m, struct mgd_storages *s, int32_t *m
 
 static bool is_parked(const struct mgd_storages *s, const struct mgd_handle *h) { return h->position >= s->ordered; }
 
-/* In front of the parked. Whoever comes when many wait to be valued pays for two of them, so that nobody ever pays for
- * all. */
+/* Puts the storage behind the other new ones, in front of the parked ones. Where there are many new ones, each call
+ * brings two of them into the heap. So their number stays small, and no search has to bring in all of them. */
 static void add_unsorted(struct mgd_machine *m, struct mgd_storages *s, struct mgd_handle *h) {
   if (s->parked > 0) {
     put(s, s->ordered + s->parked, s->order[s->ordered]);
   }
-  put(s, s->ordered++, note(m, h));
+  put(s, s->ordered++, snapshot(m, h));
   int32_t two = 2;
   if (s->ordered - s->sorted > MGD_LOOKS) {
-    sort(m, s, &two);
+    add_to_heap(m, s, &two);
   }
 }
 
-/* The last of each part fills the hole that the one before it left. */
+/* Takes a storage out of the array. The last storage of its part fills the hole, the last of the next part fills the
+ * place of that one, and so on to the end of the array. */
 static void take_out(struct mgd_storages *s, const struct mgd_handle *h) {
   int32_t hole = h->position;
   bool was_parked = is_parked(s, h);
@@ -163,13 +167,14 @@ void mgd_order_look_again_locked(struct mgd_machine *m, struct mgd_handle *h) {
 void mgd_order_park_locked(struct mgd_machine *m, struct mgd_handle *h) {
   struct mgd_storages *s = &m->devices[h->home].storages;
   take_out(s, h);
-  put(s, s->ordered + s->parked++, note(m, h));
+  put(s, s->ordered + s->parked++, snapshot(m, h));
 }
 
-/* Of many it is not noted again what they are by now. */
+/* Parked storages are new storages again. Their snapshots are taken anew, unless there are so many that it would take
+ * too long under the lock; an old snapshot is found to be out of date later. */
 void mgd_order_unpark_locked(struct mgd_machine *m, struct mgd_storages *s) {
   for (int32_t i = 0; i < s->parked && s->parked <= MGD_LOOKS; i++) {
-    s->order[s->ordered + i] = note(m, s->order[s->ordered + i].handle);
+    s->order[s->ordered + i] = snapshot(m, s->order[s->ordered + i].handle);
   }
   s->ordered += s->parked;
   s->parked = 0;
@@ -177,11 +182,12 @@ void mgd_order_unpark_locked(struct mgd_machine *m, struct mgd_storages *s) {
 
 /* ---- who is next */
 
-static void look_at(const struct mgd_machine *m, struct mgd_storages *s, struct mgd_handle *h) {
-  sift(s, h->position, value(m, note(m, h)));
+static void refresh(const struct mgd_machine *m, struct mgd_storages *s, struct mgd_handle *h) {
+  sift(s, h->position, with_key(m, snapshot(m, h)));
 }
 
-/* The best of those that this search has looked at and that are still there, or what is on top. */
+/* The best of the storages whose keys this search has computed and that are still in the heap; if there is none, the
+ * one on top. */
 static struct mgd_handle *best_known(struct mgd_storages *s, const struct mgd_order_search *search) {
   int32_t best = -1;
   for (int32_t i = 0; i < search->count; i++) {
@@ -192,19 +198,19 @@ static struct mgd_handle *best_known(struct mgd_storages *s, const struct mgd_or
   return s->order[best < 0 ? 0 : best].handle;
 }
 
-/* Somebody else may go on using them all, so it looks again a bounded number of times. */
+/* Other threads may stamp the storages all the time, so the number of keys that are computed anew has a limit. */
 struct mgd_handle *mgd_order_first_locked(struct mgd_machine *m, struct mgd_storages *s,
                                           struct mgd_order_search *search) {
-  sort(m, s, &search->values);
+  add_to_heap(m, s, &search->new_keys);
   for (int64_t looks = 2 * (int64_t)s->ordered; s->sorted > 0; looks--) {
     struct mgd_handle *h = s->order[0].handle;
-    if (is_noted(&s->order[0])) {
+    if (is_current(&s->order[0])) {
       return h;
     }
     if (looks <= 0 || search->count == MGD_LOOKS) {
       return best_known(s, search);
     }
-    look_at(m, s, h);
+    refresh(m, s, h);
     search->looked_at[search->count++] = h;
   }
   return NULL;
@@ -216,9 +222,9 @@ void mgd_order_rekey(struct mgd_machine *m, struct mgd_handle *h) {
   mgd_state_enter(m);
   struct mgd_storages *s = &m->devices[h->home].storages;
   if (h->position >= 0 && h->position < s->sorted) {
-    look_at(m, s, h);
+    refresh(m, s, h);
   } else if (h->position >= 0) {
-    s->order[h->position] = note(m, h); /* the policy is asked later */
+    s->order[h->position] = snapshot(m, h); /* it gets its key when it comes into the heap */
   }
   (void)mgd_state_leave(m, MGD_OK);
 }
@@ -233,7 +239,7 @@ int mgd_order_set_policy(struct mgd_machine *m, mgd_victim_fn fn, void *context)
     s->age = 0.0;
     s->ordered = s->sorted = s->parked = 0;
     for (int32_t i = 0; i < n; i++) {
-      add_unsorted(m, s, s->order[i].handle); /* to one of the places up to i */
+      add_unsorted(m, s, s->order[i].handle); /* writes to a place that has been read, at most i */
     }
   }
   return mgd_state_leave(m, MGD_OK);

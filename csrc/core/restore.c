@@ -1,18 +1,18 @@
-/* restore.c: how bytes come back, and what it costs the others.
+/* restore.c: how bytes come home again.
  *
- * It says what has to come home for one operator, whether there can be room for it, and
- * files what has come. It chooses nobody who leaves for it: that is evict.c's, which is
- * asked by whoever carries the plan out. Nothing is copied here.
+ * mgd_restore_begin() plans what has to come home for one operator, and says whether there can be room for it.
+ * mgd_restore_end() files a storage when its bytes have come, or have not. Which storages leave to make that room is
+ * not decided here: who carries the plan out asks evict.c. Nothing is copied here.
  */
 #include "arithmetic.h"
 #include "internal_machine.h"
 
 /* ---- what it costs */
 
-/* What a call asks for, by device. */
+/* What one operator needs, by device. */
 struct need {
   int64_t missing[MGD_MAX_DEVICES]; /* bytes that are to come home */
-  mgd_wide own[MGD_MAX_DEVICES];    /* the caller's bytes, which are no hope: it needs the room beside them */
+  mgd_wide own[MGD_MAX_DEVICES];    /* bytes of its operands that are there: they cannot leave to make the room */
 };
 
 static void count_need(struct need *need, const struct mgd_handle *h) {
@@ -27,16 +27,16 @@ static void count_need(struct need *need, const struct mgd_handle *h) {
   }
 }
 
-/* Marks them as asked, so that one that is named twice counts once. WAIT: one of them is on its way in other hands. */
+/* Marks them as counted, so that one that is named twice counts once. WAIT: another thread is moving one of them. */
 static int count_needs(struct mgd_handle *const *handles, size_t n, struct need *need) {
   int code = MGD_OK;
   for (size_t i = 0; i < n; i++) {
     struct mgd_handle *h = handles[i];
     code = mgd_residency_is_moving(h) ? MGD_E_WAIT : code;
-    if (!h->asked) {
+    if (!h->counted) {
       count_need(need, h);
     }
-    h->asked = true;
+    h->counted = true;
   }
   return code;
 }
@@ -45,7 +45,7 @@ static int64_t idle_bytes(const struct mgd_handle *h) {
   return __atomic_load_n(&h->in_use, __ATOMIC_RELAXED) == MGD_ALIVE ? h->bytes : 0;
 }
 
-/* Whether `bytes` that nobody uses are among so many of the oldest on a device, which may be all. */
+/* Whether storages that nobody uses have so many bytes, as far as MGD_LOOKS of the oldest tell; *all: those are all. */
 static bool finds_idle(const struct mgd_machine *m, int device, int64_t bytes, bool *all) {
   const struct mgd_storages *s = &m->devices[device].storages;
   int64_t idle = m->devices[device].by_owner[MGD_REPLICA];
@@ -61,9 +61,9 @@ static bool finds_idle(const struct mgd_machine *m, int device, int64_t bytes, b
   return idle >= bytes;
 }
 
-/* BUSY: it may come free sooner or later; uses come and go meanwhile, so it asks for none. Where too many are there to
- * ask whether they are in use, it is taken that few are: who then makes room finds out, and the bytes stay where they
- * are. */
+/* OK: so many bytes can leave the device. BUSY: they can when other operators have ended. NO_ROOM: they cannot.
+ * Where there are too many storages to look at each, the answer supposes that few of them are in use. If that is wrong,
+ * evict.c finds nobody to leave, and the operands stay where they are. */
 static int check_room(const struct mgd_machine *m, int device, int64_t bytes, mgd_wide own) {
   const struct mgd_storages *s = &m->devices[device].storages;
   bool all;
@@ -114,7 +114,7 @@ static int acquire(struct mgd_machine *m, struct mgd_handle *const *handles, siz
     code = plan_room(m, &need, room, actions, &made, device);
   }
   for (size_t i = 0; i < n; i++) {
-    handles[i]->asked = false;
+    handles[i]->counted = false;
     if (code == MGD_OK && handles[i]->state == MGD_SPILLED) {
       plan_restore(m, handles[i], &actions[made++]);
     }
@@ -136,7 +136,8 @@ int mgd_restore_begin(struct mgd_machine *m, struct mgd_handle *const *handles, 
 
 /* ---- the end */
 
-/* The host's copy stays as a spare while there is room for it: then leaving again costs nothing. */
+/* The host's copy is kept as a spare while the host has room: if nobody writes the bytes, they can leave again without
+ * being copied. */
 static void *end_restore(struct mgd_machine *m, struct mgd_handle *h, bool done) {
   void *left = NULL;
   if (done) {

@@ -95,8 +95,8 @@ void copy(int to, void* target, int from, const void* source, std::size_t bytes)
   C10_CUDA_CHECK(cudaStreamSynchronize(stream.stream()));
 }
 
-// To pin makes a context on the current device where it has none. A recording on another thread does not mind.
-void* pin(std::size_t bytes) {
+// To lock pages makes a context on the current device where it has none. A recording on another thread does not mind.
+void* lock_pages(std::size_t bytes) {
   const c10::cuda::OptionalCUDAGuard guard(c10::cuda::getDeviceIndexWithPrimaryContext());
   const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
   void* memory = nullptr;
@@ -106,7 +106,7 @@ void* pin(std::size_t bytes) {
 }
 
 // At the end of the process, and in a child of fork(), the driver is gone.
-void unpin(void* memory) {
+void unlock_pages(void* memory) {
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   const bool exchanged = cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess;
   if (cudaFreeHost(memory) != cudaSuccess) (void)cudaGetLastError();
@@ -128,8 +128,8 @@ void fill_backend(CudaBridge* bridge) {
   bridge->speed = &speed;
   bridge->use = &use_stream;
   bridge->retire = &retire_block;
-  bridge->pin = &pin;
-  bridge->unpin = &unpin;
+  bridge->lock_pages = &lock_pages;
+  bridge->unlock_pages = &unlock_pages;
 }
 
 } // namespace managed

@@ -64,7 +64,7 @@ bool make_some_cuda_room(int device) {
   constexpr int64_t kSegment = 20 << 20;
   const int id = cuda_id(device);
   if (id < 0) return false;
-  const int64_t wanted = std::max(asked_by_this_thread(), Hold::bytes_of_this_thread(id)) + kSegment;
+  const int64_t wanted = std::max(requested_by_this_thread(), Hold::bytes_of_this_thread(id)) + kSegment;
   bool made = false;
   while (free_bytes(id) < wanted && make_room(id, wanted, Caller::LockedAllocator)) made = true;
   return made;

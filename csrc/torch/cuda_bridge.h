@@ -13,10 +13,10 @@ struct CudaBridge : Bridge {
   bool (*make_some_room)(int device) = nullptr;
 
   // ---- filled by the backend
-  // Pinned memory of the host, straight from the driver and straight back. `pin` throws std::bad_alloc, `unpin`
-  // nothing.
-  void* (*pin)(std::size_t bytes) = nullptr;
-  void (*unpin)(void* memory) = nullptr;
+  // Page-locked memory of the host, straight from the driver and straight back. `lock_pages` throws std::bad_alloc,
+  // `unlock_pages` nothing.
+  void* (*lock_pages)(std::size_t bytes) = nullptr;
+  void (*unlock_pages)(void* memory) = nullptr;
 };
 
 } // namespace managed

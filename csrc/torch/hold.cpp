@@ -17,11 +17,11 @@ namespace managed {
 
 namespace {
 
-constexpr int64_t kStuck = 60'000'000'000; // ns that a copy may take
+constexpr int64_t kStuck = 60'000'000'000; // ns that another thread's copy may take
 
 constinit thread_local Hold* innermost __attribute__((tls_model("initial-exec"))) = nullptr;
 
-// What was promised to come home and will not.
+// Ends the restores of a plan that are not carried out: their storages stay away.
 void give_up(const mgd_action* from, const mgd_action* end) {
   for (; from != end; from++) {
     if (from->kind != MGD_DO_RESTORE) continue;
@@ -32,8 +32,8 @@ void give_up(const mgd_action* from, const mgd_action* end) {
   note_change();
 }
 
-// Whether another try makes sense: other threads use or move what is on the device, or have given something back since
-// they had `freed` so much.
+// Whether another try makes sense: other threads use or move storages on the device, or have freed bytes since
+// freed_by_others() was `freed`.
 bool others_use(int device, uint64_t freed) {
   if (unfinished_deaths.load() > 0) return true;
   return mgd_user_others(machine(), device, Hold::uses_of_this_thread(device)) == MGD_E_BUSY ||
@@ -52,7 +52,7 @@ void carry_out_all(const mgd_action* actions, std::size_t n) {
   }
 }
 
-// To ask for a tangent takes a lock, also where there is none. A view can have its base's.
+// Torch takes a lock to look for a tangent, so this asks first whether there can be one. A view can have its base's.
 bool may_have_tangent(const at::TensorBase& t) {
   const auto* meta = torch::autograd::impl::get_autograd_meta(t);
   if (!meta || meta->fw_grad_) return meta;
@@ -137,7 +137,7 @@ void Hold::let_go() {
   if (C10_UNLIKELY(tells_again_)) note_streams();
   if (C10_UNLIKELY(recording_graphs.load(std::memory_order_relaxed)))
     for (const Use& u : used_)
-      mgd_handle_pin(machine(), u.block, MGD_PIN_GRAPH, true); // the graph goes on reading where they are now
+      mgd_handle_pin(machine(), u.block, MGD_PIN_GRAPH, true); // each replay reads them where they are now
   give_back();
   innermost = outer_;
   if (C10_UNLIKELY(somebody_waits())) note_change();
@@ -167,21 +167,21 @@ int64_t Hold::bytes_of_this_thread(int device) {
   return bytes;
 }
 
-// The tensors live as long as the operator's arguments do, so their handles can be used again after they were given
-// back.
+// The operator's arguments keep the tensors alive, so their handles are still there after give_back().
 void Hold::use_again() {
   for (const Use& u : used_) mgd_handle_use(u.block, user_, tick());
   given_ = false;
 }
 
-// Waits for others with nothing in its hands: two operators that each held what the other needs would wait for ever.
-void Hold::wait_for_others(uint64_t seen, int64_t deadline) {
+// Holds nothing while it waits. Otherwise two operators could each hold what the other waits for.
+void Hold::wait_for_others(uint64_t freed_before, int64_t deadline) {
   give_back();
-  wait_for_change(seen, deadline);
+  wait_for_change(freed_before, deadline);
   use_again();
 }
 
-// A child of fork() must not find what is promised and never comes, so planning belongs to the move.
+// The Transfer includes the planning: a child of fork() must not find storages whose restore has begun in a thread that
+// it lacks.
 int Hold::begin_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::size_t* n, int* device) {
   const Transfer moving;
   // Fragments count, because who leaves beside them makes room of both. Where nobody does, the allocation fails.
@@ -194,21 +194,21 @@ int Hold::begin_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std:
   return code;
 }
 
-// True when everything is home, where it stays while it is held; false when it is worth another try.
+// True: all operands are home, and stay while they are held. False: another try makes sense. Throws when none does.
 bool Hold::try_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::size_t room_in_plan, int64_t deadline,
                              const char* operator_name) {
-  const uint64_t seen = freed_count(), freed = freed_by_others();
+  const uint64_t freed_before = freed_count(), freed = freed_by_others();
   std::size_t n = room_in_plan;
   int device = 0;
-  int code = MGD_E_WAIT; // also where others were faster
+  int code = MGD_E_WAIT; // also if an exception below says that others took the room
   try {
     code = begin_to_bring_home(handles, plan, &n, &device);
     if (code == MGD_OK) return true;
-  } catch (const c10::OutOfMemoryError&) { // others took the room, or what should have left may not
+  } catch (const c10::OutOfMemoryError&) { // other threads took the room, or storages that should leave could not
     device = plan[0].kind == MGD_DO_RESTORE ? plan[0].to : plan[0].from;
     if ((now() >= deadline || !others_use(device, freed)) && !collect_garbage()) throw;
   }
-  if (code == MGD_E_WAIT) { // whoever moves the bytes comes to an end, unless something is wrong
+  if (code == MGD_E_WAIT) { // another thread moves an operand; that ends, unless something is wrong
     TORCH_CHECK(now() < deadline + kStuck,
                 "managed: the bytes of an operand have been on their way in another thread for too long");
   } else if (code != MGD_OK) {
@@ -220,7 +220,7 @@ bool Hold::try_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::
       throw_no_room(device, handles, used_.size(), operator_name);
     }
   }
-  wait_for_others(seen, deadline);
+  wait_for_others(freed_before, deadline);
   return false;
 }
 

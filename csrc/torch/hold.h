@@ -1,5 +1,5 @@
-// hold.h: what one operator does to the storages it runs on: says that it uses
-// them, brings home what is elsewhere, and lets go in the end.
+// hold.h: what one operator does to the storages it runs on. It says that it uses them, brings home those whose bytes
+// are elsewhere, and says in the end that it uses them no more.
 #pragma once
 #include <c10/util/SmallVector.h>
 
@@ -81,7 +81,7 @@ class Hold {
   int begin_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::size_t* n, int* device);
   bool try_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::size_t room_in_plan, int64_t deadline,
                          const char* operator_name);
-  void wait_for_others(uint64_t seen, int64_t deadline);
+  void wait_for_others(uint64_t freed_before, int64_t deadline);
 
   uint64_t tick() { return C10_LIKELY(tick_ % MGD_TICKS != 0) ? tick_++ : (tick_ = next_tick(), tick_++); }
 

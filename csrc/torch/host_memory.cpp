@@ -51,8 +51,8 @@ std::size_t class_of(std::size_t bytes) {
 c10::DataPtr fresh(std::size_t bytes) {
   const auto* cuda = static_cast<const CudaBridge*>(backend_of(c10::kCUDA));
   if (!cuda) return c10::GetCPUAllocator()->allocate(bytes);
-  void* memory = cuda->pin(bytes);
-  return {memory, memory, cuda->unpin, c10::Device(c10::kCPU)};
+  void* memory = cuda->lock_pages(bytes);
+  return {memory, memory, cuda->unlock_pages, c10::Device(c10::kCPU)};
 }
 
 // What is kept beyond the room that was ever needed goes, the largest first.

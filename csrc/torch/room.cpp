@@ -30,12 +30,12 @@ std::atomic<bool> overwrite_freed{false};
 
 namespace {
 
-constexpr std::size_t kPlan = 32; // actions of one plan; who needs more asks again
-constexpr int kTries = 2;         // plans of which nothing came
+constexpr std::size_t kPlan = 32; // actions of one plan; more room takes another plan
+constexpr int kTries = 2;         // plans none of whose actions succeeded, before it gives up
 
 StorageHandle* handle_from(const mgd_action& a) { return static_cast<StorageHandle*>(a.handle); }
 
-// While a block for another device's bytes is asked for, nobody leaves to make room for it.
+// True while this thread requests a block for another device's storage: for such a guest no storage leaves.
 thread_local bool no_room_making = false;
 
 class AsGuest {
@@ -44,13 +44,13 @@ class AsGuest {
   ~AsGuest() { no_room_making = false; }
 };
 
-thread_local int64_t asked = 0;
+thread_local int64_t requested = 0;
 
 c10::DataPtr allocate_on(int device, std::size_t bytes) {
-  struct Asking {
-    explicit Asking(std::size_t n) { asked = static_cast<int64_t>(n); }
-    ~Asking() { asked = 0; }
-  } const asking(bytes);
+  struct Request {
+    explicit Request(std::size_t n) { requested = static_cast<int64_t>(n); }
+    ~Request() { requested = 0; }
+  } const request(bytes);
   const c10::DeviceGuard guard(device_of(device));
   return c10::GetAllocator(device_of(device).type())->allocate(bytes);
 }
@@ -73,7 +73,7 @@ HostMemory* try_allocate_host(std::size_t bytes) {
   return or_nothing([=] { return allocate_host(bytes); });
 }
 
-// Room on a peer, or nothing when somebody else was faster.
+// A block on a peer, or nothing when another thread has taken the room meanwhile.
 c10::DataPtr allocate_guest(int device, std::size_t bytes) {
   const AsGuest guest;
   return or_nothing([=] { return allocate_on(device, bytes); });
@@ -87,7 +87,7 @@ void copy_bytes(int to, void* target, int from, const void* source, std::size_t 
   backend_of(d.type())->copy(index(to), target, index(from), source, bytes);
 }
 
-// An event of a storage, in the history of the tensor that the program named last.
+// Records one move of a storage, and how long it took, in the history of the tensor that the program named last.
 class Timed {
  public:
   Timed(enum mgd_event_kind kind, enum mgd_reason why, const mgd_action& a) {
@@ -116,7 +116,8 @@ void end_spill(StorageHandle* b, int to, HostMemory* memory) {
   note_change();
 }
 
-// The bytes are where they should be: those at home go, and only then may somebody ask for them.
+// The bytes have been copied to `to`. Frees the block that they leave, and then files the storage as spilled: an
+// operator that wants the bytes waits until that is done.
 void leave_home(StorageHandle* b, int from, int to, HostMemory* memory) {
   c10::DataPtr old;
   if (from == b->home) poison(*b, &old);
@@ -153,8 +154,7 @@ bool spill_to_host(StorageHandle* b, const mgd_action& a) {
   return true;
 }
 
-// False when the bytes stay, for want of memory on the host or because of a device that does not answer, which is told
-// in *failure.
+// False when the bytes stay: the host had no memory, or a device failed. Its error is in *failure then.
 bool spill(const mgd_action& a, std::exception_ptr* failure) {
   StorageHandle* b = handle_from(a);
   Timed event(MGD_EV_SPILL, MGD_WHY_PRESSURE, a);
@@ -175,8 +175,8 @@ void drop(const mgd_action& a) {
   event.done();
 }
 
-// How many left: fewer than were planned when a copy failed. *forgotten: copies on the host that were given up to make
-// room there.
+// Returns how many storages left: fewer than were planned when a copy failed. *forgotten: how many copies on the host
+// were freed to make room there.
 int64_t carry_out(const mgd_action* actions, std::size_t n, std::exception_ptr* failure, int64_t* forgotten = nullptr) {
   int64_t left = 0;
   for (const mgd_action* a = actions; a != actions + n; a++) {
@@ -190,7 +190,8 @@ int64_t carry_out(const mgd_action* actions, std::size_t n, std::exception_ptr* 
   return left;
 }
 
-// What mgd_evict_begin says, how many left, and how many copies were given up.
+// Plans one departure or several and carries them out. Returns what mgd_evict_begin() said; *left and *forgotten as
+// above.
 int let_somebody_leave(int device, int64_t bytes, const int64_t* room, int64_t* left, int64_t* forgotten,
                        std::exception_ptr* failure) {
   const Transfer moving;
@@ -203,7 +204,7 @@ int let_somebody_leave(int device, int64_t bytes, const int64_t* room, int64_t* 
 
 } // namespace
 
-int64_t asked_by_this_thread() { return asked; }
+int64_t requested_by_this_thread() { return requested; }
 
 void restore(const mgd_action& a) {
   StorageHandle* b = handle_from(a);
@@ -221,7 +222,7 @@ void restore(const mgd_action& a) {
     throw;
   }
   if (b->was_lent.load(std::memory_order_relaxed))
-    mgd_handle_write(b); // nobody says when, so it never counts as unchanged
+    mgd_handle_write(b); // who has its pointer may write at any time, so no copy of it counts as current
   restore_pointer(*b, std::move(block));
   c10::DataPtr guest = std::exchange(b->guest, {});
   free_block(guest);
@@ -248,8 +249,8 @@ class Use {
   mgd_user* const user_;
 };
 
-// Where bytes are that somebody reads there. To everybody else it looks as if they came home and failed to: nobody
-// takes them away or frees them meanwhile.
+// Keeps bytes that are away where they are, while they are read there: a restore has begun, and will end as failed.
+// In between nobody else moves or frees them.
 class StillAway {
  public:
   explicit StillAway(const mgd_action& action) : restore_(action) {}
@@ -276,7 +277,7 @@ class StillAway {
 bool copy_from_where_it_is(StorageHandle& b, std::size_t offset, std::size_t bytes, int to, void* target, int* from) {
   const Use use(b);
   const Transfer moving;
-  int64_t room[MGD_MAX_DEVICES]; // no bytes come home, so all have it
+  int64_t room[MGD_MAX_DEVICES]; // no bytes come home, so room is not asked for
   std::fill(std::begin(room), std::end(room), INT64_MAX);
   std::array<mgd_action, 1 + MGD_MAX_DEVICES> plan;
   std::size_t n = plan.size();
@@ -298,8 +299,8 @@ bool copy_from_where_it_is(StorageHandle& b, std::size_t offset, std::size_t byt
 
 namespace {
 
-// Free bytes of each device that could take what leaves this one, as its allocator reports them. Takes the allocators'
-// locks. What is simulated and what is not, in one process, are no peers.
+// Free bytes of each device that could take guests of this one, as the devices' allocators report them; it takes their
+// locks. A simulated device and one that is not are no peers.
 void read_room(int device, int64_t room[MGD_MAX_DEVICES]) {
   const int n = device_count();
   for (int id = 0; id < n; id++) room[id] = device_of(id).type() == device_of(device).type() ? free_bytes(id) : 0;
@@ -307,13 +308,13 @@ void read_room(int device, int64_t room[MGD_MAX_DEVICES]) {
 
 bool find_room(int device, int64_t bytes, Caller caller, std::exception_ptr* failure) {
   const bool locked = caller == Caller::LockedAllocator;
-  const uint64_t seen = freed_count();
+  const uint64_t freed_before = freed_count();
   const int64_t missing = std::max<int64_t>(1, bytes - free_bytes(device));
   if (drop_replicas(device, missing, locked)) return true;
   int64_t room[MGD_MAX_DEVICES] = {};
   if (!locked) read_room(device, room);
   const bool waits =
-      caller == Caller::Free && asked == 0; // who brings operands home waits with empty hands instead (hold.cpp)
+      caller == Caller::Free && requested == 0; // who brings operands home waits in hold.cpp, where it holds nothing
   const int64_t deadline = now() + kPatience;
   note_shortage();
   int failures = 0;
@@ -322,15 +323,14 @@ bool find_room(int device, int64_t bytes, Caller caller, std::exception_ptr* fai
     int64_t left = 0, forgotten = 0;
     const int code = let_somebody_leave(device, missing, room, &left, &forgotten, failure);
     if (left) return true;
-    if (code == MGD_OK) { // no memory on the host, or a device that does not answer; but copies that were given up are
-                          // on the way to room
+    if (code == MGD_OK) { // the host has no memory, or a device failed; copies that were freed are progress
       failures += forgotten == 0;
       if (failures < kTries) continue;
       return false;
     }
     if (locked) return false;
     const bool more_to_come = code == MGD_E_BUSY || unfinished_deaths.load() > 0;
-    if (freed_count() != seen) return true; // look again: somebody gave bytes back meanwhile
+    if (freed_count() != freed_before) return true; // another thread has freed bytes: the caller looks again
     if (!waits || !more_to_come || !wait_for_change(before, deadline)) return false;
   }
 }

@@ -14,12 +14,13 @@ namespace managed {
 // is called, whose lock another thread may hold while it waits for this one.
 enum class Caller { Free, BringsHome, LockedAllocator };
 
-// Frees up to `bytes` on the device: copies first, then storages. False: nobody can leave, also not soon. Where that is
-// so because a device failed, it throws that device's error, but not through an allocator that holds its lock.
+// Frees up to `bytes` on the device: kept copies first, then storages. False: no storage can leave, now or soon. If the
+// reason is a device that failed, it throws that device's error, unless the caller is an allocator that holds its lock.
 bool make_room(int device, int64_t bytes, Caller caller = Caller::Free);
 
-// Bytes that this thread is just asking an allocator for, to bring storages home; 0 when an operator asks.
-int64_t asked_by_this_thread();
+// Bytes of the block that this thread is requesting for a storage that comes home or goes to a peer; 0 while it
+// requests none.
+int64_t requested_by_this_thread();
 
 // Nothing may use more than this many bytes of the device from now on; what is there beyond them leaves as far as it
 // can.

@@ -113,7 +113,7 @@ static void who_is_home(struct directory *d) {
   EXPECT_BROKEN(d, d->empty->bytes, 1);
   EXPECT_BROKEN(d, d->idle->home, MGD_HOST);
   EXPECT_BROKEN(d, d->idle->home, 2);
-  EXPECT_BROKEN(d, d->idle->asked, true);
+  EXPECT_BROKEN(d, d->idle->counted, true);
   EXPECT_BROKEN(d, d->idle->closed, true);
   EXPECT_BROKEN(d, d->idle->state, 4);
   EXPECT_BROKEN(d, d->idle->state, MGD_SPILLED);
