@@ -144,15 +144,16 @@ int mgd_replica_limit(struct mgd_machine *m, int device, double fraction); /* of
 int mgd_user_join(struct mgd_machine *m,
                   struct mgd_user **user); /* before a thread's first use; what it counts stays after it has left */
 void mgd_user_leave(struct mgd_machine *m, struct mgd_user *user);
-/* BUSY: others than the caller use storages whose home the device is, or bring some away from there; `mine` are the
- * caller's own. */
+/* BUSY: other threads use storages whose home is `device`, or are moving bytes away from it. `mine`: how many of the
+ * uses are the caller's. */
 int mgd_user_others(struct mgd_machine *m, int device, int64_t mine);
 
 /* ---- handle.c: where each storage's bytes are */
 /* `h` is zeroed and resident at home. NOMEM: nothing was changed. */
 int mgd_handle_open(struct mgd_machine *m, struct mgd_handle *h, int home, int64_t bytes);
-/* The storage dies; nobody asks for it any more. *moving: whoever moves the bytes frees them, together with the handle;
- * otherwise the caller frees them now, *memory among them. Then the caller puts MGD_ALIVE back. */
+/* The storage died. *moving: a mover has its bytes, and frees them and the handle when the move ends. Otherwise the
+ * caller frees the bytes now, *memory (the host's copy) too. Then, in both cases, it calls
+ * mgd_handle_put(h, MGD_ALIVE). */
 int mgd_handle_close(struct mgd_machine *m, struct mgd_handle *h, bool *moving, void **memory);
 /* A resident storage in use by the caller got another block. *memory: a copy of the old one to be freed, or NULL.
  * INVALID: it is not home. */
@@ -173,12 +174,15 @@ int mgd_host_usage(struct mgd_machine *m, int64_t *used, int64_t *limit, int64_t
 int mgd_residency_read(struct mgd_machine *m, int device, struct mgd_residency_usage *out);
 
 /* ---- restore.c: how bytes come back */
-/* Everything that one operator needs, or nothing: what brings the n handles home, all of them in use by the caller; one
- * may be named twice. room[id] are the free bytes of each device, below 0 where it holds too much. First comes what
- * makes room, then every restore, which is the caller's from now on. *n_actions in: room, at least n + MGD_MAX_DEVICES;
- * out: how many, 0 when all are home. WAIT: others are moving one of them. BUSY, NO_ROOM: the bytes will not fit on
- * *device while others use what is there, or whoever leaves; a storage that the caller uses beside the n counts as
- * others'. *device is written by these two alone. */
+/* Plans how the bytes of n handles come home for one operator: all of them or none. The caller uses all of them already
+ * (mgd_handle_use); one may be named twice. room[id]: free bytes of each device, below 0 where it holds too much.
+ * OK: *n_actions actions, 0 when all are home. First a MAKE_ROOM for each device that lacks room, then a RESTORE for
+ * each storage that is away. Each RESTORE has begun: the caller ends it with mgd_restore_end(), done or not.
+ * WAIT: another thread is moving one of the storages.
+ * BUSY: the bytes do not fit on *device now, but may when uses or moves that are under way have ended.
+ * NO_ROOM: they do not fit on *device even then. *device is written by BUSY and NO_ROOM alone.
+ * A storage that the caller uses and did not name counts as one that may leave later.
+ * *n_actions in: the room in `actions`, at least n + MGD_MAX_DEVICES. */
 int mgd_restore_begin(struct mgd_machine *m, struct mgd_handle *const *handles, size_t n, const int64_t *room,
                       struct mgd_action *actions, size_t *n_actions, int *device);
 /* The bytes are home, or (!done) they are not and stay where they were. *memory: to be freed, or NULL. INVALID: it is
@@ -186,11 +190,15 @@ int mgd_restore_begin(struct mgd_machine *m, struct mgd_handle *const *handles, 
 int mgd_restore_end(struct mgd_machine *m, struct mgd_handle *h, bool done, void **memory);
 
 /* ---- evict.c: who leaves */
-/* Chooses storages that leave `device` until `bytes` come free, as far as there are any and the actions have room:
- * guests of other devices first, then by the policy. They go to a peer with room[id] bytes (NULL: no peers) or to the
- * host. Each SPILL and DROP is the caller's to carry out and end. *n in: room, at least 2; out: how many. ABSENT:
- * nobody can leave. BUSY: nobody now, but mgd_user_others(), or did meanwhile. Where many may not leave it lets others
- * in between. */
+/* Plans which storages leave `device`, until `bytes` come free or the plan is full: guests of other devices first, then
+ * its own by the policy. They go to a peer with room (room[id]: free bytes of each device; NULL: no peers) or to the
+ * host.
+ * `mine`: how many uses of storages of that device are the caller's own.
+ * OK: *n actions. SPILL and DROP have begun: the caller ends each with mgd_evict_end(). FORGET: the caller frees
+ * `memory`. A plan may consist of FORGETs alone.
+ * BUSY: none can leave now, but others use storages there, or did during the search: ask again later.
+ * ABSENT: none can leave. *n in: the room in `actions`, at least 2.
+ * After each MGD_LOOKS storages that may not leave it lets other threads have the mutex. */
 int mgd_evict_begin(struct mgd_machine *m, int device, int64_t bytes, const int64_t *room, int64_t mine,
                     struct mgd_action *actions, size_t *n);
 int mgd_evict_veto(struct mgd_machine *m, mgd_may_leave_fn fn);               /* NULL: all may */

@@ -1,10 +1,10 @@
 /* internal_machine.h: what a struct mgd_machine is made of.
  *
- * Private to the core: only files in this folder include it (and the tests
- * that break an invariant on purpose). Everybody else sees an opaque pointer.
+ * Private to the core and to the tests that break an invariant on purpose. Everybody else sees an opaque pointer.
  *
- * One mutex guards the whole machine. A public function is one transition: it
- * enters, decides, and leaves; it never calls out in between. Functions ending
+ * One mutex guards the whole machine. A public function takes it, decides and releases it. Two callbacks are called
+ * with it held, and must not call the core: the policy (mgd_victim_fn) and the veto (mgd_may_leave_fn).
+ * mgd_evict_begin() releases it between slices of its search; every other function is one transition. Functions ending
  * in _locked expect the mutex to be held.
  */
 #ifndef MGD_INTERNAL_MACHINE_H

@@ -45,7 +45,8 @@ static int64_t idle_bytes(const struct mgd_handle *h) {
   return __atomic_load_n(&h->in_use, __ATOMIC_RELAXED) == MGD_ALIVE ? h->bytes : 0;
 }
 
-/* Whether storages that nobody uses have so many bytes, as far as MGD_LOOKS of the oldest tell; *all: those are all. */
+/* Whether kept copies, guests and storages that nobody uses have so many bytes. It looks at no more than MGD_LOOKS of
+ * them, from the front of their lists; *all: it has looked at all. */
 static bool finds_idle(const struct mgd_machine *m, int device, int64_t bytes, bool *all) {
   const struct mgd_storages *s = &m->devices[device].storages;
   int64_t idle = m->devices[device].by_owner[MGD_REPLICA];

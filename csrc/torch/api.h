@@ -2,7 +2,8 @@
  *
  * Tensors cross as PyObject*. A function that returns int gives 0 (or a truth
  * value) or -1 with a Python exception set; one that returns PyObject* gives a
- * new reference or NULL with an exception set. All are called with the GIL.
+ * new reference or NULL with an exception set. All are called with the GIL;
+ * mgd_torch_in_backward() also without.
  */
 #ifndef MGD_TORCH_API_H
 #define MGD_TORCH_API_H
@@ -29,11 +30,11 @@ int mgd_torch_discover(void);
 PyObject *mgd_torch_bridge(void);
 /* CUDA is being initialised: from now on its tensors may leave, where managed._cuda has filled its half. */
 void mgd_torch_cuda_starts(void);
-/* Attaches the simulator: `capsule` is managed._sim's bridge; adds its devices, replaces earlier simulated ones. */
+/* Attaches the simulator: `capsule` is managed._sim's bridge; adds its devices. A second call fails. */
 int mgd_torch_attach_sim(PyObject *capsule, int devices);
 
 /* ---- devices.cpp: torch's devices as ids of the machine */
-/* Device object, "cuda:1", "sim", "cpu" or int -> id. "cuda" means a simulated device where there is no CUDA.
+/* Device object, "cuda:1", "sim", "cpu" or int -> id. "cuda" means a simulated device once there are any.
  * *any is set when a device type without an index was named ("cuda"). ValueError for what does not exist. */
 int mgd_torch_device_id(PyObject *device, int *id, int *any);
 PyObject *mgd_torch_device(int id); /* a torch.device */
@@ -140,7 +141,7 @@ void mgd_torch_set_errors(PyObject *pin_conflict, PyObject *out_of_memory);
 
 /* ---- hook.cpp: knobs */
 int mgd_torch_set_frozen(int frozen); /* thread-local; returns the old value */
-/* Extra counters of the hook as a dict: slow_calls, aligned, grouped, ... */
+/* Counters of the hook as a dict: misaligned_calls, aligned_calls, grouped_calls, replica_hits. */
 PyObject *mgd_torch_counters(void);
 int mgd_torch_reset_counters(void);
 
@@ -156,14 +157,14 @@ int mgd_torch_gather_gradients(PyObject *parameters);
 
 /* ---- random.cpp */
 /* A checkpointed function is about to run again, in a thread of the engine perhaps: replays set generators that all
- * threads share, so they take turns. 0 when this thread is in no backward pass of managed tensors, and then there is
- * nothing to end. */
+ * threads share, so they take turns. 0, and then there is nothing to end: this thread is in no backward pass of managed
+ * tensors, or replays already. */
 int mgd_torch_begin_replay(void);
 void mgd_torch_end_replay(void);
 
 /* ---- functorch.cpp */
 void mgd_torch_above_functorch(
-    int levels); /* +1 when this thread enters a level of torch.func.grad, -1 when it leaves one */
+    int change); /* +1 when this thread enters a level of torch.func.grad, -1 when it leaves one */
 
 #ifdef __cplusplus
 }

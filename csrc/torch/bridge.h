@@ -1,13 +1,15 @@
 // bridge.h: all that a backend (the simulator, CUDA's part) and the managed hook know of each other.
 //
-// managed._sim exports a pointer to its Bridge in the capsule
-// "managed._sim.bridge"; managed._C attaches by filling the hook's half.
-// managed._cuda is handed the hook's half in "managed._C.bridge" and fills the other.
-// All are plain function pointers, called from any thread and never with a lock
-// of ours held. make_room is called without the GIL and throws only what
-// a device said that failed to let bytes leave; freed throws nothing.
-// freed is called by deleters, with or without the GIL and possibly under a
-// lock of torch's allocator, so it takes leaf locks only and waits for nothing.
+// managed._sim exports a pointer to its Bridge in the capsule "managed._sim.bridge"; managed._C attaches by filling the
+// hook's half. managed._cuda is handed the hook's half in "managed._C.bridge" and fills the other. All are plain
+// function pointers, called from any thread.
+//
+// The hook's half: make_room is called without the GIL and throws only what a device said that failed to let bytes
+// leave. freed is called by deleters, with or without the GIL and possibly under a lock of torch's allocator: it takes
+// leaf locks only, waits for nothing and throws nothing.
+//
+// The backend's half: is_shared is called with the core's mutex held, use sometimes with a lock of storage.cpp's, and
+// start, capacity, link and speed with the lock of the registry. These must not call the hook.
 #pragma once
 #include <c10/core/StorageImpl.h>
 

@@ -1,6 +1,10 @@
-// crossing.cpp: makes the copies that alignment needs and brings gradients home.
+// crossing.cpp: makes copies on other devices and brings their gradients home. Where a tensor is needed is decided
+// elsewhere (align.cpp, move.h).
 //
-// Owns the autograd node of a crossing. Never decides where anything goes.
+// The autograd nodes, from the copy towards the source:
+//   SharedUse   one use of a kept copy; leads to the TripHome that all uses of the copy share
+//   TripHome    copies the gradient to the device of the source
+//   ViewHome    for a view that the copy of its leaf serves: leads to the view and to the copy
 #include "crossing.h"
 
 #include <ATen/ops/empty_strided.h>

@@ -65,7 +65,7 @@ int64_t to_int64(std::chrono::steady_clock::duration d) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(d).count();
 }
 
-// "cuda" names a simulated device where simulation is on; without CUDA nothing else is meant.
+// "cuda" names a simulated device while the simulator is attached. -1: there is no such device.
 int resolve(c10::Device d, bool* any) {
   Registry& r = registry();
   *any = d.type() != c10::kCPU && !d.has_index();

@@ -54,8 +54,8 @@ void note(const at::Tensor& t, bool for_good) {
     b->is_saved = false; // before it is brought home
   note_written(t); // after the entry: a copy that is being made now is not kept either
   if (for_good) return keep_home(t, MGD_PIN_POINTER);
-  const HeldTensor held(
-      t, true); // whoever holds the storage reads it where it is, and such a block does not leave (room.cpp asks)
+  // As long as somebody holds the storage, may_leave() (storage.cpp) keeps its bytes at home.
+  const HeldTensor held(t, true);
   if (StorageHandle* b = handle_of(t.storage().unsafeGetStorageImpl())) b->was_lent = true;
 }
 

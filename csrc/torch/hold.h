@@ -1,5 +1,8 @@
 // hold.h: what one operator does to the storages it runs on. It says that it uses them, brings home those whose bytes
 // are elsewhere, and says in the end that it uses them no more.
+//
+// Hold is for one operator. HeldTensor is the same for one tensor that is read or written without an operator.
+// keep_home() keeps a storage at home for longer. Which storages leave to make room: room.h and core/evict.c.
 #pragma once
 #include <c10/util/SmallVector.h>
 
@@ -20,9 +23,13 @@ void keep_home_until_used(const at::Tensor& t);
 // Some views make their tangent below the key: it is managed where its bytes may leave.
 void mark_tangent(const at::Tensor& view);
 
+// The uses of one operator. add() counts a use of each storage; bring_home() brings those that are away home; the
+// destructor ends the uses. The first add() links the hold into the list of this thread's holds, and takes the turn if
+// room is short. give_back() ends the uses early, while it waits for other threads; use_again() begins them anew.
 class Hold {
  public:
-  // null: not for one operator, but while others run, which take turns of their own.
+  // `turn`: of the operator, taken before its first use where room is short. Null where operators run inside this hold
+  // (a backward pass, a compiled graph): they take turns of their own.
   explicit Hold(Turn* turn) : turn_(turn) {}
   ~Hold() {
     if (C10_UNLIKELY(!used_.empty())) let_go();
@@ -47,8 +54,9 @@ class Hold {
     if (!home) away_ = true;
     else mgd_handle_write(b);
   }
-  // All or nothing; throws managed's OutOfMemoryError. Two steps, so that what was added first does not leave for what
-  // came last. `operator_name`: who needs them, if it is an operator.
+  // Brings home all that was added: all or nothing; throws managed's OutOfMemoryError. All operands are added before: a
+  // storage that is in use does not leave for one that is added later. `operator_name`: who needs them, if it is an
+  // operator.
   void bring_home(const char* operator_name = nullptr) {
     if (C10_UNLIKELY(kernels_go_on.load(std::memory_order_relaxed))) note_streams();
     if (C10_UNLIKELY(away_)) bring_home_slow(operator_name);
@@ -89,8 +97,10 @@ class Hold {
   mgd_user* user_ = nullptr; // of the thread that entered
   uint64_t tick_ = 0;        // of the next use; a multiple of MGD_TICKS is to be taken first
   Turn* const turn_;
-  bool away_ = false, given_ = false, tells_again_ = false;
-  Hold* outer_ = nullptr;
+  bool away_ = false;        // an operand is away
+  bool given_ = false;       // the uses have been ended (give_back)
+  bool tells_again_ = false; // the backend wants to hear of the streams again when the operator has returned
+  Hold* outer_ = nullptr;    // the hold of this thread that encloses it
 };
 
 // One tensor at home, for whoever reads or writes it without an operator that would say so.

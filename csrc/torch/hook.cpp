@@ -167,7 +167,9 @@ void run_scripts_as_written() {
     torch::jit::setGraphExecutorOptimize(false);
 }
 
-// Aligns and calls again from the top; false when nothing moved and the call may simply go on.
+// Aligns and calls again from the top; false when nothing moved and the call may simply go on. An operator that writes
+// and returns an operand has written the copy of it then: finish() copies the values back, and on the stack the
+// original takes the copy's place.
 bool realign(const c10::OperatorHandle& op, torch::jit::Stack& stack, const OpFacts& f) try {
   counters.misaligned.fetch_add(1, std::memory_order_relaxed);
   run_scripts_as_written();
@@ -183,8 +185,8 @@ bool realign(const c10::OperatorHandle& op, torch::jit::Stack& stack, const OpFa
   if (!align(f, stack, base, write_backs)) return false;
   counters.aligned.fetch_add(1, std::memory_order_relaxed);
   call_aligned(op, f, stack);
-  // A result may be an operand as it is, and then the program owns the copy that was made of it. A leaf's schema would
-  // say so.
+  // A result may be an operand itself, and so one of the kept copies. It is the program's from now on, and is no longer
+  // kept. A leaf's schema says which operand it returns (f.returned), so leaves need no look.
   if (f.route != Route::Leaf)
     for (std::size_t r = 0; r < f.returns; r++) each_tensor(stack[stack.size() - f.returns + r], give_up_replica_of);
   if (write_backs.empty()) return true;
@@ -277,9 +279,9 @@ void register_fallback() {
 
 } // namespace
 
-// The engine reads the pointer of a gradient that has just crossed to another device, outside any operator
-// (InputBuffer::add), so such a gradient gets no handle before somebody uses it. And the storage of a view is its
-// operand's as well, so that what had no handle before gets none now.
+// Makes a result managed and gives its storage a handle, with two exceptions. A view has its operand's storage: if that
+// got no handle when it was made, it gets none now. In a backward pass the result of an operator that crosses devices
+// gets none either: the engine reads its pointer outside any operator (InputBuffer::add).
 void mark_result(const at::Tensor& t, const CallFacts& f) {
   if (C10_UNLIKELY(!t.defined())) return;
   if (C10_LIKELY(f.written == 0)) mark(t);

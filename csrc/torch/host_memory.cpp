@@ -46,8 +46,8 @@ std::size_t class_of(std::size_t bytes) {
   return (bytes + step - 1) / step * step;
 }
 
-// Pinned where there is CUDA, and not from torch's pool, which takes the next power of two and gives nothing back to
-// the system. The simulator copies with the CPU and needs none.
+// Page-locked where there is CUDA, and not from torch's pool, which takes the next power of two and gives nothing back
+// to the system. The simulator copies with the CPU and needs none.
 c10::DataPtr fresh(std::size_t bytes) {
   const auto* cuda = static_cast<const CudaBridge*>(backend_of(c10::kCUDA));
   if (!cuda) return c10::GetCPUAllocator()->allocate(bytes);

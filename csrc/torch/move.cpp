@@ -131,8 +131,8 @@ bool is_at_rest(const at::Tensor& t, TensorState& s, const at::Tensor& through) 
   return !accumulator || (s.waiting == 0 && only_trips(accumulator, s, views, 1));
 }
 
-// Nobody but t knows the bytes. The view by which t is needed does not count
-// unless the program holds it: it is a temporary of a composite operator.
+// Whether nothing but t refers to the storage. `through`, the view by which t is needed, does not count, unless it has
+// a Python object: without one it is a temporary of a composite operator.
 bool owns_alone(const at::Tensor& t, const at::Tensor& through) {
   const bool held = through.defined() && through.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
   return !held && t.storage().use_count() == (through.defined() ? 2u : 1u);
@@ -156,6 +156,9 @@ void move(const at::Tensor& t, c10::Device to, const Cause& cause) {
   if (grad.defined() && grad.device() != to) new_grad = cross_alone(grad, to, cause);
   const bool advised = cause.reason == MGD_WHY_TRAFFIC;
   take_over(t, new_values);
+  // A move by traffic happens only when nothing but trips home leads to the accumulator: it stays, and is told its new
+  // device. When the program moves t, old graphs keep the old accumulator, which sends gradients on, and new graphs get
+  // a new one.
   if (advised) redirect_accumulator(t);
   else renew_accumulator(t);
   note_moved(t, advised);

@@ -1,4 +1,8 @@
-// move.h: tensors that change their device and stay the objects they are.
+// move.h: tensors that change their device in place: Python's object, ties and hooks stay.
+//
+// move(): the program asked for it. settle() and follow(): the tensor moves by itself. The history on which settle()
+// decides is core/traffic.c's. A copy on another device is crossing.h's. A storage that leaves for want of room keeps
+// its tensor's device: that is room.h's.
 #pragma once
 #include <ATen/core/Tensor.h>
 

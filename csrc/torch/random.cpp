@@ -83,7 +83,8 @@ void set_state(const at::Generator& g, const State& state) {
   g.unsafeGetGeneratorImpl()->graphsafe_set_state(state);
 }
 
-// A recorded graph goes on with the state that its device's generator has registered for it.
+// 0: there is nothing to lend, on the host and while a graph is recorded: that goes on with the state which its
+// device's generator has registered for it.
 int lend(c10::Device d) {
   const int id = id_of(d);
   if (id <= 0 || recording_graphs.load(std::memory_order_relaxed)) return 0;
@@ -123,7 +124,7 @@ c10::Device draws_on(const OpFacts& f, const torch::jit::Stack& stack) {
   return c10::kCPU;
 }
 
-// Whose turn it is to replay. A leaf mutex, and nothing is called while it is held.
+// Which thread may replay; not the turn of turns.h. A leaf mutex, and nothing is called while it is held.
 struct Turns {
   std::mutex mutex;
   std::condition_variable free;

@@ -4,6 +4,9 @@
 // and restore it. An operator that draws on another one finds the stream in the place of its device's generator, whose
 // own state waits meanwhile: plain tensors go on with it afterwards. Operators that draw with a generator of the
 // program's choice, or on the CPU, are left alone.
+//
+// A checkpointed function that runs again in the backward pass (a replay) sets generators that all threads share, so
+// replays take turns. That turn has nothing to do with turns.h.
 #pragma once
 #include <ATen/core/stack.h>
 
@@ -25,8 +28,9 @@ class OneStream {
   int borrower_; // id of the accelerator that has the stream on loan, or 0
 };
 
-// Steps aside from a replay of this thread while an engine of its own runs, which may need the threads that wait for
-// their turn. Its numbers wait, too.
+// Around a backward pass that starts inside a replay. That pass may need threads which wait for the turn. So this
+// thread gives the turn back and sets the generators as they were before the replay; afterwards it takes the turn and
+// the replay's states again.
 class StepAside {
  public:
   StepAside();

@@ -29,7 +29,7 @@ struct Registry {
   }
 };
 
-Registry& registry();
+Registry& registry(); // defined in devices.cpp, filled by attach.cpp
 
 // Throws c10::Error for a code of the core's.
 void check(int code, const char* what);

@@ -16,10 +16,9 @@ namespace managed {
 
 struct Source; // a storage with copies; kept alive by the states of its tensors
 
-// A hold on an autograd node. Torch empties the edges of a node as soon as it sees that one edge is all that holds it,
-// also when somebody locks a weak pointer to it in that moment. So a node is known from outside its graph by a weak
-// pointer to a hold: each use of the node in a graph has the hold as well, and while there is one, an edge is never
-// all.
+// Keeps an autograd node alive from outside its graph. Torch clears a node's edges once its only reference is an edge,
+// even while somebody locks a weak pointer to it. So each use of the node in a graph also holds a NodeHold, and others
+// keep a weak pointer to the NodeHold.
 using NodeHold = std::shared_ptr<NodePtr>;
 
 // One use of a copy.
@@ -49,7 +48,9 @@ class Reading {
 // The node goes with the copy for as long as some graph holds it.
 void keep_trip_home(const Replica& replica, const NodeHold& node);
 
-extern std::atomic<int64_t> sources_alive; // storages with copies or with a pointer that has left
+// Storages for which a kept copy has been looked for and that the state of a tensor still refers to. 0: no write has a
+// copy to make stale.
+extern std::atomic<int64_t> sources_alive;
 
 // Tells that t was written: its copies are stale. Destructors call it: it allocates nothing, and locks nothing where t
 // has no copies.

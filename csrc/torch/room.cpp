@@ -306,6 +306,11 @@ void read_room(int device, int64_t room[MGD_MAX_DEVICES]) {
   for (int id = 0; id < n; id++) room[id] = device_of(id).type() == device_of(device).type() ? free_bytes(id) : 0;
 }
 
+// One attempt to make room. True as soon as anything came free, so that the caller asks its allocator again: kept
+// copies were dropped, a storage left, or another thread freed bytes. A locked allocator gets one search and no
+// waiting. `waits`: only a caller that holds nothing waits here, until the deadline, and only while another thread may
+// still free something. A plan that failed (no memory on the host, a device that failed) is tried again, kTries times
+// in all.
 bool find_room(int device, int64_t bytes, Caller caller, std::exception_ptr* failure) {
   const bool locked = caller == Caller::LockedAllocator;
   const uint64_t freed_before = freed_count();

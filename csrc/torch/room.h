@@ -1,21 +1,27 @@
-// room.h: carries out what the core plans: bytes leave, bytes come home.
+// room.h: makes room on a device, and moves the bytes of storages as the core plans it.
 //
-// No lock is held while bytes are copied or an allocator is called. Who has to
-// wait for others waits on waiting.cpp's condition, with a deadline. Planning and
-// carrying out stand inside one Transfer (transfer.h).
+// make_room() is what an allocator calls when a device is full: it drops kept copies, then lets storages leave, waits
+// for other threads, and last runs Python's collector. restore() brings one storage home. Which storages leave is
+// decided in core/evict.c, what one operator holds and brings home in hold.h, the text of the error in out_of_memory.h.
+//
+// No lock is held while bytes are copied or an allocator is called. A plan is made and carried out inside one Transfer
+// (transfer.h).
 #pragma once
 #include "../core/core.h"
 #include "storage.h"
 
 namespace managed {
 
-// Who asks. Who brings operands home waits for others with empty hands, and not here. For an allocator that holds its
-// lock nobody waits either, since those who would give bytes back wait for that lock; and no other device's allocator
-// is called, whose lock another thread may hold while it waits for this one.
+// Who asks. BringsHome: hold.cpp, which waits for other threads itself, after it has let go of its operands.
+// LockedAllocator: an allocator that holds its lock. Nobody waits for other threads then, since these may need that
+// lock to free bytes; and no other device's allocator is called, whose lock another thread may hold while it waits for
+// this.
 enum class Caller { Free, BringsHome, LockedAllocator };
 
-// Frees up to `bytes` on the device: kept copies first, then storages. False: no storage can leave, now or soon. If the
-// reason is a device that failed, it throws that device's error, unless the caller is an allocator that holds its lock.
+// Tries to make `bytes` bytes free on the device: drops kept copies, else lets storages leave. True: something came
+// free, perhaps not enough, so the caller asks its allocator again and may call again. False: no storage can leave, now
+// or soon. If the reason is a device that failed, it throws that device's error, unless the caller is an allocator that
+// holds its lock.
 bool make_room(int device, int64_t bytes, Caller caller = Caller::Free);
 
 // Bytes of the block that this thread is requesting for a storage that comes home or goes to a peer; 0 while it

@@ -1,8 +1,8 @@
 // rows.cpp: list operators (_foreach_*, _fused_*, _amp_foreach_*) whose rows
 // live on several devices. Row j is the j-th tensor of every list of full
-// length; rows are independent, so each device gets one call with its rows. One
-// that holds too much of its device in a single call gets several, for the same reason:
-// what the first needs may leave again before the next.
+// length; rows are independent, so each device gets one call with its rows. A device
+// whose rows need more than an eighth of its budget gets several calls: what the first
+// one used may leave before the next.
 #include <ATen/core/jit_type.h>
 #include <ATen/ops/tensor.h>
 
@@ -83,6 +83,7 @@ class Rows {
       if (done[first]) continue;
       std::vector<std::size_t> same;
       int64_t left = largest_call(choices_[first].device);
+      // One row needs more than the device may hold. To bring it home throws, before any row is written.
       if (row_bytes(first) / kPieces > left) restore_row(first);
       for (std::size_t row = first; row < count_; row++) {
         if (done[row] || choices_[row].device != choices_[first].device) continue;

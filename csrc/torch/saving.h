@@ -1,5 +1,7 @@
 /* saving.h: storages in the hands of somebody who only saves them. They may leave, and are copied from where they are.
  *
+ * Also here, for callers that need them beside it: mgd_torch_held (reading.cpp) and mgd_torch_explained.
+ *
  * Part of what csrc/torch offers to csrc/python; api.h says how these functions fail.
  */
 #ifndef MGD_TORCH_SAVING_H

@@ -1,5 +1,7 @@
-// state.cpp: creates and reads TensorState; the C face of marking and pinning.
-// Never moves a tensor.
+// state.cpp: creates and reads TensorState, and offers csrc/python what a program says about one tensor: managed or
+// plain, pinned, placed, exposed, lent, its history.
+//
+// No tensor changes its device here. Pinning, unmarking, exposing and lending bring its bytes home first (hold.h).
 #include "state.h"
 
 #include <torch/csrc/Exceptions.h>
@@ -80,9 +82,10 @@ void name_bytes(const at::Tensor& t, uint64_t object) {
   });
 }
 
-// The tensor of which it is a view, too: `out[0] = y` writes a view that nobody keeps. Not in the backward pass, where
-// operators come to the hook without a managed operand. Older views stay plain and write unseen, so no copy of the
-// bytes is kept while they live.
+// An operator has written what a managed tensor gave it into the plain tensor t. So t becomes managed, and its base
+// too: in `out[0] = y` the view dies at once. Other plain tensors over the storage stay plain and may write unseen, so
+// no copy of its bytes is kept. In a backward pass only t is marked, because operators come to the hook there without a
+// managed operand.
 void mark_written_slow(const at::Tensor& t) {
   mark(t);
   if (mgd_torch_in_backward() || t.layout() != at::kStrided || !t.has_storage()) return;
@@ -207,7 +210,8 @@ int mgd_torch_place(PyObject* o, int placed) {
   });
 }
 
-// A library says x.to(device) of what is there already: that is no word about results, views and parameters.
+// The program named the device on which the tensor is already. Libraries do that with every tensor, so it counts as a
+// wish only for leaves that are no parameter and no view of a managed tensor.
 int mgd_torch_place_here(PyObject* o) {
   return guarded([&] {
     const at::Tensor& t = THPVariable_Unpack(o);

@@ -92,8 +92,9 @@ bool can_leave(c10::StorageImpl* s) {
   return false;
 }
 
-// From here on the context is the block; the pointer stays valid for whoever reads it now. Whoever finds the
-// deleter finds the context: it is written first.
+// Puts the handle in the place of the DataPtr's context; the allocator's context and deleter move into b->block. The
+// data pointer does not change, so a thread may read it meanwhile. The context is written before the deleter: a thread
+// that finds drop_handle as the deleter finds the handle as the context.
 void take_over(c10::StorageImpl* s, StorageHandle* b) {
   c10::DataPtr& p = s->_mutable_data_ptr_no_checks();
   auto& context = (p.*reach(Pointer{})).*reach(Context{});

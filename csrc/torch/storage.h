@@ -22,6 +22,9 @@ struct Marks {
   std::atomic<bool> is_saved{false};      // whoever holds the storage's Python object only saves it (saving.cpp)
 };
 
+// The context of a managed storage's DataPtr is a StorageHandle (as Head*), its deleter drop_handle. `block` (of Head)
+// is the allocator's DataPtr, empty while the bytes are away; `guest` is the block on a peer; `memory` (of mgd_handle)
+// is the copy on the host.
 struct StorageHandle final : Head, Marks, mgd_handle {
   std::mutex mutex;                                // a leaf: `storage`, and what it points to, while bytes come and go
   std::atomic<c10::StorageImpl*> storage{nullptr}; // null until all of this is in place, and once it has died
@@ -38,7 +41,7 @@ void drop_handle(void* context); // the deleter of a DataPtr whose context is a 
 // How many storages have died whose bytes are not free yet: no handle tells of them any more.
 extern std::atomic<int> unfinished_deaths;
 
-extern std::atomic<bool> may_adopt;         // there is an accelerator
+extern std::atomic<bool> may_adopt; // storages may get handles: there is a backend whose devices are known
 extern std::atomic<int64_t> adopt_at_least; // bytes; smaller storages stay where they are
 
 // Numbers uses. An operator takes some together (`Hold`), so that threads seldom fight for the counter.
@@ -71,9 +74,10 @@ inline void each_storage(const at::Tensor& t, F&& f) {
 // A storage whose size is a symbol is a fake one.
 bool is_too_small(const c10::StorageImpl* s);
 
-// Gives the storages of t handles if they can have them. `fresh`: nobody else can know the storage yet; otherwise
-// only one that nothing else refers to is taken, because a plain alias would find its bytes gone.
+// Gives the storage a handle if it can have one. `fresh`: nobody else can know the storage yet. Otherwise it must have
+// one reference: a plain tensor over the same storage would not find its bytes when they have left.
 void adopt_slow(c10::StorageImpl* s, bool fresh);
+// The same for all storages of t that are large enough.
 inline void adopt(const at::Tensor& t, bool fresh) {
   if (C10_LIKELY(!may_adopt.load(std::memory_order_relaxed)) || t.is_cpu()) return;
   each_storage(t, [fresh](c10::StorageImpl* s) {
@@ -94,7 +98,9 @@ inline StorageHandle* adopt_operand(const at::Tensor& t, c10::StorageImpl* s) {
 // Frees a block of a device when the kernels that may use it have ended; never throws.
 void free_block(c10::DataPtr& block) noexcept;
 
-// The bytes of a block went elsewhere, or came back; false when the storage died meanwhile.
+// poison(): the bytes have been copied elsewhere. Takes the block out of the handle into *taken, and makes every access
+// that is no operator throw. restore_pointer(): puts a new block in and makes the storage readable again. False: the
+// storage has died.
 bool poison(StorageHandle& b, c10::DataPtr* taken);
 bool restore_pointer(StorageHandle& b, c10::DataPtr block);
 

@@ -116,8 +116,11 @@ void catch_up(ThreadSlot& slot) {
   }
 }
 
+// Makes the epoch odd, which stops operators that begin; then a barrier for all threads; then looks whether a thread is
+// inside an operator. If one is, it takes the epoch back and wakes those that wait.
 ExclusiveSection::ExclusiveSection() {
-  if (mgd_torch_in_backward()) return; // the thread that waits for it may hold what it has read
+  // The thread that called backward() is inside a section for the whole pass, and may use what it has read of leaves.
+  if (mgd_torch_in_backward()) return;
   ThreadSlots& c = slots();
   {
     std::lock_guard<std::mutex> lock(c.mutex);

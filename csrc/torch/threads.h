@@ -1,9 +1,10 @@
-// threads.h: no leaf tensor changes its device while an operator of another thread uses it.
+// threads.h: a tensor does not change by itself while an operator of another thread uses it.
 //
-// A leaf that settles on another device changes its storage and its device in place. So each thread says when it is
-// inside an operator on managed tensors (OperatorSection), and a leaf settles only while no other thread is inside one
-// (ExclusiveSection). An operator that begins meanwhile waits. It is a lock for many readers and one writer, made so
-// that readers write to no shared memory. Which leaf settles where is decided in move.cpp.
+// Two changes are made to tensors that other threads may know: a tensor moves to another device by itself (move.cpp),
+// and a storage gets its handle (storage.cpp). Each thread says when it is inside an operator on managed tensors
+// (OperatorSection). Such a change is made only while no other thread is inside one (ExclusiveSection); an operator
+// that begins meanwhile waits. It is a lock with many readers and one writer, in which readers write to no shared
+// memory. A move that the program asks for takes no section: torch leaves such races to the program.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -18,8 +19,9 @@ struct ThreadSlot {
 };
 
 extern std::atomic<uint64_t> settle_epoch; // exclusive sections that ended, times two; odd: one is under way
-// Whether operators make their word visible themselves, with a locked store. They need not where the kernel
-// lets an exclusive section do it for all threads at once: membarrier(2).
+// True: an operator orders its write of `inside` before its read of the epoch itself, by a locked store. False, on
+// kernels with membarrier(2): an exclusive section does that for all threads at once, and operators store without a
+// fence.
 extern const bool operators_fence;
 // One word of static thread-local storage: every operator reads it.
 extern constinit thread_local ThreadSlot* thread_slot __attribute__((tls_model("initial-exec")));

@@ -24,7 +24,8 @@ struct Transfers {
 
 Transfers& transfers();
 
-// A mover may be waiting for the GIL, which the forking thread has: it does not wait for ever.
+// fork() waits for running transfers, but at most kPatience: one may be waiting for the GIL, which the forking thread
+// has.
 void fork_begins() {
   std::unique_lock<std::mutex> lock(transfers().mutex);
   transfers().forking = true;

@@ -12,10 +12,10 @@ namespace {
 
 constexpr uint64_t kShortFor =
     1 << 18; // ticks, of which an operator takes MGD_TICKS at least: several steps of training
-constexpr int64_t kPolite = 10'000'000; // ns that somebody waits before others let him go first
+constexpr int64_t kPolite = 10'000'000; // ns that a thread waits before others let it go first
 
-std::atomic<int64_t> taken{0}; // when, in ns; 0: nobody has it
-std::atomic<int> overdue{0};   // how many have waited for longer than that
+std::atomic<int64_t> taken{0}; // when the turn was taken, in ns; 0: it is free
+std::atomic<int> overdue{0};   // how many threads have waited for the turn longer than kPolite
 
 bool try_to_take() {
   int64_t nobody = 0;
@@ -47,6 +47,8 @@ void note_shortage() {
   short_until.store(__atomic_load_n(&ticks, __ATOMIC_RELAXED) + kShortFor, std::memory_order_relaxed);
 }
 
+// Takes the turn at once if it is free and no thread has waited long for it. Otherwise waits: threads that have waited
+// longer than kPolite come first. If the turn has been taken for kPatience, it goes on without it.
 void Turn::take() {
   if (overdue.load() == 0 && (has_ = try_to_take())) return;
   Waiting waiting;

@@ -2,10 +2,10 @@
 //
 // Two operators that each hold their operands and need room for their results would wait for
 // each other for ever. Neither can be stopped and run again, since it may have written.
-// So for some time after a storage had to leave, an operator takes the turn, of which there is one,
-// before it holds anything. It waits for the turn while it holds nothing. The turn is advice and
-// no lock: an operator that has had it for too long, because it waits for
-// another operator inside its own, is passed by.
+//
+// There is one turn for all threads. For some time after a storage had to leave, an operator takes the turn before it
+// uses its first operand, and keeps it until its results have handles. The turn is advice and no lock: after kPatience
+// the next operator goes on without it, because the one that has it may be waiting for another thread's operator.
 #pragma once
 #include <atomic>
 #include <cstdint>

@@ -10,7 +10,7 @@
 namespace managed {
 
 uint64_t freed_count();
-uint64_t freed_by_others(); // than this thread
+uint64_t freed_by_others(); // how much of that count other threads have added
 bool wait_for_change(uint64_t seen,
                      int64_t deadline); // with or without the GIL, which it gives away; false when time is over
 bool somebody_waits();
