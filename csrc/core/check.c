@@ -1,5 +1,5 @@
-/* check.c: the invariants that the structs of internal_machine.h and
- * internal_clock.h state.
+/* check.c: the invariants that the structs of internal_machine.h, internal_replica.h,
+ * internal_trace.h and internal_clock.h state.
  *
  * Each function below verifies one struct's comment, in the same words. It
  * reads and never repairs: a broken invariant is a bug to be found, not a

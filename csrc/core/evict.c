@@ -24,7 +24,7 @@ struct plan {
   struct mgd_machine *m;
   struct mgd_action *actions;
   size_t n, size;
-  int32_t refused;               /* that may not leave, since others were let in */
+  int32_t refused;               /* storages asked in this slice of the search that stay */
   int64_t room[MGD_MAX_DEVICES]; /* of peers, less what goes there */
 };
 
@@ -176,7 +176,7 @@ static int64_t send_guests_on(struct plan *p, int device, int64_t bytes) {
   }
   if (given > 0) {
     s->sent_on += s->sent_on < MOST_SENT_ON;
-    s->refusals = 1 << s->sent_on;
+    s->refusals = 1 << s->sent_on; /* the device needs its room itself: see is_left_alone() */
   } else if (h && p->refused >= MGD_LOOKS) {
     move_to_the_end(&s->guests, h);
   }
@@ -216,6 +216,8 @@ static struct others look_at_others(const struct mgd_machine *m, int device) {
   return (struct others){mgd_user_count_locked(m, device), s->departures, s->arrivals};
 }
 
+/* Whether threads other than the caller use storages of the device or move bytes away from it. `mine`: the caller's own
+ * uses among those counted. */
 static bool are_busy(const struct others *o, int64_t mine) {
   return (int64_t)(o->uses.begun - o->uses.ended) + o->departures > mine;
 }
@@ -235,6 +237,8 @@ static bool ask_some(struct plan *p, int device, int64_t bytes, int32_t *guests,
   p->refused = 0;
   if (*guests > 0) {
     given = send_guests_on(p, device, bytes);
+    /* Fewer than MGD_LOOKS refused: no guest is left to ask, or the plan needs no more. Otherwise send_guests_on() has
+     * put those that refused behind the others, and the rest are still to be asked. */
     *guests = p->refused < MGD_LOOKS || p->refused > *guests ? 0 : *guests - p->refused;
   }
   if (given < bytes && *guests <= 0 && p->refused < MGD_LOOKS) {
@@ -288,7 +292,7 @@ int mgd_evict_begin(struct mgd_machine *m, int device, int64_t bytes, const int6
   return mgd_state_leave(m, code);
 }
 
-/* ---- by chance */
+/* ---- at random, for tests */
 
 /* Knuth's MMIX generator; the upper half is the good one. */
 static uint32_t draw(uint64_t *seed) {

@@ -1,9 +1,9 @@
-/* handle.h: the handle of one storage: where its bytes are and who uses them.
+/* handle.h: the handle of one storage: where its bytes are and who uses them. Also what operators need beside it: a
+ * thread's count of uses (mgd_user) and ticks.
  *
- * The first fields are counted and read by every operator without a lock, by the
- * functions below and by nobody else; the rest is the machine's. The caller owns
- * the struct, which is part of an object of its own, and deletes it when the
- * count says so.
+ * Callers use the inline functions below, without a lock. All other changes of an open handle, and every transition of
+ * `state`, are the core's. The caller owns the struct, which is part of an object of its own, and deletes it when
+ * mgd_handle_put() or mgd_handle_unuse() returns true.
  */
 #ifndef MGD_HANDLE_H
 #define MGD_HANDLE_H
@@ -77,7 +77,8 @@ struct mgd_user {
 struct mgd_handle {
   uint32_t in_use; /* MGD_ALIVE and one for each operator that runs on the bytes or mover that carries them */
   uint32_t state;  /* enum mgd_residency */
-  uint32_t dirty;  /* may have been written since they came home; to be trusted only in the hands of a mover */
+  uint32_t dirty;  /* the bytes may have been written since they came home, or soon will be. Operators set it without a
+                      lock, so 0 is sure only for a mover (take_bytes(), evict.c); others take it for a hint */
   int16_t home, away; /* away: where the bytes are, or are being brought from; -1 for home */
   uint64_t stamp;  /* tick of the last use */
 
@@ -100,9 +101,9 @@ static inline void mgd_count_up(uint64_t *number, uint64_t by) {
   __atomic_store_n(number, __atomic_load_n(number, __ATOMIC_RELAXED) + by, __ATOMIC_RELAXED);
 }
 
-/* Says that an operator of the user's thread is about to use the bytes. False: they are not at home, and
- * mgd_restore_begin() is to be asked. Of two sides in sequence, this and a machine that takes the bytes away, at least
- * one sees the other. */
+/* Begins a use of the bytes by an operator of the user's thread. False: they are not at home, and the operator needs
+ * mgd_restore_begin(). The use is counted before the state is read; mgd_evict_begin() writes the state before it reads
+ * the uses. So at least one of the two sees the other. */
 static inline bool mgd_handle_use(struct mgd_handle *h, struct mgd_user *user, uint64_t tick) {
   mgd_count_up(&user->begun[h->home], 1); /* first: who finds the storage in use finds the use counted, too */
   __atomic_fetch_add(&h->in_use, 1, __ATOMIC_SEQ_CST);
@@ -131,16 +132,16 @@ static inline uint64_t mgd_ticks_take(uint64_t *ticks) {
   return __atomic_fetch_add(ticks, MGD_TICKS, __ATOMIC_RELAXED) + MGD_TICKS;
 }
 
-/* Said between use and put by whoever writes the bytes, whether or not they are home yet: a mover takes the mark away
- * before it takes the bytes, so that a mark that somebody makes while he waits for them stays. */
+/* Marks the bytes as written. An operator that writes them calls it between mgd_handle_use() and mgd_handle_unuse(),
+ * also while they are still away: a mover clears the mark before it takes the bytes, so a later mark stays. */
 static inline void mgd_handle_write(struct mgd_handle *h) {
   if (!__atomic_load_n(&h->dirty, __ATOMIC_RELAXED)) {
     __atomic_store_n(&h->dirty, 1, __ATOMIC_RELAXED);
   }
 }
 
-/* True: the bytes are home. False says less: for a moment it is also said of bytes in use that somebody tried to take.
- */
+/* True: the bytes are home. False: they may be home all the same, because an eviction sets the state for a moment
+ * before it finds that they are in use. */
 static inline bool mgd_handle_is_home(const struct mgd_handle *h) {
   return __atomic_load_n(&h->state, __ATOMIC_SEQ_CST) == MGD_RESIDENT;
 }

@@ -21,16 +21,15 @@ struct mgd_place {
   struct mgd_handle *handle;
 };
 
-/* The storages whose home is one device, and its guests.
- * Invariants: `order` has exactly the resident unpinned storages that have bytes, with
- * room for all open ones: first `sorted` of them, a heap by (key, stamp); up to
- * `ordered` new ones, which have no key yet; then `parked` ones, which may not leave
- * during the present search. Keys are numbers. Guests are the
- * open spilled storages of other devices whose bytes are here, first come first;
- * departures are those that are being brought away from here, its own and
- * guests, orphans included, and departing is the sum of the guests' bytes.
- * The sums: `ordered_bytes` of `order`, `moving_bytes` of the open ones that are leaving, or coming
- * home unpinned, `guest_bytes` of the guests. */
+/* The storages whose home is one device, and its guests. Invariants:
+ *   order       exactly the resident unpinned storages that have bytes; it has room for all open ones. The first
+ *               `sorted` are a heap by (key, stamp); those up to `ordered` are new and have no key yet; behind them are
+ *               `parked` ones, which the present search found unable to leave. Keys are numbers
+ *   guests      the open spilled storages of other devices whose bytes are here; guest_count of them
+ *   departures  moves under way away from this device, of its own storages and of guests, orphans included
+ *   departing   bytes of those departures that are guests
+ * The sums of bytes: ordered_bytes of `order`; moving_bytes of the open storages that are leaving, or coming home
+ * unpinned; guest_bytes of the guests. */
 struct mgd_storages {
   struct mgd_handle *first; /* all open ones */
   struct mgd_place *order;
@@ -39,10 +38,12 @@ struct mgd_storages {
   int32_t departures, guest_count;
   int64_t departing;
   mgd_wide ordered_bytes, moving_bytes, guest_bytes;
-  uint64_t arrivals; /* how often one came into the order */
-  double age; /* key of the newest victim: what comes later is worth more by it */
-  int32_t sent_on,
-      refusals; /* plans that sent guests on, less guests that came home; victims of others that it does not take yet */
+  uint64_t arrivals; /* how often a storage has come into the order so far */
+  double age; /* largest key of a storage that has left; a policy may add to it (mgd_victim.age) */
+  /* sent_on rises by one, up to MOST_SENT_ON, when a plan sends guests on to the host, and falls by one when a guest
+   * comes home from here. refusals: how many victims of other devices it still refuses; set to 2^sent_on when guests
+   * were sent on. */
+  int32_t sent_on, refusals;
 };
 
 /* Invariants: used is the sum over handles with on_host, open ones and orphans,
@@ -82,7 +83,9 @@ void mgd_residency_list_remove(struct mgd_handle_list *list, struct mgd_handle *
 /* Into the order of victims, the list and the sums that its fields name, and out of them. */
 void mgd_residency_file_locked(struct mgd_machine *m, struct mgd_handle *h);
 void mgd_residency_unfile_locked(struct mgd_machine *m, struct mgd_handle *h);
-/* A handle that is filed nowhere has got the state of a move; such a move is over, and it is filed nowhere again. */
+/* begin: the caller has unfiled the handle and set its state to SPILLING or RESTORING; counts the move and files the
+ * handle. end: the reverse, while the state is still that of the move; the caller then sets the new state and calls
+ * mgd_residency_arrive_locked(). */
 void mgd_residency_begin_move_locked(struct mgd_machine *m, struct mgd_handle *h);
 void mgd_residency_end_move_locked(struct mgd_machine *m, struct mgd_handle *h);
 /* Hands out the copy on the host, which then counts no more. */

@@ -3,9 +3,9 @@
  * Private to the core and to the tests that break an invariant on purpose. Everybody else sees an opaque pointer.
  *
  * One mutex guards the whole machine. A public function takes it, decides and releases it. Two callbacks are called
- * with it held, and must not call the core: the policy (mgd_victim_fn) and the veto (mgd_may_leave_fn).
- * mgd_evict_begin() releases it between slices of its search; every other function is one transition. Functions ending
- * in _locked expect the mutex to be held.
+ * with it held, and must not call the core: the policy (mgd_victim_fn) and the veto (mgd_may_leave_fn). The heuristic
+ * is called without it. mgd_evict_begin() releases it between slices of its search; every other function is one
+ * transition. Functions ending in _locked expect the mutex to be held.
  */
 #ifndef MGD_INTERNAL_MACHINE_H
 #define MGD_INTERNAL_MACHINE_H

@@ -54,7 +54,8 @@ struct mgd_replicas {
   struct mgd_source *sources;
   int32_t source_size;
   int32_t first_free_source; /* -1 when all are used */
-  uint64_t shake;            /* state of the random numbers of the fault injection, 0 when it is off */
+  uint64_t shake;            /* fault injection: each find dooms its replica with a chance of one in four. State of the
+                                random numbers; 0: off */
 };
 
 /* ---- replica_table.c */

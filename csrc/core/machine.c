@@ -1,8 +1,8 @@
 /* machine.c: the birth and death of a machine.
  *
  * A machine owns all state of the core, so this file knows of every other one
- * what it starts with, and no other file uses this one. The door to the state is in
- * state.c; nothing is decided here about devices or bytes.
+ * what it starts with, and no other file uses this one. The mutex is state.c's. Nothing
+ * is decided here about devices or bytes.
  */
 #include "internal_machine.h"
 

@@ -82,6 +82,7 @@ static bool is_current(const struct mgd_place *p) {
       p->handle->was_clean == is_clean(p->handle);
 }
 
+/* Asks the policy for the key. p.key holds the device's age until then. */
 static struct mgd_place with_key(const struct mgd_machine *m, struct mgd_place p) {
   const struct mgd_handle *h = p.handle;
   const struct mgd_link *out = &m->links[h->home][MGD_HOST], *back = &m->links[MGD_HOST][h->home];

@@ -27,8 +27,9 @@ int mgd_place_validate(const struct mgd_object_request *request) {
   return good ? MGD_OK : MGD_E_INVALID; /* a NaN is neither >= 0 nor < 1 */
 }
 
-/* Others' work is load too, but their bytes do not say how much of it there is, and a context or a screen on one card
- * must not drive all small objects from it. So a card of which others hold a half counts as half as fast. */
+/* How fast the device counts beside other programs on it. Their work slows it, but only their bytes are known. So the
+ * speed is lowered by the part of the memory that they hold: half the memory, half the speed. Small allocations of
+ * theirs, such as a context or a screen, then change little. */
 static double speed_beside_others(const struct mgd_device *d) {
   const double least = 0x1p-20; /* where others hold everything: still a number to divide by */
   double part = d->capacity > 0 ? (double)d->by_owner[MGD_FOREIGN] / (double)d->capacity : 1.0;
@@ -237,7 +238,8 @@ static bool holds_more(const struct ballot *b, int at, int other) {
   return b->bytes[at] != b->bytes[other] ? b->bytes[at] > b->bytes[other] : b->made[at] > b->made[other];
 }
 
-/* What speaks for the holder although another device is cheaper by less than the margin, or lower in number. */
+/* Why the device that holds most bytes was taken and not the cheapest, which is cheaper by at most 20 %, or as cheap
+ * with a lower id. NEWEST: another candidate holds as many bytes, so the newest operand decided. */
 static enum mgd_reason why_held(const struct ballot *b, mgd_mask candidates, int holder) {
   while (candidates) {
     int at = take_lowest(&candidates);

@@ -1,11 +1,9 @@
 /* repeat.c: notices a tensor that is copied to one device again and again.
  *
- * One copy per step is alignment at work, many copies are a program that would
- * run faster if somebody told its author. This file counts, per object and
- * device, within a step, and says once for each call site that it is time to
- * speak. It never speaks itself. The memory is bounded: of more pairs than it
- * holds it forgets those copied longest ago, so that it may stay silent and
- * never cries wolf.
+ * One copy per step is usual. Many copies in one step mean that the program would run faster with the tensor moved.
+ * This file counts copies per object and device within a step, and tells the caller once for each call site when a
+ * warning is due; it prints nothing. Memory is bounded: pairs that were copied longest ago are forgotten, so a warning
+ * may be missed, and is never given too early.
  */
 #include "arithmetic.h"
 #include "internal_machine.h"

@@ -35,7 +35,8 @@ bool mgd_residency_is_victim(const struct mgd_handle *h) {
   return h->state == MGD_RESIDENT && h->pins == 0 && h->bytes > 0; /* an empty one makes no room */
 }
 
-/* What is on its way away from home makes room there; so may what comes home, unless it is to stay. */
+/* Whether the end of its move may give room at home: bytes that leave do, and bytes that come home may leave again,
+ * unless they are pinned. */
 static bool makes_hope(const struct mgd_handle *h) {
   return h->state == MGD_SPILLING || (h->state == MGD_RESTORING && h->pins == 0);
 }
@@ -123,6 +124,7 @@ void mgd_residency_end_move_locked(struct mgd_machine *m, struct mgd_handle *h) 
 
 /* ---- what there is */
 
+/* A storage that is pinned for several reasons counts under the first of the list (MGD_PINS). */
 static int64_t *pinned_as(struct mgd_residency_usage *u, const struct mgd_handle *h) {
   int kind = 0;
   while (kind + 1 < MGD_PIN_KINDS && h->pins_by[kind] == 0) {

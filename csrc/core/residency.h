@@ -24,16 +24,16 @@ struct mgd_action {
   void *memory; /* of the host: to copy to (NULL: allocate it), from, or to free */
 };
 
-/* What a policy knows of a storage that may leave. Whoever has the smallest key leaves first; among equals the one
- * that was used longest ago. Keys are looked at again when a storage that was used since comes first: who leaves next
- * is right as long as keys do not fall as stamps rise, or where mgd_order_rekey() tells of each that did. Called with
- * the machine's mutex held. */
+/* What a policy knows of a storage that may leave. The storage with the smallest key leaves first; among equals the one
+ * that was used longest ago. Of a storage that was used since its key was computed, the key is computed again only when
+ * the storage comes to the front. So a use must not make a key smaller, or mgd_order_rekey() must be called for each
+ * storage whose key became smaller. The policy is called with the machine's mutex held. */
 struct mgd_victim {
   const struct mgd_handle *handle; /* for policies that know more of it */
   uint64_t stamp; /* tick of its last use */
   int64_t bytes;
   bool clean;     /* its copy on the host is good: leaving costs nothing */
-  double age;     /* key of the device's newest victim */
+  double age;     /* of the device: largest key of a storage that has left it */
   double leave_ns, return_ns; /* what it takes to bring it to the host, 0 when clean, and back */
 };
 typedef double (*mgd_victim_fn)(void *context, const struct mgd_victim *victim);

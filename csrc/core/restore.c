@@ -143,6 +143,8 @@ static void *end_restore(struct mgd_machine *m, struct mgd_handle *h, bool done)
   void *left = NULL;
   if (done) {
     struct mgd_storages *there = &m->devices[h->away].storages;
+    /* The peer kept a guest until it was wanted again, so it is worth giving it guests: its back-off falls by one
+     * (is_left_alone(), evict.c). */
     there->sent_on -= h->away != MGD_HOST && there->sent_on > 0;
     h->away = -1;
     left = m->host.used > m->host.limit ? mgd_residency_take_memory_locked(m, h) : NULL;

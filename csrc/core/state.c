@@ -1,8 +1,7 @@
-/* state.c: the door to a machine's state, which every other file uses.
+/* state.c: the mutex of a machine.
  *
- * Here is the one mutex, and what each transition begins and ends with. It knows what
- * a machine is made of and calls nobody: what debug builds check at the end
- * of a transition hangs on a pointer that machine.c sets. No device, byte or storage is decided about here.
+ * A public function that reads or changes the state calls mgd_state_enter() first and mgd_state_leave() last. In builds
+ * with MGD_DEBUG=2 the latter checks all invariants (`m->check`, set by machine.c). Also here: the mutex around fork().
  */
 #include "internal_machine.h"
 

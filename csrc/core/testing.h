@@ -15,7 +15,8 @@ extern "C" {
 #endif
 
 /* ---- replica.c */
-/* From now on each find dooms its replica by chance, one in four; 0 stops that. */
+/* From now on each find dooms the replica that it found with a chance of one in four. `seed`: of the random numbers; 0
+ * stops that. */
 int mgd_replica_shake(struct mgd_machine *m, uint64_t seed);
 
 /* ---- evict.c */

@@ -1,12 +1,10 @@
-/* traffic.c: the benefit test for automatic moves.
+/* traffic.c: advises that a tensor moves to a device, instead of being copied there again and again.
  *
- * A tensor that others need in each round costs a copy out and a trip home for
- * each of them; one of them has it for nothing if the tensor lives there, and
- * nobody pays for it if its home did not use it. What a program did is all that
- * is known of what it will do, so a move is advised after a round that speaks
- * for it, and each later one after twice as many: wrong guesses grow rare, and
- * a loop that repeats itself comes to rest.
- * It knows one tensor's history alone: no machine, no bytes, no clock, no lock.
+ * A round is one or more copies from the tensor's home, and then what comes back of them: a gradient, or a copy that
+ * was written. If nothing at home used the tensor in a round, it should have been on the other device. The first move
+ * is advised after 1 such round, the next after 2 in a row, then 4, and so on up to 1024. So in a loop in which moves
+ * never help, the tensor moves ever less often.
+ * One tensor's history (struct mgd_traffic, types.h) is all that is known here: no machine, bytes, clock or lock.
  */
 #include "core.h"
 

@@ -217,6 +217,10 @@ struct mgd_repeat {
 
 /* ---- traffic: whether a tensor lives where it is needed */
 
+/* mgd_traffic_needed(): any -> OPEN; from IDLE it counts one idle round first.
+ * mgd_traffic_returned(): OPEN -> IDLE if the home was idle; if it was not, any -> AT_HOME, and idle rounds are 0
+ * again. So one return that found the home busy decides the whole round.
+ * mgd_traffic_moved(): any -> NONE, idle rounds 0. */
 enum mgd_round {
   MGD_ROUND_NONE,    /* no copy was made since the tensor came to where it is */
   MGD_ROUND_OPEN,    /* copied, nothing came home yet */
