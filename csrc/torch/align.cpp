@@ -1,9 +1,9 @@
-// align.cpp: gathers the operands of a call, asks the core for a device, and
-// puts copies of the strays on the stack.
+// align.cpp: together(): do the operands of a call stand where its kernel wants them? align(): asks the core for a
+// device and puts copies there in the place of operands that are elsewhere. finish(): copies what was written into a
+// copy back into the original.
 //
-// Every copy is an ordinary operator call that passes the hook itself, so
-// marking and tracing come for free. The rules are the table of rules.cpp and
-// the order of preference in csrc/core/place.c; none is written down here.
+// The rules are the table of rules.cpp and the order of preference in csrc/core/place.c; none is written down here. How
+// a copy is made, recorded and traced is crossing.cpp's.
 #include "align.h"
 
 #include <c10/core/GradMode.h>
@@ -62,8 +62,10 @@ unsigned flags_of(const Operand& o, bool floats_vote, bool follows) {
 // Only results compete by their age: a parameter is as good as any other, however late it came.
 uint64_t age_of(const at::Tensor& t) { return is_parameter(t) ? 0 : made_of(t); }
 
-// `x += branch` is the program of `x = x + branch`: where x is a mere result it may go on where the branch was made, as
-// the new result would. Its written operand, or null. Not with gradients: the history of x would have to cross with it.
+// The written operand x of a pointwise call in place that may move to where the other operands are, or null. Then
+// `x += branch` goes on where `x = x + branch` would have made its result. Only for a result (no parameter, nothing
+// that the program placed) on an accelerator, beside operands on accelerators, and not in grad mode: the history of x
+// would have to move with it.
 const Operand* follower(const OpFacts& f, const Operands& operands) {
   const bool in_place =
       f.scalars_stay && f.route == Route::Leaf && f.written == 1 && f.returned.size() == 1 && f.returned[0] == 0;
@@ -211,6 +213,9 @@ std::optional<Choice> choose(const OpFacts& f, const Operands& operands, const c
   return Choice{device_of(device), why};
 }
 
+// Gathers the operands; chooses a device, to which a written result may first move itself (follower); then replaces
+// each operand on the stack that has to be elsewhere. True: one was replaced, and write_backs says what must go back
+// after the call.
 bool align(const OpFacts& f, torch::jit::Stack& stack, std::size_t base, WriteBacks& write_backs) {
   const Operands operands = gather(f, stack, base);
   if (operands.empty()) return false;
@@ -234,6 +239,8 @@ bool align(const OpFacts& f, torch::jit::Stack& stack, std::size_t base, WriteBa
   return !copies.empty();
 }
 
+// For a write that autograd does not see (running statistics), and for any write without grad mode, a copy without
+// history. For other writes a copy that autograd connects to t.
 at::Tensor cross_written(const at::Tensor& t, c10::Device to, bool hidden, const Cause& cause) {
   return hidden || !c10::GradMode::is_enabled() ? cross_values(t, to, cause) : cross_alone(t, to, cause);
 }

@@ -1,6 +1,7 @@
 // attach.cpp: brings CUDA's devices and simulated ones into the machine, and gives their allocators what they call.
 //
 // Accelerators are looked up when somebody first asks for one, so importing the package initialises no driver.
+// Also creates the machine when the package is imported, and takes care of what a child of fork() must forget.
 #include <ATen/Context.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/Exceptions.h>
@@ -58,8 +59,10 @@ bool make_cuda_room(int device, std::size_t bytes) {
   return id >= 0 && make_room(id, static_cast<int64_t>(bytes));
 }
 
-// Who asks past the front says no size, and asks at every miss of the cache, full or not. What this thread brings home
-// is known; an operator's result is seldom larger than its operands. Segments are rounded up, to 20 MiB at most.
+// For a request that the front does not see to (cuda_bridge.h). It comes at each miss of the allocator's cache, also
+// when the device has memory left, and without a size. So the size is guessed: the block that this thread requests for
+// a storage that moves, or the bytes of the operands that it holds there, since a result is seldom larger; and 20 MiB
+// more, because the allocator rounds segments up.
 bool make_some_cuda_room(int device) {
   constexpr int64_t kSegment = 20 << 20;
   const int id = cuda_id(device);

@@ -34,7 +34,9 @@ bool has_hooks(Node& n) {
       !n.post_hooks().empty();
 }
 
-// `edges`: how many nodes of ours lead to the head.
+// Whether nothing but ViewHome nodes, and a view that is being used, holds the chain's nodes. The head is held by the
+// chain and by `edges` others, each node behind it by the node before it. The node without outputs, that is without
+// edges of its own, is the accumulator: the chain ends before it.
 bool is_ours(const Chain& chain, long edges) {
   if (holders(chain.head) != edges + 1) return false;
   for (const NodePtr* next = &chain.head->next_edge(0).function; (*next)->num_outputs() != 0;

@@ -1,9 +1,9 @@
-// chains.h: the nodes between a view that has crossed and its leaf.
+// chains.h: counts the references to a leaf's accumulator that come from views of it on other devices.
 //
-// The copy of a leaf serves its views, and their gradients come home with the leaf's own. But the program may ask for
-// the gradient of such a view later, so a node of ours (ManagedViewBackward) holds the view's node, and through it the
-// leaf's accumulator. That is no use of the leaf at home, and must not be taken for one where it is asked whether it
-// may move.
+// A view of a leaf that is needed elsewhere is served by the leaf's copy, through a node ViewHome (crossing.cpp). That
+// node holds the view's own grad_fn, because the program may ask for the view's gradient, and through it the leaf's
+// accumulator. move.cpp asks whether anything at home still uses the accumulator; these references must not count as
+// such a use. A chain is the nodes from the view's grad_fn, its head, to the last one before the accumulator.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -18,11 +18,11 @@ namespace managed {
 
 struct TensorState;
 
-// One for all crossings of a view that are alive; each of them has the chain and an edge to its head.
+// One for all ViewHome nodes of one view that are alive; each of them holds the chain and has an edge to its head.
 struct Chain {
   explicit Chain(NodePtr node) : head(std::move(node)) {}
   const NodePtr head;
-  std::atomic<bool> ours{true}; // nobody else held the view when its gradient came last
+  std::atomic<bool> ours{true}; // when a gradient last came to a ViewHome, only such nodes held the view's nodes
 };
 using ChainHold = std::shared_ptr<Chain>;
 
@@ -37,11 +37,12 @@ bool is_watched(const torch::autograd::Node* head);
 
 ChainHold hold_chain(TensorState& leaf, const NodePtr& head);
 
-// Asked before a gradient reaches the chain: from then on the engine holds its nodes, too.
+// Computes `ours`. Called before a gradient goes on into the chain, because then the engine holds its nodes, too.
 void note_holders(const ChainHold& chain);
 
-// How many hold the accumulator for crossed views and nothing else; less than zero: the program has one of the views.
-// The first is for a backward pass that runs and the second for when none does. `through`: a view that is being used.
+// How many references to the accumulator come from crossed views; below 0: somebody else, such as the program, holds
+// one of the views. The first uses `ours`, for a backward pass that runs; the second counts anew, when none runs.
+// `through`: the view that is being used, which counts as crossed; or undefined.
 long held_by_views(TensorState& leaf);
 long held_by_views(TensorState& leaf, const at::Tensor& through);
 

@@ -32,8 +32,9 @@
 namespace managed {
 namespace {
 
-// Who records this program must see every copy in it: one kept from before would become a constant, and a CUDA graph
-// would read it when its source has been written or its memory serves others.
+// Whether the program is being recorded: by a CUDA graph, jit tracing, a TorchDispatchMode or functorch. Then each
+// crossing is a real copy. A kept one would become a constant of the recording, and a graph would read it even after
+// its source was written or its memory served others.
 bool is_recorded() {
   return recording_graphs.load(std::memory_order_relaxed) || torch::jit::tracer::isTracing() ||
       c10::impl::TorchDispatchModeTLS::any_modes_set() ||
@@ -67,8 +68,8 @@ class Traced {
     event_.from = static_cast<int16_t>(id_of(t.device()));
     event_.to = static_cast<int16_t>(id_of(to));
   }
-  // A trip home is about the tensor whose gradient it brings and the line whose copy it answers; that copy has been
-  // counted.
+  // For the copy that brings a gradient home: it belongs to the tensor of the crossing and to the line of the program
+  // that caused it. It does not count as a repeated copy, because the crossing has been counted.
   void answers(uint64_t object, uint32_t site) {
     event_.object = object;
     event_.site = site;
@@ -103,8 +104,9 @@ at::Tensor copy_expanded(const at::Tensor& t, c10::Device to, int64_t* bytes) {
   return core.to(to).expand(t.sizes());
 }
 
-// Where the bytes of t have left its device they go from where they are straight to where they are needed: by way of
-// home others would have to leave there first. Undefined where they have not left, or do not lie together.
+// Copies t from where its bytes are, if they have left their device: to bring them home first could force others to
+// leave there. Undefined: the bytes are home or cannot be read where they are, t is not one dense piece, or torch or a
+// recorder must see the copy.
 at::Tensor copy_from_afar(const at::Tensor& t, c10::Device to, Traced& trace) {
   if (t.layout() != at::kStrided || !t.has_storage()) return {};
   StorageHandle* b = handle_of(t.storage().unsafeGetStorageImpl());
@@ -137,8 +139,9 @@ at::Tensor copy_values(const at::Tensor& t, c10::Device to, Traced& trace, int64
   return is_expanded(d) ? copy_expanded(d, to, bytes) : d.to(to);
 }
 
-// The way back of a crossing: the gradient goes to the device that the tensor left.
-// A leaf's state hears of it, because that tells whether the leaf should live elsewhere.
+// The way back of a crossing: the gradient goes to the device that the tensor left. A leaf's state hears of it, because
+// that tells whether the leaf should live elsewhere: its `trips` counts all such nodes that are alive, its `waiting`
+// those that expect a gradient. The leaf does not move by itself while one is expected.
 struct TripHome : torch::autograd::Node {
   TripHome(const at::Tensor& t, c10::intrusive_ptr<TensorState> leaf)
       : object_(object_of(t)), site_(call_site()), leaf_(std::move(leaf)) {
@@ -156,6 +159,7 @@ struct TripHome : torch::autograd::Node {
     return out;
   }
 
+  // The copy was used: from now on a gradient is expected.
   void used() {
     if (leaf_ && !waiting_.exchange(true)) leaf_->waiting++;
   }
@@ -165,6 +169,7 @@ struct TripHome : torch::autograd::Node {
   at::Tensor send_home(const at::Tensor& g) const;
 
  private:
+  // Expects none any more; true if one was expected.
   bool returned() {
     const bool waited = waiting_.exchange(false);
     if (waited) leaf_->waiting--;
@@ -174,7 +179,7 @@ struct TripHome : torch::autograd::Node {
   uint64_t object_;
   uint32_t site_;
   c10::intrusive_ptr<TensorState> leaf_; // null for what is no leaf
-  std::atomic<bool> waiting_{false};
+  std::atomic<bool> waiting_{false};     // the copy was used, and no gradient has come since
 };
 
 NodePtr way_home(const at::Tensor& source, const at::Tensor& copy) {
@@ -234,9 +239,10 @@ void connect_shared(const at::Tensor& source, Replica& replica) {
       replica.values, torch::autograd::Edge(make_node<SharedUse>(replica.trip_home, replica.values), 0));
 }
 
-// Before a shared way home, for a view that the copy of its leaf serves: an edge to the view itself, for who asks for
-// its gradient, and one to the way home. Who listens or asks may come after the crossing, so the backward pass chooses;
-// and a gradient that is itself differentiated goes the way of the same program on one device.
+// The gradient of a view that is served by the copy of its leaf. Edge 0 leads to the view itself; edge 1 leads to the
+// copy and so to the TripHome that all its uses share. Edge 1 is cheaper. Edge 0 is taken when somebody wants the
+// view's own gradient (a hook, torch.autograd.grad), when edge 1 is no part of this pass, and when the backward pass is
+// itself differentiated. Hooks may be added after the crossing, so this is decided when the gradient comes.
 struct ViewHome : TripHome {
   ViewHome(const at::Tensor& base, const at::Tensor& view, const at::Tensor& copy, ChainHold chain)
       : TripHome(base, {}), chain_(std::move(chain)) {
@@ -322,7 +328,8 @@ at::Tensor cross_by_torch(const at::Tensor& t, c10::Device to, const Cause& caus
   return r;
 }
 
-// `through`: the view of t by which it is needed, if it is one. Undefined: t itself has moved there.
+// A kept copy is looked for first, then t may move (settle), else it is copied. `through`: the view of t by which it is
+// needed, if it is one. Undefined: t itself has moved there.
 Replica replica_of(const at::Tensor& t, c10::Device to, const Cause& cause, const at::Tensor& through) {
   Replica replica = find_replica(t, to);
   if (replica.values.defined() || settle(t, to, cause, through)) return replica;
@@ -346,6 +353,8 @@ void lead_home(const NodePtr& end, const at::Tensor& leaf, const at::Tensor& bef
 
 namespace {
 
+// The copy of t on `to`, shared with all other uses if it is kept, and connected to t if autograd records. t itself if
+// it has moved there.
 at::Tensor cross_shared(const at::Tensor& t, c10::Device to, const Cause& cause, const at::Tensor& through) {
   Replica replica = replica_of(t, to, cause, through);
   if (!replica.values.defined()) return t;

@@ -1,7 +1,9 @@
 // cuda_bridge.h: what CUDA's part and the hook know of each other beyond bridge.h.
 //
-// CUDA's allocator is asked through one of our own in front of it, which says how many bytes a request needs and holds
-// no lock: that is the bridge's make_room. Who asks the allocator past the front is left with make_some_room.
+// managed puts an allocator of its own, the front (csrc/cuda/front.cpp), before CUDA's caching allocator. The front
+// knows the size of a request and calls make_room with no lock held. A request that does not pass the front, or that
+// comes while a pool of the program's own is in use, reaches the hook through a callback of the caching allocator, with
+// the allocator's lock held and without a size: make_some_room.
 #pragma once
 #include "bridge.h"
 

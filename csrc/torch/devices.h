@@ -1,6 +1,7 @@
 // devices.h: torch's devices as ids of the core's machine, what their allocators report, and time.
 //
-// Nothing is placed, moved or waited for here: see align.h, room.h, waiting.h.
+// Nothing is placed, moved or waited for here: see align.h, room.h, waiting.h. create_machine() and discover() are
+// attach.cpp's.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>

@@ -8,6 +8,9 @@
 // The engine checks that a gradient is on the device of what it belongs to as
 // soon as user code has handed it over, before any operator could move it. So
 // what comes from user code is brought along here, by a copy that autograd records.
+//
+// Where torch.func has wrapped roots on several accelerators, their gradients go over the host. With deterministic
+// algorithms the pass runs in one thread.
 #include <ATen/Context.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -87,8 +90,8 @@ bool must_travel(const at::Tensor& gradient, c10::Device home) {
       !is_frozen();
 }
 
-// A new reference to the gradient, on `home`. Where it comes from a node of another device, the engine reads its
-// pointer before any operator does (InputBuffer::add).
+// A new reference to the gradient, on `home`. If the gradient comes from a node on another device, the engine reads its
+// pointer before any operator does (InputBuffer::add), so it is kept home until it is used.
 PyObject* brought(PyObject* gradient, c10::Device home) {
   const at::Tensor& g = THPVariable_Unpack(gradient);
   at::Tensor there = g;
@@ -100,7 +103,8 @@ PyObject* brought(PyObject* gradient, c10::Device home) {
   return there.is_same(g) ? Py_NewRef(gradient) : THPVariable_Wrap(std::move(there));
 }
 
-// So are the root gradients, all through the pass.
+// Keeps the root gradients at home as long as the hold lives, which is until the pass has ended: the engine reads their
+// pointers, too, before any operator does.
 void hold_gradients(Hold& hold, PyObject* args) {
   PyObject* given = PyTuple_GET_SIZE(args) > 1 ? PyTuple_GET_ITEM(args, 1) : nullptr;
   for (Py_ssize_t i = 0; given && PyTuple_Check(given) && i < PyTuple_GET_SIZE(given); i++)

@@ -47,6 +47,9 @@ struct Registry {
   }
 };
 
+// Enters the storage into the table, makes its kept copies stale, and brings its bytes home. for_good: a pointer has
+// left, so they are kept home from now on. Otherwise they are lent: they stay at home while somebody holds the storage
+// (may_leave), and never again count as unchanged (was_lent).
 void note(const at::Tensor& t, bool for_good) {
   if (!t.defined() || t.layout() != at::kStrided || !t.has_storage()) return;
   Registry::registry().add(t, for_good);

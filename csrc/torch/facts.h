@@ -14,13 +14,14 @@
 
 namespace managed {
 
-// How a call goes on after alignment.
+// How a call goes on after alignment. Where the key is excluded, the operators inside do not come to the hook; where it
+// stays on they do, and hold what they use. (Some other keys keep it on in any case: kOpen, hook.h.)
 enum class Route : uint8_t {
-  Leaf,        // the key is excluded below: nothing inside needs the hook
-  Whole,       // a composite that autocast knows: aligned before it casts, and below again like a leaf
-  Open,        // the key stays on: inner operators come to the hook themselves
-  AlignOnly,   // a composite that is aligned as a whole: its leaves do the rest
-  Fallthrough, // any other composite: never reaches us, its leaves do
+  Leaf,        // the call holds its operands; the key is excluded
+  Whole,       // a composite that autocast casts: aligned before the cast; excluded only where nothing can leave
+  Open,        // mostly not of aten: the call holds its operands, and all count as written; the key stays on
+  AlignOnly,   // a composite that is aligned as a whole; the key stays on
+  Fallthrough, // any other composite: the call does not come to the hook, the operators inside do
 };
 
 // What alignment may do with the operands.
@@ -48,8 +49,8 @@ struct TensorArg {
   const char* name; // owned by the facts' copy of the schema's names
 };
 
-// What each call reads. A typed kernel has its own copy: between two large kernels the caches are others', and a
-// pointer more is a line of memory more to wait for.
+// What each call reads. A typed kernel has its own copy: a large kernel drives our data out of the CPU's caches, and
+// one pointer more is then one more line of memory to wait for.
 struct CallFacts {
   uint64_t written = 0;       // bit i: argument i is written, openly or not
   uint64_t written_lists = 0; // bit i: argument i is a list that is written, which no result names

@@ -10,9 +10,10 @@
 
 namespace managed {
 
-extern std::atomic<int> recording_graphs; // graphs that are being recorded
-extern std::atomic<int> private_pools;    // these, and blocks of a program that allocates from a pool of its own
-// There has been one of either: a storage that had no handle then may be one of a graph or a pool, and gets none later.
+extern std::atomic<int> recording_graphs; // CUDA graphs that are being recorded now
+extern std::atomic<int> private_pools; // such recordings, and scopes with a memory pool of the program's own, now open
+// True for good once there was one of either. From then on a storage without a handle may belong to a graph or a pool,
+// so only new results get one.
 extern std::atomic<bool> graphs_recorded;
 
 } // namespace managed
