@@ -5,7 +5,7 @@ import gc
 import time
 
 import torch
-from devices import D0, D1, device_module, device_name
+from devices import D0, D1, ON_CUDA, device_module, device_name
 from torch import nn
 
 import managed
@@ -68,6 +68,18 @@ def held():
         "storages": [_C.residency(name)["storages"] for name in names],
         "host": [_C.host_memory()["used"]],
     }
+
+
+def counted(device=D0):
+    """Bytes of a device that count against its budget: of CUDA's allocator, the segments it keeps.
+
+    512 bytes that an earlier test left take a segment of 2 MiB.
+    """
+    if not ON_CUDA:
+        return device_module.memory_allocated(device)
+    gc.collect()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved(device)
 
 
 @contextlib.contextmanager

@@ -99,7 +99,10 @@ def test_repetitions_leave_nothing(work, part):
     for _ in range(REPETITIONS // part):
         work()
     after, devices_after = state()
-    assert devices_after == devices
+    # An earlier test's backward pass may have let go of its last tensors only now: less is fine.
+    for name, (used, reserved) in devices.items():
+        assert devices_after[name][0] <= used
+        assert devices_after[name][1] <= reserved
     assert abs(after - objects) < 50
     assert resident() - memory < 8 * 1024
 

@@ -9,7 +9,7 @@ import torch
 from accelerate.utils.memory import find_executable_batch_size, should_reduce_batch_size
 from devices import D0, ON_CUDA, device_module, device_name
 from pressed import BEGIN
-from pressure import MiB, leaves_nothing, moved, on, spill
+from pressure import MiB, counted, leaves_nothing, moved, on, spill
 from torch import nn
 
 import managed
@@ -25,7 +25,7 @@ def nothing_left():
 @pytest.fixture
 def room():
     """What sim:0 holds already, and 50 MiB more."""
-    with managed.budget(D0, device_module.memory_allocated(0) + 50 * MiB):
+    with managed.budget(D0, counted() + 50 * MiB):
         yield
 
 
@@ -297,9 +297,8 @@ def test_no_room_anywhere():
     # In MiB. CUDA's allocator puts several smaller ones into a segment.
     piece = 10 if ON_CUDA else 1
     total = 4 * piece * MiB
-    budgets = [
-        managed.budget(device_name(i), device_module.memory_allocated(i) + total) for i in range(4)
-    ]
+    names = [device_name(i) for i in range(4)]
+    budgets = [managed.budget(name, counted(name) + total) for name in names]
     with managed.budget("cpu", _C.host_memory()["used"]):
         kept = [sized(piece, float(i)) for i in range(15)]
         failure(lambda: [sized(piece) for _ in range(2)])
@@ -352,7 +351,7 @@ def test_gradients_of_a_failed_pass():
     there.load_state_dict(here.state_dict())
     there.to(D0)
     batch = torch.randn(16384, 256)
-    with managed.budget(D0, device_module.memory_allocated(0) + 24 * MiB):
+    with managed.budget(D0, counted() + 24 * MiB):
         failure(lambda: there(on(batch)).square().mean().backward())
         there.zero_grad()
         for net, x in ((here, batch[:512]), (there, on(batch[:512]))):

@@ -11,6 +11,7 @@ suites=(
   test_gradients test_functional test_functorch test_graph_walk test_least_copies test_counted test_explain test_settling test_placed
   test_spread test_module test_module_devices test_module_utils test_optim test_random test_tensor test_written_into
 )
+# These count bytes, so they have processes of their own: a backward pass drops its last tensors late.
 memory=(test_spill test_spill_access test_exposure test_leaks test_out_of_memory test_manager)
 # These take minutes.
 long=(test_threads test_budget test_faults test_torture)
@@ -29,11 +30,15 @@ paths() { printf '%s.py\n' "$@"; }
 
 if [ "$what" = slice ]; then
   run "operators, models, modules" -m "not conformance" conformance/test_models.py conformance/test_operators.py -k "not tortured"
-  mapfile -t chosen < <(paths "${suites[@]}" "${memory[@]}" test_virtual_gpu)
+  mapfile -t chosen < <(paths "${suites[@]}" test_virtual_gpu)
   run "suites" "${chosen[@]}"
+  mapfile -t chosen < <(paths "${memory[@]}")
+  run "suites that count bytes" "${chosen[@]}"
 else
-  mapfile -t chosen < <(paths "${suites[@]}" "${memory[@]}" test_virtual_gpu "${long[@]}")
+  mapfile -t chosen < <(paths "${suites[@]}" test_virtual_gpu)
   run "suites" "${chosen[@]}"
+  mapfile -t chosen < <(paths "${memory[@]}" "${long[@]}")
+  run "suites that count bytes" "${chosen[@]}"
   run "sweeps, short" -m "not conformance" conformance
   run "sweeps, whole" -m conformance conformance
 fi

@@ -191,8 +191,8 @@ int mgd_restore_end(struct mgd_machine *m, struct mgd_handle *h, bool done, void
 
 /* ---- evict.c: who leaves */
 /* Plans which storages leave `device`, until `bytes` come free or the plan is full: guests of other devices first, then
- * its own by the policy. They go to a peer with room (room[id]: free bytes of each device; NULL: no peers) or to the
- * host.
+ * its own by the policy. They go to a peer with room (room[id]: free bytes of each device, of which reserved ones are
+ * no guest's; NULL: no peers) or to the host.
  * `mine`: how many uses of storages of that device are the caller's own.
  * OK: *n actions. SPILL and DROP have begun: the caller ends each with mgd_evict_end(). FORGET: the caller frees
  * `memory`. A plan may consist of FORGETs alone.

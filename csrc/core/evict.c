@@ -128,8 +128,8 @@ static int choose_target(struct plan *p, const struct mgd_handle *h, int from) {
  * anywhere. The first two are asked first, so that no copy on the host is given up for a storage that stays. The plan
  * has room for one more action. */
 static bool plan_departure(struct plan *p, struct mgd_handle *h, int from) {
-  bool clean, used = __atomic_load_n(&h->in_use, __ATOMIC_RELAXED) != MGD_ALIVE;
-  if (used || (p->m->may_leave && !p->m->may_leave(h))) {
+  bool clean;
+  if (mgd_residency_is_kept_locked(p->m, h)) {
     return false;
   }
   int to = h->memory ? MGD_HOST : choose_target(p, h, from);
@@ -253,7 +253,7 @@ static void start_plan(struct plan *p, struct mgd_machine *m, const int64_t *roo
                        size_t size) {
   *p = (struct plan){.m = m, .actions = actions, .size = size};
   for (int d = 1; room && d < m->count; d++) {
-    p->room[d] = room[d];
+    p->room[d] = mgd_max(room[d], 0) - m->devices[d].by_owner[MGD_RESERVED]; /* promised to others */
   }
 }
 

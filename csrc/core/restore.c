@@ -41,11 +41,7 @@ static int count_needs(struct mgd_handle *const *handles, size_t n, struct need 
   return code;
 }
 
-static int64_t idle_bytes(const struct mgd_handle *h) {
-  return __atomic_load_n(&h->in_use, __ATOMIC_RELAXED) == MGD_ALIVE ? h->bytes : 0;
-}
-
-/* Whether kept copies, guests and storages that nobody uses have so many bytes. It looks at no more than MGD_LOOKS of
+/* Whether kept copies, guests and storages that may leave now have so many bytes. It looks at no more than MGD_LOOKS of
  * them, from the front of their lists; *all: it has looked at all. */
 static bool finds_idle(const struct mgd_machine *m, int device, int64_t bytes, bool *all) {
   const struct mgd_storages *s = &m->devices[device].storages;
@@ -53,16 +49,17 @@ static bool finds_idle(const struct mgd_machine *m, int device, int64_t bytes, b
   int32_t looks = MGD_LOOKS, i = 0, n = s->ordered + s->parked;
   const struct mgd_handle *h = s->guests.oldest;
   for (; h && idle < bytes && looks > 0; h = h->younger, looks--) {
-    idle = mgd_about_sum(idle, idle_bytes(h));
+    idle = mgd_about_sum(idle, mgd_residency_is_kept_locked(m, h) ? 0 : h->bytes);
   }
   for (; i < n && idle < bytes && looks > 0; i++, looks--) {
-    idle = mgd_about_sum(idle, idle_bytes(s->order[i].handle));
+    const struct mgd_handle *own = s->order[i].handle;
+    idle = mgd_about_sum(idle, mgd_residency_is_kept_locked(m, own) ? 0 : own->bytes);
   }
   *all = !h && i == n;
   return idle >= bytes;
 }
 
-/* OK: so many bytes can leave the device. BUSY: they can when other operators have ended. NO_ROOM: they cannot.
+/* OK: so many bytes can leave the device. BUSY: they can when other operators have ended and owners have let go. NO_ROOM: they cannot.
  * Where there are too many storages to look at each, the answer supposes that few of them are in use. If that is wrong,
  * evict.c finds nobody to leave, and the operands stay where they are. */
 static int check_room(const struct mgd_machine *m, int device, int64_t bytes, mgd_wide own) {

@@ -193,7 +193,7 @@ static inline int expect_acquire(const struct model *x, const bool asked[SLOTS],
     for (int d = 1; d < DEVICES; d++) {
       bool leaves_home = s->open && s->home == d && !asked[i] && (s->state == MGD_SPILLING || (s->state != MGD_SPILLED && s->pins == 0));
       missing[d] += asked[i] && s->state == MGD_SPILLED && s->home == d ? s->bytes : 0;
-      idle[d] += s->uses == 0 && (is_victim_of(s, d) || is_guest_on(s, d)) ? s->bytes : 0;
+      idle[d] += s->uses == 0 && !refuses(x, &s->h) && (is_victim_of(s, d) || is_guest_on(s, d)) ? s->bytes : 0;
       hope[d] += leaves_home || departs_from(s, d) || (is_guest_on(s, d) && !asked[i]) ? s->bytes : 0;
     }
   }

@@ -78,6 +78,25 @@ static void what_policies_are_told(void) {
   EXPECT(mgd_policy_greedy_dual(NULL, &empty) == 6.0);
 }
 
+/* A guest takes no room that was promised to somebody else. */
+static void promises_are_kept(void) {
+  struct mgd_machine *m = new_directory(2);
+  struct mgd_handle *h = open_handle(m, 1, 40, 1), *other = open_handle(m, 1, 60, 0);
+  const int64_t room[MGD_MAX_DEVICES] = {0, 0, 100};
+  struct mgd_ticket ticket;
+  struct plan p;
+  EXPECT_OK(mgd_admit_request(m, 2, 50, 0.0, 0, 0, &ticket));
+  EXPECT_OK(plan_eviction(m, 1, 100, room, &p));
+  EXPECT_INT(p.n, 2);
+  EXPECT_ACTION(p.actions[0], MGD_DO_SPILL, 1, MGD_HOST, 60, other);
+  EXPECT_ACTION(p.actions[1], MGD_DO_SPILL, 1, 2, 40, h);
+  carry_out(m, &p);
+  EXPECT_OK(mgd_admit_release(m, &ticket));
+  close_handle(m, h);
+  close_handle(m, other);
+  mgd_machine_destroy(m);
+}
+
 /* What stays while others leave ages: who comes later is worth more by what left. */
 static void age_grows_with_those_that_left(void) {
   struct mgd_machine *m = new_machine(1, 100);
@@ -283,6 +302,7 @@ static void odds_of_one_choose_all_that_fit(void) {
 int main(void) {
   four_policies();
   what_policies_are_told();
+  promises_are_kept();
   age_grows_with_those_that_left();
   who_is_written_after_the_return_is_dirty();
   keys_that_are_no_numbers();

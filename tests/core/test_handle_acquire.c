@@ -168,6 +168,29 @@ static void who_may_leave_makes_hope(void) {
   mgd_machine_destroy(m);
 }
 
+static bool refuses(const struct mgd_handle *unused) {
+  (void)unused;
+  return false;
+}
+
+/* Nobody is told to come home where evict.c then finds nobody to leave. */
+static void who_is_refused_makes_no_room(void) {
+  struct mgd_machine *m = new_directory(2);
+  struct mgd_handle *h = open_spilled(m, 1, 8, MGD_HOST), *const one[] = {h}, *own = open_handle(m, 1, 4, 0);
+  struct mgd_handle *guest = open_spilled(m, 2, 4, 1);
+  struct plan p;
+  expect_answer(m, one, 1, MGD_OK);
+  EXPECT_OK(mgd_evict_veto(m, refuses));
+  EXPECT_CODE(plan_eviction(m, 1, 8, NULL, &p), MGD_E_ABSENT);
+  expect_answer(m, one, 1, MGD_E_BUSY); /* until their owners let go */
+  EXPECT_OK(mgd_evict_veto(m, NULL));
+  expect_answer(m, one, 1, MGD_OK);
+  close_handle(m, own);
+  close_handle(m, guest);
+  close_handle(m, h);
+  mgd_machine_destroy(m);
+}
+
 static void what_is_on_its_way_makes_hope(void) {
   struct mgd_machine *m = new_directory(2);
   struct mgd_handle *h = open_spilled(m, 1, 8, MGD_HOST), *const one[] = {h}, *leaver = open_handle(m, 1, 8, 0);
@@ -289,6 +312,7 @@ int main(void) {
   one_named_twice_counts_once();
   somebody_else_moves_one_of_them();
   who_may_leave_makes_hope();
+  who_is_refused_makes_no_room();
   what_is_on_its_way_makes_hope();
   guests_make_hope();
   replicas_make_room();
