@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 
 __all__: list[str] = []
 
-ASKED = DISPERSED = 0
+REQUESTED = DISPERSED = 0
 _logger = logging.getLogger("managed")
 _knobs: dict[str, Any] = {"use_heuristic": True, "copy_warning": 16}
 
@@ -123,7 +123,7 @@ def is_managed(o: object) -> bool:
     return False
 
 
-def mark(tensor: torch.Tensor, owned: bool = False) -> torch.Tensor:
+def mark(tensor: torch.Tensor, in_module: bool = False) -> torch.Tensor:
     return tensor
 
 

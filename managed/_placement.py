@@ -38,7 +38,7 @@ def room_needed(modules: list[nn.Module], device: torch.device | None) -> int:
     return _walk.room(s for s in _walk.slots(modules) if s.tensor.device != device)
 
 
-def move(modules: list[nn.Module], device: torch.device, reason: int = C.ASKED) -> None:
+def move(modules: list[nn.Module], device: torch.device, reason: int = C.REQUESTED) -> None:
     """Moves modules in place, all of them or none; their tensors are managed afterwards."""
     _walk.carry([(s, device) for s in _walk.slots(modules)], reason)
     _arrived(modules)
@@ -79,7 +79,7 @@ def _gather(found: list[_walk.Slot], manager: C.DeviceManager) -> None:
     with C.admit(manager, _walk.room(found), False) as held:
         device, reason = held.device, held.reason
         if device.type == "cpu":
-            device, reason = _roomiest(found, manager) or device, C.ASKED
+            device, reason = _roomiest(found, manager) or device, C.REQUESTED
         if device in accelerators:
             _walk.carry([(s, device) for s in found], reason)
 

@@ -7,6 +7,7 @@ import weakref
 import pytest
 import torch
 from devices import D1, D2, D3, device_name
+from pressure import at_rest
 from torch import nn
 
 import managed
@@ -79,7 +80,7 @@ CASES = [
 
 
 def state():
-    gc.collect()
+    at_rest()
     devices = managed.stats()["devices"]
     return len(gc.get_objects()), {k: (d["used"], d["reserved"]) for k, d in devices.items()}
 
@@ -99,10 +100,7 @@ def test_repetitions_leave_nothing(work, part):
     for _ in range(REPETITIONS // part):
         work()
     after, devices_after = state()
-    # An earlier test's backward pass may have let go of its last tensors only now: less is fine.
-    for name, (used, reserved) in devices.items():
-        assert devices_after[name][0] <= used
-        assert devices_after[name][1] <= reserved
+    assert devices_after == devices
     assert abs(after - objects) < 50
     assert resident() - memory < 8 * 1024
 

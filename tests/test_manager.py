@@ -8,6 +8,7 @@ import types
 import pytest
 import torch
 from devices import CAPACITY, D0, D1, D2, D3, DEVICE_TYPE, TOTAL, device_name
+from pressure import at_rest
 from torch import nn
 
 import managed
@@ -19,6 +20,11 @@ MiB = 2**20
 
 def sized(mib, device="cpu"):
     return torch.empty(mib * MiB, dtype=torch.uint8, device=device)
+
+
+@pytest.fixture(autouse=True)
+def nothing_waits_to_be_free():
+    at_rest()
 
 
 @pytest.fixture

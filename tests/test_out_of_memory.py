@@ -107,22 +107,23 @@ def test_its_own_operands_are_in_use(room):
     assert "40 MiB in use by operators" in text
 
 
+COMES_HOME = "needs 1 storages together, 20 MiB of them there."
 OUTSIDE_KERNELS = {
-    "operands that come home": lambda a, away, here: away.sum(),
-    "a copy of an operand": lambda a, away, here: here + a[:1].expand(here.shape),
-    "a storage": lambda a, away, here: away.untyped_storage(),
-    "a pointer": lambda a, away, here: away.data_ptr(),
-    "a pin": lambda a, away, here: away.pin(),
-    "a move": lambda a, away, here: here.cuda(0),
+    "operands that come home": (lambda a, away, here: away.sum(), COMES_HOME),
+    "a copy of an operand": (lambda a, away, here: here + a[:1].expand(here.shape), tried(20)),
+    "a storage": (lambda a, away, here: away.untyped_storage(), COMES_HOME),
+    "a pointer": (lambda a, away, here: away.data_ptr(), COMES_HOME),
+    "a pin": (lambda a, away, here: away.pin(), COMES_HOME),
+    "a move": (lambda a, away, here: here.cuda(0), tried(20)),
 }
 
 
-@pytest.mark.parametrize("call", OUTSIDE_KERNELS.values(), ids=OUTSIDE_KERNELS)
-def test_what_fails_outside_a_kernel_says_as_much(room, call):
+@pytest.mark.parametrize(("call", "words"), OUTSIDE_KERNELS.values(), ids=OUTSIDE_KERNELS)
+def test_what_fails_outside_a_kernel_says_as_much(room, call, words):
     a, away, here = sized(40), sized(20), sized(20, device="cpu")
     held = a.untyped_storage()
     first, table, *_ = str(failure(lambda: call(a, away, here))).splitlines()
-    assert tried(20) in first
+    assert words in first
     assert "40 MiB whose storages the program holds" in table
     # CUDA's allocator may have a part of the 10 MiB between its blocks.
     assert ON_CUDA or f"{D0}: 10 MiB free, 40 MiB" in table
@@ -319,6 +320,18 @@ def test_list_operators(room):
     failure(lambda: torch._foreach_add_(mixed, [*others[:3], large[1]]))
     assert [t[0].item() for t in mixed] == [1.0, 2.0, 3.0, 1.0]  # none was written
     assert [t[0].item() for t in torch._foreach_mul(rows, 2.0)] == [2.0, 4.0, 6.0, 8.0, 10.0, 12.0]
+
+
+def test_blocks_that_wait_for_a_second_stream_are_room(room):
+    """Every block that is freed after a second stream was used waits for that one, too."""
+    side = device_module.Stream(0)
+    with device_module.stream(side):
+        sized(1) * 2.0
+    w = sized(6, 2.0).requires_grad_()
+    for _ in range(3):
+        w.grad = None
+        work(w).backward()  # takes 56 MiB in all
+        assert torch.equal(w.grad, torch.full_like(w, 12.0))
 
 
 # ---- in a backward pass

@@ -45,7 +45,7 @@ WAITS = {
     "retire": NOTHING,
     "use_stream": FALSE,
     "use": FALSE,
-    "note_kernels": FALSE,
+    "record_stream_use": FALSE,
     "note_streams": NOTHING,
 }
 FILE_LOCAL = {"wait_for_foreign", "mark_foreign"}  # without a use they would be a warning

@@ -17,7 +17,7 @@ int mgd_evict_veto(struct mgd_machine *m, mgd_may_leave_fn fn) {
 
 /* ---- taking the bytes */
 
-#define MOST_SENT_ON 10 /* times that count */
+#define MOST_BACKOFF 10 /* times that count */
 
 /* What a plan is written into. */
 struct plan {
@@ -86,13 +86,13 @@ static bool make_host_room(struct plan *p, int64_t bytes) {
 }
 
 /* Whether a peer gets no guest this time. A peer that had to send guests on to the host needed its room itself. It then
- * gets none for a number of victims that doubles each time, at most 2 to the power of MOST_SENT_ON. A peer whose
- * link is at least as fast as the host's is not left alone: a guest that it sends on costs little more than one that
+ * gets none for a number of victims that doubles each time, at most 2 to the power of MOST_BACKOFF. A peer whose
+ * link is at least as fast as the host's gets guests all the same: one that it sends on costs little more than one that
  * goes to the host at once. */
-static bool is_left_alone(struct mgd_storages *s) {
-  bool left_alone = s->refusals > 0;
-  s->refusals -= left_alone;
-  return left_alone;
+static bool refuses_guest(struct mgd_storages *s) {
+  bool refuses = s->guests_to_refuse > 0;
+  s->guests_to_refuse -= refuses;
+  return refuses;
 }
 
 /* Where the bytes go: the peer with room whose link takes the least time, if that is at most twice the host's; else the
@@ -115,7 +115,7 @@ static int choose_target(struct plan *p, const struct mgd_handle *h, int from) {
       nearest = d;
       least_of_all = cost;
     }
-    bool takes = cost <= limit && (cost <= host || !is_left_alone(&p->m->devices[d].storages));
+    bool takes = cost <= limit && (cost <= host || !refuses_guest(&p->m->devices[d].storages));
     if (takes && (best < 0 || cost < least)) {
       best = d;
       least = cost;
@@ -175,8 +175,8 @@ static int64_t send_guests_on(struct plan *p, int device, int64_t bytes) {
     p->refused += !leaves;
   }
   if (given > 0) {
-    s->sent_on += s->sent_on < MOST_SENT_ON;
-    s->refusals = 1 << s->sent_on; /* the device needs its room itself: see is_left_alone() */
+    s->guest_backoff += s->guest_backoff < MOST_BACKOFF;
+    s->guests_to_refuse = 1 << s->guest_backoff; /* the device needs its room itself: see refuses_guest() */
   } else if (h && p->refused >= MGD_LOOKS) {
     move_to_the_end(&s->guests, h);
   }

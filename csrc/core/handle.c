@@ -7,6 +7,9 @@
 #include "arithmetic.h"
 #include "internal_machine.h"
 
+_Static_assert(sizeof(struct mgd_handle) == offsetof(struct mgd_handle, memory) + 8 * MGD_HANDLE_REST,
+               "MGD_HANDLE_REST (handle.h) says how much of a handle only the core sees");
+
 /* ---- birth and death */
 
 /* The order of victims must never fail to take somebody, so it grows with the number of handles. */
@@ -15,7 +18,7 @@ static bool grow_order(struct mgd_machine *m, struct mgd_storages *s) {
     return true;
   }
   int32_t size = s->size ? s->size * 2 : 64;
-  struct mgd_place *order = mgd_alloc_resize(&m->alloc, s->order, (size_t)size, sizeof *order);
+  struct mgd_order_entry *order = mgd_alloc_resize(&m->alloc, s->order, (size_t)size, sizeof *order);
   if (!order) {
     return false;
   }

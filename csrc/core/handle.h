@@ -35,6 +35,7 @@ enum mgd_pin {
 
 #define MGD_ALIVE (UINT32_C(1) << 30) /* in `in_use` while the storage lives */
 #define MGD_MAX_DEVICES 64            /* the host and 63 accelerators */
+#define MGD_HANDLE_REST 9             /* 8 bytes each: what only the core sees of a handle (handle.c asserts it) */
 
 /* One thread's uses by the storages' home, so that "does anybody else use this?" reads a number for each thread and no
  * storage. Only its thread writes it, without a lock; both numbers only grow, so that what came and went in between is
@@ -81,8 +82,10 @@ struct mgd_handle {
                       lock, so 0 is sure only for a mover (take_bytes(), evict.c); others take it for a hint */
   int16_t home, away; /* away: where the bytes are, or are being brought from; -1 for home */
   uint64_t stamp;  /* tick of the last use */
-
   int64_t bytes;
+#ifdef __cplusplus
+  uint64_t of_the_core[MGD_HANDLE_REST]; /* the callers are C++ and do not see the rest, which has the same size */
+#else
   void *memory; /* the host's copy: the bytes of a spilled storage, or a spare of a resident one; the caller's to
                    allocate and free */
   struct mgd_handle *next, *previous;       /* all open handles of the home device */
@@ -94,6 +97,7 @@ struct mgd_handle {
   bool on_host;       /* its bytes count as the host's */
   bool closed;        /* its storage died; an orphan as long as the bytes are still moved */
   bool counted;       /* mgd_restore_begin() has counted its bytes; false outside of that call */
+#endif
 };
 
 /* A number that only its own thread writes. */

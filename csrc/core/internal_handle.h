@@ -15,7 +15,7 @@ struct mgd_handle_list {
 __extension__ typedef __int128 mgd_wide;
 
 /* A place in the order. The key is here, so that comparing two storages need not read their handles. */
-struct mgd_place {
+struct mgd_order_entry {
   double key;     /* the policy's; until the policy was asked, its device's age when the storage came */
   uint64_t stamp; /* the handle's, when the key was computed */
   struct mgd_handle *handle;
@@ -32,7 +32,7 @@ struct mgd_place {
  * unpinned; guest_bytes of the guests. */
 struct mgd_storages {
   struct mgd_handle *first; /* all open ones */
-  struct mgd_place *order;
+  struct mgd_order_entry *order;
   int32_t open, ordered, sorted, parked, size;
   struct mgd_handle_list guests;
   int32_t departures, guest_count;
@@ -40,10 +40,10 @@ struct mgd_storages {
   mgd_wide ordered_bytes, moving_bytes, guest_bytes;
   uint64_t arrivals; /* how often a storage has come into the order so far */
   double age; /* largest key of a storage that has left; a policy may add to it (mgd_victim.age) */
-  /* sent_on rises by one, up to MOST_SENT_ON, when a plan sends guests on to the host, and falls by one when a guest
-   * comes home from here. refusals: how many victims of other devices it still refuses; set to 2^sent_on when guests
-   * were sent on. */
-  int32_t sent_on, refusals;
+  /* guest_backoff rises by one, up to MOST_BACKOFF, when a plan sends guests on to the host, and falls by one when a
+   * guest comes home from here. guests_to_refuse: how many victims of other devices it does not take yet; set to
+   * 2^guest_backoff when guests were sent on. */
+  int32_t guest_backoff, guests_to_refuse;
 };
 
 /* Invariants: used is the sum over handles with on_host, open ones and orphans,
@@ -112,7 +112,7 @@ void mgd_order_insert_locked(struct mgd_machine *m, struct mgd_handle *h); /* ro
 void mgd_order_remove_locked(struct mgd_machine *m, struct mgd_handle *h);
 void mgd_order_look_again_locked(struct mgd_machine *m,
                                  struct mgd_handle *h); /* what it is worth has changed; one that is parked waits */
-bool mgd_order_before(const struct mgd_place *a, const struct mgd_place *b);
+bool mgd_order_before(const struct mgd_order_entry *a, const struct mgd_order_entry *b);
 int32_t mgd_order_parent(int32_t place); /* in the heap; of a place above 0 */
 /* The one that leaves next, or NULL: all are parked. It is the one with the least key if at most MGD_LOOKS keys are out
  * of date. */

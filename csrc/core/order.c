@@ -18,7 +18,7 @@
 
 #define CHILDREN 4 /* of a place in the heap; the keys of four fit into few cache lines */
 
-bool mgd_order_before(const struct mgd_place *a, const struct mgd_place *b) {
+bool mgd_order_before(const struct mgd_order_entry *a, const struct mgd_order_entry *b) {
   return a->key < b->key || (a->key == b->key && a->stamp < b->stamp); /* many policies give equal keys */
 }
 
@@ -26,12 +26,12 @@ int32_t mgd_order_parent(int32_t place) { return (place - 1) / CHILDREN; }
 
 /* ---- the heap */
 
-static void put(struct mgd_storages *s, int32_t i, struct mgd_place place) {
+static void put(struct mgd_storages *s, int32_t i, struct mgd_order_entry place) {
   s->order[i] = place;
   place.handle->position = i;
 }
 
-static void sift_up(struct mgd_storages *s, int32_t i, struct mgd_place place) {
+static void sift_up(struct mgd_storages *s, int32_t i, struct mgd_order_entry place) {
   for (; i > 0 && mgd_order_before(&place, &s->order[mgd_order_parent(i)]); i = mgd_order_parent(i)) {
     put(s, i, s->order[mgd_order_parent(i)]);
   }
@@ -48,7 +48,7 @@ static int32_t least_child(const struct mgd_storages *s, int32_t i) {
   return least < s->sorted ? (int32_t)least : -1;
 }
 
-static void sift_down(struct mgd_storages *s, int32_t i, struct mgd_place place) {
+static void sift_down(struct mgd_storages *s, int32_t i, struct mgd_order_entry place) {
   for (int32_t child; (child = least_child(s, i)) >= 0 && mgd_order_before(&s->order[child], &place); i = child) {
     put(s, i, s->order[child]);
   }
@@ -56,7 +56,7 @@ static void sift_down(struct mgd_storages *s, int32_t i, struct mgd_place place)
 }
 
 /* Puts `place` where the heap has a hole, and moves it up or down from there until the heap is in order. */
-static void sift(struct mgd_storages *s, int32_t hole, struct mgd_place place) {
+static void sift(struct mgd_storages *s, int32_t hole, struct mgd_order_entry place) {
   if (hole > 0 && mgd_order_before(&place, &s->order[mgd_order_parent(hole)])) {
     sift_up(s, hole, place);
   } else {
@@ -69,21 +69,21 @@ static void sift(struct mgd_storages *s, int32_t hole, struct mgd_place place) {
 static bool is_clean(const struct mgd_handle *h) { return h->memory && !__atomic_load_n(&h->dirty, __ATOMIC_RELAXED); }
 
 /* A place without a key: it remembers what a key would be computed from. */
-static struct mgd_place snapshot(const struct mgd_machine *m, struct mgd_handle *h) {
+static struct mgd_order_entry snapshot(const struct mgd_machine *m, struct mgd_handle *h) {
   h->was_clean = is_clean(h);
-  return (struct mgd_place){
+  return (struct mgd_order_entry){
       .key = m->devices[h->home].storages.age, .stamp = __atomic_load_n(&h->stamp, __ATOMIC_RELAXED), .handle = h};
 }
 
 /* Whether the key still describes the storage. The dirty mark counts too: a storage that came home is clean, and the
  * operator that wanted it often writes it right after. Then it costs more to leave than its key says. */
-static bool is_current(const struct mgd_place *p) {
+static bool is_current(const struct mgd_order_entry *p) {
   return p->stamp == __atomic_load_n(&p->handle->stamp, __ATOMIC_RELAXED) &&
       p->handle->was_clean == is_clean(p->handle);
 }
 
 /* Asks the policy for the key. p.key holds the device's age until then. */
-static struct mgd_place with_key(const struct mgd_machine *m, struct mgd_place p) {
+static struct mgd_order_entry with_key(const struct mgd_machine *m, struct mgd_order_entry p) {
   const struct mgd_handle *h = p.handle;
   const struct mgd_link *out = &m->links[h->home][MGD_HOST], *back = &m->links[MGD_HOST][h->home];
   struct mgd_victim v = {.handle = h, .bytes = h->bytes, .clean = h->was_clean, .age = p.key, .stamp = p.stamp};
@@ -124,7 +124,7 @@ static void take_out(struct mgd_storages *s, const struct mgd_handle *h) {
   int32_t hole = h->position;
   bool was_parked = is_parked(s, h);
   if (hole < s->sorted) {
-    const struct mgd_place end = s->order[--s->sorted];
+    const struct mgd_order_entry end = s->order[--s->sorted];
     if (end.handle != h) {
       sift(s, hole, end);
     }

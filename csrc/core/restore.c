@@ -59,7 +59,8 @@ static bool finds_idle(const struct mgd_machine *m, int device, int64_t bytes, b
   return idle >= bytes;
 }
 
-/* OK: so many bytes can leave the device. BUSY: they can when other operators have ended and owners have let go. NO_ROOM: they cannot.
+/* OK: so many bytes can leave the device. BUSY: they can when other operators have ended and owners have let go.
+ * NO_ROOM: they cannot.
  * Where there are too many storages to look at each, the answer supposes that few of them are in use. If that is wrong,
  * evict.c finds nobody to leave, and the operands stay where they are. */
 static int check_room(const struct mgd_machine *m, int device, int64_t bytes, mgd_wide own) {
@@ -141,8 +142,8 @@ static void *end_restore(struct mgd_machine *m, struct mgd_handle *h, bool done)
   if (done) {
     struct mgd_storages *there = &m->devices[h->away].storages;
     /* The peer kept a guest until it was wanted again, so it is worth giving it guests: its back-off falls by one
-     * (is_left_alone(), evict.c). */
-    there->sent_on -= h->away != MGD_HOST && there->sent_on > 0;
+     * (refuses_guest(), evict.c). */
+    there->guest_backoff -= h->away != MGD_HOST && there->guest_backoff > 0;
     h->away = -1;
     left = m->host.used > m->host.limit ? mgd_residency_take_memory_locked(m, h) : NULL;
   }

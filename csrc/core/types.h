@@ -128,7 +128,7 @@ struct mgd_operand {
   X(NEWEST, "as many bytes are there as elsewhere, and made last")              \
   X(ONLY, "all operands that count are there")                                  \
   X(REQUIRED, "the operator demands this operand there")                        \
-  X(ASKED, "the program asked for it")                                          \
+  X(REQUESTED, "the program asked for it")                                      \
   X(DISPERSED, "it has the least in use for its speed")                         \
   X(PACKED, "it is the fullest device that still fits")                         \
   X(NO_ROOM, "no accelerator has room")                                         \

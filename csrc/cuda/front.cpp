@@ -126,7 +126,7 @@ class Request {
 
   // Torch would wait as well, with its lock held.
   bool wait_for_pending(std::size_t there, std::size_t needed) {
-    if (has_waited_ || there + pending_bytes(device_) < needed) return false;
+    if (has_waited_ || !has_pending(device_) || there + soon_free(device_) < needed) return false;
     const WithoutGil no_gil;
     wait_for_streams(device_);
     return has_waited_ = true;

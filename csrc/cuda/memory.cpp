@@ -124,7 +124,7 @@ void fill_backend(CudaBridge* bridge) {
   bridge->start = &start;
   bridge->capacity = &capacity;
   bridge->room = &room;
-  bridge->fragments = &fragments;
+  bridge->soon_free = &soon_free;
   bridge->speed = &speed;
   bridge->use = &use_stream;
   bridge->retire = &retire_block;

@@ -72,6 +72,11 @@ int64_t idle_by_snapshot(Allocator* a, int device) {
   return idle;
 }
 
+// Blocks that were freed, and that kernels on other streams may still use.
+int64_t pending_of(const Stats& s) {
+  return std::max<int64_t>(0, s.active_bytes[0].current - s.allocated_bytes[0].current);
+}
+
 std::size_t room_with(Allocator* a, int device, const Stats& stats, int64_t idle) {
   const auto free = static_cast<int64_t>(a->getMemoryInfo(index_of(device)).first);
   const int64_t kept = stats.reserved_bytes[0].current - idle;
@@ -121,17 +126,14 @@ std::size_t room(int device) {
   return room_with(a, device, a->getDeviceStats(index_of(device)), idle_by_snapshot(a, device));
 }
 
-std::size_t fragments(int device) {
+std::size_t soon_free(int device) {
   Allocator* a = native();
   if (!a || !a->initialized() || !c10::cuda::hasPrimaryContext(index_of(device))) return 0;
-  return static_cast<std::size_t>(a->getDeviceStats(index_of(device)).inactive_split_bytes[0].current);
+  const Stats stats = a->getDeviceStats(index_of(device));
+  return static_cast<std::size_t>(stats.inactive_split_bytes[0].current + pending_of(stats));
 }
 
-std::size_t pending_bytes(int device) {
-  const Stats stats = native()->getDeviceStats(index_of(device));
-  return static_cast<std::size_t>(
-      std::max<int64_t>(0, stats.active_bytes[0].current - stats.allocated_bytes[0].current));
-}
+bool has_pending(int device) { return pending_of(native()->getDeviceStats(index_of(device))) > 0; }
 
 // As torch's get_allocation_size() has it. An expandable segment may have a part of the last page already.
 std::size_t needed_for(int device, std::size_t bytes) {

@@ -23,11 +23,12 @@ std::size_t room_in_driver(int device);
 // The most that torch may have there.
 std::size_t allowed(int device);
 
-// Bytes that are cached, but not in whole segments: they are room when the rest of their segments is free.
-std::size_t fragments(int device);
+// Bytes that are no room as yet: pieces of segments that are in use otherwise, and blocks that were freed but wait for
+// streams.
+std::size_t soon_free(int device);
 
-// Bytes that were freed and wait for streams. They are room when those are done.
-std::size_t pending_bytes(int device);
+// Whether there are blocks that were freed but wait for streams.
+bool has_pending(int device);
 
 // What the allocator takes from the driver for a request that its cache cannot serve.
 std::size_t needed_for(int device, std::size_t bytes);

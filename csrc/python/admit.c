@@ -115,7 +115,7 @@ int mgd_admit_wait(struct mgd_manager *m, int device, int64_t bytes, struct mgd_
     if (code != MGD_OK) drop(ticket);
   }
   if (code == MGD_OK) {
-    record_reserved(ticket, MGD_WHY_ASKED);
+    record_reserved(ticket, MGD_WHY_REQUESTED);
     return 0;
   }
   if (PyErr_Occurred()) return -1;
@@ -286,8 +286,8 @@ static PyObject *reserve(PyObject *module, PyObject *args) {
   const int64_t now = mgd_torch_now();
   const int code = mgd_admit_request(mgd_torch_machine(), id, bytes, m->reserved, now, now, &ticket);
   if (code == MGD_OK) {
-    record_reserved(&ticket, MGD_WHY_ASKED);
-    return reservation_new(st, ticket, MGD_WHY_ASKED);
+    record_reserved(&ticket, MGD_WHY_REQUESTED);
+    return reservation_new(st, ticket, MGD_WHY_REQUESTED);
   }
   if (code == MGD_E_WAIT) drop(&ticket);
   if (code == MGD_E_WAIT || code == MGD_E_NO_ROOM || code == MGD_E_DEADLINE) Py_RETURN_NONE;

@@ -98,7 +98,7 @@ static int add_bridge(PyObject *module) {
 
 /* The reasons that managed.module gives when it moves something. */
 static int add_reasons(PyObject *module) {
-  if (PyModule_AddIntConstant(module, "ASKED", MGD_WHY_ASKED) < 0) return -1;
+  if (PyModule_AddIntConstant(module, "REQUESTED", MGD_WHY_REQUESTED) < 0) return -1;
   return PyModule_AddIntConstant(module, "DISPERSED", MGD_WHY_DISPERSED);
 }
 

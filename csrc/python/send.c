@@ -252,7 +252,7 @@ static int admit_nest(struct mgd_manager *m, struct nest *n, PyObject *modules, 
   int64_t bytes = estimate;
   if (bytes < 0 && room_needed(m->state, n, modules, any ? -1 : id, &bytes) < 0) return -1;
   if (any) return mgd_admit_pick(m, bytes, 0, ticket, why);
-  *why = MGD_WHY_ASKED;
+  *why = MGD_WHY_REQUESTED;
   ticket->device = id;
   return id == MGD_HOST || bytes == 0 ? 0 : mgd_admit_wait(m, id, bytes, ticket);
 }

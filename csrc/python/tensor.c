@@ -166,7 +166,7 @@ static PyObject *transfer(PyObject *self, PyObject *device, int disperse, int no
                  device);
     return NULL;
   }
-  return mgd_send_carry(st, self, id, non_blocking, MGD_WHY_ASKED);
+  return mgd_send_carry(st, self, id, non_blocking, MGD_WHY_REQUESTED);
 }
 
 /* tensor.to(...) of torch; what is made of a placed tensor is placed as well. Steals `tensor`, gives a new reference.

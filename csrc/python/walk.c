@@ -20,8 +20,8 @@ static PyObject *is_managed(PyObject *module, PyObject *o) {
 static PyObject *mark(PyObject *module, PyObject *args) {
   (void)module;
   PyObject *o;
-  int owned = 0;
-  return !PyArg_ParseTuple(args, "O|p:mark", &o, &owned) || need_tensor(o) < 0 || mgd_torch_mark(o, owned) < 0
+  int in_module = 0;
+  return !PyArg_ParseTuple(args, "O|p:mark", &o, &in_module) || need_tensor(o) < 0 || mgd_torch_mark(o, in_module) < 0
       ? NULL
       : Py_NewRef(o);
 }
@@ -77,7 +77,7 @@ static PyObject *device(PyObject *module, PyObject *o) {
 
 static PyObject *move(PyObject *module, PyObject *args) {
   PyObject *o, *target;
-  int id, any, why = MGD_WHY_ASKED;
+  int id, any, why = MGD_WHY_REQUESTED;
   if (!PyArg_ParseTuple(args, "OO|i:move", &o, &target, &why) || need_tensor(o) < 0 ||
       mgd_errors_device_id(target, &id, &any) < 0)
     return NULL;
@@ -260,8 +260,8 @@ PyMethodDef mgd_walk_methods[] = {
     {"is_managed", is_managed, METH_O,
      PyDoc_STR("is_managed(o, /)\n--\n\nWhether `o` is a managed tensor; False for anything else.")},
     {"mark", mark, METH_VARARGS,
-     PyDoc_STR("mark(tensor, owned=False, /)\n--\n\nMakes this very tensor managed and returns it; `owned`: it is a "
-               "parameter or a buffer of a module.")},
+     PyDoc_STR("mark(tensor, in_module=False, /)\n--\n\nMakes this very tensor managed and returns it; `in_module`: "
+               "it is a parameter or a buffer of a module.")},
     {"unmark", unmark, METH_O,
      PyDoc_STR("unmark(tensor, /)\n--\n\nMakes this very tensor plain again and returns it.")},
     {"pin", pin, METH_VARARGS,
@@ -277,8 +277,8 @@ PyMethodDef mgd_walk_methods[] = {
     {"device", device, METH_O,
      PyDoc_STR("device(device, /)\n--\n\nThe torch.device that a name means here; None when only a kind is named.")},
     {"move", move, METH_VARARGS,
-     PyDoc_STR("move(tensor, device, reason=ASKED, /)\n--\n\nMoves the tensor itself and its .grad; False when it was "
-               "there already.")},
+     PyDoc_STR("move(tensor, device, reason=REQUESTED, /)\n--\n\nMoves the tensor itself and its .grad; False when it "
+               "was there already.")},
     {"move_count", move_count, METH_NOARGS,
      PyDoc_STR("move_count()\n--\n\nHow many tensors have been moved in place so far.")},
     {"bring_gradient", bring_gradient, METH_VARARGS,

@@ -60,7 +60,7 @@ unsigned flags_of(const Operand& o, bool floats_vote, bool follows) {
 }
 
 // Only results compete by their age: a parameter is as good as any other, however late it came.
-uint64_t age_of(const at::Tensor& t) { return is_parameter(t) ? 0 : made_of(t); }
+uint64_t age_of(const at::Tensor& t) { return is_parameter(t) ? 0 : newest_handle_of(t); }
 
 // The written operand x of a pointwise call in place that may move to where the other operands are, or null. Then
 // `x += branch` goes on where `x = x + branch` would have made its result. Only for a result (no parameter, nothing

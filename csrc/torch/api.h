@@ -54,8 +54,8 @@ void mgd_torch_notify_freed(void);
 /* ---- state.cpp: what a tensor carries beside the key */
 int mgd_torch_is_tensor(PyObject *o);
 int mgd_torch_is_managed(PyObject *tensor);      /* no error: 0 for anything else */
-/* Makes this very tensor managed; `owned`: a module has it as a parameter or a buffer. */
-int mgd_torch_mark(PyObject *tensor, int owned);
+/* Makes this very tensor managed; `in_module`: a module has it as a parameter or a buffer. */
+int mgd_torch_mark(PyObject *tensor, int in_module);
 int mgd_torch_unmark(PyObject *tensor); /* plain from now on; its bytes stay where they are */
 int mgd_torch_drop_key(PyObject *tensor); /* the same for an alias that nobody reads through */
 int mgd_torch_pin(PyObject *tensor, int pinned); /* 1 pins to its device, 0 unpins */

@@ -20,7 +20,7 @@ c10::Device target_of(const OpFacts& f, const c10::IValue* arguments) {
 
 } // namespace
 
-AskedCopy::AskedCopy(const OpFacts& f, const torch::jit::Stack& stack) : facts_(f) {
+RequestedCopy::RequestedCopy(const OpFacts& f, const torch::jit::Stack& stack) : facts_(f) {
   const c10::IValue* arguments = &stack[stack.size() - f.arguments];
   const c10::IValue& source = arguments[f.tensors.back().index];
   const bool counts = source.toTensor().defined() && arguments[0].toTensor().defined() &&
@@ -31,7 +31,7 @@ AskedCopy::AskedCopy(const OpFacts& f, const torch::jit::Stack& stack) : facts_(
   recorded_.emplace();
 }
 
-void AskedCopy::done(const torch::jit::Stack& stack) noexcept try {
+void RequestedCopy::done(const torch::jit::Stack& stack) noexcept try {
   if (!source_.defined()) return;
   mgd_event e{};
   e.from = static_cast<int16_t>(id_of(source_.device()));
@@ -43,7 +43,7 @@ void AskedCopy::done(const torch::jit::Stack& stack) noexcept try {
   e.bytes = bytes_of(source_);
   e.operator_name = facts_.name.c_str();
   e.kind = MGD_EV_COPY;
-  e.reason = MGD_WHY_ASKED;
+  e.reason = MGD_WHY_REQUESTED;
   record(e);
 } catch (const std::exception&) { // no memory for a state: the copy has been made all the same
 }

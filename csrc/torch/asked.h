@@ -16,9 +16,9 @@ namespace managed {
 
 // One call of copy_, _to_copy or _local_scalar_dense (item). Counts it in the end, if bytes of a managed tensor, or
 // for one, have gone from one device to another and nobody else tells of that.
-class AskedCopy {
+class RequestedCopy {
  public:
-  AskedCopy(const OpFacts& f, const torch::jit::Stack& stack); // before the kernel takes the stack
+  RequestedCopy(const OpFacts& f, const torch::jit::Stack& stack); // before the kernel takes the stack
   void done(const torch::jit::Stack& stack) noexcept;          // it has run, and its result is on top
 
  private:

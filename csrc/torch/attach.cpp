@@ -113,9 +113,9 @@ void discover_cuda() {
   attach_links(bridge, first, n);
   attach_speeds(bridge, first, n);
   bridge.start();
-  may_adopt = true;
+  handles_enabled = true;
   mgd_evict_veto(machine(), &may_leave);
-  kernels_go_on = true;
+  kernels_are_async = true;
   r.cuda_bridge = &bridge;
 }
 
@@ -139,7 +139,7 @@ void attach_sim(Bridge* bridge, int devices) {
   bridge->wrote = [](c10::StorageImpl* s) { mgd_handle_write(handle_of(s)); };
   r.bridge = bridge;
   mgd_evict_veto(machine(), &may_leave);
-  may_adopt = true;
+  handles_enabled = true;
 }
 
 // What other threads were doing ends here, for they are not in the child.
@@ -183,7 +183,7 @@ int mgd_torch_discover(void) {
 }
 
 void mgd_torch_cuda_starts(void) {
-  if (cuda_bridge().copy) may_adopt = true;
+  if (cuda_bridge().copy) handles_enabled = true;
 }
 
 PyObject* mgd_torch_bridge(void) {

@@ -61,8 +61,9 @@ struct Bridge {
   // Bytes of the device, and those that an allocation could have now. No context is made where there is none.
   std::size_t (*capacity)(int device) = nullptr;
   std::size_t (*room)(int device) = nullptr;
-  // Free bytes between blocks that are in use. No room as yet: they serve what fits between, or come free with these.
-  std::size_t (*fragments)(int device) = nullptr;
+  // Bytes that are no room as yet: free pieces between blocks that are in use, which serve what fits or come free with
+  // these; and freed blocks that kernels on other streams may still use, for which an allocation waits.
+  std::size_t (*soon_free)(int device) = nullptr;
   // How fast it is beside the others, in any unit; 0: nobody knows.
   double (*speed)(int device) = nullptr;
   // An operator of this thread uses memory of the device: the backend remembers on which stream. True: it wants to hear

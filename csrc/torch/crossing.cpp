@@ -109,8 +109,8 @@ at::Tensor copy_expanded(const at::Tensor& t, c10::Device to, int64_t* bytes) {
 // recorder must see the copy.
 at::Tensor copy_from_afar(const at::Tensor& t, c10::Device to, Traced& trace) {
   if (t.layout() != at::kStrided || !t.has_storage()) return {};
-  StorageHandle* b = handle_of(t.storage().unsafeGetStorageImpl());
-  if (C10_LIKELY(!b || mgd_handle_is_home(b))) return {};
+  StorageHandle* h = handle_of(t.storage().unsafeGetStorageImpl());
+  if (C10_LIKELY(!h || mgd_handle_is_home(h))) return {};
   if (needs_torch(t) || is_recorded() || t.is_conj() || t.is_neg() || t.numel() == 0 ||
       !t.is_non_overlapping_and_dense())
     return {};
@@ -121,10 +121,10 @@ at::Tensor copy_from_afar(const at::Tensor& t, c10::Device to, Traced& trace) {
   }
   int from = 0;
   const std::size_t offset = static_cast<std::size_t>(t.storage_offset()) * t.element_size();
-  if (!copy_from_where_it_is(*b, offset, t.nbytes(), id_of(to), r.mutable_data_ptr(), &from)) return {};
+  if (!copy_from_where_it_is(*h, offset, t.nbytes(), id_of(to), r.mutable_data_ptr(), &from)) return {};
   trace.came_from(from);
   mark(r);
-  if (!mgd_torch_in_backward()) adopt(r, true); // as mark_result() has it
+  if (!mgd_torch_in_backward()) give_handle(r, true); // as mark_result() has it
   return r;
 }
 
@@ -148,20 +148,20 @@ struct TripHome : torch::autograd::Node {
     if (leaf_) leaf_->trips++;
   }
   ~TripHome() override {
-    returned();
+    stop_expecting();
     if (leaf_) leaf_->trips--;
   }
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
     torch::autograd::variable_list out(1);
     if (grads[0].defined() && next_edge(0).is_valid()) out[0] = send_home(grads[0]);
-    if (leaf_ && returned()) note_returned(*leaf_, next_edge(0).function);
+    if (leaf_ && stop_expecting()) note_returned(*leaf_, next_edge(0).function);
     return out;
   }
 
   // The copy was used: from now on a gradient is expected.
-  void used() {
-    if (leaf_ && !waiting_.exchange(true)) leaf_->waiting++;
+  void expect_gradient() {
+    if (leaf_ && !expects_gradient_.exchange(true)) leaf_->waiting++;
   }
   std::string name() const override { return "ManagedCrossingBackward"; }
 
@@ -170,8 +170,8 @@ struct TripHome : torch::autograd::Node {
 
  private:
   // Expects none any more; true if one was expected.
-  bool returned() {
-    const bool waited = waiting_.exchange(false);
+  bool stop_expecting() {
+    const bool waited = expects_gradient_.exchange(false);
     if (waited) leaf_->waiting--;
     return waited;
   }
@@ -179,7 +179,7 @@ struct TripHome : torch::autograd::Node {
   uint64_t object_;
   uint32_t site_;
   c10::intrusive_ptr<TensorState> leaf_; // null for what is no leaf
-  std::atomic<bool> waiting_{false};     // the copy was used, and no gradient has come since
+  std::atomic<bool> expects_gradient_{false}; // the copy was used, and no gradient has come since
 };
 
 NodePtr way_home(const at::Tensor& source, const at::Tensor& copy) {
@@ -194,7 +194,7 @@ NodePtr way_home(const at::Tensor& source, const at::Tensor& copy) {
 }
 
 void connect(const at::Tensor& copy, NodePtr node) {
-  static_cast<TripHome&>(*node).used();
+  static_cast<TripHome&>(*node).expect_gradient();
   torch::autograd::impl::set_gradient_edge(copy, torch::autograd::Edge(std::move(node), 0));
 }
 
@@ -234,7 +234,7 @@ void connect_shared(const at::Tensor& source, Replica& replica) {
     replica.trip_home = std::make_shared<NodePtr>(way_home(source, replica.values));
     keep_trip_home(replica, replica.trip_home);
   }
-  static_cast<TripHome&>(**replica.trip_home).used();
+  static_cast<TripHome&>(**replica.trip_home).expect_gradient();
   torch::autograd::impl::set_gradient_edge(
       replica.values, torch::autograd::Edge(make_node<SharedUse>(replica.trip_home, replica.values), 0));
 }
@@ -333,7 +333,7 @@ at::Tensor cross_by_torch(const at::Tensor& t, c10::Device to, const Cause& caus
 Replica replica_of(const at::Tensor& t, c10::Device to, const Cause& cause, const at::Tensor& through) {
   Replica replica = find_replica(t, to);
   if (replica.values.defined() || settle(t, to, cause, through)) return replica;
-  Reading reading(t, through);
+  SourceSnapshot reading(t, through);
   return reading.keep(to, cross_values(t, to, cause));
 }
 

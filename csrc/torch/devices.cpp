@@ -106,15 +106,15 @@ int64_t free_bytes(int id) {
   return b && b->room ? static_cast<int64_t>(b->room(d.index())) : memory_info(d).first;
 }
 
-int64_t fragments(int id) {
+int64_t soon_free(int id) {
   const c10::Device d = device_of(id);
   const Bridge* b = backend_of(d.type());
-  return b && b->fragments ? static_cast<int64_t>(b->fragments(d.index())) : 0;
+  return b && b->soon_free ? static_cast<int64_t>(b->soon_free(d.index())) : 0;
 }
 
-std::atomic<bool> kernels_go_on{false};
+std::atomic<bool> kernels_are_async{false};
 
-bool note_kernels(c10::Device d) {
+bool record_stream_use(c10::Device d) {
   const Bridge* b = backend_of(d.type());
   return b && b->use && b->use(d.index());
 }

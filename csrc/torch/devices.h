@@ -30,15 +30,15 @@ bool has_context(c10::Device d);
 
 // What the allocator of the device says is free, in bytes; of a simulated device exactly.
 int64_t free_bytes(int id);
-// Free bytes that the allocator keeps between blocks in use.
-int64_t fragments(int id);
+// Bytes that are no room as yet, but may be soon (bridge.h).
+int64_t soon_free(int id);
 
 // The backend that allocates on this kind of device, or null when nothing may leave there.
 const Bridge* backend_of(c10::DeviceType type);
 
 // Kernels go on when an operator has returned, so the backend must be told who uses which device.
-extern std::atomic<bool> kernels_go_on;
-bool note_kernels(c10::Device d); // true: to be said again when the operator has returned
+extern std::atomic<bool> kernels_are_async;
+bool record_stream_use(c10::Device d); // true: to be said again when the operator has returned
 
 // Reads what the allocators report into the ledger.
 void observe();

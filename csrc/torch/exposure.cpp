@@ -18,15 +18,15 @@ struct Exposed {
   bool for_good;
 };
 
-struct Registry {
+struct ExposureTable {
   std::mutex mutex;
   std::unordered_map<const c10::StorageImpl*, Exposed> storages;
   std::size_t sweep_at = 64;
 
-  Registry() { survive_fork<registry_mutex>(); }
-  static std::mutex& registry_mutex() { return registry().mutex; }
-  static Registry& registry() {
-    static auto* r = new Registry; // never destroyed: tensors may outlive static destructors
+  ExposureTable() { survive_fork<table_mutex>(); }
+  static std::mutex& table_mutex() { return table().mutex; }
+  static ExposureTable& table() {
+    static auto* r = new ExposureTable; // never destroyed: tensors may outlive static destructors
     return *r;
   }
 
@@ -50,16 +50,16 @@ struct Registry {
 // Enters the storage into the table, makes its kept copies stale, and brings its bytes home. for_good: a pointer has
 // left, so they are kept home from now on. Otherwise they are lent: they stay at home while somebody holds the storage
 // (may_leave), and never again count as unchanged (was_lent).
-void note(const at::Tensor& t, bool for_good) {
+void add_exposure(const at::Tensor& t, bool for_good) {
   if (!t.defined() || t.layout() != at::kStrided || !t.has_storage()) return;
-  Registry::registry().add(t, for_good);
-  if (StorageHandle* b = handle_of(t.storage().unsafeGetStorageImpl()))
-    b->is_saved = false; // before it is brought home
-  note_written(t); // after the entry: a copy that is being made now is not kept either
+  ExposureTable::table().add(t, for_good);
+  if (StorageHandle* h = handle_of(t.storage().unsafeGetStorageImpl()))
+    h->is_saved = false; // before it is brought home
+  invalidate_copies(t); // after the entry: a copy that is being made now is not kept either
   if (for_good) return keep_home(t, MGD_PIN_POINTER);
   // As long as somebody holds the storage, may_leave() (storage.cpp) keeps its bytes at home.
   const HeldTensor held(t, true);
-  if (StorageHandle* b = handle_of(t.storage().unsafeGetStorageImpl())) b->was_lent = true;
+  if (StorageHandle* h = handle_of(t.storage().unsafeGetStorageImpl())) h->was_lent = true;
 }
 
 // Torch's Python object of a storage holds the storage, and the storage holds
@@ -76,25 +76,25 @@ bool is_held(const c10::Storage& storage, uint32_t known) {
 } // namespace
 
 bool is_exposed(const c10::StorageImpl* storage) {
-  Registry& r = Registry::registry();
+  ExposureTable& r = ExposureTable::table();
   std::lock_guard<std::mutex> lock(r.mutex);
   const auto entry = r.storages.find(storage);
   return entry != r.storages.end() && entry->second.for_good && !entry->second.address.expired();
 }
 
-void expose(const at::Tensor& t) { note(t, true); }
-void lend(const at::Tensor& t) { note(t, false); }
+void expose(const at::Tensor& t) { add_exposure(t, true); }
+void lend(const at::Tensor& t) { add_exposure(t, false); }
 
-void note_lent(const at::Tensor& t) {
-  Registry::registry().add(t, false);
-  note_written(t);
+void lend_in_place(const at::Tensor& t) {
+  ExposureTable::table().add(t, false);
+  invalidate_copies(t);
 }
 
 // How many refer to a Python object is asked under the GIL, whose owner may be waiting for the lock: so not under the
 // lock.
 bool may_change_unseen(const at::Tensor& t, const at::Tensor& through) {
   {
-    Registry& r = Registry::registry();
+    ExposureTable& r = ExposureTable::table();
     std::lock_guard<std::mutex> lock(r.mutex);
     const auto entry = r.storages.find(t.storage().unsafeGetStorageImpl());
     if (entry == r.storages.end()) return false;

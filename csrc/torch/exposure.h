@@ -15,7 +15,7 @@ void expose(const at::Tensor& t);
 void lend(const at::Tensor& t);
 
 // The same without bringing them home: they have never left.
-void note_lent(const at::Tensor& t);
+void lend_in_place(const at::Tensor& t);
 
 // Whether a pointer to the storage's bytes has left.
 bool is_exposed(const c10::StorageImpl* storage);

@@ -115,25 +115,26 @@ std::unique_ptr<OpFacts> compute(const c10::OperatorHandle& op) {
   const std::string_view ns = full.substr(0, colon), base = full.substr(colon + 2);
   const bool aten = ns == "aten";
   f->name = schema.name() + (schema.overload_name().empty() ? "" : "." + schema.overload_name());
-  f->called = f->name.c_str();
+  f->c_name = f->name.c_str();
   f->arguments = static_cast<uint16_t>(schema.arguments().size());
   f->returns = static_cast<uint16_t>(schema.returns().size());
   read_arguments(*f, schema, base, aten);
   read_returns(*f, schema);
   const OpRule rule = aten ? rule_of(base) : OpRule{};
   f->outlives_call = ns == "c10d" || ns == "_c10d_functional"; // and their schemas are silent about what they write
-  f->mixing = f->outlives_call ? Mixing::Never : rule.mixing;
-  f->carries = aten && carries_bytes(base);
+  f->alignment = f->outlives_call ? Alignment::Never : rule.alignment;
+  f->copies_between_devices = aten && carries_bytes(base);
   // Kernels of prims are Python, and know a number that was written in Python only where it is.
   f->scalars_stay = ns == "prims" || rule.scalars_stay_always || (op.hasTag(at::Tag::pointwise) && !scalars_move(base));
   f->route = route_of(op, *f, base, ns);
-  f->fresh = f->route == Route::Leaf && aten && !aliases_unsaid(base);
-  for (const c10::Argument& r : schema.returns()) f->fresh &= !r.alias_info();
+  f->results_are_new = f->route == Route::Leaf && aten && !aliases_unsaid(base);
+  for (const c10::Argument& r : schema.returns()) f->results_are_new &= !r.alias_info();
   // Torch tags what its own attention calls. A device may have one kernel for the whole.
   const bool random =
       f->generator >= 0 || op.hasTag(at::Tag::nondeterministic_seeded) || base == "scaled_dot_product_attention";
-  f->draws = random && (f->route == Route::Leaf || f->route == Route::Open);
-  f->looks_only = f->route == Route::Leaf && aten && !f->written && (reads_shapes(base) || returns_views(schema, base));
+  f->draws_random = random && (f->route == Route::Leaf || f->route == Route::Open);
+  f->reads_shape_only =
+      f->route == Route::Leaf && aten && !f->written && (reads_shapes(base) || returns_views(schema, base));
   return f;
 }
 

@@ -25,7 +25,7 @@ enum class Route : uint8_t {
 };
 
 // What alignment may do with the operands.
-enum class Mixing : uint8_t {
+enum class Alignment : uint8_t {
   Align, // bring them together
   Never, // this operator is how tensors cross devices, or only looks at them
   Rows,  // a list operator: rows agree among themselves, devices may differ between rows
@@ -55,20 +55,20 @@ struct CallFacts {
   uint64_t written = 0;       // bit i: argument i is written, openly or not
   uint64_t written_lists = 0; // bit i: argument i is a list that is written, which no result names
   Route route = Route::Leaf;
-  Mixing mixing = Mixing::Align;
+  Alignment alignment = Alignment::Align;
   bool scalars_stay = false; // 0-dim CPU tensors count as numbers
   bool has_host_only = false;
-  bool looks_only = false;    // of strided operands only the shape is read, and no bytes
-  bool fresh = false;         // no result is, or shares bytes with, an operand
+  bool reads_shape_only = false;    // of strided operands only the shape is read, and no bytes
+  bool results_are_new = false; // no result is, or shares bytes with, an operand
   bool outlives_call = false; // what it does to its operands and results goes on after it has returned
-  const char* called = "";    // OpFacts::name
-  bool carries = false;       // its bytes may cross to another device because the program says so
+  const char* c_name = "";    // OpFacts::name
+  bool copies_between_devices = false; // its bytes may cross to another device because the program says so
 };
 
 struct OpFacts : CallFacts {
   uint16_t arguments = 0, returns = 0;
   int generator = -1; // position of a Generator argument
-  bool draws = false; // random numbers
+  bool draws_random = false;
   int training = -1;  // position of the bool without which hidden writes do not happen
   c10::SmallVector<TensorArg, 8> tensors;
   c10::SmallVector<int16_t, 4> returned; // argument that return r is, or -1 when it is fresh
@@ -83,7 +83,7 @@ constexpr auto kDeviceOfToCopy = 3; // position of `device` in aten::_to_copy
 
 // The table of rules.cpp: `base` is the name without namespace and overload.
 struct OpRule {
-  Mixing mixing = Mixing::Align;
+  Alignment alignment = Alignment::Align;
   bool scalars_stay_always = false;
 };
 OpRule rule_of(std::string_view base);

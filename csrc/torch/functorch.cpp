@@ -72,7 +72,7 @@ void copy_over_host(const OpFacts& f, torch::jit::Stack& stack, std::size_t base
 void above_functorch(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack* stack) {
   const OpFacts& f = facts_of(op);
   const std::size_t base = stack->size() - f.arguments;
-  if (f.mixing == Mixing::Never) copy_over_host(f, *stack, base);
+  if (f.alignment == Alignment::Never) copy_over_host(f, *stack, base);
   else if (f.route != Route::Fallthrough && any_managed(f, *stack, base) && align_call(op, *stack, f)) return;
   op.redispatchBoxed(ks & kBelowThis, stack);
 }

@@ -19,11 +19,11 @@ std::atomic<int (*)(void)> collector{nullptr};
 bool collect_garbage() {
   int (*collect)(void) = collector.load();
   if (!collect) return false;
-  const uint64_t seen = freed_count();
+  const uint64_t seen = change_count();
   PyThreadState* gil = PyGILState_Check() ? PyEval_SaveThread() : nullptr;
   const bool collected = collect() != 0;
   if (gil) PyEval_RestoreThread(gil);
-  return collected && freed_count() != seen;
+  return collected && change_count() != seen;
 }
 
 } // namespace managed

@@ -24,7 +24,7 @@ auto guarded(F&& f) -> decltype(f()) {
   try {
     return std::forward<F>(f)();
   } catch (const c10::OutOfMemoryError& e) {
-    explain_out_of_memory(e, {});
+    rethrow_out_of_memory(e, {});
   }
   END_HANDLE_TH_ERRORS_RET(failed)
 }

@@ -29,15 +29,15 @@ void give_up(const mgd_action* from, const mgd_action* end) {
     mgd_restore_end(machine(), from->handle, false, &left);
     free_host(left);
   }
-  note_change();
+  count_change();
 }
 
 // Whether another try makes sense: other threads use or move storages on the device, or have freed bytes since
-// freed_by_others() was `freed`.
+// changes_by_others() was `freed`.
 bool others_use(int device, uint64_t freed) {
   if (unfinished_deaths.load() > 0) return true;
   return mgd_user_others(machine(), device, Hold::uses_of_this_thread(device)) == MGD_E_BUSY ||
-      freed_by_others() != freed;
+      changes_by_others() != freed;
 }
 
 void carry_out_all(const mgd_action* actions, std::size_t n) {
@@ -66,15 +66,15 @@ bool may_have_tangent(const at::TensorBase& t) {
 void keep_home(const at::Tensor& t, enum mgd_pin why) {
   const HeldTensor held(t, true);
   each_storage(t, [why](c10::StorageImpl* s) {
-    if (StorageHandle* b = handle_of(s)) mgd_handle_pin(machine(), b, why, true);
+    if (StorageHandle* h = handle_of(s)) mgd_handle_pin(machine(), h, why, true);
   });
 }
 
 void keep_home_until_used(const at::Tensor& t) {
   const HeldTensor held(t, false);
   each_storage(t, [](c10::StorageImpl* s) {
-    StorageHandle* b = handle_of(s);
-    if (b && !b->waits_for_use.exchange(true)) mgd_handle_pin(machine(), b, MGD_PIN_GRADIENT, true);
+    StorageHandle* h = handle_of(s);
+    if (h && !h->waits_for_use.exchange(true)) mgd_handle_pin(machine(), h, MGD_PIN_GRADIENT, true);
   });
 }
 
@@ -93,19 +93,19 @@ void mark_tangent(const at::Tensor& view) {
   });
 }
 
-void Hold::used_at_last(StorageHandle* b) {
-  if (b->waits_for_use.exchange(false)) mgd_handle_pin(machine(), b, MGD_PIN_GRADIENT, false);
+void Hold::used_at_last(StorageHandle* h) {
+  if (h->waits_for_use.exchange(false)) mgd_handle_pin(machine(), h, MGD_PIN_GRADIENT, false);
 }
 
 void let_leave(const at::Tensor& t, enum mgd_pin why) {
   each_storage(t, [why](c10::StorageImpl* s) {
-    if (StorageHandle* b = handle_of(s)) mgd_handle_pin(machine(), b, why, false);
+    if (StorageHandle* h = handle_of(s)) mgd_handle_pin(machine(), h, why, false);
   });
 }
 
 void Hold::note_uses() const {
   const uint64_t call = next_tick();
-  for (const Use& u : used_) note_use(u.block, u.block->bytes, call, u.written ? UseKind::Written : UseKind::Read);
+  for (const Use& u : used_) log_use(u.handle, u.handle->bytes, call, u.written ? UseKind::Written : UseKind::Read);
 }
 
 bool Hold::is_inside_operator() const {
@@ -123,24 +123,24 @@ void Hold::enter() {
 
 void Hold::note_streams() {
   for (std::size_t i = 0; i < used_.size(); i++)
-    if (const int home = used_[i].block->home; i == 0 || home != used_[i - 1].block->home)
-      tells_again_ |= note_kernels(device_of(home));
+    if (const int home = used_[i].handle->home; i == 0 || home != used_[i - 1].handle->home)
+      tells_again_ |= record_stream_use(device_of(home));
 }
 
 void Hold::give_back() {
   if (std::exchange(given_, true)) return;
   for (const Use& u : used_)
-    if (mgd_handle_unuse(u.block, user_, 1)) delete u.block;
+    if (mgd_handle_unuse(u.handle, user_, 1)) delete u.handle;
 }
 
 void Hold::let_go() {
   if (C10_UNLIKELY(tells_again_)) note_streams();
   if (C10_UNLIKELY(recording_graphs.load(std::memory_order_relaxed)))
     for (const Use& u : used_)
-      mgd_handle_pin(machine(), u.block, MGD_PIN_GRAPH, true); // each replay reads them where they are now
+      mgd_handle_pin(machine(), u.handle, MGD_PIN_GRAPH, true); // each replay reads them where they are now
   give_back();
   innermost = outer_;
-  if (C10_UNLIKELY(somebody_waits())) note_change();
+  if (C10_UNLIKELY(somebody_waits())) count_change();
 }
 
 void Hold::forget_other_threads() {
@@ -156,20 +156,20 @@ void Hold::forget_other_threads() {
 int64_t Hold::uses_of_this_thread(int device) {
   int64_t uses = 0;
   for (const Hold* h = innermost; h; h = h->outer_)
-    if (!h->given_) for (const Use& u : h->used_) uses += u.block->home == device;
+    if (!h->given_) for (const Use& u : h->used_) uses += u.handle->home == device;
   return uses;
 }
 
 int64_t Hold::bytes_of_this_thread(int device) {
   int64_t bytes = 0;
   for (const Hold* h = innermost; h; h = h->outer_)
-    for (const Use& u : h->used_) bytes += u.block->home == device ? u.block->bytes : 0;
+    for (const Use& u : h->used_) bytes += u.handle->home == device ? u.handle->bytes : 0;
   return bytes;
 }
 
 // The operator's arguments keep the tensors alive, so their handles are still there after give_back().
 void Hold::use_again() {
-  for (const Use& u : used_) mgd_handle_use(u.block, user_, tick());
+  for (const Use& u : used_) mgd_handle_use(u.handle, user_, tick());
   given_ = false;
 }
 
@@ -184,11 +184,14 @@ void Hold::wait_for_others(uint64_t freed_before, int64_t deadline) {
 // it lacks.
 int Hold::begin_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::size_t* n, int* device) {
   const Transfer moving;
-  // Fragments count, because who leaves beside them makes room of both. Where nobody does, the allocation fails.
+  // What is no room as yet counts: who leaves beside a free piece makes room of both, and the allocation waits for
+  // kernels. Where it makes no room after all, the allocation fails.
   int64_t room[MGD_MAX_DEVICES] = {};
-  for (const Use& u : used_)
-    if (!mgd_handle_is_home(u.block) && room[u.block->home] == 0)
-      room[u.block->home] = free_bytes(u.block->home) + fragments(u.block->home); // to ask takes the allocator's lock
+  for (const Use& u : used_) {
+    const int home = u.handle->home;
+    if (!mgd_handle_is_home(u.handle) && room[home] == 0)
+      room[home] = free_bytes(home) + soon_free(home); // to ask takes the allocator's lock
+  }
   const int code = mgd_restore_begin(machine(), handles, used_.size(), room, plan, n, device);
   if (code == MGD_OK) carry_out_all(plan, *n);
   return code;
@@ -197,7 +200,7 @@ int Hold::begin_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std:
 // True: all operands are home, and stay while they are held. False: another try makes sense. Throws when none does.
 bool Hold::try_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::size_t room_in_plan, int64_t deadline,
                              const char* operator_name) {
-  const uint64_t freed_before = freed_count(), freed = freed_by_others();
+  const uint64_t freed_before = change_count(), freed = changes_by_others();
   std::size_t n = room_in_plan;
   int device = 0;
   int code = MGD_E_WAIT; // also if an exception below says that others took the room
@@ -226,14 +229,14 @@ bool Hold::try_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::
 
 void Hold::bring_home_slow(const char* operator_name) {
   c10::SmallVector<mgd_handle*, 8> handles;
-  for (const Use& u : used_) handles.push_back(u.block);
+  for (const Use& u : used_) handles.push_back(u.handle);
   c10::SmallVector<mgd_action, 8> plan(handles.size() + MGD_MAX_DEVICES);
   const int64_t deadline = now() + kPatience;
   while (!try_to_bring_home(handles.data(), plan.data(), plan.size(), deadline, operator_name)) {
   }
   away_ = false;
   for (const Use& u : used_)
-    if (u.written) mgd_handle_write(u.block);
+    if (u.written) mgd_handle_write(u.handle);
 }
 
 } // namespace managed

@@ -39,26 +39,26 @@ class Hold {
 
   void add(const at::Tensor& t, bool written) {
     each_storage(t, [this, &t, written](c10::StorageImpl* s) {
-      StorageHandle* b = handle_of(s);
-      if (C10_UNLIKELY(!b)) b = adopt_operand(t, s);
-      if (b) add(b, written);
+      StorageHandle* h = handle_of(s);
+      if (C10_UNLIKELY(!h)) h = give_operand_handle(t, s);
+      if (h) add(h, written);
     });
     if (C10_UNLIKELY(t.unsafeGetTensorImpl()->autograd_meta() != nullptr)) add_tangent(t, written);
   }
-  void add(StorageHandle* b, bool written) {
+  void add(StorageHandle* h, bool written) {
     if (used_.empty()) enter();
-    if (C10_UNLIKELY(b->waits_for_use.load(std::memory_order_relaxed))) used_at_last(b);
-    const bool home = mgd_handle_use(b, user_, tick());
-    used_.push_back({b, written});
+    if (C10_UNLIKELY(h->waits_for_use.load(std::memory_order_relaxed))) used_at_last(h);
+    const bool home = mgd_handle_use(h, user_, tick());
+    used_.push_back({h, written});
     if (C10_LIKELY(home && !written)) return;
     if (!home) away_ = true;
-    else mgd_handle_write(b);
+    else mgd_handle_write(h);
   }
   // Brings home all that was added: all or nothing; throws managed's OutOfMemoryError. All operands are added before: a
   // storage that is in use does not leave for one that is added later. `operator_name`: who needs them, if it is an
   // operator.
   void bring_home(const char* operator_name = nullptr) {
-    if (C10_UNLIKELY(kernels_go_on.load(std::memory_order_relaxed))) note_streams();
+    if (C10_UNLIKELY(kernels_are_async.load(std::memory_order_relaxed))) note_streams();
     if (C10_UNLIKELY(away_)) bring_home_slow(operator_name);
     if (C10_UNLIKELY(noting_uses.load(std::memory_order_relaxed))) note_uses();
   }
@@ -72,7 +72,7 @@ class Hold {
 
  private:
   struct Use {
-    StorageHandle* block;
+    StorageHandle* handle;
     bool written;
   };
   void note_uses() const;
@@ -81,7 +81,7 @@ class Hold {
   bool is_inside_operator() const;
   void add_tangent(const at::Tensor& t,
                    bool written); // of forward-mode differentiation, which kernels read beside the tensor
-  static void used_at_last(StorageHandle* b);
+  static void used_at_last(StorageHandle* h);
   void let_go();
   void give_back();
   void use_again();

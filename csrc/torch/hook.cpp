@@ -84,7 +84,7 @@ class Writes {
       values_.push_back(stack[stack.size() - f.arguments + c10::llvm::countTrailingZeros(left)]);
   }
   ~Writes() {
-    for (const c10::IValue& v : values_) each_tensor(v, note_written);
+    for (const c10::IValue& v : values_) each_tensor(v, invalidate_copies);
   }
   Writes(const Writes&) = delete;
   Writes& operator=(const Writes&) = delete;
@@ -111,12 +111,12 @@ void hold_operands(Hold& hold, const OpFacts& f, const torch::jit::Stack& stack)
       if (only_looked_at(f, t)) return; // a view of bytes that are elsewhere brings none home
       hold.add(t, unknown_writes || (a.flags & (kWritten | kHiddenWrite)));
     });
-  hold.bring_home(f.called);
+  hold.bring_home(f.c_name);
 }
 
 void run_kernel(Turn& turn, const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack,
                 const OpFacts& f) {
-  const bool host = !may_adopt.load(std::memory_order_relaxed) || on_host(f, stack);
+  const bool host = !handles_enabled.load(std::memory_order_relaxed) || on_host(f, stack);
   Hold hold(&turn);
   try { // the text names what the operator holds
     if (!host && holds_operands(f)) hold_operands(hold, f, stack);
@@ -124,7 +124,7 @@ void run_kernel(Turn& turn, const c10::OperatorHandle& op, c10::DispatchKeySet k
     c10::impl::ExcludeDispatchKeyGuard no_key(kKey);
     op.redispatchBoxed(ks, &stack);
   } catch (const c10::OutOfMemoryError& e) {
-    explain_out_of_memory(e, f.name);
+    rethrow_out_of_memory(e, f.name);
   }
 }
 
@@ -135,8 +135,8 @@ void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit
   const bool exposes = f.outlives_call || recording_graphs.load(std::memory_order_relaxed);
   if (C10_UNLIKELY(exposes))
     for (const TensorArg& a : f.tensors) each_tensor(stack[stack.size() - f.arguments + a.index], expose);
-  std::optional<AskedCopy> copy;
-  if (C10_UNLIKELY(f.carries)) copy.emplace(f, stack);
+  std::optional<RequestedCopy> copy;
+  if (C10_UNLIKELY(f.copies_between_devices)) copy.emplace(f, stack);
   Turn turn; // until what is made can leave, too
   run_kernel(turn, op, ks, stack, f);
   if (C10_UNLIKELY(copy.has_value())) copy->done(stack);
@@ -149,7 +149,7 @@ void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit
 
 // A list operator whose operands would fill too much of one device.
 bool is_large(const OpFacts& f, const torch::jit::Stack& stack) {
-  if (C10_LIKELY(f.mixing != Mixing::Rows) || !may_adopt.load(std::memory_order_relaxed)) return false;
+  if (C10_LIKELY(f.alignment != Alignment::Rows) || !handles_enabled.load(std::memory_order_relaxed)) return false;
   Load load;
   for (const TensorArg& a : f.tensors) {
     const c10::IValue& v = stack[stack.size() - f.arguments + a.index];
@@ -173,7 +173,7 @@ void run_scripts_as_written() {
 bool realign(const c10::OperatorHandle& op, torch::jit::Stack& stack, const OpFacts& f) try {
   counters.misaligned.fetch_add(1, std::memory_order_relaxed);
   run_scripts_as_written();
-  if (f.mixing == Mixing::Rows) {
+  if (f.alignment == Alignment::Rows) {
     counters.grouped.fetch_add(1, std::memory_order_relaxed);
     call_rows(op, f, stack);
     return true;
@@ -195,7 +195,7 @@ bool realign(const c10::OperatorHandle& op, torch::jit::Stack& stack, const OpFa
     if (f.returned[r] >= 0) stack[stack.size() - f.returns + r] = originals[r];
   return true;
 } catch (const c10::OutOfMemoryError& e) { // of a copy, or of what is written back
-  explain_out_of_memory(e, f.name);
+  rethrow_out_of_memory(e, f.name);
 }
 
 // Torch's own error, or none where the kernel takes operands from several devices.
@@ -234,7 +234,7 @@ struct DrawingHook final : c10::OperatorKernel {
 
 c10::KernelFunction kernel_of(const OpFacts& f) {
   if (f.route == Route::Fallthrough) return c10::KernelFunction::makeFallthrough();
-  if (f.draws) return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<DrawingHook>(f));
+  if (f.draws_random) return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<DrawingHook>(f));
   return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Hook>(f));
 }
 
@@ -286,9 +286,10 @@ void mark_result(const at::Tensor& t, const CallFacts& f) {
   if (C10_UNLIKELY(!t.defined())) return;
   if (C10_LIKELY(f.written == 0)) mark(t);
   else mark_written(t);
-  const bool is_view = f.looks_only && !f.fresh;
+  const bool is_view = f.reads_shape_only && !f.results_are_new;
   if (is_view && C10_UNLIKELY(t.unsafeGetTensorImpl()->autograd_meta() != nullptr)) mark_tangent(t);
-  if (C10_LIKELY(!is_view && (f.mixing != Mixing::Never || !mgd_torch_in_backward()))) adopt(t, f.fresh);
+  if (C10_LIKELY(!is_view && (f.alignment != Alignment::Never || !mgd_torch_in_backward())))
+    give_handle(t, f.results_are_new);
 }
 
 void call_aligned(const c10::OperatorHandle& op, const OpFacts& f, torch::jit::Stack& stack) {
@@ -310,7 +311,7 @@ bool align_call(const c10::OperatorHandle& op, torch::jit::Stack& stack, const O
 void chokepoint(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
   const OperatorSection visit;
   if (C10_UNLIKELY(visit.is_late())) return from_top(op, ks, &stack);
-  if (f.mixing != Mixing::Never && !just_aligned(f) &&
+  if (f.alignment != Alignment::Never && !just_aligned(f) &&
       C10_UNLIKELY(!together(f, stack, stack.size() - f.arguments) || is_large(f, stack))) {
     if (C10_UNLIKELY(frozen)) return run_frozen(op, ks & kBelow, stack, f);
     if (realign(op, stack, f)) return;

@@ -38,7 +38,8 @@ inline bool holds_operands(const CallFacts& f) { return f.route == Route::Leaf |
 // No byte of t is read: but torch resolves a lazy conjugate or negative, views aside, before it looks at its shape.
 inline bool only_looked_at(const CallFacts& f, const at::Tensor& t) {
   constexpr c10::DispatchKeySet lazy({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
-  return f.looks_only && t.unsafeGetTensorImpl()->unsafe_storage() && !(f.fresh && t.key_set().has_any(lazy));
+  return f.reads_shape_only && t.unsafeGetTensorImpl()->unsafe_storage() &&
+      !(f.results_are_new && t.key_set().has_any(lazy));
 }
 
 // Makes managed what an operator returned, and able to leave.

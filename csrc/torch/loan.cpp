@@ -28,7 +28,7 @@ class Loan {
   ~Loan() {
     innermost = outer_;
     for (const auto& w : written_)
-      if (const auto storage = w.lock()) note_storage_written(storage.get());
+      if (const auto storage = w.lock()) invalidate_storage_copies(storage.get());
   }
   Loan(const Loan&) = delete;
   Loan& operator=(const Loan&) = delete;
@@ -36,16 +36,16 @@ class Loan {
   // The tensors themselves are not kept: compiled code lets go of its arguments as soon as it has read them.
   void add(const at::Tensor& t, bool written) {
     each_storage(t, [&](c10::StorageImpl* s) {
-      if (const StorageHandle* b = handle_of(s)) blocks_.insert(b);
+      if (const StorageHandle* h = handle_of(s)) blocks_.insert(h);
       if (written)
         written_.push_back(
             c10::weak_intrusive_ptr<c10::StorageImpl>(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(s)));
     });
   }
   static bool covers(c10::StorageImpl* s) {
-    const StorageHandle* b = handle_of(s);
-    bool found = !b;
-    for (const Loan* l = innermost; l && !found; l = l->outer_) found = l->blocks_.count(b) != 0;
+    const StorageHandle* h = handle_of(s);
+    bool found = !h;
+    for (const Loan* l = innermost; l && !found; l = l->outer_) found = l->blocks_.count(h) != 0;
     return found;
   }
 

@@ -89,12 +89,12 @@ void take_over(const at::Tensor& t, const at::Tensor& copy) {
     state->object = old->object;
     state->traffic = old->traffic;
     state->placed = old->placed.load();
-    state->owned = old->owned.load();
+    state->in_module = old->in_module.load();
   }
   const bool is_inference = impl->is_inference(); // a copy never is: it may meet autograd
   impl->shallow_copy_from(copy.getIntrusivePtr());
   if (is_inference) key_set_of(impl) = key_set_of(impl) - c10::autograd_dispatch_keyset_with_ADInplaceOrView;
-  if (state) name_bytes(t, state->object);
+  if (state) set_history_of_bytes(t, state->object);
   if (state) impl->set_backend_meta(std::move(state));
   if (!managed) remove_key(impl);
 }
@@ -174,8 +174,8 @@ bool settle(const at::Tensor& t, c10::Device to, const Cause& cause, const at::T
     std::lock_guard<std::mutex> lock(traffic_mutex());
     if (!mgd_traffic_needed(&s->traffic, id_of(to))) return false;
   }
-  const ExclusiveSection still; // what is asked below stays true until it has moved
-  if (!still || is_pinned(t) || !owns_alone(t, through) || may_change_unseen(t, through) ||
+  const ExclusiveSection alone; // what is asked below stays true until it has moved
+  if (!alone || is_pinned(t) || !owns_alone(t, through) || may_change_unseen(t, through) ||
       !is_at_rest(t, *s, through) || !has_room(t, to))
     return false;
   const std::vector<NodePtr> ends = ends_of_views(*s, through);
@@ -187,8 +187,8 @@ bool settle(const at::Tensor& t, c10::Device to, const Cause& cause, const at::T
 
 bool follow(const at::Tensor& t, c10::Device to, const Cause& cause) {
   if (!t.is_leaf() || t.is_view()) return false;
-  const ExclusiveSection still;
-  if (!still || is_pinned(t) || !owns_alone(t, {}) || may_change_unseen(t, {}) || !has_room(t, to)) return false;
+  const ExclusiveSection alone;
+  if (!alone || is_pinned(t) || !owns_alone(t, {}) || may_change_unseen(t, {}) || !has_room(t, to)) return false;
   move(t, to, cause);
   return true;
 }
@@ -255,7 +255,7 @@ PyObject* mgd_torch_to(PyObject* o, int device, int non_blocking, enum mgd_reaso
     made.placed = !to.is_cpu();
     if (e.object) made.object = e.object; // the history goes on under the same id
     else e.object = made.object;
-    name_bytes(r, made.object);
+    set_history_of_bytes(r, made.object);
     record(e);
     return THPVariable_Wrap(std::move(r));
   });

@@ -29,7 +29,7 @@ void add_device(std::ostringstream& s, int id) {
     return;
   }
   s << readable(free_bytes(id)) << " free";
-  add_part(s, "between blocks that are in use", fragments(id));
+  add_part(s, "between blocks or waiting for kernels", soon_free(id));
   add_part(s, "could leave", u.idle);
   add_part(s, "in use by operators", u.in_use);
   static constexpr const char* reasons[] = {
@@ -71,12 +71,12 @@ void throw_no_room(int device, mgd_handle* const* operands, std::size_t n, const
                                " storages together, ", readable(bytes), " of them there.", table(), kAdvice));
 }
 
-std::string explained(const std::string& error, const std::string& where) {
+std::string with_table(const std::string& error, const std::string& where) {
   return c10::str("managed: ", error, where.empty() ? "" : " (in " + where + ")", table(), kAdvice);
 }
 
-void explain_out_of_memory(const c10::OutOfMemoryError& e, const std::string& where) {
-  throw_out_of_memory(explained(e.what_without_backtrace(), where));
+void rethrow_out_of_memory(const c10::OutOfMemoryError& e, const std::string& where) {
+  throw_out_of_memory(with_table(e.what_without_backtrace(), where));
 }
 
 } // namespace managed

@@ -15,9 +15,9 @@ namespace managed {
 [[noreturn]] void throw_no_room(int device, mgd_handle* const* operands, std::size_t n, const char* operator_name);
 
 // The text of an allocator's error with who holds what. `where`: the operator, if it was in one.
-std::string explained(const std::string& error, const std::string& where);
+std::string with_table(const std::string& error, const std::string& where);
 // Rethrows what an allocator threw as managed.OutOfMemoryError, with who holds what. `where`: the operator, if it was
 // in one.
-[[noreturn]] void explain_out_of_memory(const c10::OutOfMemoryError& e, const std::string& where);
+[[noreturn]] void rethrow_out_of_memory(const c10::OutOfMemoryError& e, const std::string& where);
 
 } // namespace managed

@@ -53,7 +53,7 @@ namespace {
 
 using State = c10::intrusive_ptr<c10::GeneratorImpl>;
 
-struct Loan {
+struct GeneratorLoan {
   int operators = 0; // that draw on the device now, in any thread
   State own;         // what the device's generator gets back after the last
 };
@@ -65,8 +65,8 @@ std::mutex& loans_mutex() {
   }();
   return *mutex;
 }
-std::array<Loan, MGD_MAX_DEVICES>& loans() {
-  static auto* all = new std::array<Loan, MGD_MAX_DEVICES>; // by id
+std::array<GeneratorLoan, MGD_MAX_DEVICES>& loans() {
+  static auto* all = new std::array<GeneratorLoan, MGD_MAX_DEVICES>; // by id
   return *all;
 }
 
@@ -89,7 +89,7 @@ int lend(c10::Device d) {
   const int id = id_of(d);
   if (id <= 0 || recording_graphs.load(std::memory_order_relaxed)) return 0;
   std::lock_guard<std::mutex> lock(loans_mutex());
-  Loan& loan = loans()[id];
+  GeneratorLoan& loan = loans()[id];
   if (loan.operators == 0) {
     const at::Generator& g = generator_of(d);
     loan.own = state_of(g);
@@ -101,7 +101,7 @@ int lend(c10::Device d) {
 
 void give_back(int id) {
   std::lock_guard<std::mutex> lock(loans_mutex());
-  Loan& loan = loans()[id];
+  GeneratorLoan& loan = loans()[id];
   if (--loan.operators > 0) return;
   set_state(generator_of(device_of(id)), loan.own);
   loan.own.reset();
@@ -167,7 +167,7 @@ void end_turn() {
 } // namespace
 
 OneStream::OneStream(const OpFacts& f, const torch::jit::Stack& stack) : borrower_(0) {
-  if (!f.draws) return;
+  if (!f.draws_random) return;
   const c10::Device d = draws_on(f, stack);
   if (d.index() > 0 && !d.is_cpu()) borrower_ = lend(d);
 }

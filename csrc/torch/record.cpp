@@ -34,19 +34,19 @@ struct Warning {
   uint32_t site;
 };
 // At most one for each call site. Never destroyed: the engine's threads may outlive static destructors.
-struct Waiting {
+struct PendingWarnings {
   std::mutex mutex; // a leaf: nothing is called while it is held
   std::deque<Warning> list;
 };
-std::mutex& waiting_mutex();
-Waiting& waiting() {
+std::mutex& pending_mutex();
+PendingWarnings& pending() {
   static auto* w = [] {
-    survive_fork<waiting_mutex>();
-    return new Waiting;
+    survive_fork<pending_mutex>();
+    return new PendingWarnings;
   }();
   return *w;
 }
-std::mutex& waiting_mutex() { return waiting().mutex; }
+std::mutex& pending_mutex() { return pending().mutex; }
 
 // A function of the program's own takes the GIL to say its name, and an allocator's lock may be held here, for which
 // the GIL's owner waits. The name is that of its type, which lives while the function runs. The node is known by its
@@ -81,8 +81,8 @@ std::string describe(const at::Tensor& t, const mgd_event& e, const mgd_repeat& 
 void put_aside(const at::Tensor& t, const mgd_event& e, const mgd_repeat& r) {
   Warning w{describe(t, e, r), e.site};
   {
-    std::lock_guard<std::mutex> lock(waiting().mutex);
-    waiting().list.push_back(std::move(w));
+    std::lock_guard<std::mutex> lock(pending().mutex);
+    pending().list.push_back(std::move(w));
   }
   if (auto* wake = wake_interpreter.load(std::memory_order_acquire)) wake();
 }
@@ -130,8 +130,8 @@ void mgd_torch_set_wake(void (*wake)(void)) { wake_interpreter.store(wake, std::
 PyObject* mgd_torch_take_warning(uint32_t* site) {
   Warning w;
   {
-    std::lock_guard<std::mutex> lock(waiting().mutex);
-    auto& list = waiting().list;
+    std::lock_guard<std::mutex> lock(pending().mutex);
+    auto& list = pending().list;
     if (list.empty()) return nullptr;
     w = std::move(list.front());
     list.pop_front();

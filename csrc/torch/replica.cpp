@@ -186,7 +186,7 @@ Replica find_replica(const at::Tensor& t, c10::Device to) {
   return found;
 }
 
-Reading::Reading(const at::Tensor& t, const at::Tensor& through) : t_(t) {
+SourceSnapshot::SourceSnapshot(const at::Tensor& t, const at::Tensor& through) : t_(t) {
   TensorState& state = make_state(t);
   Directory& d = directory();
   std::shared_ptr<Source> retired;
@@ -200,7 +200,7 @@ Reading::Reading(const at::Tensor& t, const at::Tensor& through) : t_(t) {
   if (may_change_unseen(t, through)) source_ = 0; // asked last: who gets hold of the bytes after this counts as a write
 }
 
-Replica Reading::keep(c10::Device to, const at::Tensor& copy) {
+Replica SourceSnapshot::keep(c10::Device to, const at::Tensor& copy) {
   if (!source_) return {copy, {}, -1};
   Directory& d = directory();
   Dying dying;
@@ -241,7 +241,7 @@ bool may_have_source(c10::StorageImpl* storage) {
 
 } // namespace
 
-void note_storage_written(c10::StorageImpl* storage) noexcept {
+void invalidate_storage_copies(c10::StorageImpl* storage) noexcept {
   if (C10_LIKELY(!may_have_source(storage))) return;
   Directory& d = directory();
   Dying dying;
@@ -254,8 +254,8 @@ void note_storage_written(c10::StorageImpl* storage) noexcept {
   reap_locked(d, dying);
 }
 
-void note_written_slow(const at::Tensor& t) noexcept {
-  if (t.defined()) each_storage(t, [](c10::StorageImpl* s) { note_storage_written(s); });
+void invalidate_copies_slow(const at::Tensor& t) noexcept {
+  if (t.defined()) each_storage(t, [](c10::StorageImpl* s) { invalidate_storage_copies(s); });
 }
 
 void give_up_replica_of(const at::Tensor& result) {

@@ -34,9 +34,10 @@ bool may_keep(const at::Tensor& t);
 Replica find_replica(const at::Tensor& t, c10::Device to);
 
 // Made before t is copied, so that a write meanwhile is noticed.
-class Reading {
+class SourceSnapshot {
  public:
-  Reading(const at::Tensor& t, const at::Tensor& through); // `through`: the view by which t is read, or undefined
+  // `through`: the view by which t is read, or undefined.
+  SourceSnapshot(const at::Tensor& t, const at::Tensor& through);
   Replica keep(c10::Device to, const at::Tensor& copy); // the copy, kept if it may be
 
  private:
@@ -54,10 +55,10 @@ extern std::atomic<int64_t> sources_alive;
 
 // Tells that t was written: its copies are stale. Destructors call it: it allocates nothing, and locks nothing where t
 // has no copies.
-void note_storage_written(c10::StorageImpl* storage) noexcept;
-void note_written_slow(const at::Tensor& t) noexcept;
-inline void note_written(const at::Tensor& t) noexcept {
-  if (C10_UNLIKELY(sources_alive.load(std::memory_order_relaxed) != 0)) note_written_slow(t);
+void invalidate_storage_copies(c10::StorageImpl* storage) noexcept;
+void invalidate_copies_slow(const at::Tensor& t) noexcept;
+inline void invalidate_copies(const at::Tensor& t) noexcept {
+  if (C10_UNLIKELY(sources_alive.load(std::memory_order_relaxed) != 0)) invalidate_copies_slow(t);
 }
 
 // A result that shares a copy's bytes belongs to the program: the copy is no longer kept.

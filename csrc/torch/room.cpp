@@ -108,64 +108,64 @@ class Timed {
   mgd_event e_{};
 };
 
-void end_spill(StorageHandle* b, int to, HostMemory* memory) {
+void end_spill(StorageHandle* h, int to, HostMemory* memory) {
   void* left = nullptr;
-  mgd_evict_end(machine(), b, to, memory, &left);
+  mgd_evict_end(machine(), h, to, memory, &left);
   free_host(left);
-  if (mgd_handle_put(b, 1)) delete b;
-  note_change();
+  if (mgd_handle_put(h, 1)) delete h;
+  count_change();
 }
 
 // The bytes have been copied to `to`. Frees the block that they leave, and then files the storage as spilled: an
 // operator that wants the bytes waits until that is done.
-void leave_home(StorageHandle* b, int from, int to, HostMemory* memory) {
+void leave_home(StorageHandle* h, int from, int to, HostMemory* memory) {
   c10::DataPtr old;
-  if (from == b->home) poison(*b, &old);
-  else old = std::exchange(b->guest, {});
+  if (from == h->home) take_block(*h, &old);
+  else old = std::exchange(h->guest, {});
   if (C10_UNLIKELY(overwrite_freed.load(std::memory_order_relaxed)) && old.device().type() == c10::kPrivateUse1)
-    std::memset(old.mutable_get(), 0xCB, b->size());
+    std::memset(old.mutable_get(), 0xCB, h->size());
   free_block(old);
-  end_spill(b, to, memory);
+  end_spill(h, to, memory);
 }
 
 // Copies to a peer; false when it has no room after all.
-bool spill_to_peer(StorageHandle* b, const mgd_action& a) {
-  c10::DataPtr guest = allocate_guest(a.to, b->size());
+bool spill_to_peer(StorageHandle* h, const mgd_action& a) {
+  c10::DataPtr guest = allocate_guest(a.to, h->size());
   if (!guest.get()) return false;
-  copy_bytes(a.to, guest.mutable_get(), a.from, b->block.get(), b->size());
-  b->guest = std::move(guest);
-  leave_home(b, a.from, a.to, nullptr);
+  copy_bytes(a.to, guest.mutable_get(), a.from, h->block.get(), h->size());
+  h->guest = std::move(guest);
+  leave_home(h, a.from, a.to, nullptr);
   return true;
 }
 
 // False when the host has no memory.
-bool spill_to_host(StorageHandle* b, const mgd_action& a) {
+bool spill_to_host(StorageHandle* h, const mgd_action& a) {
   auto* memory = static_cast<HostMemory*>(a.memory);
-  HostMemory* made = memory ? nullptr : try_allocate_host(b->size());
+  HostMemory* made = memory ? nullptr : try_allocate_host(h->size());
   if (!memory && !made) return false;
   try {
-    const void* source = a.from == b->home ? b->block.get() : b->guest.get();
-    copy_bytes(MGD_HOST, data_of(memory ? memory : made), a.from, source, b->size());
+    const void* source = a.from == h->home ? h->block.get() : h->guest.get();
+    copy_bytes(MGD_HOST, data_of(memory ? memory : made), a.from, source, h->size());
   } catch (...) {
     free_host(made);
     throw;
   }
-  leave_home(b, a.from, MGD_HOST, memory ? memory : made);
+  leave_home(h, a.from, MGD_HOST, memory ? memory : made);
   return true;
 }
 
 // False when the bytes stay: the host had no memory, or a device failed. Its error is in *failure then.
 bool spill(const mgd_action& a, std::exception_ptr* failure) {
-  StorageHandle* b = handle_from(a);
+  StorageHandle* h = handle_from(a);
   Timed event(MGD_EV_SPILL, MGD_WHY_PRESSURE, a);
   bool left = false;
   try {
-    left = (a.to != MGD_HOST && spill_to_peer(b, a)) || spill_to_host(b, a);
+    left = (a.to != MGD_HOST && spill_to_peer(h, a)) || spill_to_host(h, a);
   } catch (const std::exception&) {
     *failure = std::current_exception();
   }
   if (left) event.done();
-  else end_spill(b, -1, nullptr);
+  else end_spill(h, -1, nullptr);
   return left;
 }
 
@@ -207,29 +207,29 @@ int let_somebody_leave(int device, int64_t bytes, const int64_t* room, int64_t* 
 int64_t requested_by_this_thread() { return requested; }
 
 void restore(const mgd_action& a) {
-  StorageHandle* b = handle_from(a);
+  StorageHandle* h = handle_from(a);
   Timed event(MGD_EV_RESTORE, MGD_WHY_NEEDED, a);
   void* left = nullptr;
   c10::DataPtr block;
   try {
-    block = allocate_on(a.to, b->size());
-    const void* source = a.from == MGD_HOST ? data_of(static_cast<HostMemory*>(a.memory)) : b->guest.get();
-    copy_bytes(a.to, block.mutable_get(), a.from, source, b->size());
+    block = allocate_on(a.to, h->size());
+    const void* source = a.from == MGD_HOST ? data_of(static_cast<HostMemory*>(a.memory)) : h->guest.get();
+    copy_bytes(a.to, block.mutable_get(), a.from, source, h->size());
   } catch (...) {
-    mgd_restore_end(machine(), b, false, &left);
+    mgd_restore_end(machine(), h, false, &left);
     free_host(left);
-    note_change();
+    count_change();
     throw;
   }
-  if (b->was_lent.load(std::memory_order_relaxed))
-    mgd_handle_write(b); // who has its pointer may write at any time, so no copy of it counts as current
-  restore_pointer(*b, std::move(block));
-  c10::DataPtr guest = std::exchange(b->guest, {});
+  if (h->was_lent.load(std::memory_order_relaxed))
+    mgd_handle_write(h); // who has its pointer may write at any time, so no copy of it counts as current
+  restore_pointer(*h, std::move(block));
+  c10::DataPtr guest = std::exchange(h->guest, {});
   free_block(guest);
-  mgd_restore_end(machine(), b, true, &left);
+  mgd_restore_end(machine(), h, true, &left);
   free_host(left);
   event.done();
-  note_change();
+  count_change();
 }
 
 namespace {
@@ -237,15 +237,15 @@ namespace {
 // A use of the bytes, wherever they are.
 class Use {
  public:
-  explicit Use(StorageHandle& b) : block_(b), user_(this_user()) { mgd_handle_use(&b, user_, next_tick()); }
+  explicit Use(StorageHandle& h) : handle_(h), user_(this_user()) { mgd_handle_use(&h, user_, next_tick()); }
   ~Use() {
-    if (mgd_handle_unuse(&block_, user_, 1)) delete &block_;
+    if (mgd_handle_unuse(&handle_, user_, 1)) delete &handle_;
   }
   Use(const Use&) = delete;
   Use& operator=(const Use&) = delete;
 
  private:
-  StorageHandle& block_;
+  StorageHandle& handle_;
   mgd_user* const user_;
 };
 
@@ -258,7 +258,7 @@ class StillAway {
     void* left = nullptr;
     mgd_restore_end(machine(), restore_.handle, false, &left);
     free_host(left);
-    note_change();
+    count_change();
   }
   StillAway(const StillAway&) = delete;
   StillAway& operator=(const StillAway&) = delete;
@@ -274,22 +274,22 @@ class StillAway {
 
 } // namespace
 
-bool copy_from_where_it_is(StorageHandle& b, std::size_t offset, std::size_t bytes, int to, void* target, int* from) {
-  const Use use(b);
+bool copy_from_where_it_is(StorageHandle& h, std::size_t offset, std::size_t bytes, int to, void* target, int* from) {
+  const Use use(h);
   const Transfer moving;
   int64_t room[MGD_MAX_DEVICES]; // no bytes come home, so room is not asked for
   std::fill(std::begin(room), std::end(room), INT64_MAX);
   std::array<mgd_action, 1 + MGD_MAX_DEVICES> plan;
   std::size_t n = plan.size();
-  mgd_handle* handle = &b;
-  int device = b.home;
+  mgd_handle* handle = &h;
+  int device = h.home;
   if (mgd_restore_begin(machine(), &handle, 1, room, plan.data(), &n, &device) != MGD_OK) return false;
   const auto copy = [&](int where, const void* source) {
     if (from) *from = where;
     copy_bytes(to, target, where, static_cast<const char*>(source) + offset, bytes);
   };
   if (n == 0) {
-    copy(b.home, b.block.get());
+    copy(h.home, h.block.get());
   } else {
     const StillAway away(plan[0]);
     copy(plan[0].from, away.bytes());
@@ -313,7 +313,7 @@ void read_room(int device, int64_t room[MGD_MAX_DEVICES]) {
 // in all.
 bool find_room(int device, int64_t bytes, Caller caller, std::exception_ptr* failure) {
   const bool locked = caller == Caller::LockedAllocator;
-  const uint64_t freed_before = freed_count();
+  const uint64_t freed_before = change_count();
   const int64_t missing = std::max<int64_t>(1, bytes - free_bytes(device));
   if (drop_replicas(device, missing, locked)) return true;
   int64_t room[MGD_MAX_DEVICES] = {};
@@ -321,10 +321,10 @@ bool find_room(int device, int64_t bytes, Caller caller, std::exception_ptr* fai
   const bool waits =
       caller == Caller::Free && requested == 0; // who brings operands home waits in hold.cpp, where it holds nothing
   const int64_t deadline = now() + kPatience;
-  note_shortage();
+  begin_turns();
   int failures = 0;
   for (;;) {
-    const uint64_t before = freed_count();
+    const uint64_t before = change_count();
     int64_t left = 0, forgotten = 0;
     const int code = let_somebody_leave(device, missing, room, &left, &forgotten, failure);
     if (left) return true;
@@ -335,7 +335,7 @@ bool find_room(int device, int64_t bytes, Caller caller, std::exception_ptr* fai
     }
     if (locked) return false;
     const bool more_to_come = code == MGD_E_BUSY || unfinished_deaths.load() > 0;
-    if (freed_count() != freed_before) return true; // another thread has freed bytes: the caller looks again
+    if (change_count() != freed_before) return true; // another thread has freed bytes: the caller looks again
     if (!waits || !more_to_come || !wait_for_change(before, deadline)) return false;
   }
 }

@@ -35,10 +35,10 @@ void set_budget(int device, int64_t bytes);
 // Carries out one RESTORE; the error of the allocator when the device has no room for it.
 void restore(const mgd_action& action);
 
-// Copies `bytes` of b's bytes, from `offset` on, from where they are to `target` on the device `to` (an id of the
+// Copies `bytes` of h's bytes, from `offset` on, from where they are to `target` on the device `to` (an id of the
 // machine); *from, if asked, is where that was. The caller holds the storage. False: they are on their way in other
 // hands.
-bool copy_from_where_it_is(StorageHandle& b, std::size_t offset, std::size_t bytes, int to, void* target,
+bool copy_from_where_it_is(StorageHandle& h, std::size_t offset, std::size_t bytes, int to, void* target,
                            int* from = nullptr);
 
 extern std::atomic<bool> overwrite_freed; // for tests: bytes that left leave nothing behind on simulated devices

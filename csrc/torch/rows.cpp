@@ -105,7 +105,7 @@ class Rows {
     each_operand(row, [&](const at::Tensor& t, const TensorArg&) {
       if (t.device() == choices_[row].device) hold.add(t, false);
     });
-    hold.bring_home(f_.called);
+    hold.bring_home(f_.c_name);
   }
 
   Choice choose_row(std::size_t row) const {

@@ -117,10 +117,10 @@ constexpr ArgRow kArguments[] = {
 
 OpRule rule_of(std::string_view base) {
   OpRule rule;
-  if (contains(kNeverAligned, base)) rule.mixing = Mixing::Never;
+  if (contains(kNeverAligned, base)) rule.alignment = Alignment::Never;
   auto starts = [&](std::string_view prefix) { return base.substr(0, prefix.size()) == prefix; };
   if (std::any_of(kListPrefixes.begin(), kListPrefixes.end(), starts) || starts("_amp_foreach"))
-    rule.mixing = Mixing::Rows;
+    rule.alignment = Alignment::Rows;
   rule.scalars_stay_always = base == "where" || base == "clamp_";
   return rule;
 }

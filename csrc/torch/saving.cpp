@@ -31,9 +31,9 @@ bool is_storage(PyObject* o) { return PyObject_TypeCheck(o, THPStorageClass); }
 
 c10::StorageImpl* storage_of(PyObject* o) { return THPStorage_Unpack(o).unsafeGetStorageImpl(); }
 
-StorageHandle* saved_block(PyObject* o) {
-  StorageHandle* b = is_storage(o) && storage_of(o) ? handle_of(storage_of(o)) : nullptr;
-  return b && b->is_saved ? b : nullptr;
+StorageHandle* saved_handle(PyObject* o) {
+  StorageHandle* h = is_storage(o) && storage_of(o) ? handle_of(storage_of(o)) : nullptr;
+  return h && h->is_saved ? h : nullptr;
 }
 
 // One reference is the storage's own (storage.cpp, may_leave).
@@ -46,16 +46,16 @@ bool is_held(c10::StorageImpl* s) {
 // program has it.
 bool may_be_saved(const at::Tensor& t, c10::StorageImpl* s) {
   if (!has_key(t.unsafeGetTensorImpl())) return false;
-  StorageHandle* b = handle_of(s);
-  if (!b) b = adopt_operand(t, s);
-  return b && (b->is_saved || !is_held(s));
+  StorageHandle* h = handle_of(s);
+  if (!h) h = give_operand_handle(t, s);
+  return h && (h->is_saved || !is_held(s));
 }
 
-void copy_bytes(StorageHandle& b, int to, void* target) {
+void copy_bytes(StorageHandle& h, int to, void* target) {
   const int64_t deadline = now() + kStuck;
   for (;;) {
-    const uint64_t seen = freed_count();
-    if (copy_from_where_it_is(b, 0, b.size(), to, target)) return;
+    const uint64_t seen = change_count();
+    if (copy_from_where_it_is(h, 0, h.size(), to, target)) return;
     TORCH_CHECK(now() < deadline,
                 "managed: the bytes of a storage have been on their way in another thread for too long");
     wait_for_change(seen, deadline);
@@ -85,20 +85,20 @@ int mgd_torch_lend_to_saver(PyObject* o) {
   });
 }
 
-int mgd_torch_is_saved(PyObject* o) { return saved_block(o) != nullptr; }
+int mgd_torch_is_saved(PyObject* o) { return saved_handle(o) != nullptr; }
 
 int mgd_torch_save_made(PyObject* o) {
   return guarded([&] {
     c10::StorageImpl* s = storage_of(o);
-    if (!is_too_small(s)) adopt_slow(s, true);
-    if (StorageHandle* b = handle_of(s)) b->is_saved = true;
+    if (!is_too_small(s)) give_handle_slow(s, true);
+    if (StorageHandle* h = handle_of(s)) h->is_saved = true;
     return 0;
   });
 }
 
 int mgd_torch_keep_storage(PyObject* o) {
   return guarded([&] {
-    if (!saved_block(o)) return 0;
+    if (!saved_handle(o)) return 0;
     lend(tensor_over(THPStorage_Unpack(o)));
     return 0;
   });
@@ -121,26 +121,26 @@ PyObject* mgd_torch_set_saved(PyObject* tensor, PyObject* storage, PyObject* (*s
 int mgd_torch_write_saved(PyObject* to, PyObject* from) {
   return guarded([&] {
     const c10::Storage &target = THPStorage_Unpack(to), &source = THPStorage_Unpack(from);
-    TORCH_CHECK(saved_block(to) && source.device().is_cpu() && target.nbytes() == source.nbytes(),
+    TORCH_CHECK(saved_handle(to) && source.device().is_cpu() && target.nbytes() == source.nbytes(),
                 "managed: these bytes cannot be copied there");
     const NoGil no_gil;
     const HeldTensor held(tensor_over(target), true);
-    const StorageHandle& b = *handle_of(target.unsafeGetStorageImpl());
-    backend_of(target.device_type())->copy(target.device().index(), b.block.get(), -1, source.data(), b.size());
+    const StorageHandle& h = *handle_of(target.unsafeGetStorageImpl());
+    backend_of(target.device_type())->copy(target.device().index(), h.block.get(), -1, source.data(), h.size());
     return 0;
   });
 }
 
 int mgd_torch_copy_saved(PyObject* to, PyObject* from) {
   return guarded([&] {
-    StorageHandle* b = saved_block(from);
+    StorageHandle* h = saved_handle(from);
     const c10::Storage& target = THPStorage_Unpack(to);
     const int place = id_of(target.device());
-    TORCH_CHECK(b && place >= 0 && target.nbytes() == b->size(),
+    TORCH_CHECK(h && place >= 0 && target.nbytes() == h->size(),
                 "managed: these bytes cannot be copied from where they are");
     void* data = target.mutable_data();
     const NoGil no_gil;
-    copy_bytes(*b, place, data);
+    copy_bytes(*h, place, data);
     return 0;
   });
 }
@@ -158,6 +158,6 @@ uint64_t mgd_torch_identity(PyObject* o) {
 PyObject* mgd_torch_explained(PyObject* error) {
   return guarded([&]() -> PyObject* {
     const char* text = PyUnicode_AsUTF8(error);
-    return text ? PyUnicode_FromString(explained(text, {}).c_str()) : nullptr;
+    return text ? PyUnicode_FromString(with_table(text, {}).c_str()) : nullptr;
   });
 }

@@ -72,13 +72,13 @@ TensorState& make_state(const at::Tensor& t) {
   auto state = c10::make_intrusive<TensorState>();
   state->object = mgd_trace_new_object(machine());
   TensorState& s = attach(t.unsafeGetTensorImpl(), state);
-  name_bytes(t, s.object);
+  set_history_of_bytes(t, s.object);
   return s;
 }
 
-void name_bytes(const at::Tensor& t, uint64_t object) {
+void set_history_of_bytes(const at::Tensor& t, uint64_t object) {
   each_storage(t, [object](c10::StorageImpl* storage) {
-    if (StorageHandle* b = handle_of(storage)) b->object = object;
+    if (StorageHandle* h = handle_of(storage)) h->object = object;
   });
 }
 
@@ -90,7 +90,7 @@ void mark_written_slow(const at::Tensor& t) {
   mark(t);
   if (mgd_torch_in_backward() || t.layout() != at::kStrided || !t.has_storage()) return;
   const bool is_view = t.is_view();
-  if (t.storage().use_count() > (is_view ? 2 : 1)) note_lent(t);
+  if (t.storage().use_count() > (is_view ? 2 : 1)) lend_in_place(t);
   if (is_view) mark(at::Tensor(t._base()));
 }
 
@@ -115,7 +115,7 @@ bool is_typed_parameter(const at::Tensor& t) {
 
 bool is_pinned(const at::Tensor& t) { return is_marked(t, &TensorState::pinned); }
 bool is_placed(const at::Tensor& t) { return is_marked(t, &TensorState::placed); }
-bool is_parameter(const at::Tensor& t) { return is_marked(t, &TensorState::owned) || is_typed_parameter(t); }
+bool is_parameter(const at::Tensor& t) { return is_marked(t, &TensorState::in_module) || is_typed_parameter(t); }
 
 void place(const at::Tensor& t, bool placed) {
   placed &= !t.is_cpu();
@@ -129,7 +129,7 @@ void record_pin(enum mgd_event_kind kind, const at::Tensor& t, const TensorState
   e.object = s.object;
   e.time = now();
   e.kind = static_cast<int16_t>(kind);
-  e.reason = MGD_WHY_ASKED;
+  e.reason = MGD_WHY_REQUESTED;
   e.from = e.to = static_cast<int16_t>(id_of(t.device()));
   e.bytes = bytes_of(t);
   record(e);
@@ -157,19 +157,19 @@ int mgd_torch_is_managed(PyObject* o) {
   return THPVariable_Check(o) && has_key(THPVariable_Unpack(o).unsafeGetTensorImpl());
 }
 
-int mgd_torch_mark(PyObject* o, int owned) {
+int mgd_torch_mark(PyObject* o, int in_module) {
   return guarded([&] {
     const at::Tensor& t = THPVariable_Unpack(o);
     check_wrappable(t);
     if (t.has_storage() && t.storage().use_count() > 1) lend(t); // to plain tensors, for all we know
     mark(t);
-    if (may_adopt.load(std::memory_order_relaxed) &&
-        !t.is_cpu()) { // asked first: the first stillness of a process takes milliseconds
-      if (const ExclusiveSection still; still) adopt(t, false);
+    if (handles_enabled.load(std::memory_order_relaxed) &&
+        !t.is_cpu()) { // asked first: the first exclusive section of a process takes milliseconds
+      if (const ExclusiveSection alone; alone) give_handle(t, false);
     }
     if (!has_key(t.unsafeGetTensorImpl())) return 0;
     TensorState& s = make_state(t);
-    if (owned) s.owned = true;
+    if (in_module) s.in_module = true;
     return 0;
   });
 }
@@ -270,9 +270,9 @@ int mgd_torch_resume(PyObject* o, uint64_t object) {
     state->object = object;
     state->pinned = is_pinned(t);
     state->placed = is_placed(t);
-    if (old) state->owned = old->owned.load();
+    if (old) state->in_module = old->in_module.load();
     t.unsafeGetTensorImpl()->set_backend_meta(std::move(state));
-    name_bytes(t, object);
+    set_history_of_bytes(t, object);
     return 0;
   });
 }

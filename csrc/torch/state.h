@@ -24,7 +24,7 @@ struct Chain;  // chains.h
 struct TensorState : c10::BackendMeta {
   std::atomic<bool> pinned{false};
   std::atomic<bool> placed{false}; // the program put it on its accelerator: it does not move by itself
-  std::atomic<bool> owned{false};  // a parameter or buffer of a managed module
+  std::atomic<bool> in_module{false}; // a parameter or buffer of a managed module
   uint64_t object = 0;            // the id under which the trace knows it
   std::shared_ptr<Source> source; // its storage's copies on other devices; guarded by replica.cpp's mutex
   mgd_traffic traffic{};          // of a leaf; guarded by move.cpp's mutex
@@ -35,7 +35,7 @@ struct TensorState : c10::BackendMeta {
 
 TensorState* state_of(const at::Tensor& t); // null when it has none
 TensorState& make_state(const at::Tensor& t);
-void name_bytes(const at::Tensor& t, uint64_t object); // whose history it is when they leave and come home
+void set_history_of_bytes(const at::Tensor& t, uint64_t object); // whose history it is when they leave and come home
 
 // A view is pinned when its base is: they are the same bytes and share one state.
 bool is_pinned(const at::Tensor& t);

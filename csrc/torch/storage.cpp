@@ -18,11 +18,11 @@
 
 namespace managed {
 
-std::atomic<bool> may_adopt{false};
+std::atomic<bool> handles_enabled{false};
 uint64_t ticks = 0;
 constinit thread_local mgd_user* user_of_thread __attribute__((tls_model("initial-exec"))) = nullptr;
 std::atomic<int> unfinished_deaths{0};
-std::atomic<int64_t> adopt_at_least{int64_t{1} << 14};
+std::atomic<int64_t> least_bytes_with_handle{int64_t{1} << 14};
 
 namespace {
 
@@ -88,34 +88,34 @@ bool can_leave(c10::StorageImpl* s) {
   const c10::DataPtr& p = s->_mutable_data_ptr_no_checks();
   if (!p.get() || !s->resizable() || !s->allocator()) return false;
   if (p.device().is_cuda()) discover(); // the first tensor there attaches the backend
-  if (const Bridge* b = backend_of(p.device().type())) return b->owns(p);
+  if (const Bridge* h = backend_of(p.device().type())) return h->owns(p);
   return false;
 }
 
-// Puts the handle in the place of the DataPtr's context; the allocator's context and deleter move into b->block. The
+// Puts the handle in the place of the DataPtr's context; the allocator's context and deleter move into h->block. The
 // data pointer does not change, so a thread may read it meanwhile. The context is written before the deleter: a thread
 // that finds drop_handle as the deleter finds the handle as the context.
-void take_over(c10::StorageImpl* s, StorageHandle* b) {
+void take_over(c10::StorageImpl* s, StorageHandle* h) {
   c10::DataPtr& p = s->_mutable_data_ptr_no_checks();
   auto& context = (p.*reach(Pointer{})).*reach(Context{});
   const c10::DeleterFnPtr deleter = context.get_deleter();
-  b->block = c10::DataPtr(p.mutable_get(), context.release(), deleter, p.device());
-  context = std::unique_ptr<void, c10::DeleterFnPtr>(b, &drop_handle);
+  h->block = c10::DataPtr(p.mutable_get(), context.release(), deleter, p.device());
+  context = std::unique_ptr<void, c10::DeleterFnPtr>(h, &drop_handle);
 }
 
 } // namespace
 
 bool is_too_small(const c10::StorageImpl* s) {
   const auto bytes = (s->*reach(Bytes{})).maybe_as_int();
-  return !bytes || *bytes < adopt_at_least.load(std::memory_order_relaxed);
+  return !bytes || *bytes < least_bytes_with_handle.load(std::memory_order_relaxed);
 }
 
 // The allocator records an event for each stream of a block, and throws when the driver refuses, as it does after a
 // device-side assert. It is called by its name, because a unique_ptr ends the process where its deleter throws. The
 // block is lost then, and the device with it: the next call that waits for the device says why.
 void free_block(c10::DataPtr& block) noexcept {
-  const Bridge* b = block.get() ? backend_of(block.device().type()) : nullptr;
-  if (b && b->retire) b->retire(block);
+  const Bridge* h = block.get() ? backend_of(block.device().type()) : nullptr;
+  if (h && h->retire) h->retire(block);
   const c10::DeleterFnPtr give_back = block.get_deleter();
   void* context = block.release_context();
   block.clear();
@@ -136,65 +136,65 @@ mgd_user* join_slow() {
   return user_of_thread;
 }
 
-void adopt_slow(c10::StorageImpl* s, bool fresh) {
+void give_handle_slow(c10::StorageImpl* s, bool fresh) {
   if (!can_leave(s)) return;
   if (!fresh &&
       (c10::raw::intrusive_ptr::use_count(s) != 1 || is_exposed(s) || graphs_recorded.load(std::memory_order_relaxed)))
     return;
   if (private_pools.load(std::memory_order_relaxed)) return;
-  auto b = std::make_unique<StorageHandle>();
-  b->stamp = next_tick(); // what was just made is about to be used
-  static uint64_t adopted = 0; // guarded by the lock
+  auto h = std::make_unique<StorageHandle>();
+  h->stamp = next_tick(); // what was just made is about to be used
+  static uint64_t handles_made = 0; // guarded by the lock
   std::lock_guard<std::mutex> lock(adopting());
   if (handle_of(s)) return;
-  b->made = ++adopted;
+  h->made = ++handles_made;
   const int id = id_of(s->device());
-  if (kernels_go_on.load(std::memory_order_relaxed)) note_kernels(s->device());
-  if (id <= 0 || mgd_handle_open(machine(), b.get(), id, static_cast<int64_t>(s->nbytes())) != MGD_OK) return;
+  if (kernels_are_async.load(std::memory_order_relaxed)) record_stream_use(s->device());
+  if (id <= 0 || mgd_handle_open(machine(), h.get(), id, static_cast<int64_t>(s->nbytes())) != MGD_OK) return;
   s->get_extra_meta().custom_data_ptr_error_msg_ = kUnreadable;
-  StorageHandle* owned = b.release();
+  StorageHandle* owned = h.release();
   take_over(s, owned);
   owned->storage.store(s, std::memory_order_release);
-  note_use(owned, owned->bytes, owned->stamp, UseKind::Made);
+  log_use(owned, owned->bytes, owned->stamp, UseKind::Made);
 }
 
-uint64_t made_of(const at::Tensor& t) {
+uint64_t newest_handle_of(const at::Tensor& t) {
   uint64_t made = 0;
   each_storage(t, [&made](c10::StorageImpl* s) {
-    if (const StorageHandle* b = handle_of(s)) made = std::max(made, b->made);
+    if (const StorageHandle* h = handle_of(s)) made = std::max(made, h->made);
   });
   return made;
 }
 
 // Other threads may read the pointer while it changes hands, so they must not be inside an operator.
-StorageHandle* adopt_operand_slow(const at::Tensor& t, c10::StorageImpl* s) {
+StorageHandle* give_operand_handle_slow(const at::Tensor& t, c10::StorageImpl* s) {
   if (!has_key(t.unsafeGetTensorImpl()) || is_pinned(t)) return nullptr; // a plain operand may next be used without us
-  const ExclusiveSection still;
-  if (still) adopt_slow(s, false);
-  StorageHandle* b = handle_of(s);
-  const TensorState* state = b ? state_of(t) : nullptr;
-  if (state) b->object = state->object;
-  return b;
+  const ExclusiveSection alone;
+  if (alone) give_handle_slow(s, false);
+  StorageHandle* h = handle_of(s);
+  const TensorState* state = h ? state_of(t) : nullptr;
+  if (state) h->object = state->object;
+  return h;
 }
 
 void drop_handle(void* context) {
-  auto* b = static_cast<StorageHandle*>(static_cast<Head*>(context));
+  auto* h = static_cast<StorageHandle*>(static_cast<Head*>(context));
   {
-    std::lock_guard<std::mutex> lock(b->mutex);
-    b->storage = nullptr;
+    std::lock_guard<std::mutex> lock(h->mutex);
+    h->storage = nullptr;
   }
-  note_use(b, b->bytes, next_tick(), UseKind::Dropped);
+  log_use(h, h->bytes, next_tick(), UseKind::Dropped);
   bool moving = false;
   void* memory = nullptr;
   unfinished_deaths++;
-  mgd_handle_close(machine(), b, &moving, &memory);
+  mgd_handle_close(machine(), h, &moving, &memory);
   if (!moving) { // an operator that still holds the handle needs the bytes no more: they go now
     free_host(memory);
-    free_block(b->block);
-    free_block(b->guest);
+    free_block(h->block);
+    free_block(h->guest);
   }
   unfinished_deaths--;
-  if (mgd_handle_put(b, MGD_ALIVE)) delete b;
+  if (mgd_handle_put(h, MGD_ALIVE)) delete h;
 }
 
 void each_part(const at::Tensor& t, void (*f)(void*, c10::StorageImpl*), void* context) {
@@ -215,23 +215,23 @@ void each_part(const at::Tensor& t, void (*f)(void*, c10::StorageImpl*), void* c
   }
 }
 
-bool poison(StorageHandle& b, c10::DataPtr* taken) {
-  std::lock_guard<std::mutex> lock(b.mutex);
-  *taken = std::move(b.block);
-  b.block.clear();
-  c10::StorageImpl* s = b.storage;
+bool take_block(StorageHandle& h, c10::DataPtr* taken) {
+  std::lock_guard<std::mutex> lock(h.mutex);
+  *taken = std::move(h.block);
+  h.block.clear();
+  c10::StorageImpl* s = h.storage;
   if (!s) return false;
   set_pointer(s->_mutable_data_ptr_no_checks(), nullptr);
   set_unreadable(s, true);
   return true;
 }
 
-bool restore_pointer(StorageHandle& b, c10::DataPtr block) {
-  std::lock_guard<std::mutex> lock(b.mutex);
-  b.block = std::move(block);
-  c10::StorageImpl* s = b.storage;
+bool restore_pointer(StorageHandle& h, c10::DataPtr block) {
+  std::lock_guard<std::mutex> lock(h.mutex);
+  h.block = std::move(block);
+  c10::StorageImpl* s = h.storage;
   if (!s) return false;
-  set_pointer(s->_mutable_data_ptr_no_checks(), b.block.mutable_get());
+  set_pointer(s->_mutable_data_ptr_no_checks(), h.block.mutable_get());
   set_unreadable(s, false);
   return true;
 }
@@ -240,29 +240,29 @@ bool restore_pointer(StorageHandle& b, c10::DataPtr block) {
 // object too, so one reference is nobody's. A storage that dies waits for the core's mutex, which is held here; so the
 // object lives, and its count is read without the GIL, whose owner may be waiting for that mutex.
 bool may_leave(const mgd_handle* handle) {
-  const auto* b = static_cast<const StorageHandle*>(handle);
-  c10::StorageImpl* s = b->storage.load(std::memory_order_acquire);
+  const auto* h = static_cast<const StorageHandle*>(handle);
+  c10::StorageImpl* s = h->storage.load(std::memory_order_acquire);
   if (!s) return false;
   const c10::DataPtr& p = s->_mutable_data_ptr_no_checks();
-  if (p.get_deleter() != &drop_handle || p.get_context() != static_cast<const Head*>(b))
+  if (p.get_deleter() != &drop_handle || p.get_context() != static_cast<const Head*>(h))
     return false; // somebody gave the storage another block
   if (recording_graphs.load(std::memory_order_relaxed)) return false;
   const PyObject* object = s->pyobj_slot()->load_pyobj();
   if (object && __atomic_load_n(&object->ob_refcnt, __ATOMIC_RELAXED) != 1 &&
-      !b->is_saved.load(std::memory_order_relaxed))
+      !h->is_saved.load(std::memory_order_relaxed))
     return false;
-  return !b->block.get() || !backend_of(b->block.device().type())->is_shared(b->block);
+  return !h->block.get() || !backend_of(h->block.device().type())->is_shared(h->block);
 }
 
 void replace_block(c10::StorageImpl* storage, c10::DataPtr block, std::size_t bytes) {
-  StorageHandle& b = *handle_of(storage);
+  StorageHandle& h = *handle_of(storage);
   void* memory = nullptr;
-  TORCH_CHECK(mgd_handle_resize(machine(), &b, static_cast<int64_t>(bytes), &memory) == MGD_OK,
+  TORCH_CHECK(mgd_handle_resize(machine(), &h, static_cast<int64_t>(bytes), &memory) == MGD_OK,
               "managed: this storage was resized while its bytes were elsewhere; use the tensor in any operator first");
   free_host(memory);
-  std::lock_guard<std::mutex> lock(b.mutex);
-  std::swap(b.block, block);
-  set_pointer(storage->_mutable_data_ptr_no_checks(), b.block.mutable_get());
+  std::lock_guard<std::mutex> lock(h.mutex);
+  std::swap(h.block, block);
+  set_pointer(storage->_mutable_data_ptr_no_checks(), h.block.mutable_get());
   storage->set_nbytes(bytes);
 }
 

@@ -30,7 +30,7 @@ struct StorageHandle final : Head, Marks, mgd_handle {
   std::atomic<c10::StorageImpl*> storage{nullptr}; // null until all of this is in place, and once it has died
   c10::DataPtr guest;                              // the bytes, while a peer holds them
   std::atomic<uint64_t> object{0};                 // whose history its events belong to
-  uint64_t made = 0;                               // larger: adopted later
+  uint64_t made = 0;                               // larger: it got its handle later
 
   StorageHandle() : mgd_handle{} {}
   std::size_t size() const { return static_cast<std::size_t>(bytes); }
@@ -41,8 +41,8 @@ void drop_handle(void* context); // the deleter of a DataPtr whose context is a 
 // How many storages have died whose bytes are not free yet: no handle tells of them any more.
 extern std::atomic<int> unfinished_deaths;
 
-extern std::atomic<bool> may_adopt; // storages may get handles: there is a backend whose devices are known
-extern std::atomic<int64_t> adopt_at_least; // bytes; smaller storages stay where they are
+extern std::atomic<bool> handles_enabled; // storages may get handles: there is a backend whose devices are known
+extern std::atomic<int64_t> least_bytes_with_handle; // bytes; smaller storages stay where they are
 
 // Numbers uses. An operator takes some together (`Hold`), so that threads seldom fight for the counter.
 extern uint64_t ticks;
@@ -76,33 +76,33 @@ bool is_too_small(const c10::StorageImpl* s);
 
 // Gives the storage a handle if it can have one. `fresh`: nobody else can know the storage yet. Otherwise it must have
 // one reference: a plain tensor over the same storage would not find its bytes when they have left.
-void adopt_slow(c10::StorageImpl* s, bool fresh);
+void give_handle_slow(c10::StorageImpl* s, bool fresh);
 // The same for all storages of t that are large enough.
-inline void adopt(const at::Tensor& t, bool fresh) {
-  if (C10_LIKELY(!may_adopt.load(std::memory_order_relaxed)) || t.is_cpu()) return;
+inline void give_handle(const at::Tensor& t, bool fresh) {
+  if (C10_LIKELY(!handles_enabled.load(std::memory_order_relaxed)) || t.is_cpu()) return;
   each_storage(t, [fresh](c10::StorageImpl* s) {
-    if (!is_too_small(s) && !handle_of(s)) adopt_slow(s, fresh);
+    if (!is_too_small(s) && !handle_of(s)) give_handle_slow(s, fresh);
   });
 }
 
-// When the bytes of t were adopted, as a number that grows; 0 for what has no handle.
-uint64_t made_of(const at::Tensor& t);
+// When the bytes of t got their handle, as a number that grows; 0 for what has none.
+uint64_t newest_handle_of(const at::Tensor& t);
 
 // The handle of an operand that could have none when it was made, because something else referred to its storage then.
-StorageHandle* adopt_operand_slow(const at::Tensor& t, c10::StorageImpl* s);
-inline StorageHandle* adopt_operand(const at::Tensor& t, c10::StorageImpl* s) {
+StorageHandle* give_operand_handle_slow(const at::Tensor& t, c10::StorageImpl* s);
+inline StorageHandle* give_operand_handle(const at::Tensor& t, c10::StorageImpl* s) {
   if (C10_LIKELY(is_too_small(s) || c10::raw::intrusive_ptr::use_count(s) != 1 || t.is_cpu())) return nullptr;
-  return adopt_operand_slow(t, s);
+  return give_operand_handle_slow(t, s);
 }
 
 // Frees a block of a device when the kernels that may use it have ended; never throws.
 void free_block(c10::DataPtr& block) noexcept;
 
-// poison(): the bytes have been copied elsewhere. Takes the block out of the handle into *taken, and makes every access
-// that is no operator throw. restore_pointer(): puts a new block in and makes the storage readable again. False: the
-// storage has died.
-bool poison(StorageHandle& b, c10::DataPtr* taken);
-bool restore_pointer(StorageHandle& b, c10::DataPtr block);
+// take_block(): the bytes have been copied elsewhere. Takes the block out of the handle into *taken, and makes every
+// access that is no operator throw. restore_pointer(): puts a new block in and makes the storage readable again. False:
+// the storage has died.
+bool take_block(StorageHandle& h, c10::DataPtr* taken);
+bool restore_pointer(StorageHandle& h, c10::DataPtr block);
 
 // The core's question before it lets a block go.
 bool may_leave(const mgd_handle* handle);

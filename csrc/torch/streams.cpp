@@ -19,8 +19,8 @@ void record_stream(at::Tensor& self, c10::Stream stream) {
   const OperatorSection visit;
   const HeldTensor held(self, false);
   each_storage(self, [&](c10::StorageImpl* s) {
-    if (const StorageHandle* b = handle_of(s))
-      c10::getDeviceAllocator(s->device().type())->recordStream(b->block, stream);
+    if (const StorageHandle* h = handle_of(s))
+      c10::getDeviceAllocator(s->device().type())->recordStream(h->block, stream);
   });
   const c10::impl::ExcludeDispatchKeyGuard below(kKey);
   self.record_stream(stream); // for parts without a handle; the others it passes over

@@ -41,7 +41,7 @@ bool fence_everybody() { return false; }
 
 } // namespace
 
-std::atomic<uint64_t> settle_epoch{0};
+std::atomic<uint64_t> exclusive_epoch{0};
 const bool operators_fence = !can_fence_everybody();
 constinit thread_local ThreadSlot* thread_slot = nullptr;
 
@@ -61,7 +61,7 @@ bool is_moving(uint64_t state) { return state & 1; }
 void child_begins() {
   slots().all.clear();
   if (thread_slot) slots().all.push_back(thread_slot);
-  settle_epoch = settle_epoch & ~uint64_t{1};
+  exclusive_epoch = exclusive_epoch & ~uint64_t{1};
   forget_waiters(slots().ended);
   slots().mutex.unlock();
 }
@@ -92,7 +92,7 @@ struct Unregister {
 ThreadSlot* register_thread() {
   static thread_local Unregister at_its_end;
   auto slot = std::make_unique<ThreadSlot>();
-  slot->seen = settle_epoch & ~uint64_t{1}; // a move that is under way is yet to be waited for
+  slot->seen = exclusive_epoch & ~uint64_t{1}; // a move that is under way is yet to be waited for
   std::lock_guard<std::mutex> lock(slots().mutex);
   slots().all.push_back(slot.get());
   thread_slot = slot.get();
@@ -104,12 +104,12 @@ ThreadSlot* register_thread() {
 // Who moves a leaf may need the GIL for what dies meanwhile, and some operators are called with it.
 void catch_up(ThreadSlot& slot) {
   ThreadSlots& c = slots();
-  while (is_moving(slot.seen = settle_epoch)) {
+  while (is_moving(slot.seen = exclusive_epoch)) {
     slot.inside = false;
     PyThreadState* gil = PyGILState_Check() ? PyEval_SaveThread() : nullptr;
     {
       std::unique_lock<std::mutex> lock(c.mutex);
-      c.ended.wait(lock, [] { return !is_moving(settle_epoch); });
+      c.ended.wait(lock, [] { return !is_moving(exclusive_epoch); });
     }
     if (gil) PyEval_RestoreThread(gil);
     slot.inside = true;
@@ -124,22 +124,22 @@ ExclusiveSection::ExclusiveSection() {
   ThreadSlots& c = slots();
   {
     std::lock_guard<std::mutex> lock(c.mutex);
-    if (is_moving(settle_epoch)) return;
-    settle_epoch++;
-    still_ = (operators_fence || fence_everybody()) &&
+    if (is_moving(exclusive_epoch)) return;
+    exclusive_epoch++;
+    alone_ = (operators_fence || fence_everybody()) &&
         std::none_of(c.all.begin(), c.all.end(), [](const ThreadSlot* s) { return s != thread_slot && s->inside; });
-    if (!still_) settle_epoch--;
+    if (!alone_) exclusive_epoch--;
   }
-  if (!still_) c.ended.notify_all();
+  if (!alone_) c.ended.notify_all();
 }
 
 ExclusiveSection::~ExclusiveSection() {
-  if (!still_) return;
+  if (!alone_) return;
   ThreadSlots& c = slots();
   {
     std::lock_guard<std::mutex> lock(c.mutex);
-    settle_epoch++;
-    if (thread_slot) thread_slot->seen = settle_epoch;
+    exclusive_epoch++;
+    if (thread_slot) thread_slot->seen = exclusive_epoch;
   }
   c.ended.notify_all();
 }

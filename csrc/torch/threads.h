@@ -14,11 +14,11 @@ namespace managed {
 // What one thread says of itself; only it writes, everybody reads.
 struct ThreadSlot {
   std::atomic<bool> inside{false};
-  uint64_t seen = 0; // settle_epoch when it last looked
+  uint64_t seen = 0; // exclusive_epoch when it last looked
   int depth = 0;     // of operators inside operators
 };
 
-extern std::atomic<uint64_t> settle_epoch; // exclusive sections that ended, times two; odd: one is under way
+extern std::atomic<uint64_t> exclusive_epoch; // exclusive sections that ended, times two; odd: one is under way
 // True: an operator orders its write of `inside` before its read of the epoch itself, by a locked store. False, on
 // kernels with membarrier(2): an exclusive section does that for all threads at once, and operators store without a
 // fence.
@@ -30,8 +30,8 @@ __attribute__((cold, noinline)) ThreadSlot* register_thread();
 __attribute__((cold, noinline)) void catch_up(
     ThreadSlot& slot); // waits, without the GIL, for an exclusive section that is under way
 
-// Stands around each operator and each backward pass. It writes `inside` and then reads settle_epoch; an exclusive
-// section writes settle_epoch and then reads `inside`. So at least one of the two sees the other.
+// Stands around each operator and each backward pass. It writes `inside` and then reads exclusive_epoch; an exclusive
+// section writes exclusive_epoch and then reads `inside`. So at least one of the two sees the other.
 class OperatorSection {
  public:
   OperatorSection() : slot_(thread_slot) {
@@ -43,7 +43,7 @@ class OperatorSection {
       slot_->inside.store(true, std::memory_order_relaxed);
       std::atomic_signal_fence(std::memory_order_seq_cst);
     }
-    if (__builtin_expect(settle_epoch.load() != slot_->seen, 0)) {
+    if (__builtin_expect(exclusive_epoch.load() != slot_->seen, 0)) {
       catch_up(*slot_);
       is_late_ = true;
     }
@@ -70,10 +70,10 @@ class ExclusiveSection {
   ~ExclusiveSection();
   ExclusiveSection(const ExclusiveSection&) = delete;
   ExclusiveSection& operator=(const ExclusiveSection&) = delete;
-  explicit operator bool() const { return still_; }
+  explicit operator bool() const { return alone_; }
 
  private:
-  bool still_ = false;
+  bool alone_ = false;
 };
 
 } // namespace managed

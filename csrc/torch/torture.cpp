@@ -48,7 +48,7 @@ mgd_torture mgd_torch_torture(mgd_torture asked) {
   }
   before.overwrite = overwrite_freed.exchange(asked.overwrite != 0);
   before.odds = torture_odds.exchange(asked.odds);
-  before.at_least = adopt_at_least.exchange(asked.at_least);
+  before.at_least = least_bytes_with_handle.exchange(asked.at_least);
   return before;
 }
 
@@ -57,7 +57,7 @@ int mgd_torch_is_spilled(PyObject* o) {
     TORCH_CHECK_TYPE(THPVariable_Check(o), "managed: expected a tensor, not ", Py_TYPE(o)->tp_name);
     bool spilled = false;
     each_storage(THPVariable_Unpack(o), [&](c10::StorageImpl* s) {
-      if (const StorageHandle* b = handle_of(s)) spilled |= !mgd_handle_is_home(b);
+      if (const StorageHandle* h = handle_of(s)) spilled |= !mgd_handle_is_home(h);
     });
     return static_cast<int>(spilled);
   });

@@ -23,9 +23,9 @@ bool try_to_take() {
 }
 
 // Counts who waits for long, so that a thread of many small operators does not take every turn.
-class Waiting {
+class Waiter {
  public:
-  ~Waiting() {
+  ~Waiter() {
     if (is_overdue_) overdue--;
   }
   bool is_overdue() {
@@ -43,7 +43,7 @@ class Waiting {
 
 } // namespace
 
-void note_shortage() {
+void begin_turns() {
   short_until.store(__atomic_load_n(&ticks, __ATOMIC_RELAXED) + kShortFor, std::memory_order_relaxed);
 }
 
@@ -51,10 +51,10 @@ void note_shortage() {
 // longer than kPolite come first. If the turn has been taken for kPatience, it goes on without it.
 void Turn::take() {
   if (overdue.load() == 0 && (has_ = try_to_take())) return;
-  Waiting waiting;
+  Waiter waiter;
   for (;;) {
-    const uint64_t seen = freed_count();
-    const bool first = waiting.is_overdue() || overdue.load() == 0;
+    const uint64_t seen = change_count();
+    const bool first = waiter.is_overdue() || overdue.load() == 0;
     if (first && (has_ = try_to_take())) return;
     const int64_t since = taken;
     if (since && now() >= since + kPatience) return;
@@ -64,7 +64,7 @@ void Turn::take() {
 
 void Turn::give() {
   taken = 0;
-  note_change();
+  count_change();
 }
 
 void forget_turns(bool has_turn) {

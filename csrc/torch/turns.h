@@ -20,7 +20,7 @@ extern std::atomic<uint64_t> short_until; // tick
 inline bool room_is_short() {
   return __atomic_load_n(&ticks, __ATOMIC_RELAXED) < short_until.load(std::memory_order_relaxed);
 }
-void note_shortage();
+void begin_turns();
 
 // The turn of an operator, which may outlive its use of operands: until what it made can leave, too.
 class Turn {

@@ -100,7 +100,7 @@ class Call {
   // Whether the operands stand together, and are not too many for one call.
   __attribute__((noinline)) bool is_ordinary() {
     const CallFacts& f = arguments_.facts;
-    const bool may_leave = may_adopt.load(std::memory_order_relaxed);
+    const bool may_leave = handles_enabled.load(std::memory_order_relaxed);
     if (C10_UNLIKELY(may_leave && recording_graphs.load(std::memory_order_relaxed)))
       return false; // what is recorded is exposed
     SameDevice all;
@@ -108,7 +108,7 @@ class Call {
       for (const at::Tensor& t : a) all.see(t);
     is_host_ = all.host || !may_leave; // nothing leaves the host, so its storages need not be held
     if (C10_UNLIKELY(!all.ok && !(f.scalars_stay && differ_in_numbers_only()))) return false;
-    return C10_LIKELY(f.mixing != Mixing::Rows || !may_leave) || !is_large();
+    return C10_LIKELY(f.alignment != Alignment::Rows || !may_leave) || !is_large();
   }
 
   // Whether it draws on another accelerator than the first, the one with the random numbers of all. The steps of a
@@ -140,7 +140,7 @@ class Call {
     ~Arguments() {
       if (C10_LIKELY(!noting || sources_alive.load(std::memory_order_relaxed) == 0)) return;
       for (const Tensors& a : *this)
-        if (is_written(a)) std::for_each(a.begin(), a.end(), note_written);
+        if (is_written(a)) std::for_each(a.begin(), a.end(), invalidate_copies);
     }
     bool is_written(const Tensors& a) const { return facts.written >> a.argument & 1; }
     const Tensors* begin() const { return all; }
@@ -171,7 +171,7 @@ class Call {
     for (const Tensors& a : arguments_)
       for (const at::Tensor& t : a) // a view of bytes that are elsewhere brings none home
         if (!only_looked_at(arguments_.facts, t)) hold_.add(t, arguments_.is_written(a));
-    hold_.bring_home(arguments_.facts.called);
+    hold_.bring_home(arguments_.facts.c_name);
   }
 
   const OperatorSection visit_; // first: nothing moves by itself after it
@@ -246,7 +246,7 @@ struct Typed<Op, R(A...)> {
         return r;
       }
     } catch (const c10::OutOfMemoryError& e) {
-      explain_out_of_memory(e, facts_of(*handle).name);
+      rethrow_out_of_memory(e, facts_of(*handle).name);
     }
   }
 };

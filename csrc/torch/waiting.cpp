@@ -40,10 +40,10 @@ void forget_waiting() {
   forget_waiters(waiting().freed);
 }
 
-uint64_t freed_count() { return waiting().count; }
-uint64_t freed_by_others() { return freed_count() - freed_here; }
+uint64_t change_count() { return waiting().count; }
+uint64_t changes_by_others() { return change_count() - freed_here; }
 bool somebody_waits() { return waiting().waiters.load() != 0; }
-void note_change() { bytes_came_back(0, 0); }
+void count_change() { bytes_came_back(0, 0); }
 
 // Called on every free, so it takes no lock while nobody waits. The count goes
 // up first: whoever registers as a waiter afterwards sees it and does not sleep.
@@ -73,6 +73,6 @@ bool wait_for_change(uint64_t seen, int64_t deadline) {
 
 } // namespace managed
 
-uint64_t mgd_torch_freed_count(void) { return managed::freed_count(); }
-void mgd_torch_notify_freed(void) { managed::note_change(); }
+uint64_t mgd_torch_freed_count(void) { return managed::change_count(); }
+void mgd_torch_notify_freed(void) { managed::count_change(); }
 int mgd_torch_wait_freed(uint64_t seen, int64_t deadline) { return managed::wait_for_change(seen, deadline); }

@@ -9,12 +9,12 @@
 
 namespace managed {
 
-uint64_t freed_count();
-uint64_t freed_by_others(); // how much of that count other threads have added
+uint64_t change_count();
+uint64_t changes_by_others(); // how much of that count other threads have added
 bool wait_for_change(uint64_t seen,
                      int64_t deadline); // with or without the GIL, which it gives away; false when time is over
 bool somebody_waits();
-void note_change();
+void count_change();
 void bytes_came_back(int device, std::size_t bytes); // the same, as allocators say it
 
 void prepare_waiting(); // before any other lock is named that a fork survives

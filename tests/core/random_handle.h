@@ -28,7 +28,7 @@ struct model {
   uint64_t random, tick;
   struct storage s[SLOTS];
   int64_t limit, peak, latency[DEVICES][DEVICES];
-  int sent_on[DEVICES], refusals[DEVICES]; /* by peers that needed their room themselves */
+  int guest_backoff[DEVICES], guests_to_refuse[DEVICES]; /* by peers that needed their room themselves */
   bool largest_first, veto, draining, has_order[DEVICES];
   uintptr_t copies;
   int64_t answers[5], kinds[5], closed_moving, failed, lost_memory, refused_guests; /* what has happened, so that a test that tests nothing is seen */
@@ -116,8 +116,8 @@ static inline int expect_target(struct model *x, struct expected *e, const struc
     int64_t ns = x->latency[from][d];
     bool fits = d != s->home && from == s->home && e->room[d] >= s->bytes;
     bool near = s->marked ? ns <= 2 * host : 2 * ns <= host;
-    bool refuses = fits && near && ns > host && x->refusals[d] > 0;
-    x->refusals[d] -= refuses;
+    bool refuses = fits && near && ns > host && x->guests_to_refuse[d] > 0;
+    x->guests_to_refuse[d] -= refuses;
     x->refused_guests += refuses;
     nearest = fits && (nearest < 0 || ns <= x->latency[from][nearest]) ? d : nearest;
     best = fits && near && !refuses && (best < 0 || ns <= x->latency[from][best]) ? d : best;
@@ -162,8 +162,8 @@ static inline void expect_eviction(struct model *x, struct expected *e, int d, i
       any = any || given > 0;
     }
     if (guests && any) {
-      x->sent_on[d] += x->sent_on[d] < 10;
-      x->refusals[d] = 1 << x->sent_on[d];
+      x->guest_backoff[d] += x->guest_backoff[d] < 10;
+      x->guests_to_refuse[d] = 1 << x->guest_backoff[d];
     }
   }
 }

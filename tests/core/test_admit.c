@@ -215,7 +215,7 @@ static void an_object_passes_by_devices_where_somebody_waits(void) {
 static void nonsense_is_refused_and_changes_nothing(void) {
   struct mgd_machine *m = new_machine(1, 100);
   struct mgd_ticket t = {.id = 77};
-  enum mgd_reason why = MGD_WHY_ASKED;
+  enum mgd_reason why = MGD_WHY_REQUESTED;
   const struct mgd_object_request bad = {-1, true, ALL, 0.0};
   EXPECT_CODE(mgd_admit_request(m, 1, -1, 0.0, 0, 1, &t), MGD_E_INVALID);
   EXPECT_CODE(mgd_admit_request(m, 1, 1, 1.0, 0, 1, &t), MGD_E_INVALID);

@@ -46,7 +46,7 @@ static atomic_bool stop;
 
 /* ---- waiting is the caller's */
 
-static void note_change(void) {
+static void count_change(void) {
   EXPECT_INT(pthread_mutex_lock(&changes_lock), 0);
   changes++;
   EXPECT_INT(pthread_cond_broadcast(&changed), 0);
@@ -124,7 +124,7 @@ static void drop_ref(struct block *b) {
   }
   free(memory);
   delete_if(mgd_handle_put(&b->h, MGD_ALIVE), b);
-  note_change();
+  count_change();
 }
 
 static struct block *take_ref(int slot) {
@@ -144,7 +144,7 @@ static void end_spill(struct block *b, int to, void *memory) {
   EXPECT_OK(mgd_evict_end(m, &b->h, to, memory, &left));
   free(left);
   delete_if(mgd_handle_put(&b->h, 1), b);
-  note_change();
+  count_change();
 }
 
 /* Whatever is behind comes to where it goes, and only then is it overwritten where it was. */
@@ -218,7 +218,7 @@ static bool bring(const struct mgd_action *a, int64_t mine, uint64_t *random) {
   }
   EXPECT_OK(mgd_restore_end(m, &b->h, has_room, &left));
   free(left);
-  note_change();
+  count_change();
   return has_room;
 }
 
@@ -242,7 +242,7 @@ static void put_all(struct operation *o) {
   for (size_t i = 0; i < o->n; i++) {
     delete_if(mgd_handle_unuse(&o->operands[i]->h, user, 1), o->operands[i]);
   }
-  note_change();
+  count_change();
 }
 
 /* Once through the plan; false when some of it failed. */
@@ -365,7 +365,7 @@ static void *evict(void *argument) {
     } else if (mgd_evict_random(m, device, 3, &w->random, actions, &n) == MGD_OK) {
       carry_out(actions, n, &w->random);
     }
-    note_change();
+    count_change();
   }
   return NULL;
 }

@@ -171,10 +171,10 @@ static void bad_requests_are_refused(void) {
       {-1, true, ALL, 0.0}, {1, true, ALL, -0.1}, {1, true, ALL, 1.0}, {1, true, ALL, (double)NAN}, {1, true, ALL, (double)INFINITY}};
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
     int device = 77;
-    enum mgd_reason why = MGD_WHY_ASKED;
+    enum mgd_reason why = MGD_WHY_REQUESTED;
     EXPECT_CODE(mgd_place_object(m, &bad[i], &device, &why), MGD_E_INVALID);
     EXPECT_INT(device, 77);
-    EXPECT(why == MGD_WHY_ASKED);
+    EXPECT(why == MGD_WHY_REQUESTED);
   }
   mgd_machine_destroy(m);
 }
@@ -265,7 +265,7 @@ static void two_pins_on_different_devices_conflict(void) {
   const struct mgd_operand written_read[] = {{1, PINNED | WRITTEN, 8}, {1, PINNED, 8}, {2, PINNED, 8}};
   const struct mgd_operand with_generator[] = {{0, GENERATOR, 0}, {1, PINNED, 8}, {2, PINNED, 8}};
   int device = 77, other = 77;
-  enum mgd_reason why = MGD_WHY_ASKED;
+  enum mgd_reason why = MGD_WHY_REQUESTED;
   EXPECT_CODE(mgd_place_operands(m, read_read, 4, &device, &other, &why), MGD_E_PIN_CONFLICT);
   EXPECT_INT(device, 3);
   EXPECT_INT(other, 1);
@@ -273,7 +273,7 @@ static void two_pins_on_different_devices_conflict(void) {
   EXPECT_INT(device, 1);
   EXPECT_INT(other, 2);
   EXPECT_CODE(mgd_place_operands(m, with_generator, 3, &device, &other, &why), MGD_E_PIN_CONFLICT);
-  EXPECT(why == MGD_WHY_ASKED);
+  EXPECT(why == MGD_WHY_REQUESTED);
   mgd_machine_destroy(m);
 }
 
@@ -367,7 +367,7 @@ static void bad_operands_are_refused(void) {
   const struct mgd_operand unknown[] = {{0, 0, 1}, {2, 0, 1}}, below[] = {{-1, 0, 1}}, negative[] = {{1, 0, -1}};
   const struct mgd_operand flags[] = {{1, 32, 1}}, large[] = {{1, 0, INT64_MAX}, {0, 0, 1}};
   int device = 77, other = 77;
-  enum mgd_reason why = MGD_WHY_ASKED;
+  enum mgd_reason why = MGD_WHY_REQUESTED;
   EXPECT_CODE(mgd_place_operands(m, unknown, 2, &device, &other, &why), MGD_E_NO_DEVICE);
   EXPECT_CODE(mgd_place_operands(m, below, 1, &device, &other, &why), MGD_E_NO_DEVICE);
   EXPECT_CODE(mgd_place_operands(m, negative, 1, &device, &other, &why), MGD_E_INVALID);
@@ -376,7 +376,7 @@ static void bad_operands_are_refused(void) {
   EXPECT_CODE(mgd_place_operands(m, large, 2, &device, &other, &why), MGD_E_OVERFLOW);
   EXPECT_INT(device, 77);
   EXPECT_INT(other, 77);
-  EXPECT(why == MGD_WHY_ASKED);
+  EXPECT(why == MGD_WHY_REQUESTED);
   mgd_machine_destroy(m);
 }
 

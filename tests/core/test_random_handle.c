@@ -89,7 +89,7 @@ static void step_devices(struct model *x) {
     (void)snprintf(name, sizeof name, "again:%d", d);
     EXPECT_OK(mgd_device_add(x->m, name, 100, &id));
     x->has_order[d] = false;
-    x->sent_on[d] = x->refusals[d] = 0;
+    x->guest_backoff[d] = x->guests_to_refuse[d] = 0;
   }
   for (int i = 0; free && i < DEVICES * DEVICES; i++) {
     if (i / DEVICES > keep || i % DEVICES > keep) {
@@ -317,7 +317,7 @@ static void end_restore(struct model *x, struct storage *s) {
   EXPECT_OK(mgd_restore_end(x->m, &s->h, done, &left));
   if (done) {
     EXPECT(s->away_version == s->version);
-    x->sent_on[s->away] -= s->away != MGD_HOST && x->sent_on[s->away] > 0;
+    x->guest_backoff[s->away] -= s->away != MGD_HOST && x->guest_backoff[s->away] > 0;
     s->away = -1;
     s->copy = over ? 0 : s->copy;
     s->version += s->marked; /* whoever announced a write writes now */
