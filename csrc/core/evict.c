@@ -129,7 +129,7 @@ static int choose_target(struct plan *p, const struct mgd_handle *h, int from) {
  * has room for one more action. */
 static bool plan_departure(struct plan *p, struct mgd_handle *h, int from) {
   bool clean;
-  if (mgd_residency_is_kept_locked(p->m, h)) {
+  if (mgd_residency_must_stay_locked(p->m, h)) {
     return false;
   }
   int to = h->memory ? MGD_HOST : choose_target(p, h, from);

@@ -79,7 +79,7 @@ bool mgd_residency_is_guest(const struct mgd_handle *h);
 bool mgd_residency_is_moving(const struct mgd_handle *h);
 bool mgd_residency_is_victim(const struct mgd_handle *h); /* it has a place in the order */
 /* Somebody uses the bytes, or their owner does not let them leave now. */
-bool mgd_residency_is_kept_locked(const struct mgd_machine *m, const struct mgd_handle *h);
+bool mgd_residency_must_stay_locked(const struct mgd_machine *m, const struct mgd_handle *h);
 void mgd_residency_list_add(struct mgd_handle_list *list, struct mgd_handle *h);
 void mgd_residency_list_remove(struct mgd_handle_list *list, struct mgd_handle *h);
 /* Into the order of victims, the list and the sums that its fields name, and out of them. */

@@ -35,7 +35,7 @@ bool mgd_residency_is_victim(const struct mgd_handle *h) {
   return h->state == MGD_RESIDENT && h->pins == 0 && h->bytes > 0; /* an empty one makes no room */
 }
 
-bool mgd_residency_is_kept_locked(const struct mgd_machine *m, const struct mgd_handle *h) {
+bool mgd_residency_must_stay_locked(const struct mgd_machine *m, const struct mgd_handle *h) {
   return __atomic_load_n(&h->in_use, __ATOMIC_RELAXED) != MGD_ALIVE || (m->may_leave && !m->may_leave(h));
 }
 
@@ -146,7 +146,7 @@ static int64_t *kind_of(const struct mgd_machine *m, struct mgd_residency_usage 
       if (__atomic_load_n(&h->in_use, __ATOMIC_RELAXED) != MGD_ALIVE) {
         return &u->in_use;
       }
-      return mgd_residency_is_kept_locked(m, h) ? &u->held : &u->idle;
+      return mgd_residency_must_stay_locked(m, h) ? &u->held : &u->idle;
     case MGD_SPILLED:
       return &u->spilled;
     default:

@@ -49,11 +49,11 @@ static bool finds_idle(const struct mgd_machine *m, int device, int64_t bytes, b
   int32_t looks = MGD_LOOKS, i = 0, n = s->ordered + s->parked;
   const struct mgd_handle *h = s->guests.oldest;
   for (; h && idle < bytes && looks > 0; h = h->younger, looks--) {
-    idle = mgd_about_sum(idle, mgd_residency_is_kept_locked(m, h) ? 0 : h->bytes);
+    idle = mgd_about_sum(idle, mgd_residency_must_stay_locked(m, h) ? 0 : h->bytes);
   }
   for (; i < n && idle < bytes && looks > 0; i++, looks--) {
     const struct mgd_handle *own = s->order[i].handle;
-    idle = mgd_about_sum(idle, mgd_residency_is_kept_locked(m, own) ? 0 : own->bytes);
+    idle = mgd_about_sum(idle, mgd_residency_must_stay_locked(m, own) ? 0 : own->bytes);
   }
   *all = !h && i == n;
   return idle >= bytes;

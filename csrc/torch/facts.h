@@ -56,12 +56,12 @@ struct CallFacts {
   uint64_t written_lists = 0; // bit i: argument i is a list that is written, which no result names
   Route route = Route::Leaf;
   Alignment alignment = Alignment::Align;
-  bool scalars_stay = false; // 0-dim CPU tensors count as numbers
+  bool scalars_stay = false;           // 0-dim CPU tensors count as numbers
   bool has_host_only = false;
-  bool reads_shape_only = false;    // of strided operands only the shape is read, and no bytes
-  bool results_are_new = false; // no result is, or shares bytes with, an operand
-  bool outlives_call = false; // what it does to its operands and results goes on after it has returned
-  const char* c_name = "";    // OpFacts::name
+  bool reads_shape_only = false;       // of strided operands only the shape is read, and no bytes
+  bool results_are_new = false;        // no result is, or shares bytes with, an operand
+  bool outlives_call = false;          // what it does to its operands and results goes on after it has returned
+  const char* c_name = "";             // OpFacts::name
   bool copies_between_devices = false; // its bytes may cross to another device because the program says so
 };
 
