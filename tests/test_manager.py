@@ -373,10 +373,11 @@ def test_what_sleep_raises_surfaces_and_gives_the_place_back():
 def test_threads_never_take_the_same_bytes():
     """Eight threads bring 100 MiB each to four devices of 256 MiB: two fit on each."""
     found, barrier = [], threading.Barrier(8)
+    patient = DeviceManager(retry_limit=600)  # a slow machine copies for more than the usual second
 
     def bring():
         barrier.wait()
-        found.append(device_manager.cuda(sized(100), disperse=True))
+        found.append(patient.cuda(sized(100), disperse=True))
 
     threads = [threading.Thread(target=bring) for _ in range(8)]
     for thread in threads:
