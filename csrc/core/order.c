@@ -26,16 +26,16 @@ int32_t mgd_order_parent(int32_t place) { return (place - 1) / CHILDREN; }
 
 /* ---- the heap */
 
-static void put(struct mgd_storages *s, int32_t i, struct mgd_order_entry place) {
-  s->order[i] = place;
-  place.handle->position = i;
+static void put(struct mgd_storages *s, int32_t i, struct mgd_order_entry entry) {
+  s->order[i] = entry;
+  entry.handle->position = i;
 }
 
-static void sift_up(struct mgd_storages *s, int32_t i, struct mgd_order_entry place) {
-  for (; i > 0 && mgd_order_before(&place, &s->order[mgd_order_parent(i)]); i = mgd_order_parent(i)) {
+static void sift_up(struct mgd_storages *s, int32_t i, struct mgd_order_entry entry) {
+  for (; i > 0 && mgd_order_before(&entry, &s->order[mgd_order_parent(i)]); i = mgd_order_parent(i)) {
     put(s, i, s->order[mgd_order_parent(i)]);
   }
-  put(s, i, place);
+  put(s, i, entry);
 }
 
 /* The child with the smallest key, or -1. In 64 bits, because four times a place can be more than 32 bits hold. */
@@ -48,19 +48,19 @@ static int32_t least_child(const struct mgd_storages *s, int32_t i) {
   return least < s->sorted ? (int32_t)least : -1;
 }
 
-static void sift_down(struct mgd_storages *s, int32_t i, struct mgd_order_entry place) {
-  for (int32_t child; (child = least_child(s, i)) >= 0 && mgd_order_before(&s->order[child], &place); i = child) {
+static void sift_down(struct mgd_storages *s, int32_t i, struct mgd_order_entry entry) {
+  for (int32_t child; (child = least_child(s, i)) >= 0 && mgd_order_before(&s->order[child], &entry); i = child) {
     put(s, i, s->order[child]);
   }
-  put(s, i, place);
+  put(s, i, entry);
 }
 
-/* Puts `place` where the heap has a hole, and moves it up or down from there until the heap is in order. */
-static void sift(struct mgd_storages *s, int32_t hole, struct mgd_order_entry place) {
-  if (hole > 0 && mgd_order_before(&place, &s->order[mgd_order_parent(hole)])) {
-    sift_up(s, hole, place);
+/* Puts `entry` where the heap has a hole, and moves it up or down from there until the heap is in order. */
+static void sift(struct mgd_storages *s, int32_t hole, struct mgd_order_entry entry) {
+  if (hole > 0 && mgd_order_before(&entry, &s->order[mgd_order_parent(hole)])) {
+    sift_up(s, hole, entry);
   } else {
-    sift_down(s, hole, place);
+    sift_down(s, hole, entry);
   }
 }
 
@@ -68,7 +68,7 @@ static void sift(struct mgd_storages *s, int32_t hole, struct mgd_order_entry pl
 
 static bool is_clean(const struct mgd_handle *h) { return h->memory && !__atomic_load_n(&h->dirty, __ATOMIC_RELAXED); }
 
-/* A place without a key: it remembers what a key would be computed from. */
+/* An entry without a key: it remembers what a key would be computed from. */
 static struct mgd_order_entry snapshot(const struct mgd_machine *m, struct mgd_handle *h) {
   h->was_clean = is_clean(h);
   return (struct mgd_order_entry){

@@ -41,6 +41,10 @@ static int count_needs(struct mgd_handle *const *handles, size_t n, struct need 
   return code;
 }
 
+static int64_t idle_bytes(const struct mgd_machine *m, const struct mgd_handle *h) {
+  return mgd_residency_must_stay_locked(m, h) ? 0 : h->bytes;
+}
+
 /* Whether kept copies, guests and storages that may leave now have so many bytes. It looks at no more than MGD_LOOKS of
  * them, from the front of their lists; *all: it has looked at all. */
 static bool finds_idle(const struct mgd_machine *m, int device, int64_t bytes, bool *all) {
@@ -49,11 +53,10 @@ static bool finds_idle(const struct mgd_machine *m, int device, int64_t bytes, b
   int32_t looks = MGD_LOOKS, i = 0, n = s->ordered + s->parked;
   const struct mgd_handle *h = s->guests.oldest;
   for (; h && idle < bytes && looks > 0; h = h->younger, looks--) {
-    idle = mgd_about_sum(idle, mgd_residency_must_stay_locked(m, h) ? 0 : h->bytes);
+    idle = mgd_about_sum(idle, idle_bytes(m, h));
   }
   for (; i < n && idle < bytes && looks > 0; i++, looks--) {
-    const struct mgd_handle *own = s->order[i].handle;
-    idle = mgd_about_sum(idle, mgd_residency_must_stay_locked(m, own) ? 0 : own->bytes);
+    idle = mgd_about_sum(idle, idle_bytes(m, s->order[i].handle));
   }
   *all = !h && i == n;
   return idle >= bytes;
