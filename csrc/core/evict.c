@@ -47,7 +47,7 @@ static bool take_bytes(struct plan *p, struct mgd_handle *h, bool *clean) {
   bool taken = __atomic_compare_exchange_n(&h->in_use, &uses, MGD_ALIVE + 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
   if (taken) {
     mgd_residency_begin_move_locked(p->m, h);
-    *clean = !dirty && h->memory && !__atomic_load_n(&h->dirty, __ATOMIC_RELAXED);
+    *clean = !dirty && mgd_handle_is_clean(h);
     return true;
   }
   if (dirty) {

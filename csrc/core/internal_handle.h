@@ -67,8 +67,8 @@ struct mgd_uses {
   uint64_t begun, ended;
 };
 struct mgd_uses mgd_user_count_locked(const struct mgd_machine *m, int device);
-void mgd_user_forget_locked(struct mgd_machine *m,
-                            const struct mgd_user *kept); /* all but that one have left, and nobody uses anything */
+/* Forgets all users but `kept`: they have left, and nobody uses anything. */
+void mgd_user_forget_locked(struct mgd_machine *m, const struct mgd_user *kept);
 void mgd_user_free(struct mgd_user *users);
 
 /* ---- host.c */
@@ -96,11 +96,15 @@ void *mgd_residency_take_memory_locked(struct mgd_machine *m, struct mgd_handle 
 void mgd_residency_arrive_locked(struct mgd_machine *m, struct mgd_handle *h, void **memory);
 
 /* ---- handle.c */
-bool mgd_handle_busy_locked(const struct mgd_machine *m,
-                            int above); /* storages or guests on devices above that id, or any on its way */
+/* Whether the host has a copy that is as good as the bytes at home. */
+static inline bool mgd_handle_is_clean(const struct mgd_handle *h) {
+  return h->memory && !__atomic_load_n(&h->dirty, __ATOMIC_RELAXED);
+}
+/* Whether there are storages or guests on devices above that id, or any is on its way. */
+bool mgd_handle_busy_locked(const struct mgd_machine *m, int above);
 
 /* ---- order.c */
-#define MGD_LOOKS 24 /* handles that a call looks at, of each kind, before it lets others in */
+#define MGD_LOOKS 16 /* handles that a call looks at, of each kind, before it lets others in */
 
 /* A search for victims: whose keys it has computed anew, and for how many new storages it may still compute the first
  * one. */
@@ -110,8 +114,8 @@ struct mgd_order_search {
 };
 void mgd_order_insert_locked(struct mgd_machine *m, struct mgd_handle *h); /* room for it was made when it was opened */
 void mgd_order_remove_locked(struct mgd_machine *m, struct mgd_handle *h);
-void mgd_order_look_again_locked(struct mgd_machine *m,
-                                 struct mgd_handle *h); /* what it is worth has changed; one that is parked waits */
+/* What it is worth has changed. One that is parked waits. */
+void mgd_order_look_again_locked(struct mgd_machine *m, struct mgd_handle *h);
 bool mgd_order_before(const struct mgd_order_entry *a, const struct mgd_order_entry *b);
 int32_t mgd_order_parent(int32_t place); /* in the heap; of a place above 0 */
 /* The one that leaves next, or NULL: all are parked. It is the one with the least key if at most MGD_LOOKS keys are out

@@ -66,11 +66,9 @@ static void sift(struct mgd_storages *s, int32_t hole, struct mgd_order_entry en
 
 /* ---- keys */
 
-static bool is_clean(const struct mgd_handle *h) { return h->memory && !__atomic_load_n(&h->dirty, __ATOMIC_RELAXED); }
-
 /* An entry without a key: it remembers what a key would be computed from. */
 static struct mgd_order_entry snapshot(const struct mgd_machine *m, struct mgd_handle *h) {
-  h->was_clean = is_clean(h);
+  h->was_clean = mgd_handle_is_clean(h);
   return (struct mgd_order_entry){
       .key = m->devices[h->home].storages.age, .stamp = __atomic_load_n(&h->stamp, __ATOMIC_RELAXED), .handle = h};
 }
@@ -79,7 +77,7 @@ static struct mgd_order_entry snapshot(const struct mgd_machine *m, struct mgd_h
  * operator that wanted it often writes it right after. Then it costs more to leave than its key says. */
 static bool is_current(const struct mgd_order_entry *p) {
   return p->stamp == __atomic_load_n(&p->handle->stamp, __ATOMIC_RELAXED) &&
-      p->handle->was_clean == is_clean(p->handle);
+      p->handle->was_clean == mgd_handle_is_clean(p->handle);
 }
 
 /* Asks the policy for the key. p.key holds the device's age until then. */
