@@ -46,7 +46,7 @@ WAITS = {
     "use_stream": FALSE,
     "use": FALSE,
     "record_stream_use": FALSE,
-    "note_streams": NOTHING,
+    "record_streams": NOTHING,
 }
 FILE_LOCAL = {"wait_for_foreign", "mark_foreign"}  # without a use they would be a warning
 

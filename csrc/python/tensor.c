@@ -303,22 +303,22 @@ static PyObject *call_unmarked(enum original which, PyObject *self, PyObject *co
   return result;
 }
 
-struct noted_call {
+struct call {
   enum original which;
-  int (*note)(PyObject *);
+  int (*note)(PyObject *); /* NULL: there is nothing to note of self */
   PyObject *self, *const *args;
   Py_ssize_t nargs;
   PyObject *kwnames;
 };
 
 static PyObject *call_unmarked_now(void *context) {
-  const struct noted_call *c = context;
+  const struct call *c = context;
   return call_unmarked(c->which, c->self, c->args, c->nargs, c->kwnames);
 }
 
 static PyObject *call_held(enum original which, PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                            PyObject *kwnames) {
-  struct noted_call c = {which, NULL, self, args, nargs, kwnames};
+  struct call c = {which, NULL, self, args, nargs, kwnames};
   return mgd_lists_call(args, nargs + (kwnames ? PyTuple_GET_SIZE(kwnames) : 0), call_unmarked_now, &c);
 }
 
@@ -333,7 +333,7 @@ static PyObject *tensor_new_tensor(PyObject *self, PyObject *const *args, Py_ssi
 /* ---- numpy, data_ptr, __dlpack__ and untyped_storage */
 /* The note comes first: between it and the call the bytes stay where they are. */
 static PyObject *call_noted_now(void *context) {
-  const struct noted_call *c = context;
+  const struct call *c = context;
   const int noted = is_torchs_own(c->self);
   if (noted && c->note(c->self) < 0) return NULL;
   PyObject *result = call_original(c->which, c->self, c->args, c->nargs, c->kwnames);
@@ -343,7 +343,7 @@ static PyObject *call_noted_now(void *context) {
 
 static PyObject *call_noted(enum original which, int (*note)(PyObject *), PyObject *self, PyObject *const *args,
                             Py_ssize_t nargs, PyObject *kwnames) {
-  struct noted_call call = {which, note, self, args, nargs, kwnames};
+  struct call call = {which, note, self, args, nargs, kwnames};
   return mgd_torch_still(call_noted_now, &call);
 }
 
@@ -369,20 +369,14 @@ static PyObject *tensor_storage(PyObject *self, PyObject *const *args, Py_ssize_
   return call_noted(STORAGE, saver ? mgd_torch_lend_to_saver : mgd_torch_lend, self, args, nargs, kwnames);
 }
 
-struct set_call {
-  PyObject *self, *const *args;
-  Py_ssize_t nargs;
-  PyObject *kwnames;
-};
-
 static PyObject *call_set(void *context) {
-  const struct set_call *c = context;
-  return call_original(SET, c->self, c->args, c->nargs, c->kwnames);
+  const struct call *c = context;
+  return call_original(c->which, c->self, c->args, c->nargs, c->kwnames);
 }
 
 static PyObject *tensor_set(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
   const Py_ssize_t total = nargs + (kwnames ? PyTuple_GET_SIZE(kwnames) : 0);
-  struct set_call call = {self, args, nargs, kwnames};
+  struct call call = {SET, NULL, self, args, nargs, kwnames};
   PyObject *saved = NULL;
   for (Py_ssize_t i = 0; i < total && !saved; i++)
     if (mgd_storage_find_saved(args[i], &saved) < 0) return NULL;

@@ -214,8 +214,7 @@ std::optional<Choice> choose(const OpFacts& f, const Operands& operands, const c
 }
 
 // Gathers the operands; chooses a device, to which a written result may first move itself (follower); then replaces
-// each operand on the stack that has to be elsewhere. True: one was replaced, and write_backs says what must go back
-// after the call.
+// each operand on the stack that has to be elsewhere.
 bool align(const OpFacts& f, torch::jit::Stack& stack, std::size_t base, WriteBacks& write_backs) {
   const Operands operands = gather(f, stack, base);
   if (operands.empty()) return false;
@@ -266,7 +265,7 @@ void finish(WriteBacks& write_backs) {
     c10::AutoGradMode mode(!w.hidden && c10::GradMode::is_enabled());
     if (w.original.sizes() != w.copy.sizes()) resize_like(w.original, w.copy);
     w.original.copy_(w.copy);
-    if (w.hidden) note_written_home(w.original);
+    if (w.hidden) count_returned_values(w.original);
     e.duration = now() - e.time;
     e.bytes = bytes_of(w.copy);
     e.kind = MGD_EV_WRITE_BACK;

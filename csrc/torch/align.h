@@ -47,7 +47,8 @@ bool together(const OpFacts& f, const torch::jit::Stack& stack, std::size_t base
 std::optional<Choice> choose(const OpFacts& f, const Operands& operands, const c10::IValue& generator,
                              const Operand* follows = nullptr);
 
-// Puts copies of stray operands on the stack; returns whether any was made.
+// Puts copies of operands that are elsewhere on the stack. True: one was replaced, and write_backs says what must go
+// back after the call.
 bool align(const OpFacts& f, torch::jit::Stack& stack, std::size_t base, WriteBacks& write_backs);
 
 // A copy for a written operand, and the way back of all of them.

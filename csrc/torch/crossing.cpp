@@ -155,7 +155,7 @@ struct TripHome : torch::autograd::Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
     torch::autograd::variable_list out(1);
     if (grads[0].defined() && next_edge(0).is_valid()) out[0] = send_home(grads[0]);
-    if (leaf_ && stop_expecting()) note_returned(*leaf_, next_edge(0).function);
+    if (leaf_ && stop_expecting()) count_returned_gradient(*leaf_, next_edge(0).function);
     return out;
   }
 
@@ -333,8 +333,8 @@ at::Tensor cross_by_torch(const at::Tensor& t, c10::Device to, const Cause& caus
 Replica replica_of(const at::Tensor& t, c10::Device to, const Cause& cause, const at::Tensor& through) {
   Replica replica = find_replica(t, to);
   if (replica.values.defined() || settle(t, to, cause, through)) return replica;
-  SourceSnapshot reading(t, through);
-  return reading.keep(to, cross_values(t, to, cause));
+  SourceSnapshot source(t, through);
+  return source.keep(to, cross_values(t, to, cause));
 }
 
 } // namespace

@@ -103,7 +103,7 @@ void let_leave(const at::Tensor& t, enum mgd_pin why) {
   });
 }
 
-void Hold::note_uses() const {
+void Hold::log_uses() const {
   const uint64_t call = next_tick();
   for (const Use& u : used_) log_use(u.handle, u.handle->bytes, call, u.written ? UseKind::Written : UseKind::Read);
 }
@@ -121,7 +121,7 @@ void Hold::enter() {
   if (C10_UNLIKELY(room_is_short()) && turn_ && !is_inside_operator()) turn_->take();
 }
 
-void Hold::note_streams() {
+void Hold::record_streams() {
   for (std::size_t i = 0; i < used_.size(); i++)
     if (const int home = used_[i].handle->home; i == 0 || home != used_[i - 1].handle->home)
       tells_again_ |= record_stream_use(device_of(home));
@@ -134,7 +134,7 @@ void Hold::give_back() {
 }
 
 void Hold::let_go() {
-  if (C10_UNLIKELY(tells_again_)) note_streams();
+  if (C10_UNLIKELY(tells_again_)) record_streams();
   if (C10_UNLIKELY(recording_graphs.load(std::memory_order_relaxed)))
     for (const Use& u : used_)
       mgd_handle_pin(machine(), u.handle, MGD_PIN_GRAPH, true); // each replay reads them where they are now

@@ -58,9 +58,9 @@ class Hold {
   // storage that is in use does not leave for one that is added later. `operator_name`: who needs them, if it is an
   // operator.
   void bring_home(const char* operator_name = nullptr) {
-    if (C10_UNLIKELY(kernels_are_async.load(std::memory_order_relaxed))) note_streams();
+    if (C10_UNLIKELY(kernels_are_async.load(std::memory_order_relaxed))) record_streams();
     if (C10_UNLIKELY(away_)) bring_home_slow(operator_name);
-    if (C10_UNLIKELY(noting_uses.load(std::memory_order_relaxed))) note_uses();
+    if (C10_UNLIKELY(noting_uses.load(std::memory_order_relaxed))) log_uses();
   }
 
   // In a child of fork(): what threads that it lacks were using is used no more, and nobody has their turn.
@@ -75,9 +75,9 @@ class Hold {
     StorageHandle* handle;
     bool written;
   };
-  void note_uses() const;
+  void log_uses() const;
   void enter();
-  void note_streams(); // operands may stand on several devices, as those of a copy do
+  void record_streams(); // operands may stand on several devices, as those of a copy do
   bool is_inside_operator() const;
   void add_tangent(const at::Tensor& t,
                    bool written); // of forward-mode differentiation, which kernels read beside the tensor

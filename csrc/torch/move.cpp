@@ -193,13 +193,13 @@ bool follow(const at::Tensor& t, c10::Device to, const Cause& cause) {
   return true;
 }
 
-void note_returned(TensorState& s, const NodePtr& accumulator) {
+void count_returned_gradient(TensorState& s, const NodePtr& accumulator) {
   const bool idle = only_trips(accumulator, s, held_by_views(s), 0);
   std::lock_guard<std::mutex> lock(traffic_mutex());
   mgd_traffic_returned(&s.traffic, idle);
 }
 
-void note_written_home(const at::Tensor& t) {
+void count_returned_values(const at::Tensor& t) {
   TensorState& s = make_state(t);
   std::lock_guard<std::mutex> lock(traffic_mutex());
   mgd_traffic_returned(&s.traffic, true);

@@ -24,8 +24,9 @@ bool settle(const at::Tensor& t, c10::Device to, const Cause& cause, const at::T
 // its device; returns whether it did.
 bool follow(const at::Tensor& t, c10::Device to, const Cause& cause);
 
-// What came back of a leaf's copies: its gradient, on the way to its accumulator; or a copy that was written.
-void note_returned(TensorState& leaf, const NodePtr& accumulator);
-void note_written_home(const at::Tensor& t);
+// Counts in the traffic of a tensor what came back from a copy of it: the gradient of a leaf, on its way to the
+// accumulator; the values of a copy that was written.
+void count_returned_gradient(TensorState& leaf, const NodePtr& accumulator);
+void count_returned_values(const at::Tensor& t);
 
 } // namespace managed

@@ -21,17 +21,17 @@ extern "C" {
 int mgd_torch_lend_to_saver(PyObject *tensor);
 int mgd_torch_is_saved(PyObject *storage); /* no error: 0 for anything else */
 int mgd_torch_save_made(PyObject *storage); /* a fresh one that nobody else has is in a saver's hands */
-int mgd_torch_keep_storage(
-    PyObject *storage); /* it is the program's from now on, if it was a saver's: its bytes come home and stay */
-int mgd_torch_copy_saved(
-    PyObject *target,
-    PyObject *source); /* all bytes of a saved storage into one of the same size that does not leave */
-int mgd_torch_write_saved(PyObject *target, PyObject *source); /* the other way: from the host into a saved storage */
+/* A storage that was a saver's is the program's from now on: its bytes come home and stay. */
+int mgd_torch_keep_storage(PyObject *storage);
+/* Copies all bytes of a saved storage into one of the same size that does not leave. */
+int mgd_torch_copy_saved(PyObject *target, PyObject *source);
+/* The other way: from the host into a saved storage. */
+int mgd_torch_write_saved(PyObject *target, PyObject *source);
 /* set(context), which gives the tensor a saved storage, whose bytes are home meanwhile. The tensor is managed then: a
  * plain one would not find its bytes. */
 PyObject *mgd_torch_set_saved(PyObject *tensor, PyObject *storage, PyObject *(*set)(void *), void *context);
-PyObject *mgd_torch_held(PyObject *tensors, PyObject *(*f)(void *),
-                         void *context); /* f(context), while the tensors of the list are home and stay */
+/* f(context), while the tensors of the list are home and stay. */
+PyObject *mgd_torch_held(PyObject *tensors, PyObject *(*f)(void *), void *context);
 /* A number that stands for the address of the first element, whether or not the bytes are there; 0 where they never
  * leave. */
 uint64_t mgd_torch_identity(PyObject *tensor_or_storage);
