@@ -206,6 +206,38 @@ def test_compiled_kernels_are_refused():
 
 
 @with_cuda
+def test_triton_says_that_it_cannot_and_what_can():
+    code = "import torch\nf = torch.compile(lambda x: x.sin() + 1)\nf(torch.ones(8, device='cuda'))"
+    said = launch("-c", code, status=1).stderr
+    assert "Triton's kernels are code for a real GPU" in said
+    assert "aot_eager" in said
+    run("""
+        compiled = torch.compile(lambda x: x.sin() + 1, backend="aot_eager")
+        x = torch.rand(8)
+        assert torch.equal(compiled(x.cuda()).cpu(), x.sin() + 1)
+    """)
+
+
+@with_cuda
+def test_nccl_says_that_it_cannot_and_gloo_can():
+    group = """
+        import torch.distributed as dist
+        store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)
+        dist.init_process_group(BACKEND, store=store, rank=0, world_size=1)
+        x = torch.full((3,), 2.0, device="cuda")
+        dist.all_reduce(x)
+        net = nn.parallel.DistributedDataParallel(nn.Linear(3, 3).cuda())
+        net(x).sum().backward()
+        assert net.module.weight.grad.eq(2).all()
+        dist.destroy_process_group()
+    """
+    code = BEGIN + textwrap.dedent(group)
+    said = launch("-c", code.replace("BACKEND", "'nccl'"), status=1).stderr
+    assert "NCCL's kernels are code for a real GPU" in said
+    launch("-c", code.replace("BACKEND", "'gloo'"))
+
+
+@with_cuda
 def test_a_derivative_that_asks_for_cuda_is_the_cpus():
     run("""
         x = torch.randn(8, 9, 10, requires_grad=True)

@@ -1,4 +1,5 @@
-"""What interpreters on virtual GPUs find: once torch is imported, CUDA's operators compute.
+"""What interpreters on virtual GPUs find: once torch is imported, CUDA's operators compute; once
+Triton is, it says that it cannot run.
 
 managed.virtual_gpu puts this folder into PYTHONPATH, so that workers, launchers and whatever else
 the program starts find it too. The package itself is not imported. A sitecustomize that stands
@@ -8,13 +9,14 @@ further on in the path runs as it would have.
 import importlib.machinery
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 HERE = Path(__file__).resolve().parent
 
 
-def install() -> None:
+def install(_: ModuleType) -> None:
     name = "managed._virtual_gpu"
     path = next(iter(sorted(HERE.parent.glob("_virtual_gpu.*.so"))))
     loader = importlib.machinery.ExtensionFileLoader(name, str(path))
@@ -31,24 +33,38 @@ def install() -> None:
     module.install()
 
 
-class AfterTorch:
-    """A finder that has torch found by the others, and acts when it has been imported."""
+def refuse(triton_driver: ModuleType) -> None:
+    def libcuda_dirs() -> list[str]:
+        raise RuntimeError(
+            "Triton's kernels are code for a real GPU and cannot run on virtual GPUs. "
+            "torch.compile does without them where it is told backend='aot_eager'."
+        )
+
+    triton_driver.libcuda_dirs = libcuda_dirs  # type: ignore[attr-defined]
+
+
+class After:
+    """A finder that has a module found by the others, and acts when it has been imported."""
+
+    def __init__(self, name: str, act: Callable[[ModuleType], None]) -> None:
+        self.name = name
+        self.act = act
 
     def find_spec(
         self, name: str, path: object = None, target: object = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name != "torch":
+        if name != self.name:
             return None
         sys.meta_path.remove(self)
-        spec = importlib.util.find_spec("torch")
+        spec = importlib.util.find_spec(name)
         if spec and spec.loader:
             execute = spec.loader.exec_module
 
-            def and_install(module: ModuleType) -> None:
+            def and_act(module: ModuleType) -> None:
                 execute(module)
-                install()
+                self.act(module)
 
-            spec.loader.exec_module = and_install  # type: ignore[method-assign]
+            spec.loader.exec_module = and_act  # type: ignore[method-assign]
         return spec
 
 
@@ -60,5 +76,5 @@ def next_site() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-sys.meta_path.insert(0, AfterTorch())
+sys.meta_path[:0] = [After("torch", install), After("triton.backends.nvidia.driver", refuse)]
 next_site()
