@@ -653,6 +653,25 @@ def test_peers_take_what_does_not_fit(run):
     )
 
 
+@pytest.mark.parametrize(
+    ("links", "peer"), [("0-1:pcie,0-2", 2), ("0-1,0-2:pcie", 1), ("0-2:pcie", 2), ("all:pcie", 1)]
+)
+def test_the_peer_with_the_fastest_link_takes_what_does_not_fit(run, links, peer):
+    """Without a link a copy between devices goes through the host, over two links."""
+    run(
+        f"""
+        for device in ("cuda:1", "cuda:2"):
+            torch.empty(1, device=device)
+        managed.budget("cuda:0", 256 * MIB)
+        tensors = [made(50) for _ in range(6)]
+        guests = [C.residency(f"cuda:{{i}}")["guests"] > 0 for i in (1, 2)]
+        assert guests == [{peer == 1}, {peer == 2}], guests
+        """,
+        devices=3,
+        VIRTUAL_GPU_LINKS=links,
+    )
+
+
 def test_four_threads_share_a_full_device(run):
     run("""
         import threading

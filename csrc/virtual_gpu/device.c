@@ -1,7 +1,7 @@
 /* device.c: which devices there are, their contexts, what they say of themselves, and who reaches whom.
  *
  * A context is made by the first call that needs one on a device, and takes room there. VIRTUAL_GPU_DEVICES lists the bytes of each device ("1073741824,..."),
- * VIRTUAL_GPU_LINKS the pairs of devices that reach each other ("0-1,2-3", "all", or nothing for none).
+ * VIRTUAL_GPU_LINKS the pairs of devices that reach each other, and how ("0-1,2-3:pcie", "all", or nothing for none).
  */
 #include <stdio.h>
 
@@ -48,16 +48,23 @@ cudaError_t make_context(int device) {
 
 static bool is_device(int device) { return device >= 0 && device < device_count(); }
 
-bool has_link(int from, int to) {
+enum link { NO_LINK, PCIE, NVLINK };
+
+/* A pair of VIRTUAL_GPU_LINKS is joined by NVLink, unless ":pcie" stands behind it. */
+static enum link link_between(int from, int to) {
   const char *text = getenv("VIRTUAL_GPU_LINKS");
-  if (!text || from == to) return false;
-  if (strcmp(text, "all") == 0) return true;
-  for (; *text; text += strcspn(text, ","), text += *text == ',') {
+  for (size_t n; text && *text && from != to; text += n + (text[n] == ',')) {
     int a = -1, b = -1;
-    if (sscanf(text, "%d-%d", &a, &b) == 2 && ((a == from && b == to) || (a == to && b == from))) return true;
+    n = strcspn(text, ",");
+    const bool pcie = n >= 5 && strncmp(text + n - 5, ":pcie", 5) == 0;
+    const bool all = n - (pcie ? 5 : 0) == 3 && strncmp(text, "all", 3) == 0;
+    const bool pair = sscanf(text, "%d-%d", &a, &b) == 2 && ((a == from && b == to) || (a == to && b == from));
+    if (all || pair) return pcie ? PCIE : NVLINK;
   }
-  return false;
+  return NO_LINK;
 }
+
+bool has_link(int from, int to) { return link_between(from, to) != NO_LINK; }
 
 cudaError_t cudaGetDeviceCount(int *n) {
   ENTER_LIGHT;
@@ -191,7 +198,12 @@ cudaError_t cudaDeviceCanAccessPeer(int *can, int a, int b) {
 cudaError_t cudaDeviceGetP2PAttribute(int *value, enum cudaDeviceP2PAttr what, int a, int b) {
   ENTER_LIGHT;
   if (!is_device(a) || !is_device(b) || a == b) return leave(cudaErrorInvalidDevice);
-  *value = what == cudaDevP2PAttrPerformanceRank ? 0 : has_link(a, b);
+  const enum link link = link_between(a, b);
+  switch (what) {
+    case cudaDevP2PAttrPerformanceRank: *value = link == PCIE; break; /* 0 is the fastest */
+    case cudaDevP2PAttrNativeAtomicSupported: *value = link == NVLINK; break;
+    default: *value = link != NO_LINK;
+  }
   return leave(cudaSuccess);
 }
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
