@@ -19,13 +19,16 @@ _MANAGED_ONLY = ("pin", "unpin", "pinned", "placed", "unplace")
 
 
 def install() -> None:
-    """Tells lazy parameters of our methods, and lets swap_tensors exchange types."""
+    """Tells torch's lists of methods of ours, and lets swap_tensors exchange types."""
     # A lazy parameter lets only listed methods be called, among them those that tensor.c replaces.
     lazy: Any = UninitializedParameter
     lazy._allowed_methods.extend([torch.Tensor.cuda, torch.Tensor.to])
     torch.utils.swap_tensors = _wrap_swap(torch.utils.swap_tensors)
     tensor: Any = torch.Tensor
     tensor.__dir__ = _wrap_dir(tensor.__dir__)
+    # Whoever lists what `__torch_function__` can override must not find what it cannot.
+    attributes = [getattr(tensor, name).__get__ for name in _MANAGED_ONLY]
+    torch.overrides.get_ignored_functions().update([tensor.__dir__, *attributes])
     known: Any = torch._has_compatible_shallow_copy_type
     torch._has_compatible_shallow_copy_type = _wrap_compatible(known)
 

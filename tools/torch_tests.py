@@ -37,6 +37,7 @@ def outcome(case: ElementTree.Element) -> str:
     return "failed" if said & {"failure", "error"} else "skipped" if "skipped" in said else "passed"
 
 
+MOST = 40  # of a file, that are named
 Test = tuple[str, str]  # its class and its name
 
 
@@ -71,7 +72,7 @@ def compare(folder: Path, file: str, plugin: str, workers: int) -> int:
         suspects = differing(plain, changed)
     passed = list(plain.values()).count("passed")
     print(f"{file}: {len(plain)} tests, {passed} pass as they are, {len(suspects)} differ")
-    for test in suspects:
+    for test in suspects[:MOST]:
         print(f"  {'.'.join(test)}: {plain.get(test)}, with {plugin} {changed.get(test)}")
     sys.stdout.flush()
     return len(suspects)
