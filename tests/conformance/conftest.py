@@ -45,8 +45,9 @@ FLOORS = {
     "scattered, in place": {"ran": 153, "forward equal": 153, "samples": 448},
     "tortured sparse_coo, two samples": {"ran": 85, "samples": 115},
     "tortured sparse_csr, two samples": {"ran": 78, "samples": 102},
-    "scattered, out": {"ran": 345, "forward equal": 345, "samples": 2380},
-    "scattered, out, one sample": {"ran": 345, "forward equal": 345},
+    # With torch 2.13 one more: 2.14 has an operator less.
+    "scattered, out": {"ran": 344, "forward equal": 344, "samples": 2380},
+    "scattered, out, one sample": {"ran": 344, "forward equal": 344},
     "scattered, lists": {"ran": 92, "forward equal": 92, "samples": 432},
 }
 
