@@ -27,7 +27,7 @@ ALLOWED = {
     "python": {"core", "torch", "python"},
 }
 # Folders that know of the hook only what stands in these headers.
-BRIDGE = {"sim": {"bridge.h", "key.h"}, "cuda": {"cuda_bridge.h"}}
+BRIDGE = {"sim": {"bridge.h", "compat.h", "key.h"}, "cuda": {"cuda_bridge.h"}}
 
 LIBRARIES = {
     "_C": {"libc10.so", "libtorch.so", "libtorch_cpu.so", "libtorch_python.so"},

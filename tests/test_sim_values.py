@@ -250,6 +250,76 @@ def test_attention(kind):
     )
 
 
+def normed(device, dtype=torch.float32, like=torch.channels_last, wanted=(True, True, True)):
+    """Leaves in layout `like`, what group_norm makes of them, and the gradient to begin with."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (3, 12, 7, 5) if like is torch.channels_last else (2, 12, 3, 5, 4)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    leaves = [draw(*shape).to(memory_format=like), draw(12), draw(12)]
+    leaves = [t.to(device).requires_grad_(w) for t, w in zip(leaves, wanted, strict=True)]
+    return leaves, F.group_norm(leaves[0], 4, *leaves[1:]), draw(*shape).to(device)
+
+
+def same_layout(found, expected):
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a.cpu(), b)
+        assert a.stride() == b.stride()
+
+
+@pytest.mark.parametrize("like", [torch.channels_last, torch.channels_last_3d])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_group_norm_keeps_the_layout_in_both_passes(dtype, like):
+    """Torch's formula of the derivative sums in another order on every device but the CPU."""
+
+    def run(device):
+        leaves, y, g = normed(device, dtype, like)
+        kept = torch.autograd.grad(y, leaves, g, retain_graph=True)
+        leaves[0].register_hook(lambda grad: 2 * grad)
+        twice = torch.autograd.grad(y, leaves, g)
+        with pytest.raises(RuntimeError, match="a second time"):
+            torch.autograd.grad(y, leaves, g)
+        return [y.detach(), *kept, *twice]
+
+    same_layout(run("sim:1"), run("cpu"))
+
+
+def test_group_norm_has_torchs_node():
+    """What asks the graph finds torch's class, and derivatives beside the first are torch's."""
+    (x, w, b), y, g = normed("sim:0")
+    (x_cpu, w_cpu, b_cpu), y_cpu, g_cpu = normed("cpu")
+    assert type(y.grad_fn) is type(y_cpu.grad_fn)
+    assert torch.equal(y.grad_fn._saved_input, x)
+    assert y.grad_fn._saved_group == 4
+    assert torch.equal(y.grad_fn._saved_result1.cpu(), y_cpu.grad_fn._saved_result1)
+    assert [n is None for n, _ in y.grad_fn.next_functions] == [False, False, False]
+
+    def second(x, w, y, g):
+        first = torch.autograd.grad(y, (x, w), g, create_graph=True)
+        return [*first, *torch.autograd.grad(sum(t.pow(2).sum() for t in first), (x, w))]
+
+    for a, e in zip(second(x, w, y, g), second(x_cpu, w_cpu, y_cpu, g_cpu), strict=True):
+        assert torch.equal(a.detach().cpu(), e.detach())
+
+    def moments(x, w, b):
+        out = torch.native_group_norm(x, w, b, 3, 12, 35, 4, 1e-5)
+        return torch.autograd.grad(out, (x, w, b), [torch.ones_like(t) for t in out])
+
+    same_layout(moments(x, w, b), moments(x_cpu, w_cpu, b_cpu))
+
+
+@pytest.mark.parametrize("wanted", [(False, True, False), (False, False, True)])
+def test_group_norm_without_the_inputs_gradient(wanted):
+    """Torch's CPU kernel ends the process for this in channels_last; here it is a part of all."""
+    leaves, y, g = normed("sim:0", wanted=wanted)
+    everything, y_cpu, g_cpu = normed("cpu")
+    found = torch.autograd.grad(y, [t for t in leaves if t.requires_grad], g)
+    expected = torch.autograd.grad(y_cpu, everything, g_cpu)
+    same_layout(found, [e for e, w in zip(expected, wanted, strict=True) if w])
+
+
 def test_a_tensor_given_twice_is_one_tensor_to_the_kernel():
     attention = nn.MultiheadAttention(16, 4, batch_first=True).eval()
     with torch.no_grad():  # the fast path asks whether query, key and value are the same tensor

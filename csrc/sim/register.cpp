@@ -67,6 +67,7 @@ void register_composites() {
     register_attention(m);
   }
   register_native_dropout(library("aten", DispatchKey::PrivateUse1));
+  register_group_norm(library("aten", DispatchKey::AutogradPrivateUse1));
 }
 
 void register_fallbacks() {
