@@ -136,6 +136,46 @@ def test_what_is_there_beyond_it_leaves_at_once():
     assert [t[0].item() for t in kept] == [float(i) for i in range(10)]
 
 
+def use_a_second_stream():
+    """From now on a block that is freed waits for two streams."""
+    with device_module.stream(device_module.Stream(0)):
+        sized(1) * 2.0
+
+
+@pytest.mark.not_under_torture("who leaves first is not chosen by use")
+@pytest.mark.parametrize("has_copy", [False, True])
+def test_no_more_leaves_where_two_streams_were_used(has_copy):
+    """A block that waits for a stream counts as soon as the bytes have left, copied or not."""
+    use_a_second_stream()
+    kept = [sized(LARGE, float(i)) for i in range(10)]
+    if has_copy:
+        spill(*kept)
+    for t in kept:
+        t.sum()
+    with moved() as m, managed.budget(D0, counted() - (5 * LARGE - 2) * MiB):
+        left = [_C.is_spilled(t) for t in kept]
+    assert left == [True] * 5 + [False] * 5
+    assert (m["spill"], m["drop"]) == ((0, 5) if has_copy else (5, 0))
+    assert [t[0].item() for t in kept] == [float(i) for i in range(10)]
+
+
+@pytest.mark.not_under_torture("who leaves first is not chosen by use")
+@pytest.mark.parametrize("has_copy", [False, True])
+def test_a_request_makes_no_more_leave_where_two_streams_were_used(has_copy):
+    use_a_second_stream()
+    kept = [sized(LARGE, float(i)) for i in range(5)]
+    if has_copy:
+        spill(*kept)
+    for t in kept:
+        t.sum()
+    with moved() as m, managed.budget(D0, counted() + MiB):
+        made = sized(3 * LARGE, 7.0)
+    assert [_C.is_spilled(t) for t in kept] == [True] * 3 + [False] * 2
+    assert (m["spill"], m["drop"]) == ((0, 3) if has_copy else (3, 0))
+    assert made.sum().item() == 7.0 * made.numel()
+    assert [t[0].item() for t in kept] == [float(i) for i in range(5)]
+
+
 @pytest.mark.not_under_torture("who leaves first is not chosen by use")
 def test_what_was_just_made_does_not_leave_first():
     kept = [sized(LARGE, float(i)) for i in range(10)]

@@ -103,7 +103,9 @@ class Request {
  private:
   bool make_room(std::size_t bytes) {
     const WithoutGil no_gil;
-    return made_room_ = hook->make_room(device_, bytes);
+    made_room_ = hook->make_room(device_, bytes);
+    if (made_room_) has_waited_ = false; // what left may wait for streams in its turn
+    return made_room_;
   }
 
   void see_to_shortage() {

@@ -116,15 +116,15 @@ void end_spill(StorageHandle* h, int to, HostMemory* memory) {
   count_change();
 }
 
-// The bytes have been copied to `to`. Frees the block that they leave, and then files the storage as spilled: an
+// The bytes are at `to`. Frees the block that they leave with `free`, and then files the storage as spilled: an
 // operator that wants the bytes waits until that is done.
-void leave_home(StorageHandle* h, int from, int to, HostMemory* memory) {
+void leave_home(StorageHandle* h, int from, int to, HostMemory* memory, void (*free)(c10::DataPtr&) noexcept) {
   c10::DataPtr old;
   if (from == h->home) take_block(*h, &old);
   else old = std::exchange(h->guest, {});
   if (C10_UNLIKELY(overwrite_freed.load(std::memory_order_relaxed)) && old.device().type() == c10::kPrivateUse1)
     std::memset(old.mutable_get(), 0xCB, h->size());
-  free_block(old);
+  free(old);
   end_spill(h, to, memory);
 }
 
@@ -134,7 +134,7 @@ bool spill_to_peer(StorageHandle* h, const mgd_action& a) {
   if (!guest.get()) return false;
   copy_bytes(a.to, guest.mutable_get(), a.from, h->block.get(), h->size());
   h->guest = std::move(guest);
-  leave_home(h, a.from, a.to, nullptr);
+  leave_home(h, a.from, a.to, nullptr, &free_idle_block);
   return true;
 }
 
@@ -150,7 +150,7 @@ bool spill_to_host(StorageHandle* h, const mgd_action& a) {
     free_host(made);
     throw;
   }
-  leave_home(h, a.from, MGD_HOST, memory ? memory : made);
+  leave_home(h, a.from, MGD_HOST, memory ? memory : made, &free_idle_block);
   return true;
 }
 
@@ -171,7 +171,8 @@ bool spill(const mgd_action& a, std::exception_ptr* failure) {
 
 void drop(const mgd_action& a) {
   Timed event(MGD_EV_DROP, MGD_WHY_PRESSURE, a);
-  leave_home(handle_from(a), a.from, MGD_HOST, static_cast<HostMemory*>(a.memory));
+  leave_home(handle_from(a), a.from, MGD_HOST, static_cast<HostMemory*>(a.memory),
+             &free_block); // nothing was copied, so kernels may still read it
   event.done();
 }
 
@@ -225,7 +226,7 @@ void restore(const mgd_action& a) {
     mgd_handle_write(h); // who has its pointer may write at any time, so no copy of it counts as current
   restore_pointer(*h, std::move(block));
   c10::DataPtr guest = std::exchange(h->guest, {});
-  free_block(guest);
+  free_idle_block(guest);
   mgd_restore_end(machine(), h, true, &left);
   free_host(left);
   event.done();
@@ -354,10 +355,11 @@ void set_budget(int device, int64_t bytes) {
   const c10::Device d = device_of(device);
   const Bridge* backend = backend_of(d.type());
   if (!backend || !backend->limit) return;
-  backend->limit(d.index(), static_cast<std::size_t>(bytes));
-  bool left = false;
-  while (free_bytes(device) == 0 && make_room(device, 1)) left = true;
-  if (left) backend->limit(d.index(), static_cast<std::size_t>(bytes)); // an allocator may still keep what has left
+  const auto limit = [&] { backend->limit(d.index(), static_cast<std::size_t>(bytes)); };
+  limit();
+  // What has left may lie in the allocator's cache, or wait there for streams, and is no room then. To set the limit
+  // again gives it back, so that nobody leaves in vain.
+  while (free_bytes(device) == 0 && make_room(device, 1)) limit();
 }
 
 int64_t spill_some(uint32_t odds, uint64_t* seed) {

@@ -113,9 +113,7 @@ bool is_too_small(const c10::StorageImpl* s) {
 // The allocator records an event for each stream of a block, and throws when the driver refuses, as it does after a
 // device-side assert. It is called by its name, because a unique_ptr ends the process where its deleter throws. The
 // block is lost then, and the device with it: the next call that waits for the device says why.
-void free_block(c10::DataPtr& block) noexcept {
-  const Bridge* h = block.get() ? backend_of(block.device().type()) : nullptr;
-  if (h && h->retire) h->retire(block);
+void free_idle_block(c10::DataPtr& block) noexcept {
   const c10::DeleterFnPtr give_back = block.get_deleter();
   void* context = block.release_context();
   block.clear();
@@ -123,6 +121,12 @@ void free_block(c10::DataPtr& block) noexcept {
     if (context) give_back(context);
   } catch (const std::exception&) {
   }
+}
+
+void free_block(c10::DataPtr& block) noexcept {
+  const Bridge* h = block.get() ? backend_of(block.device().type()) : nullptr;
+  if (h && h->retire) h->retire(block);
+  free_idle_block(block);
 }
 
 // A thread that ends leaves its counts behind. Whatever it still does after that joins again, for good.
@@ -191,7 +195,7 @@ void drop_handle(void* context) {
   if (!moving) { // an operator that still holds the handle needs the bytes no more: they go now
     free_host(memory);
     free_block(h->block);
-    free_block(h->guest);
+    free_idle_block(h->guest); // only copies use it, and each waits for its end
   }
   unfinished_deaths--;
   if (mgd_handle_put(h, MGD_ALIVE)) delete h;

@@ -97,6 +97,9 @@ inline StorageHandle* give_operand_handle(const at::Tensor& t, c10::StorageImpl*
 
 // Frees a block of a device when the kernels that may use it have ended; never throws.
 void free_block(c10::DataPtr& block) noexcept;
+// The same for a block that no kernel uses any more: who copied its bytes elsewhere has waited for all. It is room at
+// once, also where several streams are in use.
+void free_idle_block(c10::DataPtr& block) noexcept;
 
 // take_block(): the bytes have been copied elsewhere. Takes the block out of the handle into *taken, and makes every
 // access that is no operator throw. restore_pointer(): puts a new block in and makes the storage readable again. False:
