@@ -3,10 +3,12 @@
 import torch
 
 bridge: object
+KINDS: tuple[str, ...]
+PRECISIONS: tuple[str, ...]
 
 def create(
     capacities: list[int],
-    speed: tuple[float, float, int],
+    speed: tuple[tuple[tuple[float, ...], ...], float, int],
     host_link: tuple[int, float],
     peer_link: tuple[int, float],
     /,

@@ -79,8 +79,9 @@ class DeviceProperties(NamedTuple):
 
     name: str
     total_memory: int  #: bytes
-    flops_per_second: float
-    bytes_per_second: float
+    flops_per_second: float  #: what products of float32 reach, as the clock counts them
+    bytes_per_second: float  #: the same of memory
+    rates: dict[str, dict[str, float]]  #: operations/s of each kind of arithmetic on such numbers
 
 
 def _is_in_bad_fork() -> bool:
@@ -152,11 +153,13 @@ def get_device_name(device: Device = None) -> str:
 
 
 def get_device_properties(device: Device = None) -> DeviceProperties:
+    rates = {k: {n: _preset.rate(k, n) * 1e9 for n in _sim.PRECISIONS} for k in _sim.KINDS}
     return DeviceProperties(
         get_device_name(device),
         _sim.report(index_of(device))[0],
-        _preset.flops_per_ns * 1e9,
-        _preset.bytes_per_ns * 1e9,
+        rates["matrix"]["float32"],
+        _preset.bytes_per_ns * _preset.efficiency.memory * 1e9,
+        rates,
     )
 
 

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
-__all__ = ["DEFAULT", "PRESETS", "Preset"]
+__all__ = ["DEFAULT", "PRESETS", "Efficiency", "Preset"]
 
 _GIB = 1024**3
+
+
+class Efficiency(NamedTuple):
+    """Which part of a peak operators reach.
+
+    Assumptions, not measurements. Whole training steps of large models reach 44 to 52 % of what the
+    matrix units of an A100 can do (Narayanan et al., SC 2021, table 1), so their products alone
+    reach somewhat more.
+    """
+
+    matrix: float = 0.55  #: products on matrix units
+    convolution: float = 0.40  #: convolutions on matrix units
+    vector_matrix: float = 0.85  #: products of numbers that matrix units do not take
+    vector_convolution: float = 0.60
+    elementwise: float = 0.85
+    memory: float = 0.85  #: of the bandwidth
 
 
 class Preset(NamedTuple):
@@ -14,40 +31,102 @@ class Preset(NamedTuple):
 
     name: str
     memory: int  #: bytes
-    flops_per_ns: float  #: peak of float32 products as torch runs them by default (no TF32)
-    bytes_per_ns: float  #: memory bandwidth
-    launch_ns: int  #: fixed cost of one operator
-    host_latency_ns: int
+    #: Peaks in 10**12 operations/s, without sparsity (a multiplication and an addition are two): of
+    #: the matrix units, and of all others. Numbers that neither lists are worked on as float32.
+    matrix: Mapping[str, float]
+    vector: Mapping[str, float]
+    bytes_per_ns: float  #: peak of the memory bandwidth
     host_bytes_per_ns: float  #: between the device and the host, one direction
-    peer_latency_ns: int
     peer_bytes_per_ns: float  #: between two devices, one direction
+    # Assumptions as well: a kernel launch takes a few microseconds on every CUDA device, and
+    # starting a copy over PCIe about twice as long.
+    launch_ns: int = 5_000  #: fixed cost of one operator
+    host_latency_ns: int = 10_000
+    peer_latency_ns: int = 10_000
+    efficiency: Efficiency = Efficiency()
+
+    def rate(self, kind: str, precision: str) -> float:
+        """Operations/ns that a kind of arithmetic ("matrix", ...) reaches on such numbers."""
+        e, vector = self.efficiency, self.vector.get(precision, self.vector["float32"])
+        if kind == "elementwise":
+            return vector * e.elementwise * 1e3
+        if precision in self.matrix:
+            part = e.matrix if kind == "matrix" else e.convolution
+            return self.matrix[precision] * part * 1e3
+        return vector * (e.vector_matrix if kind == "matrix" else e.vector_convolution) * 1e3
 
 
-# Assumptions, not measurements: a kernel launch takes a few microseconds on every CUDA device, and
-# starting a copy over PCIe about twice as long.
-_LAUNCH, _COPY = 5_000, 10_000
+_A100 = {"float64": 19.5, "tf32": 156.0, "bfloat16": 312.0, "float16": 312.0, "int8": 624.0}
+_A100_VECTOR = {"float64": 9.7, "float32": 19.5, "bfloat16": 39.0, "float16": 78.0}
+_H100 = {"float64": 67.0, "tf32": 494.7, "bfloat16": 989.4, "float16": 989.4, "int8": 1_978.9}
+_H100_VECTOR = {"float64": 33.5, "float32": 66.9, "bfloat16": 133.8, "float16": 133.8}
 
 PRESETS: dict[str, Preset] = {
-    # NVIDIA A100 Tensor Core GPU data sheet (June 2021), 40 GB PCIe: 19.5 TFLOPS FP32,
-    # 1,555 GB/s; PCIe gen 4 x16: 31.5 GB/s; NVLink bridge 600 GB/s both directions together.
+    # NVIDIA Tesla V100 data sheet (January 2020), PCIe: 7/14/112 TFLOPS (double, single, tensor),
+    # 900 GB/s, 32 GB/s over PCIe in both directions together.
+    "v100-pcie": Preset(
+        "V100 PCIe 32GB", 32 * _GIB, {"float16": 112.0},
+        {"float64": 7.0, "float32": 14.0, "float16": 28.0}, 900.0, 16.0, 16.0,
+        peer_latency_ns=20_000,
+    ),
+    # NVIDIA A100 Tensor Core GPU data sheet (June 2021), 40 GB PCIe: 1,555 GB/s; PCIe gen 4 x16:
+    # 31.5 GB/s; NVLink bridge 600 GB/s both directions together. Arithmetic outside the matrix
+    # units: NVIDIA A100 Tensor Core GPU architecture white paper (2020), table 1.
     "a100-40g": Preset(
-        "A100 40GB", 40 * _GIB, 19_500.0, 1_555.0, _LAUNCH, _COPY, 31.5, _COPY, 300.0
+        "A100 40GB", 40 * _GIB, _A100, _A100_VECTOR, 1_555.0, 31.5, 300.0,
     ),
-    # NVIDIA H100 Tensor Core GPU data sheet (2023), SXM: 67 TFLOPS FP32, 3.35 TB/s;
-    # PCIe gen 5: 128 GB/s and NVLink 900 GB/s, both directions together.
+    # The same without the bridge: devices talk through the host.
+    "a100-40g-pcie": Preset(
+        "A100 40GB PCIe", 40 * _GIB, _A100, _A100_VECTOR, 1_555.0, 31.5, 31.5,
+        peer_latency_ns=20_000,
+    ),
+    # The same data sheet, 80 GB SXM: 2,039 GB/s, NVLink 600 GB/s both directions together.
+    "a100-80g-sxm": Preset(
+        "A100 80GB SXM", 80 * _GIB, _A100, _A100_VECTOR, 2_039.0, 31.5, 300.0,
+    ),
+    # NVIDIA H100 Tensor Core GPU data sheet (2023), SXM: 3.35 TB/s; PCIe gen 5: 128 GB/s and NVLink
+    # 900 GB/s, both directions together. Arithmetic: NVIDIA H100 Tensor Core GPU architecture white
+    # paper (2023), table 2.
     "h100-sxm": Preset(
-        "H100 SXM", 80 * _GIB, 67_000.0, 3_350.0, _LAUNCH, _COPY, 64.0, _COPY, 450.0
+        "H100 SXM", 80 * _GIB, _H100, _H100_VECTOR, 3_350.0, 64.0, 450.0,
     ),
-    # NVIDIA Ada GPU architecture white paper (2022), GeForce RTX 4090: 82.6 TFLOPS FP32,
-    # 1,008 GB/s; PCIe gen 4 x16 and no NVLink: devices talk through the host.
+    # The same sources, PCIe card without an NVLink bridge: 2 TB/s; devices talk through the host.
+    "h100-pcie": Preset(
+        "H100 PCIe", 80 * _GIB,
+        {"float64": 51.2, "tf32": 378.0, "bfloat16": 756.0, "float16": 756.0, "int8": 1_513.0},
+        {"float64": 25.6, "float32": 51.2, "bfloat16": 102.4, "float16": 102.4},
+        2_000.0, 64.0, 64.0, peer_latency_ns=20_000,
+    ),
+    # NVIDIA GH200 Grace Hopper Superchip data sheet (2023): an H100 with 96 GB of HBM3 at 4 TB/s;
+    # NVLink-C2C to the host and NVLink to others: 900 GB/s each, both directions together.
+    "gh200": Preset(
+        "GH200 96GB", 96 * _GIB, _H100, _H100_VECTOR, 4_000.0, 450.0, 450.0,
+    ),
+    # NVIDIA Ada GPU architecture white paper (2022), GeForce RTX 4090, sums in float32: 1,008 GB/s;
+    # PCIe gen 4 x16 and no NVLink: devices talk through the host.
     "rtx4090": Preset(
-        "RTX 4090", 24 * _GIB, 82_600.0, 1_008.0, _LAUNCH, _COPY, 31.5, 2 * _COPY, 31.5
+        "RTX 4090", 24 * _GIB,
+        {"tf32": 82.6, "bfloat16": 165.2, "float16": 165.2, "int8": 660.6},
+        {"float64": 1.29, "float32": 82.6, "bfloat16": 82.6, "float16": 82.6},
+        1_008.0, 31.5, 31.5, peer_latency_ns=20_000,
     ),
-    # NVIDIA T4 Tensor Core GPU data sheet (2019): 8.1 TFLOPS FP32, 300 GB/s, PCIe gen 3 x16:
-    # 32 GB/s both directions together, no NVLink.
-    "t4": Preset("T4", 16 * _GIB, 8_100.0, 300.0, _LAUNCH, _COPY, 16.0, 2 * _COPY, 16.0),
-}
+    # NVIDIA T4 Tensor Core GPU data sheet (2019): 8.1 TFLOPS FP32, 65 of mixed precision, 130 TOPS
+    # INT8, 300 GB/s, PCIe gen 3 x16: 32 GB/s both directions together, no NVLink. NVIDIA Turing GPU
+    # architecture white paper (2018): FP64 is 1/32 of FP32, FP16 twice.
+    "t4": Preset(
+        "T4", 16 * _GIB, {"float16": 65.0, "int8": 130.0},
+        {"float64": 0.253, "float32": 8.1, "float16": 16.2}, 300.0, 16.0, 16.0,
+        peer_latency_ns=20_000,
+    ),
+    # The machine "sirocco" of StarPU's performance models (tools/perfmodels/sampling): 10.5 GB/s to
+    # the host, 7.6 to 8.5 between devices of two pairs, 10.2 within one, of which the model here
+    # has no notion. NVIDIA Tesla K40 GPU accelerator board specification (2013), at the base clock.
+    "sirocco": Preset(
+        "K40m", 12 * _GIB, {}, {"float64": 1.43, "float32": 4.29}, 288.0, 10.5, 8.5,
+        host_latency_ns=10_000, peer_latency_ns=24_000,
+    ),
+}  # fmt: skip
 
-#: Without a preset: the speeds of the smallest card above and little memory, so that a laptop
-#: shows what happens when devices fill up.
+#: Without a preset: the speeds of a small card and little memory, so that a laptop shows what
+#: happens when devices fill up.
 DEFAULT = PRESETS["t4"]._replace(name="simulated device", memory=512 * 1024**2)

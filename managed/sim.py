@@ -95,7 +95,8 @@ def simulate(
 
     devices: 1 to 16. memory: bytes of each, as an int or with a unit ("512MiB" counts in 1024s,
     "2GB" in 1000s), or a list with one size a device; 512 MiB by default, or what the preset has.
-    preset: the speed of a real device ("a100-40g", "h100-sxm", "rtx4090", "t4"), for virtual time.
+    preset: the speed of a real device ("a100-40g", "h100-sxm", ...), for virtual time: a key of
+    PRESETS in managed/_sim_presets.py, which names the sources.
 
     Once more with the same values it does nothing. ValueError for values that make no sense.
     RuntimeError when other devices are simulated already, when a backward pass has run (autograd's
@@ -112,7 +113,11 @@ def simulate(
     p = plan.preset
     _sim.create(
         plan.capacities,
-        (p.flops_per_ns, p.bytes_per_ns, p.launch_ns),
+        (
+            tuple(tuple(p.rate(kind, n) for n in _sim.PRECISIONS) for kind in _sim.KINDS),
+            p.bytes_per_ns * p.efficiency.memory,
+            p.launch_ns,
+        ),
         (p.host_latency_ns, p.host_bytes_per_ns),
         (p.peer_latency_ns, p.peer_bytes_per_ns),
     )

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from managed import ManagedModule
+from managed import ManagedModule, _sim
+from managed._sim_presets import PRESETS
 
 A, B = "sim:1", "sim:2"
 
@@ -182,8 +183,57 @@ def test_convolution_counts_its_products():
     preset = torch.sim.get_device_properties(0)
     x, w = torch.ones(2, 16, 20, 20, device="sim:0"), torch.ones(32, 16, 3, 3, device="sim:0")
     flops = 2 * (2 * 32 * 18 * 18) * 16 * 9
-    expected = flops / preset.flops_per_second * 1e3
+    expected = flops / preset.rates["convolution"]["tf32"] * 1e3
     assert timed(lambda: torch.conv2d(x, w)) == pytest.approx(0.005 + expected, rel=1e-2)
+
+
+def test_arithmetic_has_the_rate_of_its_kind_and_numbers(run_python):
+    """Measured on the clock as work / (time - launch), beside what the preset says."""
+    program = """
+        import torch, managed
+        managed.simulate(1, "512MiB", preset="a100-80g-sxm")
+        rates = torch.sim.get_device_properties(0).rates
+        n = 512
+
+        def time(work):
+            torch.sim.synchronize(0)
+            begin = torch.sim.virtual_time(0)
+            work()
+            return torch.sim.virtual_time(0) - begin - 5e-6
+
+        def expect(kind, numbers, flops, work):
+            ratio = flops / time(work) / rates[kind][numbers]
+            assert abs(ratio - 1) < 0.02, (kind, numbers, ratio)
+
+        for dtype, parts in ((torch.float64, 1), (torch.bfloat16, 1), (torch.complex128, 4)):
+            a = torch.ones(4 * n, n, dtype=dtype, device="sim:0")
+            numbers = "bfloat16" if dtype == torch.bfloat16 else "float64"
+            expect("matrix", numbers, parts * 2 * 16 * n**3, lambda: a @ a.T)
+        a = torch.ones(4 * n, n, device="sim:0")
+        expect("matrix", "float32", 2 * 16 * n**3, lambda: a @ a.T)
+        torch.set_float32_matmul_precision("high")
+        expect("matrix", "tf32", 2 * 16 * n**3, lambda: a @ a.T)
+        torch.set_float32_matmul_precision("highest")
+
+        x = torch.ones(4, 64, 64, 64, device="sim:0")
+        w = torch.ones(64, 64, 3, 3, device="sim:0")
+        flops = 2 * x.numel() * 64 * 9
+        convolve = lambda: torch.conv2d(x, w, padding=1)
+        expect("convolution", "tf32", flops, convolve)
+        torch.backends.cudnn.conv.fp32_precision = "ieee"
+        expect("convolution", "float32", flops, convolve)
+        x, w = x.half(), w.half()
+        expect("convolution", "float16", flops, convolve)
+        print(rates["matrix"]["bfloat16"] > 8 * rates["matrix"]["float32"])
+    """
+    assert run_python(program) == "True\n"
+
+
+def test_every_preset_has_a_rate_for_all_arithmetic():
+    for preset in PRESETS.values():
+        for kind in _sim.KINDS:
+            assert all(preset.rate(kind, numbers) > 0 for numbers in _sim.PRECISIONS)
+        assert preset.rate("matrix", "float16") >= preset.rate("matrix", "float64")
 
 
 def test_the_same_program_takes_the_same_virtual_time(run_python):

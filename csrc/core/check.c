@@ -330,8 +330,7 @@ int mgd_check(struct mgd_machine *m) {
 
 static bool is_place_sound(const struct mgd_clock *c, int device) {
   const struct mgd_clock_place *place = mgd_clock_place_of(c, device);
-  bool sound = mgd_is_amount(place->speed.flops_per_ns) && mgd_is_amount(place->speed.bytes_per_ns);
-  sound = sound && place->speed.launch_ns >= 0;
+  bool sound = mgd_clock_is_speed(&place->speed);
   for (int s = 0; s < MGD_MAX_STREAMS; s++) {
     sound = sound && place->streams[s] >= 0;
   }

@@ -6,8 +6,9 @@
  * over and goes on, until it waits. Same calls, same times: nothing here reads
  * a real clock, and nothing here knows a machine or real memory.
  *
- * An operator's time is the roofline max(flops / peak, bytes / bandwidth)
- * (Williams, Waterman, Patterson, CACM 52(4), 2009) plus a fixed launch.
+ * An operator's time is the roofline max(flops / rate, bytes / bandwidth)
+ * (Williams, Waterman, Patterson, CACM 52(4), 2009) plus a fixed launch. The
+ * rate is that of the kind of arithmetic and of the numbers it works on.
  */
 #include "arithmetic.h"
 #include "internal_clock.h"
@@ -32,8 +33,9 @@ static int find_stream(const struct mgd_clock *c, int device, int stream, int64_
 
 static int64_t host_time(const struct mgd_clock *c) { return mgd_clock_place_of(c, HOST)->streams[0]; }
 
-static bool is_speed(struct mgd_speed s) {
-  return mgd_is_amount(s.flops_per_ns) && mgd_is_amount(s.bytes_per_ns) && s.launch_ns >= 0;
+static bool is_work(const struct mgd_work *w) {
+  return (unsigned)w->kind < MGD_WORK_KINDS && (unsigned)w->precision < MGD_PRECISIONS && mgd_is_amount(w->flops) &&
+         mgd_is_amount(w->bytes);
 }
 
 static bool is_link(struct mgd_link l) { return l.latency_ns >= 0 && mgd_is_amount(l.bytes_per_ns); }
@@ -100,7 +102,7 @@ int mgd_clock_set_speed(struct mgd_clock *c, int device, struct mgd_speed speed)
   if (!is_place(c, device)) {
     return MGD_E_NO_DEVICE;
   }
-  if (!is_speed(speed)) {
+  if (!mgd_clock_is_speed(&speed)) {
     return MGD_E_INVALID;
   }
   enter(c);
@@ -122,16 +124,16 @@ int mgd_clock_set_link(struct mgd_clock *c, int from, int to, struct mgd_link li
 
 /* ---- what happens */
 
-static int run(struct mgd_clock *c, int device, int stream, double flops, double bytes, int64_t *end) {
+static int run(struct mgd_clock *c, int device, int stream, const struct mgd_work *work, int64_t *end) {
   int64_t *time;
   int code = find_stream(c, device, stream, &time);
   if (code != MGD_OK) {
     return code;
   }
   const struct mgd_speed *speed = &mgd_clock_place_of(c, device)->speed;
-  double work = fmax(mgd_duration(flops, speed->flops_per_ns), mgd_duration(bytes, speed->bytes_per_ns));
+  const double arithmetic = mgd_duration(work->flops, speed->flops_per_ns[work->kind][work->precision]);
   int64_t cost, done;
-  code = mgd_to_ns(speed->launch_ns, work, &cost);
+  code = mgd_to_ns(speed->launch_ns, fmax(arithmetic, mgd_duration(work->bytes, speed->bytes_per_ns)), &cost);
   if (code != MGD_OK || !mgd_add(mgd_max(*time, host_time(c)), cost, &done)) {
     return MGD_E_OVERFLOW;
   }
@@ -139,12 +141,12 @@ static int run(struct mgd_clock *c, int device, int stream, double flops, double
   return MGD_OK;
 }
 
-int mgd_clock_run(struct mgd_clock *c, int device, int stream, double flops, double bytes, int64_t *end) {
-  if (!mgd_is_amount(flops) || !mgd_is_amount(bytes)) {
+int mgd_clock_run(struct mgd_clock *c, int device, int stream, const struct mgd_work *work, int64_t *end) {
+  if (!is_work(work)) {
     return MGD_E_INVALID;
   }
   enter(c);
-  return leave_clock(c, run(c, device, stream, flops, bytes, end));
+  return leave_clock(c, run(c, device, stream, work, end));
 }
 
 /* ns of a copy that has everything to itself. On one device it is an operator

@@ -261,9 +261,9 @@ int mgd_clock_create(int devices, struct mgd_clock **out); /* accelerators 0..de
 void mgd_clock_destroy(struct mgd_clock *c);
 int mgd_clock_set_speed(struct mgd_clock *c, int device, struct mgd_speed speed);
 int mgd_clock_set_link(struct mgd_clock *c, int from, int to, struct mgd_link link);
-/* Runs one operator, handed over at host time: max(flops / peak, bytes / bandwidth) + launch, after what the stream
+/* Runs one operator, handed over at host time: max(flops / rate, bytes / bandwidth) + launch, after what the stream
  * already holds. */
-int mgd_clock_run(struct mgd_clock *c, int device, int stream, double flops, double bytes, int64_t *end);
+int mgd_clock_run(struct mgd_clock *c, int device, int stream, const struct mgd_work *work, int64_t *end);
 /* Copies over a link: starts when both streams and the link are free, and occupies all three; the host hands over and
  * goes on (host_wait when it must not). The host has stream 0 only. Within one device: reads and writes every byte
  * there. */

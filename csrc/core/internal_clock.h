@@ -8,6 +8,7 @@
 
 #include <pthread.h>
 
+#include "arithmetic.h"
 #include "core.h"
 
 #define MGD_CLOCK_HOST (-1)
@@ -51,6 +52,17 @@ static inline int64_t mgd_clock_latest(const struct mgd_clock *c, int device) {
     ns = time > ns ? time : ns;
   }
   return ns;
+}
+
+/* Whether all rates are such: finite and not negative. */
+static inline bool mgd_clock_is_speed(const struct mgd_speed *s) {
+  bool sound = mgd_is_amount(s->bytes_per_ns) && s->launch_ns >= 0;
+  for (int kind = 0; kind < MGD_WORK_KINDS; kind++) {
+    for (int precision = 0; precision < MGD_PRECISIONS; precision++) {
+      sound = sound && mgd_is_amount(s->flops_per_ns[kind][precision]);
+    }
+  }
+  return sound;
 }
 
 /* ---- check.c */

@@ -240,11 +240,23 @@ struct mgd_traffic {
 
 #define MGD_MAX_STREAMS 64 /* per device; stream 0 is the default */
 
+/* What an operator's arithmetic is, and on what numbers. A device has one rate for each pair: its matrix units serve
+ * some numbers and not others, and convolutions reach less of them than products do. */
+enum mgd_work_kind { MGD_WORK_ELEMENTWISE, MGD_WORK_MATRIX, MGD_WORK_CONVOLUTION, MGD_WORK_KINDS };
+enum mgd_precision { MGD_FLOAT64, MGD_FLOAT32, MGD_TF32, MGD_BFLOAT16, MGD_FLOAT16, MGD_INT8, MGD_PRECISIONS };
+
+struct mgd_work {
+  enum mgd_work_kind kind;
+  enum mgd_precision precision;
+  double flops; /* a multiplication and an addition are two */
+  double bytes; /* that are read or written */
+};
+
 /* What a simulated device or link can do; 0 in a field means "instantly". */
 struct mgd_speed {
-  double flops_per_ns;  /* peak arithmetic */
-  double bytes_per_ns;  /* memory bandwidth */
-  int64_t launch_ns;    /* fixed cost of one operator */
+  double flops_per_ns[MGD_WORK_KINDS][MGD_PRECISIONS]; /* arithmetic, as it is reached */
+  double bytes_per_ns;                                 /* memory bandwidth, as it is reached */
+  int64_t launch_ns;                                   /* fixed cost of one operator */
 };
 struct mgd_link {
   int64_t latency_ns;

@@ -21,13 +21,17 @@ void Launch::begin(int device) { device_ = device; }
 void Launch::ran() {}
 
 void Launch::result(const at::Tensor &t, bool first) {
-  if (first && t.defined()) outputs_ = static_cast<double>(t.numel());
+  if (first && t.defined()) {
+    outputs_ = static_cast<double>(t.numel());
+    if (facts_.flops == Flops::none) arithmetic_ = elementwise(t);
+  }
   if (!facts_.free) bytes_ += touched_bytes(t);
 }
 
 void Launch::end() {
   if (facts_.free) return;
-  charge(device_, arithmetic_.fixed + arithmetic_.per_output * outputs_, bytes_);
+  const double flops = arithmetic_.fixed + arithmetic_.per_output * outputs_;
+  charge(device_, {arithmetic_.kind, arithmetic_.precision, flops, bytes_});
   if (facts_.waits) charge_copy(device_, kHost, kAnswer, true);
 }
 

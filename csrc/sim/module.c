@@ -24,6 +24,26 @@ static int read_capacities(PyObject *list, struct mgd_sim_config *config) {
   return 0;
 }
 
+/* As the core numbers them. */
+static const char *const kinds[MGD_WORK_KINDS] = {"elementwise", "matrix", "convolution"};
+static const char *const precisions[MGD_PRECISIONS] = {"float64", "float32", "tf32", "bfloat16", "float16", "int8"};
+
+/* rates[kind][precision], in that order. */
+static int read_rates(PyObject *rates, struct mgd_speed *speed) {
+  if (PyTuple_GET_SIZE(rates) != MGD_WORK_KINDS) {
+    PyErr_SetString(PyExc_ValueError, "there is a row of rates for each of KINDS");
+    return -1;
+  }
+  for (Py_ssize_t kind = 0; kind < MGD_WORK_KINDS; kind++) {
+    double *row = speed->flops_per_ns[kind];
+    _Static_assert(MGD_PRECISIONS == 6, "as many as are read here");
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(rates, kind), "dddddd", row, row + 1, row + 2, row + 3, row + 4, row + 5)) {
+      return -1;
+    }
+  }
+  return 0;
+}
+
 static PyObject *none_or_null(int code) {
   if (code < 0) {
     return NULL;
@@ -34,21 +54,22 @@ static PyObject *none_or_null(int code) {
 PyDoc_STRVAR(create_doc,
              "create(capacities, speed, host_link, peer_link)\n--\n\n"
              "Registers simulated devices with torch, once a process.\n\n"
-             "capacities: list of bytes, one a device. speed: (flops/ns, bytes/ns, launch ns).\n"
+             "capacities: list of bytes, one a device. speed: (rates, bytes/ns, launch ns); rates[kind][precision]\n"
+             "in flops/ns, in the order of KINDS and PRECISIONS.\n"
              "links: (latency ns, bytes/ns). Raises RuntimeError and registers nothing after a first\n"
              "backward, beside another PrivateUse1 backend, or the second time.");
 static PyObject *sim_create(PyObject *Py_UNUSED(module), PyObject *args) {
   struct mgd_sim_config c = {0};
-  PyObject *capacities;
+  PyObject *capacities, *rates;
   long long launch, host, peer;
-  if (!PyArg_ParseTuple(args, "O!(ddL)(Ld)(Ld):create", &PyList_Type, &capacities, &c.speed.flops_per_ns, &c.speed.bytes_per_ns, &launch, &host,
+  if (!PyArg_ParseTuple(args, "O!(O!dL)(Ld)(Ld):create", &PyList_Type, &capacities, &PyTuple_Type, &rates, &c.speed.bytes_per_ns, &launch, &host,
                         &c.host.bytes_per_ns, &peer, &c.peer.bytes_per_ns)) {
     return NULL;
   }
   c.speed.launch_ns = launch;
   c.host.latency_ns = host;
   c.peer.latency_ns = peer;
-  if (read_capacities(capacities, &c) < 0) {
+  if (read_capacities(capacities, &c) < 0 || read_rates(rates, &c.speed) < 0) {
     return NULL;
   }
   return none_or_null(mgd_sim_create(&c));
@@ -160,7 +181,26 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+/* Adds a tuple of strings. */
+static int add_names(PyObject *module, const char *name, const char *const *texts, Py_ssize_t n) {
+  PyObject *names = PyTuple_New(n);
+  for (Py_ssize_t i = 0; names && i < n; i++) {
+    PyObject *text = PyUnicode_FromString(texts[i]);
+    if (!text) {
+      Py_CLEAR(names);
+      break;
+    }
+    PyTuple_SET_ITEM(names, i, text);
+  }
+  const int code = names ? PyModule_AddObjectRef(module, name, names) : -1;
+  Py_XDECREF(names);
+  return code;
+}
+
 static int sim_exec(PyObject *module) {
+  if (add_names(module, "KINDS", kinds, MGD_WORK_KINDS) < 0 || add_names(module, "PRECISIONS", precisions, MGD_PRECISIONS) < 0) {
+    return -1;
+  }
   PyObject *capsule = PyCapsule_New(mgd_sim_bridge(), BRIDGE_NAME, NULL);
   if (!capsule) {
     return -1;

@@ -63,17 +63,14 @@ int exchange_stream(int device, int stream) noexcept {
 // Round robin over the streams beside the default one, as CUDA's pool does.
 int new_stream(int device) noexcept { return 1 + g_streams_given[device].fetch_add(1, std::memory_order_relaxed) % (MGD_MAX_STREAMS - 1); }
 
-void charge(int device, double flops, double bytes) {
+void charge(int device, const mgd_work &work) {
   int64_t end;
-  check(mgd_clock_run(g_clock, device, t_stream[device], flops, bytes, &end));
+  check(mgd_clock_run(g_clock, device, t_stream[device], &work, &end));
 }
 
 void charge_copy(int from, int to, std::int64_t bytes, bool blocking) {
+  if (from == to) return charge(to, {MGD_WORK_ELEMENTWISE, MGD_FLOAT32, 0, 2.0 * static_cast<double>(bytes)});
   int64_t end;
-  if (from == to) {
-    check(mgd_clock_run(g_clock, to, t_stream[to], 0, 2.0 * static_cast<double>(bytes), &end));
-    return;
-  }
   const int from_stream = from == kHost ? 0 : t_stream[from];
   const int to_stream = to == kHost ? 0 : t_stream[to];
   check(mgd_clock_copy(g_clock, from, from_stream, to, to_stream, bytes, &end));

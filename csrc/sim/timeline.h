@@ -25,7 +25,7 @@ int exchange_stream(int device, int stream) noexcept;
 int new_stream(int device) noexcept;
 
 // One operator on the current stream of the device.
-void charge(int device, double flops, double bytes);
+void charge(int device, const mgd_work &work);
 // One copy between two places (kHost is the CPU); the host waits for it when `blocking`.
 void charge_copy(int from, int to, std::int64_t bytes, bool blocking);
 

@@ -354,7 +354,7 @@ static void the_clock(void) {
   struct mgd_clock *c = NULL;
   EXPECT_OK(mgd_clock_create(2, &c));
   struct mgd_clock_place *place = mgd_clock_place_of(c, 0);
-  EXPECT_CLOCK_BROKEN(c, place->speed.flops_per_ns, too_slow);
+  EXPECT_CLOCK_BROKEN(c, place->speed.flops_per_ns[MGD_WORK_MATRIX][MGD_INT8], too_slow);
   EXPECT_CLOCK_BROKEN(c, place->speed.bytes_per_ns, too_slow);
   EXPECT_CLOCK_BROKEN(c, place->speed.launch_ns, minus);
   EXPECT_CLOCK_BROKEN(c, place->streams[5], minus);

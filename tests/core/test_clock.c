@@ -5,11 +5,27 @@
 
 #define HOST (-1)
 
+/* One rate for all arithmetic. */
+static struct mgd_speed speed(double flops_per_ns, double bytes_per_ns, int64_t launch_ns) {
+  struct mgd_speed s = {.bytes_per_ns = bytes_per_ns, .launch_ns = launch_ns};
+  for (int kind = 0; kind < MGD_WORK_KINDS; kind++) {
+    for (int precision = 0; precision < MGD_PRECISIONS; precision++) {
+      s.flops_per_ns[kind][precision] = flops_per_ns;
+    }
+  }
+  return s;
+}
+
+static int try_to_run(struct mgd_clock *c, int device, int stream, double flops, double bytes, int64_t *end) {
+  const struct mgd_work work = {MGD_WORK_MATRIX, MGD_FLOAT32, flops, bytes};
+  return mgd_clock_run(c, device, stream, &work, end);
+}
+
 static struct mgd_clock *new_clock(int devices) {
   struct mgd_clock *c = NULL;
   EXPECT_OK(mgd_clock_create(devices, &c));
   for (int d = 0; d < devices; d++) {
-    EXPECT_OK(mgd_clock_set_speed(c, d, (struct mgd_speed){.flops_per_ns = 100.0, .bytes_per_ns = 10.0, .launch_ns = 5}));
+    EXPECT_OK(mgd_clock_set_speed(c, d, speed(100.0, 10.0, 5)));
     EXPECT_OK(mgd_clock_set_link(c, HOST, d, (struct mgd_link){.latency_ns = 10, .bytes_per_ns = 1.0}));
     EXPECT_OK(mgd_clock_set_link(c, d, HOST, (struct mgd_link){.latency_ns = 20, .bytes_per_ns = 1.0}));
     for (int to = 0; to < devices; to++) {
@@ -23,7 +39,7 @@ static struct mgd_clock *new_clock(int devices) {
 
 static int64_t run(struct mgd_clock *c, int device, int stream, double flops, double bytes) {
   int64_t end = -1, seen = -1;
-  EXPECT_OK(mgd_clock_run(c, device, stream, flops, bytes, &end));
+  EXPECT_OK(try_to_run(c, device, stream, flops, bytes, &end));
   EXPECT_OK(mgd_clock_stream_time(c, device, stream, &seen));
   EXPECT_INT(seen, end);
   return end;
@@ -47,6 +63,32 @@ static void an_operator_takes_the_roofline_plus_its_launch(void) {
   EXPECT_INT(run(c, 0, 0, 10.0, 1000.0), 15 + 105); /* bound by memory */
   EXPECT_INT(run(c, 0, 0, 0.0, 0.0), 125);          /* nothing but its launch */
   EXPECT_INT(run(c, 0, 0, 0.0, 1.0), 125 + 5 + 1);  /* parts of a ns round up */
+  mgd_clock_destroy(c);
+}
+
+/* Each kind of arithmetic and each kind of numbers has its own. */
+static void arithmetic_has_the_rate_of_its_kind_and_numbers(void) {
+  struct mgd_clock *c = new_clock(1);
+  struct mgd_speed s = speed(0.0, 0.0, 0);
+  double rate = 1.0;
+  for (int kind = 0; kind < MGD_WORK_KINDS; kind++) {
+    for (int precision = 0; precision < MGD_PRECISIONS; precision++) {
+      s.flops_per_ns[kind][precision] = rate;
+      rate *= 2.0;
+    }
+  }
+  EXPECT_OK(mgd_clock_set_speed(c, 0, s));
+  int64_t before = 0, expected = 1 << 20;
+  for (int kind = 0; kind < MGD_WORK_KINDS; kind++) {
+    for (int precision = 0; precision < MGD_PRECISIONS; precision++) {
+      const struct mgd_work work = {(enum mgd_work_kind)kind, (enum mgd_precision)precision, 1 << 20, 0.0};
+      int64_t end = -1;
+      EXPECT_OK(mgd_clock_run(c, 0, 0, &work, &end));
+      EXPECT_INT(end - before, expected);
+      before = end;
+      expected /= 2;
+    }
+  }
   mgd_clock_destroy(c);
 }
 
@@ -75,7 +117,7 @@ static void the_host_waits_when_it_says_so_and_never_goes_back(void) {
 
 static void work_on_the_host_moves_its_time(void) {
   struct mgd_clock *c = new_clock(1);
-  EXPECT_OK(mgd_clock_set_speed(c, HOST, (struct mgd_speed){.flops_per_ns = 1.0, .bytes_per_ns = 0.0, .launch_ns = 0}));
+  EXPECT_OK(mgd_clock_set_speed(c, HOST, speed(1.0, 0.0, 0)));
   EXPECT_INT(run(c, HOST, 0, 50.0, 1e9), 50); /* a rate of 0 is instant */
   EXPECT_INT(time_of(c, HOST), 50);
   EXPECT_INT(run(c, 0, 0, 0.0, 0.0), 55);
@@ -155,7 +197,9 @@ static void same_calls_give_same_times(void) {
 
 static void nonsense_is_refused_and_moves_no_time(void) {
   struct mgd_clock *c = new_clock(1);
-  const struct mgd_speed bad_speeds[] = {{-1.0, 0.0, 0}, {0.0, (double)NAN, 0}, {0.0, 0.0, -1}};
+  const struct mgd_speed bad_speeds[] = {speed(-1.0, 0.0, 0), speed(0.0, (double)NAN, 0), speed(0.0, 0.0, -1)};
+  const struct mgd_work no_kind = {MGD_WORK_KINDS, MGD_FLOAT32, 1.0, 1.0},
+                        no_number = {MGD_WORK_MATRIX, MGD_PRECISIONS, 1.0, 1.0};
   const struct mgd_link bad_links[] = {{-1, 1.0}, {0, (double)INFINITY}}, good = {0, 1.0};
   int64_t ns = 77;
   for (size_t i = 0; i < 3; i++) {
@@ -168,12 +212,14 @@ static void nonsense_is_refused_and_moves_no_time(void) {
   EXPECT_CODE(mgd_clock_set_link(c, 0, 0, good), MGD_E_INVALID);
   EXPECT_CODE(mgd_clock_set_link(c, 0, 1, good), MGD_E_NO_DEVICE);
   EXPECT_CODE(mgd_clock_set_link(c, 1, 0, good), MGD_E_NO_DEVICE);
-  EXPECT_CODE(mgd_clock_run(c, 0, 0, -1.0, 0.0, &ns), MGD_E_INVALID);
-  EXPECT_CODE(mgd_clock_run(c, 0, 0, 0.0, (double)NAN, &ns), MGD_E_INVALID);
-  EXPECT_CODE(mgd_clock_run(c, 0, MGD_MAX_STREAMS, 0.0, 0.0, &ns), MGD_E_INVALID);
-  EXPECT_CODE(mgd_clock_run(c, 0, -1, 0.0, 0.0, &ns), MGD_E_INVALID);
-  EXPECT_CODE(mgd_clock_run(c, HOST, 1, 0.0, 0.0, &ns), MGD_E_INVALID);
-  EXPECT_CODE(mgd_clock_run(c, 1, 0, 0.0, 0.0, &ns), MGD_E_NO_DEVICE);
+  EXPECT_CODE(try_to_run(c, 0, 0, -1.0, 0.0, &ns), MGD_E_INVALID);
+  EXPECT_CODE(try_to_run(c, 0, 0, 0.0, (double)NAN, &ns), MGD_E_INVALID);
+  EXPECT_CODE(try_to_run(c, 0, MGD_MAX_STREAMS, 0.0, 0.0, &ns), MGD_E_INVALID);
+  EXPECT_CODE(try_to_run(c, 0, -1, 0.0, 0.0, &ns), MGD_E_INVALID);
+  EXPECT_CODE(try_to_run(c, HOST, 1, 0.0, 0.0, &ns), MGD_E_INVALID);
+  EXPECT_CODE(try_to_run(c, 1, 0, 0.0, 0.0, &ns), MGD_E_NO_DEVICE);
+  EXPECT_CODE(mgd_clock_run(c, 0, 0, &no_kind, &ns), MGD_E_INVALID);
+  EXPECT_CODE(mgd_clock_run(c, 0, 0, &no_number, &ns), MGD_E_INVALID);
   EXPECT_CODE(mgd_clock_copy(c, HOST, 0, 0, 0, -1, &ns), MGD_E_INVALID);
   EXPECT_CODE(mgd_clock_copy(c, HOST, 0, 0, 99, 1, &ns), MGD_E_INVALID);
   EXPECT_CODE(mgd_clock_copy(c, 1, 0, 0, 0, 1, &ns), MGD_E_NO_DEVICE);
@@ -192,13 +238,13 @@ static void nonsense_is_refused_and_moves_no_time(void) {
 static void times_beyond_int64_overflow_and_move_nothing(void) {
   struct mgd_clock *c = new_clock(1);
   int64_t ns = 77;
-  EXPECT_CODE(mgd_clock_run(c, 0, 0, 1e300, 0.0, &ns), MGD_E_OVERFLOW);
+  EXPECT_CODE(try_to_run(c, 0, 0, 1e300, 0.0, &ns), MGD_E_OVERFLOW);
   EXPECT_OK(mgd_clock_set_link(c, HOST, 0, (struct mgd_link){0, 1e-300}));
   EXPECT_CODE(mgd_clock_copy(c, HOST, 0, 0, 0, 1, &ns), MGD_E_OVERFLOW);
-  EXPECT_OK(mgd_clock_set_speed(c, 0, (struct mgd_speed){1.0, 1.0, INT64_MAX}));
-  EXPECT_CODE(mgd_clock_run(c, 0, 0, 1.0, 0.0, &ns), MGD_E_OVERFLOW);
+  EXPECT_OK(mgd_clock_set_speed(c, 0, speed(1.0, 1.0, INT64_MAX)));
+  EXPECT_CODE(try_to_run(c, 0, 0, 1.0, 0.0, &ns), MGD_E_OVERFLOW);
   EXPECT_OK(mgd_clock_stream_wait(c, 0, 0, INT64_MAX));
-  EXPECT_CODE(mgd_clock_run(c, 0, 0, 0.0, 0.0, &ns), MGD_E_OVERFLOW);
+  EXPECT_CODE(try_to_run(c, 0, 0, 0.0, 0.0, &ns), MGD_E_OVERFLOW);
   EXPECT_CODE(mgd_clock_copy(c, 0, 0, HOST, 0, 1, &ns), MGD_E_OVERFLOW);
   EXPECT_INT(ns, 77);
   mgd_clock_destroy(c);
@@ -221,6 +267,7 @@ static void creation_fails_cleanly(void) {
 
 int main(void) {
   an_operator_takes_the_roofline_plus_its_launch();
+  arithmetic_has_the_rate_of_its_kind_and_numbers();
   streams_run_beside_each_other();
   the_host_waits_when_it_says_so_and_never_goes_back();
   work_on_the_host_moves_its_time();
