@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from types import TracebackType
 from typing import NamedTuple
 
@@ -25,6 +24,17 @@ from managed._sim_memory import (
     set_capacity,
 )
 from managed._sim_presets import DEFAULT, Preset
+from managed._sim_random import (
+    get_rng_state,
+    get_rng_state_all,
+    initial_seed,
+    manual_seed,
+    manual_seed_all,
+    seed,
+    seed_all,
+    set_rng_state,
+    set_rng_state_all,
+)
 
 __all__ = [
     "Event",
@@ -36,6 +46,7 @@ __all__ = [
     "device",
     "device_count",
     "device_of",
+    "elapsed",
     "empty_cache",
     "get_amp_supported_dtype",
     "get_device_name",
@@ -180,10 +191,18 @@ def synchronize(device: Device = None) -> None:
 
 
 def virtual_time(device: Device = None) -> float:
-    """Virtual seconds since simulate(): when the device's last operator ends; "cpu" is the host."""
+    """Virtual seconds since simulate(): when the device's last operator ends; "cpu" is the caller.
+
+    Each thread of the program has a time of its own, which moves as it issues operators and waits.
+    """
     if device == "cpu" or device == torch.device("cpu"):
         return _sim.host_time() * 1e-9
     return _sim.report(index_of(device))[3] * 1e-9
+
+
+def elapsed() -> float:
+    """Virtual seconds since simulate() until all that was issued has ended, in all threads."""
+    return _sim.elapsed() * 1e-9
 
 
 def current_stream(device: Device = None) -> Stream:
@@ -202,45 +221,3 @@ def set_stream(stream: Stream) -> None:
 def stream(stream: Stream) -> Stream:
     """The stream itself, which is a context manager."""
     return stream
-
-
-# ---- random numbers
-
-
-def manual_seed(seed: int) -> None:
-    _sim.generator(_sim.current_device()).manual_seed(int(seed))
-
-
-def manual_seed_all(seed: int) -> None:
-    for index in range(_sim.device_count()):
-        _sim.generator(index).manual_seed(int(seed))
-
-
-def seed() -> int:
-    """Seeds the current device's generator from the operating system; returns the seed."""
-    return _sim.generator(_sim.current_device()).seed()
-
-
-def seed_all() -> None:
-    manual_seed_all(seed())
-
-
-def initial_seed() -> int:
-    return _sim.generator(_sim.current_device()).initial_seed()
-
-
-def get_rng_state(device: Device = None) -> torch.Tensor:
-    return _sim.generator(index_of(device)).get_state()
-
-
-def set_rng_state(new_state: torch.Tensor, device: Device = None) -> None:
-    _sim.generator(index_of(device)).set_state(new_state)
-
-
-def get_rng_state_all() -> list[torch.Tensor]:
-    return [get_rng_state(index) for index in range(_sim.device_count())]
-
-
-def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
-    for index, state in enumerate(new_states):
-        set_rng_state(state, index)

@@ -38,9 +38,10 @@ class Preset(NamedTuple):
     bytes_per_ns: float  #: peak of the memory bandwidth
     host_bytes_per_ns: float  #: between the device and the host, one direction
     peer_bytes_per_ns: float  #: between two devices, one direction
-    # Assumptions as well: a kernel launch takes a few microseconds on every CUDA device, and
-    # starting a copy over PCIe about twice as long.
-    launch_ns: int = 5_000  #: fixed cost of one operator
+    # Assumptions as well: the smallest kernel takes a few microseconds on every CUDA device, torch
+    # and the driver take about as long to issue one, and starting a copy over PCIe twice as long.
+    launch_ns: int = 2_000  #: the shortest that an operator takes on the device
+    issue_ns: int = 5_000  #: what it costs the thread that issues it
     host_latency_ns: int = 10_000
     peer_latency_ns: int = 10_000
     efficiency: Efficiency = Efficiency()

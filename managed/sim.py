@@ -117,6 +117,7 @@ def simulate(
             tuple(tuple(p.rate(kind, n) for n in _sim.PRECISIONS) for kind in _sim.KINDS),
             p.bytes_per_ns * p.efficiency.memory,
             p.launch_ns,
+            p.issue_ns,
         ),
         (p.host_latency_ns, p.host_bytes_per_ns),
         (p.peer_latency_ns, p.peer_bytes_per_ns),

@@ -332,9 +332,9 @@ static bool is_place_sound(const struct mgd_clock *c, int device) {
   const struct mgd_clock_place *place = mgd_clock_place_of(c, device);
   bool sound = mgd_clock_is_speed(&place->speed);
   for (int s = 0; s < MGD_MAX_STREAMS; s++) {
-    sound = sound && place->streams[s] >= 0;
+    sound = sound && place->streams[s] >= 0 && place->streams[s] <= c->latest;
   }
-  return sound;
+  return sound && place->issued >= 0 && place->issued <= c->latest;
 }
 
 /* Whether something at this end of a link accounts for its being busy. */

@@ -1,10 +1,17 @@
 /* clock.c: virtual time of simulated devices.
  *
- * Everybody has a time of their own that only moves forward: the host, each
- * stream of each device, each directed link. An operation starts when all that
- * it needs are free and leaves all of them at its end; the host only hands it
- * over and goes on, until it waits. Same calls, same times: nothing here reads
- * a real clock, and nothing here knows a machine or real memory.
+ * Everybody has a time of their own that only moves forward: each thread of the
+ * program, each stream of each device, each directed link. An operation starts
+ * when all that it needs are free and leaves all of them at its end; the thread
+ * only issues it, which takes a while, and goes on, until it waits. Same calls,
+ * same times: nothing here reads a real clock, and nothing here knows a machine
+ * or real memory.
+ *
+ * Threads wait for each other in ways that nobody tells us: the engine's for the
+ * backward call, that call for the engine's, workers for their start. What they
+ * have in common is the devices, so a thread that issues to a device moves to the
+ * time at which anybody issued there last. Threads that share no device know
+ * nothing of each other.
  *
  * An operator's time is the roofline max(flops / rate, bytes / bandwidth)
  * (Williams, Waterman, Patterson, CACM 52(4), 2009) plus a fixed launch. The
@@ -19,19 +26,17 @@
 
 static bool is_place(const struct mgd_clock *c, int device) { return device >= HOST && device < c->devices; }
 
-/* The stream, or a code. The host has stream 0 only. */
+/* The stream, or a code. */
 static int find_stream(const struct mgd_clock *c, int device, int stream, int64_t **out) {
   if (!is_place(c, device)) {
     return MGD_E_NO_DEVICE;
   }
-  if (stream < 0 || stream >= (device == HOST ? 1 : MGD_MAX_STREAMS)) {
+  if (stream < 0 || stream >= MGD_MAX_STREAMS) {
     return MGD_E_INVALID;
   }
   *out = &mgd_clock_place_of(c, device)->streams[stream];
   return MGD_OK;
 }
-
-static int64_t host_time(const struct mgd_clock *c) { return mgd_clock_place_of(c, HOST)->streams[0]; }
 
 static bool is_work(const struct mgd_work *w) {
   return (unsigned)w->kind < MGD_WORK_KINDS && (unsigned)w->precision < MGD_PRECISIONS && mgd_is_amount(w->flops) &&
@@ -124,29 +129,52 @@ int mgd_clock_set_link(struct mgd_clock *c, int from, int to, struct mgd_link li
 
 /* ---- what happens */
 
-static int run(struct mgd_clock *c, int device, int stream, const struct mgd_work *work, int64_t *end) {
-  int64_t *time;
-  int code = find_stream(c, device, stream, &time);
+/* Moves one of the times. */
+static void move(struct mgd_clock *c, int64_t *time, int64_t to) {
+  *time = to;
+  c->latest = mgd_max(c->latest, to);
+}
+
+/* When the thread will have issued an operation for both places, one of which may be the host, or both the same. */
+static int issue_time(const struct mgd_clock *c, int64_t thread_time, int from, int to, int64_t *at) {
+  const struct mgd_clock_place *a = mgd_clock_place_of(c, from), *b = mgd_clock_place_of(c, to);
+  const int64_t cost = (to == HOST ? a : b)->speed.issue_ns;
+  return mgd_add(mgd_max(thread_time, mgd_max(a->issued, b->issued)), cost, at) ? MGD_OK : MGD_E_OVERFLOW;
+}
+
+static void issue(struct mgd_clock *c, int64_t *thread_time, int device, int64_t at) {
+  move(c, thread_time, at);
+  if (device != HOST) {
+    mgd_clock_place_of(c, device)->issued = at;
+  }
+}
+
+static int run(struct mgd_clock *c, int thread, int device, int stream, const struct mgd_work *work, int64_t *end) {
+  int64_t *thread_time, *time, issued, cost, done;
+  int code = find_stream(c, HOST, thread, &thread_time);
+  code = code == MGD_OK ? find_stream(c, device, stream, &time) : code;
+  code = code == MGD_OK ? issue_time(c, *thread_time, device, device, &issued) : code;
   if (code != MGD_OK) {
     return code;
   }
   const struct mgd_speed *speed = &mgd_clock_place_of(c, device)->speed;
   const double arithmetic = mgd_duration(work->flops, speed->flops_per_ns[work->kind][work->precision]);
-  int64_t cost, done;
   code = mgd_to_ns(speed->launch_ns, fmax(arithmetic, mgd_duration(work->bytes, speed->bytes_per_ns)), &cost);
-  if (code != MGD_OK || !mgd_add(mgd_max(*time, host_time(c)), cost, &done)) {
+  if (code != MGD_OK || !mgd_add(mgd_max(*time, issued), cost, &done)) {
     return MGD_E_OVERFLOW;
   }
-  *time = *end = done;
+  issue(c, thread_time, device, issued);
+  move(c, time, done);
+  *end = done;
   return MGD_OK;
 }
 
-int mgd_clock_run(struct mgd_clock *c, int device, int stream, const struct mgd_work *work, int64_t *end) {
+int mgd_clock_run(struct mgd_clock *c, int thread, int device, int stream, const struct mgd_work *work, int64_t *end) {
   if (!is_work(work)) {
     return MGD_E_INVALID;
   }
   enter(c);
-  return leave_clock(c, run(c, device, stream, work, end));
+  return leave_clock(c, run(c, thread, device, stream, work, end));
 }
 
 /* ns of a copy that has everything to itself. On one device it is an operator
@@ -160,34 +188,53 @@ static int copy_cost(const struct mgd_clock *c, int from, int to, int64_t bytes,
   return mgd_to_ns(link->latency_ns, mgd_duration((double)bytes, link->bytes_per_ns), ns);
 }
 
-static int copy(struct mgd_clock *c, int from, int from_stream, int to, int to_stream, int64_t bytes, int64_t *end) {
-  int64_t *source, *sink;
-  int code = find_stream(c, from, from_stream, &source);
-  code = code == MGD_OK ? find_stream(c, to, to_stream, &sink) : code;
-  int64_t cost, done;
+static int copy(struct mgd_clock *c, int thread, int from, int from_stream, int to, int to_stream, int64_t bytes,
+                int64_t *end) {
+  int64_t *thread_time, *source, *sink, issued, cost, done;
+  int code = find_stream(c, HOST, thread, &thread_time);
+  code = code == MGD_OK ? find_stream(c, from, from == HOST ? thread : from_stream, &source) : code;
+  code = code == MGD_OK ? find_stream(c, to, to == HOST ? thread : to_stream, &sink) : code;
   code = code == MGD_OK ? copy_cost(c, from, to, bytes, &cost) : code;
+  code = code == MGD_OK ? issue_time(c, *thread_time, from, to, &issued) : code;
   if (code != MGD_OK) {
     return code;
   }
   struct mgd_clock_link *link = mgd_clock_link_of(c, from, to);
-  int64_t start = mgd_max(host_time(c), mgd_max(link->free_at, mgd_max(*source, *sink)));
+  const int64_t start = mgd_max(issued, mgd_max(link->free_at, mgd_max(*source, *sink)));
   if (!mgd_add(start, cost, &done)) {
     return MGD_E_OVERFLOW;
   }
-  /* The host hands a copy over and goes on; it waits when it says so. */
-  *source = from == HOST ? *source : done;
-  *sink = to == HOST ? *sink : done;
+  issue(c, thread_time, from, issued);
+  issue(c, thread_time, to, issued);
+  /* The thread hands a copy over and goes on; it waits when it says so. */
+  if (from != HOST) {
+    move(c, source, done);
+  }
+  if (to != HOST) {
+    move(c, sink, done);
+  }
   link->free_at = from == to ? 0 : done;
   *end = done;
   return MGD_OK;
 }
 
-int mgd_clock_copy(struct mgd_clock *c, int from, int from_stream, int to, int to_stream, int64_t bytes, int64_t *end) {
+int mgd_clock_copy(struct mgd_clock *c, int thread, int from, int from_stream, int to, int to_stream, int64_t bytes,
+                   int64_t *end) {
   if (bytes < 0) {
     return MGD_E_INVALID;
   }
   enter(c);
-  return leave_clock(c, copy(c, from, from_stream, to, to_stream, bytes, end));
+  return leave_clock(c, copy(c, thread, from, from_stream, to, to_stream, bytes, end));
+}
+
+int mgd_clock_begin_thread(struct mgd_clock *c, int thread) {
+  int64_t *time;
+  enter(c);
+  const int code = find_stream(c, HOST, thread, &time);
+  if (code == MGD_OK) {
+    *time = 0;
+  }
+  return leave_clock(c, code);
 }
 
 int mgd_clock_stream_time(struct mgd_clock *c, int device, int stream, int64_t *ns) {
@@ -208,12 +255,20 @@ int mgd_clock_stream_wait(struct mgd_clock *c, int device, int stream, int64_t u
   enter(c);
   int code = find_stream(c, device, stream, &time);
   if (code == MGD_OK) {
-    *time = mgd_max(*time, until);
+    move(c, time, mgd_max(*time, until));
   }
   return leave_clock(c, code);
 }
 
-int mgd_clock_host_wait(struct mgd_clock *c, int64_t until) { return mgd_clock_stream_wait(c, HOST, 0, until); }
+int mgd_clock_host_wait(struct mgd_clock *c, int thread, int64_t until) {
+  return mgd_clock_stream_wait(c, HOST, thread, until);
+}
+
+int mgd_clock_elapsed(struct mgd_clock *c, int64_t *ns) {
+  enter(c);
+  *ns = c->latest;
+  return leave_clock(c, MGD_OK);
+}
 
 int mgd_clock_device_time(struct mgd_clock *c, int device, int64_t *ns) {
   if (!is_place(c, device)) {

@@ -238,7 +238,7 @@ struct mgd_traffic {
 
 /* ---- virtual clock (simulated devices) */
 
-#define MGD_MAX_STREAMS 64 /* per device; stream 0 is the default */
+#define MGD_MAX_STREAMS 64 /* per device; stream 0 is the default. Of the host: threads of the program */
 
 /* What an operator's arithmetic is, and on what numbers. A device has one rate for each pair: its matrix units serve
  * some numbers and not others, and convolutions reach less of them than products do. */
@@ -256,7 +256,8 @@ struct mgd_work {
 struct mgd_speed {
   double flops_per_ns[MGD_WORK_KINDS][MGD_PRECISIONS]; /* arithmetic, as it is reached */
   double bytes_per_ns;                                 /* memory bandwidth, as it is reached */
-  int64_t launch_ns;                                   /* fixed cost of one operator */
+  int64_t launch_ns; /* the shortest that an operator takes on the device */
+  int64_t issue_ns; /* what it costs the thread that issues it */
 };
 struct mgd_link {
   int64_t latency_ns;

@@ -100,6 +100,10 @@ int mgd_sim_host_time(int64_t *out) {
   return guarded([&] { *out = device_count() ? host_time() : 0; });
 }
 
+int mgd_sim_elapsed(int64_t *out) {
+  return guarded([&] { *out = device_count() ? elapsed() : 0; });
+}
+
 PyObject *mgd_sim_generator(int device) {
   HANDLE_TH_ERRORS
   check_device(device);

@@ -43,7 +43,8 @@ int mgd_sim_reset_peak(int device);
 /* For tests: of the allocations (`kind` 0) or copies (1) the first to the last fail, counted from 1 beyond `seen`; none when
  * *first is 0. Leaves what was asked for before in the arguments. */
 void mgd_sim_exchange_faults(int kind, int64_t *first, int64_t *last, int64_t *seen);
-int mgd_sim_host_time(int64_t *out); /* ns */
+int mgd_sim_host_time(int64_t *out); /* ns, of the calling thread */
+int mgd_sim_elapsed(int64_t *out);   /* ns until all that was issued has ended */
 PyObject *mgd_sim_generator(int device); /* the default torch.Generator of the device */
 /* Lets the engine's device threads come to rest; to be called when the interpreter begins to exit. */
 void mgd_sim_park(void);

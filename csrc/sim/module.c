@@ -54,19 +54,20 @@ static PyObject *none_or_null(int code) {
 PyDoc_STRVAR(create_doc,
              "create(capacities, speed, host_link, peer_link)\n--\n\n"
              "Registers simulated devices with torch, once a process.\n\n"
-             "capacities: list of bytes, one a device. speed: (rates, bytes/ns, launch ns); rates[kind][precision]\n"
-             "in flops/ns, in the order of KINDS and PRECISIONS.\n"
+             "capacities: list of bytes, one a device. speed: (rates, bytes/ns, launch ns, issue ns);\n"
+             "rates[kind][precision] in flops/ns, in the order of KINDS and PRECISIONS.\n"
              "links: (latency ns, bytes/ns). Raises RuntimeError and registers nothing after a first\n"
              "backward, beside another PrivateUse1 backend, or the second time.");
 static PyObject *sim_create(PyObject *Py_UNUSED(module), PyObject *args) {
   struct mgd_sim_config c = {0};
   PyObject *capacities, *rates;
-  long long launch, host, peer;
-  if (!PyArg_ParseTuple(args, "O!(O!dL)(Ld)(Ld):create", &PyList_Type, &capacities, &PyTuple_Type, &rates, &c.speed.bytes_per_ns, &launch, &host,
+  long long launch, issue, host, peer;
+  if (!PyArg_ParseTuple(args, "O!(O!dLL)(Ld)(Ld):create", &PyList_Type, &capacities, &PyTuple_Type, &rates, &c.speed.bytes_per_ns, &launch, &issue, &host,
                         &c.host.bytes_per_ns, &peer, &c.peer.bytes_per_ns)) {
     return NULL;
   }
   c.speed.launch_ns = launch;
+  c.speed.issue_ns = issue;
   c.host.latency_ns = host;
   c.peer.latency_ns = peer;
   if (read_capacities(capacities, &c) < 0 || read_rates(rates, &c.speed) < 0) {
@@ -127,14 +128,16 @@ static PyObject *sim_reset_peak(PyObject *Py_UNUSED(module), PyObject *args) {
   return none_or_null(mgd_sim_reset_peak(device));
 }
 
-PyDoc_STRVAR(host_time_doc, "host_time()\n--\n\nThe host's virtual time in ns.");
-static PyObject *sim_host_time(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
+static PyObject *time_by(int (*ask)(int64_t *)) {
   int64_t ns;
-  if (mgd_sim_host_time(&ns) < 0) {
-    return NULL;
-  }
-  return PyLong_FromLongLong(ns);
+  return ask(&ns) < 0 ? NULL : PyLong_FromLongLong(ns);
 }
+
+PyDoc_STRVAR(host_time_doc, "host_time()\n--\n\nThe calling thread's virtual time in ns.");
+static PyObject *sim_host_time(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) { return time_by(&mgd_sim_host_time); }
+
+PyDoc_STRVAR(elapsed_doc, "elapsed()\n--\n\nVirtual ns until all that was issued has ended, on all devices and in all threads.");
+static PyObject *sim_elapsed(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) { return time_by(&mgd_sim_elapsed); }
 
 PyDoc_STRVAR(generator_doc, "generator(index)\n--\n\nThe default torch.Generator of a device.");
 static PyObject *sim_generator(PyObject *Py_UNUSED(module), PyObject *args) {
@@ -175,6 +178,7 @@ static PyMethodDef methods[] = {
     {"set_capacity", sim_set_capacity, METH_VARARGS, set_capacity_doc},
     {"reset_peak", sim_reset_peak, METH_VARARGS, reset_peak_doc},
     {"host_time", sim_host_time, METH_NOARGS, host_time_doc},
+    {"elapsed", sim_elapsed, METH_NOARGS, elapsed_doc},
     {"generator", sim_generator, METH_VARARGS, generator_doc},
     {"exchange_faults", sim_exchange_faults, METH_VARARGS, exchange_faults_doc},
     {"park", sim_park, METH_NOARGS, park_doc},

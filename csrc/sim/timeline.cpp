@@ -6,6 +6,8 @@
 
 #include <array>
 #include <atomic>
+#include <mutex>
+#include <new>
 
 namespace managed::sim {
 namespace {
@@ -16,6 +18,36 @@ mgd_speed g_speed{};
 mgd_link g_host_link{}, g_peer_link{};
 std::array<std::atomic<int>, kMaxDevices> g_streams_given{};
 thread_local std::array<int, kMaxDevices> t_stream{};
+
+// The clock knows as many threads at once as it has streams; those beyond them share the last place.
+std::mutex &threads_mutex() {
+  static auto *mutex = new std::mutex;  // threads may end after static destructors have run
+  return *mutex;
+}
+std::array<bool, MGD_MAX_STREAMS> g_thread_taken{};
+
+class ThreadPlace {
+ public:
+  ThreadPlace() {
+    const std::lock_guard<std::mutex> lock(threads_mutex());
+    while (number < MGD_MAX_STREAMS - 1 && g_thread_taken[number]) number++;
+    g_thread_taken[number] = true;
+    if (number < MGD_MAX_STREAMS - 1) mgd_clock_begin_thread(g_clock, number);
+  }
+  ~ThreadPlace() {
+    const std::lock_guard<std::mutex> lock(threads_mutex());
+    g_thread_taken[number] = false;
+  }
+  ThreadPlace(const ThreadPlace &) = delete;
+  ThreadPlace &operator=(const ThreadPlace &) = delete;
+
+  int number = 0;
+};
+
+int this_thread() {
+  thread_local const ThreadPlace place;
+  return place.number;
+}
 
 void check(int code) { TORCH_CHECK(code == MGD_OK, "the virtual clock failed: ", mgd_text_error(code)); }
 
@@ -32,9 +64,10 @@ mgd_clock *new_clock() {
   return clock;
 }
 
-// Another thread may have held the clock's lock at fork(): a child starts a new one.
+// Another thread may have held the clock's lock at fork(), or that of the threads: a child starts new ones.
 void restart() noexcept {
   try {
+    new (&threads_mutex()) std::mutex;
     g_clock = new_clock();
   } catch (...) {  // out of memory: the old one will do in most cases
   }
@@ -65,7 +98,7 @@ int new_stream(int device) noexcept { return 1 + g_streams_given[device].fetch_a
 
 void charge(int device, const mgd_work &work) {
   int64_t end;
-  check(mgd_clock_run(g_clock, device, t_stream[device], &work, &end));
+  check(mgd_clock_run(g_clock, this_thread(), device, t_stream[device], &work, &end));
 }
 
 void charge_copy(int from, int to, std::int64_t bytes, bool blocking) {
@@ -73,8 +106,8 @@ void charge_copy(int from, int to, std::int64_t bytes, bool blocking) {
   int64_t end;
   const int from_stream = from == kHost ? 0 : t_stream[from];
   const int to_stream = to == kHost ? 0 : t_stream[to];
-  check(mgd_clock_copy(g_clock, from, from_stream, to, to_stream, bytes, &end));
-  if (blocking) check(mgd_clock_host_wait(g_clock, end));
+  check(mgd_clock_copy(g_clock, this_thread(), from, from_stream, to, to_stream, bytes, &end));
+  if (blocking) host_wait(end);
 }
 
 std::int64_t stream_time(int device, int stream) {
@@ -85,9 +118,15 @@ std::int64_t stream_time(int device, int stream) {
 
 void stream_wait(int device, int stream, std::int64_t until) { check(mgd_clock_stream_wait(g_clock, device, stream, until)); }
 
-void host_wait(std::int64_t until) { check(mgd_clock_host_wait(g_clock, until)); }
+void host_wait(std::int64_t until) { check(mgd_clock_host_wait(g_clock, this_thread(), until)); }
 
-std::int64_t host_time() { return device_time(kHost); }
+std::int64_t host_time() { return stream_time(kHost, this_thread()); }
+
+std::int64_t elapsed() {
+  int64_t ns;
+  check(mgd_clock_elapsed(g_clock, &ns));
+  return ns;
+}
 
 std::int64_t device_time(int device) {
   int64_t ns;

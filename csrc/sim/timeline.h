@@ -31,8 +31,9 @@ void charge_copy(int from, int to, std::int64_t bytes, bool blocking);
 
 std::int64_t stream_time(int device, int stream);
 void stream_wait(int device, int stream, std::int64_t until);
-void host_wait(std::int64_t until);
-std::int64_t host_time();
+void host_wait(std::int64_t until);  // the calling thread
+std::int64_t host_time();  // of the calling thread
+std::int64_t elapsed();    // when all that was issued has ended, everywhere
 std::int64_t device_time(int device);  // the latest of its streams
 
 // For the bridge: latency and bandwidth between two places.

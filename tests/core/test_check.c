@@ -357,7 +357,11 @@ static void the_clock(void) {
   EXPECT_CLOCK_BROKEN(c, place->speed.flops_per_ns[MGD_WORK_MATRIX][MGD_INT8], too_slow);
   EXPECT_CLOCK_BROKEN(c, place->speed.bytes_per_ns, too_slow);
   EXPECT_CLOCK_BROKEN(c, place->speed.launch_ns, minus);
+  EXPECT_CLOCK_BROKEN(c, place->speed.issue_ns, minus);
   EXPECT_CLOCK_BROKEN(c, place->streams[5], minus);
+  EXPECT_CLOCK_BROKEN(c, place->streams[5], much); /* later than the latest */
+  EXPECT_CLOCK_BROKEN(c, place->issued, minus);
+  EXPECT_CLOCK_BROKEN(c, place->issued, much);
   struct mgd_clock_link *link = mgd_clock_link_of(c, 0, 1);
   EXPECT_CLOCK_BROKEN(c, link->cost.latency_ns, minus);
   EXPECT_CLOCK_BROKEN(c, link->cost.bytes_per_ns, too_slow);

@@ -5,6 +5,8 @@
 
 #define HOST (-1)
 
+#define ME 0 /* the thread, where there is one */
+
 /* One rate for all arithmetic. */
 static struct mgd_speed speed(double flops_per_ns, double bytes_per_ns, int64_t launch_ns) {
   struct mgd_speed s = {.bytes_per_ns = bytes_per_ns, .launch_ns = launch_ns};
@@ -18,7 +20,7 @@ static struct mgd_speed speed(double flops_per_ns, double bytes_per_ns, int64_t 
 
 static int try_to_run(struct mgd_clock *c, int device, int stream, double flops, double bytes, int64_t *end) {
   const struct mgd_work work = {MGD_WORK_MATRIX, MGD_FLOAT32, flops, bytes};
-  return mgd_clock_run(c, device, stream, &work, end);
+  return mgd_clock_run(c, ME, device, stream, &work, end);
 }
 
 static struct mgd_clock *new_clock(int devices) {
@@ -47,7 +49,7 @@ static int64_t run(struct mgd_clock *c, int device, int stream, double flops, do
 
 static int64_t copy(struct mgd_clock *c, int from, int from_stream, int to, int to_stream, int64_t bytes) {
   int64_t end = -1;
-  EXPECT_OK(mgd_clock_copy(c, from, from_stream, to, to_stream, bytes, &end));
+  EXPECT_OK(mgd_clock_copy(c, ME, from, from_stream, to, to_stream, bytes, &end));
   return end;
 }
 
@@ -83,7 +85,7 @@ static void arithmetic_has_the_rate_of_its_kind_and_numbers(void) {
     for (int precision = 0; precision < MGD_PRECISIONS; precision++) {
       const struct mgd_work work = {(enum mgd_work_kind)kind, (enum mgd_precision)precision, 1 << 20, 0.0};
       int64_t end = -1;
-      EXPECT_OK(mgd_clock_run(c, 0, 0, &work, &end));
+      EXPECT_OK(mgd_clock_run(c, ME, 0, 0, &work, &end));
       EXPECT_INT(end - before, expected);
       before = end;
       expected /= 2;
@@ -106,11 +108,11 @@ static void streams_run_beside_each_other(void) {
 static void the_host_waits_when_it_says_so_and_never_goes_back(void) {
   struct mgd_clock *c = new_clock(1);
   int64_t end = run(c, 0, 0, 1000.0, 0.0);
-  EXPECT_OK(mgd_clock_host_wait(c, end));
+  EXPECT_OK(mgd_clock_host_wait(c, ME, end));
   EXPECT_INT(time_of(c, HOST), 15);
-  EXPECT_OK(mgd_clock_host_wait(c, 3));
+  EXPECT_OK(mgd_clock_host_wait(c, ME, 3));
   EXPECT_INT(time_of(c, HOST), 15);
-  EXPECT_OK(mgd_clock_host_wait(c, 100));
+  EXPECT_OK(mgd_clock_host_wait(c, ME, 100));
   EXPECT_INT(run(c, 0, 3, 1000.0, 0.0), 115); /* launched at host time, though the stream was free */
   mgd_clock_destroy(c);
 }
@@ -161,7 +163,7 @@ static void the_host_hands_a_copy_over_and_goes_on(void) {
   EXPECT_INT(time_of(c, HOST), 0);
   EXPECT_INT(copy(c, 0, 0, HOST, 0, 100), 230);
   EXPECT_INT(time_of(c, HOST), 0);
-  EXPECT_OK(mgd_clock_host_wait(c, 1000));
+  EXPECT_OK(mgd_clock_host_wait(c, ME, 1000));
   EXPECT_INT(copy(c, 1, 5, 0, 5, 100), 1051); /* handed over at host time, though all was free before */
   mgd_clock_destroy(c);
 }
@@ -176,6 +178,84 @@ static void a_copy_within_a_device_reads_and_writes_its_memory(void) {
   mgd_clock_destroy(c);
 }
 
+static const struct mgd_work none = {MGD_WORK_ELEMENTWISE, MGD_FLOAT32, 0.0, 0.0};
+
+/* A clock of `devices` devices, each of whose operators takes 10 ns and costs who issues it 100. */
+static struct mgd_clock *new_slow_host(int devices) {
+  struct mgd_clock *c = new_clock(devices);
+  for (int d = 0; d < devices; d++) {
+    EXPECT_OK(mgd_clock_set_speed(c, d, (struct mgd_speed){.launch_ns = 10, .issue_ns = 100}));
+  }
+  return c;
+}
+
+static int64_t thread_time(struct mgd_clock *c, int thread) {
+  int64_t ns = -1;
+  EXPECT_OK(mgd_clock_stream_time(c, HOST, thread, &ns));
+  return ns;
+}
+
+static void issuing_takes_the_threads_time(void) {
+  struct mgd_clock *c = new_slow_host(1);
+  int64_t end = -1;
+  for (int i = 0; i < 1000; i++) {
+    EXPECT_OK(mgd_clock_run(c, ME, 0, 0, &none, &end));
+  }
+  EXPECT_INT(thread_time(c, ME), 1000 * 100);
+  EXPECT_INT(end, 1000 * 100 + 10); /* the device waits for the host */
+  EXPECT_INT(copy(c, HOST, 0, 0, 1, 5), 1001 * 100 + 15);
+  EXPECT_INT(copy(c, 0, 1, HOST, 0, 5), 1002 * 100 + 25);
+  EXPECT_INT(thread_time(c, ME), 1002 * 100);
+  mgd_clock_destroy(c);
+}
+
+static void threads_that_share_no_device_know_nothing_of_each_other(void) {
+  struct mgd_clock *c = new_slow_host(2);
+  int64_t end = -1;
+  for (int i = 0; i < 7; i++) {
+    EXPECT_OK(mgd_clock_run(c, 3, 0, 0, &none, &end));
+  }
+  EXPECT_INT(end, 710);
+  EXPECT_OK(mgd_clock_run(c, 5, 1, 0, &none, &end));
+  EXPECT_INT(end, 110);
+  EXPECT_INT(thread_time(c, 3), 700);
+  EXPECT_INT(thread_time(c, 5), 100);
+  EXPECT_OK(mgd_clock_host_wait(c, 5, 120));
+  EXPECT_INT(thread_time(c, 3), 700);
+  EXPECT_INT(thread_time(c, 5), 120);
+  mgd_clock_destroy(c);
+}
+
+static void threads_that_share_a_device_issue_one_after_the_other(void) {
+  struct mgd_clock *c = new_slow_host(2);
+  int64_t end = -1;
+  EXPECT_OK(mgd_clock_run(c, 3, 0, 0, &none, &end));
+  EXPECT_OK(mgd_clock_run(c, 5, 0, 1, &none, &end)); /* another stream: the device could */
+  EXPECT_INT(end, 210);
+  EXPECT_INT(thread_time(c, 5), 200);
+  EXPECT_OK(mgd_clock_copy(c, 7, 0, 2, 1, 0, 0, &end)); /* and a copy takes the news along */
+  EXPECT_INT(thread_time(c, 7), 300);
+  EXPECT_OK(mgd_clock_run(c, 9, 1, 1, &none, &end));
+  EXPECT_INT(thread_time(c, 9), 400);
+  mgd_clock_destroy(c);
+}
+
+static void what_has_elapsed_never_goes_back(void) {
+  struct mgd_clock *c = new_slow_host(1);
+  int64_t end = -1, elapsed = -1;
+  EXPECT_OK(mgd_clock_elapsed(c, &elapsed));
+  EXPECT_INT(elapsed, 0);
+  EXPECT_OK(mgd_clock_run(c, 3, 0, 0, &none, &end));
+  EXPECT_OK(mgd_clock_elapsed(c, &elapsed));
+  EXPECT_INT(elapsed, 110);
+  EXPECT_OK(mgd_clock_host_wait(c, 3, 5000));
+  EXPECT_OK(mgd_clock_begin_thread(c, 3)); /* gone, and another one has its place */
+  EXPECT_INT(thread_time(c, 3), 0);
+  EXPECT_OK(mgd_clock_elapsed(c, &elapsed));
+  EXPECT_INT(elapsed, 5000);
+  mgd_clock_destroy(c);
+}
+
 static void same_calls_give_same_times(void) {
   int64_t ends[2] = {0, 0};
   for (int turn = 0; turn < 2; turn++) {
@@ -187,7 +267,7 @@ static void same_calls_give_same_times(void) {
       run(c, a, s, (double)pick(&state, 100000), (double)pick(&state, 100000));
       ends[turn] += copy(c, a, s, b, t, pick(&state, 100000));
       if (pick(&state, 10) == 0) {
-        EXPECT_OK(mgd_clock_host_wait(c, time_of(c, a)));
+        EXPECT_OK(mgd_clock_host_wait(c, ME, time_of(c, a)));
       }
     }
     mgd_clock_destroy(c);
@@ -199,7 +279,7 @@ static void nonsense_is_refused_and_moves_no_time(void) {
   struct mgd_clock *c = new_clock(1);
   const struct mgd_speed bad_speeds[] = {speed(-1.0, 0.0, 0), speed(0.0, (double)NAN, 0), speed(0.0, 0.0, -1)};
   const struct mgd_work no_kind = {MGD_WORK_KINDS, MGD_FLOAT32, 1.0, 1.0},
-                        no_number = {MGD_WORK_MATRIX, MGD_PRECISIONS, 1.0, 1.0};
+                        no_number = {MGD_WORK_MATRIX, MGD_PRECISIONS, 1.0, 1.0}, nothing = {0};
   const struct mgd_link bad_links[] = {{-1, 1.0}, {0, (double)INFINITY}}, good = {0, 1.0};
   int64_t ns = 77;
   for (size_t i = 0; i < 3; i++) {
@@ -216,18 +296,20 @@ static void nonsense_is_refused_and_moves_no_time(void) {
   EXPECT_CODE(try_to_run(c, 0, 0, 0.0, (double)NAN, &ns), MGD_E_INVALID);
   EXPECT_CODE(try_to_run(c, 0, MGD_MAX_STREAMS, 0.0, 0.0, &ns), MGD_E_INVALID);
   EXPECT_CODE(try_to_run(c, 0, -1, 0.0, 0.0, &ns), MGD_E_INVALID);
-  EXPECT_CODE(try_to_run(c, HOST, 1, 0.0, 0.0, &ns), MGD_E_INVALID);
   EXPECT_CODE(try_to_run(c, 1, 0, 0.0, 0.0, &ns), MGD_E_NO_DEVICE);
-  EXPECT_CODE(mgd_clock_run(c, 0, 0, &no_kind, &ns), MGD_E_INVALID);
-  EXPECT_CODE(mgd_clock_run(c, 0, 0, &no_number, &ns), MGD_E_INVALID);
-  EXPECT_CODE(mgd_clock_copy(c, HOST, 0, 0, 0, -1, &ns), MGD_E_INVALID);
-  EXPECT_CODE(mgd_clock_copy(c, HOST, 0, 0, 99, 1, &ns), MGD_E_INVALID);
-  EXPECT_CODE(mgd_clock_copy(c, 1, 0, 0, 0, 1, &ns), MGD_E_NO_DEVICE);
-  EXPECT_CODE(mgd_clock_copy(c, 0, 0, 1, 0, 1, &ns), MGD_E_NO_DEVICE);
+  EXPECT_CODE(mgd_clock_run(c, ME, 0, 0, &no_kind, &ns), MGD_E_INVALID);
+  EXPECT_CODE(mgd_clock_run(c, ME, 0, 0, &no_number, &ns), MGD_E_INVALID);
+  EXPECT_CODE(mgd_clock_copy(c, ME, HOST, 0, 0, 0, -1, &ns), MGD_E_INVALID);
+  EXPECT_CODE(mgd_clock_copy(c, ME, HOST, 0, 0, 99, 1, &ns), MGD_E_INVALID);
+  EXPECT_CODE(mgd_clock_copy(c, -1, HOST, 0, 0, 0, 1, &ns), MGD_E_INVALID);
+  EXPECT_CODE(mgd_clock_run(c, MGD_MAX_STREAMS, 0, 0, &nothing, &ns), MGD_E_INVALID);
+  EXPECT_CODE(mgd_clock_begin_thread(c, MGD_MAX_STREAMS), MGD_E_INVALID);
+  EXPECT_CODE(mgd_clock_copy(c, ME, 1, 0, 0, 0, 1, &ns), MGD_E_NO_DEVICE);
+  EXPECT_CODE(mgd_clock_copy(c, ME, 0, 0, 1, 0, 1, &ns), MGD_E_NO_DEVICE);
   EXPECT_CODE(mgd_clock_stream_time(c, 0, -1, &ns), MGD_E_INVALID);
   EXPECT_CODE(mgd_clock_stream_wait(c, 0, 0, -1), MGD_E_INVALID);
   EXPECT_CODE(mgd_clock_stream_wait(c, 1, 0, 1), MGD_E_NO_DEVICE);
-  EXPECT_CODE(mgd_clock_host_wait(c, -1), MGD_E_INVALID);
+  EXPECT_CODE(mgd_clock_host_wait(c, ME, -1), MGD_E_INVALID);
   EXPECT_CODE(mgd_clock_device_time(c, 1, &ns), MGD_E_NO_DEVICE);
   EXPECT_INT(ns, 77);
   EXPECT_INT(time_of(c, 0), 0);
@@ -240,12 +322,12 @@ static void times_beyond_int64_overflow_and_move_nothing(void) {
   int64_t ns = 77;
   EXPECT_CODE(try_to_run(c, 0, 0, 1e300, 0.0, &ns), MGD_E_OVERFLOW);
   EXPECT_OK(mgd_clock_set_link(c, HOST, 0, (struct mgd_link){0, 1e-300}));
-  EXPECT_CODE(mgd_clock_copy(c, HOST, 0, 0, 0, 1, &ns), MGD_E_OVERFLOW);
+  EXPECT_CODE(mgd_clock_copy(c, ME, HOST, 0, 0, 0, 1, &ns), MGD_E_OVERFLOW);
   EXPECT_OK(mgd_clock_set_speed(c, 0, speed(1.0, 1.0, INT64_MAX)));
   EXPECT_CODE(try_to_run(c, 0, 0, 1.0, 0.0, &ns), MGD_E_OVERFLOW);
   EXPECT_OK(mgd_clock_stream_wait(c, 0, 0, INT64_MAX));
   EXPECT_CODE(try_to_run(c, 0, 0, 0.0, 0.0, &ns), MGD_E_OVERFLOW);
-  EXPECT_CODE(mgd_clock_copy(c, 0, 0, HOST, 0, 1, &ns), MGD_E_OVERFLOW);
+  EXPECT_CODE(mgd_clock_copy(c, ME, 0, 0, HOST, 0, 1, &ns), MGD_E_OVERFLOW);
   EXPECT_INT(ns, 77);
   mgd_clock_destroy(c);
 }
@@ -276,6 +358,10 @@ int main(void) {
   a_link_carries_one_copy_at_a_time_in_each_direction();
   the_host_hands_a_copy_over_and_goes_on();
   a_copy_within_a_device_reads_and_writes_its_memory();
+  issuing_takes_the_threads_time();
+  threads_that_share_no_device_know_nothing_of_each_other();
+  threads_that_share_a_device_issue_one_after_the_other();
+  what_has_elapsed_never_goes_back();
   same_calls_give_same_times();
   nonsense_is_refused_and_moves_no_time();
   times_beyond_int64_overflow_and_move_nothing();

@@ -17,6 +17,7 @@ struct worker {
   struct mgd_clock *c;
   const uint64_t *shared; /* sources that all threads use */
   uint64_t random;
+  int number; /* of its thread */
   int64_t rounds, copies, bytes, kept;
 };
 
@@ -138,10 +139,10 @@ static void simulate_some(struct worker *w) {
   int64_t end = -1, now = -1;
   int device = (int)pick(&w->random, 2);
   const struct mgd_work work = {MGD_WORK_ELEMENTWISE, MGD_FLOAT32, 10.0, 10.0};
-  EXPECT_OK(mgd_clock_run(w->c, device, 0, &work, &end));
-  EXPECT_OK(mgd_clock_copy(w->c, device, 0, 1 - device, 0, 10, &end));
-  EXPECT_OK(mgd_clock_host_wait(w->c, end));
-  EXPECT_OK(mgd_clock_device_time(w->c, -1, &now));
+  EXPECT_OK(mgd_clock_run(w->c, w->number, device, 0, &work, &end));
+  EXPECT_OK(mgd_clock_copy(w->c, w->number, device, 0, 1 - device, 0, 10, &end));
+  EXPECT_OK(mgd_clock_host_wait(w->c, w->number, end));
+  EXPECT_OK(mgd_clock_stream_time(w->c, -1, w->number, &now));
   EXPECT(now >= end);
 }
 
@@ -206,7 +207,7 @@ int main(int argc, char **argv) {
   EXPECT_OK(mgd_clock_create(2, &c));
   EXPECT_OK(mgd_clock_set_speed(c, 0, (struct mgd_speed){.bytes_per_ns = 1.0, .launch_ns = 1}));
   for (int i = 0; i < THREADS; i++) {
-    w[i] = (struct worker){.m = m, .c = c, .shared = shared, .random = seed + (uint64_t)i, .rounds = steps / 20};
+    w[i] = (struct worker){.m = m, .c = c, .shared = shared, .random = seed + (uint64_t)i, .number = i, .rounds = steps / 20};
     EXPECT_INT(pthread_create(&thread[i], NULL, work, &w[i]), 0);
   }
   for (int i = 0; i < THREADS; i++) {
