@@ -136,22 +136,27 @@ def test_what_is_there_beyond_it_leaves_at_once():
     assert [t[0].item() for t in kept] == [float(i) for i in range(10)]
 
 
-def use_a_second_stream():
-    """From now on a block that is freed waits for two streams."""
+def used_with_two_streams(n, has_copy):
+    """Large tensors; the first was used longest ago.
+
+    A block that is freed from now on waits for two streams. With a copy on the host the
+    bytes leave without being copied.
+    """
     with device_module.stream(device_module.Stream(0)):
         sized(1) * 2.0
+    kept = [sized(LARGE, float(i)) for i in range(n)]
+    if has_copy:
+        spill(*kept)
+    for t in kept:
+        t.sum()
+    return kept
 
 
 @pytest.mark.not_under_torture("who leaves first is not chosen by use")
 @pytest.mark.parametrize("has_copy", [False, True])
 def test_no_more_leaves_where_two_streams_were_used(has_copy):
     """A block that waits for a stream counts as soon as the bytes have left, copied or not."""
-    use_a_second_stream()
-    kept = [sized(LARGE, float(i)) for i in range(10)]
-    if has_copy:
-        spill(*kept)
-    for t in kept:
-        t.sum()
+    kept = used_with_two_streams(10, has_copy)
     with moved() as m, managed.budget(D0, counted() - (5 * LARGE - 2) * MiB):
         left = [_C.is_spilled(t) for t in kept]
     assert left == [True] * 5 + [False] * 5
@@ -162,12 +167,7 @@ def test_no_more_leaves_where_two_streams_were_used(has_copy):
 @pytest.mark.not_under_torture("who leaves first is not chosen by use")
 @pytest.mark.parametrize("has_copy", [False, True])
 def test_a_request_makes_no_more_leave_where_two_streams_were_used(has_copy):
-    use_a_second_stream()
-    kept = [sized(LARGE, float(i)) for i in range(5)]
-    if has_copy:
-        spill(*kept)
-    for t in kept:
-        t.sum()
+    kept = used_with_two_streams(5, has_copy)
     with moved() as m, managed.budget(D0, counted() + MiB):
         made = sized(3 * LARGE, 7.0)
     assert [_C.is_spilled(t) for t in kept] == [True] * 3 + [False] * 2
