@@ -39,6 +39,7 @@ from managed._sim_random import (
 __all__ = [
     "Event",
     "Stream",
+    "busy",
     "can_device_access_peer",
     "current_device",
     "current_stream",
@@ -203,6 +204,20 @@ def virtual_time(device: Device = None) -> float:
 def elapsed() -> float:
     """Virtual seconds since simulate() until all that was issued has ended, in all threads."""
     return _sim.elapsed() * 1e-9
+
+
+def busy() -> dict[str, float]:
+    """Virtual seconds that each device and each link was at work since simulate().
+
+    Keys are "sim:0", ... (what its operators took, added up over its streams) and, of the links
+    that were used, "cpu->sim:0", "sim:0->sim:1", ... For the rest of elapsed() they were idle.
+    """
+    places = range(-1, _sim.device_count())
+    names = {i: "cpu" if i < 0 else f"sim:{i}" for i in places}
+    times = {names[i]: _sim.busy(i, i) for i in places if i >= 0}
+    links = {f"{names[a]}->{names[b]}": _sim.busy(a, b) for a in places for b in places if a != b}
+    times |= {link: ns for link, ns in links.items() if ns}
+    return {name: ns * 1e-9 for name, ns in times.items()}
 
 
 def current_stream(device: Device = None) -> Stream:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-__all__ = ["DEFAULT", "PRESETS", "Efficiency", "Preset"]
+__all__ = ["DEFAULT", "PRESETS", "Efficiency", "Preset", "read_preset"]
 
 _GIB = 1024**3
 
@@ -44,6 +46,8 @@ class Preset(NamedTuple):
     issue_ns: int = 5_000  #: what it costs the thread that issues it
     host_latency_ns: int = 10_000
     peer_latency_ns: int = 10_000
+    devices_per_switch: int = 1  #: that share one link of `host_bytes_per_ns` to the host
+    peers_over_host: bool = False  #: devices have no links of their own, and use those to the host
     efficiency: Efficiency = Efficiency()
 
     def rate(self, kind: str, precision: str) -> float:
@@ -68,7 +72,7 @@ PRESETS: dict[str, Preset] = {
     "v100-pcie": Preset(
         "V100 PCIe 32GB", 32 * _GIB, {"float16": 112.0},
         {"float64": 7.0, "float32": 14.0, "float16": 28.0}, 900.0, 16.0, 16.0,
-        peer_latency_ns=20_000,
+        peer_latency_ns=20_000, peers_over_host=True,
     ),
     # NVIDIA A100 Tensor Core GPU data sheet (June 2021), 40 GB PCIe: 1,555 GB/s; PCIe gen 4 x16:
     # 31.5 GB/s; NVLink bridge 600 GB/s both directions together. Arithmetic outside the matrix
@@ -79,11 +83,12 @@ PRESETS: dict[str, Preset] = {
     # The same without the bridge: devices talk through the host.
     "a100-40g-pcie": Preset(
         "A100 40GB PCIe", 40 * _GIB, _A100, _A100_VECTOR, 1_555.0, 31.5, 31.5,
-        peer_latency_ns=20_000,
+        peer_latency_ns=20_000, peers_over_host=True,
     ),
-    # The same data sheet, 80 GB SXM: 2,039 GB/s, NVLink 600 GB/s both directions together.
+    # The same data sheet, 80 GB SXM: 2,039 GB/s, NVLink 600 GB/s both directions together. Servers
+    # with eight of them have four PCIe switches (DGX A100 system architecture, NVIDIA, 2020).
     "a100-80g-sxm": Preset(
-        "A100 80GB SXM", 80 * _GIB, _A100, _A100_VECTOR, 2_039.0, 31.5, 300.0,
+        "A100 80GB SXM", 80 * _GIB, _A100, _A100_VECTOR, 2_039.0, 31.5, 300.0, devices_per_switch=2,
     ),
     # NVIDIA H100 Tensor Core GPU data sheet (2023), SXM: 3.35 TB/s; PCIe gen 5: 128 GB/s and NVLink
     # 900 GB/s, both directions together. Arithmetic: NVIDIA H100 Tensor Core GPU architecture white
@@ -96,7 +101,7 @@ PRESETS: dict[str, Preset] = {
         "H100 PCIe", 80 * _GIB,
         {"float64": 51.2, "tf32": 378.0, "bfloat16": 756.0, "float16": 756.0, "int8": 1_513.0},
         {"float64": 25.6, "float32": 51.2, "bfloat16": 102.4, "float16": 102.4},
-        2_000.0, 64.0, 64.0, peer_latency_ns=20_000,
+        2_000.0, 64.0, 64.0, peer_latency_ns=20_000, peers_over_host=True,
     ),
     # NVIDIA GH200 Grace Hopper Superchip data sheet (2023): an H100 with 96 GB of HBM3 at 4 TB/s;
     # NVLink-C2C to the host and NVLink to others: 900 GB/s each, both directions together.
@@ -109,7 +114,7 @@ PRESETS: dict[str, Preset] = {
         "RTX 4090", 24 * _GIB,
         {"tf32": 82.6, "bfloat16": 165.2, "float16": 165.2, "int8": 660.6},
         {"float64": 1.29, "float32": 82.6, "bfloat16": 82.6, "float16": 82.6},
-        1_008.0, 31.5, 31.5, peer_latency_ns=20_000,
+        1_008.0, 31.5, 31.5, peer_latency_ns=20_000, peers_over_host=True,
     ),
     # NVIDIA T4 Tensor Core GPU data sheet (2019): 8.1 TFLOPS FP32, 65 of mixed precision, 130 TOPS
     # INT8, 300 GB/s, PCIe gen 3 x16: 32 GB/s both directions together, no NVLink. NVIDIA Turing GPU
@@ -117,17 +122,55 @@ PRESETS: dict[str, Preset] = {
     "t4": Preset(
         "T4", 16 * _GIB, {"float16": 65.0, "int8": 130.0},
         {"float64": 0.253, "float32": 8.1, "float16": 16.2}, 300.0, 16.0, 16.0,
-        peer_latency_ns=20_000,
+        peer_latency_ns=20_000, peers_over_host=True,
     ),
     # The machine "sirocco" of StarPU's performance models (tools/perfmodels/sampling): 10.5 GB/s to
     # the host, 7.6 to 8.5 between devices of two pairs, 10.2 within one, of which the model here
     # has no notion. NVIDIA Tesla K40 GPU accelerator board specification (2013), at the base clock.
     "sirocco": Preset(
         "K40m", 12 * _GIB, {}, {"float64": 1.43, "float32": 4.29}, 288.0, 10.5, 8.5,
-        host_latency_ns=10_000, peer_latency_ns=24_000,
+        host_latency_ns=10_000, peer_latency_ns=24_000, peers_over_host=True,
     ),
 }  # fmt: skip
 
 #: Without a preset: the speeds of a small card and little memory, so that a laptop shows what
 #: happens when devices fill up.
 DEFAULT = PRESETS["t4"]._replace(name="simulated device", memory=512 * 1024**2)
+
+
+def read_preset(path: str) -> Preset:
+    """A preset from a file in JSON with the fields of Preset, as benchmarks/card.py writes it.
+
+    ValueError that names the file for what is not one; OSError when it cannot be read.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            told = json.load(file)
+        efficiency = Efficiency(**told.pop("efficiency", {}))
+        preset = Preset(**told, efficiency=efficiency)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"managed: {path} does not describe a device: {error}") from error
+    wrong = [name for name, value in preset._asdict().items() if not _is_sound(name, value)]
+    wrong += [f"efficiency.{n}" for n, part in efficiency._asdict().items() if not _is_rate(part)]
+    if wrong:
+        raise ValueError(f"managed: {path} does not describe a device: wrong {', '.join(wrong)}")
+    return preset
+
+
+def _is_rate(value: object) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and 0 < value < math.inf  # type: ignore[operator]
+
+
+def _is_sound(name: str, value: Any) -> bool:
+    if name in ("name", "efficiency"):
+        return isinstance(value, str | Efficiency)
+    if name in ("matrix", "vector"):
+        rates = isinstance(value, dict) and all(map(_is_rate, value.values()))
+        return rates and (name == "matrix" or "float32" in value)
+    if name == "peers_over_host":
+        return isinstance(value, bool)
+    if name.endswith("_per_ns"):
+        return _is_rate(value)
+    lowest = 0 if name.endswith("_ns") else 1
+    return isinstance(value, int) and not isinstance(value, bool) and lowest <= value < 2**62

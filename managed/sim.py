@@ -22,7 +22,7 @@ from torch.utils.backend_registration import (
 )
 
 from managed._backend import C
-from managed._sim_presets import DEFAULT, PRESETS, Preset
+from managed._sim_presets import DEFAULT, PRESETS, Preset, read_preset
 from managed.settings import parse_bytes
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ _FORM = re.compile(r"\s*(\d+)\s*[xX]\s*(\S.*)")
 class _Plan(NamedTuple):
     capacities: list[int]
     preset: Preset
+    repeatable: bool
 
 
 _simulated: _Plan | None = None  # what this process has
@@ -70,33 +71,53 @@ def _capacities(devices: int, memory: int | str | Sequence[int | str]) -> list[i
     return sizes
 
 
+def _preset(name: str | None) -> Preset:
+    if name is None:
+        return DEFAULT
+    if isinstance(name, str) and name.endswith(".json"):
+        return read_preset(name)
+    if name not in PRESETS:
+        raise ValueError(
+            f"managed: there is no preset {name!r}; there are {', '.join(sorted(PRESETS))}, "
+            "and files that end in .json"
+        )
+    return PRESETS[name]
+
+
 def _plan(
-    devices: int, memory: int | str | Sequence[int | str] | None, preset: str | None
+    devices: int,
+    memory: int | str | Sequence[int | str] | None,
+    preset: str | None,
+    repeatable: bool = False,
 ) -> _Plan:
     """Checks everything that can be wrong with the values and changes nothing."""
     if isinstance(devices, bool) or not isinstance(devices, int):
         raise TypeError(f"managed: devices is a number of simulated devices, not {devices!r}")
     if not 1 <= devices <= MAX_DEVICES:
         raise ValueError(f"managed: 1 to {MAX_DEVICES} devices can be simulated, not {devices}")
-    if preset is not None and preset not in PRESETS:
-        raise ValueError(
-            f"managed: there is no preset {preset!r}; there are {', '.join(sorted(PRESETS))}"
-        )
-    chosen = DEFAULT if preset is None else PRESETS[preset]
-    return _Plan(_capacities(devices, chosen.memory if memory is None else memory), chosen)
+    if not isinstance(repeatable, bool):
+        raise TypeError(f"managed: repeatable is True or False, not {repeatable!r}")
+    chosen = _preset(preset)
+    sizes = _capacities(devices, chosen.memory if memory is None else memory)
+    return _Plan(sizes, chosen, repeatable)
 
 
 def simulate(
     devices: int = 4,
     memory: int | str | Sequence[int | str] | None = None,
     preset: str | None = None,
+    *,
+    repeatable: bool = False,
 ) -> None:
     """Gives this process simulated devices, "sim:0" and up, once.
 
     devices: 1 to 16. memory: bytes of each, as an int or with a unit ("512MiB" counts in 1024s,
     "2GB" in 1000s), or a list with one size a device; 512 MiB by default, or what the preset has.
     preset: the speed of a real device ("a100-40g", "h100-sxm", ...), for virtual time: a key of
-    PRESETS in managed/_sim_presets.py, which names the sources.
+    PRESETS in managed/_sim_presets.py, which names the sources, or a file in JSON that describes a
+    device, as benchmarks/card.py measures one. repeatable: virtual times are the same in each run,
+    to the nanosecond, for one thread and for threads that share no device and no link: backward
+    passes then run in the thread that calls them, not in one thread for each device.
 
     Once more with the same values it does nothing. ValueError for values that make no sense.
     RuntimeError when other devices are simulated already, when a backward pass has run (autograd's
@@ -104,7 +125,7 @@ def simulate(
     Whenever it raises, nothing has changed.
     """
     global _simulated
-    plan = _plan(devices, memory, preset)
+    plan = _plan(devices, memory, preset, repeatable)
     if plan == _simulated:
         return
     _refuse_other_backend()
@@ -121,6 +142,9 @@ def simulate(
         ),
         (p.host_latency_ns, p.host_bytes_per_ns),
         (p.peer_latency_ns, p.peer_bytes_per_ns),
+        p.devices_per_switch,
+        p.peers_over_host,
+        plan.repeatable,
     )
     atexit.register(_sim.park)
     _name_backend(p)

@@ -65,6 +65,16 @@ def machine():
     torch.set_num_threads(1)  # sums in one order; the engine's threads take it over when they start
     if not INERT and not ON_CUDA:
         managed.simulate(devices=4, memory="256MiB")
+        torch.sim._sim.start_audit()
+
+
+@pytest.fixture(autouse=True)
+def no_more_than_the_capacity(machine):
+    """At no virtual time does a device hold more than it can: RuntimeError."""
+    yield
+    if not INERT and not ON_CUDA:
+        for device in range(torch.sim.device_count()):
+            torch.sim._sim.check_audit(device)
 
 
 def in_use():

@@ -328,25 +328,60 @@ int mgd_check(struct mgd_machine *m) {
 
 /* ---- the clock */
 
-static bool is_place_sound(const struct mgd_clock *c, int device) {
-  const struct mgd_clock_place *place = mgd_clock_place_of(c, device);
-  bool sound = mgd_clock_is_speed(&place->speed);
-  for (int s = 0; s < MGD_MAX_STREAMS; s++) {
-    sound = sound && place->streams[s] >= 0 && place->streams[s] <= c->latest;
+/* The queue of a stream begins with what cannot end yet, and counts what it holds. */
+static bool is_queue_sound(const struct mgd_clock_stream *s) {
+  int queued = 0;
+  const struct mgd_task *last = NULL;
+  for (const struct mgd_task *t = s->first; t; t = t->next[t->streams[1] == s]) {
+    if (t->known || t->references < 1 || (t->streams[0] != s && t->streams[1] != s)) {
+      return false;
+    }
+    queued++;
+    last = t;
   }
-  return sound && place->issued >= 0 && place->issued <= c->latest;
+  const bool uncertain = !s->first || s->first->kind == MGD_TASK_COPY || s->first->kind == MGD_TASK_WAIT;
+  return uncertain && queued == s->queued && last == s->last;
 }
 
-/* Whether something at this end of a link accounts for its being busy. */
-static bool explains(const struct mgd_clock *c, int device, int64_t free_at) {
-  return device == MGD_CLOCK_HOST || free_at <= mgd_clock_latest(c, device);
+/* Adds the bytes that wait for the stream to *leaving. */
+static bool is_stream_sound(const struct mgd_clock *c, int device, const struct mgd_clock_stream *s, int64_t *leaving) {
+  int64_t own = 0;
+  int count = 0;
+  for (const struct mgd_hold *h = s->leaving; h; h = h->next) {
+    own += atomic_load_explicit(&h->also, memory_order_relaxed) ? 0 : h->bytes;
+    *leaving += h->bytes;
+    count++;
+  }
+  return s->free_at >= 0 && s->free_at <= c->latest && own == s->leaving_bytes && count == s->leaving_count &&
+         is_queue_sound(s) && (device != MGD_CLOCK_HOST || (!s->first && !count));
+}
+
+static bool is_place_sound(const struct mgd_clock *c, int device) {
+  const struct mgd_clock_place *place = mgd_clock_place_of(c, device);
+  int64_t leaving = 0, held = 0;
+  bool sound = mgd_clock_is_speed(&place->speed);
+  for (int i = 0; i < MGD_MAX_STREAMS; i++) {
+    sound = sound && is_stream_sound(c, device, &place->streams[i], &leaving);
+  }
+  for (const struct mgd_hold *h = place->living; h; h = h->next) {
+    held += h->bytes;
+  }
+  return sound && place->issued >= 0 && place->issued <= c->latest && place->busy >= 0 && leaving == place->leaving &&
+         held == place->held;
 }
 
 static bool is_clock_link_sound(const struct mgd_clock *c, int from, int to) {
   const struct mgd_clock_link *link = mgd_clock_link_of(c, from, to);
-  bool sound = link->cost.latency_ns >= 0 && mgd_is_amount(link->cost.bytes_per_ns) && link->free_at >= 0;
-  sound = sound && (from != to || link->free_at == 0);
-  return sound && explains(c, from, link->free_at) && explains(c, to, link->free_at);
+  int queued = 0, active = 0;
+  for (const struct mgd_task *t = c->ties; t; t = t->tie_after) {
+    if (t->kind == MGD_TASK_COPY && t->link == link) {
+      queued++;
+      active += t->phase != MGD_COPY_QUEUED;
+    }
+  }
+  return link->cost.latency_ns >= 0 && mgd_is_amount(link->cost.bytes_per_ns) && link->free_at >= 0 &&
+         link->free_at <= c->latest && link->busy <= link->free_at && queued == link->queued &&
+         active == (link->active ? 1 : 0) && (from != to || (!link->free_at && !queued));
 }
 
 int mgd_check_clock(const struct mgd_clock *c) {

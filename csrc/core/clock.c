@@ -1,4 +1,4 @@
-/* clock.c: virtual time of simulated devices.
+/* clock.c: virtual time of simulated devices: what is issued, and what is asked.
  *
  * Everybody has a time of their own that only moves forward: each thread of the
  * program, each stream of each device, each directed link. An operation starts
@@ -15,11 +15,10 @@
  *
  * An operator's time is the roofline max(flops / rate, bytes / bandwidth)
  * (Williams, Waterman, Patterson, CACM 52(4), 2009) plus a fixed launch. The
- * rate is that of the kind of arithmetic and of the numbers it works on.
+ * rate is that of the kind of arithmetic and of the numbers it works on. When a
+ * copy begins and ends is found out in clock_flow.c.
  */
-#include "arithmetic.h"
 #include "internal_clock.h"
-#include "internal_machine.h"
 #include "testing.h"
 
 #define HOST MGD_CLOCK_HOST
@@ -27,7 +26,7 @@
 static bool is_place(const struct mgd_clock *c, int device) { return device >= HOST && device < c->devices; }
 
 /* The stream, or a code. */
-static int find_stream(const struct mgd_clock *c, int device, int stream, int64_t **out) {
+static int find_stream(const struct mgd_clock *c, int device, int stream, struct mgd_clock_stream **out) {
   if (!is_place(c, device)) {
     return MGD_E_NO_DEVICE;
   }
@@ -45,25 +44,23 @@ static bool is_work(const struct mgd_work *w) {
 
 static bool is_link(struct mgd_link l) { return l.latency_ns >= 0 && mgd_is_amount(l.bytes_per_ns); }
 
-static void enter(struct mgd_clock *c) { (void)pthread_mutex_lock(&c->mutex); }
-
-static int leave_clock(struct mgd_clock *c, int code) {
-#if MGD_DEBUG >= 2
-  if (mgd_check_clock(c) != MGD_OK) {
-    code = MGD_E_BROKEN;
-  }
-#endif
-  (void)pthread_mutex_unlock(&c->mutex);
-  return code;
-}
-
 /* ---- birth and death */
 
-static int fill_clock(struct mgd_clock *c, struct mgd_alloc *alloc) {
-  size_t places = (size_t)c->devices + 1;
-  c->places = mgd_alloc_new(alloc, places, sizeof *c->places);
-  c->links = mgd_alloc_new(alloc, places * places, sizeof *c->links);
-  return c->places && c->links ? mgd_alloc_mutex(alloc, &c->mutex) : MGD_E_NOMEM;
+/* What is not tied to anything uncertain is known. */
+static void settle_all(struct mgd_clock *c) {
+  while (c->ties) {
+    mgd_clock_flow_settle(c, c->ties);
+  }
+}
+
+static int fill_clock(struct mgd_clock *c) {
+  const size_t places = (size_t)c->devices + 1;
+  c->places = mgd_alloc_new(&c->alloc, places, sizeof *c->places);
+  c->links = mgd_alloc_new(&c->alloc, places * places, sizeof *c->links);
+  for (size_t i = 0; c->places && i < places; i++) {
+    c->places[i].capacity = INT64_MAX;
+  }
+  return c->places && c->links ? mgd_alloc_mutex(&c->alloc, &c->mutex) : MGD_E_NOMEM;
 }
 
 static void discard(struct mgd_clock *c) {
@@ -82,8 +79,9 @@ int mgd_clock_create_failing(int devices, int64_t fail_allocation, struct mgd_cl
   if (!c) {
     return MGD_E_NOMEM;
   }
+  mgd_alloc_init(&c->alloc, fail_allocation ? fail_allocation - 1 : 0);
   c->devices = devices;
-  int code = fill_clock(c, &alloc);
+  int code = fill_clock(c);
   if (code != MGD_OK) {
     discard(c);
     return code;
@@ -95,11 +93,23 @@ int mgd_clock_create_failing(int devices, int64_t fail_allocation, struct mgd_cl
 int mgd_clock_create(int devices, struct mgd_clock **out) { return mgd_clock_create_failing(devices, 0, out); }
 
 void mgd_clock_destroy(struct mgd_clock *c) {
-  if (c) {
-    (void)pthread_mutex_destroy(&c->mutex);
-    discard(c);
+  if (!c) {
+    return;
   }
+  settle_all(c);
+  for (int d = 0; d < c->devices; d++) {
+    mgd_clock_hold_discard_all(c, d);
+  }
+  (void)pthread_mutex_destroy(&c->mutex);
+  discard(c);
 }
+
+void mgd_clock_before_fork(struct mgd_clock *c) {
+  mgd_clock_enter(c);
+  settle_all(c);
+}
+
+void mgd_clock_after_fork(struct mgd_clock *c) { (void)mgd_clock_leave(c, MGD_OK); }
 
 /* ---- what things can do */
 
@@ -110,171 +120,360 @@ int mgd_clock_set_speed(struct mgd_clock *c, int device, struct mgd_speed speed)
   if (!mgd_clock_is_speed(&speed)) {
     return MGD_E_INVALID;
   }
-  enter(c);
+  mgd_clock_enter(c);
   mgd_clock_place_of(c, device)->speed = speed;
-  return leave_clock(c, MGD_OK);
+  return mgd_clock_leave(c, MGD_OK);
 }
 
-int mgd_clock_set_link(struct mgd_clock *c, int from, int to, struct mgd_link link) {
+static int check_ends(const struct mgd_clock *c, int from, int to) {
   if (!is_place(c, from) || !is_place(c, to)) {
     return MGD_E_NO_DEVICE;
   }
-  if (from == to || !is_link(link)) {
-    return MGD_E_INVALID;
-  }
-  enter(c);
-  mgd_clock_link_of(c, from, to)->cost = link;
-  return leave_clock(c, MGD_OK);
+  return from == to ? MGD_E_INVALID : MGD_OK;
 }
 
-/* ---- what happens */
+int mgd_clock_set_link(struct mgd_clock *c, int from, int to, struct mgd_link link) {
+  const int code = check_ends(c, from, to);
+  if (code != MGD_OK || !is_link(link)) {
+    return code != MGD_OK ? code : MGD_E_INVALID;
+  }
+  mgd_clock_enter(c);
+  mgd_clock_link_of(c, from, to)->cost = link;
+  return mgd_clock_leave(c, MGD_OK);
+}
 
-/* Moves one of the times. */
-static void move(struct mgd_clock *c, int64_t *time, int64_t to) {
-  *time = to;
-  c->latest = mgd_max(c->latest, to);
+int mgd_clock_link(struct mgd_clock *c, int from, int to, struct mgd_link *out) {
+  const int code = check_ends(c, from, to);
+  if (code == MGD_OK) {
+    mgd_clock_enter(c);
+    *out = mgd_clock_link_of(c, from, to)->cost;
+    return mgd_clock_leave(c, MGD_OK);
+  }
+  return code;
+}
+
+int mgd_clock_set_bus(struct mgd_clock *c, int bus, double bytes_per_ns) {
+  if (bus < 0 || bus >= MGD_MAX_BUSES || !mgd_is_amount(bytes_per_ns)) {
+    return MGD_E_INVALID;
+  }
+  mgd_clock_enter(c);
+  c->buses[bus] = bytes_per_ns;
+  return mgd_clock_leave(c, MGD_OK);
+}
+
+int mgd_clock_join_bus(struct mgd_clock *c, int from, int to, int bus) {
+  const int code = check_ends(c, from, to);
+  if (code != MGD_OK || bus < 0 || bus >= MGD_MAX_BUSES) {
+    return code != MGD_OK ? code : MGD_E_INVALID;
+  }
+  mgd_clock_enter(c);
+  mgd_clock_link_of(c, from, to)->buses |= (uint64_t)1 << bus;
+  return mgd_clock_leave(c, MGD_OK);
+}
+
+/* ---- what is issued */
+
+static void move(struct mgd_clock *c, struct mgd_clock_stream *s, int64_t to) {
+  s->free_at = to;
+  mgd_clock_reach(c, to);
 }
 
 /* When the thread will have issued an operation for both places, one of which may be the host, or both the same. */
-static int issue_time(const struct mgd_clock *c, int64_t thread_time, int from, int to, int64_t *at) {
+static int issue_time(const struct mgd_clock *c, const struct mgd_clock_stream *thread, int from, int to, int64_t *at) {
   const struct mgd_clock_place *a = mgd_clock_place_of(c, from), *b = mgd_clock_place_of(c, to);
   const int64_t cost = (to == HOST ? a : b)->speed.issue_ns;
-  return mgd_add(mgd_max(thread_time, mgd_max(a->issued, b->issued)), cost, at) ? MGD_OK : MGD_E_OVERFLOW;
+  return mgd_add(mgd_max(thread->free_at, mgd_max(a->issued, b->issued)), cost, at) ? MGD_OK : MGD_E_OVERFLOW;
 }
 
-static void issue(struct mgd_clock *c, int64_t *thread_time, int device, int64_t at) {
-  move(c, thread_time, at);
+static void issue(struct mgd_clock *c, struct mgd_clock_stream *thread, int device, int64_t at) {
+  move(c, thread, at);
   if (device != HOST) {
     mgd_clock_place_of(c, device)->issued = at;
   }
 }
 
-static int run(struct mgd_clock *c, int thread, int device, int stream, const struct mgd_work *work, int64_t *end) {
-  int64_t *thread_time, *time, issued, cost, done;
-  int code = find_stream(c, HOST, thread, &thread_time);
-  code = code == MGD_OK ? find_stream(c, device, stream, &time) : code;
-  code = code == MGD_OK ? issue_time(c, *thread_time, device, device, &issued) : code;
+/* False: the stream is not in doubt any more, for want of memory. */
+static bool queue_run(struct mgd_clock *c, int device, int stream, int64_t issued, int64_t cost) {
+  struct mgd_clock_stream *s = &mgd_clock_place_of(c, device)->streams[stream];
+  if (s->queued >= MGD_CLOCK_QUEUE) {
+    mgd_clock_flow_settle(c, s->first);
+  }
+  struct mgd_task *t = s->first ? mgd_clock_queue_new(c, MGD_TASK_RUN, device, stream) : NULL;
+  if (!t) {
+    mgd_clock_flow_settle_stream(c, s);
+    return false;
+  }
+  t->issued = issued;
+  t->cost = cost;
+  mgd_clock_queue_append(c, t);
+  return true;
+}
+
+static int run(struct mgd_clock *c, int thread, int device, int stream, const struct mgd_work *work) {
+  struct mgd_clock_stream *host, *s;
+  int64_t issued, cost, end;
+  int code = find_stream(c, HOST, thread, &host);
+  code = code == MGD_OK ? find_stream(c, device, stream, &s) : code;
+  code = code == MGD_OK ? issue_time(c, host, device, device, &issued) : code;
   if (code != MGD_OK) {
     return code;
   }
-  const struct mgd_speed *speed = &mgd_clock_place_of(c, device)->speed;
-  const double arithmetic = mgd_duration(work->flops, speed->flops_per_ns[work->kind][work->precision]);
-  code = mgd_to_ns(speed->launch_ns, fmax(arithmetic, mgd_duration(work->bytes, speed->bytes_per_ns)), &cost);
-  if (code != MGD_OK || !mgd_add(mgd_max(*time, issued), cost, &done)) {
+  struct mgd_clock_place *place = mgd_clock_place_of(c, device);
+  const double arithmetic = mgd_duration(work->flops, place->speed.flops_per_ns[work->kind][work->precision]);
+  const double memory = mgd_duration(work->bytes, place->speed.bytes_per_ns);
+  code = mgd_to_ns(place->speed.launch_ns, fmax(arithmetic, memory), &cost);
+  if (code != MGD_OK || !mgd_add(mgd_max(s->free_at, issued), cost, &end)) {
     return MGD_E_OVERFLOW;
   }
-  issue(c, thread_time, device, issued);
-  move(c, time, done);
-  *end = done;
+  issue(c, host, device, issued);
+  if (s->first && queue_run(c, device, stream, issued, cost)) {
+    return MGD_OK;
+  }
+  place->busy = mgd_about_sum(place->busy, cost);
+  move(c, s, mgd_about_sum(mgd_max(s->free_at, issued), cost));
   return MGD_OK;
 }
 
-int mgd_clock_run(struct mgd_clock *c, int thread, int device, int stream, const struct mgd_work *work, int64_t *end) {
+int mgd_clock_run(struct mgd_clock *c, int thread, int device, int stream, const struct mgd_work *work) {
   if (!is_work(work)) {
     return MGD_E_INVALID;
   }
-  enter(c);
-  return leave_clock(c, run(c, thread, device, stream, work, end));
+  mgd_clock_enter(c);
+  return mgd_clock_leave(c, run(c, thread, device, stream, work));
 }
 
-/* ns of a copy that has everything to itself. On one device it is an operator
- * that reads and writes every byte. */
-static int copy_cost(const struct mgd_clock *c, int from, int to, int64_t bytes, int64_t *ns) {
-  if (from == to) {
-    const struct mgd_speed *speed = &mgd_clock_place_of(c, from)->speed;
-    return mgd_to_ns(speed->launch_ns, mgd_duration(2.0 * (double)bytes, speed->bytes_per_ns), ns);
-  }
-  const struct mgd_link *link = &mgd_clock_link_of(c, from, to)->cost;
-  return mgd_to_ns(link->latency_ns, mgd_duration((double)bytes, link->bytes_per_ns), ns);
-}
+/* A copy that is being issued. */
+struct issue {
+  struct mgd_clock_stream *host, *streams[2]; /* [1]: if both ends have streams */
+  struct mgd_clock_link *link;
+  int64_t at, cost; /* when it is issued, and what it takes when it has the buses to itself */
+};
 
-static int copy(struct mgd_clock *c, int thread, int from, int from_stream, int to, int to_stream, int64_t bytes,
-                int64_t *end) {
-  int64_t *thread_time, *source, *sink, issued, cost, done;
-  int code = find_stream(c, HOST, thread, &thread_time);
-  code = code == MGD_OK ? find_stream(c, from, from == HOST ? thread : from_stream, &source) : code;
-  code = code == MGD_OK ? find_stream(c, to, to == HOST ? thread : to_stream, &sink) : code;
-  code = code == MGD_OK ? copy_cost(c, from, to, bytes, &cost) : code;
-  code = code == MGD_OK ? issue_time(c, *thread_time, from, to, &issued) : code;
+static int prepare_copy(const struct mgd_clock *c, int thread, const struct mgd_transfer *t, struct issue *i) {
+  struct mgd_clock_stream *source = NULL, *sink = NULL;
+  int64_t end;
+  int code = find_stream(c, HOST, thread, &i->host);
+  code = code == MGD_OK ? check_ends(c, t->from, t->to) : code;
+  code = code == MGD_OK && t->from != HOST ? find_stream(c, t->from, t->from_stream, &source) : code;
+  code = code == MGD_OK && t->to != HOST ? find_stream(c, t->to, t->to_stream, &sink) : code;
+  code = code == MGD_OK ? issue_time(c, i->host, t->from, t->to, &i->at) : code;
   if (code != MGD_OK) {
     return code;
   }
-  struct mgd_clock_link *link = mgd_clock_link_of(c, from, to);
-  const int64_t start = mgd_max(issued, mgd_max(link->free_at, mgd_max(*source, *sink)));
-  if (!mgd_add(start, cost, &done)) {
-    return MGD_E_OVERFLOW;
+  i->streams[0] = source ? source : sink;
+  i->streams[1] = source ? sink : NULL;
+  i->link = mgd_clock_link_of(c, t->from, t->to);
+  code = mgd_to_ns(i->link->cost.latency_ns, mgd_duration((double)t->bytes, i->link->cost.bytes_per_ns), &i->cost);
+  const int64_t free_at = mgd_max(i->streams[0]->free_at, sink && source ? sink->free_at : 0);
+  const int64_t begin = mgd_max(mgd_max(i->at, i->link->free_at), free_at);
+  return code == MGD_OK && mgd_add(begin, i->cost, &end) ? MGD_OK : MGD_E_OVERFLOW;
+}
+
+/* Ready now, and nobody else is on the way to its link: nothing that is issued later can change when it ends. */
+static bool is_certain(const struct issue *i) {
+  bool certain = !i->link->queued && !i->link->buses;
+  for (int k = 0; k < 2 && i->streams[k]; k++) {
+    certain = certain && !i->streams[k]->first && i->streams[k]->free_at <= i->at;
   }
-  issue(c, thread_time, from, issued);
-  issue(c, thread_time, to, issued);
-  /* The thread hands a copy over and goes on; it waits when it says so. */
-  if (from != HOST) {
-    move(c, source, done);
+  return certain;
+}
+
+static int64_t copy_now(struct mgd_clock *c, const struct issue *i) {
+  const int64_t end = mgd_about_sum(mgd_max(i->at, i->link->free_at), i->cost);
+  i->link->free_at = end;
+  i->link->busy = mgd_about_sum(i->link->busy, i->cost);
+  for (int k = 0; k < 2 && i->streams[k]; k++) {
+    move(c, i->streams[k], end);
   }
-  if (to != HOST) {
-    move(c, sink, done);
+  return end;
+}
+
+/* NULL: no memory. */
+static struct mgd_task *queue_copy(struct mgd_clock *c, const struct mgd_transfer *t, const struct issue *i) {
+  for (int k = 0; k < 2 && i->streams[k]; k++) {
+    if (i->streams[k]->queued >= MGD_CLOCK_QUEUE) {
+      mgd_clock_flow_settle(c, i->streams[k]->first);
+    }
   }
-  link->free_at = from == to ? 0 : done;
-  *end = done;
+  struct mgd_task *task = mgd_clock_queue_new(c, MGD_TASK_COPY, t->from != HOST ? t->from : t->to, 0);
+  if (task) {
+    task->other = t->to != HOST ? t->to : t->from;
+    task->streams[0] = i->streams[0];
+    task->streams[1] = i->streams[1];
+    task->issued = i->at;
+    task->link = i->link;
+    task->bytes = t->bytes;
+    i->link->queued++;
+    mgd_clock_queue_append(c, task);
+  }
+  return task;
+}
+
+static int copy(struct mgd_clock *c, int thread, const struct mgd_transfer *t) {
+  struct issue i = {0};
+  struct mgd_task *task = NULL;
+  const int code = prepare_copy(c, thread, t, &i);
+  if (code != MGD_OK) {
+    return code;
+  }
+  const bool certain = is_certain(&i);
+  if (!certain && !(task = queue_copy(c, t, &i))) {
+    return MGD_E_NOMEM;
+  }
+  issue(c, i.host, t->from, i.at);
+  issue(c, i.host, t->to, i.at);
+  struct mgd_moment end = {certain ? copy_now(c, &i) : 0, task};
+  if (t->blocking) {
+    if (task) {
+      task->references++;
+    }
+    move(c, i.host, mgd_max(i.at, mgd_clock_flow_time(c, &end)));
+  }
   return MGD_OK;
 }
 
-int mgd_clock_copy(struct mgd_clock *c, int thread, int from, int from_stream, int to, int to_stream, int64_t bytes,
-                   int64_t *end) {
-  if (bytes < 0) {
+int mgd_clock_copy(struct mgd_clock *c, int thread, const struct mgd_transfer *t) {
+  if (t->bytes < 0) {
     return MGD_E_INVALID;
   }
-  enter(c);
-  return leave_clock(c, copy(c, thread, from, from_stream, to, to_stream, bytes, end));
+  mgd_clock_enter(c);
+  return mgd_clock_leave(c, copy(c, thread, t));
 }
 
 int mgd_clock_begin_thread(struct mgd_clock *c, int thread) {
-  int64_t *time;
-  enter(c);
-  const int code = find_stream(c, HOST, thread, &time);
+  struct mgd_clock_stream *host;
+  mgd_clock_enter(c);
+  const int code = find_stream(c, HOST, thread, &host);
   if (code == MGD_OK) {
-    *time = 0;
+    host->free_at = 0;
   }
-  return leave_clock(c, code);
+  return mgd_clock_leave(c, code);
 }
 
-int mgd_clock_stream_time(struct mgd_clock *c, int device, int stream, int64_t *ns) {
-  int64_t *time;
-  enter(c);
-  int code = find_stream(c, device, stream, &time);
+/* ---- moments */
+
+int mgd_clock_record(struct mgd_clock *c, int thread, int device, int stream, struct mgd_moment *m) {
+  struct mgd_clock_stream *host, *s;
+  mgd_clock_enter(c);
+  int code = find_stream(c, HOST, thread, &host);
+  code = code == MGD_OK ? find_stream(c, device, stream, &s) : code;
   if (code == MGD_OK) {
-    *ns = *time;
+    struct mgd_moment now = mgd_clock_flow_mark(c, device, stream, host->free_at);
+    mgd_clock_queue_drop(m->task);
+    *m = now;
   }
-  return leave_clock(c, code);
+  return mgd_clock_leave(c, code);
 }
 
-int mgd_clock_stream_wait(struct mgd_clock *c, int device, int stream, int64_t until) {
-  if (until < 0) {
+void mgd_clock_forget(struct mgd_clock *c, struct mgd_moment *m) {
+  mgd_clock_enter(c);
+  mgd_clock_queue_drop(m->task);
+  *m = (struct mgd_moment){0, NULL};
+  (void)mgd_clock_leave(c, MGD_OK);
+}
+
+/* False: no memory. */
+static bool queue_wait(struct mgd_clock *c, int device, int stream, struct mgd_task *awaited, int64_t until) {
+  struct mgd_task *t = mgd_clock_queue_new(c, awaited ? MGD_TASK_WAIT : MGD_TASK_RUN, device, stream);
+  if (!t) {
+    return false;
+  }
+  t->issued = until;
+  if (awaited) {
+    awaited->references++;
+    t->awaited = awaited;
+    t->other = awaited->device;
+  }
+  mgd_clock_queue_append(c, t);
+  return true;
+}
+
+static void wait_for(struct mgd_clock *c, int device, int stream, const struct mgd_moment *m) {
+  struct mgd_clock_stream *s = &mgd_clock_place_of(c, device)->streams[stream];
+  if (s->queued >= MGD_CLOCK_QUEUE) {
+    mgd_clock_flow_settle(c, s->first);
+  }
+  const bool open = m->task && !m->task->known;
+  const int64_t until = open ? 0 : m->task ? m->task->end : m->ns;
+  if ((s->first || open) && queue_wait(c, device, stream, open ? m->task : NULL, until)) {
+    return;
+  }
+  if (open) {
+    mgd_clock_flow_settle(c, m->task);
+  }
+  mgd_clock_flow_settle_stream(c, s);
+  move(c, s, mgd_max(s->free_at, m->task ? m->task->end : m->ns));
+}
+
+int mgd_clock_stream_wait(struct mgd_clock *c, int device, int stream, const struct mgd_moment *m) {
+  struct mgd_clock_stream *s;
+  if (m->ns < 0) {
     return MGD_E_INVALID;
   }
-  int64_t *time;
-  enter(c);
-  int code = find_stream(c, device, stream, &time);
+  mgd_clock_enter(c);
+  const int code = find_stream(c, device, stream, &s);
   if (code == MGD_OK) {
-    move(c, time, mgd_max(*time, until));
+    wait_for(c, device, stream, m);
   }
-  return leave_clock(c, code);
+  return mgd_clock_leave(c, code);
 }
 
 int mgd_clock_host_wait(struct mgd_clock *c, int thread, int64_t until) {
-  return mgd_clock_stream_wait(c, HOST, thread, until);
+  const struct mgd_moment m = {until, NULL};
+  return mgd_clock_stream_wait(c, HOST, thread, &m);
 }
 
-int mgd_clock_elapsed(struct mgd_clock *c, int64_t *ns) {
-  enter(c);
-  *ns = c->latest;
-  return leave_clock(c, MGD_OK);
+/* ---- what is asked */
+
+int mgd_clock_moment_time(struct mgd_clock *c, struct mgd_moment *m, int64_t *ns) {
+  mgd_clock_enter(c);
+  *ns = mgd_clock_flow_time(c, m);
+  return mgd_clock_leave(c, MGD_OK);
+}
+
+int mgd_clock_stream_time(struct mgd_clock *c, int device, int stream, int64_t *ns) {
+  struct mgd_clock_stream *s;
+  mgd_clock_enter(c);
+  const int code = find_stream(c, device, stream, &s);
+  if (code == MGD_OK) {
+    mgd_clock_flow_settle_stream(c, s);
+    *ns = s->free_at;
+  }
+  return mgd_clock_leave(c, code);
+}
+
+static int64_t latest_of(struct mgd_clock *c, int device) {
+  int64_t ns = 0;
+  for (int i = 0; i < MGD_MAX_STREAMS; i++) {
+    const struct mgd_clock_stream *s = &mgd_clock_place_of(c, device)->streams[i];
+    mgd_clock_flow_settle_stream(c, s);
+    ns = mgd_max(ns, s->free_at);
+  }
+  return ns;
 }
 
 int mgd_clock_device_time(struct mgd_clock *c, int device, int64_t *ns) {
   if (!is_place(c, device)) {
     return MGD_E_NO_DEVICE;
   }
-  enter(c);
-  *ns = mgd_clock_latest(c, device);
-  return leave_clock(c, MGD_OK);
+  mgd_clock_enter(c);
+  *ns = latest_of(c, device);
+  return mgd_clock_leave(c, MGD_OK);
+}
+
+int mgd_clock_elapsed(struct mgd_clock *c, int64_t *ns) {
+  mgd_clock_enter(c);
+  settle_all(c);
+  *ns = c->latest;
+  return mgd_clock_leave(c, MGD_OK);
+}
+
+int mgd_clock_busy(struct mgd_clock *c, int from, int to, int64_t *ns) {
+  if (!is_place(c, from) || !is_place(c, to)) {
+    return MGD_E_NO_DEVICE;
+  }
+  mgd_clock_enter(c);
+  settle_all(c);
+  *ns = from == to ? mgd_clock_place_of(c, from)->busy : mgd_clock_link_of(c, from, to)->busy;
+  return mgd_clock_leave(c, MGD_OK);
 }

@@ -255,30 +255,6 @@ void mgd_repeat_begin_step(struct mgd_machine *m); /* counts start again; which 
  * pairs of object and device: a pair may be forgotten, never counted too high. */
 int mgd_repeat_add(struct mgd_machine *m, const struct mgd_event *copy, struct mgd_repeat *out);
 
-/* ---- clock.c: virtual time of simulated devices; a struct of its own, locks by itself */
-struct mgd_clock;
-int mgd_clock_create(int devices, struct mgd_clock **out); /* accelerators 0..devices-1; the host is -1 */
-void mgd_clock_destroy(struct mgd_clock *c);
-int mgd_clock_set_speed(struct mgd_clock *c, int device, struct mgd_speed speed);
-int mgd_clock_set_link(struct mgd_clock *c, int from, int to, struct mgd_link link);
-/* The host's streams are the threads of the program; each has a time of its own. `thread` issues what follows: that
- * costs it the device's issue time, and it comes after what any thread has issued to that device before. */
-/* Runs one operator: max(flops / rate, bytes / bandwidth) + launch, after what the stream already holds. */
-int mgd_clock_run(struct mgd_clock *c, int thread, int device, int stream, const struct mgd_work *work, int64_t *end);
-/* Copies over a link: starts when both streams and the link are free, and occupies all three; the thread hands over and
- * goes on (host_wait when it must not). The host's stream is ignored. Within one device: reads and writes every byte
- * there. */
-int mgd_clock_copy(struct mgd_clock *c, int thread, int from, int from_stream, int to, int to_stream, int64_t bytes,
-                   int64_t *end);
-int mgd_clock_begin_thread(struct mgd_clock *c, int thread); /* a new one: its time is 0 until it issues something */
-int mgd_clock_stream_time(struct mgd_clock *c, int device, int stream, int64_t *ns); /* an event's timestamp */
-int mgd_clock_stream_wait(struct mgd_clock *c, int device, int stream, int64_t until); /* a stream waits for an event */
-int mgd_clock_host_wait(struct mgd_clock *c, int thread, int64_t until); /* its time moves to at least until */
-int mgd_clock_elapsed(struct mgd_clock *c, int64_t *ns); /* when everything that was issued has ended, on all devices
-                                                          * and in all threads, also those that are gone */
-int mgd_clock_device_time(struct mgd_clock *c, int device,
-                          int64_t *ns); /* latest over the device's streams; -1 is the host */
-
 /* ---- check.c: invariants */
 int mgd_check(struct mgd_machine *m); /* OK or BROKEN; every transition calls it when built with -DMGD_DEBUG=2 */
 

@@ -1,39 +1,101 @@
 /* internal_clock.h: what a struct mgd_clock is made of.
  *
- * Private to clock.c and check.c, and to the test that breaks a clock on
- * purpose. A clock belongs to no machine and locks by itself.
+ * Private to the files of the clock, to check.c, and to the test that breaks a
+ * clock on purpose. From the bottom to the top: clock_queue.c has the streams,
+ * clock_flow.c the copies, clock_hold.c the bytes, clock.c what is issued.
  */
 #ifndef MGD_INTERNAL_CLOCK_H
 #define MGD_INTERNAL_CLOCK_H
 
-#include <pthread.h>
-
 #include "arithmetic.h"
-#include "core.h"
+#include "clock.h"
+#include "internal_machine.h"
 
 #define MGD_CLOCK_HOST (-1)
+#define MGD_CLOCK_QUEUE 1024 /* operations that a stream holds unsettled, about as many as CUDA's do */
 
-/* One place where operations run. The host is a place whose streams are the
- * threads of the program. */
+/* A wait lets its stream go on when `awaited` has ended; a mark takes no time: its end is that of all before it. */
+enum mgd_task_kind { MGD_TASK_RUN, MGD_TASK_COPY, MGD_TASK_WAIT, MGD_TASK_MARK };
+enum mgd_copy_phase { MGD_COPY_QUEUED, MGD_COPY_STARTING, MGD_COPY_FLOWING };
+
+struct mgd_clock_stream;
+
+/* One operation in a stream whose end is not known yet. Marks live on when it is. */
+struct mgd_task {
+  enum mgd_task_kind kind;
+  bool known;     /* has left its streams, and `end` says when it ended */
+  int references; /* its streams', which is one, and those of moments and waits */
+  int device;     /* whose stream it is in; of a copy between two: the source */
+  int other;      /* the device that it looks to: of a copy the target, of a wait that of `awaited`; else `device` */
+  struct mgd_clock_stream *streams[2]; /* [1]: of a copy between two devices, or NULL */
+  struct mgd_task *next[2];            /* in each of them */
+  struct mgd_task *tie_before, *tie_after; /* all copies and waits, in the order of issue: they tie streams together */
+  uint64_t number;                         /* in the order of issue */
+  int64_t issued, cost, end;               /* it begins no earlier; RUN: ns that it takes; if known */
+  struct mgd_task *awaited; /* WAIT */
+  /* COPY */
+  struct mgd_clock_link *link;
+  enum mgd_copy_phase phase;
+  int64_t bytes;
+  int64_t began; /* when it got its link */
+  int64_t since; /* STARTING: when its bytes begin to flow. FLOWING: when `left` bytes were left */
+  double left, rate, share; /* `share`: while rates are found */
+};
+
+/* What a stream holds: known until free_at, then a queue that begins with a copy or a wait. */
+struct mgd_clock_stream {
+  int64_t free_at;
+  struct mgd_task *first, *last;
+  int queued;
+  /* Bytes that were given up and may still be used by this stream, oldest first. */
+  struct mgd_hold *leaving, *leaving_last;
+  int64_t leaving_bytes; /* of these, without those that other streams use as well */
+  int leaving_count;
+};
+
+/* One place where operations run. The streams of the host are the program's threads; they hold no queue. */
 struct mgd_clock_place {
   struct mgd_speed speed;
-  int64_t streams[MGD_MAX_STREAMS]; /* when each is free, ns */
-  int64_t issued;                   /* the time of the thread that issued the last operation here, then; host: 0 */
+  struct mgd_clock_stream streams[MGD_MAX_STREAMS];
+  int64_t issued; /* the time of the thread that issued the last operation here, then; host: 0 */
+  int64_t busy;
+  int64_t capacity, held;  /* bytes: held are those that nobody has given up */
+  int64_t largest;         /* capacity that there was since an audit found no more than there is now */
+  int64_t leaving;         /* bytes that were given up, of all streams */
+  struct mgd_hold *living; /* what `held` counts */
+  struct mgd_hold *over;   /* for an audit */
 };
 
 struct mgd_clock_link {
   struct mgd_link cost;
-  int64_t free_at; /* ns */
+  uint64_t buses; /* bit i: it passes bus i */
+  int64_t free_at, busy;
+  struct mgd_task *active; /* the copy that has it */
+  int queued;              /* copies that are not over, the active one too */
 };
 
-/* Invariants: all times are >= 0, and none is later than `latest`; a link is never busy longer than the busiest
- * stream of the devices at its ends (of the host not, which does not wait for
- * its copies); a device's link to itself is never busy; speeds and bandwidths
- * are finite and >= 0. */
+struct mgd_hold {
+  struct mgd_hold *next, *before; /* in `living` or, without `before`, in `leaving` or `over` */
+  int64_t bytes;
+  int device, stream;
+  _Atomic uint64_t also; /* bit i: stream i uses them too */
+  struct mgd_moment begin, end; /* `begin` is kept for an audit only */
+  struct mgd_moment *ends;      /* of the other streams, as many as `also` has bits */
+};
+
+/* Invariants: all times are >= 0, and none that is known is later than `latest`;
+ * a stream's queue begins with what cannot end yet, a copy or a wait, and the
+ * host's have none; a link has at most one copy under way; `held` is the sum of
+ * living bytes, `leaving` that of the streams'; rates are finite and >= 0. */
 struct mgd_clock {
   pthread_mutex_t mutex;
+  struct mgd_alloc alloc;
   int devices;
   int64_t latest;
+  uint64_t issued; /* tasks ever made */
+  struct mgd_task *ties, *ties_last;
+  double buses[MGD_MAX_BUSES]; /* bytes/ns, 0: no limit */
+  bool audited;            /* what is over is kept in `over` */
   struct mgd_clock_place *places; /* [0] is the host, [d + 1] is accelerator d */
   struct mgd_clock_link *links;   /* [(from + 1) * (devices + 1) + to + 1] */
 };
@@ -46,28 +108,50 @@ static inline struct mgd_clock_link *mgd_clock_link_of(const struct mgd_clock *c
   return &c->links[(size_t)(from + 1) * (size_t)(c->devices + 1) + (size_t)(to + 1)];
 }
 
-/* Over the device's streams. */
-static inline int64_t mgd_clock_latest(const struct mgd_clock *c, int device) {
-  int64_t ns = 0;
-  for (int s = 0; s < MGD_MAX_STREAMS; s++) {
-    const int64_t time = mgd_clock_place_of(c, device)->streams[s];
-    ns = time > ns ? time : ns;
-  }
-  return ns;
-}
+static inline void mgd_clock_reach(struct mgd_clock *c, int64_t time) { c->latest = mgd_max(c->latest, time); }
 
-/* Whether all rates are such: finite and not negative. */
 static inline bool mgd_clock_is_speed(const struct mgd_speed *s) {
   bool sound = mgd_is_amount(s->bytes_per_ns) && s->launch_ns >= 0 && s->issue_ns >= 0;
-  for (int kind = 0; kind < MGD_WORK_KINDS; kind++) {
-    for (int precision = 0; precision < MGD_PRECISIONS; precision++) {
-      sound = sound && mgd_is_amount(s->flops_per_ns[kind][precision]);
-    }
+  for (int i = 0; i < MGD_WORK_KINDS * MGD_PRECISIONS; i++) {
+    sound = sound && mgd_is_amount(s->flops_per_ns[i / MGD_PRECISIONS][i % MGD_PRECISIONS]);
   }
   return sound;
 }
 
+static inline bool mgd_clock_is_device(const struct mgd_clock *c, int device, int stream) {
+  return device >= 0 && device < c->devices && stream >= 0 && stream < MGD_MAX_STREAMS;
+}
+
+/* ---- clock_queue.c */
+struct mgd_task *mgd_clock_queue_new(struct mgd_clock *c, enum mgd_task_kind kind, int device, int stream);
+void mgd_clock_queue_append(struct mgd_clock *c, struct mgd_task *t);
+void mgd_clock_queue_advance(struct mgd_clock *c, struct mgd_clock_stream *s); /* ends all that waits for nobody */
+void mgd_clock_queue_finish(struct mgd_clock *c, struct mgd_task *t, int64_t end);
+void mgd_clock_queue_drop(struct mgd_task *t); /* one reference, or none if NULL */
+
+/* ---- clock_flow.c */
+void mgd_clock_flow_settle(struct mgd_clock *c, struct mgd_task *t); /* until its end is known */
+void mgd_clock_flow_settle_stream(struct mgd_clock *c, const struct mgd_clock_stream *s);
+int64_t mgd_clock_flow_time(struct mgd_clock *c, struct mgd_moment *m); /* settles it; *m holds no task any more */
+/* A moment that has no task in it. Never fails: without memory it settles. */
+struct mgd_moment mgd_clock_flow_mark(struct mgd_clock *c, int device, int stream, int64_t issued);
+
+/* ---- clock_hold.c */
+int64_t mgd_clock_hold_end(struct mgd_clock *c, struct mgd_hold *h); /* of one that was given up */
+void mgd_clock_hold_discard_all(struct mgd_clock *c, int device);
+void mgd_clock_hold_free(struct mgd_clock *c, struct mgd_hold *h); /* one that is over */
+
 /* ---- check.c */
 int mgd_check_clock(const struct mgd_clock *c); /* OK or BROKEN; the clock's mutex is held */
+
+static inline void mgd_clock_enter(struct mgd_clock *c) { (void)pthread_mutex_lock(&c->mutex); }
+
+static inline int mgd_clock_leave(struct mgd_clock *c, int code) {
+#if MGD_DEBUG >= 2
+  code = mgd_check_clock(c) == MGD_OK ? code : MGD_E_BROKEN;
+#endif
+  (void)pthread_mutex_unlock(&c->mutex);
+  return code;
+}
 
 #endif

@@ -236,29 +236,9 @@ struct mgd_traffic {
   uint8_t round;  /* enum mgd_round, of the round that is on or over last */
 };
 
-/* ---- virtual clock (simulated devices) */
+/* ---- links */
 
-#define MGD_MAX_STREAMS 64 /* per device; stream 0 is the default. Of the host: threads of the program */
-
-/* What an operator's arithmetic is, and on what numbers. A device has one rate for each pair: its matrix units serve
- * some numbers and not others, and convolutions reach less of them than products do. */
-enum mgd_work_kind { MGD_WORK_ELEMENTWISE, MGD_WORK_MATRIX, MGD_WORK_CONVOLUTION, MGD_WORK_KINDS };
-enum mgd_precision { MGD_FLOAT64, MGD_FLOAT32, MGD_TF32, MGD_BFLOAT16, MGD_FLOAT16, MGD_INT8, MGD_PRECISIONS };
-
-struct mgd_work {
-  enum mgd_work_kind kind;
-  enum mgd_precision precision;
-  double flops; /* a multiplication and an addition are two */
-  double bytes; /* that are read or written */
-};
-
-/* What a simulated device or link can do; 0 in a field means "instantly". */
-struct mgd_speed {
-  double flops_per_ns[MGD_WORK_KINDS][MGD_PRECISIONS]; /* arithmetic, as it is reached */
-  double bytes_per_ns;                                 /* memory bandwidth, as it is reached */
-  int64_t launch_ns; /* the shortest that an operator takes on the device */
-  int64_t issue_ns; /* what it costs the thread that issues it */
-};
+/* One direction between two places; 0 in bytes_per_ns means "instantly". */
 struct mgd_link {
   int64_t latency_ns;
   double bytes_per_ns;

@@ -39,7 +39,7 @@ void create(const mgd_sim_config &c) {
               "a backward pass has already run in this process: autograd made its threads then, one for each device "
               "it knew, and makes no more. Call managed.simulate() (or set MANAGED_SIM) before the first backward");
   check_unclaimed();
-  timeline_create(c.devices, c.speed, c.host, c.peer);
+  timeline_create(c.devices, c.speed, {c.host, c.peer, c.devices_per_switch, c.peers_over_host != 0}, c.repeatable != 0);
   devices_create(c.devices, c.capacity);
   register_backend();
   bridge().link = &link_between;
@@ -47,6 +47,7 @@ void create(const mgd_sim_config &c) {
   bridge().is_shared = &is_shared;
   bridge().copy = &copy_bytes;
   bridge().limit = &set_limit;
+  bridge().one_thread = c.repeatable != 0;
   devices_survive_fork();
   blocks_survive_fork();
   timeline_survives_fork();
@@ -102,6 +103,16 @@ int mgd_sim_host_time(int64_t *out) {
 
 int mgd_sim_elapsed(int64_t *out) {
   return guarded([&] { *out = device_count() ? elapsed() : 0; });
+}
+
+int mgd_sim_busy(int from, int to, int64_t *out) {
+  return guarded([&] { *out = busy_time(from, to); });
+}
+
+int mgd_sim_start_audit(void) { return guarded(&start_audit); }
+
+int mgd_sim_check_audit(int device, int64_t *out) {
+  return guarded([&] { *out = check_audit(device); });
 }
 
 PyObject *mgd_sim_generator(int device) {

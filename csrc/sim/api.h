@@ -9,7 +9,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "../core/types.h"
+#include "../core/clock.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -22,6 +22,9 @@ struct mgd_sim_config {
   size_t capacity[MGD_SIM_MAX_DEVICES]; /* bytes */
   struct mgd_speed speed;
   struct mgd_link host, peer; /* between a device and the host; between two devices */
+  int devices_per_switch;     /* that share one link to the host */
+  int peers_over_host;        /* devices have no links of their own */
+  int repeatable;             /* see timeline_create() */
 };
 
 /* What torch.sim reports of one device. Bytes and ns of virtual time. */
@@ -45,6 +48,10 @@ int mgd_sim_reset_peak(int device);
 void mgd_sim_exchange_faults(int kind, int64_t *first, int64_t *last, int64_t *seen);
 int mgd_sim_host_time(int64_t *out); /* ns, of the calling thread */
 int mgd_sim_elapsed(int64_t *out);   /* ns until all that was issued has ended */
+int mgd_sim_busy(int from, int to, int64_t *out); /* ns; -1 is the host; from == to: a device's operators */
+/* For tests: `start`, or the most that the device held at one virtual time since then; RuntimeError if it has less. */
+int mgd_sim_start_audit(void);
+int mgd_sim_check_audit(int device, int64_t *out);
 PyObject *mgd_sim_generator(int device); /* the default torch.Generator of the device */
 /* Lets the engine's device threads come to rest; to be called when the interpreter begins to exit. */
 void mgd_sim_park(void);

@@ -27,6 +27,10 @@ int64_t bytes_of(const Tensor &t) {
   return static_cast<int64_t>(t.values().nbytes());  // of the compressed formats, within the model's error
 }
 
+void note_stream(const Tensor &t) {
+  if (has_side_streams() && on_device(t) && t.has_storage()) note_use(t.storage().unsafeGetStorageImpl(), current_stream(t.device().index()));
+}
+
 // Nothing has been written when it fails.
 void check_fault(int from, int to, int64_t bytes) {
   if (C10_LIKELY(!fails_now(Fault::Copy))) return;
@@ -47,6 +51,8 @@ Tensor copy_from(const Tensor &source, const Tensor &target, bool non_blocking) 
   }
   if (is_sparse(target)) aliases.write_back(target, b);
   else if (on_device(target)) note_write(target.storage().unsafeGetStorageImpl());
+  note_stream(source);
+  note_stream(target);
   const int64_t bytes = std::max(bytes_of(source), bytes_of(target));
   charge_copy(from, to, bytes, (from == kHost || to == kHost) && !non_blocking);
   return target;

@@ -7,7 +7,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
-#include "../core/core.h"
+#include "../core/clock.h"
 #include "facts.h"
 
 namespace managed::sim {

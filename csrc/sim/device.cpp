@@ -12,6 +12,7 @@
 #include <string>
 
 #include "faults.h"
+#include "timeline.h"
 
 namespace managed::sim {
 
@@ -30,6 +31,7 @@ struct Device {
   void give_back(Reservation *r);
   void link(Reservation *r);
   void unlink(Reservation *r);
+  void take_again(int device);
 };
 
 namespace {
@@ -162,11 +164,26 @@ Reservation::Reservation(int device, std::size_t bytes) : device_(device), bytes
   while (!g_devices[device].try_take(this)) {
     if (!ask_for_room(device, bytes)) fail(device, bytes);
   }
+  try {
+    if (bytes) hold_ = take_bytes(device, current_stream(device), bytes);
+  } catch (...) {
+    g_devices[device].give_back(this);
+    throw;
+  }
+}
+
+void Device::take_again(int device) {
+  for (Reservation *r = first; r; r = r->next_) r->hold_ = r->bytes_ ? take_bytes(device, 0, r->bytes_) : nullptr;
+}
+
+void Reservation::used_on(int stream) const {
+  if (hold_) mgd_clock_hold_use(hold_, stream);
 }
 
 // Tensors die with and without the GIL and under torch's own locks, so the hook
 // must not wait for anything here: see bridge.h.
 Reservation::~Reservation() {
+  if (hold_) give_bytes(hold_);
   g_devices[device_].give_back(this);
   if (bytes_ && g_bridge.freed) g_bridge.freed(device_, bytes_);
 }
@@ -193,6 +210,7 @@ Memory memory_of(int device) {
 
 void set_capacity(int device, std::size_t bytes) {
   Device &d = g_devices[device];
+  set_clock_capacity(device, bytes);  // without the lock: fork() takes the clock's first
   std::lock_guard<std::mutex> held(d.lock);
   d.capacity = bytes;
 }
@@ -225,6 +243,13 @@ c10::CachingDeviceAllocator::DeviceStats stats_of(int device) {
 }
 
 Bridge &bridge() noexcept { return g_bridge; }
+
+void take_bytes_again() {
+  for (int i = 0; i < device_count(); i++) {
+    set_clock_capacity(i, g_devices[i].capacity);
+    g_devices[i].take_again(i);
+  }
+}
 
 void devices_survive_fork() { pthread_atfork(&before_fork, &after_fork, &after_fork); }
 

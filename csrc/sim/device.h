@@ -13,6 +13,8 @@
 #include "../torch/bridge.h"
 #include "backend.h"
 
+struct mgd_hold;
+
 namespace managed::sim {
 
 constexpr int kMaxDevices = 16;
@@ -31,12 +33,15 @@ class Reservation {
 
   int device() const { return device_; }
   std::size_t bytes() const { return bytes_; }
+  // An operator uses the bytes on that stream.
+  void used_on(int stream) const;
   const Reservation *next() const { return next_; }
 
  private:
   friend struct Device;
   int device_;
   std::size_t bytes_;
+  mgd_hold *hold_ = nullptr;  // the same bytes on the clock
   Reservation *previous_ = nullptr;
   Reservation *next_ = nullptr;
 };
@@ -67,6 +72,8 @@ c10::CachingDeviceAllocator::DeviceStats stats_of(int device);
 // The hook's and the simulator's function pointers; exported as a capsule.
 Bridge &bridge() noexcept;
 
+// The clock is a new one: it is told of the bytes that are in use.
+void take_bytes_again();
 // A child of fork() inherits devices whose locks other threads may have held.
 void devices_survive_fork();
 

@@ -5,6 +5,7 @@
 #include <ATen/ops/ones.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <chrono>
@@ -50,6 +51,8 @@ void visit(int device) {
 }  // namespace
 
 bool engine_started() { return Engine::get_default_engine().*EngineAccess::pool != nullptr; }
+
+bool in_backward() noexcept { return torch::autograd::get_current_graph_task_id() >= 0; }
 
 namespace {
 

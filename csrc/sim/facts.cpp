@@ -82,6 +82,15 @@ int written_argument(const c10::FunctionSchema &s, const OperatorFacts &f, const
   return -1;
 }
 
+// In place, and not one of those that only write, or that touch a part of it.
+bool updates(const std::string &name) {
+  static const std::unordered_set<std::string> writers{
+      "aten::fill_", "aten::zero_", "aten::copy_", "aten::_foreach_zero_", "aten::_foreach_copy_", "aten::index_put_", "aten::_index_put_impl_",
+      "aten::index_add_", "aten::index_copy_", "aten::index_fill_", "aten::scatter_", "aten::scatter_add_", "aten::scatter_reduce_", "aten::put_",
+      "aten::set_", "aten::resize_"};
+  return name.back() == '_' && !writers.count(name);
+}
+
 }  // namespace
 
 std::string full_name(const c10::OperatorName &name) { return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name; }
@@ -106,6 +115,7 @@ OperatorFacts facts_of(const c10::OperatorHandle &op) {
   f.may_mix = mixing().count(f.name) > 0;
   f.has_cpu_kernel = op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
   f.whole = computed_otherwise(f.name);
+  f.updates = f.generator < 0 && updates(op.operator_name().name);
   f.flops = flops_of(op.operator_name().name);
   return f;
 }

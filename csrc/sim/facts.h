@@ -34,6 +34,7 @@ struct OperatorFacts {
   bool free = false;           // does no work on the device: views, and questions about a tensor's form
   bool waits = false;          // the host needs the values, or how many there are, to go on
   bool whole = false;          // a composite that torch computes differently off the CPU: it goes there in one piece
+  bool updates = false;        // reads all of what it writes, whose bytes pass twice
   Flops flops = Flops::none;
 };
 

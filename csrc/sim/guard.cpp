@@ -5,6 +5,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include "register.h"
+#include "storage.h"
 #include "timeline.h"
 
 namespace managed::sim {
@@ -15,7 +16,8 @@ using c10::DeviceIndex;
 using c10::Stream;
 
 struct Event {
-  int64_t ns;
+  mgd_moment when{};
+  ~Event() { forget(&when); }
 };
 
 Event *event(void *p) { return static_cast<Event *>(p); }
@@ -73,23 +75,22 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
   void record(void **e, const Stream &s, const DeviceIndex, const c10::EventFlag) const override {
     if (!*e) *e = new Event;
-    // A stream with nothing to do reaches the event when the host hands it over.
-    event(*e)->ns = std::max(stream_time(s.device_index(), id_of(s)), host_time());
+    managed::sim::record(s.device_index(), id_of(s), &event(*e)->when);
   }
   void block(void *e, const Stream &s) const override {
-    if (e) stream_wait(s.device_index(), id_of(s), event(e)->ns);
+    if (e) stream_wait(s.device_index(), id_of(s), event(e)->when);
   }
-  bool queryEvent(void *e) const override { return !e || poll(event(e)->ns); }
+  bool queryEvent(void *e) const override { return !e || poll(moment_time(&event(e)->when)); }
   void synchronizeEvent(void *e) const override {
-    if (e) host_wait(event(e)->ns);
+    if (e) host_wait(moment_time(&event(e)->when));
   }
   double elapsedTime(void *from, void *to, const DeviceIndex) const override {
     TORCH_CHECK(from && to, "Both events must be recorded before calculating elapsed time.");
-    return static_cast<double>(event(to)->ns - event(from)->ns) * 1e-6;  // ms
+    return static_cast<double>(moment_time(&event(to)->when) - moment_time(&event(from)->when)) * 1e-6;  // ms
   }
   void destroyEvent(void *e, const DeviceIndex) const noexcept override { delete event(e); }
 
-  void recordDataPtrOnStream(const c10::DataPtr &, const Stream &) const override {}
+  void recordDataPtrOnStream(const c10::DataPtr &p, const Stream &s) const override { device_allocator()->recordStream(p, s); }
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 // launch.cpp: see launch.h. Simulated devices charge their clock when a kernel has ended.
 #include "launch.h"
 
+#include "storage.h"
 #include "timeline.h"
 
 namespace managed::sim {
@@ -13,8 +14,9 @@ Launch::Launch(const OperatorFacts &facts, c10::ArrayRef<c10::IValue> arguments)
 
 Launch::~Launch() = default;
 
-void Launch::operand(const at::Tensor &t, bool) {
-  if (!facts_.free) bytes_ += touched_bytes(t);
+void Launch::operand(const at::Tensor &t, bool written) {
+  if (!facts_.free) bytes_ += (written && facts_.updates ? 2 : 1) * touched_bytes(t);
+  if (C10_UNLIKELY(has_side_streams()) && t.has_storage()) note_use(t.storage().unsafeGetStorageImpl(), current_stream(t.device().index()));
 }
 
 void Launch::begin(int device) { device_ = device; }

@@ -79,8 +79,10 @@ Tensor &set_tensor(Tensor &self, const Tensor &source) {
 
 Tensor &set_nothing(Tensor &self) { return set_storage_and_shape(self, new_storage(self.device().index(), 0), 0, {c10::SymInt(0)}, {}); }
 
-// Kernels have finished when they return, so memory never waits for a stream.
-void record_stream(Tensor &, c10::Stream) {}
+// Kernels have finished when they return, so only virtual time waits for the stream.
+void record_stream(Tensor &self, c10::Stream s) {
+  if (self.has_storage()) note_use(self.storage().unsafeGetStorageImpl(), static_cast<int>(s.id()));
+}
 
 // Copy-on-write shares bytes between storages that would both count them.
 Tensor lazy_clone(const Tensor &self) { return self.clone(); }

@@ -52,18 +52,23 @@ static PyObject *none_or_null(int code) {
 }
 
 PyDoc_STRVAR(create_doc,
-             "create(capacities, speed, host_link, peer_link)\n--\n\n"
+             "create(capacities, speed, host_link, peer_link, devices_per_switch, peers_over_host, repeatable)\n--\n\n"
              "Registers simulated devices with torch, once a process.\n\n"
              "capacities: list of bytes, one a device. speed: (rates, bytes/ns, launch ns, issue ns);\n"
              "rates[kind][precision] in flops/ns, in the order of KINDS and PRECISIONS.\n"
-             "links: (latency ns, bytes/ns). Raises RuntimeError and registers nothing after a first\n"
+             "links: (latency ns, bytes/ns). devices_per_switch share one host link; with peers_over_host,\n"
+             "devices talk over theirs. repeatable: backward passes run in the thread that calls them. Raises RuntimeError and registers nothing after a first\n"
              "backward, beside another PrivateUse1 backend, or the second time.");
 static PyObject *sim_create(PyObject *Py_UNUSED(module), PyObject *args) {
   struct mgd_sim_config c = {0};
   PyObject *capacities, *rates;
   long long launch, issue, host, peer;
-  if (!PyArg_ParseTuple(args, "O!(O!dLL)(Ld)(Ld):create", &PyList_Type, &capacities, &PyTuple_Type, &rates, &c.speed.bytes_per_ns, &launch, &issue, &host,
-                        &c.host.bytes_per_ns, &peer, &c.peer.bytes_per_ns)) {
+  if (!PyArg_ParseTuple(args, "O!(O!dLL)(Ld)(Ld)ipp:create", &PyList_Type, &capacities, &PyTuple_Type, &rates, &c.speed.bytes_per_ns, &launch, &issue, &host,
+                        &c.host.bytes_per_ns, &peer, &c.peer.bytes_per_ns, &c.devices_per_switch, &c.peers_over_host, &c.repeatable)) {
+    return NULL;
+  }
+  if (c.devices_per_switch < 1) {
+    PyErr_SetString(PyExc_ValueError, "at least one device is behind a switch");
     return NULL;
   }
   c.speed.launch_ns = launch;
@@ -139,6 +144,33 @@ static PyObject *sim_host_time(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(
 PyDoc_STRVAR(elapsed_doc, "elapsed()\n--\n\nVirtual ns until all that was issued has ended, on all devices and in all threads.");
 static PyObject *sim_elapsed(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) { return time_by(&mgd_sim_elapsed); }
 
+PyDoc_STRVAR(busy_doc,
+             "busy(source, target)\n--\n\n"
+             "Virtual ns for which a link was taken (-1 is the host), or which the operators of one device took.");
+static PyObject *sim_busy(PyObject *Py_UNUSED(module), PyObject *args) {
+  int from, to;
+  int64_t ns;
+  if (!PyArg_ParseTuple(args, "ii:busy", &from, &to) || mgd_sim_busy(from, to, &ns) < 0) {
+    return NULL;
+  }
+  return PyLong_FromLongLong(ns);
+}
+
+PyDoc_STRVAR(start_audit_doc, "start_audit()\n--\n\nFor tests: remembers from now on when bytes are held, in virtual time.");
+static PyObject *sim_start_audit(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) { return none_or_null(mgd_sim_start_audit()); }
+
+PyDoc_STRVAR(check_audit_doc,
+             "check_audit(index)\n--\n\n"
+             "The most bytes that a device held at one virtual time; RuntimeError if that is more than it has.");
+static PyObject *sim_check_audit(PyObject *Py_UNUSED(module), PyObject *args) {
+  int device;
+  int64_t most;
+  if (!PyArg_ParseTuple(args, "i:check_audit", &device) || mgd_sim_check_audit(device, &most) < 0) {
+    return NULL;
+  }
+  return PyLong_FromLongLong(most);
+}
+
 PyDoc_STRVAR(generator_doc, "generator(index)\n--\n\nThe default torch.Generator of a device.");
 static PyObject *sim_generator(PyObject *Py_UNUSED(module), PyObject *args) {
   int device;
@@ -178,6 +210,9 @@ static PyMethodDef methods[] = {
     {"set_capacity", sim_set_capacity, METH_VARARGS, set_capacity_doc},
     {"reset_peak", sim_reset_peak, METH_VARARGS, reset_peak_doc},
     {"host_time", sim_host_time, METH_NOARGS, host_time_doc},
+    {"busy", sim_busy, METH_VARARGS, busy_doc},
+    {"start_audit", sim_start_audit, METH_NOARGS, start_audit_doc},
+    {"check_audit", sim_check_audit, METH_VARARGS, check_audit_doc},
     {"elapsed", sim_elapsed, METH_NOARGS, elapsed_doc},
     {"generator", sim_generator, METH_VARARGS, generator_doc},
     {"exchange_faults", sim_exchange_faults, METH_VARARGS, exchange_faults_doc},

@@ -75,7 +75,7 @@ struct CurrentDeviceAllocator final : c10::DeviceAllocator {
   void copy_data(void *to, const void *from, std::size_t n) const override { default_copy_data(to, from, n); }
   bool initialized() override { return device_count() > 0; }
   void emptyCache(c10::MempoolId_t) override { forget_blocks(); }
-  void recordStream(const c10::DataPtr &, c10::Stream) override {}  // kernels have finished when they return
+  void recordStream(const c10::DataPtr &pointer, c10::Stream s) override { note_use(pointer, static_cast<int>(s.id())); }
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex d) override {
     check_device(d);
     return stats_of(d);
@@ -158,6 +158,16 @@ c10::Storage look_at(const c10::Storage &sim, bool reads) {
   return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), sim.nbytes(), c10::DataPtr(const_cast<void *>(data), c10::Device(c10::kCPU)),
                                                c10::GetCPUAllocator(), true);
 }
+
+void note_use(const c10::DataPtr &pointer, int stream) {
+  const bool kept = bridge().head && pointer.get_deleter() == bridge().head;
+  const auto &block = kept ? static_cast<Head *>(pointer.get_context())->block : pointer;
+  if (!owns(block)) return;
+  const auto &bytes = static_cast<c10::StorageImpl *>(block.get_context())->_mutable_data_ptr_no_checks();
+  if (bytes.get_deleter() == &drop_bytes) static_cast<TwinBytes *>(bytes.get_context())->reservation.used_on(stream);
+}
+
+void note_use(c10::StorageImpl *sim, int stream) { note_use(sim->_mutable_data_ptr_no_checks(), stream); }
 
 void note_write(c10::StorageImpl *sim) {
   if (hook_keeps_block(sim)) bridge().wrote(sim);

@@ -34,6 +34,9 @@ bool may_move(const c10::Storage &sim);
 // A CPU storage that looks at foreign bytes without owning them; at none when nobody reads them.
 c10::Storage look_at(const c10::Storage &sim, bool reads);
 
+// An operator uses the bytes on that stream of their device.
+void note_use(const c10::DataPtr &pointer, int stream);
+void note_use(c10::StorageImpl *sim, int stream);
 // An operator has written the bytes.
 void note_write(c10::StorageImpl *sim);
 

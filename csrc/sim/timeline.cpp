@@ -4,10 +4,14 @@
 #include <c10/util/Exception.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <mutex>
 #include <new>
+
+#include "../core/testing.h"
+#include "engine.h"
 
 namespace managed::sim {
 namespace {
@@ -15,24 +19,29 @@ namespace {
 mgd_clock *g_clock = nullptr;  // made once, before the first operator; leaked
 int g_devices = 0;
 mgd_speed g_speed{};
-mgd_link g_host_link{}, g_peer_link{};
+Wiring g_wiring{};
+bool g_repeatable = false;
+std::atomic<bool> g_side_streams{false};
 std::array<std::atomic<int>, kMaxDevices> g_streams_given{};
 thread_local std::array<int, kMaxDevices> t_stream{};
 
-// The clock knows as many threads at once as it has streams; those beyond them share the last place.
+// The clock knows as many threads at once as it has streams. The last ones are those of the engine, one for each device;
+// of the others, those beyond their number share the last place.
+constexpr int kThreads = MGD_MAX_STREAMS - kMaxDevices;
+
 std::mutex &threads_mutex() {
   static auto *mutex = new std::mutex;  // threads may end after static destructors have run
   return *mutex;
 }
-std::array<bool, MGD_MAX_STREAMS> g_thread_taken{};
+std::array<bool, kThreads> g_thread_taken{};
 
 class ThreadPlace {
  public:
   ThreadPlace() {
     const std::lock_guard<std::mutex> lock(threads_mutex());
-    while (number < MGD_MAX_STREAMS - 1 && g_thread_taken[number]) number++;
+    while (number < kThreads - 1 && g_thread_taken[number]) number++;
     g_thread_taken[number] = true;
-    if (number < MGD_MAX_STREAMS - 1) mgd_clock_begin_thread(g_clock, number);
+    if (number < kThreads - 1) mgd_clock_begin_thread(g_clock, number);
   }
   ~ThreadPlace() {
     const std::lock_guard<std::mutex> lock(threads_mutex());
@@ -49,65 +58,98 @@ int this_thread() {
   return place.number;
 }
 
+// Who issues to the device: in a repeatable backward pass, the thread that the engine has for it.
+int issuer(int device) {
+  const int caller = this_thread();
+  return g_repeatable && device != kHost && in_backward() ? kThreads + device : caller;
+}
+
 void check(int code) { TORCH_CHECK(code == MGD_OK, "the virtual clock failed: ", mgd_text_error(code)); }
+
+// The lanes of a card, and the uplink of a switch, in each direction.
+int lane_in(int device) { return device; }
+int lane_out(int device) { return kMaxDevices + device; }
+int uplink_in(int device) { return 2 * kMaxDevices + device / g_wiring.devices_per_switch; }
+int uplink_out(int device) { return 3 * kMaxDevices + device / g_wiring.devices_per_switch; }
+static_assert(4 * kMaxDevices <= MGD_MAX_BUSES);
+
+void join(mgd_clock *clock, int from, int to, int bus) {
+  check(mgd_clock_set_bus(clock, bus, g_wiring.host.bytes_per_ns));
+  check(mgd_clock_join_bus(clock, from, to, bus));
+}
+
+void connect_host(mgd_clock *clock, int device) {
+  check(mgd_clock_set_link(clock, kHost, device, g_wiring.host));
+  check(mgd_clock_set_link(clock, device, kHost, g_wiring.host));
+  if (g_wiring.peers_over_host) join(clock, kHost, device, lane_in(device)), join(clock, device, kHost, lane_out(device));
+  if (g_wiring.devices_per_switch > 1) join(clock, kHost, device, uplink_in(device)), join(clock, device, kHost, uplink_out(device));
+}
+
+void connect_peers(mgd_clock *clock, int from, int to) {
+  check(mgd_clock_set_link(clock, from, to, g_wiring.peer));
+  if (!g_wiring.peers_over_host) return;
+  join(clock, from, to, lane_out(from)), join(clock, from, to, lane_in(to));
+  if (g_wiring.devices_per_switch == 1 || uplink_in(from) == uplink_in(to)) return;
+  join(clock, from, to, uplink_out(from)), join(clock, from, to, uplink_in(to));
+}
 
 mgd_clock *new_clock() {
   mgd_clock *clock;
   check(mgd_clock_create(g_devices, &clock));
   for (int i = 0; i < g_devices; i++) {
     check(mgd_clock_set_speed(clock, i, g_speed));
-    check(mgd_clock_set_link(clock, kHost, i, g_host_link));
-    check(mgd_clock_set_link(clock, i, kHost, g_host_link));
+    connect_host(clock, i);
     for (int j = 0; j < g_devices; j++)
-      if (i != j) check(mgd_clock_set_link(clock, i, j, g_peer_link));
+      if (i != j) connect_peers(clock, i, j);
   }
   return clock;
 }
 
-// Another thread may have held the clock's lock at fork(), or that of the threads: a child starts new ones.
+void before_fork() { mgd_clock_before_fork(g_clock); }
+void after_fork() { mgd_clock_after_fork(g_clock); }
+
+// Another thread may have held the lock of the threads at fork().
 void restart() noexcept {
   try {
     new (&threads_mutex()) std::mutex;
     g_clock = new_clock();
+    take_bytes_again();
   } catch (...) {  // out of memory: the old one will do in most cases
   }
 }
 
 }  // namespace
 
-void timeline_create(int devices, const mgd_speed &speed, const mgd_link &host, const mgd_link &peer) {
+void timeline_create(int devices, const mgd_speed &speed, const Wiring &wiring, bool repeatable) {
   g_devices = devices;
   g_speed = speed;
-  g_host_link = host;
-  g_peer_link = peer;
+  g_wiring = wiring;
+  g_repeatable = repeatable;
   g_clock = new_clock();
 }
 
-void timeline_survives_fork() { pthread_atfork(nullptr, nullptr, &restart); }
+void timeline_survives_fork() { pthread_atfork(&before_fork, &after_fork, &restart); }
 
 int current_stream(int device) noexcept { return t_stream[device]; }
 
 int exchange_stream(int device, int stream) noexcept {
   const int before = t_stream[device];
   t_stream[device] = stream;
+  if (stream && !has_side_streams()) g_side_streams.store(true, std::memory_order_relaxed);
   return before;
 }
 
 // Round robin over the streams beside the default one, as CUDA's pool does.
 int new_stream(int device) noexcept { return 1 + g_streams_given[device].fetch_add(1, std::memory_order_relaxed) % (MGD_MAX_STREAMS - 1); }
 
-void charge(int device, const mgd_work &work) {
-  int64_t end;
-  check(mgd_clock_run(g_clock, this_thread(), device, t_stream[device], &work, &end));
-}
+bool has_side_streams() noexcept { return g_side_streams.load(std::memory_order_relaxed); }
+
+void charge(int device, const mgd_work &work) { check(mgd_clock_run(g_clock, issuer(device), device, t_stream[device], &work)); }
 
 void charge_copy(int from, int to, std::int64_t bytes, bool blocking) {
   if (from == to) return charge(to, {MGD_WORK_ELEMENTWISE, MGD_FLOAT32, 0, 2.0 * static_cast<double>(bytes)});
-  int64_t end;
-  const int from_stream = from == kHost ? 0 : t_stream[from];
-  const int to_stream = to == kHost ? 0 : t_stream[to];
-  check(mgd_clock_copy(g_clock, this_thread(), from, from_stream, to, to_stream, bytes, &end));
-  if (blocking) host_wait(end);
+  const mgd_transfer transfer{from, from == kHost ? 0 : t_stream[from], to, to == kHost ? 0 : t_stream[to], bytes, blocking};
+  check(mgd_clock_copy(g_clock, issuer(from == kHost ? to : from), &transfer));
 }
 
 std::int64_t stream_time(int device, int stream) {
@@ -116,7 +158,37 @@ std::int64_t stream_time(int device, int stream) {
   return ns;
 }
 
-void stream_wait(int device, int stream, std::int64_t until) { check(mgd_clock_stream_wait(g_clock, device, stream, until)); }
+void record(int device, int stream, mgd_moment *m) { check(mgd_clock_record(g_clock, this_thread(), device, stream, m)); }
+
+void forget(mgd_moment *m) noexcept { mgd_clock_forget(g_clock, m); }
+
+void stream_wait(int device, int stream, const mgd_moment &m) { check(mgd_clock_stream_wait(g_clock, device, stream, &m)); }
+
+std::int64_t moment_time(mgd_moment *m) {
+  int64_t ns;
+  check(mgd_clock_moment_time(g_clock, m, &ns));
+  return ns;
+}
+
+void set_clock_capacity(int device, std::size_t bytes) {
+  check(mgd_clock_hold_set_capacity(g_clock, device, static_cast<int64_t>(std::min<std::size_t>(bytes, INT64_MAX))));
+}
+
+mgd_hold *take_bytes(int device, int stream, std::size_t bytes) {
+  mgd_hold *hold = nullptr;
+  check(mgd_clock_hold_take(g_clock, device, stream, static_cast<int64_t>(bytes), &hold));
+  return hold;
+}
+
+void give_bytes(mgd_hold *hold) noexcept { mgd_clock_hold_give(g_clock, hold); }
+
+void start_audit() { check(mgd_clock_audit_start(g_clock)); }
+
+std::int64_t check_audit(int device) {
+  int64_t most;
+  check(mgd_clock_audit_check(g_clock, device, &most));
+  return most;
+}
 
 void host_wait(std::int64_t until) { check(mgd_clock_host_wait(g_clock, this_thread(), until)); }
 
@@ -134,12 +206,17 @@ std::int64_t device_time(int device) {
   return ns;
 }
 
+std::int64_t busy_time(int from, int to) {
+  int64_t ns;
+  check(mgd_clock_busy(g_clock, from, to, &ns));
+  return ns;
+}
+
 void link_between(int from, int to, std::int64_t *latency_ns, double *bytes_per_ns) {
-  const mgd_link none{0, 0};
-  const mgd_link &l = from == to ? none : from == kHost || to == kHost ? g_host_link
-                                                                       : g_peer_link;
-  *latency_ns = l.latency_ns;
-  *bytes_per_ns = l.bytes_per_ns;
+  mgd_link link{0, 0};
+  if (from != to) check(mgd_clock_link(g_clock, from, to, &link));
+  *latency_ns = link.latency_ns;
+  *bytes_per_ns = link.bytes_per_ns;
 }
 
 }  // namespace managed::sim

@@ -7,16 +7,25 @@
 
 #include <cstdint>
 
-#include "../core/core.h"
+#include "../core/clock.h"
 #include "device.h"
 
 namespace managed::sim {
 
 constexpr int kHost = -1;
 
-void timeline_create(int devices, const mgd_speed &speed, const mgd_link &host, const mgd_link &peer);
+// How the devices are connected. Copies share the lanes of a card and the uplink of the switch that it is behind.
+struct Wiring {
+  mgd_link host, peer;  // between a device and the host; between two devices
+  int devices_per_switch;
+  bool peers_over_host;  // no links of their own: they talk over the lanes to the host
+};
 
-// A child of fork() starts at time 0.
+// `repeatable`: what the engine's device threads would issue counts as theirs, although backward passes run in the
+// thread that calls them.
+void timeline_create(int devices, const mgd_speed &speed, const Wiring &wiring, bool repeatable);
+
+// A child of fork() starts at time 0, with the bytes that it has inherited.
 void timeline_survives_fork();
 
 // The calling thread's stream on a device: 0 is the default stream.
@@ -30,11 +39,27 @@ void charge(int device, const mgd_work &work);
 void charge_copy(int from, int to, std::int64_t bytes, bool blocking);
 
 std::int64_t stream_time(int device, int stream);
-void stream_wait(int device, int stream, std::int64_t until);
 void host_wait(std::int64_t until);  // the calling thread
 std::int64_t host_time();  // of the calling thread
 std::int64_t elapsed();    // when all that was issued has ended, everywhere
 std::int64_t device_time(int device);  // the latest of its streams
+std::int64_t busy_time(int from, int to);  // of a link; of a device with itself: of its operators
+
+// Marks of events: what the stream holds now, and not before the thread's time.
+void record(int device, int stream, mgd_moment *m);
+void forget(mgd_moment *m) noexcept;
+void stream_wait(int device, int stream, const mgd_moment &m);
+std::int64_t moment_time(mgd_moment *m);
+
+// Bytes on the clock, which are used until the streams have come to where they are when they are given up.
+void set_clock_capacity(int device, std::size_t bytes);
+mgd_hold *take_bytes(int device, int stream, std::size_t bytes);
+void give_bytes(mgd_hold *hold) noexcept;
+// Whether a thread has ever worked on another stream than the default one: only then bytes can be used on several.
+bool has_side_streams() noexcept;
+// For tests: from now on, or what was most since then. Throws if it was more than the device has.
+void start_audit();
+std::int64_t check_audit(int device);
 
 // For the bridge: latency and bandwidth between two places.
 void link_between(int from, int to, std::int64_t *latency_ns, double *bytes_per_ns);

@@ -27,7 +27,7 @@ struct Head {
 };
 
 struct Bridge {
-  int version = 7;
+  int version = 8;
 
   // ---- filled by the hook; null until it attaches
   // The device has no room for a request of so many bytes: free something and return true to look again. No lock of
@@ -54,6 +54,9 @@ struct Bridge {
   // Copies bytes between devices, -1 is the host, after whatever was started on them before; they are there when it
   // returns. May throw c10::Error.
   void (*copy)(int to, void* target, int from, const void* source, std::size_t bytes) = nullptr;
+
+  // Backward passes run in the thread that calls them, so that everything is issued in one order.
+  bool one_thread = false;
 
   // ---- filled by a backend whose kernels go on when an operator has returned, or left null
   // The driver of the devices has been started: reports of freed bytes can begin. Called once.

@@ -113,6 +113,7 @@ int64_t soon_free(int id) {
 }
 
 std::atomic<bool> kernels_are_async{false};
+std::atomic<bool> backward_in_caller{false};
 
 bool record_stream_use(c10::Device d) {
   const Bridge* b = backend_of(d.type());

@@ -38,6 +38,8 @@ const Bridge* backend_of(c10::DeviceType type);
 
 // Kernels go on when an operator has returned, so the backend must be told who uses which device.
 extern std::atomic<bool> kernels_are_async;
+// Backward passes run in the thread that calls them (bridge.h).
+extern std::atomic<bool> backward_in_caller;
 bool record_stream_use(c10::Device d); // true: to be said again when the operator has returned
 
 // Reads what the allocators report into the ledger.

@@ -203,15 +203,15 @@ PyObject* with_roots_over_host(PyObject* args) {
 }
 
 // The engine has a thread for each accelerator, and a sum of gradients that come from several is added in the order in
-// which they arrive. In one thread that is the order of the graph.
-class OneThreadIfDeterministic {
+// which they arrive. In one thread that is the order of the graph; and what it issues has one order, too.
+class OneThread {
  public:
-  OneThreadIfDeterministic() : before_(c10::AutogradState::get_tls_state().get_multithreading_enabled()) {
-    if (at::globalContext().deterministicAlgorithms()) set(false);
+  explicit OneThread(bool asked) : before_(c10::AutogradState::get_tls_state().get_multithreading_enabled()) {
+    if (asked) set(false);
   }
-  ~OneThreadIfDeterministic() { set(before_); }
-  OneThreadIfDeterministic(const OneThreadIfDeterministic&) = delete;
-  OneThreadIfDeterministic& operator=(const OneThreadIfDeterministic&) = delete;
+  ~OneThread() { set(before_); }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
 
  private:
   static void set(bool enabled) { c10::AutogradState::get_tls_state().set_multithreading_enabled(enabled); }
@@ -225,6 +225,7 @@ using namespace managed;
 
 PyObject* mgd_torch_run_backward(PyObject* callable, PyObject* args, PyObject* kwargs) {
   const StepAside from_replay;
+  const OneThread as_simulated(backward_in_caller);
   const auto takes_part = [&](Py_ssize_t i) {
     return PyTuple_GET_SIZE(args) > i && any_managed(PyTuple_GET_ITEM(args, i));
   };
@@ -238,7 +239,7 @@ PyObject* mgd_torch_run_backward(PyObject* callable, PyObject* args, PyObject* k
     if (!aligned) return nullptr;
     Hold roots(nullptr);
     hold_gradients(roots, aligned);
-    const OneThreadIfDeterministic one_thread;
+    const OneThread one_thread(at::globalContext().deterministicAlgorithms());
     return PyObject_Call(callable, aligned, kwargs);
   });
 }
