@@ -1,6 +1,7 @@
 """Virtual time of copies, of bytes, and of runs that repeat; test_sim_device.py has operators."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -336,3 +337,31 @@ def test_a_file_that_is_none_is_refused(tmp_path):
             read_preset(str(path))
     with pytest.raises(FileNotFoundError):
         read_preset(str(tmp_path / "nowhere.json"))
+
+
+def test_a_simulated_device_that_is_measured_is_what_it_was_told_to_be(run_python, tmp_path):
+    program = """
+        import sys, torch, managed
+        managed.simulate(2, "256MiB")
+        torch.set_num_threads(1)
+        sys.path.insert(0, sys.argv[1])
+        import card
+        del sys.argv[1]
+        card.main()
+    """
+    path = tmp_path / "card.json"
+    asked = ["--device", "sim:0", "--peer", "sim:1", "--size", "512", "--out"]
+    told = run_python(program, Path(__file__).parents[1] / "benchmarks", *asked, path)
+    found = read_preset(str(path))
+    assert json.loads(told) == json.loads(path.read_text())
+    for numbers in ("float64", "float32", "float16"):
+        rate = found.rate("matrix", numbers)
+        assert rate == pytest.approx(DEFAULT.rate("matrix", numbers), rel=0.02)
+    rate = found.rate("convolution", "float16")
+    assert rate == pytest.approx(DEFAULT.rate("convolution", "float16"), rel=0.1)
+    reached = DEFAULT.bytes_per_ns * DEFAULT.efficiency.memory
+    assert found.bytes_per_ns == pytest.approx(reached, rel=0.01)
+    for field in ("launch_ns", "issue_ns", "host_latency_ns", "peer_latency_ns"):
+        assert getattr(found, field) == pytest.approx(getattr(DEFAULT, field), rel=0.02, abs=5)
+    assert found.host_bytes_per_ns == pytest.approx(DEFAULT.host_bytes_per_ns, rel=0.01)
+    assert found.memory == 256 * 2**20
