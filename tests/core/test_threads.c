@@ -135,15 +135,29 @@ static void reap_some(struct worker *w) {
   }
 }
 
+/* Operators, copies that somebody waits for and others, events across streams, and bytes that two streams use. */
 static void simulate_some(struct worker *w) {
   int64_t end = -1, now = -1;
-  int device = (int)pick(&w->random, 2);
+  const int device = (int)pick(&w->random, 2), stream = (int)pick(&w->random, 3);
   const struct mgd_work work = {MGD_WORK_ELEMENTWISE, MGD_FLOAT32, 10.0, 10.0};
-  EXPECT_OK(mgd_clock_run(w->c, w->number, device, 0, &work, &end));
-  EXPECT_OK(mgd_clock_copy(w->c, w->number, device, 0, 1 - device, 0, 10, &end));
-  EXPECT_OK(mgd_clock_host_wait(w->c, w->number, end));
-  EXPECT_OK(mgd_clock_stream_time(w->c, -1, w->number, &now));
-  EXPECT(now >= end);
+  const struct mgd_transfer peer = {device, stream, 1 - device, stream, 10, false};
+  const struct mgd_transfer home = {device, stream, -1, 0, 10, pick(&w->random, 2) == 0};
+  struct mgd_hold *hold = NULL;
+  struct mgd_moment moment = {0, NULL};
+  EXPECT_OK(mgd_clock_hold_take(w->c, device, stream, 10, &hold));
+  EXPECT_OK(mgd_clock_run(w->c, w->number, device, stream, &work));
+  EXPECT_OK(mgd_clock_copy(w->c, w->number, pick(&w->random, 2) ? &peer : &home));
+  EXPECT_OK(mgd_clock_record(w->c, w->number, device, stream, &moment));
+  EXPECT_OK(mgd_clock_stream_wait(w->c, 1 - device, 2 - stream, &moment));
+  mgd_clock_hold_use(hold, 1);
+  mgd_clock_hold_give(w->c, hold);
+  if (pick(&w->random, 2)) {
+    EXPECT_OK(mgd_clock_moment_time(w->c, &moment, &end));
+    EXPECT_OK(mgd_clock_host_wait(w->c, w->number, end));
+    EXPECT_OK(mgd_clock_stream_time(w->c, -1, w->number, &now));
+    EXPECT(now >= end);
+  }
+  mgd_clock_forget(w->c, &moment);
 }
 
 static void *work(void *argument) {
@@ -206,6 +220,12 @@ int main(int argc, char **argv) {
   }
   EXPECT_OK(mgd_clock_create(2, &c));
   EXPECT_OK(mgd_clock_set_speed(c, 0, (struct mgd_speed){.bytes_per_ns = 1.0, .launch_ns = 1}));
+  EXPECT_OK(mgd_clock_set_bus(c, 0, 1.0));
+  EXPECT_OK(mgd_clock_join_bus(c, 0, 1, 0));
+  EXPECT_OK(mgd_clock_join_bus(c, 0, -1, 0));
+  for (int d = 0; d < 2; d++) {
+    EXPECT_OK(mgd_clock_hold_set_capacity(c, d, 10 * THREADS));
+  }
   for (int i = 0; i < THREADS; i++) {
     w[i] = (struct worker){.m = m, .c = c, .shared = shared, .random = seed + (uint64_t)i, .number = i, .rounds = steps / 20};
     EXPECT_INT(pthread_create(&thread[i], NULL, work, &w[i]), 0);
@@ -215,6 +235,12 @@ int main(int argc, char **argv) {
   }
   every_copy_is_reaped(m, shared, w);
   nothing_is_left_over(m, w);
+  int64_t elapsed = -1, now = -1;
+  EXPECT_OK(mgd_clock_elapsed(c, &elapsed));
+  for (int d = -1; d < 2; d++) {
+    EXPECT_OK(mgd_clock_device_time(c, d, &now));
+    EXPECT(now > 0 && now <= elapsed);
+  }
   mgd_clock_destroy(c);
   mgd_machine_destroy(m);
   return 0;
