@@ -31,6 +31,7 @@ from managed._backend import INERT, C
 from managed.errors import OutOfMemoryError
 from managed.explain import explain, stats
 from managed.module import ManagedModule
+from managed.profile import plot_timeline, profile
 from managed.settings import apply_environment, budget, frozen
 from managed.sim import simulate, simulate_from_environment
 from managed.tensor import ManagedTensor
@@ -49,6 +50,8 @@ __all__ = [
     "errors",
     "explain",
     "frozen",
+    "plot_timeline",
+    "profile",
     "simulate",
     "stats",
 ]

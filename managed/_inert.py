@@ -167,6 +167,10 @@ def stats(reset: bool = False) -> dict[str, Any]:
     return {}
 
 
+def keep_events(all: bool) -> None:
+    """Nothing: there are no events."""
+
+
 def history(tensor: object) -> tuple[list[Any], int]:
     return [], 0
 

@@ -30,6 +30,7 @@ class Event:
     source: str | None  #: device name
     target: str | None  #: device name
     site: str | None = None  #: the line that asked for it: "train.py:12 in step"
+    transfer: int = 0  #: in a profile of simulated devices, the number of the copy on their clock
     tensor: str = ""  #: name of the parameter or buffer, when a module was asked about
 
     def __str__(self) -> str:

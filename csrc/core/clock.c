@@ -46,13 +46,6 @@ static bool is_link(struct mgd_link l) { return l.latency_ns >= 0 && mgd_is_amou
 
 /* ---- birth and death */
 
-/* What is not tied to anything uncertain is known. */
-static void settle_all(struct mgd_clock *c) {
-  while (c->ties) {
-    mgd_clock_flow_settle(c, c->ties);
-  }
-}
-
 static int fill_clock(struct mgd_clock *c) {
   const size_t places = (size_t)c->devices + 1;
   c->places = mgd_alloc_new(&c->alloc, places, sizeof *c->places);
@@ -96,7 +89,8 @@ void mgd_clock_destroy(struct mgd_clock *c) {
   if (!c) {
     return;
   }
-  settle_all(c);
+  mgd_clock_flow_settle_all(c);
+  mgd_clock_log_discard(c);
   for (int d = 0; d < c->devices; d++) {
     mgd_clock_hold_discard_all(c, d);
   }
@@ -106,7 +100,7 @@ void mgd_clock_destroy(struct mgd_clock *c) {
 
 void mgd_clock_before_fork(struct mgd_clock *c) {
   mgd_clock_enter(c);
-  settle_all(c);
+  mgd_clock_flow_settle_all(c);
 }
 
 void mgd_clock_after_fork(struct mgd_clock *c) { (void)mgd_clock_leave(c, MGD_OK); }
@@ -193,7 +187,7 @@ static void issue(struct mgd_clock *c, struct mgd_clock_stream *thread, int devi
 }
 
 /* False: the stream is not in doubt any more, for want of memory. */
-static bool queue_run(struct mgd_clock *c, int device, int stream, int64_t issued, int64_t cost) {
+static bool queue_run(struct mgd_clock *c, int device, int stream, int64_t issued, int64_t cost, const char *name) {
   struct mgd_clock_stream *s = &mgd_clock_place_of(c, device)->streams[stream];
   if (s->queued >= MGD_CLOCK_QUEUE) {
     mgd_clock_flow_settle(c, s->first);
@@ -205,6 +199,7 @@ static bool queue_run(struct mgd_clock *c, int device, int stream, int64_t issue
   }
   t->issued = issued;
   t->cost = cost;
+  t->name = name;
   mgd_clock_queue_append(c, t);
   return true;
 }
@@ -226,11 +221,14 @@ static int run(struct mgd_clock *c, int thread, int device, int stream, const st
     return MGD_E_OVERFLOW;
   }
   issue(c, host, device, issued);
-  if (s->first && queue_run(c, device, stream, issued, cost)) {
+  if (s->first && queue_run(c, device, stream, issued, cost, work->name)) {
     return MGD_OK;
   }
+  const int64_t begin = mgd_max(s->free_at, issued);
+  end = mgd_about_sum(begin, cost);
   place->busy = mgd_about_sum(place->busy, cost);
-  move(c, s, mgd_about_sum(mgd_max(s->free_at, issued), cost));
+  move(c, s, end);
+  mgd_clock_log_add(c, &(struct mgd_span){MGD_SPAN_RUN, device, device, stream, begin, end, 0, 0, work->name});
   return MGD_OK;
 }
 
@@ -278,8 +276,10 @@ static bool is_certain(const struct issue *i) {
   return certain;
 }
 
-static int64_t copy_now(struct mgd_clock *c, const struct issue *i) {
-  const int64_t end = mgd_about_sum(mgd_max(i->at, i->link->free_at), i->cost);
+static int64_t copy_now(struct mgd_clock *c, const struct mgd_transfer *t, const struct issue *i) {
+  const int64_t begin = mgd_max(i->at, i->link->free_at), end = mgd_about_sum(begin, i->cost);
+  mgd_clock_log_copy(c, i->link, &(struct mgd_span){.begin = begin, .end = end, .bytes = t->bytes,
+                                                    .number = ++c->issued, .name = t->name});
   i->link->free_at = end;
   i->link->busy = mgd_about_sum(i->link->busy, i->cost);
   for (int k = 0; k < 2 && i->streams[k]; k++) {
@@ -303,6 +303,7 @@ static struct mgd_task *queue_copy(struct mgd_clock *c, const struct mgd_transfe
     task->issued = i->at;
     task->link = i->link;
     task->bytes = t->bytes;
+    task->name = t->name;
     i->link->queued++;
     mgd_clock_queue_append(c, task);
   }
@@ -322,12 +323,15 @@ static int copy(struct mgd_clock *c, int thread, const struct mgd_transfer *t) {
   }
   issue(c, i.host, t->from, i.at);
   issue(c, i.host, t->to, i.at);
-  struct mgd_moment end = {certain ? copy_now(c, &i) : 0, task};
+  struct mgd_moment end = {certain ? copy_now(c, t, &i) : 0, task};
+  i.host->last_copy = certain ? c->issued : task->number;
   if (t->blocking) {
     if (task) {
       task->references++;
     }
-    move(c, i.host, mgd_max(i.at, mgd_clock_flow_time(c, &end)));
+    const int64_t until = mgd_max(i.at, mgd_clock_flow_time(c, &end));
+    mgd_clock_log_wait(c, HOST, thread, i.at, until, t->name);
+    move(c, i.host, until);
   }
   return MGD_OK;
 }
@@ -340,12 +344,23 @@ int mgd_clock_copy(struct mgd_clock *c, int thread, const struct mgd_transfer *t
   return mgd_clock_leave(c, copy(c, thread, t));
 }
 
+int mgd_clock_last_copy(struct mgd_clock *c, int thread, uint64_t *number) {
+  struct mgd_clock_stream *host;
+  mgd_clock_enter(c);
+  const int code = find_stream(c, HOST, thread, &host);
+  if (code == MGD_OK) {
+    *number = host->last_copy;
+  }
+  return mgd_clock_leave(c, code);
+}
+
 int mgd_clock_begin_thread(struct mgd_clock *c, int thread) {
   struct mgd_clock_stream *host;
   mgd_clock_enter(c);
   const int code = find_stream(c, HOST, thread, &host);
   if (code == MGD_OK) {
     host->free_at = 0;
+    host->last_copy = 0;
   }
   return mgd_clock_leave(c, code);
 }
@@ -374,7 +389,7 @@ void mgd_clock_forget(struct mgd_clock *c, struct mgd_moment *m) {
 
 /* False: no memory. */
 static bool queue_wait(struct mgd_clock *c, int device, int stream, struct mgd_task *awaited, int64_t until) {
-  struct mgd_task *t = mgd_clock_queue_new(c, awaited ? MGD_TASK_WAIT : MGD_TASK_RUN, device, stream);
+  struct mgd_task *t = mgd_clock_queue_new(c, MGD_TASK_WAIT, device, stream);
   if (!t) {
     return false;
   }
@@ -402,7 +417,9 @@ static void wait_for(struct mgd_clock *c, int device, int stream, const struct m
     mgd_clock_flow_settle(c, m->task);
   }
   mgd_clock_flow_settle_stream(c, s);
-  move(c, s, mgd_max(s->free_at, m->task ? m->task->end : m->ns));
+  const int64_t end = m->task ? m->task->end : m->ns;
+  mgd_clock_log_wait(c, device, stream, s->free_at, end, device == HOST ? "synchronize" : "event");
+  move(c, s, mgd_max(s->free_at, end));
 }
 
 int mgd_clock_stream_wait(struct mgd_clock *c, int device, int stream, const struct mgd_moment *m) {
@@ -463,7 +480,7 @@ int mgd_clock_device_time(struct mgd_clock *c, int device, int64_t *ns) {
 
 int mgd_clock_elapsed(struct mgd_clock *c, int64_t *ns) {
   mgd_clock_enter(c);
-  settle_all(c);
+  mgd_clock_flow_settle_all(c);
   *ns = c->latest;
   return mgd_clock_leave(c, MGD_OK);
 }
@@ -473,7 +490,7 @@ int mgd_clock_busy(struct mgd_clock *c, int from, int to, int64_t *ns) {
     return MGD_E_NO_DEVICE;
   }
   mgd_clock_enter(c);
-  settle_all(c);
+  mgd_clock_flow_settle_all(c);
   *ns = from == to ? mgd_clock_place_of(c, from)->busy : mgd_clock_link_of(c, from, to)->busy;
   return mgd_clock_leave(c, MGD_OK);
 }

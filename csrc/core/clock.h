@@ -26,6 +26,7 @@ struct mgd_work {
   enum mgd_precision precision;
   double flops; /* a multiplication and an addition are two */
   double bytes; /* that are read or written */
+  const char *name; /* for a log; lives for ever, or NULL */
 };
 
 /* What a simulated device can do; 0 in a field means "instantly". */
@@ -40,7 +41,8 @@ struct mgd_speed {
 struct mgd_transfer {
   int from, from_stream, to, to_stream;
   int64_t bytes;
-  bool blocking; /* the thread waits for it */
+  bool blocking;    /* the thread waits for it */
+  const char *name; /* for a log; lives for ever, or NULL */
 };
 
 /* A moment of virtual time that may not be known yet: the end of what a stream held when it was recorded. {0} is the
@@ -75,6 +77,8 @@ int mgd_clock_run(struct mgd_clock *c, int thread, int device, int stream, const
 /* Copies over a link, when it has reached the head of both streams. A link carries one copy at a time, and takes that
  * which was ready first. Between two streams of one device it is no copy but an operator: INVALID. */
 int mgd_clock_copy(struct mgd_clock *c, int thread, const struct mgd_transfer *t);
+/* The number of the copy that the thread issued last: a log has it. 0: none. */
+int mgd_clock_last_copy(struct mgd_clock *c, int thread, uint64_t *number);
 int mgd_clock_begin_thread(struct mgd_clock *c, int thread); /* a new one: its time is 0 until it issues something */
 
 /* The end of what the stream holds now, and not before the thread's time. Takes the place of the moment in *m. */
@@ -91,6 +95,28 @@ int mgd_clock_elapsed(struct mgd_clock *c, int64_t *ns); /* when everything that
                                                           * and in all threads, also those that are gone */
 /* ns for which a link has been taken; from == to: the sum of what a device's operators took, over its streams. */
 int mgd_clock_busy(struct mgd_clock *c, int from, int to, int64_t *ns);
+
+/* ---- clock_profile.c: what happened when */
+enum mgd_span_kind {
+  MGD_SPAN_RUN,   /* an operator, on a stream */
+  MGD_SPAN_COPY,  /* from one place to another; bytes */
+  MGD_SPAN_WAIT,  /* a thread waited */
+  MGD_SPAN_STALL, /* a stream waited, for an event or for room */
+  MGD_SPAN_HOLD   /* bytes were in use; end INT64_MAX: they still are */
+};
+struct mgd_span {
+  enum mgd_span_kind kind;
+  int device, other, stream; /* where; of a copy from and to; of a wait the stream is the thread */
+  int64_t begin, end, bytes;
+  uint64_t number;  /* of a copy */
+  const char *name; /* of the operator, or what was waited for; may be NULL */
+};
+/* Remembers from now on. stop() settles everything, and hands the spans over: in the order in which they became known,
+ * to be given back with mgd_clock_profile_free(). NOMEM: there was no memory for all, and the log is gone. INVALID: there is
+ * a log already, or none. */
+int mgd_clock_profile_start(struct mgd_clock *c);
+int mgd_clock_profile_stop(struct mgd_clock *c, struct mgd_span **spans, size_t *n);
+void mgd_clock_profile_free(struct mgd_span *spans);
 
 /* ---- clock_hold.c: bytes, from the first operation that may use them to the end of the last */
 struct mgd_hold;

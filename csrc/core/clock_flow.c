@@ -181,6 +181,8 @@ static void end_copy(struct mgd_clock *c, struct mgd_task *t, int64_t at) {
   t->link->free_at = at;
   t->link->busy += at - t->began;
   t->link->queued--;
+  mgd_clock_log_copy(c, t->link, &(struct mgd_span){.begin = t->began, .end = at, .bytes = t->bytes,
+                                                    .number = t->number, .name = t->name});
   mgd_clock_queue_finish(c, t, at);
   for (int i = 0; i < 2 && streams[i]; i++) {
     mgd_clock_queue_advance(c, streams[i]);
@@ -236,6 +238,13 @@ void mgd_clock_flow_settle(struct mgd_clock *c, struct mgd_task *t) {
 void mgd_clock_flow_settle_stream(struct mgd_clock *c, const struct mgd_clock_stream *s) {
   while (s->first) {
     mgd_clock_flow_settle(c, s->last);
+  }
+}
+
+/* What is not tied to anything uncertain is known. */
+void mgd_clock_flow_settle_all(struct mgd_clock *c) {
+  while (c->ties) {
+    mgd_clock_flow_settle(c, c->ties);
   }
 }
 

@@ -53,7 +53,30 @@ void mgd_clock_hold_free(struct mgd_clock *c, struct mgd_hold *h) {
   mgd_alloc_free(h);
 }
 
+static void log_hold(struct mgd_clock *c, struct mgd_hold *h, bool living) {
+  const int64_t begin = mgd_clock_flow_time(c, &h->begin), end = living ? INT64_MAX : mgd_clock_hold_end(c, h);
+  if (h->bytes && begin < end) {
+    const struct mgd_span span = {MGD_SPAN_HOLD, h->device, h->device, h->stream, begin, end, h->bytes, 0, NULL};
+    mgd_clock_log_add(c, &span);
+  }
+}
+
+void mgd_clock_hold_log_all(struct mgd_clock *c, int device) {
+  struct mgd_clock_place *place = mgd_clock_place_of(c, device);
+  for (struct mgd_hold *h = place->living; h; h = h->next) {
+    log_hold(c, h, true);
+  }
+  for (int i = 0; i < MGD_MAX_STREAMS; i++) {
+    for (struct mgd_hold *h = place->streams[i].leaving; h; h = h->next) {
+      log_hold(c, h, false);
+    }
+  }
+}
+
 static void put_away(struct mgd_clock *c, struct mgd_hold *h) {
+  if (c->log) {
+    log_hold(c, h, false);
+  }
   struct mgd_clock_place *place = mgd_clock_place_of(c, h->device);
   if (c->audited) {
     h->next = place->over;
@@ -121,7 +144,10 @@ static void wait_for_room(struct mgd_clock *c, struct mgd_clock_place *place, st
   while (held_at(c, place, begin, &soonest) > place->capacity && soonest < INT64_MAX) {
     begin = soonest;
   }
-  s->free_at = begin > place->issued ? begin : s->free_at;
+  if (begin > place->issued) {
+    mgd_clock_log_wait(c, (int)(place - c->places) - 1, (int)(s - place->streams), s->free_at, begin, "room");
+    s->free_at = begin;
+  }
   mgd_clock_reach(c, begin);
 }
 
@@ -157,7 +183,7 @@ int mgd_clock_hold_take(struct mgd_clock *c, int device, int stream, int64_t byt
   if (bytes && place->held > place->capacity - (place->leaving - s->leaving_bytes)) {
     wait_for_room(c, place, s);
   }
-  if (c->audited) {
+  if (c->audited || c->log) {
     h->begin = mgd_clock_flow_mark(c, device, stream, place->issued);
   }
   *out = h;

@@ -75,12 +75,20 @@ void mgd_clock_queue_finish(struct mgd_clock *c, struct mgd_task *t, int64_t end
 
 /* When the first of a stream ends, which waits for nobody. */
 static int64_t end_of(struct mgd_clock *c, const struct mgd_clock_stream *s, const struct mgd_task *t) {
+  struct mgd_clock_place *place = mgd_clock_place_of(c, t->device);
   const int64_t begin = mgd_max(s->free_at, t->issued);
+  const int stream = (int)(s - place->streams);
   if (t->kind == MGD_TASK_WAIT) {
-    return mgd_max(begin, t->awaited->end);
+    const int64_t end = t->awaited ? mgd_max(begin, t->awaited->end) : begin;
+    mgd_clock_log_wait(c, t->device, stream, s->free_at, end, "event");
+    return end;
   }
-  mgd_clock_place_of(c, t->device)->busy += t->cost;
-  return mgd_about_sum(begin, t->cost);
+  const int64_t end = mgd_about_sum(begin, t->cost);
+  place->busy += t->cost;
+  if (t->kind == MGD_TASK_RUN) {
+    mgd_clock_log_add(c, &(struct mgd_span){MGD_SPAN_RUN, t->device, t->device, stream, begin, end, 0, 0, t->name});
+  }
+  return end;
 }
 
 void mgd_clock_queue_advance(struct mgd_clock *c, struct mgd_clock_stream *s) {

@@ -9,6 +9,7 @@
 
 #include "arithmetic.h"
 #include "clock.h"
+#include "internal_clock_log.h"
 #include "internal_machine.h"
 
 #define MGD_CLOCK_HOST (-1)
@@ -20,7 +21,7 @@ enum mgd_copy_phase { MGD_COPY_QUEUED, MGD_COPY_STARTING, MGD_COPY_FLOWING };
 
 struct mgd_clock_stream;
 
-/* One operation in a stream whose end is not known yet. Marks live on when it is. */
+/* One operation in a stream whose end is not known yet. */
 struct mgd_task {
   enum mgd_task_kind kind;
   bool known;     /* has left its streams, and `end` says when it ended */
@@ -32,22 +33,23 @@ struct mgd_task {
   struct mgd_task *tie_before, *tie_after; /* all copies and waits, in the order of issue: they tie streams together */
   uint64_t number;                         /* in the order of issue */
   int64_t issued, cost, end;               /* it begins no earlier; RUN: ns that it takes; if known */
+  const char *name;                        /* for the log */
   struct mgd_task *awaited; /* WAIT */
   /* COPY */
   struct mgd_clock_link *link;
   enum mgd_copy_phase phase;
-  int64_t bytes;
-  int64_t began; /* when it got its link */
+  int64_t bytes, began; /* when it got its link */
   int64_t since; /* STARTING: when its bytes begin to flow. FLOWING: when `left` bytes were left */
   double left, rate, share; /* `share`: while rates are found */
 };
 
-/* What a stream holds: known until free_at, then a queue that begins with a copy or a wait. */
+/* Known until free_at; then a queue that begins with a copy or a wait. */
 struct mgd_clock_stream {
   int64_t free_at;
   struct mgd_task *first, *last;
   int queued;
-  /* Bytes that were given up and may still be used by this stream, oldest first. */
+  uint64_t last_copy; /* of a thread: the number of its newest copy */
+  /* Given up, and perhaps still used by this stream, oldest first. */
   struct mgd_hold *leaving, *leaving_last;
   int64_t leaving_bytes; /* of these, without those that other streams use as well */
   int leaving_count;
@@ -60,7 +62,7 @@ struct mgd_clock_place {
   int64_t issued; /* the time of the thread that issued the last operation here, then; host: 0 */
   int64_t busy;
   int64_t capacity, held;  /* bytes: held are those that nobody has given up */
-  int64_t largest;         /* capacity that there was since an audit found no more than there is now */
+  int64_t largest;         /* capacity since an audit found no more */
   int64_t leaving;         /* bytes that were given up, of all streams */
   struct mgd_hold *living; /* what `held` counts */
   struct mgd_hold *over;   /* for an audit */
@@ -71,7 +73,7 @@ struct mgd_clock_link {
   uint64_t buses; /* bit i: it passes bus i */
   int64_t free_at, busy;
   struct mgd_task *active; /* the copy that has it */
-  int queued;              /* copies that are not over, the active one too */
+  int queued; /* copies that are not over, the active one too */
 };
 
 struct mgd_hold {
@@ -96,6 +98,7 @@ struct mgd_clock {
   struct mgd_task *ties, *ties_last;
   double buses[MGD_MAX_BUSES]; /* bytes/ns, 0: no limit */
   bool audited;            /* what is over is kept in `over` */
+  struct mgd_log *log;     /* NULL: nobody wants to know */
   struct mgd_clock_place *places; /* [0] is the host, [d + 1] is accelerator d */
   struct mgd_clock_link *links;   /* [(from + 1) * (devices + 1) + to + 1] */
 };
@@ -109,7 +112,6 @@ static inline struct mgd_clock_link *mgd_clock_link_of(const struct mgd_clock *c
 }
 
 static inline void mgd_clock_reach(struct mgd_clock *c, int64_t time) { c->latest = mgd_max(c->latest, time); }
-
 static inline bool mgd_clock_is_speed(const struct mgd_speed *s) {
   bool sound = mgd_is_amount(s->bytes_per_ns) && s->launch_ns >= 0 && s->issue_ns >= 0;
   for (int i = 0; i < MGD_WORK_KINDS * MGD_PRECISIONS; i++) {
@@ -131,6 +133,7 @@ void mgd_clock_queue_drop(struct mgd_task *t); /* one reference, or none if NULL
 
 /* ---- clock_flow.c */
 void mgd_clock_flow_settle(struct mgd_clock *c, struct mgd_task *t); /* until its end is known */
+void mgd_clock_flow_settle_all(struct mgd_clock *c);
 void mgd_clock_flow_settle_stream(struct mgd_clock *c, const struct mgd_clock_stream *s);
 int64_t mgd_clock_flow_time(struct mgd_clock *c, struct mgd_moment *m); /* settles it; *m holds no task any more */
 /* A moment that has no task in it. Never fails: without memory it settles. */

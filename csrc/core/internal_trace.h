@@ -14,6 +14,7 @@
 struct mgd_trace {
   struct mgd_event *ring;
   size_t size, held, next;
+  size_t usual; /* while all is kept: the size otherwise; else 0 */
   uint64_t objects; /* object ids ever given */
   struct mgd_totals totals;
 };

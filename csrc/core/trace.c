@@ -29,7 +29,29 @@ static bool sum(struct mgd_total total, const struct mgd_event *e, struct mgd_to
   return mgd_add(total.bytes, e->bytes, &out->bytes) && mgd_add(total.ns, e->duration, &out->ns);
 }
 
-static void push(struct mgd_trace *t, const struct mgd_event *e) {
+/* The newest events in a ring of another size; without memory nothing changes. */
+static void resize(struct mgd_machine *m, size_t size) {
+  struct mgd_trace *t = &m->trace;
+  struct mgd_event *ring = mgd_alloc_new(&m->alloc, size, sizeof *ring);
+  if (!ring) {
+    return;
+  }
+  const size_t held = t->held < size ? t->held : size;
+  for (size_t i = 0; i < held; i++) {
+    ring[i] = t->ring[(t->next + t->size - held + i) % t->size];
+  }
+  mgd_alloc_free(t->ring);
+  t->ring = ring;
+  t->size = size;
+  t->held = held;
+  t->next = held % size;
+}
+
+static void push(struct mgd_machine *m, const struct mgd_event *e) {
+  struct mgd_trace *t = &m->trace;
+  if (t->usual && t->held == t->size) {
+    resize(m, 2 * t->size);
+  }
   struct mgd_event *slot = &t->ring[t->next];
   *slot = *e;
   slot->sequence = ++t->totals.events;
@@ -54,7 +76,7 @@ static int add_event(struct mgd_machine *m, const struct mgd_event *e) {
   if (moves) {
     t->totals.by_link[e->from][e->to] = link;
   }
-  push(t, e);
+  push(m, e);
   return MGD_OK;
 }
 
@@ -88,6 +110,25 @@ int mgd_trace_read(struct mgd_machine *m, uint64_t object, struct mgd_event *out
   }
   *n = found;
   *dropped = m->trace.totals.events - m->trace.held;
+  return mgd_state_leave(m, MGD_OK);
+}
+
+size_t mgd_trace_held(struct mgd_machine *m) {
+  mgd_state_enter(m);
+  const size_t held = m->trace.held;
+  (void)mgd_state_leave(m, MGD_OK);
+  return held;
+}
+
+int mgd_trace_keep(struct mgd_machine *m, bool all) {
+  mgd_state_enter(m);
+  struct mgd_trace *t = &m->trace;
+  if (all && !t->usual) {
+    t->usual = t->size;
+  } else if (!all && t->usual) {
+    resize(m, t->usual);
+    t->usual = 0;
+  }
   return mgd_state_leave(m, MGD_OK);
 }
 

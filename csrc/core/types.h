@@ -193,6 +193,7 @@ struct mgd_event {
   int16_t kind, reason;
   int16_t from, to; /* device ids, -1 when none */
   uint32_t site;    /* id of the call site, 0 when unknown */
+  uint64_t transfer; /* number of the copy on the clock of simulated devices, 0 when there is none */
 };
 
 struct mgd_total {

@@ -8,7 +8,6 @@
 #include <string.h>
 
 /* Enough for the whole ring of the core's default size. */
-#define HISTORY 4096
 
 /* Steals `value`. */
 static int put(PyObject *dict, const char *key, PyObject *value) {
@@ -115,15 +114,15 @@ static PyObject *site_text(uint32_t id) {
   return PyUnicode_FromFormat("%s:%d in %s", slash ? slash + 1 : site.file, (int)site.line, site.function);
 }
 
-/* (sequence, time, duration, kind, reason, operator or None, bytes, from or None, to or None, site or None) */
+/* (sequence, time, duration, kind, reason, operator or None, bytes, from or None, to or None, site or None, transfer) */
 static PyObject *event_tuple(const struct mgd_event *e) {
   char from[32], to[32];
   struct mgd_machine *machine = mgd_torch_machine();
   const char *a = e->from >= 0 && mgd_device_name(machine, e->from, from) == MGD_OK ? from : NULL;
   const char *b = e->to >= 0 && mgd_device_name(machine, e->to, to) == MGD_OK ? to : NULL;
-  return Py_BuildValue("(KLLsszLzzN)", (unsigned long long)e->sequence, (long long)e->time, (long long)e->duration,
+  return Py_BuildValue("(KLLsszLzzNK)", (unsigned long long)e->sequence, (long long)e->time, (long long)e->duration,
                        mgd_text_event(e->kind), mgd_text_reason(e->reason), e->operator_name, (long long)e->bytes, a, b,
-                       site_text(e->site));
+                       site_text(e->site), (unsigned long long)e->transfer);
 }
 
 static PyObject *event_list(const struct mgd_event *events, size_t n) {
@@ -179,10 +178,10 @@ static PyObject *resume(PyObject *module, PyObject *args) {
 
 static PyObject *history(PyObject *module, PyObject *tensor) {
   uint64_t object, dropped = 0;
-  size_t n = HISTORY;
   if (mgd_state_ready() < 0 || object_of(tensor, &object) < 0) return NULL;
   if (object == 0 && tensor != Py_None) return Py_BuildValue("([]K)", 0ULL);
-  struct mgd_event *events = PyMem_New(struct mgd_event, HISTORY);
+  size_t n = mgd_trace_held(mgd_torch_machine());
+  struct mgd_event *events = PyMem_New(struct mgd_event, n ? n : 1);
   if (!events) return PyErr_NoMemory();
   const int code = mgd_trace_read(mgd_torch_machine(), object, events, &n, &dropped);
   PyObject *list = code == MGD_OK ? event_list(events, n) : NULL;
@@ -191,7 +190,18 @@ static PyObject *history(PyObject *module, PyObject *tensor) {
   return list ? Py_BuildValue("(NK)", list, (unsigned long long)dropped) : NULL;
 }
 
+static PyObject *keep_events(PyObject *module, PyObject *all) {
+  const int on = PyObject_IsTrue(all);
+  if (on < 0 || mgd_state_ready() < 0) return NULL;
+  const int code = mgd_torch_profile(on);
+  if (code != MGD_OK) mgd_errors_raise(mgd_state_of(module), code, "keeping the history");
+  return code == MGD_OK ? Py_NewRef(Py_None) : NULL;
+}
+
 PyMethodDef mgd_explain_methods[] = {
+    {"keep_events", keep_events, METH_O,
+     PyDoc_STR("keep_events(all, /)\n--\n\nFor a profile: the ring of events grows and forgets nothing, until it is "
+               "told otherwise.")},
     {"stats", (PyCFunction)(void (*)(void))stats, METH_VARARGS | METH_KEYWORDS,
      PyDoc_STR("stats(reset=False)\n--\n\nCounters since the start or the last reset, bytes per link and per device, "
                "as a plain dict.")},

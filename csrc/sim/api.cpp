@@ -47,6 +47,7 @@ void create(const mgd_sim_config &c) {
   bridge().is_shared = &is_shared;
   bridge().copy = &copy_bytes;
   bridge().limit = &set_limit;
+  bridge().last_copy = &last_copy;
   bridge().one_thread = c.repeatable != 0;
   devices_survive_fork();
   blocks_survive_fork();
@@ -107,6 +108,12 @@ int mgd_sim_elapsed(int64_t *out) {
 
 int mgd_sim_busy(int from, int to, int64_t *out) {
   return guarded([&] { *out = busy_time(from, to); });
+}
+
+int mgd_sim_start_log(void) { return guarded(&start_log); }
+
+int mgd_sim_stop_log(struct mgd_span **spans, size_t *count) {
+  return guarded([&] { stop_log(spans, count); });
 }
 
 int mgd_sim_start_audit(void) { return guarded(&start_audit); }

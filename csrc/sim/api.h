@@ -49,6 +49,9 @@ void mgd_sim_exchange_faults(int kind, int64_t *first, int64_t *last, int64_t *s
 int mgd_sim_host_time(int64_t *out); /* ns, of the calling thread */
 int mgd_sim_elapsed(int64_t *out);   /* ns until all that was issued has ended */
 int mgd_sim_busy(int from, int to, int64_t *out); /* ns; -1 is the host; from == to: a device's operators */
+/* A log of all that happens on the clock. */
+int mgd_sim_start_log(void);
+int mgd_sim_stop_log(struct mgd_span **spans, size_t *count);
 /* For tests: `start`, or the most that the device held at one virtual time since then; RuntimeError if it has less. */
 int mgd_sim_start_audit(void);
 int mgd_sim_check_audit(int device, int64_t *out);

@@ -54,7 +54,7 @@ Tensor copy_from(const Tensor &source, const Tensor &target, bool non_blocking) 
   note_stream(source);
   note_stream(target);
   const int64_t bytes = std::max(bytes_of(source), bytes_of(target));
-  charge_copy(from, to, bytes, (from == kHost || to == kHost) && !non_blocking);
+  charge_copy(from, to, bytes, (from == kHost || to == kHost) && !non_blocking, "aten::copy_");
   return target;
 }
 
@@ -73,7 +73,7 @@ Tensor copy_from_and_resize(const Tensor &source, const Tensor &target) {
 void copy_bytes(int to, void *target, int from, const void *source, std::size_t bytes) {
   check_fault(from, to, static_cast<int64_t>(bytes));
   std::memcpy(target, source, bytes);
-  charge_copy(from, to, static_cast<int64_t>(bytes), true);
+  charge_copy(from, to, static_cast<int64_t>(bytes), true, "room");
 }
 
 void register_copies(torch::Library &m) {

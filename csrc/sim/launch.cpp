@@ -33,8 +33,9 @@ void Launch::result(const at::Tensor &t, bool first) {
 void Launch::end() {
   if (facts_.free) return;
   const double flops = arithmetic_.fixed + arithmetic_.per_output * outputs_;
-  charge(device_, {arithmetic_.kind, arithmetic_.precision, flops, bytes_});
-  if (facts_.waits) charge_copy(device_, kHost, kAnswer, true);
+  const char *name = log_name(facts_.name);
+  charge(device_, {arithmetic_.kind, arithmetic_.precision, flops, bytes_, name});
+  if (facts_.waits) charge_copy(device_, kHost, kAnswer, true, name);
 }
 
 }  // namespace managed::sim

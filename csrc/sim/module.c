@@ -156,6 +156,44 @@ static PyObject *sim_busy(PyObject *Py_UNUSED(module), PyObject *args) {
   return PyLong_FromLongLong(ns);
 }
 
+PyDoc_STRVAR(start_log_doc, "start_log()\n--\n\nRemembers from now on what happens when.");
+static PyObject *sim_start_log(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) { return none_or_null(mgd_sim_start_log()); }
+
+static PyObject *span_tuple(const struct mgd_span *s) {
+  static const char *const span_kinds[] = {"run", "copy", "wait", "stall", "hold"};
+  PyObject *end = s->end == INT64_MAX ? Py_NewRef(Py_None) : PyLong_FromLongLong(s->end);
+  return Py_BuildValue("(sziiiLNLK)", span_kinds[s->kind], s->name, s->device, s->other, s->stream, (long long)s->begin, end, (long long)s->bytes,
+                       (unsigned long long)s->number);
+}
+
+static PyObject *span_list(const struct mgd_span *spans, size_t n) {
+  PyObject *list = PyList_New((Py_ssize_t)n);
+  for (size_t i = 0; list && i < n; i++) {
+    PyObject *span = span_tuple(&spans[i]);
+    if (span) {
+      PyList_SET_ITEM(list, (Py_ssize_t)i, span);
+    } else {
+      Py_CLEAR(list);
+    }
+  }
+  return list;
+}
+
+PyDoc_STRVAR(stop_log_doc,
+             "stop_log()\n--\n\n"
+             "[(kind, name or None, device, other, stream, begin, end or None, bytes, number)] since start_log().\n"
+             "kind: \"run\", \"copy\", \"wait\" (of a thread), \"stall\" (of a stream) or \"hold\" (bytes in use).");
+static PyObject *sim_stop_log(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) {
+  struct mgd_span *spans = NULL;
+  size_t n = 0;
+  if (mgd_sim_stop_log(&spans, &n) < 0) {
+    return NULL;
+  }
+  PyObject *list = span_list(spans, n);
+  mgd_clock_profile_free(spans);
+  return list;
+}
+
 PyDoc_STRVAR(start_audit_doc, "start_audit()\n--\n\nFor tests: remembers from now on when bytes are held, in virtual time.");
 static PyObject *sim_start_audit(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) { return none_or_null(mgd_sim_start_audit()); }
 
@@ -211,6 +249,8 @@ static PyMethodDef methods[] = {
     {"reset_peak", sim_reset_peak, METH_VARARGS, reset_peak_doc},
     {"host_time", sim_host_time, METH_NOARGS, host_time_doc},
     {"busy", sim_busy, METH_VARARGS, busy_doc},
+    {"start_log", sim_start_log, METH_NOARGS, start_log_doc},
+    {"stop_log", sim_stop_log, METH_NOARGS, stop_log_doc},
     {"start_audit", sim_start_audit, METH_NOARGS, start_audit_doc},
     {"check_audit", sim_check_audit, METH_VARARGS, check_audit_doc},
     {"elapsed", sim_elapsed, METH_NOARGS, elapsed_doc},

@@ -9,6 +9,8 @@
 #include <atomic>
 #include <mutex>
 #include <new>
+#include <string>
+#include <unordered_set>
 
 #include "../core/testing.h"
 #include "engine.h"
@@ -21,7 +23,8 @@ int g_devices = 0;
 mgd_speed g_speed{};
 Wiring g_wiring{};
 bool g_repeatable = false;
-std::atomic<bool> g_side_streams{false};
+std::atomic<bool> g_side_streams{false}, g_logging{false};
+thread_local int t_copier = 0;  // who issued this thread's last copy
 std::array<std::atomic<int>, kMaxDevices> g_streams_given{};
 thread_local std::array<int, kMaxDevices> t_stream{};
 
@@ -146,10 +149,35 @@ bool has_side_streams() noexcept { return g_side_streams.load(std::memory_order_
 
 void charge(int device, const mgd_work &work) { check(mgd_clock_run(g_clock, issuer(device), device, t_stream[device], &work)); }
 
-void charge_copy(int from, int to, std::int64_t bytes, bool blocking) {
-  if (from == to) return charge(to, {MGD_WORK_ELEMENTWISE, MGD_FLOAT32, 0, 2.0 * static_cast<double>(bytes)});
-  const mgd_transfer transfer{from, from == kHost ? 0 : t_stream[from], to, to == kHost ? 0 : t_stream[to], bytes, blocking};
-  check(mgd_clock_copy(g_clock, issuer(from == kHost ? to : from), &transfer));
+const char *log_name(const std::string &name) {
+  if (C10_LIKELY(!g_logging.load(std::memory_order_relaxed))) return nullptr;
+  static std::mutex mutex;
+  static auto *const names = new std::unordered_set<std::string>;
+  std::lock_guard<std::mutex> held(mutex);
+  return names->insert(name).first->c_str();
+}
+
+void start_log() {
+  check(mgd_clock_profile_start(g_clock));
+  g_logging = true;
+}
+
+void stop_log(mgd_span **spans, std::size_t *count) {
+  g_logging = false;
+  check(mgd_clock_profile_stop(g_clock, spans, count));
+}
+
+std::uint64_t last_copy() {
+  std::uint64_t number = 0;
+  check(mgd_clock_last_copy(g_clock, t_copier, &number));
+  return number;
+}
+
+void charge_copy(int from, int to, std::int64_t bytes, bool blocking, const char *name) {
+  if (from == to) return charge(to, {MGD_WORK_ELEMENTWISE, MGD_FLOAT32, 0, 2.0 * static_cast<double>(bytes), name});
+  const mgd_transfer transfer{from, from == kHost ? 0 : t_stream[from], to, to == kHost ? 0 : t_stream[to], bytes, blocking, name};
+  t_copier = issuer(from == kHost ? to : from);
+  check(mgd_clock_copy(g_clock, t_copier, &transfer));
 }
 
 std::int64_t stream_time(int device, int stream) {

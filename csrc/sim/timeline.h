@@ -6,6 +6,7 @@
 #include <c10/core/Stream.h>
 
 #include <cstdint>
+#include <string>
 
 #include "../core/clock.h"
 #include "device.h"
@@ -33,10 +34,17 @@ int current_stream(int device) noexcept;
 int exchange_stream(int device, int stream) noexcept;
 int new_stream(int device) noexcept;
 
+// What a log calls an operator; null while there is none.
+const char *log_name(const std::string &name);
+void start_log();
+// Gives what happened since then, to be freed with mgd_clock_profile_free().
+void stop_log(mgd_span **spans, std::size_t *count);
+std::uint64_t last_copy();  // the number of the copy that this thread issued last
+
 // One operator on the current stream of the device.
 void charge(int device, const mgd_work &work);
 // One copy between two places (kHost is the CPU); the host waits for it when `blocking`.
-void charge_copy(int from, int to, std::int64_t bytes, bool blocking);
+void charge_copy(int from, int to, std::int64_t bytes, bool blocking, const char *name = nullptr);
 
 std::int64_t stream_time(int device, int stream);
 void host_wait(std::int64_t until);  // the calling thread

@@ -27,7 +27,7 @@ struct Head {
 };
 
 struct Bridge {
-  int version = 8;
+  int version = 9;
 
   // ---- filled by the hook; null until it attaches
   // The device has no room for a request of so many bytes: free something and return true to look again. No lock of
@@ -55,6 +55,8 @@ struct Bridge {
   // returns. May throw c10::Error.
   void (*copy)(int to, void* target, int from, const void* source, std::size_t bytes) = nullptr;
 
+  // The number of the copy that this thread issued last, where there is a log of them. Must not throw.
+  std::uint64_t (*last_copy)() = nullptr;
   // Backward passes run in the thread that calls them, so that everything is issued in one order.
   bool one_thread = false;
 

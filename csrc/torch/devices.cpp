@@ -115,6 +115,11 @@ int64_t soon_free(int id) {
 std::atomic<bool> kernels_are_async{false};
 std::atomic<bool> backward_in_caller{false};
 
+uint64_t last_simulated_copy() noexcept {
+  const Bridge* bridge = registry().bridge;
+  return bridge ? bridge->last_copy() : 0;
+}
+
 bool record_stream_use(c10::Device d) {
   const Bridge* b = backend_of(d.type());
   return b && b->use && b->use(d.index());

@@ -40,6 +40,8 @@ const Bridge* backend_of(c10::DeviceType type);
 extern std::atomic<bool> kernels_are_async;
 // Backward passes run in the thread that calls them (bridge.h).
 extern std::atomic<bool> backward_in_caller;
+// The number of this thread's last copy on the clock of simulated devices; 0 without them.
+uint64_t last_simulated_copy() noexcept;
 bool record_stream_use(c10::Device d); // true: to be said again when the operator has returned
 
 // Reads what the allocators report into the ledger.

@@ -89,6 +89,10 @@ void put_aside(const at::Tensor& t, const mgd_event& e, const mgd_repeat& r) {
 
 } // namespace
 
+namespace {
+std::atomic<bool> profiling{false}; // events say which copy on the clock they are
+}
+
 thread_local int Recorded::depth_ = 0;
 
 std::string readable(int64_t bytes) {
@@ -112,6 +116,7 @@ uint32_t call_site() {
 void record(mgd_event& e, const at::Tensor* copied) noexcept {
   try {
     if (e.site == 0) e.site = call_site();
+    if (C10_UNLIKELY(profiling.load(std::memory_order_relaxed))) e.transfer = last_simulated_copy();
     mgd_trace_add(machine(), &e);
     mgd_repeat repeat{};
     if (copied && mgd_repeat_add(machine(), &e, &repeat) == MGD_OK && repeat.due) put_aside(*copied, e, repeat);
@@ -122,6 +127,11 @@ void record(mgd_event& e, const at::Tensor* copied) noexcept {
 } // namespace managed
 
 using namespace managed;
+
+int mgd_torch_profile(int on) {
+  profiling = on != 0;
+  return mgd_trace_keep(machine(), on != 0);
+}
 
 void mgd_torch_set_call_site(uint32_t (*read)(void)) { frames_site.store(read, std::memory_order_release); }
 

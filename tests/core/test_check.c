@@ -388,8 +388,8 @@ static void the_clock(void) {
   EXPECT_CLOCK_BROKEN(c, link->busy, much);    /* for longer than there was */
   EXPECT_CLOCK_BROKEN(c, mgd_clock_link_of(c, 0, 0)->queued, one); /* its own link is never busy */
   /* An operator behind a copy that may have to wait. */
-  const struct mgd_transfer copy = {0, 0, 1, 0, 5, false};
-  const struct mgd_work nothing = {MGD_WORK_ELEMENTWISE, MGD_FLOAT32, 0.0, 0.0};
+  const struct mgd_transfer copy = {0, 0, 1, 0, 5, false, NULL};
+  const struct mgd_work nothing = {MGD_WORK_ELEMENTWISE, MGD_FLOAT32, 0.0, 0.0, NULL};
   EXPECT_OK(mgd_clock_join_bus(c, 0, 1, 0));
   EXPECT_OK(mgd_clock_copy(c, 0, &copy));
   EXPECT_OK(mgd_clock_run(c, 0, 0, 0, &nothing));

@@ -19,7 +19,7 @@ static struct mgd_speed speed(double flops_per_ns, double bytes_per_ns, int64_t 
 }
 
 static int try_to_run(struct mgd_clock *c, int device, int stream, double flops, double bytes) {
-  const struct mgd_work work = {MGD_WORK_MATRIX, MGD_FLOAT32, flops, bytes};
+  const struct mgd_work work = {MGD_WORK_MATRIX, MGD_FLOAT32, flops, bytes, NULL};
   return mgd_clock_run(c, ME, device, stream, &work);
 }
 
@@ -51,7 +51,7 @@ static int64_t run(struct mgd_clock *c, int device, int stream, double flops, do
 }
 
 static int try_to_copy(struct mgd_clock *c, int from, int from_stream, int to, int to_stream, int64_t bytes) {
-  const struct mgd_transfer t = {from, from_stream, to, to_stream, bytes, false};
+  const struct mgd_transfer t = {from, from_stream, to, to_stream, bytes, false, NULL};
   return mgd_clock_copy(c, ME, &t);
 }
 
@@ -95,7 +95,7 @@ static void arithmetic_has_the_rate_of_its_kind_and_numbers(void) {
   int64_t before = 0, expected = 1 << 20;
   for (int kind = 0; kind < MGD_WORK_KINDS; kind++) {
     for (int precision = 0; precision < MGD_PRECISIONS; precision++) {
-      const struct mgd_work work = {(enum mgd_work_kind)kind, (enum mgd_precision)precision, 1 << 20, 0.0};
+      const struct mgd_work work = {(enum mgd_work_kind)kind, (enum mgd_precision)precision, 1 << 20, 0.0, NULL};
       EXPECT_OK(mgd_clock_run(c, ME, 0, 0, &work));
       const int64_t end = stream_time(c, 0, 0);
       EXPECT_INT(end - before, expected);
@@ -184,7 +184,7 @@ static void the_host_hands_a_copy_over_and_goes_on(void) {
   mgd_clock_destroy(c);
 }
 
-static const struct mgd_work none = {MGD_WORK_ELEMENTWISE, MGD_FLOAT32, 0.0, 0.0};
+static const struct mgd_work none = {MGD_WORK_ELEMENTWISE, MGD_FLOAT32, 0.0, 0.0, NULL};
 
 /* A clock of `devices` devices, each of whose operators takes 10 ns and costs who issues it 100. */
 static struct mgd_clock *new_slow_host(int devices) {
@@ -236,7 +236,7 @@ static void threads_that_share_no_device_know_nothing_of_each_other(void) {
 
 static void threads_that_share_a_device_issue_one_after_the_other(void) {
   struct mgd_clock *c = new_slow_host(2);
-  const struct mgd_transfer news = {0, 2, 1, 0, 0, false};
+  const struct mgd_transfer news = {0, 2, 1, 0, 0, false, NULL};
   issue(c, 3, 0, 0);
   EXPECT_INT(issue(c, 5, 0, 1), 210); /* another stream: the device could */
   EXPECT_INT(thread_time(c, 5), 200);
@@ -249,7 +249,7 @@ static void threads_that_share_a_device_issue_one_after_the_other(void) {
 
 static void who_blocks_goes_on_when_the_copy_is_over(void) {
   struct mgd_clock *c = new_slow_host(1);
-  const struct mgd_transfer t = {HOST, 0, 0, 0, 100, true};
+  const struct mgd_transfer t = {HOST, 0, 0, 0, 100, true, NULL};
   EXPECT_OK(mgd_clock_copy(c, ME, &t));
   EXPECT_INT(thread_time(c, ME), 100 + 110);
   EXPECT_INT(issue(c, ME, 0, 0), 210 + 100 + 10);
@@ -298,10 +298,10 @@ static void same_calls_give_same_times(void) {
 static void nonsense_is_refused_and_moves_no_time(void) {
   struct mgd_clock *c = new_clock(1);
   const struct mgd_speed bad_speeds[] = {speed(-1.0, 0.0, 0), speed(0.0, (double)NAN, 0), speed(0.0, 0.0, -1)};
-  const struct mgd_work no_kind = {MGD_WORK_KINDS, MGD_FLOAT32, 1.0, 1.0},
-                        no_number = {MGD_WORK_MATRIX, MGD_PRECISIONS, 1.0, 1.0}, nothing = {0};
+  const struct mgd_work no_kind = {MGD_WORK_KINDS, MGD_FLOAT32, 1.0, 1.0, NULL},
+                        no_number = {MGD_WORK_MATRIX, MGD_PRECISIONS, 1.0, 1.0, NULL}, nothing = {0};
   const struct mgd_link bad_links[] = {{-1, 1.0}, {0, (double)INFINITY}}, good = {0, 1.0};
-  const struct mgd_transfer fine = {HOST, 0, 0, 0, 1, false};
+  const struct mgd_transfer fine = {HOST, 0, 0, 0, 1, false, NULL};
   const struct mgd_moment before = {-1, NULL}, good_moment = {1, NULL};
   int64_t ns = 77;
   for (size_t i = 0; i < 3; i++) {

@@ -22,12 +22,12 @@ static struct mgd_clock *new_clock(int devices, int64_t failing) {
 }
 
 static void run(struct mgd_clock *c, int device, int stream, double ns) {
-  const struct mgd_work work = {MGD_WORK_ELEMENTWISE, MGD_FLOAT32, 0.0, ns};
+  const struct mgd_work work = {MGD_WORK_ELEMENTWISE, MGD_FLOAT32, 0.0, ns, NULL};
   EXPECT_OK(mgd_clock_run(c, ME, device, stream, &work));
 }
 
 static int try_to_copy(struct mgd_clock *c, int from, int to, int stream, int64_t bytes) {
-  const struct mgd_transfer t = {from, stream, to, stream, bytes, false};
+  const struct mgd_transfer t = {from, stream, to, stream, bytes, false, NULL};
   return mgd_clock_copy(c, ME, &t);
 }
 

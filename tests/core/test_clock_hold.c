@@ -24,7 +24,7 @@ static struct mgd_clock *new_audited(int devices, int64_t capacity) {
 }
 
 static void run(struct mgd_clock *c, int device, int stream, double ns) {
-  const struct mgd_work work = {MGD_WORK_ELEMENTWISE, MGD_FLOAT32, 0.0, ns};
+  const struct mgd_work work = {MGD_WORK_ELEMENTWISE, MGD_FLOAT32, 0.0, ns, NULL};
   EXPECT_OK(mgd_clock_run(c, ME, device, stream, &work));
 }
 
@@ -84,7 +84,7 @@ static void another_stream_waits_until_the_bytes_are_not_used(void) {
 /* The end that somebody waits for is that of a copy which has not got its link yet. */
 static void the_end_of_a_copy_frees_what_it_read(void) {
   struct mgd_clock *c = new_audited(1, 100);
-  const struct mgd_transfer out = {0, 1, HOST, 0, 70, false}, before = {0, 2, HOST, 0, 500, false};
+  const struct mgd_transfer out = {0, 1, HOST, 0, 70, false, NULL}, before = {0, 2, HOST, 0, 500, false, NULL};
   struct mgd_hold *victim = take(c, 0, 0, 70);
   EXPECT_OK(mgd_clock_copy(c, ME, &before));
   EXPECT_OK(mgd_clock_copy(c, ME, &out));
@@ -172,7 +172,7 @@ static void running_out_of_memory_holds_nothing_twice(void) {
   for (int64_t failing = 5; failing < 40; failing++) {
     struct mgd_clock *c = new_clock(1, 100, failing);
     struct mgd_hold *h = NULL;
-    const struct mgd_transfer out = {0, 1, HOST, 0, 70, false};
+    const struct mgd_transfer out = {0, 1, HOST, 0, 70, false, NULL};
     run(c, 0, 0, 20.0);
     run(c, 0, 1, 10.0);
     while (mgd_clock_hold_take(c, 0, 0, 70, &h) != MGD_OK) {
@@ -209,7 +209,7 @@ static void random_programs_hold_no_more_than_the_capacity(uint64_t seed) {
     if (held[d][slot] && pick(&state, 3) == 0) {
       mgd_clock_hold_use(held[d][slot], (int)pick(&state, 4));
     }
-    const struct mgd_transfer t = {d, s, HOST, 0, pick(&state, 400), pick(&state, 30) == 0};
+    const struct mgd_transfer t = {d, s, HOST, 0, pick(&state, 400), pick(&state, 30) == 0, NULL};
     if (pick(&state, 4) == 0) {
       EXPECT_OK(mgd_clock_copy(c, ME, &t));
     }

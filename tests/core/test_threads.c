@@ -139,9 +139,9 @@ static void reap_some(struct worker *w) {
 static void simulate_some(struct worker *w) {
   int64_t end = -1, now = -1;
   const int device = (int)pick(&w->random, 2), stream = (int)pick(&w->random, 3);
-  const struct mgd_work work = {MGD_WORK_ELEMENTWISE, MGD_FLOAT32, 10.0, 10.0};
-  const struct mgd_transfer peer = {device, stream, 1 - device, stream, 10, false};
-  const struct mgd_transfer home = {device, stream, -1, 0, 10, pick(&w->random, 2) == 0};
+  const struct mgd_work work = {MGD_WORK_ELEMENTWISE, MGD_FLOAT32, 10.0, 10.0, NULL};
+  const struct mgd_transfer peer = {device, stream, 1 - device, stream, 10, false, NULL};
+  const struct mgd_transfer home = {device, stream, -1, 0, 10, pick(&w->random, 2) == 0, NULL};
   struct mgd_hold *hold = NULL;
   struct mgd_moment moment = {0, NULL};
   EXPECT_OK(mgd_clock_hold_take(w->c, device, stream, 10, &hold));

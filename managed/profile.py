@@ -1,0 +1,102 @@
+"""What ran where, what moved, what waited and why: a file for Perfetto, and a picture."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from managed import _perfetto
+from managed._backend import C
+from managed._spans import Span, real, simulated
+from managed.explain import explain, stats
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["plot_timeline", "profile"]
+
+_running: profile | None = None
+
+
+class profile:
+    """Context manager: records what happens meanwhile, and writes it to a file when it ends.
+
+    path: a file in Chrome's trace event format, which ui.perfetto.dev opens; None: no file.
+    On simulated devices it has each operator, each copy with its reason, and who waited, in virtual
+    time, and the bytes that each device holds. On other devices it has managed's copies, in real
+    time: what kernels do there is torch.profiler's to tell.
+
+    Afterwards `spans` are in order of time, `elapsed` ns were between the first and the last, and
+    `stats` counts what managed did meanwhile, as managed.stats() does. RuntimeError while another
+    profile runs.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        self.path = None if path is None else Path(path)
+        self.spans: list[Span] = []
+        self.elapsed = 0
+        self.stats: dict[str, Any] = {}
+        self._first = 0
+
+    def __enter__(self) -> profile:
+        global _running
+        if _running is not None:
+            raise RuntimeError("managed: a profile is running already; end that one first")
+        if self.path is not None and not self.path.parent.is_dir():
+            raise FileNotFoundError(f"managed: there is no folder {self.path.parent} to write into")
+        self._first = stats().get("events", 0)
+        C.keep_events(True)
+        sim = _simulator()
+        try:
+            if sim:
+                self._begin = sim.elapsed()
+                sim.start_log()
+        except BaseException:
+            C.keep_events(False)
+            raise
+        _running = self
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        global _running
+        _running = None
+        sim = _simulator()
+        try:
+            events = explain().since(self._first)
+            raw = sim.stop_log() if sim else []
+        finally:
+            C.keep_events(False)
+        self.stats = events.totals()
+        self.spans = simulated(raw, events, self._begin) if sim else real(events)
+        self.elapsed = max((s.end for s in self.spans), default=0)
+        if self.path is not None:
+            told = {"stats": self.stats, "devices": stats().get("devices", {})}
+            _perfetto.write(self.path, self.spans, self.elapsed, told)
+
+
+def _simulator() -> Any:
+    """managed._sim if this process simulates devices."""
+    from managed import sim
+
+    if sim._simulated is None:
+        return None
+    from managed import _sim
+
+    return _sim
+
+
+def plot_timeline(p: profile, path: str | os.PathLike[str] | None = None) -> Figure:
+    """Draws a profile: a row for each stream, link and thread, and the bytes of each device.
+
+    Writes a picture if there is a path. ModuleNotFoundError without matplotlib.
+    """
+    from managed import _timeline
+
+    return _timeline.draw(p, path)
