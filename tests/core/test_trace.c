@@ -168,9 +168,72 @@ static void totals_beyond_int64_overflow_and_stay_as_they_were(void) {
   mgd_machine_destroy(m);
 }
 
+/* While all is kept nothing is forgotten, and afterwards the newest are there. */
+static void a_ring_that_keeps_all_grows(void) {
+  struct mgd_machine *m = small_ring(4, 1);
+  struct mgd_event out[200];
+  size_t n = 200;
+  uint64_t dropped = 77;
+  for (int i = 1; i <= 6; i++) {
+    add(m, MGD_EV_PLACE, 1, -1, 1, i);
+  }
+  EXPECT_OK(mgd_trace_keep(m, true));
+  EXPECT_OK(mgd_trace_keep(m, true)); /* as it is */
+  for (int i = 7; i <= 100; i++) {
+    add(m, MGD_EV_PLACE, 1, -1, 1, i);
+  }
+  EXPECT_INT(mgd_trace_held(m), 98); /* two had been forgotten */
+  EXPECT_OK(mgd_trace_read(m, 0, out, &n, &dropped));
+  EXPECT_INT(n, 98);
+  EXPECT_INT(dropped, 2);
+  for (int i = 0; i < 98; i++) {
+    EXPECT_INT(out[i].bytes, i + 3);
+    EXPECT_INT(out[i].sequence, i + 3);
+  }
+  EXPECT_OK(mgd_trace_keep(m, false));
+  EXPECT_OK(mgd_trace_keep(m, false));
+  EXPECT_INT(mgd_trace_held(m), 4);
+  add(m, MGD_EV_PLACE, 1, -1, 1, 101);
+  n = 200;
+  EXPECT_OK(mgd_trace_read(m, 0, out, &n, &dropped));
+  EXPECT_INT(n, 4);
+  EXPECT_INT(dropped, 97);
+  EXPECT_INT(out[0].bytes, 98);
+  EXPECT_INT(out[3].bytes, 101);
+  mgd_machine_destroy(m);
+}
+
+/* It forgets as it did before. */
+static void a_ring_that_cannot_grow_stays_as_it_is(void) {
+  struct mgd_machine *m = NULL;
+  int refused = 0;
+  for (int64_t failing = 1; refused < 2; failing++) {
+    const struct mgd_config config = {.trace_events = 4, .fail_allocation = failing};
+    if (mgd_machine_create(&config, &m) != MGD_OK) {
+      continue;
+    }
+    EXPECT_OK(mgd_trace_keep(m, true));
+    for (int i = 1; i <= 6; i++) {
+      add(m, MGD_EV_PLACE, 1, -1, -1, i);
+    }
+    const size_t held = mgd_trace_held(m);
+    refused += held != 6;
+    EXPECT(held == 6 || held == 5 || held == 4); /* the next one asks again */
+    EXPECT_OK(mgd_trace_keep(m, false));
+    EXPECT_OK(mgd_check(m));
+    mgd_machine_destroy(m);
+    if (failing > 40) {
+      break;
+    }
+  }
+  EXPECT(refused >= 1);
+}
+
 int main(void) {
   events_come_back_whole_and_newest_last();
   a_full_ring_forgets_the_oldest_and_says_so();
+  a_ring_that_keeps_all_grows();
+  a_ring_that_cannot_grow_stays_as_it_is();
   totals_never_forget();
   a_reset_begins_totals_again_and_keeps_history();
   objects_get_ids_from_1_on();
