@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -96,11 +95,11 @@ def write(path: Path, spans: list[Span], elapsed: int, told: dict[str, Any]) -> 
         "displayTimeUnit": "ns",
         "otherData": told,
     }
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-        try:
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(new, "w", encoding="utf-8") as file:
             json.dump(trace, file)
-            file.close()
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+        os.replace(new, path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise

@@ -49,7 +49,13 @@ def _draw_rows(axes: Any, p: profile) -> None:
     axes.invert_yaxis()
     used = {c for _, c in bars}
     named = [Patch(color=c, label=name) for name, c in COLORS.items() if c in used]
-    axes.legend(handles=named, loc="upper right", ncols=len(named) or 1, fontsize="small")
+    axes.legend(
+        handles=named,
+        loc="lower right",
+        bbox_to_anchor=(1, 1),
+        ncols=len(named) or 1,
+        fontsize="small",
+    )
 
 
 def _draw_memory(axes: Any, p: profile, devices: list[str]) -> None:
@@ -60,7 +66,7 @@ def _draw_memory(axes: Any, p: profile, devices: list[str]) -> None:
         axes.step(times, totals + totals[-1:], where="post", label=device)
     axes.set_ylabel("MiB in use")
     axes.set_ylim(bottom=0)
-    axes.legend(loc="upper right", fontsize="small")
+    axes.legend(loc="lower right", fontsize="small")
 
 
 def draw(p: profile, path: str | os.PathLike[str] | None) -> Figure:

@@ -136,7 +136,7 @@ int mgd_clock_set_link(struct mgd_clock *c, int from, int to, struct mgd_link li
   return mgd_clock_leave(c, MGD_OK);
 }
 
-int mgd_clock_link(struct mgd_clock *c, int from, int to, struct mgd_link *out) {
+int mgd_clock_get_link(struct mgd_clock *c, int from, int to, struct mgd_link *out) {
   const int code = check_ends(c, from, to);
   if (code == MGD_OK) {
     mgd_clock_enter(c);

@@ -63,7 +63,7 @@ void mgd_clock_after_fork(struct mgd_clock *c); /* in the parent */
 void mgd_clock_destroy(struct mgd_clock *c); /* moments and holds that are still out there must not be used again */
 int mgd_clock_set_speed(struct mgd_clock *c, int device, struct mgd_speed speed);
 int mgd_clock_set_link(struct mgd_clock *c, int from, int to, struct mgd_link link);
-int mgd_clock_link(struct mgd_clock *c, int from, int to, struct mgd_link *out);
+int mgd_clock_get_link(struct mgd_clock *c, int from, int to, struct mgd_link *out);
 /* A bus is what several links share in one direction: the uplink of a PCIe switch, the lanes of a card. Copies that
  * pass it at the same time share its bandwidth, which is 0 (no limit) until it is set. */
 int mgd_clock_set_bus(struct mgd_clock *c, int bus, double bytes_per_ns);
@@ -112,8 +112,8 @@ struct mgd_span {
   const char *name; /* of the operator, or what was waited for; may be NULL */
 };
 /* Remembers from now on. stop() settles everything, and hands the spans over: in the order in which they became known,
- * to be given back with mgd_clock_profile_free(). NOMEM: there was no memory for all, and the log is gone. INVALID: there is
- * a log already, or none. */
+ * to be given back with mgd_clock_profile_free(). NOMEM: there was no memory for all, and the log is gone. INVALID:
+ * there is a log already, or none. */
 int mgd_clock_profile_start(struct mgd_clock *c);
 int mgd_clock_profile_stop(struct mgd_clock *c, struct mgd_span **spans, size_t *n);
 void mgd_clock_profile_free(struct mgd_span *spans);

@@ -235,7 +235,7 @@ void mgd_traffic_moved(struct mgd_traffic *t, bool advised);
 int mgd_trace_add(struct mgd_machine *m, const struct mgd_event *event);
 /* Newest last; object 0 means all. *n in: room, out: how many; *dropped: events the ring no longer holds. */
 int mgd_trace_read(struct mgd_machine *m, uint64_t object, struct mgd_event *out, size_t *n, uint64_t *dropped);
-/* While it is kept the ring grows and forgets nothing, as far as there is memory. Afterwards it is as large as before. */
+/* While all is kept the ring grows and forgets nothing, as far as there is memory. Then it is as large as before. */
 int mgd_trace_keep(struct mgd_machine *m, bool all);
 size_t mgd_trace_held(struct mgd_machine *m); /* events in the ring */
 /* All counters at one moment; with `reset` they begin again at zero in the same moment, so that no event is

@@ -114,7 +114,8 @@ static PyObject *site_text(uint32_t id) {
   return PyUnicode_FromFormat("%s:%d in %s", slash ? slash + 1 : site.file, (int)site.line, site.function);
 }
 
-/* (sequence, time, duration, kind, reason, operator or None, bytes, from or None, to or None, site or None, transfer) */
+/* (sequence, time, duration, kind, reason, operator, bytes, from, to, site, transfer); texts but kind and reason may
+ * be None */
 static PyObject *event_tuple(const struct mgd_event *e) {
   char from[32], to[32];
   struct mgd_machine *machine = mgd_torch_machine();

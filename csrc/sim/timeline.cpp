@@ -242,7 +242,7 @@ std::int64_t busy_time(int from, int to) {
 
 void link_between(int from, int to, std::int64_t *latency_ns, double *bytes_per_ns) {
   mgd_link link{0, 0};
-  if (from != to) check(mgd_clock_link(g_clock, from, to, &link));
+  if (from != to) check(mgd_clock_get_link(g_clock, from, to, &link));
   *latency_ns = link.latency_ns;
   *bytes_per_ns = link.bytes_per_ns;
 }

@@ -82,7 +82,7 @@ int mgd_torch_resume(PyObject *tensor, uint64_t object);
 /* ---- record.cpp: call sites, and warnings that wait to be said */
 /* `read` gives the id of the running line of Python or 0; it is called in any thread, with or without the GIL. */
 void mgd_torch_set_call_site(uint32_t (*read)(void));
-/* From now on the trace forgets nothing, and its events name their copies on the clock; or no longer. A code of the core. */
+/* From now on the trace forgets nothing, and its events name their copies on the clock; or no longer. A core's code. */
 int mgd_torch_profile(int on);
 /* `wake` is called in any thread, with or without the GIL, when a warning begins to wait. */
 void mgd_torch_set_wake(void (*wake)(void));
