@@ -69,8 +69,8 @@ class profile:
         _running = None
         sim = _simulator()
         try:
-            events = explain().since(self._first)
             raw = sim.stop_log() if sim else []
+            events = explain().since(self._first)
         finally:
             C.keep_events(False)
         self.stats = events.totals()

@@ -67,7 +67,7 @@ static double bound(const struct filling *f, const struct mgd_task *t) {
     const int bus = __builtin_ctzll(buses);
     least = fmin(least, f->room[bus] / f->users[bus]);
   }
-  return least;
+  return fmax(least, 0.0); /* what is left may be rounded to below nothing */
 }
 
 static void count_user(struct filling *f, const struct mgd_task *t, int users, double rate) {
@@ -260,6 +260,9 @@ int64_t mgd_clock_flow_time(struct mgd_clock *c, struct mgd_moment *m) {
 
 struct mgd_moment mgd_clock_flow_mark(struct mgd_clock *c, int device, int stream, int64_t issued) {
   struct mgd_clock_stream *s = &mgd_clock_place_of(c, device)->streams[stream];
+  if (s->queued >= MGD_CLOCK_QUEUE) {
+    mgd_clock_flow_settle(c, s->first);
+  }
   struct mgd_task *t = s->last;
   if (t && (t->kind != MGD_TASK_MARK || t->issued != issued)) {
     t = mgd_clock_queue_new(c, MGD_TASK_MARK, device, stream);

@@ -111,8 +111,10 @@ mgd_clock *new_clock() {
 void before_fork() { mgd_clock_before_fork(g_clock); }
 void after_fork() { mgd_clock_after_fork(g_clock); }
 
-// Another thread may have held the lock of the threads at fork().
+// Another thread may have held the lock of the threads at fork(). Nobody in the child has a log.
 void restart() noexcept {
+  after_fork();
+  g_logging = false;
   try {
     new (&threads_mutex()) std::mutex;
     g_clock = new_clock();

@@ -87,11 +87,9 @@ void put_aside(const at::Tensor& t, const mgd_event& e, const mgd_repeat& r) {
   if (auto* wake = wake_interpreter.load(std::memory_order_acquire)) wake();
 }
 
-} // namespace
-
-namespace {
 std::atomic<bool> profiling{false}; // events say which copy on the clock they are
-}
+
+} // namespace
 
 thread_local int Recorded::depth_ = 0;
 

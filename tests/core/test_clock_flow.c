@@ -264,6 +264,24 @@ static void queues_end(void) {
   mgd_clock_destroy(c);
 }
 
+/* Nor do marks take memory without end: bytes that come and go, and events, behind a copy that nobody waits for. */
+static void marks_end(void) {
+  struct mgd_clock *c = new_clock(1, 0);
+  struct mgd_moment m = {0, NULL};
+  struct mgd_hold *hold = NULL;
+  run(c, 0, 0, 10.0);
+  copy(c, 0, HOST, 0, 5);
+  EXPECT_OK(mgd_clock_host_wait(c, ME, 3));
+  for (int i = 0; i < 3000; i++) {
+    EXPECT_OK(mgd_clock_hold_take(c, 0, 0, 1, &hold));
+    EXPECT_OK(mgd_clock_record(c, ME, 0, 0, &m));
+    mgd_clock_hold_give(c, hold);
+  }
+  EXPECT(!m.task); /* the first 1,024 have settled the copy */
+  EXPECT_INT(time_at(c, &m), 15);
+  mgd_clock_destroy(c);
+}
+
 /* Without memory a copy is refused, and all else settles what it would have had to remember. */
 static void running_out_of_memory_changes_no_time(void) {
   int64_t ends[2] = {0, 0};
@@ -339,6 +357,7 @@ int main(int argc, char **argv) {
   instant_links_are_instant();
   strangers_are_left_alone();
   queues_end();
+  marks_end();
   running_out_of_memory_changes_no_time();
   for (uint64_t i = 0; i < 20; i++) {
     random_programs_end(seed + i);
