@@ -48,11 +48,11 @@ class profile:
             raise FileNotFoundError(f"managed: there is no folder {self.path.parent} to write into")
         self._first = stats().get("events", 0)
         C.keep_events(True)
-        sim = _simulator()
+        self._sim = _simulator()
         try:
-            if sim:
-                self._begin = sim.elapsed()
-                sim.start_log()
+            if self._sim:
+                self._begin = self._sim.elapsed()
+                self._sim.start_log()
         except BaseException:
             C.keep_events(False)
             raise
@@ -67,7 +67,7 @@ class profile:
     ) -> None:
         global _running
         _running = None
-        sim = _simulator()
+        sim = self._sim  # devices that are simulated since then have no log
         try:
             raw = sim.stop_log() if sim else []
             events = explain().since(self._first)

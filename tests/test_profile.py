@@ -181,6 +181,21 @@ def test_profiles_do_not_nest(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_devices_may_be_simulated_while_a_profile_runs(run_python):
+    program = """
+        import torch, managed
+        with managed.profile() as p:
+            managed.simulate(2, "64MiB")
+            torch.ones(4).as_subclass(managed.ManagedTensor).to("sim:1")
+        print(p.stats["move_bytes"], [s.kind for s in p.spans])
+        with managed.profile() as p:
+            torch.ones(4, device="sim:0")
+        print(sorted({s.kind for s in p.spans}))
+    """
+    expected = "16 ['copy']\n['hold', 'run']\n"
+    assert run_python(program) == expected
+
+
 def test_nothing_is_forgotten_while_a_profile_runs():
     with managed.profile() as p:
         x = torch.ones(3).as_subclass(ManagedTensor).to(D0)
