@@ -189,9 +189,7 @@ static void issue(struct mgd_clock *c, struct mgd_clock_stream *thread, int devi
 /* False: the stream is not in doubt any more, for want of memory. */
 static bool queue_run(struct mgd_clock *c, int device, int stream, int64_t issued, int64_t cost, const char *name) {
   struct mgd_clock_stream *s = &mgd_clock_place_of(c, device)->streams[stream];
-  if (s->queued >= MGD_CLOCK_QUEUE) {
-    mgd_clock_flow_settle(c, s->first);
-  }
+  mgd_clock_flow_limit(c, s);
   struct mgd_task *t = s->first ? mgd_clock_queue_new(c, MGD_TASK_RUN, device, stream) : NULL;
   if (!t) {
     mgd_clock_flow_settle_stream(c, s);
@@ -291,9 +289,7 @@ static int64_t copy_now(struct mgd_clock *c, const struct mgd_transfer *t, const
 /* NULL: no memory. */
 static struct mgd_task *queue_copy(struct mgd_clock *c, const struct mgd_transfer *t, const struct issue *i) {
   for (int k = 0; k < 2 && i->streams[k]; k++) {
-    if (i->streams[k]->queued >= MGD_CLOCK_QUEUE) {
-      mgd_clock_flow_settle(c, i->streams[k]->first);
-    }
+    mgd_clock_flow_limit(c, i->streams[k]);
   }
   struct mgd_task *task = mgd_clock_queue_new(c, MGD_TASK_COPY, t->from != HOST ? t->from : t->to, 0);
   if (task) {
@@ -405,9 +401,7 @@ static bool queue_wait(struct mgd_clock *c, int device, int stream, struct mgd_t
 
 static void wait_for(struct mgd_clock *c, int device, int stream, const struct mgd_moment *m) {
   struct mgd_clock_stream *s = &mgd_clock_place_of(c, device)->streams[stream];
-  if (s->queued >= MGD_CLOCK_QUEUE) {
-    mgd_clock_flow_settle(c, s->first);
-  }
+  mgd_clock_flow_limit(c, s);
   const bool open = m->task && !m->task->known;
   const int64_t until = open ? 0 : m->task ? m->task->end : m->ns;
   if ((s->first || open) && queue_wait(c, device, stream, open ? m->task : NULL, until)) {

@@ -241,6 +241,13 @@ void mgd_clock_flow_settle_stream(struct mgd_clock *c, const struct mgd_clock_st
   }
 }
 
+/* Called before something joins the queue, so that a program which never asks takes no memory without end. */
+void mgd_clock_flow_limit(struct mgd_clock *c, const struct mgd_clock_stream *s) {
+  if (s->queued >= MGD_CLOCK_QUEUE) {
+    mgd_clock_flow_settle(c, s->first);
+  }
+}
+
 /* What is not tied to anything uncertain is known. */
 void mgd_clock_flow_settle_all(struct mgd_clock *c) {
   while (c->ties) {
@@ -260,9 +267,7 @@ int64_t mgd_clock_flow_time(struct mgd_clock *c, struct mgd_moment *m) {
 
 struct mgd_moment mgd_clock_flow_mark(struct mgd_clock *c, int device, int stream, int64_t issued) {
   struct mgd_clock_stream *s = &mgd_clock_place_of(c, device)->streams[stream];
-  if (s->queued >= MGD_CLOCK_QUEUE) {
-    mgd_clock_flow_settle(c, s->first);
-  }
+  mgd_clock_flow_limit(c, s);
   struct mgd_task *t = s->last;
   if (t && (t->kind != MGD_TASK_MARK || t->issued != issued)) {
     t = mgd_clock_queue_new(c, MGD_TASK_MARK, device, stream);

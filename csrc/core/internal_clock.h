@@ -13,7 +13,7 @@
 #include "internal_machine.h"
 
 #define MGD_CLOCK_HOST (-1)
-#define MGD_CLOCK_QUEUE 1024 /* operations that a stream holds unsettled, about as many as CUDA's do */
+#define MGD_CLOCK_QUEUE 1024 /* operations that a stream holds unsettled */
 
 /* A wait lets its stream go on when `awaited` has ended; a mark takes no time: its end is that of all before it. */
 enum mgd_task_kind { MGD_TASK_RUN, MGD_TASK_COPY, MGD_TASK_WAIT, MGD_TASK_MARK };
@@ -72,8 +72,8 @@ struct mgd_clock_link {
   struct mgd_link cost;
   uint64_t buses; /* bit i: it passes bus i */
   int64_t free_at, busy;
-  struct mgd_task *active; /* the copy that has it */
-  int queued; /* copies that are not over, the active one too */
+  struct mgd_task *active; /* the copy that has it; `queued` counts all that are not over */
+  int queued;
 };
 
 struct mgd_hold {
@@ -134,6 +134,7 @@ void mgd_clock_queue_drop(struct mgd_task *t); /* one reference, or none if NULL
 /* ---- clock_flow.c */
 void mgd_clock_flow_settle(struct mgd_clock *c, struct mgd_task *t); /* until its end is known */
 void mgd_clock_flow_settle_all(struct mgd_clock *c);
+void mgd_clock_flow_limit(struct mgd_clock *c, const struct mgd_clock_stream *s); /* settles what is too much */
 void mgd_clock_flow_settle_stream(struct mgd_clock *c, const struct mgd_clock_stream *s);
 int64_t mgd_clock_flow_time(struct mgd_clock *c, struct mgd_moment *m); /* settles it; *m holds no task any more */
 /* A moment that has no task in it. Never fails: without memory it settles. */
@@ -146,7 +147,6 @@ void mgd_clock_hold_free(struct mgd_clock *c, struct mgd_hold *h); /* one that i
 
 /* ---- check.c */
 int mgd_check_clock(const struct mgd_clock *c); /* OK or BROKEN; the clock's mutex is held */
-
 static inline void mgd_clock_enter(struct mgd_clock *c) { (void)pthread_mutex_lock(&c->mutex); }
 
 static inline int mgd_clock_leave(struct mgd_clock *c, int code) {
