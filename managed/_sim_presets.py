@@ -48,6 +48,9 @@ class Preset(NamedTuple):
     peer_latency_ns: int = 10_000
     devices_per_switch: int = 1  #: that share one link of `host_bytes_per_ns` to the host
     peers_over_host: bool = False  #: devices have no links of their own, and use those to the host
+    #: Bytes of the host that what leaves devices may take, where these hold no values; with values
+    #: it is the real host's. An assumption where no server is named.
+    host_memory: int = 256 * _GIB
     efficiency: Efficiency = Efficiency()
 
     def rate(self, kind: str, precision: str) -> float:
@@ -86,15 +89,17 @@ PRESETS: dict[str, Preset] = {
         peer_latency_ns=20_000, peers_over_host=True,
     ),
     # The same data sheet, 80 GB SXM: 2,039 GB/s, NVLink 600 GB/s both directions together. Servers
-    # with eight of them have four PCIe switches (DGX A100 system architecture, NVIDIA, 2020).
+    # with eight of them have four PCIe switches and 2 TB (DGX A100 system architecture, NVIDIA,
+    # 2020; DGX A100 data sheet, 2021).
     "a100-80g-sxm": Preset(
         "A100 80GB SXM", 80 * _GIB, _A100, _A100_VECTOR, 2_039.0, 31.5, 300.0, devices_per_switch=2,
+        host_memory=2_048 * _GIB,
     ),
     # NVIDIA H100 Tensor Core GPU data sheet (2023), SXM: 3.35 TB/s; PCIe gen 5: 128 GB/s and NVLink
     # 900 GB/s, both directions together. Arithmetic: NVIDIA H100 Tensor Core GPU architecture white
-    # paper (2023), table 2.
+    # paper (2023), table 2. Servers with eight of them have 2 TB (DGX H100 data sheet, 2023).
     "h100-sxm": Preset(
-        "H100 SXM", 80 * _GIB, _H100, _H100_VECTOR, 3_350.0, 64.0, 450.0,
+        "H100 SXM", 80 * _GIB, _H100, _H100_VECTOR, 3_350.0, 64.0, 450.0, host_memory=2_048 * _GIB,
     ),
     # The same sources, PCIe card without an NVLink bridge: 2 TB/s; devices talk through the host.
     "h100-pcie": Preset(
@@ -104,9 +109,10 @@ PRESETS: dict[str, Preset] = {
         2_000.0, 64.0, 64.0, peer_latency_ns=20_000, peers_over_host=True,
     ),
     # NVIDIA GH200 Grace Hopper Superchip data sheet (2023): an H100 with 96 GB of HBM3 at 4 TB/s;
-    # NVLink-C2C to the host and NVLink to others: 900 GB/s each, both directions together.
+    # NVLink-C2C to the host and NVLink to others: 900 GB/s each, both directions together; 480 GB
+    # of the host.
     "gh200": Preset(
-        "GH200 96GB", 96 * _GIB, _H100, _H100_VECTOR, 4_000.0, 450.0, 450.0,
+        "GH200 96GB", 96 * _GIB, _H100, _H100_VECTOR, 4_000.0, 450.0, 450.0, host_memory=480 * _GIB,
     ),
     # NVIDIA Ada GPU architecture white paper (2022), GeForce RTX 4090, sums in float32: 1,008 GB/s;
     # PCIe gen 4 x16 and no NVLink: devices talk through the host.

@@ -108,7 +108,7 @@ def budget(device: str | int | torch.device, size: int | str | None) -> Budget:
     if INERT:
         return Budget(str(device), 0, 0)
     if str(device) in ("cpu", "cpu:0"):
-        name, total, old = "cpu", _host_bytes(), C.host_memory()["limit"]
+        name, total, old = "cpu", host_bytes(), C.host_memory()["limit"]
     else:
         name, old = C.device_name(device), C.capacity(device)
         there = torch.device(name)
@@ -118,7 +118,7 @@ def budget(device: str | int | torch.device, size: int | str | None) -> Budget:
     return Budget(name, cap, old)
 
 
-def _host_bytes() -> int:
+def host_bytes() -> int:
     """All memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 

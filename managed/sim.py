@@ -23,7 +23,7 @@ from torch.utils.backend_registration import (
 
 from managed._backend import C
 from managed._sim_presets import DEFAULT, PRESETS, Preset, read_preset
-from managed.settings import parse_bytes
+from managed.settings import host_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from managed._sim_device import *  # noqa: F403
@@ -48,6 +48,9 @@ class _Plan(NamedTuple):
     capacities: list[int]
     preset: Preset
     repeatable: bool
+    values: bool
+    host_memory: int | None  #: bytes; None: what the machine has
+    unknown: str
 
 
 _simulated: _Plan | None = None  # what this process has
@@ -88,18 +91,41 @@ def _plan(
     devices: int,
     memory: int | str | Sequence[int | str] | None,
     preset: str | None,
-    repeatable: bool = False,
+    repeatable: bool | None = None,
+    values: bool = True,
+    host_memory: int | str | None = None,
+    unknown: str = "zero",
 ) -> _Plan:
     """Checks everything that can be wrong with the values and changes nothing."""
     if isinstance(devices, bool) or not isinstance(devices, int):
         raise TypeError(f"managed: devices is a number of simulated devices, not {devices!r}")
     if not 1 <= devices <= MAX_DEVICES:
         raise ValueError(f"managed: 1 to {MAX_DEVICES} devices can be simulated, not {devices}")
-    if not isinstance(repeatable, bool):
+    if repeatable is not None and not isinstance(repeatable, bool):
         raise TypeError(f"managed: repeatable is True or False, not {repeatable!r}")
+    if not isinstance(values, bool):
+        raise TypeError(f"managed: values is True or False, not {values!r}")
+    if unknown not in ("zero", "error"):
+        raise ValueError(f'managed: unknown is "zero" or "error", not {unknown!r}')
     chosen = _preset(preset)
     sizes = _capacities(devices, chosen.memory if memory is None else memory)
-    return _Plan(sizes, chosen, repeatable)
+    host = _host(host_memory, chosen, values)
+    return _Plan(sizes, chosen, not values if repeatable is None else repeatable, values, host, unknown)
+
+
+def _host(asked: int | str | None, preset: Preset, values: bool) -> int | None:
+    """Bytes of the host for what leaves devices; None leaves what it has."""
+    if asked is None:
+        return None if values else preset.host_memory
+    size, there = parse_bytes(asked), host_bytes()
+    if values and size > there:
+        raise ValueError(
+            f"managed: the host has {there} bytes, so copies of values cannot take {size}; "
+            "devices without values (values=False) may have a larger one"
+        )
+    if size >= 2**62:
+        raise ValueError(f"managed: a host cannot have {size} bytes of memory")
+    return size
 
 
 def simulate(
@@ -107,7 +133,10 @@ def simulate(
     memory: int | str | Sequence[int | str] | None = None,
     preset: str | None = None,
     *,
-    repeatable: bool = False,
+    values: bool = True,
+    repeatable: bool | None = None,
+    host_memory: int | str | None = None,
+    unknown: str = "zero",
 ) -> None:
     """Gives this process simulated devices, "sim:0" and up, once.
 
@@ -115,9 +144,18 @@ def simulate(
     "2GB" in 1000s), or a list with one size a device; 512 MiB by default, or what the preset has.
     preset: the speed of a real device ("a100-40g", "h100-sxm", ...), for virtual time: a key of
     PRESETS in managed/_sim_presets.py, which names the sources, or a file in JSON that describes a
-    device, as benchmarks/card.py measures one. repeatable: virtual times are the same in each run,
-    to the nanosecond, for one thread and for threads that share no device and no link: backward
-    passes then run in the thread that calls them, not in one thread for each device.
+    device, as benchmarks/card.py measures one.
+
+    values: without them (False) devices allocate, spill, copy and count time as with them, and
+    compute nothing: models of any size take no memory, and a step takes no time. What is small and
+    made of the host's numbers alone keeps its values; a number that is not known is 0, and a
+    warning tells so once a call site, or an error with unknown="error". What has a shape that
+    depends on unknown values raises NotImplementedError. See docs/no_values.md.
+    repeatable: virtual times are the same in each run, to the nanosecond, for one thread and for
+    threads that share no device and no link: backward passes then run in the thread that calls
+    them, not in one thread for each device. Without values this is the default.
+    host_memory: bytes of the host that what leaves devices may take, no more than the machine has;
+    by default four fifths of that, and without values, where it may be more, the preset's.
 
     Once more with the same values it does nothing. ValueError for values that make no sense.
     RuntimeError when other devices are simulated already, when a backward pass has run (autograd's
@@ -125,11 +163,11 @@ def simulate(
     Whenever it raises, nothing has changed.
     """
     global _simulated
-    plan = _plan(devices, memory, preset, repeatable)
+    plan = _plan(devices, memory, preset, repeatable, values, host_memory, unknown)
     if plan == _simulated:
         return
     _refuse_other_backend()
-    from managed import _sim, _sim_processes
+    from managed import _no_values, _sim, _sim_processes
 
     p = plan.preset
     _sim.create(
@@ -145,11 +183,17 @@ def simulate(
         p.devices_per_switch,
         p.peers_over_host,
         plan.repeatable,
+        plan.values,
+        plan.unknown == "error",
     )
     atexit.register(_sim.park)
     _name_backend(p)
     _sim_processes.install()
     C.attach_sim(_sim.bridge, devices)
+    if plan.host_memory is not None:
+        C.set_host_limit(plan.host_memory)
+    if not plan.values:
+        _no_values.install()
     _simulated = plan
 
 

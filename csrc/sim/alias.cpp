@@ -86,6 +86,14 @@ Tensor map_sparse(const Tensor &t, c10::Device where, F f) {
   return t.layout() == at::kSparse ? map_coo(t, where, f) : map_compressed(t, where, f);
 }
 
+// Without values: an operand was written, with values or with nobody knows what.
+void note_known(const Tensor &sim, bool computed) {
+  const c10::Storage &storage = sim.storage();
+  if (computed && may_know(storage.nbytes(), is_floating(sim))) set_known(storage, Known::values);
+  else if (computed) forget_bytes(storage.unsafeGetStorageImpl(), storage.nbytes());  // it grew, and real memory with it
+  else set_known(storage, Known::nothing);
+}
+
 }  // namespace
 
 const c10::Storage *Aliases::known(const c10::StorageImpl *cpu) const {
@@ -94,13 +102,24 @@ const c10::Storage *Aliases::known(const c10::StorageImpl *cpu) const {
   return nullptr;
 }
 
+// Operands over the same bytes are aliases of each other.
+c10::Storage Aliases::form(const c10::Storage &sim) {
+  for (const Pair &p : pairs_)
+    if (p.sim.unsafeGetStorageImpl() == sim.unsafeGetStorageImpl()) return c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(p.cpu);
+  looks_.push_back(form_of(sim));
+  pairs_.push_back({looks_.back().unsafeGetStorageImpl(), sim});
+  return looks_.back();
+}
+
 c10::Storage Aliases::twin(const c10::Storage &sim) {
-  c10::Storage out = reads_ || !may_move(sim) ? twin_of(sim) : c10::Storage();
+  if (seen_as_ == SeenAs::form) return form(sim);
+  const bool reads = seen_as_ == SeenAs::bytes;
+  c10::Storage out = reads || !may_move(sim) ? twin_of(sim) : c10::Storage();
   if (C10_UNLIKELY(!out)) {
     // Two operands over the same foreign bytes must stay aliases of each other.
     for (const Pair &p : pairs_)
       if (p.sim.is_alias_of(sim)) return c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(p.cpu);
-    out = look_at(sim, reads_);
+    out = look_at(sim, reads);
     looks_.push_back(out);
   }
   if (!known(out.unsafeGetStorageImpl())) pairs_.push_back({out.unsafeGetStorageImpl(), sim});
@@ -119,18 +138,26 @@ void Aliases::note_host(const Tensor &t) {
 Tensor Aliases::special_to_cpu(const Tensor &t) {
   special_ = true;
   if (t.is_nested()) return map_nested(t, [&](const Tensor &buffer) { return to_cpu(buffer); });
-  if (!is_sparse(t)) return at::_efficientzerotensor(t.sizes(), t.options().device(c10::kCPU));
-  reads_ = true; // what is a view of a strided tensor makes new members for a sparse one
+  const auto host = seen_as_ == SeenAs::form ? c10::kMeta : c10::kCPU;
+  if (!is_sparse(t)) return at::_efficientzerotensor(t.sizes(), t.options().device(host));
+  TORCH_CHECK_NOT_IMPLEMENTED(holds_values(), "simulated devices without values (values=False) compute with strided tensors only, and this one is ", t.layout());
+  seen_as_ = SeenAs::bytes; // what is a view of a strided tensor makes new members for a sparse one
   Tensor r = map_sparse(t, c10::Device(c10::kCPU), [&](const Tensor &member) { return to_cpu(member); });
   keep_requires_grad(t, r);
   return r;
 }
 
+// Indices beside a device's tensors. A mask stays, for how many elements it chooses gives a form.
+Tensor Aliases::host_operand(const Tensor &t) {
+  note_host(t);
+  const bool has_form = seen_as_ == SeenAs::form && t.defined() && t.device().is_cpu() && t.layout() == at::kStrided && t.dim() > 0;
+  if (!has_form || is_mask(t)) return t;
+  looks_.push_back(form_of(t.storage()));
+  return dense_over(looks_.back(), DispatchKey::Meta, t.unsafeGetTensorImpl());
+}
+
 Tensor Aliases::to_cpu(const Tensor &t) {
-  if (!t.defined() || !on_device(t)) {
-    note_host(t);
-    return t;
-  }
+  if (!t.defined() || !on_device(t)) return host_operand(t);
   if (C10_UNLIKELY(is_sparse(t) || t.key_set().has(DispatchKey::ZeroTensor) || (kVirtualGpu && t.is_nested()))) return special_to_cpu(t);
   TORCH_CHECK(t.has_storage() && !t.is_nested(), kDevices, " compute with strided and sparse tensors only; this tensor on ", t.device(),
               " has no storage, or a nested one (use layout=torch.jagged)");
@@ -144,7 +171,7 @@ Tensor Aliases::dense_to_cpu(const Tensor &t) {
   for (const Seen &s : seen_)
     if (s.sim == impl) return s.cpu;
   inference_ |= impl->is_inference();
-  Tensor cpu = dense_over(twin(t.storage()), DispatchKey::CPU, impl);
+  Tensor cpu = dense_over(twin(t.storage()), key(), impl);
   if (C10_UNLIKELY(special_)) keep_requires_grad(t, cpu);
   if (seen_.size() < kRemembered) seen_.push_back({impl, cpu});
   return cpu;
@@ -160,13 +187,13 @@ Tensor Aliases::dense_to_device(const Tensor &t) {
     c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset);
     return to_device(t.clone());
   }
-  c10::Storage fresh = adopt(t.storage(), device_);
+  c10::Storage fresh = adopt(t.storage(), device_, is_floating(t));
   pairs_.push_back({cpu, fresh});
   return dense_over(std::move(fresh), kDense, impl);
 }
 
 Tensor Aliases::to_device(const Tensor &t) {
-  if (!t.defined() || !t.device().is_cpu()) return t;
+  if (!t.defined() || !(t.device().is_cpu() || t.is_meta())) return t;
   if (C10_UNLIKELY(is_sparse(t))) return map_sparse(t, device_at(device_), [&](const Tensor &member) { return to_device(member); });
   if (kVirtualGpu && t.is_nested()) return map_nested(t, [&](const Tensor &buffer) { return to_device(buffer); });
   TORCH_CHECK(!t.is_quantized(), kDevices, " have no quantized tensors: quantize on the CPU, or dequantize first");
@@ -206,6 +233,7 @@ void Aliases::write_back(const Tensor &sim, const Tensor &cpu) {
     follow_twin(sim.storage().unsafeGetStorageImpl(), cpu.storage());
   }
   if (to->sizes() != from->sizes() || to->strides() != from->strides() || to->storage_offset() != from->storage_offset()) copy_shape(to, from);
+  if (!holds_values()) note_known(sim, seen_as_ == SeenAs::bytes);
 }
 
 }  // namespace managed::sim

@@ -3,9 +3,11 @@
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/Generator.h>
+#include <torch/csrc/autograd/python_variable.h>
 
 #include <mutex>
 
+#include "alias.h"
 #include "blocks.h"
 #include "device.h"
 #include "engine.h"
@@ -15,6 +17,8 @@
 #include "register.h"
 #include "storage.h"
 #include "timeline.h"
+#include "unknown.h"
+#include "values.h"
 
 using namespace managed::sim;
 
@@ -40,6 +44,8 @@ void create(const mgd_sim_config &c) {
               "it knew, and makes no more. Call managed.simulate() (or set MANAGED_SIM) before the first backward");
   check_unclaimed();
   timeline_create(c.devices, c.speed, {c.host, c.peer, c.devices_per_switch, c.peers_over_host != 0}, c.repeatable != 0);
+  if (!c.values) hold_no_values();
+  set_unknown_is_error(c.unknown_is_error != 0);
   devices_create(c.devices, c.capacity);
   register_backend();
   bridge().link = &link_between;
@@ -49,6 +55,8 @@ void create(const mgd_sim_config &c) {
   bridge().limit = &set_limit;
   bridge().last_copy = &last_copy;
   bridge().one_thread = c.repeatable != 0;
+  bridge().values = holds_values();
+  if (!holds_values()) bridge().allocate_host = &take_addresses;
   devices_survive_fork();
   blocks_survive_fork();
   timeline_survives_fork();
@@ -120,6 +128,15 @@ int mgd_sim_start_audit(void) { return guarded(&start_audit); }
 
 int mgd_sim_check_audit(int device, int64_t *out) {
   return guarded([&] { *out = check_audit(device); });
+}
+
+int mgd_sim_is_known(PyObject *o, int *out) {
+  return guarded([&] {
+    TORCH_CHECK_TYPE(THPVariable_Check(o), "expected a tensor, not ", Py_TYPE(o)->tp_name);
+    const at::Tensor &t = THPVariable_Unpack(o);
+    const bool asked = !holds_values() && on_device(t) && t.layout() == at::kStrided && t.has_storage();
+    *out = !asked || known_of(t.storage()) == Known::values;
+  });
 }
 
 PyObject *mgd_sim_generator(int device) {

@@ -25,6 +25,8 @@ struct mgd_sim_config {
   int devices_per_switch;     /* that share one link to the host */
   int peers_over_host;        /* devices have no links of their own */
   int repeatable;             /* see timeline_create() */
+  int values;                 /* see values.h */
+  int unknown_is_error;       /* see unknown.h */
 };
 
 /* What torch.sim reports of one device. Bytes and ns of virtual time. */
@@ -55,6 +57,8 @@ int mgd_sim_stop_log(struct mgd_span **spans, size_t *count);
 /* For tests: `start`, or the most that the device held at one virtual time since then; RuntimeError if it has less. */
 int mgd_sim_start_audit(void);
 int mgd_sim_check_audit(int device, int64_t *out);
+/* Without values: whether all of a tensor's values are known. Others are not simulated, or have values. */
+int mgd_sim_is_known(PyObject *tensor, int *out);
 PyObject *mgd_sim_generator(int device); /* the default torch.Generator of the device */
 /* Lets the engine's device threads come to rest; to be called when the interpreter begins to exit. */
 void mgd_sim_park(void);

@@ -13,6 +13,7 @@
 #include "faults.h"
 #include "operators.h"
 #include "timeline.h"
+#include "unknown.h"
 
 namespace managed::sim {
 namespace {
@@ -39,18 +40,40 @@ void check_fault(int from, int to, int64_t bytes) {
               " failed, because managed.debug.torture(fail_copy=...) asked for it");
 }
 
-Tensor copy_from(const Tensor &source, const Tensor &target, bool non_blocking) {
-  c10::impl::ExcludeDispatchKeyGuard unmanaged(kKey);
-  const int from = place_of(source), to = place_of(target);
-  check_fault(from, to, bytes_of(source));
-  Aliases aliases(to == kHost ? from : to);
+void copy_values(const Tensor &source, const Tensor &target) {
+  Aliases aliases(on_device(target) ? target.device().index() : source.device().index());
   const Tensor a = aliases.to_cpu(source), b = aliases.to_cpu(target);
   {
     at::AutoDispatchBelowADInplaceOrView below;
     b.copy_(a, false);
   }
-  if (is_sparse(target)) aliases.write_back(target, b);
+  if (is_sparse(target) || !holds_values()) aliases.write_back(target, b);
   else if (on_device(target)) note_write(target.storage().unsafeGetStorageImpl());
+}
+
+// Without values: all of the target becomes known, or what it was told becomes unknown.
+void copy_known(const Tensor &source, const Tensor &target) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!is_sparse(source) && !is_sparse(target), "simulated devices without values (values=False) hold strided tensors only");
+  (void)source.expand(target.sizes());  // throws as a copy would
+  const Known known = !on_device(source) ? Known::values : source._is_zerotensor() ? Known::nothing : known_of(source.storage());
+  if (!on_device(target)) {
+    if (known == Known::values) return copy_values(source, target);
+    if (known != Known::truth) unknown_copy(source.device().index());
+    at::AutoDispatchBelowADInplaceOrView below;
+    target.fill_(known == Known::truth ? 1 : 0);
+  } else if (known == Known::values && (is_covered(target) || known_of(target.storage()) == Known::values)) {
+    copy_values(source, target);
+  } else {
+    note_write(target.storage().unsafeGetStorageImpl());
+    set_known(target.storage(), known == Known::truth && target.nbytes() == target.storage().nbytes() ? known : Known::nothing);
+  }
+}
+
+Tensor copy_from(const Tensor &source, const Tensor &target, bool non_blocking) {
+  c10::impl::ExcludeDispatchKeyGuard unmanaged(kKey);
+  const int from = place_of(source), to = place_of(target);
+  check_fault(from, to, bytes_of(source));
+  holds_values() ? copy_values(source, target) : copy_known(source, target);
   note_stream(source);
   note_stream(target);
   const int64_t bytes = std::max(bytes_of(source), bytes_of(target));
@@ -70,9 +93,24 @@ Tensor copy_from_and_resize(const Tensor &source, const Tensor &target) {
 
 }  // namespace
 
+namespace {
+
+// Nobody knows what the bytes mean, so what comes from elsewhere is taken for numbers of floating point.
+void copy_known_bytes(void *target, int from, const void *source, std::size_t bytes) {
+  const bool to_host = !is_address_only(target);
+  const Known known = is_address_only(source) ? known_at(source) : to_host || may_know(bytes, true) ? Known::values : Known::nothing;
+  if (known == Known::nothing && to_host) unknown_copy(from);
+  if (known == Known::values) std::memcpy(target, source, bytes);
+  else if (to_host) std::memset(target, known == Known::truth ? 1 : 0, bytes);
+  set_known_at(target, bytes, known);
+}
+
+}  // namespace
+
 void copy_bytes(int to, void *target, int from, const void *source, std::size_t bytes) {
   check_fault(from, to, static_cast<int64_t>(bytes));
-  std::memcpy(target, source, bytes);
+  holds_values() ? static_cast<void>(std::memcpy(target, source, bytes)) : copy_known_bytes(target, from, source, bytes);
+  if (from == kHost && to == kHost) return;
   charge_copy(from, to, static_cast<int64_t>(bytes), true, "room");
 }
 

@@ -91,6 +91,21 @@ bool updates(const std::string &name) {
   return name.back() == '_' && !writers.count(name);
 }
 
+bool overwrites(const c10::OperatorName &name) {
+  const std::string &o = name.overload_name;
+  return name.name == "aten::fill_" || name.name == "aten::zero_" || (o.size() >= 3 && o.compare(o.size() - 3, 3, "out") == 0);
+}
+
+Unknown unknown_of(const std::string &base, bool waits) {
+  static const std::unordered_map<std::string, Unknown> table = {
+      {"aten::_local_scalar_dense", Unknown::scalar}, {"aten::equal", Unknown::equal},       {"aten::_fused_sdp_choice", Unknown::host_form},
+      {"aten::all", Unknown::truth},                  {"aten::any", Unknown::truth},         {"aten::logical_and", Unknown::truth},
+      {"aten::bitwise_and", Unknown::truth},          {"aten::index_put_", Unknown::same},   {"aten::_index_put_impl_", Unknown::same},
+      {"aten::bincount", Unknown::nothing},           {"aten::repeat_interleave", Unknown::nothing}};
+  const auto it = table.find(base);
+  return it != table.end() ? it->second : waits ? Unknown::nothing : Unknown::form;
+}
+
 }  // namespace
 
 std::string full_name(const c10::OperatorName &name) { return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name; }
@@ -116,6 +131,8 @@ OperatorFacts facts_of(const c10::OperatorHandle &op) {
   f.has_cpu_kernel = op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
   f.whole = computed_otherwise(f.name);
   f.updates = f.generator < 0 && updates(op.operator_name().name);
+  f.overwrites = overwrites(op.operator_name());
+  f.unknown = unknown_of(op.operator_name().name, f.waits);
   f.flops = flops_of(op.operator_name().name);
   return f;
 }

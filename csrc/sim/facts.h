@@ -23,6 +23,17 @@ enum class Flops { none,
                    solve,
                    factor };
 
+// Devices without values (values.h): how a call goes on when its operands are not known.
+enum class Unknown : uint8_t {
+  form,       // the meta kernel tells what results look like
+  host_form,  // the CPU's kernel answers, without their bytes
+  truth,      // as `form`; and what is true of all operands is true of the result
+  same,       // what it writes stays as large as it was
+  scalar,     // the program is told that the number is 0,
+  equal,      // or that tensors are not equal
+  nothing,    // no result: what it would look like depends on values
+};
+
 struct OperatorFacts {
   std::string name;                   // "aten::add.Tensor"
   c10::SmallVector<int, 4> written;   // arguments the operator writes
@@ -35,6 +46,8 @@ struct OperatorFacts {
   bool waits = false;          // the host needs the values, or how many there are, to go on
   bool whole = false;          // a composite that torch computes differently off the CPU: it goes there in one piece
   bool updates = false;        // reads all of what it writes, whose bytes pass twice
+  bool overwrites = false;     // does not read what it writes, all of which it writes
+  Unknown unknown = Unknown::form;
   Flops flops = Flops::none;
 };
 

@@ -52,19 +52,21 @@ static PyObject *none_or_null(int code) {
 }
 
 PyDoc_STRVAR(create_doc,
-             "create(capacities, speed, host_link, peer_link, devices_per_switch, peers_over_host, repeatable)\n--\n\n"
+             "create(capacities, speed, host_link, peer_link, devices_per_switch, peers_over_host, repeatable, values, unknown_is_error)\n--\n\n"
              "Registers simulated devices with torch, once a process.\n\n"
              "capacities: list of bytes, one a device. speed: (rates, bytes/ns, launch ns, issue ns);\n"
              "rates[kind][precision] in flops/ns, in the order of KINDS and PRECISIONS.\n"
              "links: (latency ns, bytes/ns). devices_per_switch share one host link; with peers_over_host,\n"
-             "devices talk over theirs. repeatable: backward passes run in the thread that calls them. Raises RuntimeError and registers nothing after a first\n"
-             "backward, beside another PrivateUse1 backend, or the second time.");
+             "devices talk over theirs. repeatable: backward passes run in the thread that calls them.\n"
+             "values: whether storages have any; unknown_is_error: to ask for one that is unknown.\n"
+             "Raises RuntimeError and registers nothing after a first backward, beside another PrivateUse1 backend, or the second time.");
 static PyObject *sim_create(PyObject *Py_UNUSED(module), PyObject *args) {
   struct mgd_sim_config c = {0};
   PyObject *capacities, *rates;
   long long launch, issue, host, peer;
-  if (!PyArg_ParseTuple(args, "O!(O!dLL)(Ld)(Ld)ipp:create", &PyList_Type, &capacities, &PyTuple_Type, &rates, &c.speed.bytes_per_ns, &launch, &issue, &host,
-                        &c.host.bytes_per_ns, &peer, &c.peer.bytes_per_ns, &c.devices_per_switch, &c.peers_over_host, &c.repeatable)) {
+  if (!PyArg_ParseTuple(args, "O!(O!dLL)(Ld)(Ld)ipppp:create", &PyList_Type, &capacities, &PyTuple_Type, &rates, &c.speed.bytes_per_ns, &launch, &issue, &host,
+                        &c.host.bytes_per_ns, &peer, &c.peer.bytes_per_ns, &c.devices_per_switch, &c.peers_over_host, &c.repeatable, &c.values,
+                        &c.unknown_is_error)) {
     return NULL;
   }
   if (c.devices_per_switch < 1) {
@@ -154,6 +156,14 @@ static PyObject *sim_busy(PyObject *Py_UNUSED(module), PyObject *args) {
     return NULL;
   }
   return PyLong_FromLongLong(ns);
+}
+
+PyDoc_STRVAR(is_known_doc,
+             "is_known(tensor)\n--\n\n"
+             "False if it is on a device without values, which does not know those of the tensor.");
+static PyObject *sim_is_known(PyObject *Py_UNUSED(module), PyObject *tensor) {
+  int known;
+  return mgd_sim_is_known(tensor, &known) < 0 ? NULL : PyBool_FromLong(known);
 }
 
 PyDoc_STRVAR(start_log_doc, "start_log()\n--\n\nRemembers from now on what happens when.");
@@ -249,6 +259,7 @@ static PyMethodDef methods[] = {
     {"reset_peak", sim_reset_peak, METH_VARARGS, reset_peak_doc},
     {"host_time", sim_host_time, METH_NOARGS, host_time_doc},
     {"busy", sim_busy, METH_VARARGS, busy_doc},
+    {"is_known", sim_is_known, METH_O, is_known_doc},
     {"start_log", sim_start_log, METH_NOARGS, start_log_doc},
     {"stop_log", sim_stop_log, METH_NOARGS, stop_log_doc},
     {"start_audit", sim_start_audit, METH_NOARGS, start_audit_doc},

@@ -19,6 +19,7 @@ void register_dropout(torch::Library &m);   // composites.cpp: dropout
 void register_native_dropout(torch::Library &m);
 void register_attention(torch::Library &m); // composites.cpp: which attention kernel is chosen
 void register_group_norm(torch::Library &autograd);  // group_norm.cpp: the layout of its derivative
+void register_unknown(torch::Library &m);  // unknown.cpp: isfinite, without values
 void register_autocast(torch::Library &m);  // autocast.cpp
 void register_nested(torch::Library &every, torch::Library &m);  // nested.cpp: the fallback, and what is not refused
 

@@ -65,6 +65,7 @@ void register_composites() {
     register_rnn(m);
     register_dropout(m);
     register_attention(m);
+    if (!holds_values()) register_unknown(m);
   }
   register_native_dropout(library("aten", DispatchKey::PrivateUse1));
   register_group_norm(library("aten", DispatchKey::AutogradPrivateUse1));

@@ -28,16 +28,23 @@ c10::DataPtr own_bytes(std::unique_ptr<TwinBytes> own) {
   return {data, own.release(), &drop_bytes, c10::Device(c10::kCPU)};
 }
 
+// Two whole blocks; the second may be larger.
+void copy_block(void *to, const void *from, std::size_t n) {
+  const Known known = holds_values() ? Known::values : known_at(from);
+  if (known == Known::values) std::memcpy(to, from, n);
+  if (!holds_values()) set_known_at(to, n, known);
+}
+
 // A twin's allocator: a CPU kernel that grows its result allocates through it,
 // so that a device without room says so before anything was changed.
 struct TwinAllocator final : c10::Allocator {
   int device = 0;
   c10::DataPtr allocate(std::size_t n) override {
     auto own = std::make_unique<TwinBytes>(device, n);  // reserve before touching the host's memory
-    own->bytes = take_block(device, n);
+    own->bytes = holds_values() || (Computing::now() && !may_know(n, false)) ? take_block(device, n) : take_addresses(n);
     return own_bytes(std::move(own));
   }
-  void copy_data(void *to, const void *from, std::size_t n) const override { default_copy_data(to, from, n); }
+  void copy_data(void *to, const void *from, std::size_t n) const override { copy_block(to, from, n); }
 };
 
 TwinAllocator *twin_allocator(int device) {
@@ -67,12 +74,12 @@ c10::Storage over(c10::Storage twin, int device) {
 struct SimAllocator final : c10::Allocator {
   int device = 0;
   c10::DataPtr allocate(std::size_t n) override { return sim_pointer(new_twin(device, n), device); }
-  void copy_data(void *to, const void *from, std::size_t n) const override { default_copy_data(to, from, n); }
+  void copy_data(void *to, const void *from, std::size_t n) const override { copy_block(to, from, n); }
 };
 
 struct CurrentDeviceAllocator final : c10::DeviceAllocator {
   c10::DataPtr allocate(std::size_t n) override { return allocator_of(current_device())->allocate(n); }
-  void copy_data(void *to, const void *from, std::size_t n) const override { default_copy_data(to, from, n); }
+  void copy_data(void *to, const void *from, std::size_t n) const override { copy_block(to, from, n); }
   bool initialized() override { return device_count() > 0; }
   void emptyCache(c10::MempoolId_t) override { forget_blocks(); }
   void recordStream(const c10::DataPtr &pointer, c10::Stream s) override { note_use(pointer, static_cast<int>(s.id())); }
@@ -121,7 +128,21 @@ c10::Allocator *allocator_of(int device) {
 
 c10::Storage new_storage(int device, std::size_t bytes) { return over(new_twin(device, bytes), device); }
 
-c10::Storage adopt(c10::Storage cpu, int device) {
+namespace {
+
+c10::Storage adopt_known(const c10::Storage &cpu, int device, bool floating) {
+  c10::Storage sim = new_storage(device, cpu.nbytes());
+  if (may_know(cpu.nbytes(), floating) && cpu.nbytes()) {
+    std::memcpy(sim.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get(), cpu.data(), cpu.nbytes());
+    set_known(sim, Known::values);
+  }
+  return sim;
+}
+
+}  // namespace
+
+c10::Storage adopt(c10::Storage cpu, int device, bool floating) {
+  if (!holds_values()) return cpu.device_type() == c10::kMeta ? new_storage(device, cpu.nbytes()) : adopt_known(cpu, device, floating);
   auto *impl = cpu.unsafeGetStorageImpl();
   auto &pointer = impl->_mutable_data_ptr_no_checks();
   // The context tells: an earlier adoption of this very storage has reserved its bytes.
@@ -159,6 +180,21 @@ c10::Storage look_at(const c10::Storage &sim, bool reads) {
                                                c10::GetCPUAllocator(), true);
 }
 
+c10::Storage form_of(const c10::Storage &sim) {
+  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), sim.nbytes(), c10::DataPtr(nullptr, c10::Device(c10::kMeta)),
+                                               c10::GetAllocator(c10::kMeta), true);
+}
+
+Known known_of(const c10::Storage &sim) {
+  return sim.nbytes() ? known_at(block_of(sim.unsafeGetStorageImpl()).get()) : Known::values;
+}
+
+void set_known(const c10::Storage &sim, Known known) {
+  set_known_at(block_of(sim.unsafeGetStorageImpl()).get(), sim.nbytes(), known);
+}
+
+void forget_bytes(c10::StorageImpl *sim, std::size_t bytes) { put_block(sim, new_twin(sim->device().index(), bytes)); }
+
 void note_use(const c10::DataPtr &pointer, int stream) {
   const bool kept = bridge().head && pointer.get_deleter() == bridge().head;
   const auto &block = kept ? static_cast<Head *>(pointer.get_context())->block : pointer;
@@ -183,6 +219,10 @@ void put_block(c10::StorageImpl *sim, c10::Storage twin) {
 
 void follow_twin(c10::StorageImpl *sim, const c10::Storage &twin) {
   auto *t = twin.unsafeGetStorageImpl();
+  if (twin.device_type() == c10::kMeta) { // it tells a size
+    if (sim->nbytes() != t->nbytes()) forget_bytes(sim, t->nbytes());
+    return;
+  }
   if (sim->_mutable_data_ptr_no_checks().get() == t->data() && sim->nbytes() == t->nbytes()) return;
   put_block(sim, twin);
 }
@@ -193,7 +233,8 @@ void resize_storage(const c10::Storage &sim, std::size_t bytes) {
   const int device = sim.device().index();
   c10::Storage fresh = new_twin(device, bytes);
   const std::size_t kept = std::min(bytes, sim.nbytes());
-  if (kept) std::memcpy(fresh.mutable_data(), impl->data(), kept);
+  if (kept && holds_values()) std::memcpy(fresh.mutable_data(), impl->data(), kept);
+  else if (kept && known_of(sim) == Known::values && kept == bytes) copy_block(fresh.mutable_data(), block_of(impl).get(), kept);
   put_block(impl, std::move(fresh));
 }
 

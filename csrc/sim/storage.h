@@ -8,6 +8,7 @@
 #include <c10/core/Storage.h>
 
 #include "device.h"
+#include "values.h"
 
 namespace managed::sim {
 
@@ -18,10 +19,16 @@ c10::Allocator *allocator_of(int device);
 
 c10::Storage new_storage(int device, std::size_t bytes);
 // A storage on the device that becomes the owner of a CPU kernel's result; its bytes are
-// reserved now, so this may throw OutOfMemoryError.
-c10::Storage adopt(c10::Storage cpu, int device);
+// reserved now, so this may throw OutOfMemoryError. Without values it has bytes of its own, which are known if they may be.
+c10::Storage adopt(c10::Storage cpu, int device, bool floating);
 // A storage that has a device but no bytes (zero tensors).
 c10::Storage bare_storage(int device, std::size_t bytes);
+
+// Without values: what is known of a storage's bytes. Those of none are known.
+Known known_of(const c10::Storage &sim);
+void set_known(const c10::Storage &sim, Known known);
+// Without values: other bytes, of which nothing is known.
+void forget_bytes(c10::StorageImpl *sim, std::size_t bytes);
 
 // Whether a pointer is memory of a simulated device, and whether others than its storage hold that.
 bool owns(const c10::DataPtr &pointer);
@@ -33,6 +40,8 @@ c10::Storage twin_of(const c10::Storage &sim);
 bool may_move(const c10::Storage &sim);
 // A CPU storage that looks at foreign bytes without owning them; at none when nobody reads them.
 c10::Storage look_at(const c10::Storage &sim, bool reads);
+// A meta storage of that size, for kernels that tell forms.
+c10::Storage form_of(const c10::Storage &sim);
 
 // An operator uses the bytes on that stream of their device.
 void note_use(const c10::DataPtr &pointer, int stream);

@@ -27,7 +27,7 @@ struct Head {
 };
 
 struct Bridge {
-  int version = 9;
+  int version = 10;
 
   // ---- filled by the hook; null until it attaches
   // The device has no room for a request of so many bytes: free something and return true to look again. No lock of
@@ -59,6 +59,11 @@ struct Bridge {
   std::uint64_t (*last_copy)() = nullptr;
   // Backward passes run in the thread that calls them, so that everything is issued in one order.
   bool one_thread = false;
+
+  // False: storages are addresses that nobody may read or write, and copies count and take time.
+  bool values = true;
+  // Memory of the host for bytes that leave the backend's devices, or null: any will do. May throw.
+  c10::DataPtr (*allocate_host)(std::size_t bytes) = nullptr;
 
   // ---- filled by a backend whose kernels go on when an operator has returned, or left null
   // The driver of the devices has been started: reports of freed bytes can begin. Called once.

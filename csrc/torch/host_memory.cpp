@@ -18,6 +18,7 @@ namespace managed {
 struct HostMemory {
   c10::DataPtr data;
   std::size_t size;
+  bool is_pooled;
 };
 
 namespace {
@@ -73,7 +74,9 @@ void destroy(std::vector<HostMemory*>& dying) {
 
 } // namespace
 
-HostMemory* allocate_host(std::size_t bytes) {
+HostMemory* allocate_host(std::size_t bytes, c10::DeviceType leaves) {
+  const Bridge* backend = backend_of(leaves);
+  if (backend && backend->allocate_host) return new HostMemory{backend->allocate_host(bytes), bytes, false};
   const std::size_t size = class_of(bytes);
   Pool& p = pool();
   std::vector<HostMemory*> dying;
@@ -94,7 +97,7 @@ HostMemory* allocate_host(std::size_t bytes) {
   destroy(dying);
   if (found) return found;
   try {
-    return new HostMemory{fresh(size), size};
+    return new HostMemory{fresh(size), size, true};
   } catch (...) {
     std::lock_guard<std::mutex> lock(p.mutex);
     p.used -= size;
@@ -107,6 +110,7 @@ void* data_of(HostMemory* memory) { return memory->data.mutable_get(); }
 void free_host(void* memory) {
   if (!memory) return;
   auto* m = static_cast<HostMemory*>(memory);
+  if (!m->is_pooled) return delete m;
   Pool& p = pool();
   std::vector<HostMemory*> dying;
   {

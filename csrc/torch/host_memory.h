@@ -3,6 +3,8 @@
 // Blocks are kept when they are given back, because fresh memory costs page
 // faults (and, where a device needs pinned memory, a slow call of its driver).
 #pragma once
+#include <c10/core/DeviceType.h>
+
 #include <cstddef>
 
 namespace managed {
@@ -10,7 +12,7 @@ namespace managed {
 // A piece of memory; the core knows it as void*.
 struct HostMemory;
 
-HostMemory* allocate_host(std::size_t bytes); // throws std::bad_alloc
+HostMemory* allocate_host(std::size_t bytes, c10::DeviceType leaves); // of which devices; throws std::bad_alloc
 void* data_of(HostMemory* memory);
 void free_host(void* memory); // NULL is allowed
 std::size_t kept_host();      // bytes that are kept for the next one

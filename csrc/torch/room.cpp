@@ -69,8 +69,8 @@ auto or_nothing(const Allocate& allocate) -> decltype(allocate()) {
   return {};
 }
 
-HostMemory* try_allocate_host(std::size_t bytes) {
-  return or_nothing([=] { return allocate_host(bytes); });
+HostMemory* try_allocate_host(const StorageHandle& h) {
+  return or_nothing([&] { return allocate_host(h.size(), device_of(h.home).type()); });
 }
 
 // A block on a peer, or nothing when another thread has taken the room meanwhile.
@@ -79,10 +79,12 @@ c10::DataPtr allocate_guest(int device, std::size_t bytes) {
   return or_nothing([=] { return allocate_on(device, bytes); });
 }
 
-void copy_bytes(int to, void* target, int from, const void* source, std::size_t bytes) {
-  if (to == from && to == MGD_HOST)
-    return static_cast<void>(std::memcpy(target, source, bytes)); // no backend knows the host alone
-  const c10::Device d = device_of(from == MGD_HOST ? to : from);
+// Between places of a storage whose home is that device, or from one of them to others.
+void copy_bytes(int home, int to, void* target, int from, const void* source, std::size_t bytes) {
+  const bool on_host = to == MGD_HOST && from == MGD_HOST;
+  if (on_host && backend_of(device_of(home).type())->values)
+    return static_cast<void>(std::memcpy(target, source, bytes)); // no device has a part in it
+  const c10::Device d = device_of(on_host ? home : from == MGD_HOST ? to : from);
   auto index = [](int id) { return id == MGD_HOST ? -1 : static_cast<int>(device_of(id).index()); };
   backend_of(d.type())->copy(index(to), target, index(from), source, bytes);
 }
@@ -122,7 +124,8 @@ void leave_home(StorageHandle* h, int from, int to, HostMemory* memory, void (*f
   c10::DataPtr old;
   if (from == h->home) take_block(*h, &old);
   else old = std::exchange(h->guest, {});
-  if (C10_UNLIKELY(overwrite_freed.load(std::memory_order_relaxed)) && old.device().type() == c10::kPrivateUse1)
+  if (C10_UNLIKELY(overwrite_freed.load(std::memory_order_relaxed)) && old.device().type() == c10::kPrivateUse1 &&
+      backend_of(c10::kPrivateUse1)->values)
     std::memset(old.mutable_get(), 0xCB, h->size());
   free(old);
   end_spill(h, to, memory);
@@ -132,7 +135,7 @@ void leave_home(StorageHandle* h, int from, int to, HostMemory* memory, void (*f
 bool spill_to_peer(StorageHandle* h, const mgd_action& a) {
   c10::DataPtr guest = allocate_guest(a.to, h->size());
   if (!guest.get()) return false;
-  copy_bytes(a.to, guest.mutable_get(), a.from, h->block.get(), h->size());
+  copy_bytes(h->home, a.to, guest.mutable_get(), a.from, h->block.get(), h->size());
   h->guest = std::move(guest);
   leave_home(h, a.from, a.to, nullptr, &free_idle_block);
   return true;
@@ -141,11 +144,11 @@ bool spill_to_peer(StorageHandle* h, const mgd_action& a) {
 // False when the host has no memory.
 bool spill_to_host(StorageHandle* h, const mgd_action& a) {
   auto* memory = static_cast<HostMemory*>(a.memory);
-  HostMemory* made = memory ? nullptr : try_allocate_host(h->size());
+  HostMemory* made = memory ? nullptr : try_allocate_host(*h);
   if (!memory && !made) return false;
   try {
     const void* source = a.from == h->home ? h->block.get() : h->guest.get();
-    copy_bytes(MGD_HOST, data_of(memory ? memory : made), a.from, source, h->size());
+    copy_bytes(h->home, MGD_HOST, data_of(memory ? memory : made), a.from, source, h->size());
   } catch (...) {
     free_host(made);
     throw;
@@ -215,7 +218,7 @@ void restore(const mgd_action& a) {
   try {
     block = allocate_on(a.to, h->size());
     const void* source = a.from == MGD_HOST ? data_of(static_cast<HostMemory*>(a.memory)) : h->guest.get();
-    copy_bytes(a.to, block.mutable_get(), a.from, source, h->size());
+    copy_bytes(h->home, a.to, block.mutable_get(), a.from, source, h->size());
   } catch (...) {
     mgd_restore_end(machine(), h, false, &left);
     free_host(left);
@@ -287,7 +290,7 @@ bool copy_from_where_it_is(StorageHandle& h, std::size_t offset, std::size_t byt
   if (mgd_restore_begin(machine(), &handle, 1, room, plan.data(), &n, &device) != MGD_OK) return false;
   const auto copy = [&](int where, const void* source) {
     if (from) *from = where;
-    copy_bytes(to, target, where, static_cast<const char*>(source) + offset, bytes);
+    copy_bytes(h.home, to, target, where, static_cast<const char*>(source) + offset, bytes);
   };
   if (n == 0) {
     copy(h.home, h.block.get());

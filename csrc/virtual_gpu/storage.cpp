@@ -41,7 +41,7 @@ void check_device(int device) {
   TORCH_CHECK(device >= 0 && device < count, "there is no device cuda:", device, ": virtual GPUs are cuda:0 to cuda:", count - 1);
 }
 
-c10::Storage adopt(c10::Storage cpu, int device) { return over(in_block(cpu, device), cpu.nbytes()); }
+c10::Storage adopt(c10::Storage cpu, int device, bool) { return over(in_block(cpu, device), cpu.nbytes()); }
 
 c10::Storage bare_storage(int device, std::size_t bytes) { return over(c10::DataPtr(nullptr, device_at(device)), bytes); }
 

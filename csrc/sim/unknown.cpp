@@ -1,0 +1,120 @@
+// unknown.cpp: see unknown.h.
+#include "unknown.h"
+
+#include <Python.h>
+
+#include <ATen/ops/isfinite_native.h>
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "alias.h"
+#include "operators.h"
+
+namespace managed::sim {
+namespace {
+
+using at::Tensor;
+using c10::IValue;
+
+constexpr int kPatience = 1000;  // truth values that one place may ask for
+
+std::atomic<bool> is_error{false};
+
+std::string line_of(PyFrameObject *frame) {
+  PyCodeObject *code = PyFrame_GetCode(frame);
+  const char *file = PyUnicode_AsUTF8(code->co_filename);
+  std::string line = std::string(file ? file : "?") + ":" + std::to_string(PyFrame_GetLineNumber(frame));
+  Py_DECREF(code);
+  return line;
+}
+
+// "file:line" of the Python code that this thread runs, or "" where there is none.
+std::string place() {
+  if (!Py_IsInitialized()) return {};
+  const PyGILState_STATE state = PyGILState_Ensure();
+  PyFrameObject *frame = PyThreadState_GetFrame(PyThreadState_Get());
+  const std::string line = frame ? line_of(frame) : std::string();
+  Py_XDECREF(frame);
+  PyGILState_Release(state);
+  return line;
+}
+
+void count_truth(const Tensor &t) {
+  struct Places {
+    std::mutex mutex;
+    std::map<std::string, int> asked;
+  };
+  static auto *const places = new Places;
+  const std::string line = place();
+  int times = 0;
+  {
+    std::lock_guard<std::mutex> held(places->mutex);
+    times = ++places->asked[line];
+    if (times >= kPatience) places->asked.erase(line);  // who catches the error may ask again
+  }
+  TORCH_CHECK(times < kPatience, "managed: ", line, " asked ", times, " times whether a value on ", t.device(),
+              " is true, and devices without values (values=False) do not know it: a loop that waits for it never ends. Give it another end, "
+              "such as a number of steps, or simulate with values.");
+}
+
+void tell(const std::string &device, const char *what, const char *instead) {
+  constexpr const char *kUnknown = ", and devices without values (values=False) do not know it";
+  TORCH_CHECK(!is_error.load(), "managed: the program asks for ", what, " on ", device, kUnknown,
+              ". unknown=\"zero\" lets it go on with 0; simulate with values where the values matter.");
+  // Without a place in our source, of which torch would tell, it is Python's line that warns, once.
+  const std::string text = c10::str("managed: the program asks for ", what, " on ", device, kUnknown, ": it hears ", instead, ".");
+  c10::warn(c10::Warning(c10::UserWarning(), {nullptr, nullptr, 0}, text, /*verbatim=*/false));
+}
+
+}  // namespace
+
+void set_unknown_is_error(bool yes) { is_error = yes; }
+
+IValue unknown_number(const Tensor &t) {
+  const at::ScalarType type = t.scalar_type();
+  if (known_of(t.storage()) == Known::truth) return true;
+  tell(t.device().str(), type == at::kBool ? "a truth value" : "a number", type == at::kBool ? "False" : "0");
+  if (type == at::kBool) {
+    count_truth(t);
+    return false;
+  }
+  if (at::isComplexType(type)) return c10::complex<double>(0, 0);
+  if (at::isFloatingType(type)) return 0.0;
+  return int64_t{0};
+}
+
+IValue unknown_equality(const Tensor &a, const Tensor &b) {
+  if (a.sizes() != b.sizes()) return false;
+  if (a.is_alias_of(b) && a.strides() == b.strides() && a.storage_offset() == b.storage_offset() && a.dtype() == b.dtype() && !a.is_floating_point() && !a.is_complex())
+    return true;
+  tell(a.device().str(), "whether two tensors are equal", "False");
+  return false;
+}
+
+void unknown_copy(int device) {
+  tell(device < 0 ? "a simulated device" : device_at(device).str(), "the values of a tensor", "zeros");
+}
+
+void unknown_form(const std::string &name) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "managed: the shape of what ", name,
+                              " gives depends on values, and devices without values (values=False) do not know them. Use a form whose shape does not "
+                              "(torch.where, masks, output_size=, size=), or simulate with values.");
+}
+
+namespace {
+
+// Torch's composite, whose result is true of what nobody knows.
+Tensor isfinite(const Tensor &x) {
+  Tensor r = at::native::isfinite(x);
+  if (r.has_storage() && on_device(r) && known_of(r.storage()) == Known::nothing) set_known(r.storage(), Known::truth);
+  return r;
+}
+
+}  // namespace
+
+void register_unknown(torch::Library &m) { m.impl("isfinite", &isfinite); }
+
+}  // namespace managed::sim

@@ -1,0 +1,42 @@
+"""Devices without values in Python: how tensors are printed, and that no file claims to have them."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import _tensor_str
+
+from managed import _sim
+
+__all__: list[str] = []
+
+
+def install() -> None:
+    original: Any = _tensor_str._tensor_str
+    _tensor_str._tensor_str = functools.wraps(original)(functools.partial(_printed, original))
+    torch.serialization.register_package(18, _refuse, _no_storage)
+
+
+def _printed(original: Any, tensor: torch.Tensor, indent: int) -> Any:
+    """The form alone of what has no values."""
+    if _sim.is_known(tensor):
+        return original(tensor, indent)
+    return f"..., size={tuple(tensor.shape)}"
+
+
+def _refuse(storage: Any) -> None:
+    """Asked for the name of the place of each storage that is saved."""
+    storage = getattr(storage, "_untyped_storage", storage)
+    if storage.device.type == "sim" and storage.nbytes():
+        whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        if not _sim.is_known(whole):
+            raise RuntimeError(
+                f"managed: {storage.nbytes()} bytes on {storage.device} cannot be saved: devices "
+                "without values (values=False) do not know them. Save from a run with values."
+            )
+
+
+def _no_storage(storage: Any, location: str) -> None:
+    """What is loaded is torch's matter."""
