@@ -16,7 +16,23 @@ __all__: list[str] = []
 def install() -> None:
     original: Any = _tensor_str._tensor_str
     _tensor_str._tensor_str = functools.wraps(original)(functools.partial(_printed, original))
+    _tell_of_cpu_kernels()
     torch.serialization.register_package(18, _refuse, _no_storage)
+
+
+def _tell_of_cpu_kernels() -> None:
+    """Meta kernels ask for whom they answer, and take CUDA where nobody says."""
+    from torch import _meta_registrations
+
+    asked: Any = getattr(_meta_registrations, "device_hint", None)
+    if asked is not None:
+
+        def device_hint(tensor: Any) -> Any:
+            kind = getattr(getattr(tensor, "device", None), "type", None)
+            fake = isinstance(tensor, torch._subclasses.FakeTensor)
+            return "cpu" if kind == "meta" and not fake else asked(tensor)
+
+        _meta_registrations.device_hint = functools.wraps(asked)(device_hint)
 
 
 def _printed(original: Any, tensor: torch.Tensor, indent: int) -> Any:

@@ -139,6 +139,8 @@ int mgd_sim_is_known(PyObject *o, int *out) {
   });
 }
 
+void mgd_sim_know_nothing(int yes) { know_nothing(yes != 0); }
+
 PyObject *mgd_sim_generator(int device) {
   HANDLE_TH_ERRORS
   check_device(device);

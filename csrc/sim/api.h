@@ -59,6 +59,7 @@ int mgd_sim_start_audit(void);
 int mgd_sim_check_audit(int device, int64_t *out);
 /* Without values: whether all of a tensor's values are known. Others are not simulated, or have values. */
 int mgd_sim_is_known(PyObject *tensor, int *out);
+void mgd_sim_know_nothing(int yes); /* for tests */
 PyObject *mgd_sim_generator(int device); /* the default torch.Generator of the device */
 /* Lets the engine's device threads come to rest; to be called when the interpreter begins to exit. */
 void mgd_sim_park(void);

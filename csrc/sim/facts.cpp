@@ -101,7 +101,8 @@ Unknown unknown_of(const std::string &base, bool waits) {
       {"aten::_local_scalar_dense", Unknown::scalar}, {"aten::equal", Unknown::equal},       {"aten::_fused_sdp_choice", Unknown::host_form},
       {"aten::all", Unknown::truth},                  {"aten::any", Unknown::truth},         {"aten::logical_and", Unknown::truth},
       {"aten::bitwise_and", Unknown::truth},          {"aten::index_put_", Unknown::same},   {"aten::_index_put_impl_", Unknown::same},
-      {"aten::bincount", Unknown::nothing},           {"aten::repeat_interleave", Unknown::nothing}};
+      {"aten::bincount", Unknown::nothing},           {"aten::repeat_interleave", Unknown::nothing},
+      {"aten::_cummax_helper", Unknown::same},        {"aten::_cummin_helper", Unknown::same}};
   const auto it = table.find(base);
   return it != table.end() ? it->second : waits ? Unknown::nothing : Unknown::form;
 }

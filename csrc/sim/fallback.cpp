@@ -189,7 +189,8 @@ class Call {
     Question question(facts_, arguments());
     if (question.recall(stack_)) return;
     const std::vector<IValue> operands = arguments().vec();
-    run_meta();
+    if (!tell_instead(facts_.name, operands, stack_)) run_meta();
+    mend(facts_.name, operands, stack_);
     question.remember(*stack_, operands);
   }
 

@@ -42,4 +42,8 @@ class Question {
   std::string key_;  // empty: not to be remembered
 };
 
+// form_rules.cpp: what meta kernels tell otherwise than the CPU's kernels do. False: there is no such rule.
+bool tell_instead(const std::string &name, c10::ArrayRef<c10::IValue> arguments, torch::jit::Stack *stack);
+void mend(const std::string &name, c10::ArrayRef<c10::IValue> arguments, torch::jit::Stack *stack);
+
 }  // namespace managed::sim

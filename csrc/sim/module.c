@@ -166,6 +166,14 @@ static PyObject *sim_is_known(PyObject *Py_UNUSED(module), PyObject *tensor) {
   return mgd_sim_is_known(tensor, &known) < 0 ? NULL : PyBool_FromLong(known);
 }
 
+PyDoc_STRVAR(know_nothing_doc,
+             "know_nothing(yes)\n--\n\n"
+             "For tests: devices without values keep none, not even small ones.");
+static PyObject *sim_know_nothing(PyObject *Py_UNUSED(module), PyObject *yes) {
+  mgd_sim_know_nothing(PyObject_IsTrue(yes));
+  Py_RETURN_NONE;
+}
+
 PyDoc_STRVAR(start_log_doc, "start_log()\n--\n\nRemembers from now on what happens when.");
 static PyObject *sim_start_log(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) { return none_or_null(mgd_sim_start_log()); }
 
@@ -260,6 +268,7 @@ static PyMethodDef methods[] = {
     {"host_time", sim_host_time, METH_NOARGS, host_time_doc},
     {"busy", sim_busy, METH_VARARGS, busy_doc},
     {"is_known", sim_is_known, METH_O, is_known_doc},
+    {"know_nothing", sim_know_nothing, METH_O, know_nothing_doc},
     {"start_log", sim_start_log, METH_NOARGS, start_log_doc},
     {"stop_log", sim_stop_log, METH_NOARGS, stop_log_doc},
     {"start_audit", sim_start_audit, METH_NOARGS, start_audit_doc},

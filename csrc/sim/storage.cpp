@@ -41,7 +41,7 @@ struct TwinAllocator final : c10::Allocator {
   int device = 0;
   c10::DataPtr allocate(std::size_t n) override {
     auto own = std::make_unique<TwinBytes>(device, n);  // reserve before touching the host's memory
-    own->bytes = holds_values() || (Computing::now() && !may_know(n, false)) ? take_block(device, n) : take_addresses(n);
+    own->bytes = holds_values() || (Computing::now() && n > kMostKnown) ? take_block(device, n) : take_addresses(n);
     return own_bytes(std::move(own));
   }
   void copy_data(void *to, const void *from, std::size_t n) const override { copy_block(to, from, n); }

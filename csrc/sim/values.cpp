@@ -24,7 +24,7 @@ bool values_held = true;
 namespace {
 
 constexpr std::size_t kUnit = 512;
-constexpr std::size_t kSmall = std::size_t{1} << 20;  // the largest that may_know()
+constexpr std::size_t kMostFloating = 512;
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr std::size_t kRegion = std::size_t{1} << 36;  // sanitizers have little room between their shadows
 #else
@@ -107,6 +107,7 @@ std::atomic<uint8_t> *known_of(const void *address) {
 }
 
 thread_local bool computing = false;
+std::atomic<bool> nothing_is_known{false};
 
 }  // namespace
 
@@ -122,7 +123,7 @@ c10::DataPtr take_addresses(std::size_t bytes) {
       block->at = kept.back();
       kept.pop_back();
     } else {
-      const bool small = bytes <= kSmall;
+      const bool small = bytes <= kMostKnown;
       Cut &cut = small ? a.small : a.large;
       if (size > static_cast<std::size_t>(cut.end - cut.next)) begin_region_locked(a, cut, size, small);
       block->at = std::exchange(cut.next, cut.next + size);
@@ -131,6 +132,12 @@ c10::DataPtr take_addresses(std::size_t bytes) {
   owner.release_context();
   return {block->at, block, &give_back, c10::Device(c10::kCPU)};
 }
+
+bool may_know(std::size_t bytes, bool floating) {
+  return bytes <= (floating ? kMostFloating : kMostKnown) && !nothing_is_known.load(std::memory_order_relaxed);
+}
+
+void know_nothing(bool yes) { nothing_is_known = yes; }
 
 bool is_address_only(const void *address) { return known_of(address) != nullptr; }
 

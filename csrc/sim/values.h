@@ -24,6 +24,8 @@ inline bool holds_values() { return values_held; }
 void hold_no_values();
 
 // What is known of a storage's bytes. `truth`: they are unknown, and whoever asks whether they are true hears that they are.
+constexpr std::size_t kMostKnown = std::size_t{1} << 20;  // bytes of the largest storage that may be known
+
 enum class Known : uint8_t { nothing, values, truth };
 
 // Addresses for so many bytes, nothing known of them; those of small storages can be written.
@@ -37,7 +39,9 @@ bool is_address_only(const void *address);
 
 // Whether a storage of that size may keep values. Parameters and inputs are of floating point and must not: they would
 // take memory, and time to compute with.
-inline bool may_know(std::size_t bytes, bool floating) { return bytes <= (floating ? 512 : std::size_t{1} << 20); }
+bool may_know(std::size_t bytes, bool floating);
+// For tests: no storage may.
+void know_nothing(bool yes);
 
 // While it lives, kernels compute on this thread: what they let grow gets real memory.
 class Computing {
