@@ -30,6 +30,9 @@ class Slot(NamedTuple):
         it was made from would stay behind. Parameters keep their objects, so they move in place.
         """
         home, old = self.tensor.device, self.tensor
+        if old.is_meta:  # there is nothing to copy, which is right where there are no values
+            C.allocate(old, device)
+            return lambda: C.allocate(old, None)
         if isinstance(old, nn.Parameter) or is_lazy(old) or (old.is_leaf and not old._is_view()):
             C.move(old, device, reason)
             return lambda: C.move(old, home, reason)

@@ -92,6 +92,17 @@ static PyObject *move(PyObject *module, PyObject *args) {
   Py_RETURN_TRUE;
 }
 
+static PyObject *allocate(PyObject *module, PyObject *args) {
+  PyObject *o, *target;
+  int id = -1, any = 0;
+  if (!PyArg_ParseTuple(args, "OO:allocate", &o, &target) || need_tensor(o) < 0 ||
+      (target != Py_None && mgd_errors_device_id(target, &id, &any) < 0))
+    return NULL;
+  (void)module;
+  if (mgd_torch_allocate(o, id) < 0) return NULL;
+  Py_RETURN_NONE;
+}
+
 /* How many tensors have been moved in place so far; never goes back, unlike the trace's totals. */
 static PyObject *move_count(PyObject *module, PyObject *unused) {
   (void)module;
@@ -279,6 +290,9 @@ PyMethodDef mgd_walk_methods[] = {
     {"move", move, METH_VARARGS,
      PyDoc_STR("move(tensor, device, reason=REQUESTED, /)\n--\n\nMoves the tensor itself and its .grad; False when it "
                "was there already.")},
+    {"allocate", allocate, METH_VARARGS,
+     PyDoc_STR("allocate(tensor, device, /)\n--\n\nGives a meta tensor bytes on a device without values, in place; "
+               "None takes them back.")},
     {"move_count", move_count, METH_NOARGS,
      PyDoc_STR("move_count()\n--\n\nHow many tensors have been moved in place so far.")},
     {"bring_gradient", bring_gradient, METH_VARARGS,

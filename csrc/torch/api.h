@@ -130,6 +130,8 @@ PyObject *mgd_torch_to(PyObject *tensor, int device, int non_blocking, enum mgd_
  * non-leaves. */
 int mgd_torch_move(PyObject *tensor, int device, enum mgd_reason why);
 
+/* Gives a meta tensor bytes on a device that holds no values, in place; -1 makes a meta tensor of it again. */
+int mgd_torch_allocate(PyObject *tensor, int device);
 uint64_t mgd_torch_move_count(void); /* tensors moved in place so far; never goes back, unlike the trace's totals */
 
 /* ---- garbage.cpp */

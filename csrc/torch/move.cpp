@@ -6,7 +6,7 @@
 // Torch's own `p.data = other` refuses CPU -> PrivateUse1 and leaves .grad
 // behind, so the in-place move shallow-copies the metadata itself.
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -167,6 +167,18 @@ void move(const at::Tensor& t, c10::Device to, const Cause& cause) {
   else t.mutable_grad() = new_grad;
 }
 
+// Only devices that hold no values have any right to bytes that nobody ever wrote.
+void allocate(const at::Tensor& t, c10::Device to) {
+  check_movable(t, to);
+  const Bridge* backend = backend_of(to.type());
+  TORCH_CHECK_NOT_IMPLEMENTED(to.is_meta() || (backend && !backend->values),
+                              "Cannot copy out of meta tensor; no data! Please use torch.nn.Module.to_empty() instead "
+                              "of torch.nn.Module.to() when moving module from meta to a different device.");
+  const c10::impl::ExcludeDispatchKeyGuard plain(kKey);
+  take_over(t, at::empty_strided(t.sizes(), t.strides(), t.options().device(to)));
+  renew_accumulator(t);
+}
+
 bool settle(const at::Tensor& t, c10::Device to, const Cause& cause, const at::Tensor& through) {
   TensorState* s = state_of(t);
   if (!s || s->placed || !t.is_leaf() || t.is_view() || t.is_inference()) return false;
@@ -266,6 +278,15 @@ int mgd_torch_move(PyObject* o, int device, enum mgd_reason why) {
     const c10::Device to = awake(device);
     NoGil no_gil;
     move(THPVariable_Unpack(o), to, {"move", MGD_EV_MOVE, why});
+    return 0;
+  });
+}
+
+int mgd_torch_allocate(PyObject* o, int device) {
+  return guarded([&] {
+    const c10::Device to = device < 0 ? c10::Device(c10::kMeta) : awake(device);
+    NoGil no_gil;
+    allocate(THPVariable_Unpack(o), to);
     return 0;
   });
 }
