@@ -5,10 +5,12 @@
 
 #include <ATen/ops/isfinite_native.h>
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "alias.h"
 #include "operators.h"
@@ -31,29 +33,40 @@ std::string line_of(PyFrameObject *frame) {
   return line;
 }
 
-// "file:line" of the Python code that this thread runs, or "" where there is none.
-std::string place() {
-  if (!Py_IsInitialized()) return {};
+// "file:line" of the Python code that this thread runs, the innermost first, at most so many.
+std::vector<std::string> places(std::size_t most) {
+  std::vector<std::string> lines;
+  if (!Py_IsInitialized()) return lines;
   const PyGILState_STATE state = PyGILState_Ensure();
   PyFrameObject *frame = PyThreadState_GetFrame(PyThreadState_Get());
-  const std::string line = frame ? line_of(frame) : std::string();
+  while (frame && lines.size() < most) {
+    lines.push_back(line_of(frame));
+    Py_SETREF(frame, PyFrame_GetBack(frame));
+  }
   Py_XDECREF(frame);
   PyGILState_Release(state);
-  return line;
+  return lines;
+}
+
+// What writes files from bytes that it has asked for itself. torch.save is told of by managed/_no_values.py.
+bool is_saving() {
+  const auto lines = places(8);
+  return std::any_of(lines.begin(), lines.end(), [](const std::string &line) { return line.find("/safetensors/") != std::string::npos; });
 }
 
 void count_truth(const Tensor &t) {
-  struct Places {
+  struct Sites {
     std::mutex mutex;
     std::map<std::string, int> asked;
   };
-  static auto *const places = new Places;
-  const std::string line = place();
+  static auto *const sites = new Sites;
+  const auto lines = places(1);
+  const std::string line = lines.empty() ? "C++" : lines[0];
   int times = 0;
   {
-    std::lock_guard<std::mutex> held(places->mutex);
-    times = ++places->asked[line];
-    if (times >= kPatience) places->asked.erase(line);  // who catches the error may ask again
+    std::lock_guard<std::mutex> held(sites->mutex);
+    times = ++sites->asked[line];
+    if (times >= kPatience) sites->asked.erase(line);  // who catches the error may ask again
   }
   TORCH_CHECK(times < kPatience, "managed: ", line, " asked ", times, " times whether a value on ", t.device(),
               " is true, and devices without values (values=False) do not know it: a loop that waits for it never ends. Give it another end, "
@@ -61,12 +74,10 @@ void count_truth(const Tensor &t) {
 }
 
 void tell(const std::string &device, const char *what, const char *instead) {
-  constexpr const char *kUnknown = ", and devices without values (values=False) do not know it";
-  TORCH_CHECK(!is_error.load(), "managed: the program asks for ", what, " on ", device, kUnknown,
-              ". unknown=\"zero\" lets it go on with 0; simulate with values where the values matter.");
+  const std::string asked = c10::str("managed: the program asks for ", what, " on ", device, ", which devices without values (values=False) do not know");
+  TORCH_CHECK(!is_error.load(), asked, ". unknown=\"zero\" lets it go on with 0; simulate with values where they matter.");
   // Without a place in our source, of which torch would tell, it is Python's line that warns, once.
-  const std::string text = c10::str("managed: the program asks for ", what, " on ", device, kUnknown, ": it hears ", instead, ".");
-  c10::warn(c10::Warning(c10::UserWarning(), {nullptr, nullptr, 0}, text, /*verbatim=*/false));
+  c10::warn(c10::Warning(c10::UserWarning(), {nullptr, nullptr, 0}, c10::str(asked, ": it hears ", instead, "."), /*verbatim=*/false));
 }
 
 }  // namespace
@@ -95,6 +106,7 @@ IValue unknown_equality(const Tensor &a, const Tensor &b) {
 }
 
 void unknown_copy(int device) {
+  TORCH_CHECK(!is_saving(), "managed: what devices without values (values=False) hold cannot be saved. Save from a run with values.");
   tell(device < 0 ? "a simulated device" : device_at(device).str(), "the values of a tensor", "zeros");
 }
 

@@ -1,0 +1,116 @@
+"""Forms, bytes and virtual time of operators on sim:0, with values or without, as JSON.
+
+`python no_values_operators.py FILE values|nothing`. Of each operator of torch's database up to six
+samples, forward and backward. Without values nothing is known, not even small integers, so that
+every kernel tells forms.
+"""
+
+import gc
+import json
+import random
+import sys
+import warnings
+
+import numpy as np
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._pytree import tree_flatten, tree_map
+
+import managed
+from managed import _sim
+
+SAMPLES = 6
+STRANGE = ("jiterator", "meshgrid")  # for CUDA alone; samples in a random order
+
+
+def put(tree):
+    def move(t):
+        if not isinstance(t, torch.Tensor) or t.layout != torch.strided:
+            return t
+        return t.detach().to("sim:0").requires_grad_(t.requires_grad)
+
+    return tree_map(move, tree)
+
+
+def tensors(tree):
+    return [t for t in tree_flatten(tree)[0] if isinstance(t, torch.Tensor)]
+
+
+def form(t):
+    if not isinstance(t, torch.Tensor):
+        return type(t).__name__
+    if t.layout != torch.strided:
+        return str(t.layout)
+    storage = t.untyped_storage().nbytes()
+    where = (str(t.device), t.storage_offset(), storage, t.requires_grad)
+    return [list(t.shape), list(t.stride()), str(t.dtype), *where]
+
+
+class Measured:
+    def __init__(self):
+        torch.sim.reset_peak_memory_stats(0)
+        self.bytes, self.time = torch.sim.memory_allocated(0), torch.sim.elapsed()
+
+    def now(self):
+        peak = torch.sim.max_memory_allocated(0) - self.bytes
+        return peak, round((torch.sim.elapsed() - self.time) * 1e9)
+
+
+def told(error):
+    return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+
+
+def backward(op, result, arguments):
+    """None where there is no gradient."""
+    outputs = [t for t in tensors(result) if t.requires_grad and t.layout == torch.strided]
+    leaves = [t for t in tensors(arguments) if t.requires_grad]
+    if not (outputs and leaves and op.supports_autograd):
+        return None
+    seeds = [torch.ones_like(t) for t in outputs]
+    return [form(t) for t in torch.autograd.grad(outputs, leaves, seeds, allow_unused=True)]
+
+
+def measured(op, sample):
+    """Form, peak in bytes and time in ns after the operator and after its gradient, or errors."""
+    arguments = put((sample.input, sample.args, sample.kwargs))
+    start = Measured()
+    torch.manual_seed(1)
+    try:
+        result = op(arguments[0], *arguments[1], **arguments[2])
+        row = [[form(t) for t in tree_flatten(result)[0]], *start.now()]
+    except Exception as error:
+        return [told(error)]
+    try:
+        return [row, backward(op, result, arguments), *start.now()]
+    except Exception as error:
+        return [row, told(error)]
+
+
+def rows(op):
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+    found = list(op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd))
+    chosen = found[:: max(1, len(found) // SAMPLES)][:SAMPLES]
+    for sample in chosen:
+        if torch.sim.memory_allocated(0):
+            gc.collect()
+        parts = (sample.input, sample.args, sample.kwargs)
+        if all(t.layout == torch.strided for t in tensors(parts)):
+            yield measured(op, sample)
+
+
+def main():
+    warnings.simplefilter("ignore")
+    managed.simulate(1, "8GiB", "a100-40g", values=sys.argv[2] == "values", repeatable=True)
+    _sim.know_nothing(True)
+    all_rows = {}
+    for op in op_db:
+        if torch.float32 in op.dtypes and not op.name.startswith(STRANGE):
+            all_rows[f"{op.name}.{op.variant_test_name}".strip(".")] = list(rows(op))
+    with open(sys.argv[1], "w", encoding="utf-8") as file:
+        json.dump(all_rows, file)
+
+
+if __name__ == "__main__":
+    main()
