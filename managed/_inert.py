@@ -163,6 +163,10 @@ def attach_sim(capsule: object, devices: int) -> None:
     """Simulated devices are torch's then, and nothing is placed on them by itself."""
 
 
+def set_host_limit(bytes: int) -> None:
+    """Nothing leaves."""
+
+
 def stats(reset: bool = False) -> dict[str, Any]:
     return {}
 

@@ -1,4 +1,4 @@
-"""Devices without values in Python: how tensors are printed, and that no file claims to have them."""
+"""Devices without values in Python: what is printed and saved, and for whom forms are told."""
 
 from __future__ import annotations
 

@@ -110,7 +110,8 @@ def _plan(
     chosen = _preset(preset)
     sizes = _capacities(devices, chosen.memory if memory is None else memory)
     host = _host(host_memory, chosen, values)
-    return _Plan(sizes, chosen, not values if repeatable is None else repeatable, values, host, unknown)
+    repeats = not values if repeatable is None else repeatable
+    return _Plan(sizes, chosen, repeats, values, host, unknown)
 
 
 def _host(asked: int | str | None, preset: Preset, values: bool) -> int | None:

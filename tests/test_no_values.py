@@ -85,7 +85,8 @@ DIFFERENT = {
 @pytest.mark.not_sanitized("address space of terabytes")
 def test_operators_tell_the_form_bytes_and_time_of_a_run_with_values(tmp_path):
     values, nothing = compared(tmp_path, "no_values_operators.py")
-    assert values.keys() == nothing.keys() and len(values) > 600
+    assert values.keys() == nothing.keys()
+    assert len(values) > 600
 
     def fails(row):  # torch's own error, with values too
         return isinstance(row[0], str) or (len(row) > 1 and isinstance(row[1], str))
@@ -131,7 +132,8 @@ def test_unknown_values_can_be_an_error(run_python):
         """
     )
     lines = output.splitlines()
-    assert len(lines) == 5 and lines[4] == "3"
+    assert len(lines) == 5
+    assert lines[4] == "3"
     assert all("which devices without values (values=False) do not know" in n for n in lines[:4])
 
 
@@ -159,11 +161,11 @@ def test_wrong_arguments_change_nothing():
         managed.simulate(4, values=1)
     with pytest.raises(ValueError, match='unknown is "zero" or "error"'):
         managed.simulate(4, unknown="nan")
-    with pytest.raises(ValueError, match="the host has .* cannot take .*values=False"):
+    with pytest.raises(ValueError, match=r"the host has .* cannot take .*values=False"):
         managed.simulate(4, host_memory="4000TiB")
     with pytest.raises(ValueError, match="is no size"):
         managed.simulate(4, host_memory="much")
-    with pytest.raises(RuntimeError, match="other devices|already simulated"):
+    with pytest.raises(RuntimeError, match=r"other devices|already simulated"):
         managed.simulate(4, "256MiB", values=False)
 
 
@@ -179,4 +181,5 @@ def test_the_hosts_memory_is_the_presets_without_values():
 def test_devices_with_values_know_all():
     from managed import _sim
 
-    assert _sim.is_known(torch.randn(3, device="sim:0")) and _sim.is_known(torch.randn(3))
+    assert _sim.is_known(torch.randn(3, device="sim:0"))
+    assert _sim.is_known(torch.randn(3))
