@@ -444,17 +444,18 @@ def check_that_a_module_on_meta_stays_there_if_it_does_not_fit():
 
 
 def check_that_a_scaler_steps():
-    model = put_module(nn.Linear(8, 8))
+    model = put_module(nn.Linear(64, 64))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("sim", init_scale=8.0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for _ in range(2):
             with torch.autocast("sim", torch.float16):
-                loss = model(put(torch.empty(4, 8))).sum()
+                loss = model(put(torch.empty(4, 64))).sum()
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
+        assert scaler.get_scale() == 8.0
     assert model.weight.grad is not None
 
 

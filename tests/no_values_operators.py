@@ -10,10 +10,15 @@ import json
 import random
 import sys
 import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo.core import SampleInput
 from torch.utils._pytree import tree_flatten, tree_map
 
 import managed
@@ -86,6 +91,37 @@ def measured(op, sample):
         return [row, told(error)]
 
 
+def convolutions():
+    """Layouts, of which meta kernels do not tell: (name, function, tensors)."""
+    plain, last = torch.contiguous_format, torch.channels_last
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        for a, b in ((plain, plain), (last, plain), (plain, last), (last, last)):
+            x = torch.randn(2, 8, 9, 9, dtype=dtype).to(memory_format=a).requires_grad_()
+            w = torch.randn(8, 8, 3, 3, dtype=dtype).to(memory_format=b).requires_grad_()
+            kind = f"{dtype}, {a}, {b}"
+            yield f"conv2d {kind}", F.conv2d, (x, w)
+            yield f"conv2d, strided {kind}", partial(F.conv2d, stride=2, padding=1), (x, w)
+            yield f"conv2d in groups {kind}", partial(F.conv2d, groups=2), (x, w[:, :4])
+            yield f"conv_transpose2d {kind}", F.conv_transpose2d, (x, w)
+            if dtype == torch.float32:  # else strides of one channel differ, which say nothing
+                yield f"one channel {kind}", F.conv2d, (x[:, :1], w[:, :1])
+    for layout in (plain, torch.channels_last_3d):
+        x = torch.randn(2, 4, 5, 5, 5).to(memory_format=layout).requires_grad_()
+        w = torch.randn(4, 4, 3, 3, 3).requires_grad_()
+        yield f"conv3d {layout}", F.conv3d, (x, w)
+        yield f"conv_transpose3d {layout}", F.conv_transpose3d, (x, w)
+    x, w = torch.randn(2, 4, 9).requires_grad_(), torch.randn(4, 4, 3).requires_grad_()
+    yield "conv1d", F.conv1d, (x, w)
+
+
+class Plain(NamedTuple):
+    function: Callable[..., torch.Tensor]
+    supports_autograd: bool = True
+
+    def __call__(self, first, *rest):
+        return self.function(first, *rest)
+
+
 def rows(op):
     torch.manual_seed(0)
     random.seed(0)
@@ -108,6 +144,9 @@ def main():
     for op in op_db:
         if torch.float32 in op.dtypes and not op.name.startswith(STRANGE):
             all_rows[f"{op.name}.{op.variant_test_name}".strip(".")] = list(rows(op))
+    for name, function, (first, *others) in convolutions():
+        sample = SampleInput(first, args=tuple(others))
+        all_rows[name] = [measured(Plain(function), sample)]
     with open(sys.argv[1], "w", encoding="utf-8") as file:
         json.dump(all_rows, file)
 

@@ -102,7 +102,8 @@ Unknown unknown_of(const std::string &base, bool waits) {
       {"aten::all", Unknown::truth},                  {"aten::any", Unknown::truth},         {"aten::logical_and", Unknown::truth},
       {"aten::bitwise_and", Unknown::truth},          {"aten::index_put_", Unknown::same},   {"aten::_index_put_impl_", Unknown::same},
       {"aten::bincount", Unknown::nothing},           {"aten::repeat_interleave", Unknown::nothing},
-      {"aten::_cummax_helper", Unknown::same},        {"aten::_cummin_helper", Unknown::same}};
+      {"aten::_cummax_helper", Unknown::same},        {"aten::_cummin_helper", Unknown::same},
+      {"aten::_amp_foreach_non_finite_check_and_unscale_", Unknown::finite}};
   const auto it = table.find(base);
   return it != table.end() ? it->second : waits ? Unknown::nothing : Unknown::form;
 }

@@ -29,6 +29,7 @@ enum class Unknown : uint8_t {
   host_form,  // the CPU's kernel answers, without their bytes
   truth,      // as `form`; and what is true of all operands is true of the result
   same,       // what it writes stays as large as it was
+  finite,     // as `same`; and what says whether a number was not finite stays what it is
   scalar,     // the program is told that the number is 0,
   equal,      // or that tensors are not equal
   nothing,    // no result: what it would look like depends on values

@@ -38,7 +38,8 @@ class Call {
     launch_.begin(aliases_.device());
     tells_form_ ? tell_form() : run();
     launch_.ran();
-    for (size_t k = 0; k < sim_.size(); k++) write_back(sim_[k], cpu_[k]);
+    for (size_t k = 0; k < sim_.size(); k++)
+      if (C10_LIKELY(!stays_known(sim_[k]))) write_back(sim_[k], cpu_[k]);
     give_results();
     launch_.end();
   }
@@ -178,9 +179,12 @@ class Call {
       for_each_tensor(v, [&](const Tensor &t) { is_true_ = is_true_ && on_device(t) && t.has_storage() && known_of(t.storage()) == Known::truth; });
   }
 
+  // The number that says whether a gradient was not finite; gradients are a list.
+  bool stays_known(const IValue &written) const { return C10_UNLIKELY(tells_form_) && facts_.unknown == Unknown::finite && written.isTensor(); }
+
   // As run(), but results are meta tensors.
   void tell_form() {
-    if (answer_ || facts_.unknown == Unknown::same) {
+    if (answer_ || facts_.unknown == Unknown::same || facts_.unknown == Unknown::finite) {
       torch::jit::drop(*stack_, count_);
       stack_->resize(stack_->size() + facts_.returned.size()); // what was written is put there
       if (answer_) stack_->back() = *answer_;

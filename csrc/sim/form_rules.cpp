@@ -48,9 +48,22 @@ void separate_biases(Arguments, Stack *stack) {
   second = at::empty_like(second.toTensor());
 }
 
-void keep_layout(Arguments a, Stack *stack) {
-  const Tensor r = stack->back().toTensor();
-  stack->back() = at::empty(r.sizes(), r.options(), a[0].toTensor().suggest_memory_format());
+void lay_out(IValue &result, at::MemoryFormat layout) {
+  const Tensor r = result.toTensor();
+  if (r.defined() && r.dim() == (layout == at::MemoryFormat::ChannelsLast3d ? 5 : 4)) result = at::empty(r.sizes(), r.options(), layout);
+}
+
+void keep_layout(Arguments a, Stack *stack) { lay_out(stack->back(), a[0].toTensor().suggest_memory_format()); }
+
+// The CPU's convolutions take the layout of either operand (thnn_conv_use_channels_last() and
+// mkldnn_conv_use_channels_last() of torch's ATen/native/ConvUtils.h).
+template <std::size_t input, int results>
+void keep_channels_last(Arguments a, Stack *stack) {
+  const Tensor x = a[input].toTensor(), weight = a[input + 1].toTensor();
+  for (const auto layout : {at::MemoryFormat::ChannelsLast, at::MemoryFormat::ChannelsLast3d}) {
+    if (x.suggest_memory_format() != layout && weight.suggest_memory_format() != layout) continue;
+    for (int r = 0; r < results; r++) lay_out(stack->end()[r - results], layout);
+  }
 }
 
 // Losses are computed for each element in the storage that then keeps their mean.
@@ -122,6 +135,10 @@ const std::unordered_map<std::string, Rule> &mended() {
   static const std::unordered_map<std::string, Rule> rules = {{"aten::mkldnn_rnn_layer", &keep_lstm_workspace},
                                                               {"aten::mkldnn_rnn_layer_backward", &separate_biases},
                                                               {"aten::max_unpool2d", &keep_layout},
+                                                              {"aten::convolution", &keep_channels_last<0, 1>},
+                                                              {"aten::convolution_overrideable", &keep_channels_last<0, 1>},
+                                                              {"aten::convolution_backward", &keep_channels_last<1, 3>},
+                                                              {"aten::convolution_backward_overrideable", &keep_channels_last<1, 3>},
                                                               {"aten::_ctc_loss", &keep_alphas},
                                                               {"aten::mse_loss", &keep_elements<&is_reduced<2>>},
                                                               {"aten::smooth_l1_loss", &keep_elements<&is_reduced<2>>},
