@@ -42,7 +42,17 @@ def cuda_include() -> Path | None:
 
 
 # The files of csrc/sim that serve any backend: see backend.h there.
-KERNELS = ("alias", "composites", "facts", "fallback", "rnn")
+KERNELS = (
+    "alias",
+    "composites",
+    "facts",
+    "fallback",
+    "form_rules",
+    "forms",
+    "rnn",
+    "unknown",
+    "values",
+)
 
 
 def extensions() -> list[Extension]:

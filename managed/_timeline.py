@@ -17,6 +17,7 @@ COLORS = {
     "run": "#4878cf",
     "copy": "#6acc65",
     "spill": "#d65f5f",
+    "spare": "#d68fb8",
     "restore": "#ee854a",
     "wait": "#b0b0b0",
     "stall": "#d8d8d8",

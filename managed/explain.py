@@ -13,7 +13,7 @@ from managed._backend import C
 __all__ = ["Event", "History", "explain", "stats"]
 
 #: The kinds of events that carry bytes from one device to another.
-TRANSFERS = ("move", "copy", "write_back", "spill", "restore")
+TRANSFERS = ("move", "copy", "write_back", "spill", "spare", "restore")
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,10 @@ def stats(reset: bool = False) -> dict[str, Any]:
     """Counters since the start or the last reset, as a plain dict.
 
     For each kind of event `kind`, `kind_bytes` and `kind_ns` ("move", "copy", "write_back",
-    "place", "pin", "unpin", "waited", "reserve", "release", "spill", "drop", "restore"); "links":
-    bytes per link used, like {"cpu->sim:0": 4096}; "events": the sequence of the newest event,
-    which no reset touches; "devices": bytes per device by owner, with its capacity, free and
-    peak; and the hook's own counters. `reset=True` returns the figures and starts again from zero.
+    "place", "pin", "unpin", "waited", "reserve", "release", "spill", "drop", "spare", "restore");
+    "links": bytes per link used, like {"cpu->sim:0": 4096}; "events": the sequence of the newest
+    event, which no reset touches; "host_waits": how often a thread waited for a copy of managed's;
+    "devices": bytes per device by owner, with its capacity, free and peak; and the hook's own
+    counters. `reset=True` returns the figures and starts again from zero.
     """
     return C.stats(reset=reset)

@@ -348,7 +348,7 @@ static bool is_stream_sound(const struct mgd_clock *c, int device, const struct 
   int64_t own = 0;
   int count = 0;
   for (const struct mgd_hold *h = s->leaving; h; h = h->next) {
-    own += atomic_load_explicit(&h->also, memory_order_relaxed) ? 0 : h->bytes;
+    own += h->shared ? 0 : h->bytes;
     *leaving += h->bytes;
     count++;
   }

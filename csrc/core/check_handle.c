@@ -20,18 +20,22 @@ static bool is_away(const struct mgd_machine *m, const struct mgd_handle *h) {
   return is_there && (h->memory != NULL) == (h->away == MGD_HOST) && h->on_host == (h->memory != NULL);
 }
 
+static bool is_here(const struct mgd_handle *h) { return h->away == -1 && h->on_host == (h->memory != NULL); }
+
 /* What its state says of the other fields. */
 static bool is_state_sound(const struct mgd_machine *m, const struct mgd_handle *h) {
   switch (h->state) {
     case MGD_RESIDENT:
-      return h->away == -1 && h->on_host == (h->memory != NULL);
+    case MGD_ARRIVING:
+      return is_here(h);
     case MGD_SPILLING:
       return (h->away == -1 ||
               (h->away != MGD_HOST && h->away != h->home && mgd_state_knows_device_locked(m, h->away) && !h->memory)) &&
           (!h->memory || h->on_host);
     case MGD_SPILLED:
-    case MGD_RESTORING:
       return is_away(m, h);
+    case MGD_RESTORING:
+      return is_away(m, h) || is_here(h);
     default:
       return false;
   }
@@ -68,7 +72,7 @@ static bool is_handle_sound(const struct mgd_machine *m, const struct mgd_handle
 }
 
 static void count_open(struct tally *t, const struct mgd_handle *h) {
-  bool is_spare = h->state == MGD_RESIDENT && h->memory;
+  bool is_spare = mgd_residency_is_home(h) && h->memory;
   t->spares += is_spare;
   t->spare_bytes += is_spare ? h->bytes : 0;
   t->ordered[h->home] += mgd_residency_is_victim(h) ? h->bytes : 0;
@@ -156,7 +160,7 @@ static bool are_spares_sound(const struct mgd_host_room *host, const struct tall
   bool sound =
       host->used == t->on_host && host->peak >= host->used && host->spare_bytes == t->spare_bytes && host->limit >= 0;
   for (const struct mgd_handle *h = host->spares.oldest; h; h = h->younger) {
-    sound = sound && !h->closed && h->state == MGD_RESIDENT && h->memory;
+    sound = sound && !h->closed && mgd_residency_is_home(h) && h->memory;
   }
   return sound;
 }

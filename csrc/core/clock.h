@@ -126,8 +126,11 @@ int mgd_clock_hold_set_capacity(struct mgd_clock *c, int device, int64_t bytes);
 int mgd_clock_hold_take(struct mgd_clock *c, int device, int stream, int64_t bytes, struct mgd_hold **out);
 /* Another stream of the device uses them as well. Takes no lock: operators call it. */
 void mgd_clock_hold_use(struct mgd_hold *hold, int stream);
-/* The owner is gone: they are free when the streams that used them have come to where they are now. */
-void mgd_clock_hold_give(struct mgd_clock *c, struct mgd_hold *hold);
+/* The stream that took them needs them no more, and `stream` has them in its place: as if it had taken them. */
+void mgd_clock_hold_hand_over(struct mgd_clock *c, struct mgd_hold *hold, int stream);
+/* The owner is gone: they are free when the streams that used them have come to where they are now, and not before
+ * `after`, if there is one. */
+void mgd_clock_hold_give(struct mgd_clock *c, struct mgd_hold *hold, const struct mgd_moment *after);
 
 #ifdef __cplusplus
 }

@@ -39,8 +39,7 @@ int mgd_clock_hold_set_capacity(struct mgd_clock *c, int device, int64_t bytes) 
 /* When nothing uses them any more. */
 int64_t mgd_clock_hold_end(struct mgd_clock *c, struct mgd_hold *h) {
   int64_t end = mgd_clock_flow_time(c, &h->end);
-  const int others = __builtin_popcountll(other_streams(h));
-  for (int i = 0; h->ends && i < others; i++) {
+  for (int i = 0; i < h->ends_count; i++) {
     end = mgd_max(end, mgd_clock_flow_time(c, &h->ends[i]));
   }
   return end;
@@ -92,7 +91,7 @@ static void leave_list(struct mgd_clock *c, struct mgd_hold *h) {
   s->leaving = h->next;
   s->leaving_last = s->leaving ? s->leaving_last : NULL;
   s->leaving_count--;
-  s->leaving_bytes -= other_streams(h) ? 0 : h->bytes;
+  s->leaving_bytes -= h->shared ? 0 : h->bytes;
   place->leaving -= h->bytes;
   put_away(c, h);
 }
@@ -101,9 +100,8 @@ static bool is_known(const struct mgd_moment *m) { return !m->task || m->task->k
 
 /* No operation that is issued from now on begins before `issued`, so what has ended by then is in nobody's way. */
 static bool is_over(struct mgd_clock *c, struct mgd_hold *h) {
-  const int others = __builtin_popcountll(other_streams(h));
   bool known = is_known(&h->end);
-  for (int i = 0; h->ends && i < others; i++) {
+  for (int i = 0; i < h->ends_count; i++) {
     known = known && is_known(&h->ends[i]);
   }
   return known && mgd_clock_hold_end(c, h) <= mgd_clock_place_of(c, h->device)->issued;
@@ -196,29 +194,43 @@ void mgd_clock_hold_use(struct mgd_hold *hold, int stream) {
   }
 }
 
+void mgd_clock_hold_hand_over(struct mgd_clock *c, struct mgd_hold *h, int stream) {
+  mgd_clock_enter(c);
+  h->stream = stream;
+  atomic_fetch_and_explicit(&h->also, ~((uint64_t)1 << stream), memory_order_relaxed);
+  (void)mgd_clock_leave(c, MGD_OK);
+}
+
 /* ---- give */
 
-/* Where the other streams are now. Without memory for that they are settled, and `end` is the latest. */
-static void mark_others(struct mgd_clock *c, struct mgd_hold *h) {
+static void add_end(struct mgd_clock *c, struct mgd_hold *h, struct mgd_moment m) {
+  if (h->ends) {
+    h->ends[h->ends_count++] = m;
+  } else {
+    const int64_t own = mgd_clock_flow_time(c, &h->end);
+    h->end.ns = mgd_max(own, mgd_clock_flow_time(c, &m));
+  }
+}
+
+/* Where the other streams are now, and what else the bytes are needed for. Without memory for that it is settled, and
+ * `end` is the latest. */
+static void mark_others(struct mgd_clock *c, struct mgd_hold *h, const struct mgd_moment *after) {
   const uint64_t others = other_streams(h);
-  const int n = __builtin_popcountll(others);
+  const int n = __builtin_popcountll(others) + (after != NULL);
+  h->shared = n > 0;
   h->ends = n ? mgd_alloc_new(&c->alloc, (size_t)n, sizeof *h->ends) : NULL;
-  int i = 0;
   for (uint64_t left = others; left; left &= left - 1) {
-    struct mgd_moment m = mgd_clock_flow_mark(c, h->device, __builtin_ctzll(left), 0);
-    if (h->ends) {
-      h->ends[i++] = m;
-    } else {
-      const int64_t own = mgd_clock_flow_time(c, &h->end);
-      h->end.ns = mgd_max(own, mgd_clock_flow_time(c, &m));
-    }
+    add_end(c, h, mgd_clock_flow_mark(c, h->device, __builtin_ctzll(left), 0));
+  }
+  if (after) {
+    add_end(c, h, mgd_clock_queue_share(after));
   }
 }
 
 /* Too many to remember: the oldest stays until the next one ends as well. */
 static void merge_oldest(struct mgd_clock *c, struct mgd_clock_stream *s) {
   struct mgd_hold *oldest = s->leaving, *next = oldest->next;
-  if (other_streams(oldest) || other_streams(next)) {
+  if (oldest->shared || next->shared) {
     return;
   }
   next->bytes += oldest->bytes;
@@ -237,18 +249,18 @@ static void leave_living(struct mgd_clock_place *place, struct mgd_hold *h) {
   place->held -= h->bytes;
 }
 
-void mgd_clock_hold_give(struct mgd_clock *c, struct mgd_hold *h) {
+void mgd_clock_hold_give(struct mgd_clock *c, struct mgd_hold *h, const struct mgd_moment *after) {
   mgd_clock_enter(c);
   struct mgd_clock_place *place = mgd_clock_place_of(c, h->device);
   struct mgd_clock_stream *s = stream_of(c, h);
   leave_living(place, h);
   h->end = mgd_clock_flow_mark(c, h->device, h->stream, 0);
-  mark_others(c, h);
+  mark_others(c, h, after);
   forget_what_is_over(c, s);
   *(s->leaving ? &s->leaving_last->next : &s->leaving) = h;
   s->leaving_last = h;
   s->leaving_count++;
-  s->leaving_bytes += other_streams(h) ? 0 : h->bytes;
+  s->leaving_bytes += h->shared ? 0 : h->bytes;
   place->leaving += h->bytes;
   forget_what_is_over(c, s);
   if (s->leaving_count > LEAVING) {

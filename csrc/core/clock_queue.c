@@ -53,6 +53,13 @@ void mgd_clock_queue_append(struct mgd_clock *c, struct mgd_task *t) {
   }
 }
 
+struct mgd_moment mgd_clock_queue_share(const struct mgd_moment *m) {
+  if (m->task) {
+    m->task->references++;
+  }
+  return *m;
+}
+
 /* It is the first of its streams. */
 void mgd_clock_queue_finish(struct mgd_clock *c, struct mgd_task *t, int64_t end) {
   for (int i = 0; i < 2 && t->streams[i]; i++) {

@@ -177,7 +177,8 @@ int mgd_residency_read(struct mgd_machine *m, int device, struct mgd_residency_u
 /* Plans how the bytes of n handles come home for one operator: all of them or none. The caller uses all of them already
  * (mgd_handle_use); one may be named twice. room[id]: free bytes of each device, below 0 where it holds too much.
  * OK: *n_actions actions, 0 when all are home. First a MAKE_ROOM for each device that lacks room, then a RESTORE for
- * each storage that is away. Each RESTORE has begun: the caller ends it with mgd_restore_end(), done or not.
+ * each storage that is away, and a JOIN for each that is arriving. Each has begun: the caller ends it with
+ * mgd_restore_end(), done or not.
  * WAIT: another thread is moving one of the storages.
  * BUSY: the bytes do not fit on *device now, but may when uses or moves that are under way have ended.
  * NO_ROOM: they do not fit on *device even then. *device is written by BUSY and NO_ROOM alone.
@@ -185,9 +186,10 @@ int mgd_residency_read(struct mgd_machine *m, int device, struct mgd_residency_u
  * *n_actions in: the room in `actions`, at least n + MGD_MAX_DEVICES. */
 int mgd_restore_begin(struct mgd_machine *m, struct mgd_handle *const *handles, size_t n, const int64_t *room,
                       struct mgd_action *actions, size_t *n_actions, int *device);
-/* The bytes are home, or (!done) they are not and stay where they were. *memory: to be freed, or NULL. INVALID: it is
- * not being restored. */
-int mgd_restore_end(struct mgd_machine *m, struct mgd_handle *h, bool done, void **memory);
+/* What the bytes are now. RESIDENT: at home. ARRIVING: a copy that brings them has begun, and who uses them first has
+ * to join it. SPILLED: where they were, which is no answer to a JOIN. *memory: to be freed, or NULL. INVALID: it is not
+ * being restored, or cannot be so. */
+int mgd_restore_end(struct mgd_machine *m, struct mgd_handle *h, enum mgd_residency state, void **memory);
 
 /* ---- evict.c: who leaves */
 /* Plans which storages leave `device`, until `bytes` come free or the plan is full: guests of other devices first, then
@@ -202,8 +204,12 @@ int mgd_restore_end(struct mgd_machine *m, struct mgd_handle *h, bool done, void
 int mgd_evict_begin(struct mgd_machine *m, int device, int64_t bytes, const int64_t *room, int64_t mine,
                     struct mgd_action *actions, size_t *n);
 int mgd_evict_veto(struct mgd_machine *m, mgd_may_leave_fn fn);               /* NULL: all may */
+/* The same for one storage, which goes to the host: two actions at most. ABSENT: it may not leave now, or is away.
+ * *n in: at least 2. */
+int mgd_evict_begin_one(struct mgd_machine *m, struct mgd_handle *h, struct mgd_action *actions, size_t *n);
 /* The bytes are on `to`, which need not be where the plan wanted them: in `memory` (the action's, if it named one)
- * where that is the host, else memory is NULL; or they stayed where they were (to == -1). Afterwards the caller puts
+ * where that is the host, else memory is NULL. Or they stayed where they were: to == -1. Or they stayed at home
+ * (to == home) and `memory` has a good copy, which is a spare from now on. Afterwards the caller puts
  * its use back. *memory_left: to be freed, or NULL. INVALID: it is not being brought away, or cannot be there. */
 int mgd_evict_end(struct mgd_machine *m, struct mgd_handle *h, int to, void *memory, void **memory_left);
 

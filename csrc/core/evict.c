@@ -292,6 +292,18 @@ int mgd_evict_begin(struct mgd_machine *m, int device, int64_t bytes, const int6
   return mgd_state_leave(m, code);
 }
 
+int mgd_evict_begin_one(struct mgd_machine *m, struct mgd_handle *h, struct mgd_action *actions, size_t *n) {
+  if (*n < 2) {
+    return MGD_E_INVALID;
+  }
+  struct plan p;
+  mgd_state_enter(m);
+  start_plan(&p, m, NULL, actions, *n);
+  const bool leaves = mgd_residency_is_victim(h) && plan_departure(&p, h, h->home);
+  *n = p.n;
+  return mgd_state_leave(m, leaves || p.n ? MGD_OK : MGD_E_ABSENT);
+}
+
 /* ---- at random, for tests */
 
 /* Knuth's MMIX generator; the upper half is the good one. */
@@ -325,7 +337,7 @@ int mgd_evict_random(struct mgd_machine *m, int device, uint32_t odds, uint64_t 
 
 /* A copy in the host's memory is the one that the plan named, if it did; one elsewhere has none. */
 static bool may_end_at(const struct mgd_machine *m, const struct mgd_handle *h, int to, const void *memory) {
-  if (to == MGD_HOST) {
+  if (to == MGD_HOST || (to == h->home && h->away < 0)) {
     return memory && (!h->memory || h->memory == memory);
   }
   return to < 0 || (!memory && to != h->home && mgd_state_knows_device_locked(m, to));
@@ -340,6 +352,12 @@ static void *end_spill(struct mgd_machine *m, struct mgd_handle *h, int to, void
     mgd_handle_write(h); /* half a copy may be there */
     mgd_host_count_locked(m, h, h->memory != NULL);
     set_state(h, h->away < 0 ? MGD_RESIDENT : MGD_SPILLED);
+    return NULL;
+  }
+  if (to == h->home) { /* a spare; an operator may have said meanwhile that it writes the bytes, so `dirty` stays */
+    h->memory = memory;
+    mgd_host_count_locked(m, h, true);
+    set_state(h, MGD_RESIDENT);
     return NULL;
   }
   void *left = to == MGD_HOST ? NULL : h->memory;

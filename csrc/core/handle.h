@@ -15,7 +15,8 @@ enum mgd_residency {
   MGD_RESIDENT,  /* the bytes are at home */
   MGD_SPILLING,  /* somebody is bringing them away, or from a peer to the host */
   MGD_SPILLED,   /* they are elsewhere; whoever reads them at home finds an error */
-  MGD_RESTORING  /* somebody is bringing them home */
+  MGD_RESTORING, /* somebody is bringing them home */
+  MGD_ARRIVING   /* they are at home or on their way, and nobody has made his work wait for them yet */
 };
 
 /* Why bytes stay at home, and how a table of who holds what says so. What is pinned in several ways counts as the
@@ -53,8 +54,12 @@ struct mgd_user {
  *   SPILLING  -> RESIDENT, or SPILLED for a guest   mgd_evict_end(to -1): the copy failed, they are where they were
  *   SPILLED   -> SPILLING   mgd_evict_begin(): a peer needs its room, and sends them on to the host
  *   SPILLED   -> RESTORING  mgd_restore_begin(): an operator needs them
- *   RESTORING -> RESIDENT   mgd_restore_end(done)
- *   RESTORING -> SPILLED    mgd_restore_end(not done): no room, or the copy failed
+ *   RESTORING -> RESIDENT   mgd_restore_end()
+ *   RESTORING -> SPILLED    mgd_restore_end(): no room, or the copy failed
+ *   RESTORING -> ARRIVING   mgd_restore_end(): the copy has begun, before anybody needs the bytes
+ *   ARRIVING  -> RESTORING  mgd_restore_begin(): an operator needs them and joins the copy; ends as RESIDENT or ARRIVING
+ *   ARRIVING  -> SPILLING   mgd_evict_begin()
+ *   SPILLING  -> RESIDENT   mgd_evict_end(to home): the host has a good copy now, and the bytes stay
  *
  * In SPILLING and RESTORING the bytes belong to the mover, the caller who got the action: nobody else copies or frees
  * them. An operator may begin a use in any state, without a lock; it then reads the state and waits unless it is
@@ -68,11 +73,12 @@ struct mgd_user {
  *   RESIDENT   away is -1; memory, if any, is a spare, and on_host says whether
  *              there is one; dirty is set where the bytes never left; it has a
  *              position unless it is pinned or empty
+ *   ARRIVING   the same
  *   SPILLING   away is -1, or the peer that the bytes come from; memory implies
  *              on_host, which is also set for a first copy that is being made
  *   SPILLED    away is a device that is not home; memory and on_host are set if
  *              that is the host, and only then
- *   RESTORING  the same
+ *   RESTORING  the same, or as RESIDENT while somebody joins a copy
  * It is in the list of guests, spares or orphans that its state names, and in no
  * other, for they share links. */
 struct mgd_handle {
@@ -86,7 +92,7 @@ struct mgd_handle {
 #ifdef __cplusplus
   uint64_t of_the_core[MGD_HANDLE_REST]; /* the callers are C++ and do not see the rest, which has the same size */
 #else
-  void *memory; /* the host's copy: the bytes of a spilled storage, or a spare of a resident one; the caller's to
+  void *memory; /* the host's copy: the bytes of a spilled storage, or a spare of one at home; the caller's to
                    allocate and free */
   struct mgd_handle *next, *previous;       /* all open handles of the home device */
   struct mgd_handle *younger, *elder;       /* in the list of guests, spares or orphans, as the state says */
@@ -137,11 +143,20 @@ static inline uint64_t mgd_ticks_take(uint64_t *ticks) {
 }
 
 /* Marks the bytes as written. An operator that writes them calls it between mgd_handle_use() and mgd_handle_unuse(),
- * also while they are still away: a mover clears the mark before it takes the bytes, so a later mark stays. */
-static inline void mgd_handle_write(struct mgd_handle *h) {
-  if (!__atomic_load_n(&h->dirty, __ATOMIC_RELAXED)) {
-    __atomic_store_n(&h->dirty, 1, __ATOMIC_RELAXED);
+ * also while they are still away: a mover clears the mark before it takes the bytes, so a later mark stays. True: they
+ * were not marked, so the host may have a good copy, or one may be under way. */
+static inline bool mgd_handle_write(struct mgd_handle *h) {
+  if (__atomic_load_n(&h->dirty, __ATOMIC_RELAXED)) {
+    return false;
   }
+  __atomic_store_n(&h->dirty, 1, __ATOMIC_RELAXED);
+  return true;
+}
+
+/* The bytes are elsewhere, or between places. */
+static inline bool mgd_handle_is_away(const struct mgd_handle *h) {
+  const uint32_t state = __atomic_load_n(&h->state, __ATOMIC_SEQ_CST);
+  return state != MGD_RESIDENT && state != MGD_ARRIVING;
 }
 
 /* True: the bytes are home. False: they may be home all the same, because an eviction sets the state for a moment

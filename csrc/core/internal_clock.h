@@ -82,7 +82,9 @@ struct mgd_hold {
   int device, stream;
   _Atomic uint64_t also; /* bit i: stream i uses them too */
   struct mgd_moment begin, end; /* `begin` is kept for an audit only */
-  struct mgd_moment *ends;      /* of the other streams, as many as `also` has bits */
+  struct mgd_moment *ends;      /* `ends_count` more, before which nobody else may have the bytes */
+  int ends_count;
+  bool shared; /* given up, and more than its own stream had to do with the bytes */
 };
 
 /* Invariants: all times are >= 0, and none that is known is later than `latest`;
@@ -130,6 +132,7 @@ void mgd_clock_queue_append(struct mgd_clock *c, struct mgd_task *t);
 void mgd_clock_queue_advance(struct mgd_clock *c, struct mgd_clock_stream *s); /* ends all that waits for nobody */
 void mgd_clock_queue_finish(struct mgd_clock *c, struct mgd_task *t, int64_t end);
 void mgd_clock_queue_drop(struct mgd_task *t); /* one reference, or none if NULL */
+struct mgd_moment mgd_clock_queue_share(const struct mgd_moment *m); /* the same moment once more */
 
 /* ---- clock_flow.c */
 void mgd_clock_flow_settle(struct mgd_clock *c, struct mgd_task *t); /* until its end is known */

@@ -76,6 +76,7 @@ void mgd_host_count_locked(struct mgd_machine *m, struct mgd_handle *h, bool on_
 
 /* ---- residency.c */
 bool mgd_residency_is_guest(const struct mgd_handle *h);
+bool mgd_residency_is_home(const struct mgd_handle *h); /* or will be, with nothing left to decide */
 bool mgd_residency_is_moving(const struct mgd_handle *h);
 bool mgd_residency_is_victim(const struct mgd_handle *h); /* it has a place in the order */
 /* Somebody uses the bytes, or their owner does not let them leave now. */

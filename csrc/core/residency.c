@@ -31,8 +31,10 @@ bool mgd_residency_is_moving(const struct mgd_handle *h) {
   return h->state == MGD_SPILLING || h->state == MGD_RESTORING;
 }
 
+bool mgd_residency_is_home(const struct mgd_handle *h) { return h->state == MGD_RESIDENT || h->state == MGD_ARRIVING; }
+
 bool mgd_residency_is_victim(const struct mgd_handle *h) {
-  return h->state == MGD_RESIDENT && h->pins == 0 && h->bytes > 0; /* an empty one makes no room */
+  return mgd_residency_is_home(h) && h->pins == 0 && h->bytes > 0; /* an empty one makes no room */
 }
 
 static bool is_refused(const struct mgd_machine *m, const struct mgd_handle *h) {
@@ -60,7 +62,7 @@ void mgd_residency_file_locked(struct mgd_machine *m, struct mgd_handle *h) {
   if (mgd_residency_is_victim(h)) {
     mgd_order_insert_locked(m, h);
   }
-  if (h->state == MGD_RESIDENT && h->memory) {
+  if (mgd_residency_is_home(h) && h->memory) {
     mgd_residency_list_add(&m->host.spares, h);
     m->host.spare_bytes += h->bytes;
   }
@@ -77,7 +79,7 @@ void mgd_residency_unfile_locked(struct mgd_machine *m, struct mgd_handle *h) {
   if (h->position >= 0) {
     mgd_order_remove_locked(m, h);
   }
-  if (h->state == MGD_RESIDENT && h->memory) {
+  if (mgd_residency_is_home(h) && h->memory) {
     mgd_residency_list_remove(&m->host.spares, h);
     m->host.spare_bytes -= h->bytes;
   }
@@ -144,6 +146,7 @@ static int64_t *pinned_as(struct mgd_residency_usage *u, const struct mgd_handle
 static int64_t *kind_of(const struct mgd_machine *m, struct mgd_residency_usage *u, const struct mgd_handle *h) {
   switch (h->state) {
     case MGD_RESIDENT:
+    case MGD_ARRIVING:
       if (h->pins) {
         return pinned_as(u, h);
       }

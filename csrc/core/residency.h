@@ -13,7 +13,8 @@ enum mgd_action_kind {
   MGD_DO_DROP,     /* the same with nothing to copy: the host's copy is good */
   MGD_DO_FORGET,   /* free `memory`, a copy that is worth less than its room */
   MGD_DO_MAKE_ROOM,/* `bytes` on `from` are missing for what follows */
-  MGD_DO_RESTORE   /* allocate at home, copy from `from`, call mgd_restore_end */
+  MGD_DO_RESTORE,  /* allocate at home, copy from `from`, call mgd_restore_end */
+  MGD_DO_JOIN      /* a copy has begun that brings the bytes: let the operator come after it, call mgd_restore_end */
 };
 
 struct mgd_action {

@@ -99,12 +99,18 @@ static int plan_room(struct mgd_machine *m, const struct need *need, const int64
   return MGD_OK;
 }
 
+/* Who joins a copy is the only one to do so: others wait until he has. */
 static void plan_restore(struct mgd_machine *m, struct mgd_handle *h, struct mgd_action *a) {
+  const bool joins = h->state == MGD_ARRIVING;
   mgd_residency_unfile_locked(m, h);
   __atomic_store_n(&h->state, MGD_RESTORING, __ATOMIC_SEQ_CST);
   mgd_residency_begin_move_locked(m, h);
-  *a = (struct mgd_action){
-      .kind = MGD_DO_RESTORE, .from = h->away, .to = h->home, .bytes = h->bytes, .handle = h, .memory = h->memory};
+  *a = (struct mgd_action){.kind = joins ? MGD_DO_JOIN : MGD_DO_RESTORE,
+                           .from = joins ? h->home : h->away,
+                           .to = h->home,
+                           .bytes = h->bytes,
+                           .handle = h,
+                           .memory = h->memory};
 }
 
 static int acquire(struct mgd_machine *m, struct mgd_handle *const *handles, size_t n, const int64_t *room,
@@ -117,7 +123,7 @@ static int acquire(struct mgd_machine *m, struct mgd_handle *const *handles, siz
   }
   for (size_t i = 0; i < n; i++) {
     handles[i]->counted = false;
-    if (code == MGD_OK && handles[i]->state == MGD_SPILLED) {
+    if (code == MGD_OK && (handles[i]->state == MGD_SPILLED || handles[i]->state == MGD_ARRIVING)) {
       plan_restore(m, handles[i], &actions[made++]);
     }
   }
@@ -140,9 +146,9 @@ int mgd_restore_begin(struct mgd_machine *m, struct mgd_handle *const *handles, 
 
 /* The host's copy is kept as a spare while the host has room: if nobody writes the bytes, they can leave again without
  * being copied. */
-static void *end_restore(struct mgd_machine *m, struct mgd_handle *h, bool done) {
+static void *end_restore(struct mgd_machine *m, struct mgd_handle *h, enum mgd_residency state) {
   void *left = NULL;
-  if (done) {
+  if (state != MGD_SPILLED && h->away >= 0) {
     struct mgd_storages *there = &m->devices[h->away].storages;
     /* The peer kept a guest until it was wanted again, so it is worth giving it guests: its back-off falls by one
      * (refuses_guest(), evict.c). */
@@ -150,16 +156,21 @@ static void *end_restore(struct mgd_machine *m, struct mgd_handle *h, bool done)
     h->away = -1;
     left = m->host.used > m->host.limit ? mgd_residency_take_memory_locked(m, h) : NULL;
   }
-  __atomic_store_n(&h->state, done ? MGD_RESIDENT : MGD_SPILLED, __ATOMIC_SEQ_CST);
+  __atomic_store_n(&h->state, (uint32_t)state, __ATOMIC_SEQ_CST);
   return left;
 }
 
-int mgd_restore_end(struct mgd_machine *m, struct mgd_handle *h, bool done, void **memory) {
+/* Bytes whose copy has begun already are at home, and are not spilled again by who joins it. */
+static bool may_end_as(const struct mgd_handle *h, enum mgd_residency state) {
+  return state == MGD_RESIDENT || state == MGD_ARRIVING || (state == MGD_SPILLED && h->away >= 0);
+}
+
+int mgd_restore_end(struct mgd_machine *m, struct mgd_handle *h, enum mgd_residency state, void **memory) {
   int code = MGD_E_INVALID;
   mgd_state_enter(m);
-  if (h->state == MGD_RESTORING) {
+  if (h->state == MGD_RESTORING && may_end_as(h, state)) {
     mgd_residency_end_move_locked(m, h);
-    *memory = end_restore(m, h, done);
+    *memory = end_restore(m, h, state);
     mgd_residency_arrive_locked(m, h, memory);
     code = MGD_OK;
   }

@@ -15,6 +15,7 @@ static bool is_transfer(const struct mgd_event *e) {
                                              [MGD_EV_COPY] = true,
                                              [MGD_EV_WRITE_BACK] = true,
                                              [MGD_EV_SPILL] = true,
+                                             [MGD_EV_SPARE] = true,
                                              [MGD_EV_RESTORE] = true};
   return carries[e->kind] && e->from >= 0 && e->to >= 0;
 }

@@ -136,6 +136,7 @@ struct mgd_operand {
   X(TRAFFIC, "it is needed there in each round and nowhere at home")            \
   X(GRADIENT, "a gradient goes to where its tensor lives")                      \
   X(PRESSURE, "its device had no room for something else")                      \
+  X(PLANNED, "a plan that was learned from repeated steps foresees it")         \
   X(NEEDED, "an operator uses it")
 enum mgd_reason {
 #define X(name, text) MGD_WHY_##name,
@@ -166,6 +167,7 @@ struct mgd_ticket {
   X(RELEASE, "release")                                           \
   X(SPILL, "spill")           /* bytes left for want of room */      \
   X(DROP, "drop")             /* the same with a good copy there */  \
+  X(SPARE, "spare")           /* the host got a copy ahead of need */ \
   X(RESTORE, "restore")       /* bytes came home to be used */
 enum mgd_event_kind {
 #define X(name, text) MGD_EV_##name,

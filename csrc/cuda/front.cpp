@@ -17,6 +17,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "moves.h"
 #include "room.h"
 #include "streams.h"
 
@@ -72,6 +73,12 @@ class WithoutGil {
   PyThreadState* const state_;
 };
 
+// The block will belong to the current stream, which a copy may have to order later.
+void note_stream() {
+  c10::DeviceIndex device = 0;
+  if (c10::cuda::GetDevice(&device) == cudaSuccess && device >= 0 && device < kMostDevices) know_stream(device);
+}
+
 // One request, until it is served or nothing can be done for it.
 class Request {
  public:
@@ -110,7 +117,9 @@ class Request {
 
   void see_to_shortage() {
     C10_CUDA_CHECK(c10::cuda::GetDevice(&device_));
-    const std::size_t needed = needed_for(device_, bytes_), there = room(device_);
+    const std::size_t needed = needed_for(device_, bytes_);
+    if (release_leaving(device_, needed)) return;
+    const std::size_t there = room(device_);
     fits_ = there >= needed; // the callback may not look as closely
     if (fits_) return give_cache_back(needed);
     if (wait_for_pending(there, needed)) return;
@@ -130,6 +139,7 @@ class Request {
   bool wait_for_pending(std::size_t there, std::size_t needed) {
     if (has_waited_ || !has_pending(device_) || there + soon_free(device_) < needed) return false;
     const WithoutGil no_gil;
+    hook->waited();
     wait_for_streams(device_);
     return has_waited_ = true;
   }
@@ -140,6 +150,7 @@ class Request {
     C10_CUDA_CHECK(c10::cuda::GetDevice(&device_));
     if (uses_pool(device_) || is_capturing(device_)) return false;
     const std::size_t needed = needed_for(device_, bytes_);
+    if (release_leaving(device_, std::numeric_limits<std::size_t>::max())) return true;
     return needed <= allowed(device_) && make_room(room(device_) + needed);
   }
 
@@ -157,9 +168,11 @@ class FrontOf : public Base {
 
   // ---- requests
   c10::DataPtr allocate(std::size_t n) override {
+    note_stream();
     return Request(n).serve([&] { return native_->allocate(n); });
   }
   void* raw_alloc(std::size_t n) override {
+    note_stream();
     return Request(n).serve([&] { return native_->raw_alloc(n); });
   }
   void* raw_alloc_with_stream(std::size_t n, cudaStream_t stream) override {

@@ -11,6 +11,7 @@
 #include <new>
 
 #include "front.h"
+#include "moves.h"
 #include "pressure.h"
 #include "room.h"
 #include "streams.h"
@@ -44,6 +45,7 @@ double speed(int device) {
 void limit(int device, std::size_t bytes) {
   auto* a = native();
   if (!a) return;
+  release_leaving(device, bytes);
   const c10::cuda::CUDAGuard guard(index_of(device)); // some versions leave another device current
   a->setMemoryFraction(std::min(1.0, static_cast<double>(bytes) / static_cast<double>(capacity(device))),
                        index_of(device));
@@ -71,30 +73,6 @@ void link(int from, int to, std::int64_t* latency_ns, double* bytes_per_ns) {
   *bytes_per_ns = nvlink ? kNvlink : direct ? kPcie : kPcie / 2;
 }
 
-void enqueue(int to, void* target, int from, const void* source, std::size_t bytes, cudaStream_t stream) {
-  if (from >= 0 &&
-      to >= 0) // without access to each other's memory; where torch has made it possible, it is used all the same
-    C10_CUDA_CHECK(allocator::get()->memcpyAsync(target, to, source, from, bytes, stream, false));
-  else
-    C10_CUDA_CHECK(
-        cudaMemcpyAsync(target, source, bytes, from < 0 ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost, stream));
-}
-
-// The streams of the source wrote the bytes. The target is fresh: what used its memory before did so on the current
-// stream of its device, for which it was allocated, so the copy goes there.
-void copy(int to, void* target, int from, const void* source, std::size_t bytes) {
-  const int device = to < 0 ? from : to;
-  refuse_capture(device);
-  if (from >= 0) {
-    if (from != device) refuse_capture(from);
-    wait_for_streams(from);
-  }
-  const c10::cuda::CUDAGuard guard(index_of(device));
-  const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(index_of(device));
-  enqueue(to, target, from, source, bytes, stream.stream());
-  C10_CUDA_CHECK(cudaStreamSynchronize(stream.stream()));
-}
-
 // To lock pages makes a context on the current device where it has none. A recording on another thread does not mind.
 void* lock_pages(std::size_t bytes) {
   const c10::cuda::OptionalCUDAGuard guard(c10::cuda::getDeviceIndexWithPrimaryContext());
@@ -120,7 +98,9 @@ void fill_backend(CudaBridge* bridge) {
   bridge->owns = &owns;
   bridge->is_shared = &is_shared;
   bridge->limit = &limit;
-  bridge->copy = &copy;
+  bridge->begin_copy = &begin_copy;
+  bridge->allocate_for_copy = &allocate_for_copy;
+  bridge->free_after = &free_after;
   bridge->start = &start;
   bridge->capacity = &capacity;
   bridge->room = &room;

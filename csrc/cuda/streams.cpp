@@ -58,14 +58,23 @@ bool knows(const Streams& s, c10::StreamId id) {
   return false;
 }
 
-// False: there are more than fit.
-bool add(Streams& s, c10::StreamId id) {
-  std::lock_guard<std::mutex> lock(adding());
-  if (knows(s, id)) return true;
-  const int n = s.count.load(std::memory_order_relaxed);
-  if (n == kStreams) return false;
-  s.ids[n].store(id, std::memory_order_relaxed);
-  s.count.store(n + 1, std::memory_order_release);
+// False: there are more than fit. A stream comes after the copies that have begun before it was known; later ones see
+// to it themselves. What is recorded into a graph waits for nothing, since what a graph uses stays for good.
+bool add(int device, const c10::cuda::CUDAStream& stream) {
+  Streams& s = g_streams[device];
+  {
+    std::lock_guard<std::mutex> lock(adding());
+    if (knows(s, stream.id())) return true;
+    const int n = s.count.load(std::memory_order_relaxed);
+    if (n == kStreams) return false;
+    s.ids[n].store(stream.id(), std::memory_order_relaxed);
+    s.count.store(n + 1, std::memory_order_release);
+  }
+  try {
+    if (!is_recording(stream.stream())) follow_copies(device, stream.stream());
+  } catch (const std::exception&) {
+    // An earlier kernel has failed, and every call reports that.
+  }
   return true;
 }
 
@@ -73,13 +82,6 @@ c10::cuda::CUDAStream stream_of(int device, c10::StreamId id) {
   return c10::cuda::CUDAStream(
       c10::cuda::CUDAStream::UNCHECKED,
       c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device)), id));
-}
-
-bool is_recording(cudaStream_t stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  const cudaError_t error = cudaStreamIsCapturing(stream, &status);
-  if (error != cudaSuccess) (void)cudaGetLastError(); // the allocator takes a left over error for its own
-  return error != cudaSuccess || status != cudaStreamCaptureStatusNone;
 }
 
 // The mark of a stream, or that of one which has nothing to do any more, or a new one.
@@ -142,6 +144,19 @@ void wait_for_foreign(int device) {
 
 } // namespace
 
+bool is_recording(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  const cudaError_t error = cudaStreamIsCapturing(stream, &status);
+  if (error != cudaSuccess) (void)cudaGetLastError(); // the allocator takes a left over error for its own
+  return error != cudaSuccess || status != cudaStreamCaptureStatusNone;
+}
+
+void each_stream(int device, const std::function<void(cudaStream_t)>& f) {
+  const Streams& s = g_streams[device];
+  const int n = s.count.load(std::memory_order_acquire);
+  for (int i = 0; i < n; i++) f(stream_of(device, s.ids[i].load(std::memory_order_relaxed)).stream());
+}
+
 bool use_stream(int device) {
   thread_local int last_device = -1;
   thread_local c10::StreamId last = 0;
@@ -149,13 +164,18 @@ bool use_stream(int device) {
   const c10::StreamId id = stream.id();
   if (C10_LIKELY(device == last_device && id == last)) return false;
   Streams& s = g_streams[device];
-  if (C10_UNLIKELY(!is_own(id) || (!knows(s, id) && !add(s, id)))) {
+  if (C10_UNLIKELY(!is_own(id) || (!knows(s, id) && !add(device, stream)))) {
     mark_foreign(device, stream);
     return true;
   }
   last_device = device;
   last = id;
   return false;
+}
+
+void know_stream(int device) {
+  const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device));
+  if (is_own(stream.id()) && C10_UNLIKELY(!knows(g_streams[device], stream.id()))) add(device, stream);
 }
 
 bool only_own_streams(int device) { return !g_streams[device].foreign; }

@@ -8,6 +8,9 @@
 // is needed: what operators have started there is remembered by events.
 #pragma once
 #include <c10/core/Allocator.h>
+#include <cuda_runtime_api.h>
+
+#include <functional>
 
 namespace managed {
 
@@ -16,6 +19,16 @@ constexpr int kMostDevices = 64; // as many as the hook takes in
 // An operator of this thread is about to use memory of the device on its current stream. True: that is not torch's own,
 // and this is to be called again when the operator has returned. Never throws.
 bool use_stream(int device);
+
+// The current stream of the device gets memory there. Streams that are not torch's own are passed over. Never throws.
+void know_stream(int device);
+
+// Calls f with each stream that was used. It may be called under no lock.
+void each_stream(int device, const std::function<void(cudaStream_t)>& f);
+bool is_recording(cudaStream_t stream); // a graph; also true when the driver cannot tell
+
+// moves.cpp: a stream that is used for the first time comes after all copies that have begun.
+void follow_copies(int device, cudaStream_t stream);
 
 // Whether nothing but streams of torch's own was used: a block belongs to its stream, and those of others may be gone
 // when it is freed.

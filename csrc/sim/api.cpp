@@ -13,6 +13,7 @@
 #include "engine.h"
 #include "faults.h"
 #include "generator.h"
+#include "moves.h"
 #include "operators.h"
 #include "register.h"
 #include "storage.h"
@@ -51,7 +52,9 @@ void create(const mgd_sim_config &c) {
   bridge().link = &link_between;
   bridge().owns = &owns;
   bridge().is_shared = &is_shared;
-  bridge().copy = &copy_bytes;
+  bridge().begin_copy = &begin_copy;
+  bridge().allocate_for_copy = &allocate_for_copy;
+  bridge().free_after = &free_after;
   bridge().limit = &set_limit;
   bridge().last_copy = &last_copy;
   bridge().one_thread = c.repeatable != 0;

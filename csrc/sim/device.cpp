@@ -12,6 +12,7 @@
 #include <string>
 
 #include "faults.h"
+#include "moves.h"
 #include "timeline.h"
 
 namespace managed::sim {
@@ -165,7 +166,7 @@ Reservation::Reservation(int device, std::size_t bytes) : device_(device), bytes
     if (!ask_for_room(device, bytes)) fail(device, bytes);
   }
   try {
-    if (bytes) hold_ = take_bytes(device, current_stream(device), bytes);
+    if (bytes) hold_ = take_bytes(device, taking_stream(device), bytes);
   } catch (...) {
     g_devices[device].give_back(this);
     throw;
@@ -180,10 +181,14 @@ void Reservation::used_on(int stream) const {
   if (hold_) mgd_clock_hold_use(hold_, stream);
 }
 
+void Reservation::hand_over(int stream) const {
+  if (hold_) hand_over_bytes(hold_, stream);
+}
+
 // Tensors die with and without the GIL and under torch's own locks, so the hook
 // must not wait for anything here: see bridge.h.
 Reservation::~Reservation() {
-  if (hold_) give_bytes(hold_);
+  if (hold_) give_bytes(hold_, copy_ ? &end_of(*copy_) : nullptr);
   g_devices[device_].give_back(this);
   if (bytes_ && g_bridge.freed) g_bridge.freed(device_, bytes_);
 }
@@ -210,13 +215,15 @@ Memory memory_of(int device) {
 
 void set_capacity(int device, std::size_t bytes) {
   Device &d = g_devices[device];
-  set_clock_capacity(device, bytes);  // without the lock: fork() takes the clock's first
+  set_clock_capacity(device, std::min(bytes, d.limit));  // without the lock: fork() takes the clock's first
   std::lock_guard<std::mutex> held(d.lock);
   d.capacity = bytes;
 }
 
+// The clock holds no more either: what leaves is in use until its copy has ended.
 void set_limit(int device, std::size_t bytes) {
   Device &d = g_devices[device];
+  set_clock_capacity(device, std::min(memory_of(device).capacity, bytes));
   std::lock_guard<std::mutex> held(d.lock);
   d.limit = bytes;
 }
@@ -246,7 +253,7 @@ Bridge &bridge() noexcept { return g_bridge; }
 
 void take_bytes_again() {
   for (int i = 0; i < device_count(); i++) {
-    set_clock_capacity(i, g_devices[i].capacity);
+    set_clock_capacity(i, g_devices[i].allowed());
     g_devices[i].take_again(i);
   }
 }

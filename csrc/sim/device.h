@@ -35,6 +35,9 @@ class Reservation {
   std::size_t bytes() const { return bytes_; }
   // An operator uses the bytes on that stream.
   void used_on(int stream) const;
+  // On the clock: another stream has the bytes now; when they are given up, they wait for the copy.
+  void hand_over(int stream) const;
+  void stay_until(CopyPtr copy) { copy_ = std::move(copy); }
   const Reservation *next() const { return next_; }
 
  private:
@@ -42,6 +45,7 @@ class Reservation {
   int device_;
   std::size_t bytes_;
   mgd_hold *hold_ = nullptr;  // the same bytes on the clock
+  CopyPtr copy_;
   Reservation *previous_ = nullptr;
   Reservation *next_ = nullptr;
 };

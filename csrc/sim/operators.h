@@ -12,7 +12,7 @@ bool written_by_hand(const std::string &name);
 void register_memory(torch::Library &m);  // memory.cpp: empty, set_, record_stream
 void register_copies(torch::Library &m);  // copy.cpp: copy_, _copy_from
 void register_sparse_copies(torch::Library &m);
-// For the bridge: the bytes are there at once, the clock is told which link they took.
+// For the bridge: the bytes are there at once, and the clock is not told.
 void copy_bytes(int to, void *target, int from, const void *source, std::size_t bytes);
 void register_rnn(torch::Library &m);       // rnn.cpp
 void register_dropout(torch::Library &m);   // composites.cpp: dropout

@@ -195,12 +195,29 @@ void set_known(const c10::Storage &sim, Known known) {
 
 void forget_bytes(c10::StorageImpl *sim, std::size_t bytes) { put_block(sim, new_twin(sim->device().index(), bytes)); }
 
-void note_use(const c10::DataPtr &pointer, int stream) {
+namespace {
+
+// The bytes that a pointer of a device stands for; null where they are foreign.
+Reservation *reservation_of(const c10::DataPtr &pointer) {
   const bool kept = bridge().head && pointer.get_deleter() == bridge().head;
   const auto &block = kept ? static_cast<Head *>(pointer.get_context())->block : pointer;
-  if (!owns(block)) return;
+  if (!owns(block)) return nullptr;
   const auto &bytes = static_cast<c10::StorageImpl *>(block.get_context())->_mutable_data_ptr_no_checks();
-  if (bytes.get_deleter() == &drop_bytes) static_cast<TwinBytes *>(bytes.get_context())->reservation.used_on(stream);
+  return bytes.get_deleter() == &drop_bytes ? &static_cast<TwinBytes *>(bytes.get_context())->reservation : nullptr;
+}
+
+}  // namespace
+
+void note_use(const c10::DataPtr &pointer, int stream) {
+  if (const Reservation *r = reservation_of(pointer)) r->used_on(stream);
+}
+
+void hand_over(const c10::DataPtr &pointer, int stream) {
+  if (const Reservation *r = reservation_of(pointer)) r->hand_over(stream);
+}
+
+void stay_until(const c10::DataPtr &pointer, const CopyPtr &copy) {
+  if (Reservation *r = reservation_of(pointer)) r->stay_until(copy);
 }
 
 void note_use(c10::StorageImpl *sim, int stream) { note_use(sim->_mutable_data_ptr_no_checks(), stream); }

@@ -46,6 +46,9 @@ c10::Storage form_of(const c10::Storage &sim);
 // An operator uses the bytes on that stream of their device.
 void note_use(const c10::DataPtr &pointer, int stream);
 void note_use(c10::StorageImpl *sim, int stream);
+// The stream has a block in the place of the one that took it; a block stays until a copy has ended.
+void hand_over(const c10::DataPtr &pointer, int stream);
+void stay_until(const c10::DataPtr &pointer, const CopyPtr &copy);
 // An operator has written the bytes.
 void note_write(c10::StorageImpl *sim);
 

@@ -11,6 +11,7 @@
 #include <new>
 #include <string>
 #include <unordered_set>
+#include <utility>
 
 #include "../core/testing.h"
 #include "engine.h"
@@ -26,6 +27,9 @@ bool g_repeatable = false;
 std::atomic<bool> g_side_streams{false}, g_logging{false};
 thread_local int t_copier = 0;  // who issued this thread's last copy
 std::array<std::atomic<int>, kMaxDevices> g_streams_given{};
+std::array<std::atomic<std::uint64_t>, kMaxDevices> g_streams_used{};
+constexpr int kCopyStreams = MGD_MAX_STREAMS - 2 * kUrgencies;  // the first of them
+thread_local int t_taker = -1;
 thread_local std::array<int, kMaxDevices> t_stream{};
 
 // The clock knows as many threads at once as it has streams. The last ones are those of the engine, one for each device;
@@ -141,11 +145,22 @@ int exchange_stream(int device, int stream) noexcept {
   const int before = t_stream[device];
   t_stream[device] = stream;
   if (stream && !has_side_streams()) g_side_streams.store(true, std::memory_order_relaxed);
+  const std::uint64_t bit = std::uint64_t{1} << stream;
+  if (stream && !(streams_in_use(device) & bit)) g_streams_used[device].fetch_or(bit, std::memory_order_relaxed);
   return before;
 }
 
+std::uint64_t streams_in_use(int device) noexcept { return 1 | g_streams_used[device].load(std::memory_order_relaxed); }
+
+int copy_stream(Way way, Urgency urgency) noexcept { return kCopyStreams + (way == Way::Out ? kUrgencies : 0) + static_cast<int>(urgency); }
+
+TakenBy::TakenBy(int stream) noexcept : before_(std::exchange(t_taker, stream)) {}
+TakenBy::~TakenBy() { t_taker = before_; }
+
+int taking_stream(int device) noexcept { return t_taker >= 0 ? t_taker : t_stream[device]; }
+
 // Round robin over the streams beside the default one, as CUDA's pool does.
-int new_stream(int device) noexcept { return 1 + g_streams_given[device].fetch_add(1, std::memory_order_relaxed) % (MGD_MAX_STREAMS - 1); }
+int new_stream(int device) noexcept { return 1 + g_streams_given[device].fetch_add(1, std::memory_order_relaxed) % (kCopyStreams - 1); }
 
 bool has_side_streams() noexcept { return g_side_streams.load(std::memory_order_relaxed); }
 
@@ -182,6 +197,17 @@ void charge_copy(int from, int to, std::int64_t bytes, bool blocking, const char
   check(mgd_clock_copy(g_clock, t_copier, &transfer));
 }
 
+void charge_copy_on(int from, int from_stream, int to, int to_stream, std::int64_t bytes, const char *name) {
+  const int thread = issuer(from == kHost ? to : from);
+  if (from == to) {
+    const mgd_work work{MGD_WORK_ELEMENTWISE, MGD_FLOAT32, 0, 2.0 * static_cast<double>(bytes), name};
+    return check(mgd_clock_run(g_clock, thread, to, to_stream, &work));
+  }
+  const mgd_transfer transfer{from, from_stream, to, to_stream, bytes, false, name};
+  t_copier = thread;
+  check(mgd_clock_copy(g_clock, t_copier, &transfer));
+}
+
 std::int64_t stream_time(int device, int stream) {
   int64_t ns;
   check(mgd_clock_stream_time(g_clock, device, stream, &ns));
@@ -210,7 +236,9 @@ mgd_hold *take_bytes(int device, int stream, std::size_t bytes) {
   return hold;
 }
 
-void give_bytes(mgd_hold *hold) noexcept { mgd_clock_hold_give(g_clock, hold); }
+void give_bytes(mgd_hold *hold, const mgd_moment *after) noexcept { mgd_clock_hold_give(g_clock, hold, after); }
+
+void hand_over_bytes(mgd_hold *hold, int stream) noexcept { mgd_clock_hold_hand_over(g_clock, hold, stream); }
 
 void start_audit() { check(mgd_clock_audit_start(g_clock)); }
 

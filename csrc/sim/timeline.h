@@ -33,6 +33,25 @@ void timeline_survives_fork();
 int current_stream(int device) noexcept;
 int exchange_stream(int device, int stream) noexcept;
 int new_stream(int device) noexcept;
+// Bit i: a thread has worked on stream i.
+std::uint64_t streams_in_use(int device) noexcept;
+
+// The streams of copies that nobody waits for, which no program gets.
+enum class Way { In, Out };
+int copy_stream(Way way, Urgency urgency) noexcept;
+
+// While it lives, what this thread allocates is taken by that stream and not by the current one.
+class TakenBy {
+ public:
+  explicit TakenBy(int stream) noexcept;
+  ~TakenBy();
+  TakenBy(const TakenBy &) = delete;
+  TakenBy &operator=(const TakenBy &) = delete;
+
+ private:
+  int before_;
+};
+int taking_stream(int device) noexcept;
 
 // What a log calls an operator; null while there is none.
 const char *log_name(const std::string &name);
@@ -45,6 +64,8 @@ std::uint64_t last_copy();  // the number of the copy that this thread issued la
 void charge(int device, const mgd_work &work);
 // One copy between two places (kHost is the CPU); the host waits for it when `blocking`.
 void charge_copy(int from, int to, std::int64_t bytes, bool blocking, const char *name = nullptr);
+// The same on the streams that it names; nobody waits.
+void charge_copy_on(int from, int from_stream, int to, int to_stream, std::int64_t bytes, const char *name);
 
 std::int64_t stream_time(int device, int stream);
 void host_wait(std::int64_t until);  // the calling thread
@@ -62,7 +83,8 @@ std::int64_t moment_time(mgd_moment *m);
 // Bytes on the clock, which are used until the streams have come to where they are when they are given up.
 void set_clock_capacity(int device, std::size_t bytes);
 mgd_hold *take_bytes(int device, int stream, std::size_t bytes);
-void give_bytes(mgd_hold *hold) noexcept;
+void give_bytes(mgd_hold *hold, const mgd_moment *after) noexcept;  // not before `after`, if it is not null
+void hand_over_bytes(mgd_hold *hold, int stream) noexcept;  // the stream has them in the place of the one that took them
 // Whether a thread has ever worked on another stream than the default one: only then bytes can be used on several.
 bool has_side_streams() noexcept;
 // For tests: from now on, or what was most since then. Throws if it was more than the device has.

@@ -19,7 +19,9 @@
 
 namespace managed::sim {
 
+#ifndef MANAGED_VIRTUAL_GPU
 bool values_held = true;
+#endif
 
 namespace {
 
@@ -158,7 +160,9 @@ Computing::~Computing() { computing = before_; }
 bool Computing::now() { return computing; }
 
 void hold_no_values() {
+#ifndef MANAGED_VIRTUAL_GPU
   values_held = false;
+#endif
   pthread_atfork([] { addresses().mutex.lock(); }, [] { addresses().mutex.unlock(); }, [] { addresses().mutex.unlock(); });
 }
 

@@ -108,20 +108,20 @@ std::optional<c10::Device> wanted(const OpFacts& f, const Operand& o, c10::Devic
 }
 
 // A tensor that is given twice stays one tensor: kernels may ask for identity.
-struct Copy {
+struct CopiedOperand {
   const c10::TensorImpl* original;
   c10::Device device;
   at::Tensor tensor;
 };
-using Copies = c10::SmallVector<Copy, 4>;
+using Copies = c10::SmallVector<CopiedOperand, 4>;
 
-const Copy* find(const Copies& copies, const at::Tensor& t, c10::Device device) {
-  for (const Copy& c : copies)
+const CopiedOperand* find(const Copies& copies, const at::Tensor& t, c10::Device device) {
+  for (const CopiedOperand& c : copies)
     if (c.original == t.unsafeGetTensorImpl() && c.device == device) return &c;
   return nullptr;
 }
 
-Copy align_operand(const OpFacts& f, const Operand& o, c10::Device want, enum mgd_reason reason, bool hidden_writes,
+CopiedOperand align_operand(const OpFacts& f, const Operand& o, c10::Device want, enum mgd_reason reason, bool hidden_writes,
                    const Copies& copies, WriteBacks& write_backs) {
   const bool hidden = hidden_writes && o.is(kHiddenWrite), written = hidden || o.is(kWritten);
   TORCH_CHECK_NOT_IMPLEMENTED(!(o.tensor.is_nested() && o.tensor.layout() == at::kStrided), "managed: ", f.name,
@@ -129,7 +129,7 @@ Copy align_operand(const OpFacts& f, const Operand& o, c10::Device want, enum mg
                               ", and nested tensors do not cross to another device. Bring its parts together first, or "
                               "use a padded tensor and a mask "
                               "(nn.TransformerEncoder: enable_nested_tensor=False).");
-  if (const Copy* same = find(copies, o.tensor, want)) {
+  if (const CopiedOperand* same = find(copies, o.tensor, want)) {
     if (written)
       write_backs.push_back({o.tensor, same->tensor, hidden}); // read first and written later: out= names an input
     return *same;
@@ -230,7 +230,7 @@ bool align(const OpFacts& f, torch::jit::Stack& stack, std::size_t base, WriteBa
   const TensorArg* copied_list = nullptr;
   for (const Operand& o : operands)
     if (const auto want = wanted(f, o, choice->device)) {
-      const Copy& copy =
+      const CopiedOperand& copy =
           copies.emplace_back(align_operand(f, o, *want, choice->reason, hidden_writes, copies, write_backs));
       replace(stack[base + o.arg->index], o, copy.tensor, copied_list != o.arg);
       copied_list = o.arg;

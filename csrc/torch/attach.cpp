@@ -12,6 +12,7 @@
 
 #include "api.h"
 #include "cuda_bridge.h"
+#include "executor.h"
 #include "graphs.h"
 #include "guard.h"
 #include "hold.h"
@@ -109,7 +110,7 @@ void discover_cuda() {
     const int id = add(d, bridge.capacity ? static_cast<int64_t>(bridge.capacity(i)) : memory_info(d).second);
     if (i == 0) first = id;
   }
-  if (!bridge.copy) return;
+  if (!bridge.begin_copy) return;
   attach_links(bridge, first, n);
   attach_speeds(bridge, first, n);
   bridge.start();
@@ -184,7 +185,7 @@ int mgd_torch_discover(void) {
 }
 
 void mgd_torch_cuda_starts(void) {
-  if (cuda_bridge().copy) handles_enabled = true;
+  if (cuda_bridge().begin_copy) handles_enabled = true;
 }
 
 PyObject* mgd_torch_bridge(void) {
@@ -192,6 +193,7 @@ PyObject* mgd_torch_bridge(void) {
   hook.make_room = &make_cuda_room;
   hook.make_some_room = &make_some_cuda_room;
   hook.freed = &bytes_came_back;
+  hook.waited = &count_host_wait;
   return PyCapsule_New(static_cast<Bridge*>(&hook), "managed._C.bridge", nullptr);
 }
 

@@ -10,11 +10,16 @@
 //
 // The backend's half: is_shared is called with the core's mutex held, use sometimes with a lock of storage.cpp's, and
 // start, capacity, link and speed with the lock of the registry. These must not call the hook.
+//
+// Bytes leave and come back by copies that nobody waits for. A copy begins, and what must come after it is told so:
+// streams of a device (order), the taker of a block (free_after), another copy (`after`), or, last, a thread (wait).
 #pragma once
 #include <c10/core/StorageImpl.h>
+#include <c10/util/ArrayRef.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "key.h" // the simulator excludes the key while it runs kernels
 
@@ -26,8 +31,24 @@ struct Head {
   c10::DataPtr block;
 };
 
+// How soon a copy is needed. Each has a stream of its own in each direction, so that a copy that somebody needs now does
+// not stand behind those that will be needed.
+enum class Urgency : uint8_t { Now, Soon };
+constexpr int kUrgencies = 2;
+
+// A copy that has begun. Any thread may ask.
+class Copy {
+ public:
+  virtual ~Copy() = default;
+  // What streams of the block's device do with it from now on comes after the copy. No thread waits.
+  virtual void order(const c10::DataPtr& block) = 0;
+  // This thread waits for the end.
+  virtual void wait() = 0;
+};
+using CopyPtr = std::shared_ptr<Copy>; // null: it has ended
+
 struct Bridge {
-  int version = 10;
+  int version = 11;
 
   // ---- filled by the hook; null until it attaches
   // The device has no room for a request of so many bytes: free something and return true to look again. No lock of
@@ -42,6 +63,9 @@ struct Bridge {
   // Such a storage was written, perhaps by an operator that did not come to the hook.
   void (*wrote)(c10::StorageImpl* storage) = nullptr;
 
+  // A thread is about to wait for a device.
+  void (*waited)() = nullptr;
+
   // ---- filled by the backend
   // Latency (ns) and bandwidth (bytes/ns) between devices, -1 is the host.
   void (*link)(int from, int to, std::int64_t* latency_ns, double* bytes_per_ns) = nullptr;
@@ -51,9 +75,16 @@ struct Bridge {
   bool (*is_shared)(const c10::DataPtr& pointer) = nullptr;
   // The backend allocates no more than this many bytes on the device, whatever its capacity.
   void (*limit)(int device, std::size_t bytes) = nullptr;
-  // Copies bytes between devices, -1 is the host, after whatever was started on them before; they are there when it
-  // returns. May throw c10::Error.
-  void (*copy)(int to, void* target, int from, const void* source, std::size_t bytes) = nullptr;
+  // Begins to copy bytes between devices, -1 is the host. The copy comes after what was started on `from` before, and
+  // after the copies `after` that are not null. Both pieces of memory stay until it has ended. May throw c10::Error, and
+  // has not begun then.
+  CopyPtr (*begin_copy)(int to, void* target, int from, const void* source, std::size_t bytes, Urgency urgency,
+                        c10::ArrayRef<CopyPtr> after) = nullptr;
+  // Memory of the device for what such a copy will bring; the copy comes after what used the memory before. Throws as
+  // the allocator does.
+  c10::DataPtr (*allocate_for_copy)(int device, std::size_t bytes, Urgency urgency) = nullptr;
+  // Frees a block that the copy still reads or writes: whoever gets its memory comes after that. Must not throw.
+  void (*free_after)(c10::DataPtr& block, const CopyPtr& copy) = nullptr;
 
   // The number of the copy that this thread issued last, where there is a log of them. Must not throw.
   std::uint64_t (*last_copy)() = nullptr;

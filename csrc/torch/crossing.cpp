@@ -21,12 +21,12 @@
 #include "chains.h"
 #include "compat.h"
 #include "devices.h"
+#include "executor.h"
 #include "graphs.h"
 #include "hold.h"
 #include "move.h"
 #include "record.h"
 #include "replica.h"
-#include "room.h"
 #include "state.h"
 
 namespace managed {
@@ -110,7 +110,7 @@ at::Tensor copy_expanded(const at::Tensor& t, c10::Device to, int64_t* bytes) {
 at::Tensor copy_from_afar(const at::Tensor& t, c10::Device to, Traced& trace) {
   if (t.layout() != at::kStrided || !t.has_storage()) return {};
   StorageHandle* h = handle_of(t.storage().unsafeGetStorageImpl());
-  if (C10_LIKELY(!h || mgd_handle_is_home(h))) return {};
+  if (C10_LIKELY(!h || !mgd_handle_is_away(h))) return {};
   if (needs_torch(t) || is_recorded() || t.is_conj() || t.is_neg() || t.numel() == 0 ||
       !t.is_non_overlapping_and_dense())
     return {};
@@ -121,7 +121,9 @@ at::Tensor copy_from_afar(const at::Tensor& t, c10::Device to, Traced& trace) {
   }
   int from = 0;
   const std::size_t offset = static_cast<std::size_t>(t.storage_offset()) * t.element_size();
-  if (!copy_from_where_it_is(*h, offset, t.nbytes(), id_of(to), r.mutable_data_ptr(), &from)) return {};
+  if (!copy_from_where_it_is(*h, offset, t.nbytes(), id_of(to), r.mutable_data_ptr(),
+                             to.is_cpu() ? nullptr : &r.storage().data_ptr(), &from))
+    return {};
   trace.came_from(from);
   mark(r);
   if (!mgd_torch_in_backward()) give_handle(r, true); // as mark_result() has it

@@ -3,10 +3,12 @@
 
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
+
 #include "devices.h"
+#include "executor.h"
 #include "garbage.h"
 #include "graphs.h"
-#include "host_memory.h"
 #include "transfer.h"
 #include "out_of_memory.h"
 #include "room.h"
@@ -21,17 +23,6 @@ constexpr int64_t kStuck = 60'000'000'000; // ns that another thread's copy may 
 
 constinit thread_local Hold* innermost __attribute__((tls_model("initial-exec"))) = nullptr;
 
-// Ends the restores of a plan that are not carried out: their storages stay away.
-void give_up(const mgd_action* from, const mgd_action* end) {
-  for (; from != end; from++) {
-    if (from->kind != MGD_DO_RESTORE) continue;
-    void* left = nullptr;
-    mgd_restore_end(machine(), from->handle, false, &left);
-    free_host(left);
-  }
-  count_change();
-}
-
 // Whether another try makes sense: other threads use or move storages on the device, or have freed bytes since
 // changes_by_others() was `freed`.
 bool others_use(int device, uint64_t freed) {
@@ -44,9 +35,9 @@ void carry_out_all(const mgd_action* actions, std::size_t n) {
   for (const mgd_action* a = actions; a != actions + n; a++) {
     try {
       if (a->kind == MGD_DO_MAKE_ROOM) make_room(a->from, free_bytes(a->from) + a->bytes, Caller::BringsHome);
-      else restore(*a);
+      else carry_home(*a);
     } catch (...) {
-      give_up(a + 1, actions + n);
+      std::for_each(a + 1, actions + n, give_up);
       throw;
     }
   }
@@ -91,6 +82,10 @@ void mark_tangent(const at::Tensor& view) {
   each_storage(tangent, [&](c10::StorageImpl* s) {
     if (handle_of(s)) mark(tangent);
   });
+}
+
+void Hold::write_after_copy(const StorageHandle* h) {
+  if (h->last) h->last->order(h->block);
 }
 
 void Hold::used_at_last(StorageHandle* h) {
@@ -236,7 +231,7 @@ void Hold::bring_home_slow(const char* operator_name) {
   }
   away_ = false;
   for (const Use& u : used_)
-    if (u.written) mgd_handle_write(u.handle);
+    if (u.written && mgd_handle_write(u.handle)) write_after_copy(u.handle);
 }
 
 } // namespace managed

@@ -52,7 +52,7 @@ class Hold {
     used_.push_back({h, written});
     if (C10_LIKELY(home && !written)) return;
     if (!home) away_ = true;
-    else mgd_handle_write(h);
+    else if (C10_UNLIKELY(mgd_handle_write(h))) write_after_copy(h);
   }
   // Brings home all that was added: all or nothing; throws managed's OutOfMemoryError. All operands are added before: a
   // storage that is in use does not leave for one that is added later. `operator_name`: who needs them, if it is an
@@ -82,6 +82,7 @@ class Hold {
   void add_tangent(const at::Tensor& t,
                    bool written); // of forward-mode differentiation, which kernels read beside the tensor
   static void used_at_last(StorageHandle* h);
+  static void write_after_copy(const StorageHandle* h); // which may still read the bytes
   void let_go();
   void give_back();
   void use_again();

@@ -21,6 +21,7 @@
 #include "api.h"
 #include "asked.h"
 #include "devices.h"
+#include "executor.h"
 #include "exposure.h"
 #include "graphs.h"
 #include "guard.h"
@@ -355,14 +356,16 @@ int mgd_torch_set_frozen(int value) {
 }
 
 PyObject* mgd_torch_counters(void) {
-  return Py_BuildValue("{s:L,s:L,s:L,s:L}", "misaligned_calls", static_cast<long long>(counters.misaligned),
+  return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L}", "misaligned_calls", static_cast<long long>(counters.misaligned),
                        "aligned_calls", static_cast<long long>(counters.aligned), "grouped_calls",
                        static_cast<long long>(counters.grouped), "replica_hits",
-                       static_cast<long long>(replica_hits() - hits_before));
+                       static_cast<long long>(replica_hits() - hits_before), "host_waits",
+                       static_cast<long long>(host_waits(false)));
 }
 
 int mgd_torch_reset_counters(void) {
   counters.misaligned = counters.aligned = counters.grouped = 0;
   hits_before = replica_hits();
+  host_waits(true);
   return 0;
 }

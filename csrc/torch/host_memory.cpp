@@ -11,6 +11,7 @@
 
 #include "cuda_bridge.h"
 #include "devices.h"
+#include "executor.h"
 #include "forks.h"
 
 namespace managed {
@@ -19,6 +20,7 @@ struct HostMemory {
   c10::DataPtr data;
   std::size_t size;
   bool is_pooled;
+  CopyPtr last;
 };
 
 namespace {
@@ -68,15 +70,22 @@ void shrink_locked(Pool& p, std::vector<HostMemory*>& dying) {
   }
 }
 
+// Memory that a copy still reads or writes cannot go. Where the copy failed, the next call to the device says why.
 void destroy(std::vector<HostMemory*>& dying) {
-  for (HostMemory* m : dying) delete m;
+  for (HostMemory* m : dying) {
+    try {
+      wait_for(m->last);
+    } catch (const std::exception&) {
+    }
+    delete m;
+  }
 }
 
 } // namespace
 
 HostMemory* allocate_host(std::size_t bytes, c10::DeviceType leaves) {
   const Bridge* backend = backend_of(leaves);
-  if (backend && backend->allocate_host) return new HostMemory{backend->allocate_host(bytes), bytes, false};
+  if (backend && backend->allocate_host) return new HostMemory{backend->allocate_host(bytes), bytes, false, nullptr};
   const std::size_t size = class_of(bytes);
   Pool& p = pool();
   std::vector<HostMemory*> dying;
@@ -97,7 +106,7 @@ HostMemory* allocate_host(std::size_t bytes, c10::DeviceType leaves) {
   destroy(dying);
   if (found) return found;
   try {
-    return new HostMemory{fresh(size), size, true};
+    return new HostMemory{fresh(size), size, true, nullptr};
   } catch (...) {
     std::lock_guard<std::mutex> lock(p.mutex);
     p.used -= size;
@@ -106,6 +115,7 @@ HostMemory* allocate_host(std::size_t bytes, c10::DeviceType leaves) {
 }
 
 void* data_of(HostMemory* memory) { return memory->data.mutable_get(); }
+CopyPtr& last_copy(HostMemory* memory) { return memory->last; }
 
 void free_host(void* memory) {
   if (!memory) return;

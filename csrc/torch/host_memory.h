@@ -7,6 +7,8 @@
 
 #include <cstddef>
 
+#include "bridge.h"
+
 namespace managed {
 
 // A piece of memory; the core knows it as void*.
@@ -14,6 +16,8 @@ struct HostMemory;
 
 HostMemory* allocate_host(std::size_t bytes, c10::DeviceType leaves); // of which devices; throws std::bad_alloc
 void* data_of(HostMemory* memory);
+// The last copy to it or from it, which may not have ended: whoever uses the memory next comes after that.
+CopyPtr& last_copy(HostMemory* memory);
 void free_host(void* memory); // NULL is allowed
 std::size_t kept_host();      // bytes that are kept for the next one
 

@@ -11,16 +11,16 @@
 
 #include "api.h"
 #include "devices.h"
+#include "executor.h"
 #include "exposure.h"
 #include "guard.h"
 #include "hold.h"
 #include "host_memory.h"
 #include "out_of_memory.h"
-#include "room.h"
-#include "saving.h"
 #include "state.h"
 #include "threads.h"
 #include "waiting.h"
+#include "saving.h"
 
 namespace managed {
 namespace {
@@ -126,7 +126,8 @@ int mgd_torch_write_saved(PyObject* to, PyObject* from) {
     const NoGil no_gil;
     const HeldTensor held(tensor_over(target), true);
     const StorageHandle& h = *handle_of(target.unsafeGetStorageImpl());
-    backend_of(target.device_type())->copy(target.device().index(), h.block.get(), -1, source.data(), h.size());
+    const Bridge* backend = backend_of(target.device_type());
+    wait_for(backend->begin_copy(target.device().index(), h.block.get(), -1, source.data(), h.size(), Urgency::Now, {}));
     return 0;
   });
 }

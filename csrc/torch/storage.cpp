@@ -113,7 +113,8 @@ bool is_too_small(const c10::StorageImpl* s) {
 // The allocator records an event for each stream of a block, and throws when the driver refuses, as it does after a
 // device-side assert. It is called by its name, because a unique_ptr ends the process where its deleter throws. The
 // block is lost then, and the device with it: the next call that waits for the device says why.
-void free_idle_block(c10::DataPtr& block) noexcept {
+void free_idle_block(c10::DataPtr& block, const CopyPtr& copy) noexcept {
+  if (copy && block.get_context()) return backend_of(block.device().type())->free_after(block, copy);
   const c10::DeleterFnPtr give_back = block.get_deleter();
   void* context = block.release_context();
   block.clear();
@@ -123,10 +124,10 @@ void free_idle_block(c10::DataPtr& block) noexcept {
   }
 }
 
-void free_block(c10::DataPtr& block) noexcept {
+void free_block(c10::DataPtr& block, const CopyPtr& copy) noexcept {
   const Bridge* h = block.get() ? backend_of(block.device().type()) : nullptr;
   if (h && h->retire) h->retire(block);
-  free_idle_block(block);
+  free_idle_block(block, copy);
 }
 
 // A thread that ends leaves its counts behind. Whatever it still does after that joins again, for good.
@@ -194,8 +195,9 @@ void drop_handle(void* context) {
   mgd_handle_close(machine(), h, &moving, &memory);
   if (!moving) { // an operator that still holds the handle needs the bytes no more: they go now
     free_host(memory);
-    free_block(h->block);
-    free_idle_block(h->guest); // only copies use it, and each waits for its end
+    free_block(h->block, h->last);
+    free_idle_block(h->coming, h->last);
+    free_idle_block(h->guest, h->last);
   }
   unfinished_deaths--;
   if (mgd_handle_put(h, MGD_ALIVE)) delete h;

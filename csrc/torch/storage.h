@@ -24,11 +24,13 @@ struct Marks {
 
 // The context of a managed storage's DataPtr is a StorageHandle (as Head*), its deleter drop_handle. `block` (of Head)
 // is the allocator's DataPtr, empty while the bytes are away; `guest` is the block on a peer; `memory` (of mgd_handle)
-// is the copy on the host.
+// is the copy on the host. Only who moves the bytes changes `guest`, `coming` and `last`.
 struct StorageHandle final : Head, Marks, mgd_handle {
   std::mutex mutex;                                // a leaf: `storage`, and what it points to, while bytes come and go
   std::atomic<c10::StorageImpl*> storage{nullptr}; // null until all of this is in place, and once it has died
   c10::DataPtr guest;                              // the bytes, while a peer holds them
+  c10::DataPtr coming;                             // the block at home of bytes that are arriving
+  CopyPtr last; // the copy that brings `guest` or `coming`, or reads `block`, if it may not have ended
   std::atomic<uint64_t> object{0};                 // whose history its events belong to
   uint64_t made = 0;                               // larger: it got its handle later
 
@@ -95,11 +97,11 @@ inline StorageHandle* give_operand_handle(const at::Tensor& t, c10::StorageImpl*
   return give_operand_handle_slow(t, s);
 }
 
-// Frees a block of a device when the kernels that may use it have ended; never throws.
-void free_block(c10::DataPtr& block) noexcept;
-// The same for a block that no kernel uses any more: who copied its bytes elsewhere has waited for all. It is room at
-// once, also where several streams are in use.
-void free_idle_block(c10::DataPtr& block) noexcept;
+// Frees a block of a device when the kernels that may use it have ended, and the copy, if there is one; never throws.
+void free_block(c10::DataPtr& block, const CopyPtr& copy = nullptr) noexcept;
+// The same for a block that no kernel uses any more, or none after the copy has ended. It is room at once, also where
+// several streams are in use.
+void free_idle_block(c10::DataPtr& block, const CopyPtr& copy = nullptr) noexcept;
 
 // take_block(): the bytes have been copied elsewhere. Takes the block out of the handle into *taken, and makes every
 // access that is no operator throw. restore_pointer(): puts a new block in and makes the storage readable again. False:

@@ -7,6 +7,7 @@
 #include "forks.h"
 #include "guard.h"
 #include "host_memory.h"
+#include "executor.h"
 #include "room.h"
 
 namespace managed {
@@ -57,7 +58,7 @@ int mgd_torch_is_spilled(PyObject* o) {
     TORCH_CHECK_TYPE(THPVariable_Check(o), "managed: expected a tensor, not ", Py_TYPE(o)->tp_name);
     bool spilled = false;
     each_storage(THPVariable_Unpack(o), [&](c10::StorageImpl* s) {
-      if (const StorageHandle* h = handle_of(s)) spilled |= !mgd_handle_is_home(h);
+      if (const StorageHandle* h = handle_of(s)) spilled |= mgd_handle_is_away(h);
     });
     return static_cast<int>(spilled);
   });

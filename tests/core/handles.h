@@ -127,7 +127,7 @@ static inline void begin_restore(struct mgd_machine *m, struct mgd_handle *h) {
 static inline void restore(struct mgd_machine *m, struct mgd_handle *h) {
   void *left = NULL;
   begin_restore(m, h);
-  EXPECT_OK(mgd_restore_end(m, h, true, &left));
+  EXPECT_OK(mgd_restore_end(m, h, MGD_RESIDENT, &left));
   free(left);
   put_back(h, 1);
 }

@@ -31,7 +31,7 @@ struct model {
   int guest_backoff[DEVICES], guests_to_refuse[DEVICES]; /* by peers that needed their room themselves */
   bool largest_first, veto, draining, has_order[DEVICES];
   uintptr_t copies;
-  int64_t answers[5], kinds[5], closed_moving, failed, lost_memory, refused_guests; /* what has happened, so that a test that tests nothing is seen */
+  int64_t answers[5], kinds[6], kept, closed_moving, failed, lost_memory, refused_guests; /* what has happened, so that a test that tests nothing is seen */
 };
 
 static inline int64_t roll(struct model *x, int64_t limit) { return pick(&x->random, limit); }
@@ -42,10 +42,12 @@ static inline bool is_guest_on(const struct storage *s, int d) { return s->open 
 
 static inline bool departs_from(const struct storage *s, int d) { return (s->open || s->closed) && moves(s) && s->away == d && d != MGD_HOST; }
 
-static inline bool is_spare(const struct storage *s) { return s->open && s->state == MGD_RESIDENT && s->copy; }
+static inline bool is_home(const struct storage *s) { return s->state == MGD_RESIDENT || s->state == MGD_ARRIVING; }
+
+static inline bool is_spare(const struct storage *s) { return s->open && is_home(s) && s->copy; }
 
 static inline bool is_victim_of(const struct storage *s, int d) {
-  return s->open && s->home == d && s->state == MGD_RESIDENT && s->pins == 0 && s->bytes > 0;
+  return s->open && s->home == d && is_home(s) && s->pins == 0 && s->bytes > 0;
 }
 
 static inline bool on_host(const struct storage *s) { return (s->open || (s->closed && moves(s))) && (s->copy || s->promised); }

@@ -89,8 +89,8 @@ static void tear_down(struct directory *d) {
   end_spill(d->m, d->going_on, -1, NULL);
   end_spill(d->m, d->orphan, -1, NULL);
   end_spill(d->m, d->orphan2, -1, NULL);
-  EXPECT_OK(mgd_restore_end(d->m, d->coming, false, &left));
-  EXPECT_OK(mgd_restore_end(d->m, d->returning, false, &left));
+  EXPECT_OK(mgd_restore_end(d->m, d->coming, MGD_SPILLED, &left));
+  EXPECT_OK(mgd_restore_end(d->m, d->returning, MGD_SPILLED, &left));
   put_back(d->coming, 1);
   put_back(d->returning, 1);
   struct mgd_handle *ended[] = {d->leaving, d->going_on, d->coming, d->returning};
@@ -115,7 +115,7 @@ static void who_is_home(struct directory *d) {
   EXPECT_BROKEN(d, d->idle->home, 2);
   EXPECT_BROKEN(d, d->idle->counted, true);
   EXPECT_BROKEN(d, d->idle->closed, true);
-  EXPECT_BROKEN(d, d->idle->state, 4);
+  EXPECT_BROKEN(d, d->idle->state, 5);
   EXPECT_BROKEN(d, d->idle->state, MGD_SPILLED);
   EXPECT_BROKEN(d, d->idle->state, MGD_SPILLING);
   EXPECT_BROKEN(d, d->idle->state, MGD_RESTORING);

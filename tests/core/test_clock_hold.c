@@ -51,7 +51,7 @@ static void a_stream_reuses_its_own_bytes_without_waiting(void) {
   for (int i = 0; i < 10; i++) {
     struct mgd_hold *h = take(c, 0, 0, 80);
     run(c, 0, 0, 50.0);
-    mgd_clock_hold_give(c, h); /* before the operator has ended */
+    mgd_clock_hold_give(c, h, NULL); /* before the operator has ended */
   }
   EXPECT_INT(time_of(c, 0, 0), 500);
   EXPECT_INT(audit(c, 0), 80);
@@ -62,9 +62,9 @@ static void another_stream_waits_until_the_bytes_are_not_used(void) {
   struct mgd_clock *c = new_audited(1, 100);
   struct mgd_hold *small = take(c, 0, 0, 30), *large = take(c, 0, 0, 60);
   run(c, 0, 0, 40.0);
-  mgd_clock_hold_give(c, small);
+  mgd_clock_hold_give(c, small, NULL);
   run(c, 0, 0, 100.0);
-  mgd_clock_hold_give(c, large);
+  mgd_clock_hold_give(c, large, NULL);
   struct mgd_hold *fits = take(c, 0, 1, 10);
   run(c, 0, 1, 1.0);
   EXPECT_INT(time_of(c, 0, 1), 1);
@@ -75,9 +75,9 @@ static void another_stream_waits_until_the_bytes_are_not_used(void) {
   run(c, 0, 2, 1.0);
   EXPECT_INT(time_of(c, 0, 2), 141);
   EXPECT_INT(audit(c, 0), 100);
-  mgd_clock_hold_give(c, fits);
-  mgd_clock_hold_give(c, first);
-  mgd_clock_hold_give(c, second);
+  mgd_clock_hold_give(c, fits, NULL);
+  mgd_clock_hold_give(c, first, NULL);
+  mgd_clock_hold_give(c, second, NULL);
   mgd_clock_destroy(c);
 }
 
@@ -90,12 +90,55 @@ static void the_end_of_a_copy_frees_what_it_read(void) {
   EXPECT_OK(mgd_clock_copy(c, ME, &out));
   mgd_clock_hold_use(victim, 1);
   mgd_clock_hold_use(victim, 0);
-  mgd_clock_hold_give(c, victim);
+  mgd_clock_hold_give(c, victim, NULL);
   struct mgd_hold *next = take(c, 0, 0, 60); /* on the stream that made the victim, but the copy is on another */
   run(c, 0, 0, 5.0);
   EXPECT_INT(time_of(c, 0, 0), 575);
   EXPECT_INT(audit(c, 0), 70);
-  mgd_clock_hold_give(c, next);
+  mgd_clock_hold_give(c, next, NULL);
+  mgd_clock_destroy(c);
+}
+
+/* The stream of the copy has more to do, which these bytes do not wait for. */
+static void bytes_may_wait_for_one_moment_of_a_stream(void) {
+  struct mgd_clock *c = new_audited(1, 100);
+  const struct mgd_transfer out = {0, 1, HOST, 0, 70, false, NULL}, later = {0, 1, HOST, 0, 500, false, NULL};
+  struct mgd_moment copied = {0, NULL};
+  struct mgd_hold *victim = take(c, 0, 0, 70);
+  EXPECT_OK(mgd_clock_copy(c, ME, &out));
+  EXPECT_OK(mgd_clock_record(c, ME, 0, 1, &copied));
+  EXPECT_OK(mgd_clock_copy(c, ME, &later));
+  mgd_clock_hold_give(c, victim, &copied);
+  mgd_clock_forget(c, &copied);
+  struct mgd_hold *next = take(c, 0, 0, 60);
+  run(c, 0, 0, 5.0);
+  EXPECT_INT(time_of(c, 0, 0), 75);
+  EXPECT_INT(time_of(c, 0, 1), 570);
+  EXPECT_INT(audit(c, 0), 70);
+  mgd_clock_hold_give(c, next, NULL);
+  mgd_clock_destroy(c);
+}
+
+/* Who brings bytes is not in the way of who uses them afterwards. */
+static void bytes_are_handed_over(void) {
+  struct mgd_clock *c = new_audited(1, 100);
+  const struct mgd_transfer in = {HOST, 0, 0, 1, 70, false, NULL}, more = {HOST, 0, 0, 1, 500, false, NULL};
+  struct mgd_moment there = {0, NULL};
+  struct mgd_hold *h = take(c, 0, 1, 70);
+  EXPECT_OK(mgd_clock_copy(c, ME, &in));
+  EXPECT_OK(mgd_clock_record(c, ME, 0, 1, &there));
+  EXPECT_OK(mgd_clock_copy(c, ME, &more));
+  EXPECT_OK(mgd_clock_stream_wait(c, 0, 0, &there));
+  mgd_clock_forget(c, &there);
+  mgd_clock_hold_use(h, 0);
+  mgd_clock_hold_hand_over(c, h, 0);
+  run(c, 0, 0, 5.0);
+  mgd_clock_hold_give(c, h, NULL);
+  struct mgd_hold *next = take(c, 0, 2, 60);
+  run(c, 0, 2, 1.0);
+  EXPECT_INT(time_of(c, 0, 2), 76);
+  EXPECT_INT(audit(c, 0), 70);
+  mgd_clock_hold_give(c, next, NULL);
   mgd_clock_destroy(c);
 }
 
@@ -106,7 +149,7 @@ static void what_has_ended_is_in_nobodys_way(void) {
     struct mgd_hold *h = take(c, 0, i % 3, 100);
     run(c, 0, i % 3, 10.0);
     EXPECT_OK(mgd_clock_host_wait(c, ME, time_of(c, 0, i % 3)));
-    mgd_clock_hold_give(c, h);
+    mgd_clock_hold_give(c, h, NULL);
   }
   EXPECT_INT(time_of(c, 0, 2), 30000);
   EXPECT_INT(audit(c, 0), 100);
@@ -122,13 +165,13 @@ static void many_leave_at_once(void) {
   }
   for (int i = 0; i < 3000; i++) {
     run(c, 0, 0, 10.0);
-    mgd_clock_hold_give(c, held[i]);
+    mgd_clock_hold_give(c, held[i], NULL);
   }
   struct mgd_hold *all = take(c, 0, 1, 100000);
   run(c, 0, 1, 1.0);
   EXPECT_INT(time_of(c, 0, 1), 30001);
   EXPECT_INT(audit(c, 0), 100000);
-  mgd_clock_hold_give(c, all);
+  mgd_clock_hold_give(c, all, NULL);
   mgd_clock_destroy(c);
 }
 
@@ -140,15 +183,15 @@ static void a_smaller_capacity_takes_nothing_away(void) {
   struct mgd_hold *more = take(c, 0, 0, 5);
   EXPECT_INT(time_of(c, 0, 0), 0);
   EXPECT_INT(audit(c, 0), 95);
-  mgd_clock_hold_give(c, h);
+  mgd_clock_hold_give(c, h, NULL);
   EXPECT_INT(audit(c, 0), 5); /* what is over is forgotten, and 50 is the capacity from now on */
-  mgd_clock_hold_give(c, more);
+  mgd_clock_hold_give(c, more, NULL);
   struct mgd_hold *too_much = take(c, 0, 0, 60);
   run(c, 0, 0, 1.0);
   int64_t most = -1;
   EXPECT_CODE(mgd_clock_audit_check(c, 0, &most), MGD_E_BROKEN);
   EXPECT_INT(most, 60);
-  mgd_clock_hold_give(c, too_much);
+  mgd_clock_hold_give(c, too_much, NULL);
   mgd_clock_destroy(c);
 }
 
@@ -180,7 +223,7 @@ static void running_out_of_memory_holds_nothing_twice(void) {
     while (mgd_clock_copy(c, ME, &out) != MGD_OK) {
     }
     mgd_clock_hold_use(h, 1);
-    mgd_clock_hold_give(c, h);
+    mgd_clock_hold_give(c, h, NULL);
     while (mgd_clock_hold_take(c, 0, 2, 60, &h) != MGD_OK) {
     }
     run(c, 0, 2, 1.0);
@@ -199,7 +242,7 @@ static void random_programs_hold_no_more_than_the_capacity(uint64_t seed) {
     const int d = (int)pick(&state, 2), slot = (int)pick(&state, 40), s = (int)pick(&state, 4);
     if (held[d][slot]) {
       used[d] -= bytes[d][slot];
-      mgd_clock_hold_give(c, held[d][slot]);
+      mgd_clock_hold_give(c, held[d][slot], NULL);
       held[d][slot] = NULL;
     } else if ((bytes[d][slot] = pick(&state, 300)) <= 1000 - used[d]) {
       held[d][slot] = take(c, d, s, bytes[d][slot]);
@@ -228,6 +271,8 @@ int main(int argc, char **argv) {
   a_stream_reuses_its_own_bytes_without_waiting();
   another_stream_waits_until_the_bytes_are_not_used();
   the_end_of_a_copy_frees_what_it_read();
+  bytes_may_wait_for_one_moment_of_a_stream();
+  bytes_are_handed_over();
   what_has_ended_is_in_nobodys_way();
   many_leave_at_once();
   a_smaller_capacity_takes_nothing_away();

@@ -62,7 +62,7 @@ static void everything_is_told_once(void) {
   run(c, 1, 0, 3.0, "behind"); /* 32 to 35, from the queue */
   EXPECT_OK(mgd_clock_record(c, ME, 1, 0, &copied));
   EXPECT_OK(mgd_clock_stream_wait(c, 0, 2, &copied)); /* 0 to 35 */
-  mgd_clock_hold_give(c, a); /* used until 32 */
+  mgd_clock_hold_give(c, a, NULL); /* used until 32 */
   EXPECT_OK(mgd_clock_hold_take(c, 0, 1, 50, &b)); /* its stream waits for room until then */
   copy(c, 0, HOST, 1, 40, true, "out"); /* 32 to 72, and the thread waits from 0 on */
   const uint64_t out = last_copy(c);

@@ -137,7 +137,7 @@ static void closing_on_the_way_home(int from, bool done, int64_t limit) {
   EXPECT_INT(residency_of(m, 2).guests, from == 2 ? 8 : 0);
   close_moving(m, h);
   EXPECT_OK(mgd_host_set_limit(m, limit));
-  EXPECT_OK(mgd_restore_end(m, h, done, &left));
+  EXPECT_OK(mgd_restore_end(m, h, done ? MGD_RESIDENT : MGD_SPILLED, &left));
   EXPECT((left != NULL) == (from == MGD_HOST));
   free(left);
   EXPECT_INT(host_used(m), 0);
@@ -251,7 +251,7 @@ static void pins_away_from_home(int to) {
   begin_restore(m, h);
   EXPECT_OK(mgd_handle_pin(m, h, MGD_PIN_ASKED, false)); /* while it comes */
   EXPECT_OK(mgd_handle_pin(m, h, MGD_PIN_ASKED, true));
-  EXPECT_OK(mgd_restore_end(m, h, true, &left));
+  EXPECT_OK(mgd_restore_end(m, h, MGD_RESIDENT, &left));
   EXPECT(!left);
   put_back(h, 1);
   EXPECT_CODE(plan_eviction(m, 1, 1, NULL, &p), MGD_E_ABSENT);
@@ -304,7 +304,7 @@ static void devices_stay_while_bytes_are_there(void) {
   EXPECT_CODE(mgd_device_truncate(m, 2), MGD_E_INVALID);
   begin_restore(m, h);
   EXPECT_CODE(mgd_device_truncate(m, 2), MGD_E_INVALID); /* on the way from there */
-  EXPECT_OK(mgd_restore_end(m, h, true, &left));
+  EXPECT_OK(mgd_restore_end(m, h, MGD_RESIDENT, &left));
   put_back(h, 1);
   EXPECT_OK(mgd_device_truncate(m, 1));
   close_handle(m, h);

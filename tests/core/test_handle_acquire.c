@@ -28,7 +28,7 @@ static void end_restores(struct mgd_machine *m, const struct plan *p) {
   for (size_t i = 0; i < p->n; i++) {
     void *left = NULL;
     if (p->actions[i].kind == MGD_DO_RESTORE) {
-      EXPECT_OK(mgd_restore_end(m, p->actions[i].handle, true, &left));
+      EXPECT_OK(mgd_restore_end(m, p->actions[i].handle, MGD_RESIDENT, &left));
       free(left);
     }
   }
@@ -110,7 +110,7 @@ static void somebody_else_moves_one_of_them(void) {
   begin_restore(m, h[1]);
   EXPECT(!i_use(h[0], 1));
   expect_refused(m, h, 2, room, MGD_E_WAIT, -7);
-  EXPECT_OK(mgd_restore_end(m, h[1], true, &left));
+  EXPECT_OK(mgd_restore_end(m, h[1], MGD_RESIDENT, &left));
   put_back(h[1], 1);
   EXPECT_OK(plan_eviction(m, 1, 1, NULL, &p));
   expect_refused(m, h, 2, room, MGD_E_WAIT, -7);
@@ -135,7 +135,7 @@ static void expect_answer(struct mgd_machine *m, struct mgd_handle *const *h, si
     void *left;
     EXPECT_OK(acquire(m, h, n, room, &p, &device));
     EXPECT_ACTION(p.actions[0], MGD_DO_MAKE_ROOM, 1, -1, 8, NULL);
-    EXPECT_OK(mgd_restore_end(m, h[0], false, &left));
+    EXPECT_OK(mgd_restore_end(m, h[0], MGD_SPILLED, &left));
   }
   for (size_t i = 0; i < n; i++) {
     put_back(h[i], 1);
@@ -205,7 +205,7 @@ static void what_is_on_its_way_makes_hope(void) {
   expect_answer(m, one, 1, MGD_E_NO_ROOM); /* it comes to stay */
   EXPECT_OK(mgd_handle_pin(m, leaver, MGD_PIN_ASKED, false));
   expect_answer(m, one, 1, MGD_E_BUSY);
-  EXPECT_OK(mgd_restore_end(m, leaver, false, &left));
+  EXPECT_OK(mgd_restore_end(m, leaver, MGD_SPILLED, &left));
   put_back(leaver, 1);
   close_handle(m, leaver);
   close_handle(m, h);
@@ -231,7 +231,7 @@ static void guests_make_hope(void) {
   end_spill(m, guest, -1, NULL);
   begin_restore(m, guest);
   expect_answer(m, one, 1, MGD_E_BUSY); /* or home */
-  EXPECT_OK(mgd_restore_end(m, guest, true, &left));
+  EXPECT_OK(mgd_restore_end(m, guest, MGD_RESIDENT, &left));
   put_back(guest, 1);
   expect_answer(m, one, 1, MGD_E_NO_ROOM);
   close_handle(m, guest);
@@ -275,7 +275,7 @@ static void sizes_that_cannot_be_added(void) {
   EXPECT_ACTION(p.actions[0], MGD_DO_MAKE_ROOM, 1, -1, INT64_MAX, NULL);
   for (int i = 0; i < 3; i++) {
     void *left;
-    EXPECT_OK(mgd_restore_end(m, all[i], false, &left));
+    EXPECT_OK(mgd_restore_end(m, all[i], MGD_SPILLED, &left));
     put_back(all[i], 1);
     close_handle(m, all[i]);
   }

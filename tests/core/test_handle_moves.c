@@ -44,7 +44,7 @@ static void a_failed_restore_leaves_it_where_it_was(void) {
     spill(m, h, to);
     begin_restore(m, h);
     EXPECT_INT(residency_of(m, 1).moving, 8);
-    EXPECT_OK(mgd_restore_end(m, h, false, &left));
+    EXPECT_OK(mgd_restore_end(m, h, MGD_SPILLED, &left));
     EXPECT(!left);
     put_back(h, 1);
     EXPECT_INT(residency_of(m, 1).spilled, 8);
@@ -68,13 +68,13 @@ static void moves_end_once_and_where_they_can(void) {
   char block[2];
   void *left = block;
   EXPECT_CODE(mgd_evict_end(m, h, MGD_HOST, block, &left), MGD_E_INVALID);
-  EXPECT_CODE(mgd_restore_end(m, h, true, &left), MGD_E_INVALID);
+  EXPECT_CODE(mgd_restore_end(m, h, MGD_RESIDENT, &left), MGD_E_INVALID);
   EXPECT_OK(plan_eviction(m, 1, 1, NULL, &p));
   EXPECT_CODE(mgd_evict_end(m, h, 1, NULL, &left), MGD_E_INVALID);
   EXPECT_CODE(mgd_evict_end(m, h, 3, NULL, &left), MGD_E_INVALID);
   EXPECT_CODE(mgd_evict_end(m, h, 2, block, &left), MGD_E_INVALID);
   EXPECT_CODE(mgd_evict_end(m, h, MGD_HOST, NULL, &left), MGD_E_INVALID);
-  EXPECT_CODE(mgd_restore_end(m, h, true, &left), MGD_E_INVALID);
+  EXPECT_CODE(mgd_restore_end(m, h, MGD_RESIDENT, &left), MGD_E_INVALID);
   EXPECT(left == block);
   end_spill(m, h, MGD_HOST, malloc(1));
   EXPECT_CODE(mgd_evict_end(m, h, MGD_HOST, h->memory, &left), MGD_E_INVALID);
@@ -162,7 +162,7 @@ static void a_write_announced_while_waiting_is_not_forgotten(void) {
       EXPECT(!i_use(h, 1)); /* while it comes */
       mgd_handle_write(h);
     }
-    EXPECT_OK(mgd_restore_end(m, h, true, &left));
+    EXPECT_OK(mgd_restore_end(m, h, MGD_RESIDENT, &left));
     EXPECT(!left);
     EXPECT(!mgd_handle_unuse(h, me, 2));
     EXPECT_INT(kind_of_leaving(m, &p), MGD_DO_SPILL);

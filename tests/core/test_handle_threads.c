@@ -216,7 +216,7 @@ static bool bring(const struct mgd_action *a, int64_t mine, uint64_t *random) {
       release(b->guest, a->bytes);
     }
   }
-  EXPECT_OK(mgd_restore_end(m, &b->h, has_room, &left));
+  EXPECT_OK(mgd_restore_end(m, &b->h, has_room ? MGD_RESIDENT : MGD_SPILLED, &left));
   free(left);
   count_change();
   return has_room;
@@ -255,7 +255,7 @@ static bool bring_all(struct operation *o, const struct mgd_action *actions, siz
     } else if (good) {
       good = bring(&actions[i], (int64_t)o->n, o->random);
     } else {
-      EXPECT_OK(mgd_restore_end(m, actions[i].handle, false, &left));
+      EXPECT_OK(mgd_restore_end(m, actions[i].handle, MGD_SPILLED, &left));
     }
   }
   return good;

@@ -198,6 +198,18 @@ static void step_evict(struct model *x) {
   count_answer(x, expected);
 }
 
+static void step_evict_one(struct model *x) {
+  struct mgd_action actions[MOST];
+  struct expected e = {.size = (size_t)(2 + roll(x, MOST - 2))};
+  struct storage *s = any(x);
+  size_t n = e.size;
+  if (s->open) {
+    (void)(is_victim_of(s, s->home) ? expect_leaving(x, &e, s, s->home) : 0);
+    EXPECT_CODE(mgd_evict_begin_one(x->m, &s->h, actions, &n), e.n ? MGD_OK : MGD_E_ABSENT);
+    expect_plan(x, &e, actions, n);
+  }
+}
+
 static void step_evict_random(struct model *x) {
   struct mgd_action actions[MOST];
   struct expected e = {.size = (size_t)(2 + roll(x, MOST - 2))};
@@ -230,9 +242,10 @@ static void expect_restores(struct expected *e, struct mgd_handle *const *h, siz
   }
   for (size_t i = 0; i < n; i++) {
     struct storage *s = (struct storage *)(void *)h[i];
-    if (s->state == MGD_SPILLED) {
-      e->actions[e->n++] = (struct mgd_action){
-          .kind = MGD_DO_RESTORE, .from = s->away, .to = s->home, .bytes = s->bytes, .handle = &s->h, .memory = (void *)s->copy};
+    if (s->state == MGD_SPILLED || s->state == MGD_ARRIVING) {
+      const bool joins = s->state == MGD_ARRIVING;
+      e->actions[e->n++] = (struct mgd_action){.kind = joins ? MGD_DO_JOIN : MGD_DO_RESTORE, .from = joins ? s->home : s->away,
+                                               .to = s->home, .bytes = s->bytes, .handle = &s->h, .memory = (void *)s->copy};
       s->state = MGD_RESTORING;
       s->uses++; /* kept until the end */
       (void)i_use(&s->h, s->used);
@@ -281,7 +294,27 @@ static void expect_left(struct storage *s, const void *left, uintptr_t expected)
   s->copy = s->closed ? 0 : s->copy;
 }
 
+/* The bytes stay, and the host has a copy that is good unless somebody has said meanwhile that he writes them. */
+static void end_with_spare(struct model *x, struct storage *s) {
+  uintptr_t memory = s->copy ? s->copy : ++x->copies;
+  void *left = x;
+  EXPECT_OK(mgd_evict_end(x->m, &s->h, s->home, (void *)memory, &left));
+  s->promised = false;
+  s->copy = memory;
+  s->copy_version = s->dropped ? s->copy_version : s->version;
+  s->version += s->marked;
+  s->state = MGD_RESIDENT;
+  x->kept++;
+  x->peak = s->closed && host_bytes(x) + s->bytes > x->peak ? host_bytes(x) + s->bytes : x->peak; /* until it is freed */
+  note_peak(x);
+  expect_left(s, left, 0);
+}
+
 static void end_spill(struct model *x, struct storage *s) {
+  if (s->away < 0 && s->to == MGD_HOST && roll(x, 4) == 0) {
+    end_with_spare(x, s);
+    return;
+  }
   bool done = roll(x, 4), elsewhere = roll(x, 6) == 0;
   int from = s->away, to = !done ? -1 : elsewhere ? (int)roll(x, DEVICES)
                                                   : s->to;
@@ -311,18 +344,23 @@ static void end_spill(struct model *x, struct storage *s) {
 }
 
 static void end_restore(struct model *x, struct storage *s) {
-  bool done = roll(x, 4), over = host_bytes(x) > x->limit;
-  uintptr_t expected = done && over ? s->copy : 0;
+  bool done = roll(x, 4), over = host_bytes(x) > x->limit, joins = s->away < 0, later = done ? roll(x, 3) == 0 : joins;
+  enum mgd_residency state = later ? MGD_ARRIVING : done ? MGD_RESIDENT : MGD_SPILLED;
+  uintptr_t expected = done && over && !joins ? s->copy : 0;
   void *left = x;
-  EXPECT_OK(mgd_restore_end(x->m, &s->h, done, &left));
-  if (done) {
+  if (joins) {
+    EXPECT_CODE(mgd_restore_end(x->m, &s->h, MGD_SPILLED, &left), MGD_E_INVALID);
+  }
+  EXPECT_CODE(mgd_restore_end(x->m, &s->h, MGD_SPILLING, &left), MGD_E_INVALID);
+  EXPECT_OK(mgd_restore_end(x->m, &s->h, state, &left));
+  if (done && !joins) {
     EXPECT(s->away_version == s->version);
     x->guest_backoff[s->away] -= s->away != MGD_HOST && x->guest_backoff[s->away] > 0;
     s->away = -1;
     s->copy = over ? 0 : s->copy;
-    s->version += s->marked; /* whoever announced a write writes now */
   }
-  s->state = done ? MGD_RESIDENT : MGD_SPILLED;
+  s->version += state == MGD_RESIDENT && s->marked; /* whoever announced a write writes now */
+  s->state = state;
   x->failed += !done;
   expect_left(s, left, expected);
 }
@@ -349,7 +387,7 @@ static void step_end(struct model *x) {
     EXPECT_CODE(mgd_evict_end(x->m, &s->h, -1, NULL, &left), MGD_E_INVALID);
   }
   if (s->state != MGD_RESTORING) {
-    EXPECT_CODE(mgd_restore_end(x->m, &s->h, true, &left), MGD_E_INVALID);
+    EXPECT_CODE(mgd_restore_end(x->m, &s->h, MGD_RESIDENT, &left), MGD_E_INVALID);
   }
   if (moves(s)) {
     end_move(x, s);
@@ -372,14 +410,14 @@ static void step_settings(struct model *x) {
 
 static void step(struct model *x) {
   static void (*const steps[])(struct model *) = {step_open, step_open, step_open, step_close, step_use, step_put, step_put, step_put, step_write, step_resize, step_end,
-                                                  step_pin, step_evict, step_evict, step_acquire, step_acquire, step_acquire, step_end, step_end, step_end, step_end};
-  int64_t which = roll(x, 21 * 50);
+                                                  step_pin, step_evict, step_evict_one, step_evict, step_acquire, step_acquire, step_acquire, step_end, step_end, step_end, step_end};
+  int64_t which = roll(x, 22 * 50);
   if (which < 8) {
     (which < 2 ? step_evict_random : which < 6 ? step_devices
                                                : step_settings)(x);
   }
-  bool is_opening = which % 21 < 3;
-  (x->draining && is_opening ? step_close : steps[which % 21])(x); /* now and then devices get empty */
+  bool is_opening = which % 22 < 3;
+  (x->draining && is_opening ? step_close : steps[which % 22])(x); /* now and then devices get empty */
 }
 
 static void finish(struct model *x) {
@@ -408,13 +446,13 @@ static void everything_happened(const struct model *x, int64_t steps) {
     EXPECT(steps < 100000 || x->answers[i] > steps / 1000);
   }
   printf("; actions:");
-  for (int i = 0; i < 5; i++) {
+  for (int i = 0; i < 6; i++) {
     printf(" %" PRId64, x->kinds[i]);
     EXPECT(steps < 100000 || x->kinds[i] > steps / 2000);
   }
-  printf("; closed on the way %" PRId64 ", failed moves %" PRId64 ", no memory %" PRId64 ", peers left alone %" PRId64 "\n", x->closed_moving, x->failed,
-         x->lost_memory, x->refused_guests);
-  EXPECT(steps < 100000 || (x->closed_moving > steps / 1000 && x->failed > steps / 1000 && x->lost_memory > 0 && x->refused_guests > 0));
+  printf("; closed on the way %" PRId64 ", failed moves %" PRId64 ", no memory %" PRId64 ", peers left alone %" PRId64 ", spares made %" PRId64 "\n", x->closed_moving, x->failed,
+         x->lost_memory, x->refused_guests, x->kept);
+  EXPECT(steps < 100000 || (x->closed_moving > steps / 1000 && x->failed > steps / 1000 && x->lost_memory > 0 && x->refused_guests > 0 && x->kept > steps / 1000));
 }
 
 int main(int argc, char **argv) {

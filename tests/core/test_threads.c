@@ -150,7 +150,7 @@ static void simulate_some(struct worker *w) {
   EXPECT_OK(mgd_clock_record(w->c, w->number, device, stream, &moment));
   EXPECT_OK(mgd_clock_stream_wait(w->c, 1 - device, 2 - stream, &moment));
   mgd_clock_hold_use(hold, 1);
-  mgd_clock_hold_give(w->c, hold);
+  mgd_clock_hold_give(w->c, hold, NULL);
   if (pick(&w->random, 2)) {
     EXPECT_OK(mgd_clock_moment_time(w->c, &moment, &end));
     EXPECT_OK(mgd_clock_host_wait(w->c, w->number, end));

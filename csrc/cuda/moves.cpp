@@ -1,0 +1,235 @@
+// moves.cpp: see moves.h.
+#include "moves.h"
+
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <array>
+#include <deque>
+#include <mutex>
+#include <vector>
+
+#include "front.h"
+#include "room.h"
+#include "streams.h"
+
+namespace managed {
+namespace {
+
+c10::DeviceIndex index_of(int device) { return static_cast<c10::DeviceIndex>(device); }
+
+enum Way { kIn, kOut, kWays };
+
+class Move;
+
+struct Leaving {
+  c10::DataPtr block;
+  CopyPtr copy;
+  std::size_t bytes;
+};
+
+// What a device has for copies. The mutex is a leaf: nothing of CUDA's that may wait is called in it.
+struct Device {
+  std::mutex mutex;
+  std::array<std::array<cudaStream_t, kUrgencies>, kWays> streams{};
+  std::vector<cudaEvent_t> events; // that nobody uses
+  std::deque<Leaving> leaving;
+  std::size_t leaving_bytes = 0;
+};
+Device& on(int device) {
+  static auto* all = new std::array<Device, kMostDevices>; // never destroyed: tensors may outlive static destructors
+  return (*all)[device];
+}
+
+// The device is the current one.
+cudaStream_t copy_stream(int device, Way way, Urgency urgency) {
+  Device& d = on(device);
+  std::lock_guard<std::mutex> lock(d.mutex);
+  cudaStream_t& stream = d.streams[way][static_cast<std::size_t>(urgency)];
+  if (!stream) C10_CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, 0));
+  return stream;
+}
+
+// An event of the device, for as long as the object lives. To record one that streams still wait for is allowed: they
+// wait for what it stood for when they were told.
+class Event {
+ public:
+  explicit Event(int device) : device_(device) {
+    Device& d = on(device);
+    {
+      std::lock_guard<std::mutex> lock(d.mutex);
+      if (!d.events.empty()) {
+        event_ = d.events.back();
+        d.events.pop_back();
+        return;
+      }
+    }
+    const c10::cuda::CUDAStreamCaptureModeGuard outside(cudaStreamCaptureModeRelaxed);
+    C10_CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
+  }
+  ~Event() {
+    std::lock_guard<std::mutex> lock(on(device_).mutex);
+    on(device_).events.push_back(event_);
+  }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+
+  void record(cudaStream_t stream) const { C10_CUDA_CHECK(cudaEventRecord(event_, stream)); }
+  void lead(cudaStream_t stream) const { C10_CUDA_CHECK(cudaStreamWaitEvent(stream, event_, 0)); }
+  cudaEvent_t get() const { return event_; }
+
+ private:
+  const int device_;
+  cudaEvent_t event_ = nullptr;
+};
+
+// What `first` holds now comes before what `second` gets from now on. The current device is that of `first`.
+void order_streams(int device, cudaStream_t first, cudaStream_t second) {
+  const Event event(device);
+  event.record(first);
+  event.lead(second);
+}
+
+class Move final : public Copy {
+ public:
+  Move(int device, std::size_t size) : bytes(size), event_(device) {}
+
+  void order(const c10::DataPtr& block) override { lead_streams(block.device().index()); }
+  void wait() override {
+    const c10::cuda::CUDAStreamCaptureModeGuard outside(cudaStreamCaptureModeRelaxed);
+    C10_CUDA_CHECK(cudaEventSynchronize(event_.get()));
+  }
+  void lead_streams(int device) {
+    if (has_ended()) return;
+    const c10::cuda::CUDAGuard guard(index_of(device));
+    each_stream(device, [&](cudaStream_t stream) {
+      is_recording(stream) ? wait() : event_.lead(stream); // a graph waits for nothing outside
+    });
+  }
+  bool has_ended() const {
+    const c10::cuda::CUDAStreamCaptureModeGuard outside(cudaStreamCaptureModeRelaxed);
+    const cudaError_t error = cudaEventQuery(event_.get());
+    if (error != cudaSuccess) (void)cudaGetLastError(); // the allocator takes a left over error for its own
+    return error == cudaSuccess;
+  }
+  void begun(cudaStream_t stream) const { event_.record(stream); }
+  void lead(cudaStream_t stream) const { event_.lead(stream); }
+
+  const std::size_t bytes;
+
+ private:
+  const Event event_;
+};
+
+Move& move_of(const CopyPtr& copy) { return static_cast<Move&>(*copy); }
+
+// Without access to each other's memory; where torch has made it possible, it is used all the same.
+void enqueue(int to, void* target, int from, const void* source, std::size_t bytes, cudaStream_t stream) {
+  if (from >= 0 && to >= 0)
+    C10_CUDA_CHECK(c10::cuda::CUDACachingAllocator::get()->memcpyAsync(target, to, source, from, bytes, stream, false));
+  else
+    C10_CUDA_CHECK(
+        cudaMemcpyAsync(target, source, bytes, from < 0 ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost, stream));
+}
+
+// The streams of the source wrote the bytes. What streams that are not torch's have started nobody can order, so this
+// thread waits for it.
+void follow_source(int from, cudaStream_t copies) {
+  if (!only_own_streams(from)) return wait_for_streams(from);
+  const c10::cuda::CUDAGuard guard(index_of(from));
+  each_stream(from, [&](cudaStream_t stream) { order_streams(from, stream, copies); });
+}
+
+// The memory of the target was used before on the current stream, for which it was allocated.
+void follow_target(int to, cudaStream_t copies) {
+  const c10::cuda::CUDAGuard guard(index_of(to));
+  order_streams(to, c10::cuda::getCurrentCUDAStream(index_of(to)).stream(), copies);
+}
+
+// A device that has failed says so at the next call.
+void give_back(Leaving& l) noexcept {
+  const c10::DeleterFnPtr free = l.block.get_deleter();
+  void* context = l.block.release_context();
+  try {
+    move_of(l.copy).lead_streams(l.block.device().index());
+    free(context);
+  } catch (const std::exception&) {
+  }
+  l.block.clear();
+}
+
+// The oldest that waits; `ended`: if its copy has ended.
+bool take_oldest(Device& d, bool ended, Leaving* out) {
+  std::lock_guard<std::mutex> lock(d.mutex);
+  if (d.leaving.empty() || (ended && !move_of(d.leaving.front().copy).has_ended())) return false;
+  *out = std::move(d.leaving.front());
+  d.leaving.pop_front();
+  d.leaving_bytes -= out->bytes;
+  return true;
+}
+
+} // namespace
+
+CopyPtr begin_copy(int to, void* target, int from, const void* source, std::size_t bytes, Urgency urgency,
+                   c10::ArrayRef<CopyPtr> after) {
+  const int device = from < 0 ? to : from;
+  refuse_capture(device);
+  if (from >= 0 && to >= 0) refuse_capture(to);
+  const c10::cuda::CUDAGuard guard(index_of(device));
+  const cudaStream_t stream = copy_stream(device, from < 0 ? kIn : kOut, urgency);
+  auto copy = std::make_shared<Move>(device, bytes);
+  if (from >= 0) follow_source(from, stream);
+  if (to >= 0) follow_target(to, stream);
+  for (const CopyPtr& earlier : after)
+    if (earlier) move_of(earlier).lead(stream);
+  enqueue(to, target, from, source, bytes, stream);
+  copy->begun(stream);
+  return copy;
+}
+
+c10::DataPtr allocate_for_copy(int device, std::size_t bytes, Urgency) {
+  const c10::cuda::CUDAGuard guard(index_of(device));
+  return c10::GetAllocator(c10::kCUDA)->allocate(bytes);
+}
+
+// Torch's callback wants room at once: it runs under the allocator's lock, and the front cannot release anything there.
+void free_after(c10::DataPtr& block, const CopyPtr& copy) {
+  Leaving l{std::move(block), copy, move_of(copy).bytes};
+  block.clear();
+  if (is_in_callback() || move_of(copy).has_ended()) return give_back(l);
+  Device& d = on(l.block.device().index());
+  std::lock_guard<std::mutex> lock(d.mutex);
+  d.leaving_bytes += l.bytes;
+  d.leaving.push_back(std::move(l));
+}
+
+std::size_t leaving(int device) {
+  Device& d = on(device);
+  for (Leaving l; take_oldest(d, true, &l);) give_back(l);
+  std::lock_guard<std::mutex> lock(d.mutex);
+  return d.leaving_bytes;
+}
+
+bool release_leaving(int device, std::size_t needed) {
+  bool released = false;
+  for (Leaving l; certain_room(device) < needed && take_oldest(on(device), false, &l); released = true) give_back(l);
+  return released;
+}
+
+void follow_copies(int device, cudaStream_t stream) {
+  Device& d = on(device);
+  std::array<std::array<cudaStream_t, kUrgencies>, kWays> all;
+  {
+    std::lock_guard<std::mutex> lock(d.mutex);
+    all = d.streams;
+  }
+  const c10::cuda::CUDAGuard guard(index_of(device));
+  for (const auto& way : all)
+    for (const cudaStream_t copies : way)
+      if (copies) order_streams(device, copies, stream);
+}
+
+} // namespace managed

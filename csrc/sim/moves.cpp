@@ -1,0 +1,73 @@
+// moves.cpp: see moves.h.
+#include "moves.h"
+
+#include <utility>
+
+#include "operators.h"
+#include "storage.h"
+#include "timeline.h"
+
+namespace managed::sim {
+namespace {
+
+template <class F>
+void each_stream_in_use(int device, F f) {
+  for (std::uint64_t left = streams_in_use(device); left; left &= left - 1) f(__builtin_ctzll(left));
+}
+
+class Move final : public Copy {
+ public:
+  Move(int device, int stream) { record(device, stream, &end_); }
+  ~Move() override { forget(&end_); }
+
+  // The stream that brought the bytes may have more to bring, for which nobody waits who uses these.
+  void order(const c10::DataPtr &block) override {
+    const int device = block.device().index();
+    each_stream_in_use(device, [&](int stream) {
+      stream_wait(device, stream, end_);
+      note_use(block, stream);
+    });
+    hand_over(block, current_stream(device));
+  }
+
+  void wait() override { host_wait(moment_time(&end_)); }
+
+  mgd_moment end_{};
+};
+
+const Move &move_of(const Copy &copy) { return static_cast<const Move &>(copy); }
+
+// The stream of the source begins where everything is that was started there before.
+void wait_for_source(int from, int stream) {
+  each_stream_in_use(from, [&](int used) { stream_wait(from, stream, Move(from, used).end_); });
+}
+
+}  // namespace
+
+CopyPtr begin_copy(int to, void *target, int from, const void *source, std::size_t bytes, Urgency urgency, c10::ArrayRef<CopyPtr> after) {
+  copy_bytes(to, target, from, source, bytes);
+  if (from == kHost && to == kHost) return nullptr;
+  const int in = copy_stream(Way::In, urgency), out = from == to ? in : copy_stream(Way::Out, urgency);
+  if (from != kHost) wait_for_source(from, out);
+  for (const CopyPtr &copy : after)
+    if (copy) stream_wait(from != kHost ? from : to, from != kHost ? out : in, end_of(*copy));
+  charge_copy_on(from, from == kHost ? 0 : out, to, to == kHost ? 0 : in, static_cast<std::int64_t>(bytes), "room");
+  return std::make_shared<Move>(to != kHost ? to : from, to != kHost ? in : out);
+}
+
+c10::DataPtr allocate_for_copy(int device, std::size_t bytes, Urgency urgency) {
+  const TakenBy taker(copy_stream(Way::In, urgency));
+  return allocator_of(device)->allocate(bytes);
+}
+
+void free_after(c10::DataPtr &block, const CopyPtr &copy) {
+  if (copy) {
+    hand_over(block, current_stream(block.device().index()));
+    stay_until(block, copy);
+  }
+  block.clear();
+}
+
+const mgd_moment &end_of(const Copy &copy) { return move_of(copy).end_; }
+
+}  // namespace managed::sim

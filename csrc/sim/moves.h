@@ -1,0 +1,17 @@
+// moves.h: what the bridge asks of copies that nobody waits for: see bridge.h.
+//
+// The bytes are copied at once, for they are the host's. On the clock the copy runs on a stream of its own, and what
+// must come after it waits there for a moment.
+#pragma once
+#include "../core/clock.h"
+#include "device.h"
+
+namespace managed::sim {
+
+CopyPtr begin_copy(int to, void *target, int from, const void *source, std::size_t bytes, Urgency urgency, c10::ArrayRef<CopyPtr> after);
+c10::DataPtr allocate_for_copy(int device, std::size_t bytes, Urgency urgency);
+void free_after(c10::DataPtr &block, const CopyPtr &copy);
+
+const mgd_moment &end_of(const Copy &copy);
+
+}  // namespace managed::sim
