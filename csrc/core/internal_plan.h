@@ -131,6 +131,7 @@ void mgd_plan_device_leave(struct mgd_plan_device *d, int32_t s);
 /* Unless its room would be free only after `limit`: then nothing happens. */
 bool mgd_plan_device_fetch(struct mgd_plan_device *d, int32_t s, int64_t limit);
 void mgd_plan_device_appear(struct mgd_plan_device *d, int32_t s); /* it was there all the time */
+int64_t mgd_plan_device_start(struct mgd_plan_device *d, int32_t o); /* when it would start, if it were issued now */
 void mgd_plan_device_run(struct mgd_plan_device *d, int32_t o);    /* its operands are home */
 void mgd_plan_device_die(struct mgd_plan_device *d, int32_t o);    /* those that die after it */
 

@@ -72,32 +72,40 @@ static void join_ready(struct mgd_plan_device *d) {
   }
 }
 
-/* When that many bytes are free, taking those first that are free first. Later than `limit`: takes nothing. */
-static int64_t take_room(struct mgd_plan_device *d, int64_t bytes, int64_t limit) {
+/* When that many bytes are free, taking those first that are free first. Leaves the pieces for it in scratch. */
+static int64_t find_room(struct mgd_plan_device *d, int64_t bytes, int32_t *pieces) {
   int64_t need = bytes - d->ready, when = d->reached;
-  int32_t n = 0;
+  *pieces = 0;
   while (need > 0 && d->pieces.count > 0) {
     when = d->pieces.key[d->pieces.item[0]];
-    if (when > limit) {
-      break;
-    }
     const int32_t s = mgd_plan_heap_pop(&d->pieces);
-    d->scratch[n++] = (struct mgd_plan_entry){when, s};
+    d->scratch[(*pieces)++] = (struct mgd_plan_entry){when, s};
     need -= d->piece[s];
   }
-  if (when > limit) {
-    while (n-- > 0) {
-      mgd_plan_heap_put(&d->pieces, d->scratch[n].value, d->scratch[n].key);
-    }
-    return when;
-  }
-  if (need < 0 && n > 0) { /* the rest of the last one is free when that is */
-    d->piece[d->scratch[n - 1].value] = -need;
-    mgd_plan_heap_put(&d->pieces, d->scratch[n - 1].value, when);
-  }
-  d->ready = n > 0 && need <= 0 ? 0 : -need;
-  d->used += bytes;
   return when;
+}
+
+/* After find_room(): leaves all as it was. */
+static void leave_room(struct mgd_plan_device *d, int32_t pieces) {
+  for (int32_t i = 0; i < pieces; i++) {
+    mgd_plan_heap_put(&d->pieces, d->scratch[i].value, d->scratch[i].key);
+  }
+}
+
+/* After find_room(): takes it. What is left of the last piece is free when that is. */
+static void take_room(struct mgd_plan_device *d, int64_t bytes, int32_t pieces) {
+  int64_t rest = d->ready - bytes;
+  for (int32_t i = 0; i < pieces; i++) {
+    rest += d->piece[d->scratch[i].value];
+  }
+  if (rest > 0 && pieces > 0) {
+    const struct mgd_plan_entry *last = &d->scratch[pieces - 1];
+    d->piece[last->value] = rest;
+    mgd_plan_heap_put(&d->pieces, last->value, last->key);
+    rest = 0;
+  }
+  d->ready = rest;
+  d->used += bytes;
 }
 
 /* ---- copies */
@@ -113,11 +121,14 @@ void mgd_plan_device_leave(struct mgd_plan_device *d, int32_t s) {
 }
 
 bool mgd_plan_device_fetch(struct mgd_plan_device *d, int32_t s, int64_t limit) {
+  int32_t pieces;
   join_ready(d);
-  const int64_t room = take_room(d, size_of(d, s), limit);
+  const int64_t room = find_room(d, size_of(d, s), &pieces);
   if (room > limit) {
+    leave_room(d, pieces);
     return false;
   }
+  take_room(d, size_of(d, s), pieces);
   const int64_t start = mgd_max(mgd_max(d->in_free, d->reached), mgd_max(room, d->copied[s]));
   d->in_free = d->arrives[s] = start + d->cycle->in_ns[s];
   d->is_home[s] = true;
@@ -125,29 +136,42 @@ bool mgd_plan_device_fetch(struct mgd_plan_device *d, int32_t s, int64_t limit) 
 }
 
 void mgd_plan_device_appear(struct mgd_plan_device *d, int32_t s) {
-  (void)take_room(d, size_of(d, s), INT64_MAX);
+  int32_t pieces;
+  (void)find_room(d, size_of(d, s), &pieces);
+  take_room(d, size_of(d, s), pieces);
   d->is_home[s] = true;
 }
 
 /* ---- operators */
 
-void mgd_plan_device_run(struct mgd_plan_device *d, int32_t o) {
+int64_t mgd_plan_device_start(struct mgd_plan_device *d, int32_t o) {
   const struct mgd_plan_cycle *c = d->cycle;
+  int32_t pieces;
   join_ready(d);
-  int64_t start = mgd_max(d->end, take_room(d, c->made[o], INT64_MAX));
+  int64_t start = mgd_max(d->end, find_room(d, c->made[o], &pieces));
+  leave_room(d, pieces);
   for (int32_t k = c->step->first_use[o]; k < c->step->first_use[o + 1]; k++) {
     const struct mgd_plan_use *use = &c->step->uses[k];
-    if (use->flags & MGD_PLAN_MADE) {
-      d->is_home[use->storage] = true;
-      d->arrives[use->storage] = d->copied[use->storage] = 0;
-    }
-    start = mgd_max(start, d->arrives[use->storage]);
+    start = use->flags & MGD_PLAN_MADE ? start : mgd_max(start, d->arrives[use->storage]);
   }
+  return start;
+}
+
+void mgd_plan_device_run(struct mgd_plan_device *d, int32_t o) {
+  const struct mgd_plan_cycle *c = d->cycle;
+  const int64_t start = mgd_plan_device_start(d, o);
+  int32_t pieces;
+  (void)find_room(d, c->made[o], &pieces);
+  take_room(d, c->made[o], pieces);
   d->reached = start;
   d->end = start + c->step->ns[o];
   for (int32_t k = c->step->first_use[o]; k < c->step->first_use[o + 1]; k++) {
     const struct mgd_plan_use *use = &c->step->uses[k];
     d->idle[use->storage] = d->end;
+    if (use->flags & MGD_PLAN_MADE) {
+      d->is_home[use->storage] = true;
+      d->arrives[use->storage] = d->copied[use->storage] = 0;
+    }
     if (mgd_plan_is_written(use)) {
       d->written[use->storage] = d->end;
       d->has_copy[use->storage] = false;

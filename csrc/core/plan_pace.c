@@ -186,6 +186,10 @@ static void run_operator(struct walk *w, int32_t o) {
     }
   }
   make_room(w, w->c->made[o]);
+  const int64_t start = mgd_plan_device_start(w->d, o);
+  while (w->d->out_free < start && p->queue.count > 0) {
+    issue_write(w);
+  }
   mgd_plan_device_run(w->d, o);
 }
 
