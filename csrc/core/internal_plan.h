@@ -82,37 +82,28 @@ struct mgd_plan_choice {
   int32_t *write_turn, *fetch_turn; /* which of several copies before one operator is the first */
 };
 
-struct mgd_plan_variant {
-  int64_t small;   /* storages below this leave last */
-  int32_t slack;   /* per cent of the room that the choice of victims leaves free */
-  int32_t ahead;   /* per cent of the room that may be fetched before it is needed while victims are chosen */
-  int32_t prune;   /* enum mgd_plan_prune */
-  bool early;      /* room is counted as free from the last use on, rather than from when it is needed */
-};
-enum mgd_plan_prune { MGD_PLAN_PRUNE_NONE, MGD_PLAN_PRUNE_SHORT, MGD_PLAN_PRUNE_LARGE };
-
 /* ---- plan_evict.c: which bytes leave */
 struct mgd_plan_evict {
-  struct mgd_plan_heap home, away; /* by next use: latest first, earliest first */
-  bool *is_home, *is_ahead;
+  struct mgd_plan_heap home; /* by next use, the latest first */
+  bool *is_home;
   int32_t *gap;  /* which a storage is in, -1: none */
   int64_t *base; /* operators before the step of that gap */
-  int32_t *popped;
   int64_t *limit, *bytes;       /* by operator */
   struct mgd_plan_entry *order; /* by use */
 };
 int mgd_plan_evict_make(struct mgd_alloc *a, const struct mgd_plan_cycle *c, struct mgd_plan_evict *e);
 void mgd_plan_evict_free(struct mgd_plan_evict *e);
-/* Fills choice->evict. The profile is what is in use then, counted from `evict`. */
-void mgd_plan_evict_choose(struct mgd_plan_evict *e, const struct mgd_plan_cycle *c, const struct mgd_plan_variant *v,
-                           struct mgd_plan_profile *profile, struct mgd_plan_choice *choice);
-/* Sets the profile to what is in use when gaps are away from `from` to `to`, where from is not -1. */
+/* Fills `evict`, which is by use, leaving `slack` per cent of the room free. The profile is for it to use. */
+void mgd_plan_evict_choose(struct mgd_plan_evict *e, const struct mgd_plan_cycle *c, int32_t slack,
+                           struct mgd_plan_profile *profile, int32_t *evict);
+/* Sets the profile to what is in use when gaps are away from `from` to `to`, where from is not -1. bytes: by operator,
+ * the same. */
 void mgd_plan_evict_profile(const struct mgd_plan_cycle *c, const int32_t *from, const int32_t *to, int64_t *bytes,
                             struct mgd_plan_profile *profile);
 
 /* ---- plan_device.c: when the device does what */
-/* Room that was given up: `ready` bytes are free, the others when a copy ends: heap by that time, of piece[s] bytes.
- * Invariant: ready + pieces = room - used, as long as used <= room. */
+/* Of the room that is not used, `ready` bytes are free, and piece[s] of each s in `pieces` from its key on. Invariant:
+ * ready and the pieces are room - used; ready is negative only where that is. */
 struct mgd_plan_device {
   const struct mgd_plan_cycle *cycle;
   int64_t used, ready;
@@ -128,8 +119,7 @@ void mgd_plan_device_free(struct mgd_plan_device *d);
 void mgd_plan_device_reset(struct mgd_plan_device *d); /* nothing is home, what lives for ever has a copy */
 void mgd_plan_device_write(struct mgd_plan_device *d, int32_t s);
 void mgd_plan_device_leave(struct mgd_plan_device *d, int32_t s);
-/* Unless its room would be free only after `limit`: then nothing happens. */
-bool mgd_plan_device_fetch(struct mgd_plan_device *d, int32_t s, int64_t limit);
+void mgd_plan_device_fetch(struct mgd_plan_device *d, int32_t s);
 void mgd_plan_device_appear(struct mgd_plan_device *d, int32_t s); /* it was there all the time */
 int64_t mgd_plan_device_start(struct mgd_plan_device *d, int32_t o); /* when it would start, if it were issued now */
 void mgd_plan_device_run(struct mgd_plan_device *d, int32_t o);    /* its operands are home */
@@ -153,8 +143,8 @@ void mgd_plan_pace_free(struct mgd_plan_pace *p);
 /* By use: when its bytes are needed on the host, where gaps begin at `leave`; -1: never, or they are written before.
  * latest is by storage, for the function to use. */
 void mgd_plan_pace_find_due(const struct mgd_plan_cycle *c, const int32_t *leave, int64_t *latest, int32_t *due);
-/* Fills the rest of the choice by simulating some steps. The profile is what is in use when gaps begin at `evict`, or,
- * for variants that count early, right after the use. */
+/* Fills the rest of the choice by simulating some steps. The profile is what is in use when all of `evict` are away
+ * from right after the use on. */
 void mgd_plan_pace_choose(struct mgd_plan_pace *p, struct mgd_plan_device *d, struct mgd_plan_profile *profile,
                           struct mgd_plan_choice *choice);
 

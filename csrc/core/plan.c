@@ -10,13 +10,8 @@
 #define LAPS 6   /* of which the last STEADY are taken: a step or two go by until they are alike */
 #define STEADY 3
 
-static const struct mgd_plan_variant variants[] = {
-    {1000000, 0, 0, MGD_PLAN_PRUNE_SHORT, true},  {1000000, 10, 0, MGD_PLAN_PRUNE_SHORT, true},
-    {1000000, 40, 0, MGD_PLAN_PRUNE_SHORT, true}, {1000000, 10, 20, MGD_PLAN_PRUNE_NONE, true},
-    {1000000, 10, 0, MGD_PLAN_PRUNE_NONE, true},  {1000000, 20, 0, MGD_PLAN_PRUNE_SHORT, false},
-    {0, 0, 0, MGD_PLAN_PRUNE_SHORT, false},       {1000000, 30, 0, MGD_PLAN_PRUNE_SHORT, true},
-    {1000000, 60, 0, MGD_PLAN_PRUNE_LARGE, true}, {1000000, 50, 100, MGD_PLAN_PRUNE_LARGE, true},
-};
+/* What the choice of victims leaves free is taken by what comes back early. */
+static const int32_t slacks[] = {0, 10, 20, 30, 40, 60};
 
 /* Everything that is needed to make a plan. Zero is none of it. */
 struct planner {
@@ -101,13 +96,13 @@ static int measure_plan(struct planner *p, struct mgd_plan *plan) {
   return code == MGD_OK ? MGD_OK : MGD_E_BROKEN;
 }
 
-/* Into p->next. */
-static int try_variant(struct planner *p, const struct mgd_plan_variant *v) {
+/* A plan that begins with so much slack, into p->next. */
+static int try_slack(struct planner *p, int32_t slack) {
   const struct mgd_plan_cycle *c = &p->cycle;
   struct mgd_plan_choice *choice = &p->choice;
-  mgd_plan_evict_choose(&p->evict, c, v, &p->profile, choice);
-  for (int32_t k = 0; k < c->uses; k++) { /* from where room is counted as free */
-    choice->leave[k] = choice->evict[k] >= 0 && v->early ? c->operator_of[k] + 1 : choice->evict[k];
+  mgd_plan_evict_choose(&p->evict, c, slack, &p->profile, choice->evict);
+  for (int32_t k = 0; k < c->uses; k++) { /* room counts as free right after the use */
+    choice->leave[k] = choice->evict[k] >= 0 ? c->operator_of[k] + 1 : -1;
   }
   mgd_plan_evict_profile(c, choice->leave, c->until, p->evict.bytes, &p->profile);
   mgd_plan_pace_choose(&p->pace, &p->device, &p->profile, choice);
@@ -124,8 +119,8 @@ static int find_best(struct planner *p) {
     ideal += p->cycle.step->ns[o];
   }
   p->best.ns = INT64_MAX;
-  for (size_t i = 0; i < sizeof variants / sizeof *variants && p->best.ns > ideal; i++) {
-    const int code = try_variant(p, &variants[i]);
+  for (size_t i = 0; i < sizeof slacks / sizeof *slacks && p->best.ns > ideal; i++) {
+    const int code = try_slack(p, slacks[i]);
     if (code != MGD_OK) {
       return code;
     }

@@ -120,19 +120,14 @@ void mgd_plan_device_leave(struct mgd_plan_device *d, int32_t s) {
   give_room(d, s, mgd_max(mgd_max(d->idle[s], d->arrives[s]), d->copied[s]));
 }
 
-bool mgd_plan_device_fetch(struct mgd_plan_device *d, int32_t s, int64_t limit) {
+void mgd_plan_device_fetch(struct mgd_plan_device *d, int32_t s) {
   int32_t pieces;
   join_ready(d);
   const int64_t room = find_room(d, size_of(d, s), &pieces);
-  if (room > limit) {
-    leave_room(d, pieces);
-    return false;
-  }
   take_room(d, size_of(d, s), pieces);
   const int64_t start = mgd_max(mgd_max(d->in_free, d->reached), mgd_max(room, d->copied[s]));
   d->in_free = d->arrives[s] = start + d->cycle->in_ns[s];
   d->is_home[s] = true;
-  return true;
 }
 
 void mgd_plan_device_appear(struct mgd_plan_device *d, int32_t s) {

@@ -10,81 +10,64 @@
 
 #define LAPS 5                     /* of which the last but one is taken: gaps that begin in it end in the last */
 #define NEVER ((int64_t)1 << 40)   /* a next use that does not come */
-#define SMALL ((int64_t)1 << 42)   /* what takes small storages behind all others */
+#define SMALL 1000000 /* storages below this leave last: a copy's latency would cost more than their bytes */
+#define LAST ((int64_t)1 << 42) /* what takes those behind all others */
 
 int mgd_plan_evict_make(struct mgd_alloc *a, const struct mgd_plan_cycle *c, struct mgd_plan_evict *e) {
   const size_t storages = (size_t)c->storages + 1, operators = (size_t)c->operators + 1;
   memset(e, 0, sizeof *e);
   e->is_home = mgd_alloc_new(a, storages, sizeof *e->is_home);
-  e->is_ahead = mgd_alloc_new(a, storages, sizeof *e->is_ahead);
   e->gap = mgd_alloc_new(a, storages, sizeof *e->gap);
   e->base = mgd_alloc_new(a, storages, sizeof *e->base);
-  e->popped = mgd_alloc_new(a, storages, sizeof *e->popped);
   e->limit = mgd_alloc_new(a, operators, sizeof *e->limit);
   e->bytes = mgd_alloc_new(a, operators, sizeof *e->bytes);
   e->order = mgd_alloc_new(a, (size_t)c->uses + 1, sizeof *e->order);
-  if (!e->is_home || !e->is_ahead || !e->gap || !e->base || !e->popped || !e->limit || !e->bytes || !e->order) {
-    return MGD_E_NOMEM;
-  }
-  const int code = mgd_plan_heap_make(a, c->storages, &e->home);
-  return code == MGD_OK ? mgd_plan_heap_make(a, c->storages, &e->away) : code;
+  return e->is_home && e->gap && e->base && e->limit && e->bytes && e->order
+             ? mgd_plan_heap_make(a, c->storages, &e->home)
+             : MGD_E_NOMEM;
 }
 
 void mgd_plan_evict_free(struct mgd_plan_evict *e) {
   mgd_alloc_free(e->is_home);
-  mgd_alloc_free(e->is_ahead);
   mgd_alloc_free(e->gap);
   mgd_alloc_free(e->base);
-  mgd_alloc_free(e->popped);
   mgd_alloc_free(e->limit);
   mgd_alloc_free(e->bytes);
   mgd_alloc_free(e->order);
   mgd_plan_heap_free(&e->home);
-  mgd_plan_heap_free(&e->away);
 }
 
 /* ---- the furthest next use */
 
 /* One pass over some steps. Invariants: used is the bytes of those home, of which `home` has all that the operator at
- * hand does not use; ahead_bytes is those of is_ahead, which came before they were needed and were not used since. */
+ * hand does not use. */
 struct pass {
   struct mgd_plan_evict *e;
   const struct mgd_plan_cycle *c;
-  const struct mgd_plan_variant *v;
   int32_t *evict;
-  int64_t used, ahead_bytes, ahead_limit;
-  int64_t now, in_free; /* the operators and the copies to the device, one after the other */
-  int64_t at;           /* the operator at hand; those of earlier steps count */
+  int64_t used;
+  int64_t at; /* the operator at hand; those of earlier steps count */
 };
 
 static int64_t bytes_of(const struct pass *p, int32_t s) { return p->c->step->storage[s].bytes; }
 
 /* What is used next at `next` leaves in this order: a smaller key first. */
 static void offer_victim(struct pass *p, int32_t s, int64_t next) {
-  mgd_plan_heap_put(&p->e->home, s, bytes_of(p, s) < p->v->small ? SMALL - next : -next);
-}
-
-static void forget_ahead(struct pass *p, int32_t s) {
-  p->ahead_bytes -= p->e->is_ahead[s] ? bytes_of(p, s) : 0;
-  p->e->is_ahead[s] = false;
+  mgd_plan_heap_put(&p->e->home, s, bytes_of(p, s) < SMALL ? LAST - next : -next);
 }
 
 static void go_away(struct pass *p, int32_t s) {
   p->e->is_home[s] = false;
   p->used -= bytes_of(p, s);
-  forget_ahead(p, s);
 }
 
-/* Takes the bytes of s for operator `at`. s is not among the victims any more. */
-static void evict_for(struct pass *p, int32_t s, int64_t at) {
+/* Takes the bytes of s for the operator at hand. s is not among the victims any more. */
+static void evict_for(struct pass *p, int32_t s) {
   go_away(p, s);
   const int32_t k = p->e->gap[s];
-  const int64_t there = at - p->e->base[s];
+  const int64_t there = p->at - p->e->base[s];
   if (p->e->base[s] == (int64_t)(LAPS - 2) * p->c->operators && there < p->c->until[k]) {
     p->evict[k] = (int32_t)there;
-  }
-  if (p->c->after[k] >= 0 && p->ahead_limit > 0) {
-    mgd_plan_heap_put(&p->e->away, s, p->e->base[s] + p->c->until[k]);
   }
 }
 
@@ -92,63 +75,15 @@ static void evict_for(struct pass *p, int32_t s, int64_t at) {
 static void take_operands(struct pass *p, int32_t o) {
   struct mgd_plan_evict *e = p->e;
   for (int32_t k = p->c->step->first_use[o]; k < p->c->step->first_use[o + 1]; k++) {
-    const struct mgd_plan_use *use = &p->c->step->uses[k];
-    const int32_t s = use->storage;
+    const int32_t s = p->c->step->uses[k].storage;
     mgd_plan_heap_remove(&e->home, s);
-    mgd_plan_heap_remove(&e->away, s);
-    forget_ahead(p, s);
     if (!e->is_home[s]) {
       e->is_home[s] = true;
       p->used += bytes_of(p, s);
-      if (!(use->flags & MGD_PLAN_MADE)) {
-        p->in_free = mgd_max(p->in_free, p->now) + p->c->in_ns[s];
-        p->now = p->in_free;
-      }
     }
   }
   while (p->used > e->limit[o] && e->home.count > 0) {
-    evict_for(p, mgd_plan_heap_pop(&e->home), p->at);
-  }
-}
-
-/* Whether those that are used later than `next` can make room for `bytes` more; then they leave. */
-static bool make_room_ahead(struct pass *p, int64_t bytes, int64_t next, int64_t limit) {
-  struct mgd_plan_evict *e = p->e;
-  int64_t need = p->used + bytes - limit;
-  int32_t n = 0;
-  while (need > 0 && e->home.count > 0 && -e->home.key[e->home.item[0]] > next) {
-    e->popped[n] = mgd_plan_heap_pop(&e->home);
-    need -= bytes_of(p, e->popped[n++]);
-  }
-  const bool fits = need <= 0;
-  while (n > 0) {
-    const int32_t s = e->popped[--n];
-    if (fits) {
-      evict_for(p, s, p->at + 1);
-    } else {
-      mgd_plan_heap_put(&e->home, s, e->home.key[s]);
-    }
-  }
-  return fits;
-}
-
-/* What is needed next comes while the operator runs, as far as copies have time. */
-static void fetch_ahead(struct pass *p, int32_t o, int64_t start) {
-  struct mgd_plan_evict *e = p->e;
-  p->in_free = mgd_max(p->in_free, start);
-  while (p->in_free < p->now && e->away.count > 0) {
-    const int32_t s = e->away.item[0];
-    const int64_t next = e->away.key[s];
-    if (p->ahead_bytes + bytes_of(p, s) > p->ahead_limit || next - p->at >= p->c->operators - 1 ||
-        !make_room_ahead(p, bytes_of(p, s), next, e->limit[o])) {
-      return;
-    }
-    mgd_plan_heap_remove(&e->away, s);
-    e->is_home[s] = e->is_ahead[s] = true;
-    p->used += bytes_of(p, s);
-    p->ahead_bytes += bytes_of(p, s);
-    p->in_free += p->c->in_ns[s];
-    offer_victim(p, s, next);
+    evict_for(p, mgd_plan_heap_pop(&e->home));
   }
 }
 
@@ -163,28 +98,21 @@ static void end_operator(struct pass *p, int32_t o, int64_t base) {
   for (int32_t i = p->c->first_death[o]; i < p->c->first_death[o + 1]; i++) {
     const int32_t s = p->c->dead[i];
     mgd_plan_heap_remove(&e->home, s);
-    mgd_plan_heap_remove(&e->away, s);
     if (e->is_home[s]) {
       go_away(p, s);
     }
   }
 }
 
-static void find_victims(struct mgd_plan_evict *e, const struct mgd_plan_cycle *c, const struct mgd_plan_variant *v,
-                         int32_t *evict) {
-  struct pass p = {.e = e, .c = c, .v = v, .evict = evict, .ahead_limit = c->machine.room / 100 * v->ahead};
+static void find_victims(struct mgd_plan_evict *e, const struct mgd_plan_cycle *c, int32_t *evict) {
+  struct pass p = {.e = e, .c = c, .evict = evict};
   mgd_plan_heap_clear(&e->home);
-  mgd_plan_heap_clear(&e->away);
   memset(e->is_home, 0, (size_t)c->storages);
-  memset(e->is_ahead, 0, (size_t)c->storages);
   for (int lap = 0; lap < LAPS; lap++) {
     for (int32_t o = 0; o < c->operators; o++) {
       const int64_t base = (int64_t)lap * c->operators;
       p.at = base + o;
       take_operands(&p, o);
-      const int64_t start = p.now;
-      p.now += c->step->ns[o];
-      fetch_ahead(&p, o, start);
       end_operator(&p, o, base);
     }
   }
@@ -227,10 +155,10 @@ static void evict_more(const struct mgd_plan_cycle *c, const struct mgd_plan_pro
   }
 }
 
-/* Gaps that can be filled without exceeding the limit are: the short ones, or the large storages, first. The profile
- * counts what is beyond the limit of each operator. */
-static void fill_gaps(struct mgd_plan_evict *e, const struct mgd_plan_cycle *c, const struct mgd_plan_variant *v,
-                      struct mgd_plan_profile *profile, int32_t *evict) {
+/* Gaps that can be filled without exceeding the limit are, the short ones first. The profile counts what is beyond the
+ * limit of each operator. */
+static void fill_gaps(struct mgd_plan_evict *e, const struct mgd_plan_cycle *c, struct mgd_plan_profile *profile,
+                      int32_t *evict) {
   for (int32_t o = 0; o < c->operators; o++) {
     e->bytes[o] -= e->limit[o];
   }
@@ -238,8 +166,7 @@ static void fill_gaps(struct mgd_plan_evict *e, const struct mgd_plan_cycle *c, 
   int32_t n = 0;
   for (int32_t k = 0; k < c->uses; k++) {
     if (evict[k] >= 0) {
-      const int64_t size = c->step->storage[c->step->uses[k].storage].bytes;
-      e->order[n++] = (struct mgd_plan_entry){v->prune == MGD_PLAN_PRUNE_LARGE ? -size : c->until[k] - evict[k], k};
+      e->order[n++] = (struct mgd_plan_entry){c->until[k] - evict[k], k};
     }
   }
   mgd_plan_heap_sort(e->order, n);
@@ -253,19 +180,17 @@ static void fill_gaps(struct mgd_plan_evict *e, const struct mgd_plan_cycle *c, 
   }
 }
 
-void mgd_plan_evict_choose(struct mgd_plan_evict *e, const struct mgd_plan_cycle *c, const struct mgd_plan_variant *v,
-                           struct mgd_plan_profile *profile, struct mgd_plan_choice *choice) {
+void mgd_plan_evict_choose(struct mgd_plan_evict *e, const struct mgd_plan_cycle *c, int32_t slack,
+                           struct mgd_plan_profile *profile, int32_t *evict) {
   for (int32_t o = 0; o < c->operators; o++) {
-    e->limit[o] = mgd_max(c->working[o], c->machine.room - c->machine.room / 100 * v->slack);
+    e->limit[o] = mgd_max(c->working[o], c->machine.room - c->machine.room / 100 * slack);
   }
   for (int32_t k = 0; k < c->uses; k++) {
-    choice->evict[k] = -1;
+    evict[k] = -1;
   }
-  find_victims(e, c, v, choice->evict);
-  mgd_plan_evict_profile(c, choice->evict, c->until, e->bytes, profile);
-  evict_more(c, profile, choice->evict);
-  mgd_plan_evict_profile(c, choice->evict, c->until, e->bytes, profile);
-  if (v->prune != MGD_PLAN_PRUNE_NONE) {
-    fill_gaps(e, c, v, profile, choice->evict);
-  }
+  find_victims(e, c, evict);
+  mgd_plan_evict_profile(c, evict, c->until, e->bytes, profile);
+  evict_more(c, profile, evict);
+  mgd_plan_evict_profile(c, evict, c->until, e->bytes, profile);
+  fill_gaps(e, c, profile, evict);
 }

@@ -154,17 +154,13 @@ static void make_room(struct walk *w, int64_t bytes) {
   }
 }
 
-/* false: its room would be free only after `limit`. */
-static bool issue_fetch(struct walk *w, int32_t s, int64_t limit) {
-  if (!mgd_plan_device_fetch(w->d, s, limit)) {
-    return false;
-  }
+static void issue_fetch(struct walk *w, int32_t s) {
+  mgd_plan_device_fetch(w->d, s);
   const int32_t k = w->p->gap[s];
   if (k >= 0) {
     w->choice->fetch[k] = (int32_t)(w->at - w->p->base[s]);
     w->choice->fetch_turn[k] = w->turn++;
   }
-  return true;
 }
 
 /* Makes sure that operator o can run, and runs it. */
@@ -182,7 +178,7 @@ static void run_operator(struct walk *w, int32_t o) {
     const int32_t s = w->c->step->uses[k].storage;
     if (!(w->c->step->uses[k].flags & MGD_PLAN_MADE) && !w->d->is_home[s]) {
       make_room(w, room_of(w, s));
-      (void)issue_fetch(w, s, INT64_MAX);
+      issue_fetch(w, s);
     }
   }
   make_room(w, w->c->made[o]);
@@ -238,9 +234,10 @@ static void fetch_more(struct walk *w) {
       if (mgd_plan_is_written(&w->c->step->uses[after]) || p->due[after] < 0) {
         mgd_plan_heap_remove(&p->queue, s);
       }
-    } else if (w->d->used + room_of(w, s) + w->c->made[w->at % w->c->operators] > w->c->machine.room ||
-               !issue_fetch(w, s, w->d->end)) {
+    } else if (w->d->used + room_of(w, s) + w->c->made[w->at % w->c->operators] > w->c->machine.room) {
       return;
+    } else {
+      issue_fetch(w, s);
     }
     open_lease(w, s, next.needed);
     p->next_fetch++;

@@ -54,8 +54,11 @@ static bool act(struct runner *r, struct mgd_plan_action action) {
       }
       return false;
     case MGD_PLAN_FETCH:
-      return (d->is_home[s] && r->is_first) ||
-             (!d->is_home[s] && d->has_copy[s] && mgd_plan_device_fetch(d, s, INT64_MAX)) || r->is_first;
+      if (!d->is_home[s] && d->has_copy[s]) {
+        mgd_plan_device_fetch(d, s);
+        return true;
+      }
+      return r->is_first;
     default:
       return false;
   }
