@@ -7,46 +7,8 @@
 #ifndef MGD_INTERNAL_PLAN_H
 #define MGD_INTERNAL_PLAN_H
 
-#include "arithmetic.h"
-#include "internal_machine.h"
+#include "internal_plan_parts.h"
 #include "plan.h"
-
-/* ---- plan_heap.c: items 0 .. n - 1 by key, the least first */
-/* Invariants: item[place[i]] is i for the `count` items that are there, place is -1 for others; no key of an item is
- * less than that of the one at (place - 1) / 2. */
-struct mgd_plan_heap {
-  int32_t count;
-  int32_t *item, *place;
-  int64_t *key;
-};
-int mgd_plan_heap_make(struct mgd_alloc *a, int32_t n, struct mgd_plan_heap *h);
-void mgd_plan_heap_free(struct mgd_plan_heap *h);
-void mgd_plan_heap_clear(struct mgd_plan_heap *h);
-void mgd_plan_heap_put(struct mgd_plan_heap *h, int32_t item, int64_t key); /* new, or with another key */
-void mgd_plan_heap_remove(struct mgd_plan_heap *h, int32_t item);           /* where it is there */
-int32_t mgd_plan_heap_pop(struct mgd_plan_heap *h);                         /* of one that is not empty */
-
-struct mgd_plan_entry {
-  int64_t key;
-  int32_t value;
-};
-void mgd_plan_heap_sort(struct mgd_plan_entry *entry, int32_t n); /* by key, equals by value */
-
-/* ---- plan_profile.c: bytes in use at each operator */
-/* A tree over the operators, two nodes below each. Invariant: most[i] is the most at the operators below node i, with
- * all that was added to i and below, but not above; what is beyond the operators is INT64_MIN / 2. */
-struct mgd_plan_profile {
-  int32_t operators, leaves;
-  int64_t *most, *added;
-};
-int mgd_plan_profile_make(struct mgd_alloc *a, int32_t operators, struct mgd_plan_profile *p);
-void mgd_plan_profile_free(struct mgd_plan_profile *p);
-void mgd_plan_profile_set(struct mgd_plan_profile *p, const int64_t *bytes);
-/* For operators from .. to - 1, where 0 <= from and to <= from + operators. */
-void mgd_plan_profile_add(struct mgd_plan_profile *p, int32_t from, int32_t to, int64_t bytes);
-int64_t mgd_plan_profile_most(const struct mgd_plan_profile *p, int32_t from, int32_t to); /* of none: INT64_MIN */
-/* The last of them with more than `limit`; from - 1 where there is none. */
-int32_t mgd_plan_profile_last_above(const struct mgd_plan_profile *p, int32_t from, int32_t to, int64_t limit);
 
 /* ---- plan_cycle.c: the step, checked and indexed */
 struct mgd_plan_cycle {
@@ -110,13 +72,14 @@ struct mgd_plan_device {
   int64_t reached, end;       /* the start and the end of the operator issued last; the host is at its start */
   int64_t in_free, out_free;  /* ends of the streams */
   bool *is_home, *has_copy;   /* by storage, in the host's order */
-  int64_t *written, *idle, *arrives, *copied, *piece; /* by storage: ends of the last write, use, fetch, copy to the host */
+  int64_t *written, *idle, *arrives, *copied; /* by storage: ends of the last write, use, fetch, copy to the host */
+  int64_t *piece;
   struct mgd_plan_heap pieces;
   struct mgd_plan_entry *scratch;
 };
 int mgd_plan_device_make(struct mgd_alloc *a, const struct mgd_plan_cycle *c, struct mgd_plan_device *d);
 void mgd_plan_device_free(struct mgd_plan_device *d);
-void mgd_plan_device_reset(struct mgd_plan_device *d); /* nothing is home, what lives for ever has a copy */
+void mgd_plan_device_reset(struct mgd_plan_device *d); /* nothing is home, the host has all */
 void mgd_plan_device_write(struct mgd_plan_device *d, int32_t s);
 void mgd_plan_device_leave(struct mgd_plan_device *d, int32_t s);
 void mgd_plan_device_fetch(struct mgd_plan_device *d, int32_t s);

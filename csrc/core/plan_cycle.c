@@ -188,7 +188,7 @@ static void find_gaps(struct mgd_plan_cycle *c, int32_t *next, int32_t *when) {
 
 /* ---- making one */
 
-static int make_arrays(struct mgd_alloc *a, struct mgd_plan_cycle *c) {
+static int make_indexes(struct mgd_alloc *a, struct mgd_plan_cycle *c) {
   const size_t uses = (size_t)c->uses + 1, storages = (size_t)c->storages + 1, operators = (size_t)c->operators + 1;
   c->operator_of = mgd_alloc_new(a, uses, sizeof *c->operator_of);
   c->until = mgd_alloc_new(a, uses, sizeof *c->until);
@@ -243,7 +243,7 @@ int mgd_plan_cycle_make(struct mgd_alloc *a, const struct mgd_plan_step *step, c
   c->storages = step->storages;
   c->uses = step->first_use[step->operators];
   const size_t storages = (size_t)c->storages + 1;
-  int code = make_arrays(a, c);
+  int code = make_indexes(a, c);
   int32_t *made = code == MGD_OK ? mgd_alloc_new(a, storages, sizeof *made) : NULL;
   int32_t *seen = made ? mgd_alloc_new(a, storages, sizeof *seen) : NULL;
   code = seen ? fill_cycle(c, made, seen) : MGD_E_NOMEM;

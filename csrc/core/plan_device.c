@@ -43,7 +43,7 @@ void mgd_plan_device_reset(struct mgd_plan_device *d) {
   mgd_plan_heap_clear(&d->pieces);
   for (int32_t s = 0; s < n; s++) {
     d->is_home[s] = false;
-    d->has_copy[s] = d->cycle->step->storage[s].dies < 0;
+    d->has_copy[s] = true;
     d->written[s] = d->idle[s] = d->arrives[s] = d->copied[s] = 0;
   }
 }

@@ -148,7 +148,7 @@ static void issue_write(struct walk *w) {
   }
 }
 
-static void make_room(struct walk *w, int64_t bytes) {
+static void force_room(struct walk *w, int64_t bytes) {
   while (w->d->used + bytes > w->c->machine.room && w->p->queue.count > 0) {
     issue_write(w);
   }
@@ -177,11 +177,11 @@ static void run_operator(struct walk *w, int32_t o) {
   for (int32_t k = first; k < end; k++) {
     const int32_t s = w->c->step->uses[k].storage;
     if (!(w->c->step->uses[k].flags & MGD_PLAN_MADE) && !w->d->is_home[s]) {
-      make_room(w, room_of(w, s));
+      force_room(w, room_of(w, s));
       issue_fetch(w, s);
     }
   }
-  make_room(w, w->c->made[o]);
+  force_room(w, w->c->made[o]);
   const int64_t start = mgd_plan_device_start(w->d, o);
   while (w->d->out_free < start && p->queue.count > 0) {
     issue_write(w);
