@@ -52,8 +52,16 @@ static int64_t size_of(const struct mgd_plan_device *d, int32_t s) { return d->c
 
 /* ---- room */
 
+/* Nothing that is issued from now on begins before `reached`. */
+static void join_ready(struct mgd_plan_device *d) {
+  while (d->pieces.count > 0 && d->pieces.key[d->pieces.item[0]] <= d->reached) {
+    d->ready += d->piece[mgd_plan_heap_pop(&d->pieces)];
+  }
+}
+
 /* Gives up the room of s, free from `when` on. A piece of s that is still there waits for the later time. */
 static void give_room(struct mgd_plan_device *d, int32_t s, int64_t when) {
+  join_ready(d);
   d->is_home[s] = false;
   d->used -= size_of(d, s);
   if (d->pieces.place[s] >= 0) {
@@ -63,13 +71,6 @@ static void give_room(struct mgd_plan_device *d, int32_t s, int64_t when) {
     d->piece[s] = size_of(d, s);
   }
   mgd_plan_heap_put(&d->pieces, s, when);
-}
-
-/* Nothing that is issued from now on begins before `reached`. */
-static void join_ready(struct mgd_plan_device *d) {
-  while (d->pieces.count > 0 && d->pieces.key[d->pieces.item[0]] <= d->reached) {
-    d->ready += d->piece[mgd_plan_heap_pop(&d->pieces)];
-  }
 }
 
 /* When that many bytes are free, taking those first that are free first. Leaves the pieces for it in scratch. */
