@@ -1,6 +1,7 @@
 /* plan.c: makes plans in several ways and takes the one that is fastest; what callers of the planner see.
  *
- * No way is best for all steps. Each gives a plan that holds, so they are compared by running them. Owns the memory of it all.
+ * No way is best for all steps. Each gives a plan that holds, so they are compared by running them. Owns the
+ * memory of it all.
  */
 #include "internal_plan.h"
 
