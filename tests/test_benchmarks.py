@@ -401,6 +401,20 @@ def test_a_model_that_streams(benchmark):
         assert row["spill"] == 0, policy
 
 
+@pytest.mark.slow
+def test_models_side_by_side(benchmark):
+    text, report = benchmark("parallel.py", "--quick", "--cases", "models")
+    found = report["cases"]["models"]
+    assert set(found) == {"1", "8"}
+    for row in found.values():
+        assert sum(row["parts"].values()) == pytest.approx(1)
+        assert min(row["parts"].values()) >= -1e-9
+    assert found["1"]["parts"]["early"] == pytest.approx(0, abs=0.01)
+    assert 5 < found["1"]["elapsed_s"] / found["8"]["elapsed_s"] <= 8
+    assert "speed-up" in text
+    assert not report["missed"]
+
+
 # ---- the page
 
 
