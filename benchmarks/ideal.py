@@ -35,11 +35,8 @@ from budgeted import vacated, without_handle
 from furthest import Infeasible
 from report import Report, print_table, verdicts, write
 from study import MACHINES, MODELS, Cell, Masters, cells
-from training import DEVICE
 from tree import ROOT
-from virtual import apart, compared, percent, pressed, simulate, timed
-
-import managed
+from virtual import apart, compared, percent, placed, pressed, simulate, timed
 
 QUICK = (("bert-large", "resnet152"), ("A100-40",), (1.25, 2.0, 4.0))
 LEARNED, BASE = "learned", "lru"
@@ -57,19 +54,15 @@ class Training:
         finally:
             torch.set_default_dtype(torch.float32)
         dtype = next(model.parameters()).dtype
-        self.model = managed.ManagedModule.from_module(model).to(DEVICE)
-        self.data = [_placed(t, dtype) for t in model.data(batch)]
+        self.model = placed(model)
+        data = (placed(t) for t in model.data(batch))
+        self.data = [t.to(dtype) if t.is_floating_point() else t for t in data]
         self.optimizer = Masters(self.model.parameters(), adam)
 
     def step(self) -> None:
         self.model(*self.data).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
-
-
-def _placed(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    on_device = data.as_subclass(managed.ManagedTensor).to(DEVICE)
-    return on_device.to(dtype) if data.is_floating_point() else on_device
 
 
 def group(group_of: list[Cell]) -> Report:
@@ -138,9 +131,10 @@ def targets(reports: list[Report]) -> list[tuple[str, float, float]]:
     )
     found, ratios = [("any policy over the bound", max(over, default=0.0), 1.001)], []
     for one in (one for report in reports for one in report["cells"]):
-        c, part = Cell(**one["cell"]), one["policies"].get(LEARNED, {}).get("part")
-        if part is None:
+        c = Cell(**one["cell"])
+        if LEARNED not in one["policies"]:
             continue
+        part = one["policies"][LEARNED].get("part", 1e-9)  # no room is as good as for ever
         name = f"{c.mode} {c.machine} {c.model}, {c.over:g}x"
         if one["bound"]:
             ratios.append(one["bound"] / part)

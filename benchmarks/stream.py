@@ -30,7 +30,6 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import fits
 import torch
@@ -41,29 +40,21 @@ from report import Report, print_table, verdicts, write
 from torch import nn
 from training import DEVICE
 from tree import ROOT
-from virtual import apart, compared, percent, pressed, simulate, timed
+from virtual import apart, compared, percent, placed, pressed, simulate, timed
 
-import managed
 from managed._sim_presets import PRESETS
 
 PRESET = "a100-40g"
 FRACTIONS = "1,0.75,0.5,0.25,0.1,0.05"
 QUICK = "1,0.5,0.1"
-# Models are empty on the host before they are placed: memory that nobody touches costs nothing.
-
-
-def _placed(thing: Any) -> Any:
-    if isinstance(thing, nn.Module):
-        return managed.ManagedModule.from_module(thing).to(DEVICE)
-    return thing.as_subclass(managed.ManagedTensor).to(DEVICE)
 
 
 def language(batch: int) -> Callable[[], None]:
     """A prompt of 1,024 tokens, of which the last one's logits are wanted, in bfloat16."""
     model = fits.build("gpt2-xl").to(torch.bfloat16).eval().to_empty(device="cpu")
-    model.tie_weights()
-    model = _placed(model)
-    tokens = _placed(torch.randint(50257, (batch, 1024)))
+    model.tie_weights()  # which to_empty() does not keep
+    model = placed(model)
+    tokens = placed(torch.randint(50257, (batch, 1024)))
     return lambda: model(tokens, use_cache=False, logits_to_keep=1)
 
 
@@ -74,8 +65,8 @@ def chain(batch: int) -> Callable[[], None]:
     with torch.device("meta"):
         for _ in range(64):
             layers += [nn.Linear(width, width, dtype=torch.bfloat16), nn.ReLU()]
-    model = _placed(nn.Sequential(*layers).to_empty(device="cpu"))
-    x = _placed(torch.empty(batch, width, dtype=torch.bfloat16))
+    model = placed(nn.Sequential(*layers))
+    x = placed(torch.empty(batch, width, dtype=torch.bfloat16))
     return lambda: model(x)
 
 

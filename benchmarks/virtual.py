@@ -24,7 +24,7 @@ import managed
 from managed import _C
 from managed._sim_presets import Preset
 
-__all__ = ["apart", "compared", "percent", "pressed", "simulate", "timed"]
+__all__ = ["apart", "compared", "percent", "placed", "pressed", "simulate", "timed"]
 
 MOVED = ("spill", "drop", "restore")
 
@@ -43,6 +43,19 @@ def simulate(preset: Preset) -> None:
         told = preset._asdict() | {"efficiency": preset.efficiency._asdict()}
         path.write_text(json.dumps(told))
         managed.simulate(1, "8TiB", preset=str(path), values=False, host_memory="64TiB")
+
+
+def placed(thing: Any) -> Any:
+    """Managed and on the device.
+
+    A module on meta first gets memory of the host, which costs nothing while nobody touches it:
+    nothing leaves for a module that comes from meta, so it could not be larger than the room.
+    """
+    if not isinstance(thing, torch.nn.Module):
+        return thing.as_subclass(managed.ManagedTensor).to(DEVICE)
+    if any(p.is_meta for p in thing.parameters()):
+        thing.to_empty(device="cpu")
+    return managed.ManagedModule.from_module(thing).to(DEVICE)
 
 
 def timed(step: Callable[[], None]) -> Report:
