@@ -122,6 +122,8 @@ bench: $(VENV)/.test build
 	@$(BIN)/python benchmarks/dispersed.py $(BENCH_FLAGS)
 	@$(BIN)/python benchmarks/memory.py $(BENCH_FLAGS)
 	@$(BIN)/python benchmarks/peers.py $(BENCH_FLAGS)
+	@$(BIN)/python benchmarks/ideal.py $(BENCH_FLAGS)
+	@$(BIN)/python benchmarks/stream.py $(BENCH_FLAGS)
 
 docs: $(VENV)/.docs
 	@$(BIN)/python -m mkdocs build --strict --quiet --site-dir build/site

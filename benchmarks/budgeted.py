@@ -23,11 +23,36 @@ from training import DEVICE, Model, Trained
 import managed
 from managed import _C
 
-__all__ = ["POLICIES", "Pressed", "bounds", "free", "managed_on", "pressed", "trace", "vacated"]
+__all__ = [
+    "POLICIES",
+    "Pressed",
+    "bounds",
+    "free",
+    "managed_on",
+    "policies",
+    "pressed",
+    "trace",
+    "vacated",
+    "without_handle",
+]
 
 POLICIES = ("lru", "clean_first", "greedy_dual")
+LATER = ("learned", "learned_without_prefetch")  # not every build has them
 SETTLE, MEASURED = 3, 3  # steps
 KINDS = ("spill", "drop", "restore")
+
+
+def policies() -> list[str]:
+    """Those that this build has. The default one is chosen afterwards."""
+    found = list(POLICIES)
+    for name in LATER:
+        try:
+            _C.set_victims(name)
+        except ValueError:
+            continue
+        found.append(name)
+    _C.set_victims("greedy_dual")
+    return found
 
 
 def managed_on(thing: Any) -> Any:
@@ -129,9 +154,14 @@ def trace(model: Model, optimizer: str, budget: int) -> tuple[furthest.Program, 
         finally:
             program = furthest.parse(_C.end_uses())
         trained.optimizer.zero_grad()
-        usage = _C.residency(DEVICE)
-        with_handle = sum(usage[k] for k in ("idle", "in_use", "pinned", "moving"))
-        return program, torch.sim.memory_allocated(DEVICE) - with_handle
+        return program, without_handle()
+
+
+def without_handle() -> int:
+    """Bytes on the device that cannot leave because they have no handle."""
+    usage = _C.residency(DEVICE)
+    with_handle = sum(usage[k] for k in ("idle", "in_use", "pinned", "moving"))
+    return torch.sim.memory_allocated(DEVICE) - with_handle
 
 
 def bounds(model: Model, optimizer: str, budget: int) -> dict[str, dict[str, float]]:

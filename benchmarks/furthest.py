@@ -1,14 +1,14 @@
 """What has to be copied to run a known program in a given room, by who is used furthest ahead.
 
-A trace of `_C.begin_uses` is a list of (storage, bytes, tick, kind). It becomes moments: one for
-each operator, with what has to be on the device together then, which is its operands and what it
-makes. Storages are whole: they are there or not. One that was written since it was last copied
-out costs its bytes when it leaves, one that was not costs nothing, and each return costs its
-bytes. A storage that no operator uses again, and that the program has not dropped yet, leaves for
-nothing where the schedule may know that (`oracle`). Otherwise its bytes have to be kept like any
-others, as by a manager, who cannot know it. The trace is taken to repeat, one step after another,
-so what is alive at both ends has its next use in the next step and is as dirty there as it was
-left.
+A trace of `_C.begin_uses` is a list of (storage, bytes, tick, kind, ns), where ns may be missing.
+It becomes moments: one for each operator, with what has to be on the device together then, which
+is its operands and what it makes. Storages are whole: they are there or not. One that was written
+since it was last copied out costs its bytes when it leaves, one that was not costs nothing, and
+each return costs its bytes. A storage that no operator uses again, and that the program has not
+dropped yet, leaves for nothing where the schedule may know that (`oracle`). Otherwise its bytes
+have to be kept like any others, as by a manager, who cannot know it. The trace is taken to repeat,
+one step after another, so what is alive at both ends has its next use in the next step and is as
+dirty there as it was left.
 
 `furthest` evicts what is used furthest in the future (Belady 1966, MIN). That is the optimum for
 equal sizes and no cost of writing back; with sizes the problem is NP-hard (Chrobak, Woeginger,
@@ -32,7 +32,7 @@ from typing import NamedTuple
 __all__ = ["Copied", "Infeasible", "Program", "end_of", "furthest", "parse"]
 
 MADE, READ, WRITTEN, DROPPED = range(4)
-Event = tuple[int, int, int, int]
+Event = tuple[int, int, int, int] | tuple[int, int, int, int, float]
 
 
 class Infeasible(Exception):
@@ -53,13 +53,18 @@ class Program:
     A moment says of each storage whether it is written; to be made is to be written. `lasting`
     are those alive at both ends: their first use in a step comes after their last in the one
     before it. The others live until the moment in `ends`, before which the program drops them, or
-    until the end of the step.
+    until the end of the step. `begins` has the ns at which the device came to each moment.
     """
 
     moments: list[dict[int, bool]] = field(default_factory=list)
     sizes: dict[int, int] = field(default_factory=dict)
     lasting: set[int] = field(default_factory=set)
     ends: dict[int, int] = field(default_factory=dict)
+    begins: list[float] = field(default_factory=list)
+
+    def begin(self, ns: float) -> None:
+        self.moments.append({})
+        self.begins.append(ns)
 
     def needs(self, moment: int) -> int:
         return sum(self.sizes[s] for s in self.moments[moment])
@@ -84,7 +89,9 @@ def parse(events: Iterable[Event]) -> Program:
     """
     program, made, dropped = Program(), set[int](), set[int]()
     operator: int | None = None  # with operands, whose results may follow
-    for storage, size, tick, kind in events:
+    before = 0.0  # ns, when the device came to the event before
+    for storage, size, tick, kind, *when in events:
+        ns = when[0] if when else before
         program.sizes[storage] = max(size, program.sizes.get(storage, 0))
         if kind == DROPPED:
             dropped.add(storage)
@@ -93,14 +100,15 @@ def parse(events: Iterable[Event]) -> Program:
         elif kind == MADE:
             made.add(storage)
             if operator is None:
-                program.moments.append({})
+                program.begin(before)  # what is made from nothing has run when it is noted
             program.moments[-1][storage] = True
         else:
             if operator != tick:
                 operator = tick
-                program.moments.append({})
+                program.begin(ns)
             moment = program.moments[-1]
             moment[storage] = moment.get(storage, False) or kind == WRITTEN
+        before = ns
     program.lasting = {s for s in program.sizes if s not in made and s not in dropped}
     return program
 

@@ -20,6 +20,7 @@ import json
 import subprocess
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,15 +65,16 @@ class Bottleneck(nn.Module):
         return F.relu(y.add_(self.across(x)), inplace=True)
 
 
-def resnet50() -> nn.Module:
-    layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64)]
+def resnet(counts: Sequence[int], width: int = 64) -> nn.Module:
+    layers: list[nn.Module] = [nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width)]
     layers += [nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
-    entering = 64
-    for width, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+    entering = width
+    for stage, count in enumerate(counts):
         for i in range(count):
-            layers.append(Bottleneck(entering, width, stride if i == 0 else 1))
-            entering = 4 * width
-    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000)]
+            inner = width << stage
+            layers.append(Bottleneck(entering, inner, 2 if stage and i == 0 else 1))
+            entering = 4 * inner
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(entering, 1000)]
     return nn.Sequential(*layers)
 
 
@@ -127,7 +129,7 @@ def measure(name: str) -> float:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     half = name.endswith(("bfloat16", "mixed"))
     with torch.device("sim:0"):
-        model = gpt2() if name.startswith("GPT") else resnet50()
+        model = gpt2() if name.startswith("GPT") else resnet((3, 4, 6, 3))
     step = language_step if name.startswith("GPT") else image_step
     return step(model, half) * 1e3
 

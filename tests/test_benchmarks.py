@@ -19,6 +19,7 @@ sys.path.append(str(BENCHMARKS))  # scripts import each other by their names
 MODULE = importlib.import_module("furthest")
 parse, furthest, Infeasible = MODULE.parse, MODULE.furthest, MODULE.Infeasible
 least = importlib.import_module("least").least
+bound = importlib.import_module("bound")
 MADE, READ, WRITTEN, DROPPED = range(4)
 
 
@@ -214,6 +215,86 @@ def test_the_bound_is_below_what_can_be_and_furthest_is_not(seed):
             assert bound <= mean + 1e-6
 
 
+# ---- times
+
+
+def test_a_trace_says_when_the_device_came_to_each_moment():
+    """Storage 0 is read by the first operator, which makes 1; 2 is made from nothing; 1 is read."""
+    events = [
+        (0, 8, 1, READ, 100.0),
+        (1, 8, 2, MADE, 130.0),
+        (1, 8, 3, DROPPED, 130.0),
+        (2, 8, 4, MADE, 150.0),
+        (2, 8, 5, READ, 150.0),
+    ]
+    p = parse(events)
+    assert p.moments == [{0: False, 1: True}, {2: True}, {2: False}]
+    assert p.begins == [100.0, 130.0, 150.0]
+    ran = [(150, 175), (100, 120), (120, 130), (130, 150)]  # the first operator ran two kernels
+    assert bound.durations(p, ran) == [30, 20, 25]
+
+
+LINK = bound.Link(1.0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes", "room", "expected"),
+    [
+        ("a b", {"a": 10, "b": 10}, 20, 2),  # only the operators
+        ("a b", {"a": 10, "b": 10}, 10, 22),  # both come back, each when the other has run
+        ("a b", {"a": 10, "b": 10}, 15, 12),  # 15 a step would do for parts of storages
+        ("A b", {"a": 10, "b": 10}, 10, 22),  # out beside in
+        ("+a +b -b a -a", {"a": 10, "b": 10}, 10, 23),  # out, then back
+        ("+a +b -b +c -a -c", dict.fromkeys("abc", 10), 10, 3),  # nobody needs it again
+    ],
+)
+def test_times_that_are_known(text, sizes, room, expected):
+    p = program(text, sizes)
+    took = [1] * len(p.moments)
+    assert bound.least_time(p, took, room, LINK) == pytest.approx(expected)
+
+
+def test_each_copy_takes_its_latency():
+    p = program("a b", {"a": 10**6, "b": 10**6})
+    slow = bound.Link(1.0, 2.0, 7.0)
+    assert bound.least_time(p, [1, 1], 10**6, slow) == pytest.approx(2 * (1 + 10**6 + 7))
+
+
+def test_the_direction_that_takes_longer_counts():
+    p = program("A b", {"a": 10, "b": 10})
+    assert bound.least_time(p, [1, 1], 10, bound.Link(10.0, 1.0, 0.0)) == pytest.approx(13)
+
+
+def test_no_time_for_what_does_not_fit_or_is_not_there():
+    with pytest.raises(Infeasible, match="needs 20"):
+        bound.least_time(program("ab c", {"a": 10, "b": 10, "c": 1}), [1, 1], 19, LINK)
+    assert bound.least_time(parse([]), [], 0, LINK) == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_time_is_below_that_of_a_schedule(seed):
+    """One copy after the other, none beside an operator; runs of operators make it no larger."""
+    draw = random.Random(seed)
+    sizes = {name: draw.randint(1, 9) for name in "abcdefx"}
+    operators = []
+    for _ in range(20):
+        names = draw.sample("abcdef", draw.randint(1, 3))
+        operators.append("".join(n.upper() if draw.random() < 0.4 else n for n in names))
+    operators.insert(draw.randrange(3), "+x" + draw.choice("abcd"))
+    operators += ["x" + draw.choice("abcd"), "-x"]
+    p = program(" ".join(operators), sizes)
+    took = [draw.randint(0, 5) for _ in p.moments]
+    before, most = float("inf"), sum(p.sizes.values())
+    for room in (*range(p.largest(), most, 3), most):
+        found = bound.least_time(p, took, room, LINK)
+        copied = [furthest(p, room, steps) for steps in range(20, 30)]  # it need not be periodic
+        serial = sum(took) + sum(c.out + c.back for c in copied) / len(copied)
+        assert sum(took) <= found <= min(before, serial) + 1e-6, f"seed {seed}, room {room}"
+        assert bound.least_time(p, took, room, LINK, cuts=5) <= found + 1e-6
+        before = found
+    assert before == sum(took)
+
+
 # ---- scripts
 
 
@@ -281,6 +362,57 @@ def test_peers_of_a_perceptron(peers):
         for name in names:
             assert rows[f"managed, as much as {name}"]["peak"] <= rows[name]["peak"]
     assert inference["cpu_offload"]["peak"] < inference["plain"]["peak"] / 2
+
+
+@pytest.mark.slow
+def test_training_beside_the_bound(benchmark):
+    text, report = benchmark(
+        "ideal.py", "--models", "bert-large", "--machines", "A100-40", "--over", "2"
+    )
+    assert "S1 A100-40 bert-large 70, 2x" in text
+    (group,) = report["groups"]
+    (cell,) = group["cells"]
+    free = group["free"]
+    assert group["work_s"] == pytest.approx(free["step_s"] * (1 - free["idle"]), rel=1e-6)
+    assert free["idle"] < 0.001
+    assert free["spill"] == free["restore"] == 0
+    assert cell["budget"] == free["peak"] // 2
+    assert cell["bound"] == pytest.approx(cell["cell"]["bound"], abs=0.02)  # that of the study
+    assert {"lru", "greedy_dual"} <= set(cell["policies"])
+    for policy, row in cell["policies"].items():
+        assert 0.2 < row["part"] <= cell["bound"], policy
+        assert row["peak"] <= cell["budget"], policy
+        assert row["restore"] > 0, policy
+
+
+@pytest.mark.slow
+def test_a_model_that_streams(benchmark):
+    text, report = benchmark("stream.py", "--models", "mlp", "--fractions", "1,0.5")
+    assert "64 layers of 8192 x 8192" in text
+    (model,) = report["models"]
+    whole, half = model["cells"]
+    assert whole["missing"] == 0
+    assert half["missing"] == model["held"] - half["budget"] + model["twice"]
+    assert half["least_s"] == pytest.approx(half["missing"] / 31.5e9)
+    for policy, row in whole["policies"].items():
+        assert row["over"] == pytest.approx(1), policy
+    for policy, row in half["policies"].items():
+        assert 1 <= row["over"] < 2.5, policy
+        assert row["spill"] == 0, policy
+
+
+@pytest.mark.slow
+def test_models_side_by_side(benchmark):
+    text, report = benchmark("parallel.py", "--quick", "--cases", "models")
+    found = report["cases"]["models"]
+    assert set(found) == {"1", "8"}
+    for row in found.values():
+        assert sum(row["parts"].values()) == pytest.approx(1)
+        assert min(row["parts"].values()) >= -1e-9
+    assert found["1"]["parts"]["early"] == pytest.approx(0, abs=0.01)
+    assert 5 < found["1"]["elapsed_s"] / found["8"]["elapsed_s"] <= 8
+    assert "speed-up" in text
+    assert not report["missed"]
 
 
 # ---- the page

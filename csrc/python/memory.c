@@ -144,6 +144,6 @@ PyMethodDef mgd_memory_methods[] = {
     {"begin_uses", begin_uses, METH_NOARGS,
      PyDoc_STR("begin_uses()\n--\n\nFor benchmarks: notes which storages operators use, from now on.")},
     {"end_uses", end_uses, METH_NOARGS,
-     PyDoc_STR("end_uses()\n--\n\nWhat was noted: (storage, bytes, operator, kind) with kind 0 made, 1 read, 2 "
-               "written, 3 dropped.")},
+     PyDoc_STR("end_uses()\n--\n\nWhat was noted: (storage, bytes, operator, kind, ns) with kind 0 made, 1 read, "
+               "2 written, 3 dropped, and ns when the device had done what came before, since the beginning.")},
     {NULL, NULL, 0, NULL}};

@@ -1,9 +1,13 @@
 // uses.cpp: see uses.h.
 #include "uses.h"
 
+#include <ATen/DeviceAccelerator.h>
 #include <Python.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/utils/object_ptr.h>
 
+#include <memory>
 #include <mutex>
 #include <unordered_map>
 #include <vector>
@@ -18,11 +22,14 @@ std::atomic<bool> noting_uses{false};
 
 namespace {
 
+using Moment = std::shared_ptr<c10::Event>; // several uses may share one; empty: there is no accelerator
+
 struct Use {
   uint64_t storage; // numbered in the order in which they are met
   int64_t bytes;
   uint64_t tick;
   UseKind kind;
+  Moment when;
 };
 
 std::mutex& notes_mutex();
@@ -32,6 +39,7 @@ struct Notes {
   std::vector<Use> uses;
   std::unordered_map<const void*, uint64_t> numbers; // of living blocks; an address may be used again
   uint64_t met = 0;
+  Moment begin;
 };
 Notes& notes() {
   static auto* n = [] {
@@ -42,6 +50,29 @@ Notes& notes() {
 }
 std::mutex& notes_mutex() { return notes().mutex; }
 
+// When the current stream of the current device has done what it holds now.
+Moment moment_now() {
+  const auto type = at::accelerator::getAccelerator();
+  if (!type) return {};
+  const c10::impl::VirtualGuardImpl device(*type);
+  auto moment = std::make_shared<c10::Event>(*type, c10::EventFlag::BACKEND_DEFAULT);
+  moment->record(device.getStream(device.getDevice()));
+  return moment;
+}
+
+// One operator's uses have one moment. What is dropped has that of the use before it: nothing runs for it.
+Moment moment_of(const Notes& n, uint64_t tick, UseKind kind) {
+  const Use* last = n.uses.empty() ? nullptr : &n.uses.back();
+  if (kind == UseKind::Dropped || (last && last->tick == tick)) return last ? last->when : n.begin;
+  return moment_now();
+}
+
+double ns_between(const Moment& from, const Moment& to) {
+  if (!from || !to || from == to) return 0;
+  to->synchronize();
+  return from->elapsedTime(*to) * 1e6;
+}
+
 } // namespace
 
 void note_use_slow(const void* block, int64_t bytes, uint64_t tick, UseKind kind) {
@@ -49,7 +80,7 @@ void note_use_slow(const void* block, int64_t bytes, uint64_t tick, UseKind kind
   std::lock_guard<std::mutex> lock(n.mutex);
   const auto [entry, is_new] = n.numbers.try_emplace(block, n.met);
   n.met += is_new;
-  n.uses.push_back({entry->second, bytes, tick, kind});
+  n.uses.push_back({entry->second, bytes, tick, kind, moment_of(n, tick, kind)});
   if (kind == UseKind::Dropped) n.numbers.erase(entry);
 }
 
@@ -63,22 +94,25 @@ void mgd_torch_begin_uses(void) {
   n.uses.clear();
   n.numbers.clear();
   n.met = 0;
+  n.begin = moment_now();
   noting_uses = true;
 }
 
 PyObject* mgd_torch_end_uses(void) {
   noting_uses = false;
   std::vector<Use> uses;
+  Moment begin;
   {
     std::lock_guard<std::mutex> lock(notes().mutex);
     uses.swap(notes().uses);
+    begin.swap(notes().begin);
   }
   THPObjectPtr list(PyList_New(static_cast<Py_ssize_t>(uses.size())));
   for (std::size_t i = 0; list && i < uses.size(); i++) {
     const Use& u = uses[i];
     PyObject* item =
-        Py_BuildValue("(KLKi)", static_cast<unsigned long long>(u.storage), static_cast<long long>(u.bytes),
-                      static_cast<unsigned long long>(u.tick), static_cast<int>(u.kind));
+        Py_BuildValue("(KLKid)", static_cast<unsigned long long>(u.storage), static_cast<long long>(u.bytes),
+                      static_cast<unsigned long long>(u.tick), static_cast<int>(u.kind), ns_between(begin, u.when));
     if (!item) return nullptr;
     PyList_SET_ITEM(list.get(), static_cast<Py_ssize_t>(i), item);
   }

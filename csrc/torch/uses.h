@@ -1,4 +1,4 @@
-// uses.h: writes down which storages operators use, make and drop: what a
+// uses.h: writes down which storages operators use, make and drop, and when the device comes to them: what a
 // benchmark needs to compute the least that had to be moved. Off unless asked for.
 #pragma once
 #include <atomic>

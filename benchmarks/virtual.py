@@ -1,0 +1,103 @@
+"""Steps on one simulated device without values: how long a settled one takes on its clock.
+
+Who measures starts a process for each device that it simulates (`apart`), because that is once a
+process, and runs each budget and policy beside an empty device (budgeted.py).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from budgeted import MEASURED, SETTLE, policies, vacated
+from report import Report
+from training import DEVICE
+
+import managed
+from managed import _C
+from managed._sim_presets import Preset
+
+__all__ = ["apart", "compared", "percent", "placed", "pressed", "simulate", "timed"]
+
+MOVED = ("spill", "drop", "restore")
+
+
+def compared() -> list[str]:
+    """clean_first is between the others, and nobody's default."""
+    return [p for p in policies() if p != "clean_first"]
+
+
+def simulate(preset: Preset) -> None:
+    """One device like this, but with all the memory that a program without a budget wants."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "preset.json"
+        told = preset._asdict() | {"efficiency": preset.efficiency._asdict()}
+        path.write_text(json.dumps(told))
+        managed.simulate(1, "8TiB", preset=str(path), values=False, host_memory="64TiB")
+
+
+def placed(thing: Any) -> Any:
+    """Managed and on the device.
+
+    A module on meta first gets memory of the host, which costs nothing while nobody touches it:
+    nothing leaves for a module that comes from meta, so it could not be larger than the room.
+    """
+    if not isinstance(thing, torch.nn.Module):
+        return thing.as_subclass(managed.ManagedTensor).to(DEVICE)
+    if any(p.is_meta for p in thing.parameters()):
+        thing.to_empty(device="cpu")
+    return managed.ManagedModule.from_module(thing).to(DEVICE)
+
+
+def timed(step: Callable[[], None]) -> Report:
+    """A step when things have settled, and the part of it for which the device had no operator."""
+    for _ in range(SETTLE):
+        step()
+    torch.sim.synchronize(DEVICE)
+    torch.sim.reset_peak_memory_stats(DEVICE)
+    before, start, busy = managed.stats(), torch.sim.elapsed(), torch.sim.busy()[DEVICE]
+    for _ in range(MEASURED):
+        step()
+    took = torch.sim.elapsed() - start
+    after = managed.stats()
+    found: Report = {k: (after[f"{k}_bytes"] - before[f"{k}_bytes"]) / MEASURED for k in MOVED}
+    return found | {
+        "step_s": took / MEASURED,
+        "idle": 1 - (torch.sim.busy()[DEVICE] - busy) / took,
+        "peak": torch.sim.max_memory_allocated(DEVICE),
+    }
+
+
+def pressed(make: Callable[[], Callable[[], None]], budget: int, policy: str) -> Report:
+    """The same of what `make` makes under a budget; or why there is no room for it."""
+    with vacated():
+        _C.set_victims(policy)
+        managed.budget(DEVICE, budget)
+        try:
+            found = timed(make())
+        except managed.OutOfMemoryError as error:
+            return {"why": str(error).splitlines()[0].removeprefix("managed: ")}
+        if found["peak"] > budget:
+            raise RuntimeError(f"{found['peak']} bytes were held under a budget of {budget}")
+        return found
+
+
+def apart(script: str, argument: Any) -> Report:
+    """What the script says in a process of its own when it is asked for one `--group`."""
+    command = [sys.executable, script, "--group", json.dumps(argument)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    found: Report = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def percent(part: float | None) -> str:
+    return "-" if part is None else f"{100 * part:.0f}"
