@@ -219,6 +219,7 @@ static int run(struct mgd_clock *c, int thread, int device, int stream, const st
     return MGD_E_OVERFLOW;
   }
   issue(c, host, device, issued);
+  place->worked = mgd_about_sum(place->worked, cost);
   if (s->first && queue_run(c, device, stream, issued, cost, work->name)) {
     return MGD_OK;
   }
@@ -476,6 +477,15 @@ int mgd_clock_elapsed(struct mgd_clock *c, int64_t *ns) {
   mgd_clock_enter(c);
   mgd_clock_flow_settle_all(c);
   *ns = c->latest;
+  return mgd_clock_leave(c, MGD_OK);
+}
+
+int mgd_clock_worked(struct mgd_clock *c, int device, int64_t *ns) {
+  if (!is_place(c, device)) {
+    return MGD_E_NO_DEVICE;
+  }
+  mgd_clock_enter(c);
+  *ns = mgd_clock_place_of(c, device)->worked;
   return mgd_clock_leave(c, MGD_OK);
 }
 

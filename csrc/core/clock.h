@@ -93,6 +93,8 @@ int mgd_clock_stream_time(struct mgd_clock *c, int device, int stream, int64_t *
 int mgd_clock_device_time(struct mgd_clock *c, int device, int64_t *ns); /* latest over its streams; -1 is the host */
 int mgd_clock_elapsed(struct mgd_clock *c, int64_t *ns); /* when everything that was issued has ended, on all devices
                                                           * and in all threads, also those that are gone */
+/* ns that the operators take which were issued to a device so far; settles nothing. */
+int mgd_clock_worked(struct mgd_clock *c, int device, int64_t *ns);
 /* ns for which a link has been taken; from == to: the sum of what a device's operators took, over its streams. */
 int mgd_clock_busy(struct mgd_clock *c, int from, int to, int64_t *ns);
 

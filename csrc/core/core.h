@@ -204,9 +204,6 @@ int mgd_restore_end(struct mgd_machine *m, struct mgd_handle *h, enum mgd_reside
 int mgd_evict_begin(struct mgd_machine *m, int device, int64_t bytes, const int64_t *room, int64_t mine,
                     struct mgd_action *actions, size_t *n);
 int mgd_evict_veto(struct mgd_machine *m, mgd_may_leave_fn fn);               /* NULL: all may */
-/* The same for one storage, which goes to the host: two actions at most. ABSENT: it may not leave now, or is away.
- * *n in: at least 2. */
-int mgd_evict_begin_one(struct mgd_machine *m, struct mgd_handle *h, struct mgd_action *actions, size_t *n);
 /* The bytes are on `to`, which need not be where the plan wanted them: in `memory` (the action's, if it named one)
  * where that is the host, else memory is NULL. Or they stayed where they were: to == -1. Or they stayed at home
  * (to == home) and `memory` has a good copy, which is a spare from now on. Afterwards the caller puts

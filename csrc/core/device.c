@@ -5,7 +5,7 @@
  * changes its meaning while its device exists. Bytes are the ledger's business.
  */
 #include "arithmetic.h"
-#include "internal_machine.h"
+#include "internal_step.h"
 
 #include <string.h>
 
@@ -57,6 +57,7 @@ int mgd_device_truncate(struct mgd_machine *m, int keep) {
     for (; m->count > keep + 1; m->count--) {
       mgd_trace_forget_locked(m, m->count - 1);
       mgd_alloc_free(m->devices[m->count - 1].storages.order);
+      mgd_step_free(m->devices[m->count - 1].step);
     }
     code = MGD_OK;
   }

@@ -38,13 +38,15 @@ struct plan {
  * *clean: the host's copy is as good as the bytes, so they need not be copied. The mark `dirty` is taken away before
  * the uses are compared, and read again afterwards. An operator that sets it in between may have written before the
  * bytes were taken, or may be waiting to write them when they are back; nobody can tell, so the bytes count as written.
+ *
+ * `mine`: uses of the caller's own, who only reads the bytes, and while they stay where they are.
  */
-static bool take_bytes(struct plan *p, struct mgd_handle *h, bool *clean) {
-  uint32_t uses = MGD_ALIVE, before = h->state;
+static bool take_bytes(struct plan *p, struct mgd_handle *h, uint32_t mine, bool *clean) {
+  uint32_t uses = MGD_ALIVE + mine, before = h->state;
   mgd_residency_unfile_locked(p->m, h);
   __atomic_store_n(&h->state, MGD_SPILLING, __ATOMIC_SEQ_CST);
   bool dirty = __atomic_exchange_n(&h->dirty, 0, __ATOMIC_RELAXED);
-  bool taken = __atomic_compare_exchange_n(&h->in_use, &uses, MGD_ALIVE + 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+  bool taken = __atomic_compare_exchange_n(&h->in_use, &uses, uses + 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
   if (taken) {
     mgd_residency_begin_move_locked(p->m, h);
     *clean = !dirty && mgd_handle_is_clean(h);
@@ -133,7 +135,7 @@ static bool plan_departure(struct plan *p, struct mgd_handle *h, int from) {
     return false;
   }
   int to = h->memory ? MGD_HOST : choose_target(p, h, from);
-  if (to < 0 || !take_bytes(p, h, &clean)) {
+  if (to < 0 || !take_bytes(p, h, 0, &clean)) {
     return false;
   }
   if (to == MGD_HOST) {
@@ -194,6 +196,7 @@ static int64_t evict_victims(struct plan *p, int device, int64_t bytes) {
     double key = s->order[h->position].key;
     if (plan_departure(p, h, device)) {
       given += h->bytes;
+      s->pressed += h->bytes;
       s->age = key > s->age ? key : s->age;
     } else {
       mgd_order_park_locked(p->m, h);
@@ -292,16 +295,33 @@ int mgd_evict_begin(struct mgd_machine *m, int device, int64_t bytes, const int6
   return mgd_state_leave(m, code);
 }
 
-int mgd_evict_begin_one(struct mgd_machine *m, struct mgd_handle *h, struct mgd_action *actions, size_t *n) {
-  if (*n < 2) {
-    return MGD_E_INVALID;
-  }
+/* ---- one of them, as planned ahead of need */
+
+bool mgd_evict_leave_locked(struct mgd_machine *m, struct mgd_handle *h, struct mgd_action *actions, size_t *n,
+                            size_t size) {
   struct plan p;
-  mgd_state_enter(m);
-  start_plan(&p, m, NULL, actions, *n);
-  const bool leaves = mgd_residency_is_victim(h) && plan_departure(&p, h, h->home);
-  *n = p.n;
-  return mgd_state_leave(m, leaves || p.n ? MGD_OK : MGD_E_ABSENT);
+  start_plan(&p, m, NULL, actions + *n, size - *n);
+  const bool leaves = mgd_residency_is_victim(h) && p.size >= 2 && plan_departure(&p, h, h->home);
+  *n += p.n;
+  return leaves;
+}
+
+/* As plan_departure(), for bytes that stay. */
+bool mgd_evict_spare_locked(struct mgd_machine *m, struct mgd_handle *h, uint32_t mine, struct mgd_action *actions,
+                            size_t *n, size_t size) {
+  struct plan p;
+  bool clean;
+  start_plan(&p, m, NULL, actions + *n, size - *n);
+  const bool fits = mgd_residency_is_home(h) && h->bytes > 0 && !mgd_handle_is_clean(h) && p.size >= 2 &&
+      !mgd_residency_is_refused_locked(m, h) && (h->memory || make_host_room(&p, h->bytes)) && p.n < p.size;
+  const bool taken = fits && take_bytes(&p, h, mine, &clean);
+  if (taken) {
+    mgd_host_count_locked(m, h, true);
+    p.actions[p.n++] = (struct mgd_action){
+        .kind = MGD_DO_SPARE, .from = h->home, .to = MGD_HOST, .bytes = h->bytes, .handle = h, .memory = h->memory};
+  }
+  *n += p.n;
+  return taken;
 }
 
 /* ---- at random, for tests */

@@ -5,7 +5,7 @@
  * its fields and files it again. No bytes are copied, allocated or freed here: that is the caller's.
  */
 #include "arithmetic.h"
-#include "internal_machine.h"
+#include "internal_step.h"
 
 _Static_assert(sizeof(struct mgd_handle) == offsetof(struct mgd_handle, memory) + 8 * MGD_HANDLE_REST,
                "MGD_HANDLE_REST (handle.h) says how much of a handle only the core sees");
@@ -44,6 +44,8 @@ static int open_at(struct mgd_machine *m, struct mgd_handle *h, int home, int64_
                            .stamp = h->stamp,
                            .bytes = bytes,
                            .position = -1,
+                           .seen = -1,
+                           .role = -1,
                            .home = (int16_t)home,
                            .away = -1};
   h->next = s->first;
@@ -53,6 +55,7 @@ static int open_at(struct mgd_machine *m, struct mgd_handle *h, int home, int64_
   s->first = h;
   s->open++;
   mgd_residency_file_locked(m, h);
+  mgd_step_made_locked(m, h);
   return MGD_OK;
 }
 
@@ -83,6 +86,7 @@ int mgd_handle_close(struct mgd_machine *m, struct mgd_handle *h, bool *moving, 
   h->next = h->previous = NULL;
   s->open--;
   h->closed = true;
+  mgd_step_died_locked(m, h);
   return mgd_state_leave(m, MGD_OK);
 }
 
@@ -99,6 +103,7 @@ int mgd_handle_resize(struct mgd_machine *m, struct mgd_handle *h, int64_t bytes
     h->bytes = bytes;
     mgd_handle_write(h);
     mgd_residency_file_locked(m, h);
+    mgd_step_resized_locked(m, h);
     code = MGD_OK;
   }
   return mgd_state_leave(m, code);

@@ -36,7 +36,7 @@ enum mgd_pin {
 
 #define MGD_ALIVE (UINT32_C(1) << 30) /* in `in_use` while the storage lives */
 #define MGD_MAX_DEVICES 64            /* the host and 63 accelerators */
-#define MGD_HANDLE_REST 9             /* 8 bytes each: what only the core sees of a handle (handle.c asserts it) */
+#define MGD_HANDLE_REST 10            /* 8 bytes each: what only the core sees of a handle (handle.c asserts it) */
 
 /* One thread's uses by the storages' home, so that "does anybody else use this?" reads a number for each thread and no
  * storage. Only its thread writes it, without a lock; both numbers only grow, so that what came and went in between is
@@ -99,6 +99,7 @@ struct mgd_handle {
   int32_t position;                         /* in the order of victims, -1 when it may not leave */
   int32_t pins;                             /* of all kinds */
   int32_t pins_by[MGD_PIN_KINDS];
+  int32_t seen, role; /* in the log of its home's step, and in what was learned from it: step.h */
   bool was_clean;     /* whether the host's copy was good when its key was computed */
   bool on_host;       /* its bytes count as the host's */
   bool closed;        /* its storage died; an orphan as long as the bytes are still moved */

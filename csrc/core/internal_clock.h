@@ -61,6 +61,7 @@ struct mgd_clock_place {
   struct mgd_clock_stream streams[MGD_MAX_STREAMS];
   int64_t issued; /* the time of the thread that issued the last operation here, then; host: 0 */
   int64_t busy;
+  int64_t worked; /* what all operators take that were issued */
   int64_t capacity, held;  /* bytes: held are those that nobody has given up */
   int64_t largest;         /* capacity since an audit found no more */
   int64_t leaving;         /* bytes that were given up, of all streams */

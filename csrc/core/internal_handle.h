@@ -39,6 +39,7 @@ struct mgd_storages {
   int64_t departing;
   mgd_wide ordered_bytes, moving_bytes, guest_bytes;
   uint64_t arrivals; /* how often a storage has come into the order so far */
+  int64_t pressed;   /* bytes of own storages that left for want of room so far */
   double age; /* largest key of a storage that has left; a policy may add to it (mgd_victim.age) */
   /* guest_backoff rises by one, up to MOST_BACKOFF, when a plan sends guests on to the host, and falls by one when a
    * guest comes home from here. guests_to_refuse: how many victims of other devices it does not take yet; set to
@@ -79,6 +80,7 @@ bool mgd_residency_is_guest(const struct mgd_handle *h);
 bool mgd_residency_is_home(const struct mgd_handle *h); /* or will be, with nothing left to decide */
 bool mgd_residency_is_moving(const struct mgd_handle *h);
 bool mgd_residency_is_victim(const struct mgd_handle *h); /* it has a place in the order */
+bool mgd_residency_is_refused_locked(const struct mgd_machine *m, const struct mgd_handle *h);
 /* Somebody uses the bytes, or their owner does not let them leave now. */
 bool mgd_residency_must_stay_locked(const struct mgd_machine *m, const struct mgd_handle *h);
 void mgd_residency_list_add(struct mgd_handle_list *list, struct mgd_handle *h);
@@ -125,6 +127,16 @@ struct mgd_handle *mgd_order_first_locked(struct mgd_machine *m, struct mgd_stor
                                           struct mgd_order_search *search);
 void mgd_order_park_locked(struct mgd_machine *m, struct mgd_handle *h);
 void mgd_order_unpark_locked(struct mgd_machine *m, struct mgd_storages *s);
+
+/* ---- evict.c: one storage goes to the host, or gets a copy there and stays; adds its actions to `actions`, which has
+ * `size` places. False: it may not, now. `mine`: uses of the caller's, who only reads it. */
+bool mgd_evict_leave_locked(struct mgd_machine *m, struct mgd_handle *h, struct mgd_action *actions, size_t *n,
+                            size_t size);
+bool mgd_evict_spare_locked(struct mgd_machine *m, struct mgd_handle *h, uint32_t mine, struct mgd_action *actions,
+                            size_t *n, size_t size);
+
+/* ---- restore.c: one that is away begins to come home. The action has a use, which its mover puts back. */
+bool mgd_restore_fetch_locked(struct mgd_machine *m, struct mgd_handle *h, struct mgd_action *a);
 
 /* ---- check_handle.c */
 bool mgd_check_handle_all_locked(const struct mgd_machine *m);

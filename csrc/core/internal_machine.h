@@ -25,6 +25,8 @@
 
 #define MGD_NAME_BYTES 32
 
+struct mgd_step; /* internal_step.h */
+
 /* Counts allocations so that a test can make the n-th one fail.
  * Atomic because a long computation allocates without holding the mutex. */
 struct mgd_alloc {
@@ -49,6 +51,7 @@ struct mgd_device {
   int64_t kept_bytes;                /* the sum over `kept`, at most mgd_replica_limit_locked() */
   double kept_limit;                 /* fraction of the capacity, 0..1 */
   struct mgd_storages storages;
+  struct mgd_step *step; /* NULL: nothing had to leave yet */
 };
 
 enum mgd_claim_state {
@@ -106,6 +109,7 @@ struct mgd_machine {
   mgd_heuristic_fn heuristic;
   void *heuristic_context;
   bool heuristic_enabled;
+  bool learns;
 };
 
 /* ---- alloc.c */

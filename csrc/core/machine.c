@@ -4,7 +4,7 @@
  * what it starts with, and no other file uses this one. The mutex is state.c's. Nothing
  * is decided here about devices or bytes.
  */
-#include "internal_machine.h"
+#include "internal_step.h"
 
 #include <string.h>
 
@@ -34,6 +34,7 @@ static int fill_machine(struct mgd_machine *m, size_t trace_events) {
   m->victim = mgd_policy_greedy_dual;
   m->heuristic = mgd_heuristic_default;
   m->heuristic_enabled = true;
+  m->learns = true;
   m->repeats.limit = DEFAULT_COPIES;
   add_host(m);
   m->trace.size = trace_events ? trace_events : DEFAULT_TRACE_EVENTS;
@@ -80,6 +81,7 @@ void mgd_machine_destroy(struct mgd_machine *m) {
   mgd_alloc_free(m->replicas.sources);
   for (int id = 0; id < m->count; id++) {
     mgd_alloc_free(m->devices[id].storages.order);
+    mgd_step_free(m->devices[id].step);
   }
   mgd_user_free(m->users);
   mgd_alloc_free(m->trace.ring);

@@ -37,12 +37,12 @@ bool mgd_residency_is_victim(const struct mgd_handle *h) {
   return mgd_residency_is_home(h) && h->pins == 0 && h->bytes > 0; /* an empty one makes no room */
 }
 
-static bool is_refused(const struct mgd_machine *m, const struct mgd_handle *h) {
+bool mgd_residency_is_refused_locked(const struct mgd_machine *m, const struct mgd_handle *h) {
   return m->may_leave && !m->may_leave(h);
 }
 
 bool mgd_residency_must_stay_locked(const struct mgd_machine *m, const struct mgd_handle *h) {
-  return __atomic_load_n(&h->in_use, __ATOMIC_RELAXED) != MGD_ALIVE || is_refused(m, h);
+  return __atomic_load_n(&h->in_use, __ATOMIC_RELAXED) != MGD_ALIVE || mgd_residency_is_refused_locked(m, h);
 }
 
 /* Whether the end of its move may give room at home: bytes that leave do, and bytes that come home may leave again,
@@ -153,7 +153,7 @@ static int64_t *kind_of(const struct mgd_machine *m, struct mgd_residency_usage 
       if (__atomic_load_n(&h->in_use, __ATOMIC_RELAXED) != MGD_ALIVE) {
         return &u->in_use;
       }
-      return is_refused(m, h) ? &u->held : &u->idle;
+      return mgd_residency_is_refused_locked(m, h) ? &u->held : &u->idle;
     case MGD_SPILLED:
       return &u->spilled;
     default:

@@ -14,6 +14,7 @@ enum mgd_action_kind {
   MGD_DO_FORGET,   /* free `memory`, a copy that is worth less than its room */
   MGD_DO_MAKE_ROOM,/* `bytes` on `from` are missing for what follows */
   MGD_DO_RESTORE,  /* allocate at home, copy from `from`, call mgd_restore_end */
+  MGD_DO_SPARE,    /* copy the bytes to the host, leave them where they are, call mgd_evict_end(to their home) */
   MGD_DO_JOIN      /* a copy has begun that brings the bytes: let the operator come after it, call mgd_restore_end */
 };
 

@@ -133,6 +133,15 @@ static int acquire(struct mgd_machine *m, struct mgd_handle *const *handles, siz
   return code;
 }
 
+bool mgd_restore_fetch_locked(struct mgd_machine *m, struct mgd_handle *h, struct mgd_action *a) {
+  if (h->state != MGD_SPILLED) {
+    return false;
+  }
+  __atomic_fetch_add(&h->in_use, 1, __ATOMIC_SEQ_CST);
+  plan_restore(m, h, a);
+  return true;
+}
+
 int mgd_restore_begin(struct mgd_machine *m, struct mgd_handle *const *handles, size_t n, const int64_t *room,
                       struct mgd_action *actions, size_t *n_actions, int *device) {
   if (*n_actions < n + MGD_MAX_DEVICES) {

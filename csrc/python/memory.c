@@ -4,6 +4,8 @@
  */
 #include "binding.h"
 
+#include "../core/step.h"
+
 #include <string.h>
 
 static int accelerator(PyObject *device, int *id) {
@@ -63,6 +65,32 @@ static PyObject *set_victims(PyObject *module, PyObject *value) {
   PyErr_Format(PyExc_ValueError,
                "managed: there is no policy %R; there are \"lru\", \"clean_first\" and \"greedy_dual\"", value);
   return NULL;
+}
+
+static PyObject *set_learning(PyObject *module, PyObject *value) {
+  (void)module;
+  const int on = PyObject_IsTrue(value);
+  if (on < 0) return NULL;
+  mgd_torch_learn(on);
+  Py_RETURN_NONE;
+}
+
+static PyObject *learning(PyObject *module, PyObject *unused) {
+  (void)module;
+  (void)unused;
+  return PyBool_FromLong(mgd_torch_learns());
+}
+
+static PyObject *step_state(PyObject *module, PyObject *value) {
+  const long device = PyLong_AsLong(value);
+  if (device == -1 && PyErr_Occurred()) return NULL;
+  struct mgd_step_state s;
+  const int code = mgd_step_read(mgd_torch_machine(), (int)device, &s);
+  if (code != MGD_OK) return mgd_errors_raise(mgd_state_of(module), code, "reading what a device learned"), NULL;
+  return Py_BuildValue("{s:O,s:O,s:i,s:i,s:i,s:L,s:L,s:L,s:L,s:L,s:L}", "logs", s.logs ? Py_True : Py_False, "follows",
+                       s.follows ? Py_True : Py_False, "logged", s.logged, "operators", s.operators, "at", s.at,
+                       "plans", s.plans, "laps", s.laps, "lost", s.lost, "room", s.room, "predicted", s.predicted,
+                       "ideal", s.ideal);
 }
 
 static PyObject *torture(PyObject *module, PyObject *args) {
@@ -128,6 +156,13 @@ PyMethodDef mgd_memory_methods[] = {
     {"set_victims", set_victims, METH_O,
      PyDoc_STR("set_victims(name, /)\n--\n\nThe policy that chooses who leaves: \"lru\", \"clean_first\" or "
                "\"greedy_dual\".")},
+    {"set_learning", set_learning, METH_O,
+     PyDoc_STR("set_learning(on, /)\n--\n\nWhether devices that are short of room learn from steps that repeat. Off: what "
+               "was learned is forgotten.")},
+    {"learning", learning, METH_NOARGS, PyDoc_STR("learning()\n--\n\nWhether they do.")},
+    {"step_state", step_state, METH_O,
+     PyDoc_STR("step_state(device, /)\n--\n\nWhat the device with that number (1: the first accelerator) logs, has "
+               "learned and follows.")},
     {"torture", torture, METH_VARARGS,
      PyDoc_STR("torture(odds, seed, at_least, overwrite, /)\n--\n\nFor tests: before each operator every storage of "
                "at_least bytes that nobody uses leaves, by "

@@ -57,6 +57,7 @@ void create(const mgd_sim_config &c) {
   bridge().free_after = &free_after;
   bridge().limit = &set_limit;
   bridge().last_copy = &last_copy;
+  bridge().worked = &worked;
   bridge().one_thread = c.repeatable != 0;
   bridge().values = holds_values();
   if (!holds_values()) bridge().allocate_host = &take_addresses;

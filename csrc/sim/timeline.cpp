@@ -264,6 +264,12 @@ std::int64_t device_time(int device) {
   return ns;
 }
 
+std::int64_t worked(int device) {
+  int64_t ns;
+  check(mgd_clock_worked(g_clock, device, &ns));
+  return ns;
+}
+
 std::int64_t busy_time(int from, int to) {
   int64_t ns;
   check(mgd_clock_busy(g_clock, from, to, &ns));

@@ -72,6 +72,7 @@ void host_wait(std::int64_t until);  // the calling thread
 std::int64_t host_time();  // of the calling thread
 std::int64_t elapsed();    // when all that was issued has ended, everywhere
 std::int64_t device_time(int device);  // the latest of its streams
+std::int64_t worked(int device);  // what all operators take that were issued
 std::int64_t busy_time(int from, int to);  // of a link; of a device with itself: of its operators
 
 // Marks of events: what the stream holds now, and not before the thread's time.

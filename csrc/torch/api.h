@@ -119,6 +119,8 @@ struct mgd_torture mgd_torch_torture(
     struct mgd_torture asked); /* returns what was asked for before, with its seed as it is now */
 int64_t mgd_torch_spill_all(void); /* how many left */
 int mgd_torch_is_spilled(PyObject *tensor);
+int mgd_torch_learns(void); /* whether devices that are short of room learn from steps that repeat */
+void mgd_torch_learn(int on); /* off: what was learned is forgotten */
 int64_t mgd_torch_kept_host(void); /* bytes of the host that are kept for what will leave */
 
 /* ---- move.cpp */

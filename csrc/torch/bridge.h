@@ -88,6 +88,8 @@ struct Bridge {
 
   // The number of the copy that this thread issued last, where there is a log of them. Must not throw.
   std::uint64_t (*last_copy)() = nullptr;
+  // What the operators take that were issued to the device so far, in ns. Null: nobody knows. Must not throw.
+  std::int64_t (*worked)(int device) = nullptr;
   // Backward passes run in the thread that calls them, so that everything is issued in one order.
   bool one_thread = false;
 

@@ -353,68 +353,55 @@ bool copy_from_where_it_is(StorageHandle& h, std::size_t offset, std::size_t byt
 
 // ---- ahead of need
 
-bool begin_coming(StorageHandle& h) {
-  const Use use(h);
-  const Transfer moving;
-  std::array<mgd_action, 1 + MGD_MAX_DEVICES> plan;
-  std::size_t n = 0;
-  if (!begin_one(h, plan, &n) || n == 0) return false;
-  const mgd_action& a = plan[0];
-  c10::DataPtr block = a.kind == MGD_DO_RESTORE ? try_allocate_on(a.to, h.size(), Urgency::Soon) : c10::DataPtr();
-  if (!block.get()) {
-    give_up(a);
-    return false;
-  }
-  Timed event(MGD_EV_RESTORE, MGD_WHY_PLANNED, a);
-  CopyPtr copy;
-  try {
-    copy = begin_return(&h, a, block, Urgency::Soon);
-  } catch (const std::exception&) { // whoever needs the bytes tries again, and is told
-    free_idle_block(block);
-    give_up(a);
-    return false;
-  }
-  come_home(&h, copy);
-  h.coming = std::move(block);
-  h.last = std::move(copy);
-  end_restore(&h, MGD_ARRIVING);
-  event.done();
+namespace {
+
+bool begin_coming(StorageHandle* h, const mgd_action& a) {
+  c10::DataPtr block = try_allocate_on(a.to, h->size(), Urgency::Soon);
+  if (!block.get()) return false;
+  CopyPtr copy = begin_return(h, a, block, Urgency::Soon);
+  come_home(h, copy);
+  h->coming = std::move(block);
+  h->last = std::move(copy);
   return true;
 }
 
-bool make_spare(StorageHandle& h) {
-  const Transfer moving;
-  std::array<mgd_action, 8> plan;
-  std::size_t n = plan.size();
-  if (mgd_evict_begin_one(machine(), &h, plan.data(), &n) != MGD_OK) return false;
-  bool made = false;
-  for (std::size_t i = 0; i < n; i++) {
-    const mgd_action& a = plan[i];
-    if (a.kind == MGD_DO_FORGET) free_host(a.memory);
-    if (a.kind == MGD_DO_DROP) end_spill(&h, h.home, memory_from(a)); // there is a good one
-    if (a.kind != MGD_DO_SPILL) continue;
-    Timed event(MGD_EV_SPARE, MGD_WHY_PLANNED, a);
-    HostMemory* memory = nullptr;
-    CopyPtr copy;
-    try {
-      if (h.coming.get_context()) join(h);
-      memory = begin_copy_to_host(&h, a.from, memory_from(a), Urgency::Soon, &copy);
-    } catch (const std::exception&) { // the bytes stay, and whoever needs their room is told
-    }
-    if (memory) h.last = copy;
-    end_spill(&h, memory ? h.home : -1, memory);
-    if (memory) event.done();
-    made = memory != nullptr;
+void fetch(const mgd_action& a) {
+  StorageHandle* h = handle_from(a);
+  Timed event(MGD_EV_RESTORE, MGD_WHY_PLANNED, a);
+  bool comes = false;
+  try {
+    comes = begin_coming(h, a);
+  } catch (const std::exception&) {
   }
-  return made;
+  end_restore(h, comes ? MGD_ARRIVING : MGD_SPILLED);
+  if (comes) event.done();
+  if (mgd_handle_put(h, 1)) delete h;
 }
 
-bool send_away(StorageHandle& h) {
-  const Transfer moving;
-  std::array<mgd_action, 8> plan;
-  std::size_t n = plan.size();
-  std::exception_ptr ignored; // the bytes stay, and whoever needs their room is told
-  return mgd_evict_begin_one(machine(), &h, plan.data(), &n) == MGD_OK && carry_out(plan.data(), n, &ignored) > 0;
+void make_spare(const mgd_action& a) {
+  StorageHandle* h = handle_from(a);
+  Timed event(MGD_EV_SPARE, MGD_WHY_PLANNED, a);
+  HostMemory* memory = nullptr;
+  CopyPtr copy;
+  try {
+    if (h->coming.get_context()) join(*h);
+    memory = begin_copy_to_host(h, a.from, memory_from(a), Urgency::Soon, &copy);
+  } catch (const std::exception&) {
+  }
+  if (memory) h->last = copy;
+  end_spill(h, memory ? h->home : -1, memory);
+  if (memory) event.done();
+}
+
+} // namespace
+
+void carry_out_planned(const mgd_action* actions, std::size_t n) {
+  std::exception_ptr ignored;
+  for (const mgd_action* a = actions; a != actions + n; a++) {
+    if (a->kind == MGD_DO_SPARE) make_spare(*a);
+    else if (a->kind == MGD_DO_RESTORE) fetch(*a);
+    else carry_out(a, 1, &ignored);
+  }
 }
 
 // ---- waits

@@ -22,12 +22,9 @@ void carry_home(const mgd_action& action);
 // Ends one that is not carried out.
 void give_up(const mgd_action& action);
 
-// Ahead of need, of a storage that this thread does not use. begin_coming(): its bytes begin to come home, if there is
-// room for them and nobody has to leave; whoever uses them joins the copy. make_spare(): the host gets a copy, and the
-// bytes stay. send_away(): they leave. False: it is not so, or it cannot be done now.
-bool begin_coming(StorageHandle& h);
-bool make_spare(StorageHandle& h);
-bool send_away(StorageHandle& h);
+// Carries out what a plan does ahead of need (core/step.h): bytes get a copy on the host, leave, or begin to come home,
+// for which nobody leaves. What cannot be done is left for whoever needs it, who is told.
+void carry_out_planned(const mgd_action* actions, std::size_t n);
 
 // Bytes of the block that this thread is requesting for a storage that comes home or goes to a peer; 0 while it
 // requests none. makes_no_room(): for that block no storage leaves.

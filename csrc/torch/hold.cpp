@@ -13,6 +13,7 @@
 #include "out_of_memory.h"
 #include "room.h"
 #include "state.h"
+#include "steps.h"
 #include "waiting.h"
 
 namespace managed {
@@ -101,6 +102,23 @@ void let_leave(const at::Tensor& t, enum mgd_pin why) {
 void Hold::log_uses() const {
   const uint64_t call = next_tick();
   for (const Use& u : used_) log_use(u.handle, u.handle->bytes, call, u.written ? UseKind::Written : UseKind::Read);
+}
+
+// Before its operands come home: what a plan lets leave first makes room for them.
+void Hold::watch_uses(const char* operator_name) const {
+  if (noting_uses.load(std::memory_order_relaxed)) log_uses();
+  if (!turn_ || !steps_watched.load(std::memory_order_relaxed)) return;
+  c10::SmallVector<mgd_step_use, 8> uses;
+  mgd_mask seen = 0;
+  for (const Use& first : used_) {
+    const int device = first.handle->home;
+    if (seen >> device & 1) continue;
+    seen |= mgd_mask{1} << device;
+    uses.clear();
+    for (const Use& u : used_)
+      if (u.handle->home == device) uses.push_back({u.handle, u.written});
+    follow_step(device, operator_name, uses);
+  }
 }
 
 bool Hold::is_inside_operator() const {

@@ -59,8 +59,8 @@ class Hold {
   // operator.
   void bring_home(const char* operator_name = nullptr) {
     if (C10_UNLIKELY(kernels_are_async.load(std::memory_order_relaxed))) record_streams();
+    if (C10_UNLIKELY(watching_uses.load(std::memory_order_relaxed))) watch_uses(operator_name);
     if (C10_UNLIKELY(away_)) bring_home_slow(operator_name);
-    if (C10_UNLIKELY(noting_uses.load(std::memory_order_relaxed))) log_uses();
   }
 
   // In a child of fork(): what threads that it lacks were using is used no more, and nobody has their turn.
@@ -76,6 +76,7 @@ class Hold {
     bool written;
   };
   void log_uses() const;
+  void watch_uses(const char* operator_name) const;
   void enter();
   void record_streams(); // operands may stand on several devices, as those of a copy do
   bool is_inside_operator() const;

@@ -15,6 +15,7 @@
 #include "guard.h"
 #include "hold.h"
 #include "replica.h"
+#include "steps.h"
 #include "transfer.h"
 #include "turns.h"
 #include "waiting.h"
@@ -35,6 +36,7 @@ int let_somebody_leave(int device, int64_t bytes, const int64_t* room, int64_t* 
   std::size_t n = plan.size();
   const int code = mgd_evict_begin(machine(), device, bytes, room, Hold::uses_of_this_thread(device), plan.data(), &n);
   if (code == MGD_OK) *left = carry_out(plan.data(), n, failure, forgotten);
+  if (*left) begin_steps(device);
   return code;
 }
 

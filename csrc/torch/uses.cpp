@@ -19,6 +19,7 @@
 namespace managed {
 
 std::atomic<bool> noting_uses{false};
+std::atomic<bool> watching_uses{false};
 
 namespace {
 
@@ -96,6 +97,7 @@ void mgd_torch_begin_uses(void) {
   n.met = 0;
   n.begin = moment_now();
   noting_uses = true;
+  watching_uses = true;
 }
 
 PyObject* mgd_torch_end_uses(void) {

@@ -9,6 +9,8 @@ namespace managed {
 enum class UseKind : uint8_t { Made, Read, Written, Dropped };
 
 extern std::atomic<bool> noting_uses;
+// The same question for operators, asked once: somebody notes uses, or a device learns (steps.h).
+extern std::atomic<bool> watching_uses;
 void note_use_slow(const void* block, int64_t bytes, uint64_t tick, UseKind kind);
 inline void log_use(const void* block, int64_t bytes, uint64_t tick, UseKind kind) {
   if (__builtin_expect(noting_uses.load(std::memory_order_relaxed), 0)) note_use_slow(block, bytes, tick, kind);

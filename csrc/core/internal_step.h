@@ -1,0 +1,120 @@
+/* internal_step.h: the log of a device's operators, and what was learned from it.
+ *
+ * Private to the core, as internal_machine.h is, whose devices hold one each. All of it is guarded by the machine's
+ * mutex. From the bottom to the top: step_log.c, step_learn.c, step.c.
+ */
+#ifndef MGD_INTERNAL_STEP_H
+#define MGD_INTERNAL_STEP_H
+
+#include "internal_machine.h"
+#include "plan.h"
+#include "step.h"
+
+#define MGD_STEP_OPERATORS (1 << 16) /* that a log holds; then it begins anew */
+#define MGD_STEP_USES (1 << 18)
+#define MGD_STEP_WINDOW 8 /* operators that tell a place in a step from others, as a rule */
+
+/* A storage in the log. Operators are numbered from 0 in the order of the log. */
+struct mgd_step_seen {
+  struct mgd_handle *handle; /* NULL: it has died */
+  int64_t bytes;
+  int32_t made, ordinal; /* by which operator, as its which result; -1: before the log began */
+  int32_t died;          /* after which operator, -1 */
+};
+
+struct mgd_step_logged_use {
+  int32_t seen;
+  bool written;
+};
+
+struct mgd_step_logged {
+  const char *name;
+  uint64_t kind;   /* name, and bytes and writes of its uses */
+  uint64_t window; /* kinds of the last MGD_STEP_WINDOW operators */
+  int64_t worked;
+  int32_t first_use, first_made; /* of `uses`, `made`; up to those of the next operator */
+  int32_t earlier;               /* the operator before this one with the same window in its bucket, -1 */
+};
+
+/* Invariants: `made` lists what was made in the log, in order; a storage that is in the log and alive knows its place
+ * (mgd_handle.seen). period > 0: the last `run` operators are as those `period` before them. */
+struct mgd_step_log {
+  struct mgd_step_logged *operators;
+  struct mgd_step_logged_use *uses;
+  struct mgd_step_seen *seen;
+  int32_t *made;
+  int32_t count, uses_count, seen_count, made_count; /* of the arrays above */
+  int32_t size, uses_size, seen_size, made_size;
+  int32_t *buckets; /* by window: the last operator, -1 */
+  int32_t period, run;
+};
+
+/* A storage of a learned step. */
+struct mgd_step_role {
+  struct mgd_handle *handle; /* who has it now, NULL: nobody */
+  int64_t bytes;
+  bool lasting;
+};
+
+struct mgd_step_kind {
+  uint64_t kind, window;
+  int32_t first_use, first_made; /* of `use_roles`, `made_roles` */
+  int32_t next;                  /* operator whose window is in the same bucket, -1 */
+};
+
+/* A step that repeats. Invariant: a role's handle knows its role (mgd_handle.role). */
+struct mgd_step_learned {
+  int32_t operators, roles, uses;
+  struct mgd_step_kind *kinds; /* operators + 1 */
+  int32_t *buckets;            /* by window, as many as operators: -1, or an operator */
+  int32_t *use_roles;          /* of each use as it is named in the call; -1: none */
+  int32_t *made_roles;
+  struct mgd_step_role *role;
+  struct mgd_plan *plan;
+  /* what was planned, to plan again with less room */
+  int64_t *ns;
+  int32_t *plan_first;
+  struct mgd_plan_use *plan_uses;
+  struct mgd_plan_storage *plan_storages;
+};
+
+struct mgd_step {
+  struct mgd_step_log log;
+  struct mgd_step_learned learned;
+  bool follows;
+  int32_t at, results;    /* following: the operator that comes next; how many results the last one has made */
+  int32_t strange;        /* operators in a row that were not in the plan */
+  uint64_t window;        /* following or not: of the last operators */
+  uint64_t recent[MGD_STEP_WINDOW]; /* their kinds, a ring; `seen` of them so far */
+  uint64_t calls;
+  uint64_t generation;    /* how often the log began anew */
+  int64_t margin;  /* bytes that the plan leaves free */
+  int64_t pressed; /* mgd_storages.pressed when this period began */
+  int64_t plans, laps, lost, room;
+  bool hopeless; /* no plan fits */
+  bool planning; /* a thread plans, without the mutex: nobody frees what it reads */
+};
+
+/* ---- step_log.c */
+void mgd_step_log_clear_locked(struct mgd_step_log *log);
+void mgd_step_log_free(struct mgd_step_log *log);
+/* Appends an operator. False: the log is full, or there is no memory. */
+bool mgd_step_log_add_locked(struct mgd_machine *m, struct mgd_step *s, const struct mgd_step_call *call, uint64_t kind);
+void mgd_step_log_made_locked(struct mgd_machine *m, struct mgd_step_log *log, struct mgd_handle *h);
+void mgd_step_log_died_locked(struct mgd_step_log *log, struct mgd_handle *h);
+void mgd_step_log_resized_locked(struct mgd_step_log *log, const struct mgd_handle *h);
+bool mgd_step_log_repeats_locked(struct mgd_step_log *log); /* the operator that was added last begins a period anew */
+
+/* ---- step_learn.c */
+void mgd_step_learn_forget_locked(struct mgd_step_learned *l);
+/* From the last period of the log. NOMEM, or INVALID where the period cannot be told as a step. */
+int mgd_step_learn_from_log_locked(struct mgd_machine *m, struct mgd_step *s, struct mgd_step_learned *out);
+void mgd_step_learn_bind_locked(struct mgd_step *s); /* the roles of what was learned from this log get their handles */
+
+/* ---- step.c */
+void mgd_step_made_locked(struct mgd_machine *m, struct mgd_handle *h);
+void mgd_step_died_locked(struct mgd_machine *m, struct mgd_handle *h);
+void mgd_step_resized_locked(struct mgd_machine *m, const struct mgd_handle *h);
+void mgd_step_free(struct mgd_step *s); /* NULL is none */
+
+#endif

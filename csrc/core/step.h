@@ -1,0 +1,60 @@
+/* step.h: what a device does again and again, and what was learned from it.
+ *
+ * Programs repeat their steps. Once bytes had to leave a device, its operators are logged. When the log repeats, its
+ * last period is planned (plan.h), and the plan is followed from then on: which bytes get a copy on the host, leave and
+ * come back right before which operator. What the program does otherwise than before costs time and nothing else: every
+ * operator still gets its operands by mgd_restore_begin().
+ *
+ * A device has one log and one plan. An operator is known by its name and by what it uses, and a storage by its role: it
+ * lives through all steps, or it is the n-th that a certain operator of the step makes.
+ */
+#ifndef MGD_STEP_H
+#define MGD_STEP_H
+
+#include "core.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct mgd_step_use {
+  struct mgd_handle *handle; /* whose home is the device, and which the caller uses (mgd_handle_use) */
+  bool written;
+};
+
+/* An operator that is about to run on storages of one device. */
+struct mgd_step_call {
+  const char *name; /* the pointer counts, not the text; it lives for ever, or is NULL */
+  const struct mgd_step_use *uses;
+  size_t n;
+  int64_t worked; /* ns, up to now; what differs from call to call is the time of an operator */
+};
+
+struct mgd_step_state {
+  bool logs, follows;
+  int32_t logged;                  /* operators in the log */
+  int32_t operators, at;           /* of the plan; the operator that comes next */
+  int64_t plans, laps, lost;       /* plans made; periods followed to their end; how often a plan was lost */
+  int64_t room, predicted, ideal;  /* of the plan: bytes; ns of a period */
+};
+
+/* Whether devices learn; they do at first. Off: what was learned is forgotten. */
+int mgd_step_learn(struct mgd_machine *m, bool on);
+/* The device logs from now on, or goes on to. The caller has seen bytes leave it for want of room. */
+int mgd_step_begin(struct mgd_machine *m, int device);
+/* Logs an operator, or follows the plan: *n actions that have begun, each with a use that the caller puts back when he
+ * has ended it: SPARE, SPILL and DROP end by mgd_evict_end(), RESTORE by mgd_restore_end(), RESIDENT or ARRIVING; FORGET
+ * as in mgd_evict_begin(). *n in: room for actions, at least MGD_STEP_ACTIONS. *plans: mgd_step_plan() is to be called.
+ */
+#define MGD_STEP_ACTIONS 64
+int mgd_step_operator(struct mgd_machine *m, int device, const struct mgd_step_call *call, struct mgd_action *actions,
+                      size_t *n, bool *plans);
+/* Plans the period that was found. `free`: bytes that the device's allocator could give now. Takes some ms, most of it
+ * without the mutex. ABSENT: there is no period, or another thread has changed the log meanwhile. */
+int mgd_step_plan(struct mgd_machine *m, int device, int64_t free);
+int mgd_step_read(struct mgd_machine *m, int device, struct mgd_step_state *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,69 @@
+// steps.cpp: see steps.h.
+#include "steps.h"
+
+#include <array>
+
+#include "api.h"
+#include "devices.h"
+#include "executor.h"
+#include "guard.h"
+#include "transfer.h"
+#include "uses.h"
+
+namespace managed {
+
+std::atomic<bool> steps_watched{false};
+
+namespace {
+
+std::atomic<bool> learns{true};
+
+// Where nobody knows what operators take, their bytes stand for it: ns at the memory bandwidth of a large card. A plan
+// needs the proportions.
+constexpr int64_t kBytesPerNs = 1000;
+std::array<std::atomic<int64_t>, MGD_MAX_DEVICES> bytes_worked{};
+
+int64_t worked(int device, c10::ArrayRef<mgd_step_use> uses) {
+  const c10::Device d = device_of(device);
+  if (const auto* backend = backend_of(d.type()); backend->worked) return backend->worked(d.index());
+  int64_t bytes = 0;
+  for (const mgd_step_use& u : uses) bytes += u.handle->bytes;
+  return bytes_worked[static_cast<std::size_t>(device)].fetch_add(bytes / kBytesPerNs, std::memory_order_relaxed);
+}
+
+} // namespace
+
+void begin_steps(int device) {
+  if (!learns.load(std::memory_order_relaxed) || mgd_step_begin(machine(), device) != MGD_OK) return;
+  steps_watched.store(true, std::memory_order_relaxed);
+  watching_uses.store(true, std::memory_order_relaxed);
+}
+
+void follow_step(int device, const char* operator_name, c10::ArrayRef<mgd_step_use> uses) noexcept {
+  const mgd_step_call call{operator_name, uses.data(), uses.size(), worked(device, uses)};
+  bool plans = false;
+  {
+    const Transfer moving;
+    std::array<mgd_action, MGD_STEP_ACTIONS> actions;
+    std::size_t n = actions.size();
+    if (mgd_step_operator(machine(), device, &call, actions.data(), &n, &plans) == MGD_OK)
+      carry_out_planned(actions.data(), n);
+  }
+  if (plans) mgd_step_plan(machine(), device, free_bytes(device));
+}
+
+void learn_steps(bool on) {
+  learns = on;
+  if (!on) steps_watched = false;
+  mgd_step_learn(machine(), on);
+}
+
+bool learns_steps() { return learns; }
+
+} // namespace managed
+
+using namespace managed;
+
+int mgd_torch_learns(void) { return learns_steps(); }
+
+void mgd_torch_learn(int on) { learn_steps(on != 0); }
