@@ -347,13 +347,15 @@ static bool is_queue_sound(const struct mgd_clock_stream *s) {
 static bool is_stream_sound(const struct mgd_clock *c, int device, const struct mgd_clock_stream *s, int64_t *leaving) {
   int64_t own = 0;
   int count = 0;
+  bool parts = true;
   for (const struct mgd_hold *h = s->leaving; h; h = h->next) {
+    parts = parts && h->merged >= 0 && h->merged <= h->bytes;
     own += atomic_load_explicit(&h->also, memory_order_relaxed) ? 0 : h->bytes;
     *leaving += h->bytes;
     count++;
   }
-  return s->free_at >= 0 && s->free_at <= c->latest && own == s->leaving_bytes && count == s->leaving_count &&
-         is_queue_sound(s) && (device != MGD_CLOCK_HOST || (!s->first && !count));
+  return parts && s->free_at >= 0 && s->free_at <= c->latest && own == s->leaving_bytes &&
+         count == s->leaving_count && is_queue_sound(s) && (device != MGD_CLOCK_HOST || (!s->first && !count));
 }
 
 static bool is_place_sound(const struct mgd_clock *c, int device) {

@@ -102,7 +102,7 @@ enum mgd_span_kind {
   MGD_SPAN_COPY,  /* from one place to another; bytes */
   MGD_SPAN_WAIT,  /* a thread waited */
   MGD_SPAN_STALL, /* a stream waited, for an event or for room */
-  MGD_SPAN_HOLD   /* bytes were in use; end INT64_MAX: they still are */
+  MGD_SPAN_HOLD   /* bytes were in use, and the name says whose; end INT64_MAX: they still are */
 };
 struct mgd_span {
   enum mgd_span_kind kind;
@@ -126,6 +126,9 @@ int mgd_clock_hold_set_capacity(struct mgd_clock *c, int device, int64_t bytes);
 int mgd_clock_hold_take(struct mgd_clock *c, int device, int stream, int64_t bytes, struct mgd_hold **out);
 /* Another stream of the device uses them as well. Takes no lock: operators call it. */
 void mgd_clock_hold_use(struct mgd_hold *hold, int stream);
+/* Whose they are; a log tells what was said last, as if it had been so from the beginning. Takes no lock. */
+void mgd_clock_hold_own(struct mgd_hold *hold, enum mgd_hold_owner owner);
+enum mgd_hold_owner mgd_clock_hold_owner(const struct mgd_hold *hold);
 /* The owner is gone: they are free when the streams that used them have come to where they are now. */
 void mgd_clock_hold_give(struct mgd_clock *c, struct mgd_hold *hold);
 

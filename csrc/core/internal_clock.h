@@ -60,8 +60,7 @@ struct mgd_clock_place {
   struct mgd_speed speed;
   struct mgd_clock_stream streams[MGD_MAX_STREAMS];
   int64_t issued; /* the time of the thread that issued the last operation here, then; host: 0 */
-  int64_t busy;
-  int64_t capacity, held;  /* bytes: held are those that nobody has given up */
+  int64_t busy, capacity, held;  /* bytes: held are those that nobody has given up */
   int64_t largest;         /* capacity since an audit found no more */
   int64_t leaving;         /* bytes that were given up, of all streams */
   struct mgd_hold *living; /* what `held` counts */
@@ -78,9 +77,10 @@ struct mgd_clock_link {
 
 struct mgd_hold {
   struct mgd_hold *next, *before; /* in `living` or, without `before`, in `leaving` or `over` */
-  int64_t bytes;
+  int64_t bytes, merged; /* merged: of these, what belongs to older ones, of which a log knows already */
   int device, stream;
   _Atomic uint64_t also; /* bit i: stream i uses them too */
+  _Atomic int owner;     /* enum mgd_hold_owner */
   struct mgd_moment begin, end; /* `begin` is kept for an audit only */
   struct mgd_moment *ends;      /* of the other streams, as many as `also` has bits */
 };
@@ -88,7 +88,7 @@ struct mgd_hold {
 /* Invariants: all times are >= 0, and none that is known is later than `latest`;
  * a stream's queue begins with what cannot end yet, a copy or a wait, and the
  * host's have none; a link has at most one copy under way; `held` is the sum of
- * living bytes, `leaving` that of the streams'; rates are finite and >= 0. */
+ * living bytes, `leaving` that of the streams', merged bytes are a part; rates are finite and >= 0. */
 struct mgd_clock {
   pthread_mutex_t mutex;
   struct mgd_alloc alloc;

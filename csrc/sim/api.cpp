@@ -54,6 +54,7 @@ void create(const mgd_sim_config &c) {
   bridge().copy = &copy_bytes;
   bridge().limit = &set_limit;
   bridge().last_copy = &last_copy;
+  bridge().own = &note_owner;
   bridge().one_thread = c.repeatable != 0;
   bridge().values = holds_values();
   if (!holds_values()) bridge().allocate_host = &take_addresses;

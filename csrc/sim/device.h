@@ -35,6 +35,7 @@ class Reservation {
   std::size_t bytes() const { return bytes_; }
   // An operator uses the bytes on that stream.
   void used_on(int stream) const;
+  void belongs_to(mgd_hold_owner owner) const;
   const Reservation *next() const { return next_; }
 
  private:

@@ -195,12 +195,24 @@ void set_known(const c10::Storage &sim, Known known) {
 
 void forget_bytes(c10::StorageImpl *sim, std::size_t bytes) { put_block(sim, new_twin(sim->device().index(), bytes)); }
 
+namespace {
+
+// Null for memory that is not ours.
+const Reservation *reservation_of(const c10::DataPtr &block) {
+  if (!owns(block)) return nullptr;
+  const auto &bytes = static_cast<c10::StorageImpl *>(block.get_context())->_mutable_data_ptr_no_checks();
+  return bytes.get_deleter() == &drop_bytes ? &static_cast<TwinBytes *>(bytes.get_context())->reservation : nullptr;
+}
+
+}  // namespace
+
 void note_use(const c10::DataPtr &pointer, int stream) {
   const bool kept = bridge().head && pointer.get_deleter() == bridge().head;
-  const auto &block = kept ? static_cast<Head *>(pointer.get_context())->block : pointer;
-  if (!owns(block)) return;
-  const auto &bytes = static_cast<c10::StorageImpl *>(block.get_context())->_mutable_data_ptr_no_checks();
-  if (bytes.get_deleter() == &drop_bytes) static_cast<TwinBytes *>(bytes.get_context())->reservation.used_on(stream);
+  if (const auto *r = reservation_of(kept ? static_cast<Head *>(pointer.get_context())->block : pointer)) r->used_on(stream);
+}
+
+void note_owner(const c10::DataPtr &block, mgd_hold_owner owner) {
+  if (const auto *r = reservation_of(block)) r->belongs_to(owner);
 }
 
 void note_use(c10::StorageImpl *sim, int stream) { note_use(sim->_mutable_data_ptr_no_checks(), stream); }

@@ -46,6 +46,8 @@ c10::Storage form_of(const c10::Storage &sim);
 // An operator uses the bytes on that stream of their device.
 void note_use(const c10::DataPtr &pointer, int stream);
 void note_use(c10::StorageImpl *sim, int stream);
+// Whose bytes a block holds, for a profile.
+void note_owner(const c10::DataPtr &block, mgd_hold_owner owner);
 // An operator has written the bytes.
 void note_write(c10::StorageImpl *sim);
 

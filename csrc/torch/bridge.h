@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../core/types.h"
 #include "key.h" // the simulator excludes the key while it runs kernels
 
 namespace managed {
@@ -27,7 +28,7 @@ struct Head {
 };
 
 struct Bridge {
-  int version = 10;
+  int version = 11;
 
   // ---- filled by the hook; null until it attaches
   // The device has no room for a request of so many bytes: free something and return true to look again. No lock of
@@ -57,6 +58,8 @@ struct Bridge {
 
   // The number of the copy that this thread issued last, where there is a log of them. Must not throw.
   std::uint64_t (*last_copy)() = nullptr;
+  // Whose bytes an allocation of the backend holds, for a profile. Takes no lock; must not throw.
+  void (*own)(const c10::DataPtr& pointer, mgd_hold_owner owner) = nullptr;
   // Backward passes run in the thread that calls them, so that everything is issued in one order.
   bool one_thread = false;
 

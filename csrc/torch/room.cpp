@@ -135,6 +135,7 @@ void leave_home(StorageHandle* h, int from, int to, HostMemory* memory, void (*f
 bool spill_to_peer(StorageHandle* h, const mgd_action& a) {
   c10::DataPtr guest = allocate_guest(a.to, h->size());
   if (!guest.get()) return false;
+  tell_owner(guest, MGD_HOLD_GUEST);
   copy_bytes(h->home, a.to, guest.mutable_get(), a.from, h->block.get(), h->size());
   h->guest = std::move(guest);
   leave_home(h, a.from, a.to, nullptr, &free_idle_block);
