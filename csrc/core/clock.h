@@ -35,6 +35,7 @@ struct mgd_speed {
   double bytes_per_ns;                                 /* memory bandwidth, as it is reached */
   int64_t launch_ns;                                   /* the shortest that an operator takes on the device */
   int64_t issue_ns;                                    /* what it costs the thread that issues it */
+  int64_t python_ns; /* the first part of that, under the interpreter's lock; 0: nobody shares anything */
 };
 
 /* One copy on its way between two places. The host has no streams: its number is ignored. */
@@ -80,6 +81,8 @@ int mgd_clock_copy(struct mgd_clock *c, int thread, const struct mgd_transfer *t
 /* The number of the copy that the thread issued last: a log has it. 0: none. */
 int mgd_clock_last_copy(struct mgd_clock *c, int thread, uint64_t *number);
 int mgd_clock_begin_thread(struct mgd_clock *c, int thread); /* a new one: its time is 0 until it issues something */
+/* Whether what the thread issues is issued by Python. It is, until this says otherwise. */
+int mgd_clock_lock_use(struct mgd_clock *c, int thread, bool uses); /* clock_lock.c */
 
 /* The end of what the stream holds now, and not before the thread's time. Takes the place of the moment in *m. */
 int mgd_clock_record(struct mgd_clock *c, int thread, int device, int stream, struct mgd_moment *m);

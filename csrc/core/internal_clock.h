@@ -1,14 +1,14 @@
 /* internal_clock.h: what a struct mgd_clock is made of.
  *
- * Private to the files of the clock, to check.c, and to the test that breaks a
- * clock on purpose. From the bottom to the top: clock_queue.c has the streams,
- * clock_flow.c the copies, clock_hold.c the bytes, clock.c what is issued.
+ * Private to the files of the clock, to check.c, and to the test that breaks a clock on purpose. Which of the files
+ * stand on which: docs/developer_notes/clock.md.
  */
 #ifndef MGD_INTERNAL_CLOCK_H
 #define MGD_INTERNAL_CLOCK_H
 
 #include "arithmetic.h"
 #include "clock.h"
+#include "internal_clock_lock.h"
 #include "internal_clock_log.h"
 #include "internal_machine.h"
 
@@ -48,6 +48,7 @@ struct mgd_clock_stream {
   int64_t free_at;
   struct mgd_task *first, *last;
   int queued;
+  bool unlocked;      /* of a thread: what it issues is not Python's */
   uint64_t last_copy; /* of a thread: the number of its newest copy */
   /* Given up, and perhaps still used by this stream, oldest first. */
   struct mgd_hold *leaving, *leaving_last;
@@ -61,8 +62,7 @@ struct mgd_clock_place {
   struct mgd_clock_stream streams[MGD_MAX_STREAMS];
   int64_t issued; /* the time of the thread that issued the last operation here, then; host: 0 */
   int64_t busy, capacity, held;  /* bytes: held are those that nobody has given up */
-  int64_t largest;         /* capacity since an audit found no more */
-  int64_t leaving;         /* bytes that were given up, of all streams */
+  int64_t largest, leaving; /* capacity since an audit found no more; bytes that were given up, of all streams */
   struct mgd_hold *living; /* what `held` counts */
   struct mgd_hold *over;   /* for an audit */
 };
@@ -85,10 +85,9 @@ struct mgd_hold {
   struct mgd_moment *ends;      /* of the other streams, as many as `also` has bits */
 };
 
-/* Invariants: all times are >= 0, and none that is known is later than `latest`;
- * a stream's queue begins with what cannot end yet, a copy or a wait, and the
- * host's have none; a link has at most one copy under way; `held` is the sum of
- * living bytes, `leaving` that of the streams', merged bytes are a part; rates are finite and >= 0. */
+/* Invariants: all times are >= 0, and none that is known is later than `latest`; a stream's queue begins with what
+ * cannot end yet, a copy or a wait, and the host's have none; a link has at most one copy under way; `held` is the sum
+ * of living bytes, `leaving` that of the streams', merged bytes are a part; rates are finite and >= 0. */
 struct mgd_clock {
   pthread_mutex_t mutex;
   struct mgd_alloc alloc;
@@ -99,6 +98,7 @@ struct mgd_clock {
   double buses[MGD_MAX_BUSES]; /* bytes/ns, 0: no limit */
   bool audited;            /* what is over is kept in `over` */
   struct mgd_log *log;     /* NULL: nobody wants to know */
+  struct mgd_clock_lock lock; /* the interpreter's */
   struct mgd_clock_place *places; /* [0] is the host, [d + 1] is accelerator d */
   struct mgd_clock_link *links;   /* [(from + 1) * (devices + 1) + to + 1] */
 };
@@ -113,7 +113,7 @@ static inline struct mgd_clock_link *mgd_clock_link_of(const struct mgd_clock *c
 
 static inline void mgd_clock_reach(struct mgd_clock *c, int64_t time) { c->latest = mgd_max(c->latest, time); }
 static inline bool mgd_clock_is_speed(const struct mgd_speed *s) {
-  bool sound = mgd_is_amount(s->bytes_per_ns) && s->launch_ns >= 0 && s->issue_ns >= 0;
+  bool sound = mgd_is_amount(s->bytes_per_ns) && s->launch_ns >= 0 && s->python_ns >= 0 && s->issue_ns >= s->python_ns;
   for (int i = 0; i < MGD_WORK_KINDS * MGD_PRECISIONS; i++) {
     sound = sound && mgd_is_amount(s->flops_per_ns[i / MGD_PRECISIONS][i % MGD_PRECISIONS]);
   }
