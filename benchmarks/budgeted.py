@@ -27,6 +27,7 @@ __all__ = [
     "POLICIES",
     "Pressed",
     "bounds",
+    "choose",
     "free",
     "managed_on",
     "policies",
@@ -37,22 +38,21 @@ __all__ = [
 ]
 
 POLICIES = ("lru", "clean_first", "greedy_dual")
-LATER = ("learned", "learned_without_prefetch")  # not every build has them
+LEARNED = "learned"  # as the default one until the step repeats, and then by a plan
 SETTLE, MEASURED = 3, 3  # steps
-KINDS = ("spill", "drop", "restore")
+KINDS = ("spill", "spare", "drop", "restore")
 
 
 def policies() -> list[str]:
-    """Those that this build has. The default one is chosen afterwards."""
-    found = list(POLICIES)
-    for name in LATER:
-        try:
-            _C.set_victims(name)
-        except ValueError:
-            continue
-        found.append(name)
-    _C.set_victims("greedy_dual")
-    return found
+    """All of them, with learning from repeated steps."""
+    return [*POLICIES, LEARNED]
+
+
+def choose(policy: str) -> None:
+    """From now on who leaves is chosen like that, and nothing that was learned before counts."""
+    _C.set_learning(False)
+    _C.set_learning(policy == LEARNED)
+    _C.set_victims("greedy_dual" if policy == LEARNED else policy)
 
 
 def managed_on(thing: Any) -> Any:
@@ -74,7 +74,7 @@ def vacated() -> Iterator[None]:
         yield
     finally:
         managed.budget(DEVICE, None)
-        _C.set_victims("greedy_dual")
+        choose(LEARNED)
 
 
 @dataclass
@@ -97,7 +97,7 @@ def free(model: Model, optimizer: str) -> Pressed:
 def pressed(model: Model, optimizer: str, budget: int, policy: str, rounds: int) -> Pressed:
     """Under a budget, with `rounds` pairs of timings."""
     with vacated():
-        _C.set_victims(policy)
+        choose(policy)
         managed.budget(DEVICE, budget)
         try:
             trained = Trained(model, optimizer, managed_on)

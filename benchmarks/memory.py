@@ -56,7 +56,7 @@ def over(value: float, base: float) -> float:
 def row(found: Pressed, budget: int, known: dict[str, dict[str, float]]) -> Report:
     if found.times is None:
         raise ValueError("it was not timed")
-    out, back = found.moved["spill"], found.moved["restore"]
+    out, back = found.moved["spill"] + found.moved["spare"], found.moved["restore"]
     return {
         "peak": found.peak / budget,
         "moved": found.moved,

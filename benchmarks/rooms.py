@@ -4,13 +4,12 @@ budget in which one trains."""
 from __future__ import annotations
 
 import torch
-from budgeted import POLICIES, managed_on, trace, vacated
+from budgeted import POLICIES, choose, managed_on, trace, vacated
 from cases import perceptron
 from report import Report
 from training import DEVICE, Model, Trained
 
 import managed
-from managed import _C
 
 __all__ = ["feasible", "inference"]
 
@@ -27,7 +26,7 @@ def inference() -> Report:
     report: Report = {"budget": weights // 4, "used": weights + data.nbytes, "policies": {}}
     for policy in POLICIES:
         with vacated(), torch.no_grad():
-            _C.set_victims(policy)
+            choose(policy)
             managed.budget(DEVICE, weights // 4)
             module, x = managed_on(perceptron(512, 16)), managed_on(data)
             module.load_state_dict(plain.state_dict())

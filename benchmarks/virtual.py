@@ -16,17 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from budgeted import MEASURED, SETTLE, policies, vacated
+from budgeted import MEASURED, SETTLE, choose, policies, vacated
 from report import Report
 from training import DEVICE
 
 import managed
-from managed import _C
 from managed._sim_presets import Preset
 
 __all__ = ["apart", "compared", "percent", "placed", "pressed", "simulate", "timed"]
 
-MOVED = ("spill", "drop", "restore")
+MOVED = ("spill", "spare", "drop", "restore")
 
 
 def compared() -> list[str]:
@@ -80,7 +79,7 @@ def timed(step: Callable[[], None]) -> Report:
 def pressed(make: Callable[[], Callable[[], None]], budget: int, policy: str) -> Report:
     """The same of what `make` makes under a budget; or why there is no room for it."""
     with vacated():
-        _C.set_victims(policy)
+        choose(policy)
         managed.budget(DEVICE, budget)
         try:
             found = timed(make())

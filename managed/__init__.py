@@ -39,6 +39,7 @@ from managed.tensor import ManagedTensor
 __all__ = [
     "COPY_WARNING",
     "HEURISTIC_FUNCTION",
+    "LEARN_STEPS",
     "USE_HEURISTIC",
     "DeviceManager",
     "ManagedModule",
@@ -62,6 +63,7 @@ DeviceManager = C.DeviceManager
 
 # Attributes with effect: managed._attributes has their getters and setters.
 COPY_WARNING: int
+LEARN_STEPS: bool
 USE_HEURISTIC: bool
 HEURISTIC_FUNCTION: Callable[[int], int]
 HEUSRISTIC_FUNCTION: Callable[[int], int]

@@ -59,6 +59,16 @@ class Attributes(ModuleType):
         C.set_copy_warning(copies)
 
     @property
+    def LEARN_STEPS(self) -> bool:
+        """Whether devices that are short of room learn from steps that repeat. TypeError for
+        anything but a bool. Setting it to False forgets what was learned."""
+        return C.learning()
+
+    @LEARN_STEPS.setter
+    def LEARN_STEPS(self, value: bool) -> None:
+        C.set_learning(value)
+
+    @property
     def device_manager(self) -> C.DeviceManager:
         """The DeviceManager that `x.cuda()` and `module.cuda()` ask; assign another one."""
         return C.get_manager()

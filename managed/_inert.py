@@ -19,7 +19,7 @@ __all__: list[str] = []
 
 REQUESTED = DISPERSED = 0
 _logger = logging.getLogger("managed")
-_knobs: dict[str, Any] = {"use_heuristic": True, "copy_warning": 16}
+_knobs: dict[str, Any] = {"use_heuristic": True, "copy_warning": 16, "learning": True}
 
 
 class DeviceManager:
@@ -109,6 +109,14 @@ def get_use_heuristic() -> bool:
 
 def set_use_heuristic(value: bool) -> None:
     _knobs["use_heuristic"] = value
+
+
+def learning() -> bool:
+    return bool(_knobs["learning"])
+
+
+def set_learning(on: bool) -> None:
+    _knobs["learning"] = on
 
 
 def get_copy_warning() -> int:

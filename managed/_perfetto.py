@@ -70,17 +70,20 @@ def _names(spans: list[Span]) -> list[dict[str, Any]]:
 
 
 def _memory(spans: list[Span], until: int) -> list[dict[str, Any]]:
+    """Counters: all bytes in use, and the same by owner, which some viewers stack."""
+
+    def counter(device: str, ns: int, name: str, told: dict[str, int]) -> dict[str, Any]:
+        return {"name": name, "ph": "C", "ts": ns / 1e3, "pid": _process(device), "args": told}
+
     devices = sorted({s.device for s in spans if s.kind == "hold"})
     return [
-        {
-            "name": "bytes in use",
-            "ph": "C",
-            "ts": ns / 1e3,
-            "pid": _process(d),
-            "args": {"bytes": total},
-        }
+        counter(d, ns, *told)
         for d in devices
-        for ns, total in held(spans, d, until)
+        for ns, owners in held(spans, d, until)
+        for told in (
+            ("bytes in use", {"bytes": sum(owners.values())}),
+            ("bytes by owner", owners),
+        )
     ]
 
 

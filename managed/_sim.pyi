@@ -8,7 +8,7 @@ PRECISIONS: tuple[str, ...]
 
 def create(
     capacities: list[int],
-    speed: tuple[tuple[tuple[float, ...], ...], float, int, int],
+    speed: tuple[tuple[tuple[float, ...], ...], float, int, int, int],
     host_link: tuple[int, float],
     peer_link: tuple[int, float],
     devices_per_switch: int,

@@ -44,6 +44,9 @@ class Preset(NamedTuple):
     # and the driver take about as long to issue one, and starting a copy over PCIe twice as long.
     launch_ns: int = 2_000  #: the shortest that an operator takes on the device
     issue_ns: int = 5_000  #: what it costs the thread that issues it
+    #: Of these, under the interpreter's lock: modules, functions and torch's bindings, which take
+    #: more than half; torch's C++ and the driver need no lock. More than issue_ns counts as that.
+    python_ns: int = 3_000
     host_latency_ns: int = 10_000
     peer_latency_ns: int = 10_000
     devices_per_switch: int = 1  #: that share one link of `host_bytes_per_ns` to the host

@@ -7,14 +7,19 @@ from typing import Any, NamedTuple
 
 from managed.explain import TRANSFERS, Event
 
-__all__ = ["Span", "held", "real", "simulated"]
+__all__ = ["OWNERS", "Span", "held", "real", "simulated"]
+
+#: Whose bytes of a device can be: of tensors that managed may move; of copies of other devices'
+#: tensors that it keeps for their next use; of other devices, which these had no room for; and the
+#: rest: plain tensors, small ones, what operators need to work.
+OWNERS = ("managed", "replica", "guest", "other")
 
 
 class Span(NamedTuple):
     """Something that took from `begin` to `end`, in ns since the profile began."""
 
     kind: str  #: "run", "copy", "wait" (of a thread), "stall" (of a stream), or "hold" (of bytes)
-    name: str  #: the operator; of a copy what it was for; of a wait what was waited for
+    name: str  #: the operator; of a copy what it was for; of a wait for what; of bytes whose
     device: str  #: where; of a copy the source, of a wait "cpu"
     other: str  #: of a copy the target
     stream: int  #: of a wait the number of the thread
@@ -55,16 +60,17 @@ def real(events: Iterable[Event]) -> list[Span]:
     ]  # fmt: skip
 
 
-def held(spans: list[Span], device: str, until: int) -> list[tuple[int, int]]:
-    """(ns, bytes in use from then on) of a device."""
-    changes: dict[int, int] = {}
+def held(spans: list[Span], device: str, until: int) -> list[tuple[int, dict[str, int]]]:
+    """(ns, bytes in use from then on by owner) of a device."""
+    changes: dict[int, list[tuple[str, int]]] = {}
     for s in spans:
         if s.kind == "hold" and s.device == device:
-            changes[s.begin] = changes.get(s.begin, 0) + s.bytes
+            changes.setdefault(s.begin, []).append((s.name, s.bytes))
             if s.end < until:
-                changes[s.end] = changes.get(s.end, 0) - s.bytes
-    total, steps = 0, []
+                changes.setdefault(s.end, []).append((s.name, -s.bytes))
+    held, steps = dict.fromkeys(OWNERS, 0), []
     for ns in sorted(changes):
-        total += changes[ns]
-        steps.append((ns, total))
+        for owner, nbytes in changes[ns]:
+            held[owner] += nbytes
+        steps.append((ns, held.copy()))
     return steps

@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from managed._spans import Span, held
+from managed._spans import OWNERS, Span, held
 from managed.profile import profile
 
 __all__ = ["draw"]
@@ -22,6 +22,8 @@ COLORS = {
     "wait": "#b0b0b0",
     "stall": "#d8d8d8",
 }
+OWNED = dict(zip(OWNERS, ("#4878cf", "#6acc65", "#ee854a", "#c8c8c8"), strict=True))
+LEGEND = {"loc": "lower right", "bbox_to_anchor": (1, 1), "fontsize": "small"}  # above the axes
 
 
 def _row(s: Span) -> str:
@@ -50,40 +52,31 @@ def _draw_rows(axes: Any, p: profile) -> None:
     axes.invert_yaxis()
     used = {c for _, c in bars}
     named = [Patch(color=c, label=name) for name, c in COLORS.items() if c in used]
-    axes.legend(
-        handles=named,
-        loc="lower right",
-        bbox_to_anchor=(1, 1),
-        ncols=len(named) or 1,
-        fontsize="small",
-    )
+    axes.legend(**LEGEND, handles=named, ncols=len(named) or 1)
 
 
-def _draw_memory(axes: Any, p: profile, devices: list[str]) -> None:
-    for device in devices:
-        steps = held(p.spans, device, p.elapsed)
-        times = [ns / 1e6 for ns, _ in steps] + [p.elapsed / 1e6]
-        totals = [total / 2**20 for _, total in steps]
-        axes.step(times, totals + totals[-1:], where="post", label=device)
-    axes.set_ylabel("MiB in use")
+def _draw_memory(axes: Any, p: profile, device: str) -> None:
+    """Bytes in use, one owner on top of the other."""
+    steps = held(p.spans, device, p.elapsed)
+    times = [ns / 1e6 for ns, _ in steps] + [p.elapsed / 1e6]
+    owners = [o for o in OWNERS if any(by[o] for _, by in steps)] or [*OWNERS[-1:]]
+    totals = [[by[owner] / 2**20 for _, by in [*steps, steps[-1]]] for owner in owners]
+    axes.stackplot(times, *totals, labels=owners, colors=[OWNED[o] for o in owners], step="post")
+    axes.set_ylabel(f"MiB of {device}")
     axes.set_ylim(bottom=0)
-    axes.legend(loc="lower right", fontsize="small")
+    axes.legend(**LEGEND, ncols=len(owners))
 
 
 def draw(p: profile, path: str | os.PathLike[str] | None) -> Figure:
     """See managed.plot_timeline()."""
     devices = sorted({s.device for s in p.spans if s.kind == "hold"})
-    rows = len({_row(s) for s in p.spans if s.kind != "hold"})
-    figure = Figure(figsize=(12, 1.5 + 0.35 * rows + (2.5 if devices else 0)), layout="constrained")
-    parts = figure.subplots(
-        2 if devices else 1,
-        sharex=True,
-        squeeze=False,
-        height_ratios=[max(1.0, 0.35 * rows), 2.0][: 2 if devices else 1],
-    )[:, 0]
+    rows = max(1.0, 0.35 * len({_row(s) for s in p.spans if s.kind != "hold"}))
+    heights = [rows] + [2.0] * len(devices)
+    figure = Figure(figsize=(12, 1.5 + sum(heights)), layout="constrained")
+    parts = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     _draw_rows(parts[0], p)
-    if devices:
-        _draw_memory(parts[1], p, devices)
+    for axes, device in zip(parts[1:], devices, strict=True):
+        _draw_memory(axes, p, device)
     parts[-1].set_xlabel("ms")
     parts[-1].set_xlim(0, max(p.elapsed / 1e6, 1e-6))
     if path is not None:

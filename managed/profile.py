@@ -25,7 +25,7 @@ class profile:
 
     path: a file in Chrome's trace event format, which ui.perfetto.dev opens; None: no file.
     On simulated devices it has each operator, each copy with its reason, and who waited, in virtual
-    time, and the bytes that each device holds. On other devices it has managed's copies, in real
+    time, and whose bytes each device holds. On other devices it has managed's copies, in real
     time: what kernels do there is torch.profiler's to tell.
 
     Afterwards `spans` are in order of time, `elapsed` ns were between the first and the last, and
@@ -93,7 +93,7 @@ def _simulator() -> Any:
 
 
 def plot_timeline(p: profile, path: str | os.PathLike[str] | None = None) -> Figure:
-    """Draws a profile: a row for each stream, link and thread, and the bytes of each device.
+    """Draws a profile: a row for each stream, link and thread, and each device's bytes by owner.
 
     Writes a picture if there is a path. ModuleNotFoundError without matplotlib.
     """

@@ -155,6 +155,12 @@ def _set_heuristic(value: str) -> None:
     C.set_use_heuristic(value == "1")
 
 
+def _set_learning(value: str) -> None:
+    if value not in ("0", "1"):
+        raise ValueError("it is 0 or 1")
+    C.set_learning(value == "1")
+
+
 def _set_copy_warning(value: str) -> None:
     C.set_copy_warning(int(value))
 
@@ -183,6 +189,7 @@ VARIABLES = {
         "0.1", "device_manager.wait_time: seconds of one wait", _set_on_manager("wait_time", float)
     ),
     "MANAGED_HEURISTIC": Variable("1", "0 starts with USE_HEURISTIC = False", _set_heuristic),
+    "MANAGED_LEARN": Variable("1", "0 starts with LEARN_STEPS = False", _set_learning),
     "MANAGED_COPY_WARNING": Variable(
         "16",
         "COPY_WARNING: copies of one tensor to one device in a step that go without a warning",

@@ -154,7 +154,7 @@ def simulate(
     depends on unknown values raises NotImplementedError. See docs/no_values.md.
     repeatable: virtual times are the same in each run, to the nanosecond, for one thread and for
     threads that share no device and no link: backward passes then run in the thread that calls
-    them, not in one thread for each device. Without values this is the default.
+    them, and threads do not share the interpreter's lock. Without values this is the default.
     host_memory: bytes of the host that what leaves devices may take, no more than the machine has;
     by default four fifths of that, and without values, where it may be more, the preset's.
 
@@ -178,6 +178,7 @@ def simulate(
             p.bytes_per_ns * p.efficiency.memory,
             p.launch_ns,
             p.issue_ns,
+            min(p.python_ns, p.issue_ns),
         ),
         (p.host_latency_ns, p.host_bytes_per_ns),
         (p.peer_latency_ns, p.peer_bytes_per_ns),
@@ -206,13 +207,11 @@ def simulate_from_environment() -> None:
     text = os.environ.get("MANAGED_SIM", "").strip()
     if not text:
         return
-    match = _FORM.fullmatch(text)
     try:
-        if match:
+        if match := _FORM.fullmatch(text):
             simulate(int(match[1]), match[2])
         else:
-            sizes = text.split(",")
-            simulate(len(sizes), sizes)
+            simulate(text.count(",") + 1, text.split(","))
     except ValueError as error:
         raise ValueError(f"MANAGED_SIM={text!r} is not like '4x512MiB': {error}") from error
 

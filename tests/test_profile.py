@@ -1,6 +1,7 @@
 """managed.profile(): what it tells is what happened, and its file is one that Perfetto reads."""
 
 import json
+import textwrap
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from devices import D0, D1, ON_CUDA
 import managed
 from managed import ManagedModule, ManagedTensor
 from managed._backend import C
-from managed._spans import held
+from managed._spans import OWNERS, held
 from managed.explain import TRANSFERS
 
 simulated = pytest.mark.skipif(ON_CUDA, reason="only simulated devices have a clock to look at")
@@ -72,7 +73,7 @@ def test_the_file_is_one_that_perfetto_reads(small_budget, tmp_path):
     with managed.profile(tmp_path / "trace.json") as p:
         training()
     trace = json.loads((tmp_path / "trace.json").read_text())
-    tracks, named = {}, set()
+    tracks, counters, named = {}, {}, set()
     for e in trace["traceEvents"]:
         assert isinstance(e["pid"], int)
         if e["ph"] == "M":
@@ -87,11 +88,16 @@ def test_the_file_is_one_that_perfetto_reads(small_budget, tmp_path):
             tracks.setdefault((e["pid"], e["tid"]), []).append((e["ts"], e["ts"] + e["dur"]))
         else:
             assert e["ph"] == "C"
-            assert 0 <= e["args"]["bytes"] <= torch.sim.mem_get_info(0)[1]
+            counters.setdefault((e["pid"], e["ts"]), []).append(e["args"])
     for spans in tracks.values():
         spans.sort()
         ends = [end for _, end in spans]
         assert all(a <= b[0] + 1e-3 for a, b in zip(ends, spans[1:], strict=False))
+    assert counters
+    for total, owners in counters.values():
+        assert tuple(owners) == OWNERS
+        assert all(nbytes >= 0 for nbytes in owners.values())
+        assert sum(owners.values()) == total["bytes"] <= torch.sim.mem_get_info(0)[1]
     kinds = {e["cat"] for e in slices(trace)}
     assert {"run", "copy", "wait"} <= kinds
     assert any(e["name"] == "aten::addmm" for e in slices(trace))
@@ -123,11 +129,121 @@ def test_bytes_in_use_are_those_of_the_device():
         del y
         z = torch.ones(100, device=D1)
         torch.sim.synchronize(D1)
-    steps = [total for _, total in held(p.spans, D1, p.elapsed)]
+    steps = [sum(owners.values()) for _, owners in held(p.spans, D1, p.elapsed)]
     assert steps[0] >= before
     assert max(steps) == before + 20000
     assert steps[-1] == before + 400 == torch.sim.memory_allocated(device)
     assert x.numel() + z.numel() == 1100
+
+
+OWNED = """
+    import os, torch, managed
+    from managed import ManagedTensor, _sim
+    from managed._spans import held
+    managed.simulate(2, "64MiB", preset="a100-40g", repeatable=True)
+    managed.budget("sim:0", "8MiB")
+    torch.set_num_threads(1)
+    MIB = 2**20
+    marks = {}
+
+    def make(mib, device):
+        return torch.ones(mib * MIB // 4).as_subclass(ManagedTensor).cuda(device)
+
+    def mark(name):
+        [torch.sim.synchronize(d) for d in (0, 1)]
+        now = _sim.host_time() - p._begin
+        for t in ticks:
+            t.neg_()  # what is allocated from now on begins later
+        marks[name] = now, [torch.sim.memory_allocated(d) for d in (0, 1)]
+
+    def told():
+        for name, (ns, used) in marks.items():
+            for d in (0, 1):
+                steps = [by for at, by in held(p.spans, f"sim:{d}", p.elapsed) if at <= ns]
+                assert used[d] == sum(steps[-1].values()), (name, d, used, steps[-1])
+                print(name, d, *(f"{o} {n / MIB:g}" for o, n in steps[-1].items() if n))
+
+    ticks = [torch.ones(MIB // 4, device=f"sim:{d}") for d in (0, 1)]
+    with managed.profile() as p:
+"""
+
+
+@simulated
+def test_bytes_in_use_have_owners(run_python):
+    """Under a budget, with a peer: all that is in use at each moment is somebody's."""
+    program = """
+        library = torch.library.Library("owners", "DEF")
+        library.define("second(Tensor a, Tensor b) -> Tensor")
+        library.impl("second", lambda a, b: b, "CompositeExplicitAutograd")
+        plain = torch.ones(MIB // 4, device="sim:0")
+        mark("plain")
+        xs = [make(2, 0) for _ in range(3)]
+        mark("managed")
+        pinned = make(1, 1).pin()  # its storage is managed's all the same
+        xs.append(make(2, 0))
+        mark("guest")
+        wide = make(1, 0)
+        y = pinned + wide
+        mark("kept")
+        wide.add_(1)
+        del y
+        mark("stale")
+        ours = torch.ops.owners.second(pinned, wide)  # a copy that the operator returns
+        mark("program's")
+        xs[0].add_(1)
+        mark("home")
+        del xs, ours, wide
+        mark("gone")
+    told()
+    """
+    expected = """        plain 0 other 2
+        plain 1 other 1
+        managed 0 managed 6 other 2
+        managed 1 other 1
+        guest 0 managed 6 other 2
+        guest 1 managed 1 guest 2 other 1
+        kept 0 managed 5 other 2
+        kept 1 managed 2 replica 1 guest 4 other 1
+        stale 0 managed 5 other 2
+        stale 1 managed 1 guest 4 other 1
+        program's 0 managed 5 other 2
+        program's 1 managed 2 guest 4 other 1
+        home 0 managed 5 other 2
+        home 1 managed 2 guest 4 other 1
+        gone 0 other 2
+        gone 1 managed 1 other 1
+    """
+    assert run_python(OWNED + program) == textwrap.dedent(expected)
+
+
+@simulated
+def test_a_child_knows_whose_bytes_it_has_inherited(run_python):
+    program = """
+        xs = [make(2, 0) for _ in range(4)]
+        pinned, wide = make(1, 1).pin(), make(1, 0)
+        y = pinned + wide
+        child = os.fork()
+        if not child:  # the profile is the parent's
+            _sim.start_log()
+            mark("child")
+            spans = _sim.stop_log()
+            living = {}
+            for kind, name, device, *_, end, nbytes, _ in spans:
+                if kind == "hold":
+                    assert end is None, end
+                    living[device, name] = living.get((device, name), 0) + nbytes // MIB
+            print(sorted(living.items()), flush=True)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        mark("parent")
+    told()
+    """
+    assert run_python(OWNED + program).splitlines() == [
+        "[((0, 'managed'), 7), ((0, 'other'), 1), "
+        "((1, 'guest'), 2), ((1, 'managed'), 2), ((1, 'other'), 1), ((1, 'replica'), 1)]",
+        "parent 0 managed 7 other 1",
+        "parent 1 managed 2 replica 1 guest 2 other 1",
+    ]
 
 
 @simulated
@@ -215,8 +331,11 @@ def test_the_picture(small_budget, tmp_path):
     rows = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert len(rows) == len(set(rows)) > 0
     if not ON_CUDA:
+        devices = sorted({s.device for s in p.spans if s.kind == "hold"})
         assert {"sim:0 stream 0", "sim:0 -> cpu", "cpu -> sim:0", "thread 0"} <= set(rows)
-        assert figure.axes[1].get_ylabel() == "MiB in use"
+        assert [a.get_ylabel() for a in figure.axes[1:]] == [f"MiB of {d}" for d in devices]
+        owners = {name.get_text() for name in figure.axes[1].get_legend().get_texts()}
+        assert "managed" in owners <= set(OWNERS)
     with managed.profile() as empty:
         pass
     managed.plot_timeline(empty)

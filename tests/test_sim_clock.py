@@ -281,6 +281,86 @@ def test_backward_passes_of_devices_are_issued_beside_each_other(run_python):
     assert float(run_python(program)) == pytest.approx(1, abs=0.05)
 
 
+# ---- the interpreter's lock
+
+THREADS = """
+    import json, sys, threading, torch, managed
+    from managed._sim_presets import PRESETS
+    python, repeatable, n = sys.argv[1], sys.argv[2] == "repeatable", int(sys.argv[3])
+    described = PRESETS["a100-40g"]._asdict() | {"issue_ns": 5000, "python_ns": int(python)}
+    described["efficiency"] = described["efficiency"]._asdict()
+    with open("card.json", "w") as file:
+        json.dump(described, file)
+    managed.simulate(4, "64MiB", preset="card.json", repeatable=repeatable)
+    torch.set_num_threads(1)
+    took = [0] * n
+    together = threading.Barrier(n)
+
+    def issue(device):
+        x = torch.ones(4, device=f"sim:{device}")
+        together.wait()
+        begin = torch.sim.virtual_time("cpu")
+        for _ in range(400):
+            x.neg_()
+        took[device] = round((torch.sim.virtual_time("cpu") - begin) * 1e9)
+
+    threads = [threading.Thread(target=issue, args=(i,)) for i in range(n)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    print(json.dumps(took))
+"""
+ALONE = 400 * 5000  # ns
+
+
+@pytest.mark.parametrize("python", [0, 3000, 5000])
+def test_one_thread_never_waits_for_the_interpreter(run_python, python):
+    assert json.loads(run_python(THREADS, python, "free", 1)) == [ALONE]
+
+
+def test_threads_share_the_interpreter(run_python):
+    """How they take turns is the real machine's to say, for how long they have it is not."""
+    for python, n in ((5000, 2), (5000, 4), (3000, 4)):
+        took = json.loads(run_python(THREADS, python, "free", n))
+        others = 400 * (5000 - python)  # what the last one does without the lock
+        first = n * 5000  # each thread has issued one operator before, in some order
+        assert 400 * n * python - first <= max(took) <= 400 * n * python + others + first
+        assert min(took) >= ALONE
+
+
+def test_threads_share_no_interpreter_where_runs_repeat(run_python):
+    assert json.loads(run_python(THREADS, 5000, "repeatable", 4)) == 4 * [ALONE]
+    assert json.loads(run_python(THREADS, 0, "free", 4)) == 4 * [ALONE]
+
+
+def test_backward_passes_need_no_interpreter(run_python):
+    """Two devices' threads of the engine, all of whose time would be Python's."""
+    program = """
+        import json, torch, managed
+        from managed._sim_presets import PRESETS
+        described = PRESETS["a100-40g"]._asdict() | {"python_ns": 10**6}  # more than issue_ns
+        described["efficiency"] = {}
+        with open("card.json", "w") as file:
+            json.dump(described, file)
+        managed.simulate(2, "64MiB", preset="card.json", repeatable=False)
+        times = []
+        for devices in ((0,), (0, 1)):
+            roots = []
+            for d in devices:
+                y = x = torch.ones(4, device=f"sim:{d}", requires_grad=True)
+                for _ in range(300):
+                    y = y * 2.0
+                roots.append(y)
+            gradients = [torch.ones_like(y) for y in roots]
+            [torch.sim.synchronize(i) for i in range(2)]
+            begin = torch.sim.virtual_time("cpu")
+            torch.autograd.backward(roots, gradients)
+            [torch.sim.synchronize(i) for i in range(2)]
+            times.append(torch.sim.virtual_time("cpu") - begin)
+        print(times[1] / times[0])
+    """
+    assert float(run_python(program)) == pytest.approx(1, abs=0.05)
+
+
 # ---- costs from a file
 
 

@@ -255,9 +255,10 @@ def test_a_thousand_operators_cost_their_thread_what_issuing_them_costs():
 
 
 def test_threads_on_devices_of_their_own_take_no_time_from_each_other(run_python):
+    """Where runs repeat. Else they share the interpreter's lock: see test_sim_clock.py."""
     program = """
         import threading, torch, managed
-        managed.simulate(2, "64MiB")
+        managed.simulate(2, "64MiB", repeatable=True)
         x = [torch.ones((), device=f"sim:{i}") for i in range(2)]
         before = torch.sim.virtual_time("cpu")
         took = {}

@@ -347,13 +347,15 @@ static bool is_queue_sound(const struct mgd_clock_stream *s) {
 static bool is_stream_sound(const struct mgd_clock *c, int device, const struct mgd_clock_stream *s, int64_t *leaving) {
   int64_t own = 0;
   int count = 0;
+  bool parts = true;
   for (const struct mgd_hold *h = s->leaving; h; h = h->next) {
+    parts = parts && h->merged >= 0 && h->merged <= h->bytes;
     own += h->shared ? 0 : h->bytes;
     *leaving += h->bytes;
     count++;
   }
-  return s->free_at >= 0 && s->free_at <= c->latest && own == s->leaving_bytes && count == s->leaving_count &&
-         is_queue_sound(s) && (device != MGD_CLOCK_HOST || (!s->first && !count));
+  return parts && s->free_at >= 0 && s->free_at <= c->latest && own == s->leaving_bytes &&
+         count == s->leaving_count && is_queue_sound(s) && (device != MGD_CLOCK_HOST || (!s->first && !count));
 }
 
 static bool is_place_sound(const struct mgd_clock *c, int device) {
@@ -384,6 +386,14 @@ static bool is_clock_link_sound(const struct mgd_clock *c, int from, int to) {
          active == (link->active ? 1 : 0) && (from != to || (!link->free_at && !queued));
 }
 
+static bool is_lock_sound(const struct mgd_clock_lock *l) {
+  bool sound = l->first <= l->last && l->last <= l->room && l->last - l->first <= MGD_CLOCK_TURNS;
+  for (size_t i = l->first; sound && i < l->last; i++) {
+    sound = l->turns[i].begin < l->turns[i].end && (i == l->first || l->turns[i - 1].end < l->turns[i].begin);
+  }
+  return sound;
+}
+
 int mgd_check_clock(const struct mgd_clock *c) {
   bool sound = true;
   for (int from = MGD_CLOCK_HOST; from < c->devices; from++) {
@@ -392,5 +402,6 @@ int mgd_check_clock(const struct mgd_clock *c) {
       sound = sound && is_clock_link_sound(c, from, to);
     }
   }
+  sound = sound && is_lock_sound(&c->lock);
   return sound ? MGD_OK : MGD_E_BROKEN;
 }

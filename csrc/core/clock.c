@@ -7,27 +7,23 @@
  * same times: nothing here reads a real clock, and nothing here knows a machine
  * or real memory.
  *
- * Threads wait for each other in ways that nobody tells us: the engine's for the
- * backward call, that call for the engine's, workers for their start. What they
- * have in common is the devices, so a thread that issues to a device moves to the
- * time at which anybody issued there last. Threads that share no device know
- * nothing of each other.
+ * Threads wait for each other in ways that nobody tells us: the engine's for the backward call, that call for the
+ * engine's, workers for their start. What they have in common is the devices, so a thread that issues to a device moves
+ * to the time at which anybody issued there last. Threads that share no device have the interpreter's lock in common,
+ * if that is to count (clock_lock.c), and else know nothing of each other.
  *
- * An operator's time is the roofline max(flops / rate, bytes / bandwidth)
- * (Williams, Waterman, Patterson, CACM 52(4), 2009) plus a fixed launch. The
- * rate is that of the kind of arithmetic and of the numbers it works on. When a
- * copy begins and ends is found out in clock_flow.c.
+ * An operator's time is the roofline max(flops / rate, bytes / bandwidth) (Williams, Waterman, Patterson, CACM 52(4),
+ * 2009) plus a fixed launch. The rate is that of the kind of arithmetic and of the numbers it works on. When a copy
+ * begins and ends is found out in clock_flow.c.
  */
 #include "internal_clock.h"
 #include "testing.h"
 
 #define HOST MGD_CLOCK_HOST
 
-static bool is_place(const struct mgd_clock *c, int device) { return device >= HOST && device < c->devices; }
-
 /* The stream, or a code. */
 static int find_stream(const struct mgd_clock *c, int device, int stream, struct mgd_clock_stream **out) {
-  if (!is_place(c, device)) {
+  if (!mgd_clock_is_place(c, device)) {
     return MGD_E_NO_DEVICE;
   }
   if (stream < 0 || stream >= MGD_MAX_STREAMS) {
@@ -41,8 +37,6 @@ static bool is_work(const struct mgd_work *w) {
   return (unsigned)w->kind < MGD_WORK_KINDS && (unsigned)w->precision < MGD_PRECISIONS && mgd_is_amount(w->flops) &&
          mgd_is_amount(w->bytes);
 }
-
-static bool is_link(struct mgd_link l) { return l.latency_ns >= 0 && mgd_is_amount(l.bytes_per_ns); }
 
 /* ---- birth and death */
 
@@ -91,6 +85,7 @@ void mgd_clock_destroy(struct mgd_clock *c) {
   }
   mgd_clock_flow_settle_all(c);
   mgd_clock_log_discard(c);
+  mgd_alloc_free(c->lock.turns);
   for (int d = 0; d < c->devices; d++) {
     mgd_clock_hold_discard_all(c, d);
   }
@@ -105,66 +100,6 @@ void mgd_clock_before_fork(struct mgd_clock *c) {
 
 void mgd_clock_after_fork(struct mgd_clock *c) { (void)mgd_clock_leave(c, MGD_OK); }
 
-/* ---- what things can do */
-
-int mgd_clock_set_speed(struct mgd_clock *c, int device, struct mgd_speed speed) {
-  if (!is_place(c, device)) {
-    return MGD_E_NO_DEVICE;
-  }
-  if (!mgd_clock_is_speed(&speed)) {
-    return MGD_E_INVALID;
-  }
-  mgd_clock_enter(c);
-  mgd_clock_place_of(c, device)->speed = speed;
-  return mgd_clock_leave(c, MGD_OK);
-}
-
-static int check_ends(const struct mgd_clock *c, int from, int to) {
-  if (!is_place(c, from) || !is_place(c, to)) {
-    return MGD_E_NO_DEVICE;
-  }
-  return from == to ? MGD_E_INVALID : MGD_OK;
-}
-
-int mgd_clock_set_link(struct mgd_clock *c, int from, int to, struct mgd_link link) {
-  const int code = check_ends(c, from, to);
-  if (code != MGD_OK || !is_link(link)) {
-    return code != MGD_OK ? code : MGD_E_INVALID;
-  }
-  mgd_clock_enter(c);
-  mgd_clock_link_of(c, from, to)->cost = link;
-  return mgd_clock_leave(c, MGD_OK);
-}
-
-int mgd_clock_get_link(struct mgd_clock *c, int from, int to, struct mgd_link *out) {
-  const int code = check_ends(c, from, to);
-  if (code == MGD_OK) {
-    mgd_clock_enter(c);
-    *out = mgd_clock_link_of(c, from, to)->cost;
-    return mgd_clock_leave(c, MGD_OK);
-  }
-  return code;
-}
-
-int mgd_clock_set_bus(struct mgd_clock *c, int bus, double bytes_per_ns) {
-  if (bus < 0 || bus >= MGD_MAX_BUSES || !mgd_is_amount(bytes_per_ns)) {
-    return MGD_E_INVALID;
-  }
-  mgd_clock_enter(c);
-  c->buses[bus] = bytes_per_ns;
-  return mgd_clock_leave(c, MGD_OK);
-}
-
-int mgd_clock_join_bus(struct mgd_clock *c, int from, int to, int bus) {
-  const int code = check_ends(c, from, to);
-  if (code != MGD_OK || bus < 0 || bus >= MGD_MAX_BUSES) {
-    return code != MGD_OK ? code : MGD_E_INVALID;
-  }
-  mgd_clock_enter(c);
-  mgd_clock_link_of(c, from, to)->buses |= (uint64_t)1 << bus;
-  return mgd_clock_leave(c, MGD_OK);
-}
-
 /* ---- what is issued */
 
 static void move(struct mgd_clock *c, struct mgd_clock_stream *s, int64_t to) {
@@ -172,18 +107,27 @@ static void move(struct mgd_clock *c, struct mgd_clock_stream *s, int64_t to) {
   mgd_clock_reach(c, to);
 }
 
-/* When the thread will have issued an operation for both places, one of which may be the host, or both the same. */
-static int issue_time(const struct mgd_clock *c, const struct mgd_clock_stream *thread, int from, int to, int64_t *at) {
+/* How a thread issues something: from `begin` on, `python` ns under the interpreter's lock. It has issued it `at`. */
+struct issuing {
+  int64_t begin, python, at;
+};
+
+/* For both places, one of which may be the host, or both the same. */
+static int issue_time(const struct mgd_clock *c, const struct mgd_clock_stream *thread, int from, int to,
+                      struct issuing *i) {
   const struct mgd_clock_place *a = mgd_clock_place_of(c, from), *b = mgd_clock_place_of(c, to);
-  const int64_t cost = (to == HOST ? a : b)->speed.issue_ns;
-  return mgd_add(mgd_max(thread->free_at, mgd_max(a->issued, b->issued)), cost, at) ? MGD_OK : MGD_E_OVERFLOW;
+  const struct mgd_speed *speed = &(to == HOST ? a : b)->speed;
+  i->begin = mgd_max(thread->free_at, mgd_max(a->issued, b->issued));
+  i->python = thread->unlocked ? 0 : speed->python_ns;
+  const int64_t free = mgd_clock_lock_end(&c->lock, i->begin, i->python);
+  return mgd_add(free, speed->issue_ns - i->python, &i->at) && i->at < INT64_MAX ? MGD_OK : MGD_E_OVERFLOW;
 }
 
-static void issue(struct mgd_clock *c, struct mgd_clock_stream *thread, int device, int64_t at) {
-  move(c, thread, at);
-  if (device != HOST) {
-    mgd_clock_place_of(c, device)->issued = at;
-  }
+static void issue(struct mgd_clock *c, struct mgd_clock_stream *thread, int from, int to, const struct issuing *i) {
+  mgd_clock_lock_take(&c->lock, &c->alloc, i->begin, i->python);
+  move(c, thread, i->at);
+  mgd_clock_place_of(c, from)->issued = from == HOST ? 0 : i->at;
+  mgd_clock_place_of(c, to)->issued = to == HOST ? 0 : i->at;
 }
 
 /* False: the stream is not in doubt any more, for want of memory. */
@@ -204,10 +148,11 @@ static bool queue_run(struct mgd_clock *c, int device, int stream, int64_t issue
 
 static int run(struct mgd_clock *c, int thread, int device, int stream, const struct mgd_work *work) {
   struct mgd_clock_stream *host, *s;
-  int64_t issued, cost, end;
+  struct issuing i;
+  int64_t cost, end;
   int code = find_stream(c, HOST, thread, &host);
   code = code == MGD_OK ? find_stream(c, device, stream, &s) : code;
-  code = code == MGD_OK ? issue_time(c, host, device, device, &issued) : code;
+  code = code == MGD_OK ? issue_time(c, host, device, device, &i) : code;
   if (code != MGD_OK) {
     return code;
   }
@@ -215,15 +160,15 @@ static int run(struct mgd_clock *c, int thread, int device, int stream, const st
   const double arithmetic = mgd_duration(work->flops, place->speed.flops_per_ns[work->kind][work->precision]);
   const double memory = mgd_duration(work->bytes, place->speed.bytes_per_ns);
   code = mgd_to_ns(place->speed.launch_ns, fmax(arithmetic, memory), &cost);
-  if (code != MGD_OK || !mgd_add(mgd_max(s->free_at, issued), cost, &end)) {
+  if (code != MGD_OK || !mgd_add(mgd_max(s->free_at, i.at), cost, &end)) {
     return MGD_E_OVERFLOW;
   }
-  issue(c, host, device, issued);
+  issue(c, host, device, device, &i);
   place->worked = mgd_about_sum(place->worked, cost);
-  if (s->first && queue_run(c, device, stream, issued, cost, work->name)) {
+  if (s->first && queue_run(c, device, stream, i.at, cost, work->name)) {
     return MGD_OK;
   }
-  const int64_t begin = mgd_max(s->free_at, issued);
+  const int64_t begin = mgd_max(s->free_at, i.at);
   end = mgd_about_sum(begin, cost);
   place->busy = mgd_about_sum(place->busy, cost);
   move(c, s, end);
@@ -243,17 +188,18 @@ int mgd_clock_run(struct mgd_clock *c, int thread, int device, int stream, const
 struct issue {
   struct mgd_clock_stream *host, *streams[2]; /* [1]: if both ends have streams */
   struct mgd_clock_link *link;
-  int64_t at, cost; /* when it is issued, and what it takes when it has the buses to itself */
+  struct issuing when;
+  int64_t cost; /* what it takes when it has the buses to itself */
 };
 
 static int prepare_copy(const struct mgd_clock *c, int thread, const struct mgd_transfer *t, struct issue *i) {
   struct mgd_clock_stream *source = NULL, *sink = NULL;
   int64_t end;
   int code = find_stream(c, HOST, thread, &i->host);
-  code = code == MGD_OK ? check_ends(c, t->from, t->to) : code;
+  code = code == MGD_OK ? mgd_clock_wiring_check_ends(c, t->from, t->to) : code;
   code = code == MGD_OK && t->from != HOST ? find_stream(c, t->from, t->from_stream, &source) : code;
   code = code == MGD_OK && t->to != HOST ? find_stream(c, t->to, t->to_stream, &sink) : code;
-  code = code == MGD_OK ? issue_time(c, i->host, t->from, t->to, &i->at) : code;
+  code = code == MGD_OK ? issue_time(c, i->host, t->from, t->to, &i->when) : code;
   if (code != MGD_OK) {
     return code;
   }
@@ -262,7 +208,7 @@ static int prepare_copy(const struct mgd_clock *c, int thread, const struct mgd_
   i->link = mgd_clock_link_of(c, t->from, t->to);
   code = mgd_to_ns(i->link->cost.latency_ns, mgd_duration((double)t->bytes, i->link->cost.bytes_per_ns), &i->cost);
   const int64_t free_at = mgd_max(i->streams[0]->free_at, sink && source ? sink->free_at : 0);
-  const int64_t begin = mgd_max(mgd_max(i->at, i->link->free_at), free_at);
+  const int64_t begin = mgd_max(mgd_max(i->when.at, i->link->free_at), free_at);
   return code == MGD_OK && mgd_add(begin, i->cost, &end) ? MGD_OK : MGD_E_OVERFLOW;
 }
 
@@ -270,13 +216,13 @@ static int prepare_copy(const struct mgd_clock *c, int thread, const struct mgd_
 static bool is_certain(const struct issue *i) {
   bool certain = !i->link->queued && !i->link->buses;
   for (int k = 0; k < 2 && i->streams[k]; k++) {
-    certain = certain && !i->streams[k]->first && i->streams[k]->free_at <= i->at;
+    certain = certain && !i->streams[k]->first && i->streams[k]->free_at <= i->when.at;
   }
   return certain;
 }
 
 static int64_t copy_now(struct mgd_clock *c, const struct mgd_transfer *t, const struct issue *i) {
-  const int64_t begin = mgd_max(i->at, i->link->free_at), end = mgd_about_sum(begin, i->cost);
+  const int64_t begin = mgd_max(i->when.at, i->link->free_at), end = mgd_about_sum(begin, i->cost);
   mgd_clock_log_copy(c, i->link, &(struct mgd_span){.begin = begin, .end = end, .bytes = t->bytes,
                                                     .number = ++c->issued, .name = t->name});
   i->link->free_at = end;
@@ -297,7 +243,7 @@ static struct mgd_task *queue_copy(struct mgd_clock *c, const struct mgd_transfe
     task->other = t->to != HOST ? t->to : t->from;
     task->streams[0] = i->streams[0];
     task->streams[1] = i->streams[1];
-    task->issued = i->at;
+    task->issued = i->when.at;
     task->link = i->link;
     task->bytes = t->bytes;
     task->name = t->name;
@@ -318,16 +264,15 @@ static int copy(struct mgd_clock *c, int thread, const struct mgd_transfer *t) {
   if (!certain && !(task = queue_copy(c, t, &i))) {
     return MGD_E_NOMEM;
   }
-  issue(c, i.host, t->from, i.at);
-  issue(c, i.host, t->to, i.at);
+  issue(c, i.host, t->from, t->to, &i.when);
   struct mgd_moment end = {certain ? copy_now(c, t, &i) : 0, task};
   i.host->last_copy = certain ? c->issued : task->number;
   if (t->blocking) {
     if (task) {
       task->references++;
     }
-    const int64_t until = mgd_max(i.at, mgd_clock_flow_time(c, &end));
-    mgd_clock_log_wait(c, HOST, thread, i.at, until, t->name);
+    const int64_t until = mgd_max(i.when.at, mgd_clock_flow_time(c, &end));
+    mgd_clock_log_wait(c, HOST, thread, i.when.at, until, t->name);
     move(c, i.host, until);
   }
   return MGD_OK;
@@ -358,6 +303,7 @@ int mgd_clock_begin_thread(struct mgd_clock *c, int thread) {
   if (code == MGD_OK) {
     host->free_at = 0;
     host->last_copy = 0;
+    host->unlocked = false;
   }
   return mgd_clock_leave(c, code);
 }
@@ -465,7 +411,7 @@ static int64_t latest_of(struct mgd_clock *c, int device) {
 }
 
 int mgd_clock_device_time(struct mgd_clock *c, int device, int64_t *ns) {
-  if (!is_place(c, device)) {
+  if (!mgd_clock_is_place(c, device)) {
     return MGD_E_NO_DEVICE;
   }
   mgd_clock_enter(c);
@@ -481,7 +427,7 @@ int mgd_clock_elapsed(struct mgd_clock *c, int64_t *ns) {
 }
 
 int mgd_clock_worked(struct mgd_clock *c, int device, int64_t *ns) {
-  if (!is_place(c, device)) {
+  if (!mgd_clock_is_place(c, device)) {
     return MGD_E_NO_DEVICE;
   }
   mgd_clock_enter(c);
@@ -490,7 +436,7 @@ int mgd_clock_worked(struct mgd_clock *c, int device, int64_t *ns) {
 }
 
 int mgd_clock_busy(struct mgd_clock *c, int from, int to, int64_t *ns) {
-  if (!is_place(c, from) || !is_place(c, to)) {
+  if (!mgd_clock_is_place(c, from) || !mgd_clock_is_place(c, to)) {
     return MGD_E_NO_DEVICE;
   }
   mgd_clock_enter(c);

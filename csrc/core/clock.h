@@ -35,6 +35,7 @@ struct mgd_speed {
   double bytes_per_ns;                                 /* memory bandwidth, as it is reached */
   int64_t launch_ns;                                   /* the shortest that an operator takes on the device */
   int64_t issue_ns;                                    /* what it costs the thread that issues it */
+  int64_t python_ns; /* the first part of that, under the interpreter's lock; 0: nobody shares anything */
 };
 
 /* One copy on its way between two places. The host has no streams: its number is ignored. */
@@ -53,7 +54,7 @@ struct mgd_moment {
   struct mgd_task *task; /* whose end it is */
 };
 
-/* ---- clock.c: what can be done, and what is issued */
+/* ---- clock.c: birth and death */
 struct mgd_clock;
 int mgd_clock_create(int devices, struct mgd_clock **out);
 /* Around fork(): nothing is uncertain in between, and no other thread is in the middle of something. The child makes a
@@ -61,6 +62,8 @@ int mgd_clock_create(int devices, struct mgd_clock **out);
 void mgd_clock_before_fork(struct mgd_clock *c);
 void mgd_clock_after_fork(struct mgd_clock *c); /* in the parent */
 void mgd_clock_destroy(struct mgd_clock *c); /* moments and holds that are still out there must not be used again */
+
+/* ---- clock_wiring.c: what things can do, and how they are connected */
 int mgd_clock_set_speed(struct mgd_clock *c, int device, struct mgd_speed speed);
 int mgd_clock_set_link(struct mgd_clock *c, int from, int to, struct mgd_link link);
 int mgd_clock_get_link(struct mgd_clock *c, int from, int to, struct mgd_link *out);
@@ -69,6 +72,7 @@ int mgd_clock_get_link(struct mgd_clock *c, int from, int to, struct mgd_link *o
 int mgd_clock_set_bus(struct mgd_clock *c, int bus, double bytes_per_ns);
 int mgd_clock_join_bus(struct mgd_clock *c, int from, int to, int bus);
 
+/* ---- clock.c: what is issued */
 /* The host's streams are the threads of the program; each has a time of its own. `thread` issues what follows: that
  * costs it the device's issue time, and it comes after what any thread has issued to that device before.
  *
@@ -80,6 +84,8 @@ int mgd_clock_copy(struct mgd_clock *c, int thread, const struct mgd_transfer *t
 /* The number of the copy that the thread issued last: a log has it. 0: none. */
 int mgd_clock_last_copy(struct mgd_clock *c, int thread, uint64_t *number);
 int mgd_clock_begin_thread(struct mgd_clock *c, int thread); /* a new one: its time is 0 until it issues something */
+/* Whether what the thread issues is issued by Python. It is, until this says otherwise. */
+int mgd_clock_lock_use(struct mgd_clock *c, int thread, bool uses); /* clock_lock.c */
 
 /* The end of what the stream holds now, and not before the thread's time. Takes the place of the moment in *m. */
 int mgd_clock_record(struct mgd_clock *c, int thread, int device, int stream, struct mgd_moment *m);
@@ -104,7 +110,7 @@ enum mgd_span_kind {
   MGD_SPAN_COPY,  /* from one place to another; bytes */
   MGD_SPAN_WAIT,  /* a thread waited */
   MGD_SPAN_STALL, /* a stream waited, for an event or for room */
-  MGD_SPAN_HOLD   /* bytes were in use; end INT64_MAX: they still are */
+  MGD_SPAN_HOLD   /* bytes were in use, and the name says whose; end INT64_MAX: they still are */
 };
 struct mgd_span {
   enum mgd_span_kind kind;
@@ -128,6 +134,9 @@ int mgd_clock_hold_set_capacity(struct mgd_clock *c, int device, int64_t bytes);
 int mgd_clock_hold_take(struct mgd_clock *c, int device, int stream, int64_t bytes, struct mgd_hold **out);
 /* Another stream of the device uses them as well. Takes no lock: operators call it. */
 void mgd_clock_hold_use(struct mgd_hold *hold, int stream);
+/* Whose they are; a log tells what was said last, as if it had been so from the beginning. Takes no lock. */
+void mgd_clock_hold_own(struct mgd_hold *hold, enum mgd_hold_owner owner);
+enum mgd_hold_owner mgd_clock_hold_owner(const struct mgd_hold *hold);
 /* The stream that took them needs them no more, and `stream` has them in its place: as if it had taken them. */
 void mgd_clock_hold_hand_over(struct mgd_clock *c, struct mgd_hold *hold, int stream);
 /* The owner is gone: they are free when the streams that used them have come to where they are now, and not before

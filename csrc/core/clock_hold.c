@@ -54,9 +54,11 @@ void mgd_clock_hold_free(struct mgd_clock *c, struct mgd_hold *h) {
 
 static void log_hold(struct mgd_clock *c, struct mgd_hold *h, bool living) {
   const int64_t begin = mgd_clock_flow_time(c, &h->begin), end = living ? INT64_MAX : mgd_clock_hold_end(c, h);
-  if (h->bytes && begin < end) {
-    const struct mgd_span span = {MGD_SPAN_HOLD, h->device, h->device, h->stream, begin, end, h->bytes, 0, NULL};
-    mgd_clock_log_add(c, &span);
+  const int64_t own = h->bytes - h->merged;
+  if (own && begin < end) {
+    static const char *const owners[MGD_HOLD_OWNERS] = {"other", "managed", "replica", "guest"};
+    const char *owner = owners[mgd_clock_hold_owner(h)];
+    mgd_clock_log_add(c, &(struct mgd_span){MGD_SPAN_HOLD, h->device, h->device, h->stream, begin, end, own, 0, owner});
   }
 }
 
@@ -201,6 +203,14 @@ void mgd_clock_hold_hand_over(struct mgd_clock *c, struct mgd_hold *h, int strea
   (void)mgd_clock_leave(c, MGD_OK);
 }
 
+void mgd_clock_hold_own(struct mgd_hold *hold, enum mgd_hold_owner owner) {
+  atomic_store_explicit(&hold->owner, (int)owner, memory_order_relaxed);
+}
+
+enum mgd_hold_owner mgd_clock_hold_owner(const struct mgd_hold *hold) {
+  return (enum mgd_hold_owner)atomic_load_explicit(&hold->owner, memory_order_relaxed);
+}
+
 /* ---- give */
 
 static void add_end(struct mgd_clock *c, struct mgd_hold *h, struct mgd_moment m) {
@@ -227,16 +237,20 @@ static void mark_others(struct mgd_clock *c, struct mgd_hold *h, const struct mg
   }
 }
 
-/* Too many to remember: the oldest stays until the next one ends as well. */
+/* Too many to remember: the oldest stays until the next one ends as well. A log is told of when it ended by itself. */
 static void merge_oldest(struct mgd_clock *c, struct mgd_clock_stream *s) {
   struct mgd_hold *oldest = s->leaving, *next = oldest->next;
   if (oldest->shared || next->shared) {
     return;
   }
+  if (c->log) {
+    log_hold(c, oldest, false);
+  }
   next->bytes += oldest->bytes;
+  next->merged += oldest->bytes;
   s->leaving = next;
   s->leaving_count--;
-  oldest->bytes = 0;
+  oldest->bytes = oldest->merged = 0;
   put_away(c, oldest);
 }
 

@@ -1,14 +1,14 @@
 /* internal_clock.h: what a struct mgd_clock is made of.
  *
- * Private to the files of the clock, to check.c, and to the test that breaks a
- * clock on purpose. From the bottom to the top: clock_queue.c has the streams,
- * clock_flow.c the copies, clock_hold.c the bytes, clock.c what is issued.
+ * Private to the files of the clock, to check.c, and to the test that breaks a clock on purpose. Which of the files
+ * stand on which: docs/developer_notes/clock.md.
  */
 #ifndef MGD_INTERNAL_CLOCK_H
 #define MGD_INTERNAL_CLOCK_H
 
 #include "arithmetic.h"
 #include "clock.h"
+#include "internal_clock_lock.h"
 #include "internal_clock_log.h"
 #include "internal_machine.h"
 
@@ -48,6 +48,7 @@ struct mgd_clock_stream {
   int64_t free_at;
   struct mgd_task *first, *last;
   int queued;
+  bool unlocked;      /* of a thread: what it issues is not Python's */
   uint64_t last_copy; /* of a thread: the number of its newest copy */
   /* Given up, and perhaps still used by this stream, oldest first. */
   struct mgd_hold *leaving, *leaving_last;
@@ -60,11 +61,9 @@ struct mgd_clock_place {
   struct mgd_speed speed;
   struct mgd_clock_stream streams[MGD_MAX_STREAMS];
   int64_t issued; /* the time of the thread that issued the last operation here, then; host: 0 */
-  int64_t busy;
-  int64_t worked; /* what all operators take that were issued */
-  int64_t capacity, held;  /* bytes: held are those that nobody has given up */
-  int64_t largest;         /* capacity since an audit found no more */
-  int64_t leaving;         /* bytes that were given up, of all streams */
+  int64_t busy, worked;         /* ns of operators that ran; that were issued */
+  int64_t capacity, held;       /* bytes: held are those that nobody has given up */
+  int64_t largest, leaving; /* capacity since an audit found no more; bytes that were given up, of all streams */
   struct mgd_hold *living; /* what `held` counts */
   struct mgd_hold *over;   /* for an audit */
 };
@@ -79,19 +78,19 @@ struct mgd_clock_link {
 
 struct mgd_hold {
   struct mgd_hold *next, *before; /* in `living` or, without `before`, in `leaving` or `over` */
-  int64_t bytes;
+  int64_t bytes, merged; /* merged: of these, what belongs to older ones, of which a log knows already */
   int device, stream;
   _Atomic uint64_t also; /* bit i: stream i uses them too */
+  _Atomic int owner;     /* enum mgd_hold_owner */
   struct mgd_moment begin, end; /* `begin` is kept for an audit only */
   struct mgd_moment *ends;      /* `ends_count` more, before which nobody else may have the bytes */
   int ends_count;
   bool shared; /* given up, and more than its own stream had to do with the bytes */
 };
 
-/* Invariants: all times are >= 0, and none that is known is later than `latest`;
- * a stream's queue begins with what cannot end yet, a copy or a wait, and the
- * host's have none; a link has at most one copy under way; `held` is the sum of
- * living bytes, `leaving` that of the streams'; rates are finite and >= 0. */
+/* Invariants: all times are >= 0, and none that is known is later than `latest`; a stream's queue begins with what
+ * cannot end yet, a copy or a wait, and the host's have none; a link has at most one copy under way; `held` is the sum
+ * of living bytes, `leaving` that of the streams', merged bytes are a part; rates are finite and >= 0. */
 struct mgd_clock {
   pthread_mutex_t mutex;
   struct mgd_alloc alloc;
@@ -102,6 +101,7 @@ struct mgd_clock {
   double buses[MGD_MAX_BUSES]; /* bytes/ns, 0: no limit */
   bool audited;            /* what is over is kept in `over` */
   struct mgd_log *log;     /* NULL: nobody wants to know */
+  struct mgd_clock_lock lock; /* the interpreter's */
   struct mgd_clock_place *places; /* [0] is the host, [d + 1] is accelerator d */
   struct mgd_clock_link *links;   /* [(from + 1) * (devices + 1) + to + 1] */
 };
@@ -114,9 +114,13 @@ static inline struct mgd_clock_link *mgd_clock_link_of(const struct mgd_clock *c
   return &c->links[(size_t)(from + 1) * (size_t)(c->devices + 1) + (size_t)(to + 1)];
 }
 
+static inline bool mgd_clock_is_place(const struct mgd_clock *c, int device) {
+  return device >= MGD_CLOCK_HOST && device < c->devices;
+}
+
 static inline void mgd_clock_reach(struct mgd_clock *c, int64_t time) { c->latest = mgd_max(c->latest, time); }
 static inline bool mgd_clock_is_speed(const struct mgd_speed *s) {
-  bool sound = mgd_is_amount(s->bytes_per_ns) && s->launch_ns >= 0 && s->issue_ns >= 0;
+  bool sound = mgd_is_amount(s->bytes_per_ns) && s->launch_ns >= 0 && s->python_ns >= 0 && s->issue_ns >= s->python_ns;
   for (int i = 0; i < MGD_WORK_KINDS * MGD_PRECISIONS; i++) {
     sound = sound && mgd_is_amount(s->flops_per_ns[i / MGD_PRECISIONS][i % MGD_PRECISIONS]);
   }
@@ -126,6 +130,9 @@ static inline bool mgd_clock_is_speed(const struct mgd_speed *s) {
 static inline bool mgd_clock_is_device(const struct mgd_clock *c, int device, int stream) {
   return device >= 0 && device < c->devices && stream >= 0 && stream < MGD_MAX_STREAMS;
 }
+
+/* ---- clock_wiring.c */
+int mgd_clock_wiring_check_ends(const struct mgd_clock *c, int from, int to); /* OK, NO_DEVICE, or INVALID: the same */
 
 /* ---- clock_queue.c */
 struct mgd_task *mgd_clock_queue_new(struct mgd_clock *c, enum mgd_task_kind kind, int device, int stream);

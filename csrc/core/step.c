@@ -165,17 +165,27 @@ static bool writes(const struct mgd_step_call *call, const struct mgd_handle *h)
   return written;
 }
 
+/* Whether the storage is to leave at once, so that its copy and its departure are one action. */
+static bool leaves_at_once(const struct mgd_plan *p, int32_t write, int32_t end) {
+  int32_t i = write + 1;
+  while (i < end && (p->action[i].kind != MGD_PLAN_LEAVE || p->action[i].storage != p->action[write].storage)) {
+    i++;
+  }
+  return i < end;
+}
+
 /* Before the operator o; what does not fit into `actions` is left out. */
 static void act(struct mgd_machine *m, const struct mgd_step_learned *l, int32_t o, const struct mgd_step_call *call,
                 struct mgd_action *actions, size_t *n, size_t size) {
   const struct mgd_plan *p = l->plan;
-  for (int32_t i = p->first_action[o]; i < p->first_action[o + 1] && *n + 2 < size; i++) {
+  const int32_t end = p->first_action[o + 1];
+  for (int32_t i = p->first_action[o]; i < end && *n + 2 < size; i++) {
     struct mgd_handle *h = l->role[p->action[i].storage].handle;
     if (!h) {
       continue;
     }
     if (p->action[i].kind == MGD_PLAN_WRITE) {
-      (void)(!writes(call, h) && mgd_evict_spare_locked(m, h, uses_by(call, h), actions, n, size));
+      (void)(!writes(call, h) && !leaves_at_once(p, i, end) && mgd_evict_spare_locked(m, h, uses_by(call, h), actions, n, size));
     } else if (p->action[i].kind == MGD_PLAN_LEAVE) {
       (void)mgd_evict_leave_locked(m, h, actions, n, size);
     } else {

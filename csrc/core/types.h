@@ -67,6 +67,15 @@ enum mgd_owner {
   MGD_OWNERS
 };
 
+/* The same on the clock of simulated devices, for a profile. */
+enum mgd_hold_owner {
+  MGD_HOLD_OTHER,   /* nobody below: plain tensors, small ones, room to work in */
+  MGD_HOLD_MANAGED, /* tensors that may leave */
+  MGD_HOLD_REPLICA, /* a copy of another device's tensor, kept for its next use */
+  MGD_HOLD_GUEST,   /* bytes of another device that have left it */
+  MGD_HOLD_OWNERS
+};
+
 /* A snapshot of one device's ledger. Invariant: free >= 0, peak >= used. */
 struct mgd_usage {
   int64_t capacity;

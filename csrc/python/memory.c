@@ -69,9 +69,11 @@ static PyObject *set_victims(PyObject *module, PyObject *value) {
 
 static PyObject *set_learning(PyObject *module, PyObject *value) {
   (void)module;
-  const int on = PyObject_IsTrue(value);
-  if (on < 0) return NULL;
-  mgd_torch_learn(on);
+  if (!PyBool_Check(value)) {
+    PyErr_Format(PyExc_TypeError, "managed: LEARN_STEPS is True or False, not %R", value);
+    return NULL;
+  }
+  mgd_torch_learn(value == Py_True);
   Py_RETURN_NONE;
 }
 

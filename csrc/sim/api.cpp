@@ -58,6 +58,7 @@ void create(const mgd_sim_config &c) {
   bridge().limit = &set_limit;
   bridge().last_copy = &last_copy;
   bridge().worked = &worked;
+  bridge().own = &note_owner;
   bridge().one_thread = c.repeatable != 0;
   bridge().values = holds_values();
   if (!holds_values()) bridge().allocate_host = &take_addresses;

@@ -174,7 +174,11 @@ Reservation::Reservation(int device, std::size_t bytes) : device_(device), bytes
 }
 
 void Device::take_again(int device) {
-  for (Reservation *r = first; r; r = r->next_) r->hold_ = r->bytes_ ? take_bytes(device, 0, r->bytes_) : nullptr;
+  for (Reservation *r = first; r; r = r->next_) {
+    const mgd_hold *before = r->hold_;
+    r->hold_ = r->bytes_ ? take_bytes(device, 0, r->bytes_) : nullptr;
+    if (before && r->hold_) mgd_clock_hold_own(r->hold_, mgd_clock_hold_owner(before));
+  }
 }
 
 void Reservation::used_on(int stream) const {
@@ -183,6 +187,10 @@ void Reservation::used_on(int stream) const {
 
 void Reservation::hand_over(int stream) const {
   if (hold_) hand_over_bytes(hold_, stream);
+}
+
+void Reservation::belongs_to(mgd_hold_owner owner) const {
+  if (hold_) mgd_clock_hold_own(hold_, owner);
 }
 
 // Tensors die with and without the GIL and under torch's own locks, so the hook

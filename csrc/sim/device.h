@@ -38,6 +38,7 @@ class Reservation {
   // On the clock: another stream has the bytes now; when they are given up, they wait for the copy.
   void hand_over(int stream) const;
   void stay_until(CopyPtr copy) { copy_ = std::move(copy); }
+  void belongs_to(mgd_hold_owner owner) const;
   const Reservation *next() const { return next_; }
 
  private:

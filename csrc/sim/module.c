@@ -54,7 +54,7 @@ static PyObject *none_or_null(int code) {
 PyDoc_STRVAR(create_doc,
              "create(capacities, speed, host_link, peer_link, devices_per_switch, peers_over_host, repeatable, values, unknown_is_error)\n--\n\n"
              "Registers simulated devices with torch, once a process.\n\n"
-             "capacities: list of bytes, one a device. speed: (rates, bytes/ns, launch ns, issue ns);\n"
+             "capacities: list of bytes, one a device. speed: (rates, bytes/ns, launch ns, issue ns, of these Python's);\n"
              "rates[kind][precision] in flops/ns, in the order of KINDS and PRECISIONS.\n"
              "links: (latency ns, bytes/ns). devices_per_switch share one host link; with peers_over_host,\n"
              "devices talk over theirs. repeatable: backward passes run in the thread that calls them.\n"
@@ -63,8 +63,8 @@ PyDoc_STRVAR(create_doc,
 static PyObject *sim_create(PyObject *Py_UNUSED(module), PyObject *args) {
   struct mgd_sim_config c = {0};
   PyObject *capacities, *rates;
-  long long launch, issue, host, peer;
-  if (!PyArg_ParseTuple(args, "O!(O!dLL)(Ld)(Ld)ipppp:create", &PyList_Type, &capacities, &PyTuple_Type, &rates, &c.speed.bytes_per_ns, &launch, &issue, &host,
+  long long launch, issue, python, host, peer;
+  if (!PyArg_ParseTuple(args, "O!(O!dLLL)(Ld)(Ld)ipppp:create", &PyList_Type, &capacities, &PyTuple_Type, &rates, &c.speed.bytes_per_ns, &launch, &issue, &python, &host,
                         &c.host.bytes_per_ns, &peer, &c.peer.bytes_per_ns, &c.devices_per_switch, &c.peers_over_host, &c.repeatable, &c.values,
                         &c.unknown_is_error)) {
     return NULL;
@@ -75,6 +75,7 @@ static PyObject *sim_create(PyObject *Py_UNUSED(module), PyObject *args) {
   }
   c.speed.launch_ns = launch;
   c.speed.issue_ns = issue;
+  c.speed.python_ns = python;
   c.host.latency_ns = host;
   c.peer.latency_ns = peer;
   if (read_capacities(capacities, &c) < 0 || read_rates(rates, &c.speed) < 0) {

@@ -220,6 +220,10 @@ void stay_until(const c10::DataPtr &pointer, const CopyPtr &copy) {
   if (Reservation *r = reservation_of(pointer)) r->stay_until(copy);
 }
 
+void note_owner(const c10::DataPtr &block, mgd_hold_owner owner) {
+  if (const Reservation *r = reservation_of(block)) r->belongs_to(owner);
+}
+
 void note_use(c10::StorageImpl *sim, int stream) { note_use(sim->_mutable_data_ptr_no_checks(), stream); }
 
 void note_write(c10::StorageImpl *sim) {

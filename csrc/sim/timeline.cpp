@@ -26,6 +26,7 @@ Wiring g_wiring{};
 bool g_repeatable = false;
 std::atomic<bool> g_side_streams{false}, g_logging{false};
 thread_local int t_copier = 0;  // who issued this thread's last copy
+thread_local bool t_python = true;  // what this thread issues is Python's, as the clock was told
 std::array<std::atomic<int>, kMaxDevices> g_streams_given{};
 std::array<std::atomic<std::uint64_t>, kMaxDevices> g_streams_used{};
 constexpr int kCopyStreams = MGD_MAX_STREAMS - 2 * kUrgencies;  // the first of them
@@ -65,13 +66,19 @@ int this_thread() {
   return place.number;
 }
 
-// Who issues to the device: in a repeatable backward pass, the thread that the engine has for it.
+void check(int code) { TORCH_CHECK(code == MGD_OK, "the virtual clock failed: ", mgd_text_error(code)); }
+
+// Who issues to the device: in a repeatable backward pass, the thread that the engine has for it. What the engine issues
+// needs no lock of the interpreter, so in others the clock is told when that changes.
 int issuer(int device) {
   const int caller = this_thread();
-  return g_repeatable && device != kHost && in_backward() ? kThreads + device : caller;
+  if (g_repeatable) return device != kHost && in_backward() ? kThreads + device : caller;
+  if (C10_UNLIKELY(in_backward() == t_python)) {
+    t_python = !t_python;
+    check(mgd_clock_lock_use(g_clock, caller, t_python));
+  }
+  return caller;
 }
-
-void check(int code) { TORCH_CHECK(code == MGD_OK, "the virtual clock failed: ", mgd_text_error(code)); }
 
 // The lanes of a card, and the uplink of a switch, in each direction.
 int lane_in(int device) { return device; }
@@ -132,6 +139,7 @@ void restart() noexcept {
 void timeline_create(int devices, const mgd_speed &speed, const Wiring &wiring, bool repeatable) {
   g_devices = devices;
   g_speed = speed;
+  if (repeatable) g_speed.python_ns = 0;  // who comes first at the interpreter's lock is the real machine's to say
   g_wiring = wiring;
   g_repeatable = repeatable;
   g_clock = new_clock();

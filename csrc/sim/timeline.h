@@ -23,7 +23,7 @@ struct Wiring {
 };
 
 // `repeatable`: what the engine's device threads would issue counts as theirs, although backward passes run in the
-// thread that calls them.
+// thread that calls them. The threads share no interpreter's lock then.
 void timeline_create(int devices, const mgd_speed &speed, const Wiring &wiring, bool repeatable);
 
 // A child of fork() starts at time 0, with the bytes that it has inherited.

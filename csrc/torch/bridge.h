@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "../core/types.h"
 #include "key.h" // the simulator excludes the key while it runs kernels
 
 namespace managed {
@@ -90,6 +91,8 @@ struct Bridge {
   std::uint64_t (*last_copy)() = nullptr;
   // What the operators take that were issued to the device so far, in ns. Null: nobody knows. Must not throw.
   std::int64_t (*worked)(int device) = nullptr;
+  // Whose bytes an allocation of the backend holds, for a profile. Takes no lock; must not throw.
+  void (*own)(const c10::DataPtr& pointer, mgd_hold_owner owner) = nullptr;
   // Backward passes run in the thread that calls them, so that everything is issued in one order.
   bool one_thread = false;
 

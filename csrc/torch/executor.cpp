@@ -142,10 +142,11 @@ void leave(StorageHandle* h, int from, int to, HostMemory* memory, const CopyPtr
 }
 
 // False when the peer has no room after all.
-bool spill_to_peer(StorageHandle* h, const mgd_action& a) {
-  c10::DataPtr guest = try_allocate_on(a.to, h->size(), Urgency::Now);
+bool spill_to_peer(StorageHandle* h, const mgd_action& a, Urgency urgency) {
+  c10::DataPtr guest = try_allocate_on(a.to, h->size(), urgency);
   if (!guest.get()) return false;
-  CopyPtr copy = begin_copy(h->home, a.to, guest.mutable_get(), a.from, h->block.get(), h->size(), Urgency::Now, {});
+  tell_owner(guest, MGD_HOLD_GUEST);
+  CopyPtr copy = begin_copy(h->home, a.to, guest.mutable_get(), a.from, h->block.get(), h->size(), urgency, {});
   h->guest = std::move(guest);
   leave(h, a.from, a.to, nullptr, copy, true);
   return true;
@@ -169,9 +170,9 @@ HostMemory* begin_copy_to_host(StorageHandle* h, int from, HostMemory* memory, U
   return target;
 }
 
-bool spill_to_host(StorageHandle* h, const mgd_action& a) {
+bool spill_to_host(StorageHandle* h, const mgd_action& a, Urgency urgency) {
   CopyPtr copy;
-  HostMemory* memory = begin_copy_to_host(h, a.from, memory_from(a), Urgency::Now, &copy);
+  HostMemory* memory = begin_copy_to_host(h, a.from, memory_from(a), urgency, &copy);
   if (!memory) return false;
   leave(h, a.from, MGD_HOST, memory, copy, true);
   return true;
@@ -185,13 +186,13 @@ void join(StorageHandle& h) {
 }
 
 // False when the bytes stay: the host had no memory, or a device failed. Its error is in *failure then.
-bool spill(const mgd_action& a, std::exception_ptr* failure) {
+bool spill(const mgd_action& a, Urgency urgency, std::exception_ptr* failure) {
   StorageHandle* h = handle_from(a);
-  Timed event(MGD_EV_SPILL, MGD_WHY_PRESSURE, a);
+  Timed event(MGD_EV_SPILL, urgency == Urgency::Now ? MGD_WHY_PRESSURE : MGD_WHY_PLANNED, a);
   bool left = false;
   try {
     if (h->coming.get_context()) join(*h); // the host's copy is not good: somebody is about to write the bytes
-    left = (a.to != MGD_HOST && spill_to_peer(h, a)) || spill_to_host(h, a);
+    left = (a.to != MGD_HOST && spill_to_peer(h, a, urgency)) || spill_to_host(h, a, urgency);
   } catch (const std::exception&) {
     *failure = std::current_exception();
   }
@@ -200,8 +201,8 @@ bool spill(const mgd_action& a, std::exception_ptr* failure) {
   return left;
 }
 
-void drop(const mgd_action& a) {
-  Timed event(MGD_EV_DROP, MGD_WHY_PRESSURE, a);
+void drop(const mgd_action& a, Urgency urgency) {
+  Timed event(MGD_EV_DROP, urgency == Urgency::Now ? MGD_WHY_PRESSURE : MGD_WHY_PLANNED, a);
   leave(handle_from(a), a.from, MGD_HOST, memory_from(a), nullptr, false); // kernels may still read the bytes
   event.done();
 }
@@ -238,11 +239,12 @@ void come_home(StorageHandle* h, const CopyPtr& copy) {
 int64_t requested_by_this_thread() { return requested; }
 bool makes_no_room() { return no_room_making; }
 
-int64_t carry_out(const mgd_action* actions, std::size_t n, std::exception_ptr* failure, int64_t* forgotten) {
+int64_t carry_out(const mgd_action* actions, std::size_t n, std::exception_ptr* failure, int64_t* forgotten,
+                  Urgency urgency) {
   int64_t left = 0;
   for (const mgd_action* a = actions; a != actions + n; a++) {
-    if (a->kind == MGD_DO_SPILL) left += spill(*a, failure);
-    if (a->kind == MGD_DO_DROP) drop(*a), left++;
+    if (a->kind == MGD_DO_SPILL) left += spill(*a, urgency, failure);
+    if (a->kind == MGD_DO_DROP) drop(*a, urgency), left++;
     if (a->kind == MGD_DO_FORGET) {
       free_host(a->memory);
       if (forgotten) ++*forgotten;
@@ -358,6 +360,7 @@ namespace {
 bool begin_coming(StorageHandle* h, const mgd_action& a) {
   c10::DataPtr block = try_allocate_on(a.to, h->size(), Urgency::Soon);
   if (!block.get()) return false;
+  tell_owner(block, MGD_HOLD_MANAGED);
   CopyPtr copy = begin_return(h, a, block, Urgency::Soon);
   come_home(h, copy);
   h->coming = std::move(block);
@@ -400,7 +403,7 @@ void carry_out_planned(const mgd_action* actions, std::size_t n) {
   for (const mgd_action* a = actions; a != actions + n; a++) {
     if (a->kind == MGD_DO_SPARE) make_spare(*a);
     else if (a->kind == MGD_DO_RESTORE) fetch(*a);
-    else carry_out(a, 1, &ignored);
+    else carry_out(a, 1, &ignored, nullptr, Urgency::Soon);
   }
 }
 

@@ -14,7 +14,8 @@ namespace managed {
 
 // Carries out SPILL, DROP and FORGET. Returns how many storages left: fewer than were planned when a copy could not
 // begin; the device's error is in *failure then. *forgotten: how many copies on the host were freed.
-int64_t carry_out(const mgd_action* actions, std::size_t n, std::exception_ptr* failure, int64_t* forgotten = nullptr);
+int64_t carry_out(const mgd_action* actions, std::size_t n, std::exception_ptr* failure, int64_t* forgotten = nullptr,
+                  Urgency urgency = Urgency::Now);
 
 // Carries out one RESTORE or JOIN of an operator: what this thread starts from now on finds the bytes. Throws the
 // allocator's error when the device has no room; the bytes stay where they were then.

@@ -87,6 +87,7 @@ void put_locked(Directory& d, int32_t slot, Kept kept, Dying& dying) {
     reap_locked(d, dying);
     throw;
   }
+  tell_owner_of_copy(one.front().values.storage().unsafeGetStorageImpl(), true);
   take(one, d.kept[slot]);
 }
 
@@ -265,6 +266,7 @@ void give_up_replica_of(const at::Tensor& result) {
   std::lock_guard<std::mutex> lock(d.mutex);
   const auto found = d.copies.find(storage_of(result));
   if (found == d.copies.end()) return;
+  tell_owner_of_copy(result.storage().unsafeGetStorageImpl(), false);
   mgd_replica_drop(machine(), found->second);
   reap_locked(d, dying);
 }

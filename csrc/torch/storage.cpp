@@ -158,6 +158,7 @@ void give_handle_slow(c10::StorageImpl* s, bool fresh) {
   if (id <= 0 || mgd_handle_open(machine(), h.get(), id, static_cast<int64_t>(s->nbytes())) != MGD_OK) return;
   s->get_extra_meta().custom_data_ptr_error_msg_ = kUnreadable;
   StorageHandle* owned = h.release();
+  tell_owner(s->_mutable_data_ptr_no_checks(), MGD_HOLD_MANAGED);
   take_over(s, owned);
   owned->storage.store(s, std::memory_order_release);
   log_use(owned, owned->bytes, owned->stamp, UseKind::Made);
@@ -232,7 +233,20 @@ bool take_block(StorageHandle& h, c10::DataPtr* taken) {
   return true;
 }
 
+void tell_owner(const c10::DataPtr& block, mgd_hold_owner owner) {
+  const Bridge* backend = block.get() ? backend_of(block.device().type()) : nullptr;
+  if (backend && backend->own) backend->own(block, owner);
+}
+
+void tell_owner_of_copy(c10::StorageImpl* s, bool kept) {
+  StorageHandle* h = handle_of(s);
+  if (!h) return tell_owner(s->_mutable_data_ptr_no_checks(), kept ? MGD_HOLD_REPLICA : MGD_HOLD_OTHER);
+  std::lock_guard<std::mutex> lock(h->mutex); // the block may be on its way elsewhere
+  tell_owner(h->block, kept ? MGD_HOLD_REPLICA : MGD_HOLD_MANAGED);
+}
+
 bool restore_pointer(StorageHandle& h, c10::DataPtr block) {
+  tell_owner(block, MGD_HOLD_MANAGED);
   std::lock_guard<std::mutex> lock(h.mutex);
   h.block = std::move(block);
   c10::StorageImpl* s = h.storage;
@@ -266,6 +280,7 @@ void replace_block(c10::StorageImpl* storage, c10::DataPtr block, std::size_t by
   TORCH_CHECK(mgd_handle_resize(machine(), &h, static_cast<int64_t>(bytes), &memory) == MGD_OK,
               "managed: this storage was resized while its bytes were elsewhere; use the tensor in any operator first");
   free_host(memory);
+  tell_owner(block, MGD_HOLD_MANAGED);
   std::lock_guard<std::mutex> lock(h.mutex);
   std::swap(h.block, block);
   set_pointer(storage->_mutable_data_ptr_no_checks(), h.block.mutable_get());

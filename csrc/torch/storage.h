@@ -109,6 +109,11 @@ void free_idle_block(c10::DataPtr& block, const CopyPtr& copy = nullptr) noexcep
 bool take_block(StorageHandle& h, c10::DataPtr* taken);
 bool restore_pointer(StorageHandle& h, c10::DataPtr block);
 
+// Tells a backend that profiles its devices whose bytes a block holds; or those of a copy, which is kept, or has become
+// the program's.
+void tell_owner(const c10::DataPtr& block, mgd_hold_owner owner);
+void tell_owner_of_copy(c10::StorageImpl* s, bool kept);
+
 // The core's question before it lets a block go.
 bool may_leave(const mgd_handle* handle);
 

@@ -371,6 +371,8 @@ static void the_clock(void) {
   EXPECT_CLOCK_BROKEN(c, place->speed.bytes_per_ns, too_slow);
   EXPECT_CLOCK_BROKEN(c, place->speed.launch_ns, minus);
   EXPECT_CLOCK_BROKEN(c, place->speed.issue_ns, minus);
+  EXPECT_CLOCK_BROKEN(c, place->speed.python_ns, minus);
+  EXPECT_CLOCK_BROKEN(c, place->speed.python_ns, much); /* more than all of it */
   EXPECT_CLOCK_BROKEN(c, place->streams[5].free_at, minus);
   EXPECT_CLOCK_BROKEN(c, place->streams[5].free_at, much); /* later than the latest */
   EXPECT_CLOCK_BROKEN(c, place->streams[5].leaving_bytes, much);
@@ -408,6 +410,22 @@ static void the_clock(void) {
   mgd_clock_destroy(c);
 }
 
+static void the_lock_of_the_interpreter(void) {
+  struct mgd_clock *c = NULL;
+  EXPECT_OK(mgd_clock_create(1, &c));
+  EXPECT_OK(mgd_clock_set_speed(c, 0, (struct mgd_speed){.issue_ns = 100, .python_ns = 60}));
+  const struct mgd_work nothing = {MGD_WORK_ELEMENTWISE, MGD_FLOAT32, 0.0, 0.0, NULL};
+  EXPECT_OK(mgd_clock_run(c, 0, 0, 0, &nothing));
+  EXPECT_OK(mgd_clock_run(c, 0, 0, 0, &nothing)); /* 0 to 60, 100 to 160 */
+  const int64_t touching = 60;
+  EXPECT_CLOCK_BROKEN(c, c->lock.turns[1].begin, touching);
+  EXPECT_CLOCK_BROKEN(c, c->lock.turns[1].begin, much);
+  EXPECT_CLOCK_BROKEN(c, c->lock.turns[0].end, minus);
+  EXPECT_CLOCK_BROKEN(c, c->lock.first, much);
+  EXPECT_CLOCK_BROKEN(c, c->lock.last, much);
+  mgd_clock_destroy(c);
+}
+
 int main(void) {
   the_machine();
   devices_and_their_ledger();
@@ -424,5 +442,6 @@ int main(void) {
   the_sites();
   the_repeats();
   the_clock();
+  the_lock_of_the_interpreter();
   return 0;
 }

@@ -56,6 +56,8 @@ static void everything_is_told_once(void) {
   EXPECT_OK(mgd_clock_profile_start(c));
   EXPECT_CODE(mgd_clock_profile_start(c), MGD_E_INVALID);
   EXPECT_OK(mgd_clock_hold_take(c, 0, 0, 60, &a));
+  mgd_clock_hold_own(a, MGD_HOLD_MANAGED);
+  mgd_clock_hold_own(before, MGD_HOLD_REPLICA);
   run(c, 0, 0, 10.0, "first"); /* 7 to 17 */
   copy(c, 0, 1, 0, 20, false, "over"); /* waits for it, and is not certain: 17 to 32 */
   const uint64_t over = last_copy(c);
@@ -64,6 +66,9 @@ static void everything_is_told_once(void) {
   EXPECT_OK(mgd_clock_stream_wait(c, 0, 2, &copied)); /* 0 to 35 */
   mgd_clock_hold_give(c, a, NULL); /* used until 32 */
   EXPECT_OK(mgd_clock_hold_take(c, 0, 1, 50, &b)); /* its stream waits for room until then */
+  mgd_clock_hold_own(b, MGD_HOLD_MANAGED);
+  mgd_clock_hold_own(b, MGD_HOLD_GUEST); /* what was said last */
+  EXPECT_INT(mgd_clock_hold_owner(b), MGD_HOLD_GUEST);
   copy(c, 0, HOST, 1, 40, true, "out"); /* 32 to 72, and the thread waits from 0 on */
   const uint64_t out = last_copy(c);
   EXPECT_OK(mgd_clock_host_wait(c, ME, 80));
@@ -75,8 +80,8 @@ static void everything_is_told_once(void) {
       {MGD_SPAN_RUN, 1, 1, 0, 32, 35, 0, 0, "behind"},    {MGD_SPAN_STALL, 0, 0, 2, 0, 35, 0, 0, "event"},
       {MGD_SPAN_STALL, 0, 0, 1, 0, 32, 0, 0, "room"},     {MGD_SPAN_COPY, 0, HOST, 0, 32, 72, 40, out, "out"},
       {MGD_SPAN_WAIT, HOST, HOST, ME, 0, 72, 0, 0, "out"}, {MGD_SPAN_WAIT, HOST, HOST, ME, 72, 80, 0, 0, "synchronize"},
-      {MGD_SPAN_HOLD, 0, 0, 0, 7, 32, 60, 0, NULL},       {MGD_SPAN_HOLD, 0, 0, 1, 32, INT64_MAX, 50, 0, NULL},
-      {MGD_SPAN_HOLD, 1, 1, 0, 0, INT64_MAX, 30, 0, NULL}, {MGD_SPAN_HOLD, 1, 1, 1, 0, INT64_MAX, 10, 0, NULL},
+      {MGD_SPAN_HOLD, 0, 0, 0, 7, 32, 60, 0, "managed"},  {MGD_SPAN_HOLD, 0, 0, 1, 32, INT64_MAX, 50, 0, "guest"},
+      {MGD_SPAN_HOLD, 1, 1, 0, 0, INT64_MAX, 30, 0, "replica"}, {MGD_SPAN_HOLD, 1, 1, 1, 0, INT64_MAX, 10, 0, "other"},
   };
   const size_t many = sizeof expected / sizeof *expected;
   for (size_t i = 0; i < many; i++) {
@@ -91,6 +96,34 @@ static void everything_is_told_once(void) {
   EXPECT_INT(n, 4);
   mgd_clock_profile_free(s);
   EXPECT_OK(mgd_clock_profile_start(c)); /* and one that nobody ends is nobody's loss */
+  mgd_clock_destroy(c);
+}
+
+/* A stream remembers 1,024 of what was given up one by one; a log knows each. */
+static void those_that_are_remembered_together_are_told_of_one_by_one(void) {
+  enum { MANY = 3000 };
+  struct mgd_clock *c = new_clock(0);
+  static struct mgd_hold *holds[MANY];
+  struct mgd_span *s = NULL;
+  size_t n = 0;
+  EXPECT_OK(mgd_clock_hold_set_capacity(c, 0, 100 * MANY));
+  EXPECT_OK(mgd_clock_profile_start(c));
+  for (int i = 0; i < MANY; i++) {
+    EXPECT_OK(mgd_clock_hold_take(c, 0, 0, 1 + i % 7, &holds[i]));
+    mgd_clock_hold_own(holds[i], (enum mgd_hold_owner)(i % MGD_HOLD_OWNERS));
+    run(c, 0, 0, 2.0, NULL); /* from 2 i on */
+    if (i >= 10) {
+      mgd_clock_hold_give(c, holds[i - 10], NULL);
+    }
+  }
+  EXPECT_OK(mgd_clock_profile_stop(c, &s, &n));
+  EXPECT_INT(n, 2 * MANY);
+  static const char *const owners[] = {"other", "managed", "replica", "guest"};
+  for (int i = 0; i < MANY; i++) {
+    const int64_t end = i < MANY - 10 ? 2 * (i + 11) : INT64_MAX;
+    expect_span(s, n, (struct mgd_span){MGD_SPAN_HOLD, 0, 0, 0, 2 * i, end, 1 + i % 7, 0, owners[i % 4]});
+  }
+  mgd_clock_profile_free(s);
   mgd_clock_destroy(c);
 }
 
@@ -122,6 +155,7 @@ static void without_memory_there_is_no_log_rather_than_half_of_one(void) {
 
 int main(void) {
   everything_is_told_once();
+  those_that_are_remembered_together_are_told_of_one_by_one();
   without_memory_there_is_no_log_rather_than_half_of_one();
   return 0;
 }
