@@ -88,6 +88,7 @@ struct mgd_step {
   uint64_t recent[MGD_STEP_WINDOW]; /* their kinds, a ring; `seen` of them so far */
   uint64_t calls;
   uint64_t generation;    /* how often the log began anew */
+  int32_t plan_at;        /* no plan before the log has so many operators */
   int64_t margin;  /* bytes that the plan leaves free */
   int64_t pressed; /* mgd_storages.pressed when this period began */
   int64_t plans, laps, lost, room;
@@ -107,7 +108,7 @@ bool mgd_step_log_repeats_locked(struct mgd_step_log *log); /* the operator that
 
 /* ---- step_learn.c */
 void mgd_step_learn_forget_locked(struct mgd_step_learned *l);
-/* From the last period of the log. NOMEM, or INVALID where the period cannot be told as a step. */
+/* From the last period of the log. NOMEM. WAIT: it is not known yet when some of its results die. */
 int mgd_step_learn_from_log_locked(struct mgd_machine *m, struct mgd_step *s, struct mgd_step_learned *out);
 void mgd_step_learn_bind_locked(struct mgd_step *s); /* the roles of what was learned from this log get their handles */
 

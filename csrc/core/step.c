@@ -25,6 +25,7 @@ void mgd_step_free(struct mgd_step *s) {
 static void begin_anew(struct mgd_step *s) {
   mgd_step_log_clear_locked(&s->log);
   s->generation++;
+  s->plan_at = 0;
   s->hopeless = false;
 }
 
@@ -271,7 +272,7 @@ static bool note(struct mgd_machine *m, struct mgd_step *s, const struct mgd_ste
     begin_anew(s);
     return false;
   }
-  return mgd_step_log_repeats_locked(&s->log) && !s->hopeless && !s->planning;
+  return mgd_step_log_repeats_locked(&s->log) && s->log.count >= s->plan_at && !s->hopeless && !s->planning;
 }
 
 int mgd_step_operator(struct mgd_machine *m, int device, const struct mgd_step_call *call, struct mgd_action *actions,
@@ -315,6 +316,9 @@ static int plan_of(struct mgd_machine *m, int device, struct mgd_step *s, const 
   s->planning = true;
   int code = mgd_state_leave(m, MGD_OK);
   const int planned = mgd_plan_make(&step, &machine, 0, plan);
+  if (planned == MGD_OK) {
+    (void)mgd_plan_write_early(&step, *plan, 0); /* without memory the plan is good as it is */
+  }
   mgd_state_enter(m);
   s->planning = false;
   return code != MGD_OK ? code : planned;
@@ -352,6 +356,7 @@ static int plan_first(struct mgd_machine *m, int device, struct mgd_step *s, int
   struct mgd_step_learned l;
   int code = mgd_step_learn_from_log_locked(m, s, &l);
   if (code != MGD_OK) {
+    s->plan_at = s->log.count + s->log.period / 32 + 1; /* asked now and then only, since it looks at the whole period */
     return code;
   }
   s->margin = room_for_plan(m, device, free, 0) / MARGIN;

@@ -50,7 +50,7 @@ int mgd_step_begin(struct mgd_machine *m, int device);
 int mgd_step_operator(struct mgd_machine *m, int device, const struct mgd_step_call *call, struct mgd_action *actions,
                       size_t *n, bool *plans);
 /* Plans the period that was found. `free`: bytes that the device's allocator could give now. Takes some ms, most of it
- * without the mutex. ABSENT: there is no period, or another thread has changed the log meanwhile. */
+ * without the mutex. ABSENT: there is no period, or another thread has changed the log meanwhile. WAIT: more must be seen. */
 int mgd_step_plan(struct mgd_machine *m, int device, int64_t free);
 int mgd_step_read(struct mgd_machine *m, int device, struct mgd_step_state *out);
 

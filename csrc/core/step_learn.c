@@ -48,22 +48,34 @@ static int32_t successor(const struct period *p, const struct mgd_step_seen *s) 
   return made && p->log->seen[p->log->made[place]].bytes == s->bytes ? p->log->made[place] : -1;
 }
 
+/* Who was the same in the period before, or NULL: the log does not go back so far, or it was another one. */
+static const struct mgd_step_seen *predecessor(const struct period *p, const struct mgd_step_seen *s) {
+  const struct mgd_step_logged *before = s->made >= p->n ? &p->log->operators[s->made - p->n] : NULL;
+  const int32_t place = before ? before->first_made + s->ordinal : 0;
+  const struct mgd_step_seen *t =
+      before && place < before[1].first_made ? &p->log->seen[p->log->made[place]] : NULL;
+  return t && t->bytes == s->bytes ? t : NULL;
+}
+
 /* After which operator of the step a result dies that was made in the period. */
 static int32_t death_of(const struct period *p, const struct mgd_step_seen *s) {
-  if (s->died >= p->first && s->died < p->first + p->n) {
-    return s->died - p->first;
+  if (s->died >= 0) {
+    return s->died - p->first < p->n ? s->died - p->first : p->n - 1;
   }
-  const int32_t by = s->made - p->n; /* in the period before */
-  const struct mgd_step_logged *before = by >= 0 ? &p->log->operators[by] : NULL;
-  const int32_t place = before ? before->first_made + s->ordinal : 0;
-  if (before && place < before[1].first_made) {
-    const struct mgd_step_seen *t = &p->log->seen[p->log->made[place]];
-    const int32_t died = t->died - p->first;
-    if (t->bytes == s->bytes && died >= 0 && died < s->made - p->first) {
-      return died;
-    }
+  const struct mgd_step_seen *t = predecessor(p, s);
+  const int32_t died = t ? t->died - p->first : -1;
+  return died >= 0 && died < s->made - p->first ? died : p->n - 1;
+}
+
+/* Whether it is known of all results when they die. It is, when the log has two periods; before, when those that are
+ * alive were there in the period before as well. */
+static bool knows_deaths(const struct period *p) {
+  bool known = true;
+  for (int32_t i = made_from(p, 0); known && i < made_from(p, p->n) && p->first < p->n; i++) {
+    const struct mgd_step_seen *s = &p->log->seen[p->log->made[i]];
+    known = s->died >= 0 || predecessor(p, s);
   }
-  return p->n - 1;
+  return known;
 }
 
 static void add_role(struct mgd_step_learned *l, struct period *p, int32_t seen, bool lasting) {
@@ -179,6 +191,10 @@ int mgd_step_learn_from_log_locked(struct mgd_machine *m, struct mgd_step *s, st
   struct period p = {.log = &s->log, .first = s->log.count - 1 - s->log.period, .n = s->log.period};
   p.role_of = mgd_alloc_new(&m->alloc, (size_t)s->log.seen_count + 1, sizeof *p.role_of);
   *out = (struct mgd_step_learned){0};
+  if (!knows_deaths(&p)) {
+    mgd_alloc_free(p.role_of);
+    return MGD_E_WAIT;
+  }
   const bool done = p.role_of && allocate(m, out, &p) && fill(m, out, &p);
   mgd_alloc_free(p.role_of);
   if (!done) {
