@@ -64,13 +64,13 @@ void mgd_clock_after_fork(struct mgd_clock *c); /* in the parent */
 void mgd_clock_destroy(struct mgd_clock *c); /* moments and holds that are still out there must not be used again */
 
 /* ---- clock_wiring.c: what things can do, and how they are connected */
-int mgd_clock_set_speed(struct mgd_clock *c, int device, struct mgd_speed speed);
-int mgd_clock_set_link(struct mgd_clock *c, int from, int to, struct mgd_link link);
-int mgd_clock_get_link(struct mgd_clock *c, int from, int to, struct mgd_link *out);
+int mgd_clock_wiring_set_speed(struct mgd_clock *c, int device, struct mgd_speed speed);
+int mgd_clock_wiring_set_link(struct mgd_clock *c, int from, int to, struct mgd_link link);
+int mgd_clock_wiring_get_link(struct mgd_clock *c, int from, int to, struct mgd_link *out);
 /* A bus is what several links share in one direction: the uplink of a PCIe switch, the lanes of a card. Copies that
  * pass it at the same time share its bandwidth, which is 0 (no limit) until it is set. */
-int mgd_clock_set_bus(struct mgd_clock *c, int bus, double bytes_per_ns);
-int mgd_clock_join_bus(struct mgd_clock *c, int from, int to, int bus);
+int mgd_clock_wiring_set_bus(struct mgd_clock *c, int bus, double bytes_per_ns);
+int mgd_clock_wiring_join_bus(struct mgd_clock *c, int from, int to, int bus);
 
 /* ---- clock.c: what is issued */
 /* The host's streams are the threads of the program; each has a time of its own. `thread` issues what follows: that

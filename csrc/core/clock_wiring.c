@@ -6,7 +6,7 @@
 
 static bool is_link(struct mgd_link l) { return l.latency_ns >= 0 && mgd_is_amount(l.bytes_per_ns); }
 
-int mgd_clock_set_speed(struct mgd_clock *c, int device, struct mgd_speed speed) {
+int mgd_clock_wiring_set_speed(struct mgd_clock *c, int device, struct mgd_speed speed) {
   if (!mgd_clock_is_place(c, device)) {
     return MGD_E_NO_DEVICE;
   }
@@ -25,7 +25,7 @@ int mgd_clock_wiring_check_ends(const struct mgd_clock *c, int from, int to) {
   return from == to ? MGD_E_INVALID : MGD_OK;
 }
 
-int mgd_clock_set_link(struct mgd_clock *c, int from, int to, struct mgd_link link) {
+int mgd_clock_wiring_set_link(struct mgd_clock *c, int from, int to, struct mgd_link link) {
   const int code = mgd_clock_wiring_check_ends(c, from, to);
   if (code != MGD_OK || !is_link(link)) {
     return code != MGD_OK ? code : MGD_E_INVALID;
@@ -35,7 +35,7 @@ int mgd_clock_set_link(struct mgd_clock *c, int from, int to, struct mgd_link li
   return mgd_clock_leave(c, MGD_OK);
 }
 
-int mgd_clock_get_link(struct mgd_clock *c, int from, int to, struct mgd_link *out) {
+int mgd_clock_wiring_get_link(struct mgd_clock *c, int from, int to, struct mgd_link *out) {
   const int code = mgd_clock_wiring_check_ends(c, from, to);
   if (code == MGD_OK) {
     mgd_clock_enter(c);
@@ -45,7 +45,7 @@ int mgd_clock_get_link(struct mgd_clock *c, int from, int to, struct mgd_link *o
   return code;
 }
 
-int mgd_clock_set_bus(struct mgd_clock *c, int bus, double bytes_per_ns) {
+int mgd_clock_wiring_set_bus(struct mgd_clock *c, int bus, double bytes_per_ns) {
   if (bus < 0 || bus >= MGD_MAX_BUSES || !mgd_is_amount(bytes_per_ns)) {
     return MGD_E_INVALID;
   }
@@ -54,7 +54,7 @@ int mgd_clock_set_bus(struct mgd_clock *c, int bus, double bytes_per_ns) {
   return mgd_clock_leave(c, MGD_OK);
 }
 
-int mgd_clock_join_bus(struct mgd_clock *c, int from, int to, int bus) {
+int mgd_clock_wiring_join_bus(struct mgd_clock *c, int from, int to, int bus) {
   const int code = mgd_clock_wiring_check_ends(c, from, to);
   if (code != MGD_OK || bus < 0 || bus >= MGD_MAX_BUSES) {
     return code != MGD_OK ? code : MGD_E_INVALID;

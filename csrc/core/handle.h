@@ -1,5 +1,4 @@
-/* handle.h: the handle of one storage: where its bytes are and who uses them. Also what operators need beside it: a
- * thread's count of uses (mgd_user) and ticks.
+/* handle.h: the handle of one storage: where its bytes are and who uses them.
  *
  * Callers use the inline functions below, without a lock. All other changes of an open handle, and every transition of
  * `state`, are the core's. The caller owns the struct, which is part of an object of its own, and deletes it when
@@ -8,8 +7,7 @@
 #ifndef MGD_HANDLE_H
 #define MGD_HANDLE_H
 
-#include <stdbool.h>
-#include <stdint.h>
+#include "user.h"
 
 enum mgd_residency {
   MGD_RESIDENT,  /* the bytes are at home */
@@ -35,17 +33,7 @@ enum mgd_pin {
 };
 
 #define MGD_ALIVE (UINT32_C(1) << 30) /* in `in_use` while the storage lives */
-#define MGD_MAX_DEVICES 64            /* the host and 63 accelerators */
 #define MGD_HANDLE_REST 10            /* 8 bytes each: what only the core sees of a handle (handle.c asserts it) */
-
-/* One thread's uses by the storages' home, so that "does anybody else use this?" reads a number for each thread and no
- * storage. Only its thread writes it, without a lock; both numbers only grow, so that what came and went in between is
- * seen. */
-struct mgd_user {
-  struct mgd_user *next; /* all of a machine; those whose thread has left are taken again */
-  bool taken;
-  uint64_t begun[MGD_MAX_DEVICES], ended[MGD_MAX_DEVICES];
-};
 
 /* The states, and the functions that lead from one to the next:
  *
@@ -57,7 +45,7 @@ struct mgd_user {
  *   RESTORING -> RESIDENT   mgd_restore_end()
  *   RESTORING -> SPILLED    mgd_restore_end(): no room, or the copy failed
  *   RESTORING -> ARRIVING   mgd_restore_end(): the copy has begun, before anybody needs the bytes
- *   ARRIVING  -> RESTORING  mgd_restore_begin(): an operator needs them and joins the copy; ends as RESIDENT or ARRIVING
+ *   ARRIVING  -> RESTORING  mgd_restore_begin(): an operator needs them, and joins the copy
  *   ARRIVING  -> SPILLING   mgd_evict_begin()
  *   SPILLING  -> RESIDENT   mgd_evict_end(to home): the host has a good copy now, and the bytes stay
  *
@@ -107,11 +95,6 @@ struct mgd_handle {
 #endif
 };
 
-/* A number that only its own thread writes. */
-static inline void mgd_count_up(uint64_t *number, uint64_t by) {
-  __atomic_store_n(number, __atomic_load_n(number, __ATOMIC_RELAXED) + by, __ATOMIC_RELAXED);
-}
-
 /* Begins a use of the bytes by an operator of the user's thread. False: they are not at home, and the operator needs
  * mgd_restore_begin(). The use is counted before the state is read; mgd_evict_begin() writes the state before it reads
  * the uses. So at least one of the two sees the other. */
@@ -134,13 +117,6 @@ static inline bool mgd_handle_unuse(struct mgd_handle *h, struct mgd_user *user,
   const bool last = mgd_handle_put(h, uses);
   mgd_count_up(&user->ended[home], uses);
   return last;
-}
-
-/* Numbers for uses, as many as MGD_TICKS from the one that is returned: one operator takes them together, so that
- * threads seldom meet here. They never run backwards. `ticks` is the caller's. */
-#define MGD_TICKS 8
-static inline uint64_t mgd_ticks_take(uint64_t *ticks) {
-  return __atomic_fetch_add(ticks, MGD_TICKS, __ATOMIC_RELAXED) + MGD_TICKS;
 }
 
 /* Marks the bytes as written. An operator that writes them calls it between mgd_handle_use() and mgd_handle_unuse(),

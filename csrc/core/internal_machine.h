@@ -2,10 +2,9 @@
  *
  * Private to the core and to the tests that break an invariant on purpose. Everybody else sees an opaque pointer.
  *
- * One mutex guards the whole machine. A public function takes it, decides and releases it. Two callbacks are called
- * with it held, and must not call the core: the policy (mgd_victim_fn) and the veto (mgd_may_leave_fn). The heuristic
- * is called without it. mgd_evict_begin() releases it between slices of its search; every other function is one
- * transition. Functions ending in _locked expect the mutex to be held.
+ * One mutex guards the whole machine. A public function takes it, decides and releases it. The policy (mgd_victim_fn)
+ * and the veto (mgd_may_leave_fn) are called with it held, and must not call the core. mgd_evict_begin() and
+ * mgd_step_plan() release it in between; every other function is one transition. Functions ending in _locked expect it.
  */
 #ifndef MGD_INTERNAL_MACHINE_H
 #define MGD_INTERNAL_MACHINE_H
@@ -24,8 +23,6 @@
 #endif
 
 #define MGD_NAME_BYTES 32
-
-struct mgd_step; /* internal_step.h */
 
 /* Counts allocations so that a test can make the n-th one fail.
  * Atomic because a long computation allocates without holding the mutex. */
@@ -51,7 +48,7 @@ struct mgd_device {
   int64_t kept_bytes;                /* the sum over `kept`, at most mgd_replica_limit_locked() */
   double kept_limit;                 /* fraction of the capacity, 0..1 */
   struct mgd_storages storages;
-  struct mgd_step *step; /* NULL: nothing had to leave yet */
+  struct mgd_step *step; /* internal_step.h; NULL: nothing had to leave yet */
 };
 
 enum mgd_claim_state {
@@ -152,8 +149,7 @@ int mgd_place_pick_locked(const struct mgd_machine *m, const struct mgd_object_r
                           enum mgd_reason *why);
 
 /* ---- admit.c */
-bool mgd_admit_busy_locked(const struct mgd_machine *m,
-                           int above); /* claims granted or waiting on devices above that id */
+bool mgd_admit_busy_locked(const struct mgd_machine *m, int above); /* claims, granted or waiting, on devices above it */
 
 /* ---- trace.c */
 void mgd_trace_forget_locked(struct mgd_machine *m, int id); /* the device's link totals */

@@ -90,9 +90,11 @@ struct mgd_step {
   uint64_t generation;    /* how often the log began anew */
   int32_t plan_at;        /* no plan before the log has so many operators */
   int64_t margin;  /* bytes that the plan leaves free */
-  int64_t pressed; /* mgd_storages.pressed when this period began */
+  int64_t pressed, pressed_before; /* mgd_storages.pressed when this period began; at the operator before */
+  int32_t quiet;                   /* operators since it changed, while no plan is followed */
   int64_t plans, laps, lost, room;
   bool hopeless; /* no plan fits */
+  bool tight;    /* bytes had to leave in the period that has ended */
   bool planning; /* a thread plans, without the mutex: nobody frees what it reads */
 };
 
@@ -100,7 +102,8 @@ struct mgd_step {
 void mgd_step_log_clear_locked(struct mgd_step_log *log);
 void mgd_step_log_free(struct mgd_step_log *log);
 /* Appends an operator. False: the log is full, or there is no memory. */
-bool mgd_step_log_add_locked(struct mgd_machine *m, struct mgd_step *s, const struct mgd_step_call *call, uint64_t kind);
+bool mgd_step_log_add_locked(struct mgd_machine *m, struct mgd_step *s, const struct mgd_step_call *call,
+                             uint64_t kind);
 void mgd_step_log_made_locked(struct mgd_machine *m, struct mgd_step_log *log, struct mgd_handle *h);
 void mgd_step_log_died_locked(struct mgd_step_log *log, struct mgd_handle *h);
 void mgd_step_log_resized_locked(struct mgd_step_log *log, const struct mgd_handle *h);
@@ -116,6 +119,7 @@ void mgd_step_learn_bind_locked(struct mgd_step *s); /* the roles of what was le
 void mgd_step_made_locked(struct mgd_machine *m, struct mgd_handle *h);
 void mgd_step_died_locked(struct mgd_machine *m, struct mgd_handle *h);
 void mgd_step_resized_locked(struct mgd_machine *m, const struct mgd_handle *h);
+void mgd_step_room_changed_locked(struct mgd_machine *m, int device);
 void mgd_step_free(struct mgd_step *s); /* NULL is none */
 
 #endif

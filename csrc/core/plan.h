@@ -89,9 +89,10 @@ int mgd_plan_make(const struct mgd_plan_step *step, const struct mgd_plan_machin
                   struct mgd_plan **out);
 void mgd_plan_free(struct mgd_plan *plan); /* NULL is none */
 
-/* plan_early.c: each WRITE moves up to right behind the last operator that writes the storage, as far as the order of the
- * copies allows: for an executor whose copies wait for all operators that were issued before. NOMEM: nothing changed. */
-int mgd_plan_write_early(const struct mgd_plan_step *step, struct mgd_plan *plan, int64_t fail_allocation);
+/* plan_early.c: each WRITE moves up to right behind the last operator that writes the storage, as far as the order of
+ * the copies allows: for an executor whose copies wait for all operators that were issued before. NOMEM: nothing
+ * changed. */
+int mgd_plan_early_write(const struct mgd_plan_step *step, struct mgd_plan *plan, int64_t fail_allocation);
 
 /* How long each of `laps` steps takes after one that is not counted: into ns, which has laps entries and is written
  * also where the call fails. INVALID: the plan is not one for this step and this room.

@@ -83,7 +83,7 @@ static void rebuild(const struct mgd_plan *plan, const struct write *writes, int
   out->first_action[plan->operators] = out->actions;
 }
 
-int mgd_plan_write_early(const struct mgd_plan_step *step, struct mgd_plan *plan, int64_t fail_allocation) {
+int mgd_plan_early_write(const struct mgd_plan_step *step, struct mgd_plan *plan, int64_t fail_allocation) {
   struct mgd_alloc alloc;
   mgd_alloc_init(&alloc, fail_allocation);
   const size_t actions = (size_t)plan->actions + 1, storages = (size_t)step->storages + 1;

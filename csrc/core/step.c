@@ -7,11 +7,15 @@
  */
 #include "arithmetic.h"
 #include "internal_step.h"
+#include "testing.h"
 
 #define STRANGE 6  /* operators in a row that are not in the plan, before it is lost */
 #define MISSING 6  /* operators of the plan that may be left out at once */
 #define MARGIN 128 /* the part of the room that a plan leaves free at first, and that more is taken by */
-#define PLANS 12   /* plans for one log: each leaves more free than the one before */
+#define PLANS 12   /* plans for one log that each leave more free than the one before */
+#define LOOK 8     /* after so many periods it is asked again how much room there is */
+#define CHANGED 32 /* the part of the room by which it must have changed to plan again */
+#define QUIET 4096 /* operators without anything leaving, before a device logs no more */
 
 void mgd_step_free(struct mgd_step *s) {
   if (s) {
@@ -21,6 +25,18 @@ void mgd_step_free(struct mgd_step *s) {
     mgd_alloc_free(s);
   }
 }
+
+static void forget_step(struct mgd_device *d) {
+  if (d->step && !d->step->planning) {
+    mgd_step_log_clear_locked(&d->step->log);
+    mgd_step_learn_forget_locked(&d->step->learned);
+    mgd_step_free(d->step);
+    d->step = NULL;
+  }
+}
+
+/* Other room asks for another plan, if for any. */
+void mgd_step_room_changed_locked(struct mgd_machine *m, int device) { forget_step(&m->devices[device]); }
 
 static void begin_anew(struct mgd_step *s) {
   mgd_step_log_clear_locked(&s->log);
@@ -33,13 +49,7 @@ int mgd_step_learn(struct mgd_machine *m, bool on) {
   mgd_state_enter(m);
   m->learns = on;
   for (int id = 1; id < m->count && !on; id++) {
-    struct mgd_step *s = m->devices[id].step;
-    if (s && !s->planning) {
-      mgd_step_log_clear_locked(&s->log);
-      mgd_step_learn_forget_locked(&s->learned);
-      mgd_step_free(s);
-      m->devices[id].step = NULL;
-    }
+    forget_step(&m->devices[id]);
   }
   return mgd_state_leave(m, MGD_OK);
 }
@@ -59,7 +69,9 @@ int mgd_step_begin(struct mgd_machine *m, int device) {
 
 /* ---- what the storages of a device tell */
 
-static struct mgd_step *step_of(const struct mgd_machine *m, const struct mgd_handle *h) { return m->devices[h->home].step; }
+static struct mgd_step *step_of(const struct mgd_machine *m, const struct mgd_handle *h) {
+  return m->devices[h->home].step;
+}
 
 static void leave_role(struct mgd_step *s, struct mgd_handle *h) {
   if (h->role >= 0) {
@@ -119,7 +131,7 @@ static uint64_t mix(uint64_t hash, uint64_t value) {
   return hash ^ (hash >> 29);
 }
 
-static uint64_t kind_of(const struct mgd_step_call *call) {
+static uint64_t kind_of_call(const struct mgd_step_call *call) {
   uint64_t kind = mix(call->n, (uint64_t)(uintptr_t)call->name);
   for (size_t i = 0; i < call->n; i++) {
     kind = mix(kind, (uint64_t)call->uses[i].handle->bytes * 2 + call->uses[i].written);
@@ -176,8 +188,8 @@ static bool leaves_at_once(const struct mgd_plan *p, int32_t write, int32_t end)
 }
 
 /* Before the operator o; what does not fit into `actions` is left out. */
-static void act(struct mgd_machine *m, const struct mgd_step_learned *l, int32_t o, const struct mgd_step_call *call,
-                struct mgd_action *actions, size_t *n, size_t size) {
+static void do_ahead(struct mgd_machine *m, const struct mgd_step_learned *l, int32_t o,
+                     const struct mgd_step_call *call, struct mgd_action *actions, size_t *n, size_t size) {
   const struct mgd_plan *p = l->plan;
   const int32_t end = p->first_action[o + 1];
   for (int32_t i = p->first_action[o]; i < end && *n + 2 < size; i++) {
@@ -186,7 +198,8 @@ static void act(struct mgd_machine *m, const struct mgd_step_learned *l, int32_t
       continue;
     }
     if (p->action[i].kind == MGD_PLAN_WRITE) {
-      (void)(!writes(call, h) && !leaves_at_once(p, i, end) && mgd_evict_spare_locked(m, h, uses_by(call, h), actions, n, size));
+      (void)(!writes(call, h) && !leaves_at_once(p, i, end) &&
+             mgd_evict_spare_locked(m, h, uses_by(call, h), actions, n, size));
     } else if (p->action[i].kind == MGD_PLAN_LEAVE) {
       (void)mgd_evict_leave_locked(m, h, actions, n, size);
     } else {
@@ -215,18 +228,19 @@ static void lose(struct mgd_step *s) {
   begin_anew(s);
 }
 
-/* To the next operator. True: a period has ended in which bytes had to leave all the same, so that the plan is to leave
- * more free. The first period begins with what was where before, so it does not count. */
+/* To the next operator. True: a period has ended, and it is to be asked whether the plan is still the best. Bytes had to
+ * leave all the same, so that it is to leave more free; or that was not asked for long. The first period begins with
+ * what was where before, so it does not count. */
 static bool go_on(struct mgd_step *s, int64_t pressed) {
   s->results = 0;
   if (++s->at < s->learned.operators) {
     return false;
   }
-  const bool more = pressed > s->pressed && s->laps > 0 && s->plans < PLANS && !s->planning;
   s->at = 0;
+  s->tight = pressed > s->pressed && s->laps > 0 && s->plans < PLANS;
   s->laps++;
   s->pressed = pressed;
-  return more;
+  return !s->planning && (s->tight || s->laps % LOOK == 0);
 }
 
 static bool follow(struct mgd_machine *m, struct mgd_step *s, const struct mgd_step_call *call, uint64_t kind,
@@ -241,7 +255,7 @@ static bool follow(struct mgd_machine *m, struct mgd_step *s, const struct mgd_s
   bool wants = false;
   s->strange = 0;
   for (int32_t j = 0; j <= left_out; j++) {
-    act(m, &s->learned, s->at, call, actions, n, size);
+    do_ahead(m, &s->learned, s->at, call, actions, n, size);
     wants = go_on(s, pressed) || wants;
   }
   return wants;
@@ -275,6 +289,13 @@ static bool note(struct mgd_machine *m, struct mgd_step *s, const struct mgd_ste
   return mgd_step_log_repeats_locked(&s->log) && s->log.count >= s->plan_at && !s->hopeless && !s->planning;
 }
 
+/* Nothing had to leave for long, and no plan sees to that. */
+static bool is_quiet(struct mgd_step *s, int64_t pressed) {
+  s->quiet = s->follows || pressed != s->pressed_before ? 0 : s->quiet + 1;
+  s->pressed_before = pressed;
+  return s->quiet > QUIET;
+}
+
 int mgd_step_operator(struct mgd_machine *m, int device, const struct mgd_step_call *call, struct mgd_action *actions,
                       size_t *n, bool *plans) {
   if (*n < MGD_STEP_ACTIONS) {
@@ -286,12 +307,15 @@ int mgd_step_operator(struct mgd_machine *m, int device, const struct mgd_step_c
   mgd_state_enter(m);
   struct mgd_step *s = mgd_state_knows_device_locked(m, device) ? m->devices[device].step : NULL;
   if (s && m->learns) {
-    const uint64_t kind = kind_of(call);
+    const uint64_t kind = kind_of_call(call);
+    const int64_t pressed = m->devices[device].storages.pressed;
     remember(s, kind);
-    *plans = s->follows ? follow(m, s, call, kind, m->devices[device].storages.pressed, actions, n, size)
-                        : note(m, s, call, kind);
+    *plans = s->follows ? follow(m, s, call, kind, pressed, actions, n, size) : note(m, s, call, kind);
+    if (is_quiet(s, pressed)) {
+      forget_step(&m->devices[device]);
+    }
   }
-  return mgd_state_leave(m, MGD_OK);
+  return mgd_state_leave(m, s && m->learns ? MGD_OK : MGD_E_ABSENT);
 }
 
 /* ---- the plan */
@@ -303,8 +327,8 @@ static int64_t room_for_plan(const struct mgd_machine *m, int device, int64_t fr
 }
 
 /* Without the mutex: what is read stays as it is while `planning` is set. */
-static int plan_of(struct mgd_machine *m, int device, struct mgd_step *s, const struct mgd_step_learned *l, int64_t room,
-                   struct mgd_plan **plan) {
+static int plan_of(struct mgd_machine *m, int device, struct mgd_step *s, const struct mgd_step_learned *l,
+                   int64_t room, struct mgd_plan **plan) {
   const struct mgd_plan_step step = {.operators = l->operators,
                                      .storages = l->roles,
                                      .ns = l->ns,
@@ -317,7 +341,7 @@ static int plan_of(struct mgd_machine *m, int device, struct mgd_step *s, const 
   int code = mgd_state_leave(m, MGD_OK);
   const int planned = mgd_plan_make(&step, &machine, 0, plan);
   if (planned == MGD_OK) {
-    (void)mgd_plan_write_early(&step, *plan, 0); /* without memory the plan is good as it is */
+    (void)mgd_plan_early_write(&step, *plan, 0); /* without memory the plan is good as it is */
   }
   mgd_state_enter(m);
   s->planning = false;
@@ -337,11 +361,16 @@ static void take_over(struct mgd_step *s, struct mgd_step_learned *l, int64_t pr
   s->pressed = pressed;
 }
 
-/* Plans the same step again, with less room. */
+/* Plans the same step again, with less room or with what is there now, if that is another. */
 static int plan_again(struct mgd_machine *m, int device, struct mgd_step *s, int64_t free) {
   struct mgd_plan *plan = NULL;
-  s->margin += room_for_plan(m, device, free, 0) / MARGIN;
+  s->margin += s->tight ? room_for_plan(m, device, free, 0) / MARGIN : 0;
   const int64_t room = room_for_plan(m, device, free, s->margin);
+  const int64_t change = room > s->room ? room - s->room : s->room - room;
+  if (!s->tight && change < s->room / CHANGED) {
+    return MGD_OK;
+  }
+  s->tight = false;
   const int code = plan_of(m, device, s, &s->learned, room, &plan);
   s->plans++;
   if (code == MGD_OK) {
@@ -356,7 +385,7 @@ static int plan_first(struct mgd_machine *m, int device, struct mgd_step *s, int
   struct mgd_step_learned l;
   int code = mgd_step_learn_from_log_locked(m, s, &l);
   if (code != MGD_OK) {
-    s->plan_at = s->log.count + s->log.period / 32 + 1; /* asked now and then only, since it looks at the whole period */
+    s->plan_at = s->log.count + s->log.period / 32 + 1; /* now and then only, since it looks at the whole period */
     return code;
   }
   s->margin = room_for_plan(m, device, free, 0) / MARGIN;
@@ -386,6 +415,19 @@ int mgd_step_plan(struct mgd_machine *m, int device, int64_t free) {
     code = plan_again(m, device, s, free);
   } else if (s && s->log.period > 0 && s->log.count > s->log.period) {
     code = plan_first(m, device, s, free);
+  }
+  return mgd_state_leave(m, code);
+}
+
+int mgd_step_lie(struct mgd_machine *m, int device, uint64_t seed) {
+  int code = MGD_E_ABSENT;
+  mgd_state_enter(m);
+  struct mgd_step *s = mgd_state_knows_device_locked(m, device) ? m->devices[device].step : NULL;
+  struct mgd_plan *p = s && !s->planning ? s->learned.plan : NULL;
+  for (int32_t i = 0; p && i < p->actions; i++) {
+    seed = mix(seed, (uint64_t)i + 1);
+    p->action[i].storage = (int32_t)(seed % (uint64_t)s->learned.roles);
+    code = MGD_OK;
   }
   return mgd_state_leave(m, code);
 }

@@ -5,8 +5,8 @@
  * come back right before which operator. What the program does otherwise than before costs time and nothing else: every
  * operator still gets its operands by mgd_restore_begin().
  *
- * A device has one log and one plan. An operator is known by its name and by what it uses, and a storage by its role: it
- * lives through all steps, or it is the n-th that a certain operator of the step makes.
+ * A device has one log and one plan. An operator is known by its name and by what it uses, and a storage by its role:
+ * it lives through all steps, or it is the n-th that a certain operator of the step makes.
  */
 #ifndef MGD_STEP_H
 #define MGD_STEP_H
@@ -38,19 +38,20 @@ struct mgd_step_state {
   int64_t room, predicted, ideal;  /* of the plan: bytes; ns of a period */
 };
 
-/* Whether devices learn; they do at first. Off: what was learned is forgotten. */
+/* Whether devices learn; they do at first. Off: what was learned is forgotten. It is also when the capacity changes. */
 int mgd_step_learn(struct mgd_machine *m, bool on);
 /* The device logs from now on, or goes on to. The caller has seen bytes leave it for want of room. */
 int mgd_step_begin(struct mgd_machine *m, int device);
 /* Logs an operator, or follows the plan: *n actions that have begun, each with a use that the caller puts back when he
- * has ended it: SPARE, SPILL and DROP end by mgd_evict_end(), RESTORE by mgd_restore_end(), RESIDENT or ARRIVING; FORGET
- * as in mgd_evict_begin(). *n in: room for actions, at least MGD_STEP_ACTIONS. *plans: mgd_step_plan() is to be called.
- */
+ * has ended it: SPARE, SPILL and DROP end by mgd_evict_end(), RESTORE by mgd_restore_end(); FORGET as in
+ * mgd_evict_begin(). *n in: room for actions, at least MGD_STEP_ACTIONS. *plans: mgd_step_plan() is to be called.
+ * ABSENT: the device does not log, until mgd_step_begin(). */
 #define MGD_STEP_ACTIONS 64
 int mgd_step_operator(struct mgd_machine *m, int device, const struct mgd_step_call *call, struct mgd_action *actions,
                       size_t *n, bool *plans);
 /* Plans the period that was found. `free`: bytes that the device's allocator could give now. Takes some ms, most of it
- * without the mutex. ABSENT: there is no period, or another thread has changed the log meanwhile. WAIT: more must be seen. */
+ * without the mutex. ABSENT: there is no period, or another thread has changed the log meanwhile. WAIT: more must be
+ * seen. */
 int mgd_step_plan(struct mgd_machine *m, int device, int64_t free);
 int mgd_step_read(struct mgd_machine *m, int device, struct mgd_step_state *out);
 

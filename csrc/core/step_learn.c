@@ -1,7 +1,7 @@
 /* step_learn.c: a period of the log becomes a step that can be planned and followed.
  *
- * The period are the `period` operators before the last one, which begins it anew. Storages get roles. One that was made
- * in the period and has died is a result of its operator; one that was there before and is alive at the end lives
+ * The period are the `period` operators before the last one, which begins it anew. Storages get roles. One that was
+ * made in the period and has died is a result of its operator; one that was there before and is alive at the end lives
  * through all steps. One that was made and is alive dies in the next period, where the one before it in the same role
  * has just died in this one. Nothing is decided here about bytes.
  */
@@ -127,7 +127,8 @@ static void fill_operator(struct mgd_step_learned *l, const struct period *p, in
   const struct mgd_step_log *log = p->log;
   const struct mgd_step_logged *op = &log->operators[p->first + o];
   const int32_t base = log->operators[p->first].first_use, first = l->uses;
-  l->kinds[o] = (struct mgd_step_kind){op->kind, op->window, op->first_use - base, op->first_made - made_from(p, 0), -1};
+  l->kinds[o] =
+      (struct mgd_step_kind){op->kind, op->window, op->first_use - base, op->first_made - made_from(p, 0), -1};
   l->ns[o] = op[1].worked > op->worked ? op[1].worked - op->worked : 0;
   l->plan_first[o] = first;
   for (int32_t i = op->first_use; i < op[1].first_use; i++) {
@@ -162,7 +163,7 @@ static bool allocate(struct mgd_machine *m, struct mgd_step_learned *l, const st
       l->plan_storages;
 }
 
-static bool fill(struct mgd_machine *m, struct mgd_step_learned *l, struct period *p) {
+static bool fill_step(struct mgd_machine *m, struct mgd_step_learned *l, struct period *p) {
   give_roles(l, p);
   int32_t *latest = mgd_alloc_new(&m->alloc, (size_t)l->roles + 1, sizeof *latest);
   if (!latest) {
@@ -195,7 +196,7 @@ int mgd_step_learn_from_log_locked(struct mgd_machine *m, struct mgd_step *s, st
     mgd_alloc_free(p.role_of);
     return MGD_E_WAIT;
   }
-  const bool done = p.role_of && allocate(m, out, &p) && fill(m, out, &p);
+  const bool done = p.role_of && allocate(m, out, &p) && fill_step(m, out, &p);
   mgd_alloc_free(p.role_of);
   if (!done) {
     mgd_step_learn_forget_locked(out);

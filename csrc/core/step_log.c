@@ -71,7 +71,8 @@ static int32_t see(struct mgd_step_log *log, struct mgd_handle *h, int32_t made,
   return log->seen_count++;
 }
 
-bool mgd_step_log_add_locked(struct mgd_machine *m, struct mgd_step *s, const struct mgd_step_call *call, uint64_t kind) {
+bool mgd_step_log_add_locked(struct mgd_machine *m, struct mgd_step *s, const struct mgd_step_call *call,
+                             uint64_t kind) {
   struct mgd_step_log *log = &s->log;
   if (!has_room(m, log, call->n)) {
     return false;

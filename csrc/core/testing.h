@@ -25,6 +25,10 @@ int mgd_replica_shake(struct mgd_machine *m, uint64_t seed);
 int mgd_evict_random(struct mgd_machine *m, int device, uint32_t odds, uint64_t *seed, struct mgd_action *actions,
                      size_t *n);
 
+/* ---- step.c */
+/* The device's plan lies from now on: each action is of another storage. ABSENT: it has none. */
+int mgd_step_lie(struct mgd_machine *m, int device, uint64_t seed);
+
 /* ---- clock.c */
 /* As mgd_clock_create(); its n-th allocation fails, 0 = none. */
 int mgd_clock_create_failing(int devices, int64_t fail_allocation, struct mgd_clock **out);

@@ -5,6 +5,7 @@
 #include "binding.h"
 
 #include "../core/step.h"
+#include "../core/testing.h"
 
 #include <string.h>
 
@@ -95,6 +96,15 @@ static PyObject *step_state(PyObject *module, PyObject *value) {
                        "ideal", s.ideal);
 }
 
+static PyObject *lie(PyObject *module, PyObject *args) {
+  int device;
+  unsigned long long seed;
+  if (!PyArg_ParseTuple(args, "iK:lie", &device, &seed)) return NULL;
+  const int code = mgd_step_lie(mgd_torch_machine(), device, seed);
+  if (code != MGD_OK) return mgd_errors_raise(mgd_state_of(module), code, "making a plan lie"), NULL;
+  Py_RETURN_NONE;
+}
+
 static PyObject *torture(PyObject *module, PyObject *args) {
   (void)module;
   unsigned int odds;
@@ -159,12 +169,15 @@ PyMethodDef mgd_memory_methods[] = {
      PyDoc_STR("set_victims(name, /)\n--\n\nThe policy that chooses who leaves: \"lru\", \"clean_first\" or "
                "\"greedy_dual\".")},
     {"set_learning", set_learning, METH_O,
-     PyDoc_STR("set_learning(on, /)\n--\n\nWhether devices that are short of room learn from steps that repeat. Off: what "
-               "was learned is forgotten.")},
+     PyDoc_STR("set_learning(on, /)\n--\n\nWhether devices that are short of room learn from steps that repeat. "
+               "Off: what was learned is forgotten.")},
     {"learning", learning, METH_NOARGS, PyDoc_STR("learning()\n--\n\nWhether they do.")},
     {"step_state", step_state, METH_O,
      PyDoc_STR("step_state(device, /)\n--\n\nWhat the device with that number (1: the first accelerator) logs, has "
                "learned and follows.")},
+    {"lie", lie, METH_VARARGS,
+     PyDoc_STR("lie(device, seed, /)\n--\n\nFor tests: each action of the device's plan is of another storage from "
+               "now on.")},
     {"torture", torture, METH_VARARGS,
      PyDoc_STR("torture(odds, seed, at_least, overwrite, /)\n--\n\nFor tests: before each operator every storage of "
                "at_least bytes that nobody uses leaves, by "

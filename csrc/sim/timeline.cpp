@@ -88,19 +88,19 @@ int uplink_out(int device) { return 3 * kMaxDevices + device / g_wiring.devices_
 static_assert(4 * kMaxDevices <= MGD_MAX_BUSES);
 
 void join(mgd_clock *clock, int from, int to, int bus) {
-  check(mgd_clock_set_bus(clock, bus, g_wiring.host.bytes_per_ns));
-  check(mgd_clock_join_bus(clock, from, to, bus));
+  check(mgd_clock_wiring_set_bus(clock, bus, g_wiring.host.bytes_per_ns));
+  check(mgd_clock_wiring_join_bus(clock, from, to, bus));
 }
 
 void connect_host(mgd_clock *clock, int device) {
-  check(mgd_clock_set_link(clock, kHost, device, g_wiring.host));
-  check(mgd_clock_set_link(clock, device, kHost, g_wiring.host));
+  check(mgd_clock_wiring_set_link(clock, kHost, device, g_wiring.host));
+  check(mgd_clock_wiring_set_link(clock, device, kHost, g_wiring.host));
   if (g_wiring.peers_over_host) join(clock, kHost, device, lane_in(device)), join(clock, device, kHost, lane_out(device));
   if (g_wiring.devices_per_switch > 1) join(clock, kHost, device, uplink_in(device)), join(clock, device, kHost, uplink_out(device));
 }
 
 void connect_peers(mgd_clock *clock, int from, int to) {
-  check(mgd_clock_set_link(clock, from, to, g_wiring.peer));
+  check(mgd_clock_wiring_set_link(clock, from, to, g_wiring.peer));
   if (!g_wiring.peers_over_host) return;
   join(clock, from, to, lane_out(from)), join(clock, from, to, lane_in(to));
   if (g_wiring.devices_per_switch == 1 || uplink_in(from) == uplink_in(to)) return;
@@ -111,7 +111,7 @@ mgd_clock *new_clock() {
   mgd_clock *clock;
   check(mgd_clock_create(g_devices, &clock));
   for (int i = 0; i < g_devices; i++) {
-    check(mgd_clock_set_speed(clock, i, g_speed));
+    check(mgd_clock_wiring_set_speed(clock, i, g_speed));
     connect_host(clock, i);
     for (int j = 0; j < g_devices; j++)
       if (i != j) connect_peers(clock, i, j);
@@ -286,7 +286,7 @@ std::int64_t busy_time(int from, int to) {
 
 void link_between(int from, int to, std::int64_t *latency_ns, double *bytes_per_ns) {
   mgd_link link{0, 0};
-  if (from != to) check(mgd_clock_get_link(g_clock, from, to, &link));
+  if (from != to) check(mgd_clock_wiring_get_link(g_clock, from, to, &link));
   *latency_ns = link.latency_ns;
   *bytes_per_ns = link.bytes_per_ns;
 }

@@ -121,7 +121,8 @@ const CopiedOperand* find(const Copies& copies, const at::Tensor& t, c10::Device
   return nullptr;
 }
 
-CopiedOperand align_operand(const OpFacts& f, const Operand& o, c10::Device want, enum mgd_reason reason, bool hidden_writes,
+CopiedOperand align_operand(const OpFacts& f, const Operand& o, c10::Device want, enum mgd_reason reason,
+                            bool hidden_writes,
                    const Copies& copies, WriteBacks& write_backs) {
   const bool hidden = hidden_writes && o.is(kHiddenWrite), written = hidden || o.is(kWritten);
   TORCH_CHECK_NOT_IMPLEMENTED(!(o.tensor.is_nested() && o.tensor.layout() == at::kStrided), "managed: ", f.name,

@@ -32,8 +32,8 @@ struct Head {
   c10::DataPtr block;
 };
 
-// How soon a copy is needed. Each has a stream of its own in each direction, so that a copy that somebody needs now does
-// not stand behind those that will be needed.
+// How soon a copy is needed. Each has a stream of its own in each direction, so that a copy that somebody needs now
+// does not stand behind those that will be needed.
 enum class Urgency : uint8_t { Now, Soon };
 constexpr int kUrgencies = 2;
 
@@ -77,8 +77,8 @@ struct Bridge {
   // The backend allocates no more than this many bytes on the device, whatever its capacity.
   void (*limit)(int device, std::size_t bytes) = nullptr;
   // Begins to copy bytes between devices, -1 is the host. The copy comes after what was started on `from` before, and
-  // after the copies `after` that are not null. Both pieces of memory stay until it has ended. May throw c10::Error, and
-  // has not begun then.
+  // after the copies `after` that are not null. Both pieces of memory stay until it has ended. May throw c10::Error,
+  // and has not begun then.
   CopyPtr (*begin_copy)(int to, void* target, int from, const void* source, std::size_t bytes, Urgency urgency,
                         c10::ArrayRef<CopyPtr> after) = nullptr;
   // Memory of the device for what such a copy will bring; the copy comes after what used the memory before. Throws as

@@ -107,12 +107,13 @@ void Hold::log_uses() const {
 // Before its operands come home: what a plan lets leave first makes room for them.
 void Hold::watch_uses(const char* operator_name) const {
   if (noting_uses.load(std::memory_order_relaxed)) log_uses();
-  if (!turn_ || !steps_watched.load(std::memory_order_relaxed)) return;
+  const mgd_mask watched = steps_watched.load(std::memory_order_relaxed);
+  if (!turn_ || !watched) return;
   c10::SmallVector<mgd_step_use, 8> uses;
   mgd_mask seen = 0;
   for (const Use& first : used_) {
     const int device = first.handle->home;
-    if (seen >> device & 1) continue;
+    if ((seen | ~watched) >> device & 1) continue;
     seen |= mgd_mask{1} << device;
     uses.clear();
     for (const Use& u : used_)

@@ -36,7 +36,8 @@ int let_somebody_leave(int device, int64_t bytes, const int64_t* room, int64_t* 
   std::size_t n = plan.size();
   const int code = mgd_evict_begin(machine(), device, bytes, room, Hold::uses_of_this_thread(device), plan.data(), &n);
   if (code == MGD_OK) *left = carry_out(plan.data(), n, failure, forgotten);
-  if (*left) begin_steps(device);
+  const auto goes_to_host = [](const mgd_action& a) { return a.to == MGD_HOST; };
+  if (code == MGD_OK && std::any_of(plan.data(), plan.data() + n, goes_to_host)) begin_steps(device);
   return code;
 }
 
@@ -59,8 +60,8 @@ bool find_room(int device, int64_t bytes, Caller caller, std::exception_ptr* fai
   if (drop_replicas(device, missing, locked)) return true;
   int64_t room[MGD_MAX_DEVICES] = {};
   if (!locked) read_room(device, room);
-  const bool waits =
-      caller == Caller::Free && requested_by_this_thread() == 0; // who brings operands home waits in hold.cpp, where it holds nothing
+  // Who brings operands home waits in hold.cpp, where it holds nothing.
+  const bool waits = caller == Caller::Free && requested_by_this_thread() == 0;
   const int64_t deadline = now() + kPatience;
   begin_turns();
   int failures = 0;

@@ -127,7 +127,8 @@ int mgd_torch_write_saved(PyObject* to, PyObject* from) {
     const HeldTensor held(tensor_over(target), true);
     const StorageHandle& h = *handle_of(target.unsafeGetStorageImpl());
     const Bridge* backend = backend_of(target.device_type());
-    wait_for(backend->begin_copy(target.device().index(), h.block.get(), -1, source.data(), h.size(), Urgency::Now, {}));
+    const int to = target.device().index();
+    wait_for(backend->begin_copy(to, h.block.get(), -1, source.data(), h.size(), Urgency::Now, {}));
     return 0;
   });
 }

@@ -12,7 +12,7 @@
 
 namespace managed {
 
-std::atomic<bool> steps_watched{false};
+std::atomic<uint64_t> steps_watched{0};
 
 namespace {
 
@@ -31,11 +31,18 @@ int64_t worked(int device, c10::ArrayRef<mgd_step_use> uses) {
   return bytes_worked[static_cast<std::size_t>(device)].fetch_add(bytes / kBytesPerNs, std::memory_order_relaxed);
 }
 
+// Who notes uses may begin in between, and asks again himself.
+void stop_watching(int device) {
+  steps_watched.fetch_and(~(uint64_t{1} << device), std::memory_order_relaxed);
+  if (steps_watched.load() == 0 && !noting_uses.load()) watching_uses = false;
+  if (steps_watched.load() != 0 || noting_uses.load()) watching_uses = true;
+}
+
 } // namespace
 
 void begin_steps(int device) {
   if (!learns.load(std::memory_order_relaxed) || mgd_step_begin(machine(), device) != MGD_OK) return;
-  steps_watched.store(true, std::memory_order_relaxed);
+  steps_watched.fetch_or(uint64_t{1} << device, std::memory_order_relaxed);
   watching_uses.store(true, std::memory_order_relaxed);
 }
 
@@ -46,15 +53,16 @@ void follow_step(int device, const char* operator_name, c10::ArrayRef<mgd_step_u
     const Transfer moving;
     std::array<mgd_action, MGD_STEP_ACTIONS> actions;
     std::size_t n = actions.size();
-    if (mgd_step_operator(machine(), device, &call, actions.data(), &n, &plans) == MGD_OK)
-      carry_out_planned(actions.data(), n);
+    const int code = mgd_step_operator(machine(), device, &call, actions.data(), &n, &plans);
+    if (code == MGD_E_ABSENT) stop_watching(device);
+    if (code != MGD_OK) return;
+    carry_out_planned(actions.data(), n);
   }
   if (plans) mgd_step_plan(machine(), device, free_bytes(device));
 }
 
 void learn_steps(bool on) {
   learns = on;
-  if (!on) steps_watched = false;
   mgd_step_learn(machine(), on);
 }
 

@@ -5,14 +5,15 @@
 #include <c10/util/ArrayRef.h>
 
 #include <atomic>
+#include <cstdint>
 
 #include "../core/step.h"
 
 namespace managed {
 
-extern std::atomic<bool> steps_watched; // some device logs or follows a plan
+extern std::atomic<uint64_t> steps_watched; // bit i: the device with that id logs, or follows a plan
 
-void begin_steps(int device); // bytes had to leave it
+void begin_steps(int device); // bytes had to leave it for the host
 // An operator is about to use these storages, all of the device. Never throws: without a plan all goes on as before.
 void follow_step(int device, const char* operator_name, c10::ArrayRef<mgd_step_use> uses) noexcept;
 void learn_steps(bool on);

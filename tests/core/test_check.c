@@ -392,7 +392,7 @@ static void the_clock(void) {
   /* An operator behind a copy that may have to wait. */
   const struct mgd_transfer copy = {0, 0, 1, 0, 5, false, NULL};
   const struct mgd_work nothing = {MGD_WORK_ELEMENTWISE, MGD_FLOAT32, 0.0, 0.0, NULL};
-  EXPECT_OK(mgd_clock_join_bus(c, 0, 1, 0));
+  EXPECT_OK(mgd_clock_wiring_join_bus(c, 0, 1, 0));
   EXPECT_OK(mgd_clock_copy(c, 0, &copy));
   EXPECT_OK(mgd_clock_run(c, 0, 0, 0, &nothing));
   struct mgd_clock_stream *s = &place->streams[0];
@@ -413,7 +413,7 @@ static void the_clock(void) {
 static void the_lock_of_the_interpreter(void) {
   struct mgd_clock *c = NULL;
   EXPECT_OK(mgd_clock_create(1, &c));
-  EXPECT_OK(mgd_clock_set_speed(c, 0, (struct mgd_speed){.issue_ns = 100, .python_ns = 60}));
+  EXPECT_OK(mgd_clock_wiring_set_speed(c, 0, (struct mgd_speed){.issue_ns = 100, .python_ns = 60}));
   const struct mgd_work nothing = {MGD_WORK_ELEMENTWISE, MGD_FLOAT32, 0.0, 0.0, NULL};
   EXPECT_OK(mgd_clock_run(c, 0, 0, 0, &nothing));
   EXPECT_OK(mgd_clock_run(c, 0, 0, 0, &nothing)); /* 0 to 60, 100 to 160 */

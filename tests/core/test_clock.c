@@ -33,12 +33,12 @@ static struct mgd_clock *new_clock(int devices) {
   struct mgd_clock *c = NULL;
   EXPECT_OK(mgd_clock_create(devices, &c));
   for (int d = 0; d < devices; d++) {
-    EXPECT_OK(mgd_clock_set_speed(c, d, speed(100.0, 10.0, 5)));
-    EXPECT_OK(mgd_clock_set_link(c, HOST, d, (struct mgd_link){.latency_ns = 10, .bytes_per_ns = 1.0}));
-    EXPECT_OK(mgd_clock_set_link(c, d, HOST, (struct mgd_link){.latency_ns = 20, .bytes_per_ns = 1.0}));
+    EXPECT_OK(mgd_clock_wiring_set_speed(c, d, speed(100.0, 10.0, 5)));
+    EXPECT_OK(mgd_clock_wiring_set_link(c, HOST, d, (struct mgd_link){.latency_ns = 10, .bytes_per_ns = 1.0}));
+    EXPECT_OK(mgd_clock_wiring_set_link(c, d, HOST, (struct mgd_link){.latency_ns = 20, .bytes_per_ns = 1.0}));
     for (int to = 0; to < devices; to++) {
       if (to != d) {
-        EXPECT_OK(mgd_clock_set_link(c, d, to, (struct mgd_link){.latency_ns = 1, .bytes_per_ns = 2.0}));
+        EXPECT_OK(mgd_clock_wiring_set_link(c, d, to, (struct mgd_link){.latency_ns = 1, .bytes_per_ns = 2.0}));
       }
     }
   }
@@ -91,7 +91,7 @@ static void arithmetic_has_the_rate_of_its_kind_and_numbers(void) {
       rate *= 2.0;
     }
   }
-  EXPECT_OK(mgd_clock_set_speed(c, 0, s));
+  EXPECT_OK(mgd_clock_wiring_set_speed(c, 0, s));
   int64_t before = 0, expected = 1 << 20;
   for (int kind = 0; kind < MGD_WORK_KINDS; kind++) {
     for (int precision = 0; precision < MGD_PRECISIONS; precision++) {
@@ -131,7 +131,7 @@ static void the_host_waits_when_it_says_so_and_never_goes_back(void) {
 
 static void work_on_the_host_moves_its_time(void) {
   struct mgd_clock *c = new_clock(1);
-  EXPECT_OK(mgd_clock_set_speed(c, HOST, speed(1.0, 0.0, 0)));
+  EXPECT_OK(mgd_clock_wiring_set_speed(c, HOST, speed(1.0, 0.0, 0)));
   EXPECT_INT(run(c, HOST, 0, 50.0, 1e9), 50); /* a rate of 0 is instant */
   EXPECT_INT(time_of(c, HOST), 50);
   EXPECT_INT(run(c, 0, 0, 0.0, 0.0), 55);
@@ -190,7 +190,7 @@ static const struct mgd_work none = {MGD_WORK_ELEMENTWISE, MGD_FLOAT32, 0.0, 0.0
 static struct mgd_clock *new_slow_host(int devices) {
   struct mgd_clock *c = new_clock(devices);
   for (int d = 0; d < devices; d++) {
-    EXPECT_OK(mgd_clock_set_speed(c, d, (struct mgd_speed){.launch_ns = 10, .issue_ns = 100}));
+    EXPECT_OK(mgd_clock_wiring_set_speed(c, d, (struct mgd_speed){.launch_ns = 10, .issue_ns = 100}));
   }
   return c;
 }
@@ -305,15 +305,15 @@ static void nonsense_is_refused_and_moves_no_time(void) {
   const struct mgd_moment before = {-1, NULL}, good_moment = {1, NULL};
   int64_t ns = 77;
   for (size_t i = 0; i < 3; i++) {
-    EXPECT_CODE(mgd_clock_set_speed(c, 0, bad_speeds[i]), MGD_E_INVALID);
+    EXPECT_CODE(mgd_clock_wiring_set_speed(c, 0, bad_speeds[i]), MGD_E_INVALID);
   }
-  EXPECT_CODE(mgd_clock_set_speed(c, 1, (struct mgd_speed){0}), MGD_E_NO_DEVICE);
-  EXPECT_CODE(mgd_clock_set_speed(c, -2, (struct mgd_speed){0}), MGD_E_NO_DEVICE);
-  EXPECT_CODE(mgd_clock_set_link(c, HOST, 0, bad_links[0]), MGD_E_INVALID);
-  EXPECT_CODE(mgd_clock_set_link(c, HOST, 0, bad_links[1]), MGD_E_INVALID);
-  EXPECT_CODE(mgd_clock_set_link(c, 0, 0, good), MGD_E_INVALID);
-  EXPECT_CODE(mgd_clock_set_link(c, 0, 1, good), MGD_E_NO_DEVICE);
-  EXPECT_CODE(mgd_clock_set_link(c, 1, 0, good), MGD_E_NO_DEVICE);
+  EXPECT_CODE(mgd_clock_wiring_set_speed(c, 1, (struct mgd_speed){0}), MGD_E_NO_DEVICE);
+  EXPECT_CODE(mgd_clock_wiring_set_speed(c, -2, (struct mgd_speed){0}), MGD_E_NO_DEVICE);
+  EXPECT_CODE(mgd_clock_wiring_set_link(c, HOST, 0, bad_links[0]), MGD_E_INVALID);
+  EXPECT_CODE(mgd_clock_wiring_set_link(c, HOST, 0, bad_links[1]), MGD_E_INVALID);
+  EXPECT_CODE(mgd_clock_wiring_set_link(c, 0, 0, good), MGD_E_INVALID);
+  EXPECT_CODE(mgd_clock_wiring_set_link(c, 0, 1, good), MGD_E_NO_DEVICE);
+  EXPECT_CODE(mgd_clock_wiring_set_link(c, 1, 0, good), MGD_E_NO_DEVICE);
   EXPECT_CODE(try_to_run(c, 0, 0, -1.0, 0.0), MGD_E_INVALID);
   EXPECT_CODE(try_to_run(c, 0, 0, 0.0, (double)NAN), MGD_E_INVALID);
   EXPECT_CODE(try_to_run(c, 0, MGD_MAX_STREAMS, 0.0, 0.0), MGD_E_INVALID);
@@ -329,10 +329,10 @@ static void nonsense_is_refused_and_moves_no_time(void) {
   EXPECT_CODE(try_to_copy(c, 1, 0, 0, 0, 1), MGD_E_NO_DEVICE);
   EXPECT_CODE(try_to_copy(c, 0, 0, 1, 0, 1), MGD_E_NO_DEVICE);
   EXPECT_CODE(try_to_copy(c, 0, 0, 0, 1, 1), MGD_E_INVALID); /* an operator, not a copy */
-  EXPECT_CODE(mgd_clock_set_bus(c, MGD_MAX_BUSES, 1.0), MGD_E_INVALID);
-  EXPECT_CODE(mgd_clock_set_bus(c, 0, -1.0), MGD_E_INVALID);
-  EXPECT_CODE(mgd_clock_join_bus(c, HOST, 0, -1), MGD_E_INVALID);
-  EXPECT_CODE(mgd_clock_join_bus(c, HOST, 1, 0), MGD_E_NO_DEVICE);
+  EXPECT_CODE(mgd_clock_wiring_set_bus(c, MGD_MAX_BUSES, 1.0), MGD_E_INVALID);
+  EXPECT_CODE(mgd_clock_wiring_set_bus(c, 0, -1.0), MGD_E_INVALID);
+  EXPECT_CODE(mgd_clock_wiring_join_bus(c, HOST, 0, -1), MGD_E_INVALID);
+  EXPECT_CODE(mgd_clock_wiring_join_bus(c, HOST, 1, 0), MGD_E_NO_DEVICE);
   EXPECT_CODE(mgd_clock_busy(c, HOST, 1, &ns), MGD_E_NO_DEVICE);
   EXPECT_CODE(mgd_clock_stream_time(c, 0, -1, &ns), MGD_E_INVALID);
   EXPECT_CODE(mgd_clock_stream_wait(c, 0, 0, &before), MGD_E_INVALID);
@@ -348,9 +348,9 @@ static void nonsense_is_refused_and_moves_no_time(void) {
 static void times_beyond_int64_overflow_and_move_nothing(void) {
   struct mgd_clock *c = new_clock(1);
   EXPECT_CODE(try_to_run(c, 0, 0, 1e300, 0.0), MGD_E_OVERFLOW);
-  EXPECT_OK(mgd_clock_set_link(c, HOST, 0, (struct mgd_link){0, 1e-300}));
+  EXPECT_OK(mgd_clock_wiring_set_link(c, HOST, 0, (struct mgd_link){0, 1e-300}));
   EXPECT_CODE(try_to_copy(c, HOST, 0, 0, 0, 1), MGD_E_OVERFLOW);
-  EXPECT_OK(mgd_clock_set_speed(c, 0, speed(1.0, 1.0, INT64_MAX)));
+  EXPECT_OK(mgd_clock_wiring_set_speed(c, 0, speed(1.0, 1.0, INT64_MAX)));
   EXPECT_CODE(try_to_run(c, 0, 0, 1.0, 0.0), MGD_E_OVERFLOW);
   const struct mgd_moment never = {INT64_MAX, NULL};
   EXPECT_OK(mgd_clock_stream_wait(c, 0, 0, &never));

@@ -13,10 +13,10 @@ static struct mgd_clock *new_clock(int devices, int64_t failing) {
   for (int from = HOST; from < devices; from++) {
     for (int to = HOST; to < devices; to++) {
       if (from != to) {
-        EXPECT_OK(mgd_clock_set_link(c, from, to, (struct mgd_link){0, 1.0}));
+        EXPECT_OK(mgd_clock_wiring_set_link(c, from, to, (struct mgd_link){0, 1.0}));
       }
     }
-    EXPECT_OK(mgd_clock_set_speed(c, from, (struct mgd_speed){.bytes_per_ns = 1.0}));
+    EXPECT_OK(mgd_clock_wiring_set_speed(c, from, (struct mgd_speed){.bytes_per_ns = 1.0}));
   }
   return c;
 }
@@ -165,9 +165,9 @@ static void a_wait_ties_streams_together(void) {
 
 static void two_links_over_one_switch_share_it(void) {
   struct mgd_clock *c = new_clock(3, 0);
-  EXPECT_OK(mgd_clock_set_bus(c, 7, 1.0));
-  EXPECT_OK(mgd_clock_join_bus(c, HOST, 0, 7));
-  EXPECT_OK(mgd_clock_join_bus(c, HOST, 1, 7));
+  EXPECT_OK(mgd_clock_wiring_set_bus(c, 7, 1.0));
+  EXPECT_OK(mgd_clock_wiring_join_bus(c, HOST, 0, 7));
+  EXPECT_OK(mgd_clock_wiring_join_bus(c, HOST, 1, 7));
   copy(c, HOST, 0, 0, 100);
   copy(c, HOST, 1, 0, 100);
   copy(c, HOST, 2, 0, 100); /* another switch */
@@ -182,10 +182,10 @@ static void two_links_over_one_switch_share_it(void) {
 /* 0 to 40 alone, 40 to 140 half of it, and what is left alone again. */
 static void bandwidth_is_shared_for_as_long_as_both_flow(void) {
   struct mgd_clock *c = new_clock(2, 0);
-  EXPECT_OK(mgd_clock_set_bus(c, 0, 1.0));
-  EXPECT_OK(mgd_clock_join_bus(c, HOST, 0, 0));
-  EXPECT_OK(mgd_clock_join_bus(c, HOST, 1, 0));
-  EXPECT_OK(mgd_clock_set_link(c, HOST, 1, (struct mgd_link){10, 1.0})); /* flows when its latency is over */
+  EXPECT_OK(mgd_clock_wiring_set_bus(c, 0, 1.0));
+  EXPECT_OK(mgd_clock_wiring_join_bus(c, HOST, 0, 0));
+  EXPECT_OK(mgd_clock_wiring_join_bus(c, HOST, 1, 0));
+  EXPECT_OK(mgd_clock_wiring_set_link(c, HOST, 1, (struct mgd_link){10, 1.0})); /* flows when its latency is over */
   copy(c, HOST, 0, 0, 100);
   run(c, 1, 0, 30.0);
   copy(c, HOST, 1, 0, 50);
@@ -199,10 +199,10 @@ static void bandwidth_is_shared_for_as_long_as_both_flow(void) {
 /* Who cannot use its share leaves it to the others. */
 static void what_a_slow_link_leaves_is_shared_by_the_fast(void) {
   struct mgd_clock *c = new_clock(3, 0);
-  EXPECT_OK(mgd_clock_set_bus(c, 1, 9.0));
+  EXPECT_OK(mgd_clock_wiring_set_bus(c, 1, 9.0));
   for (int d = 0; d < 3; d++) {
-    EXPECT_OK(mgd_clock_set_link(c, d, HOST, (struct mgd_link){0, d == 0 ? 1.0 : 8.0}));
-    EXPECT_OK(mgd_clock_join_bus(c, d, HOST, 1));
+    EXPECT_OK(mgd_clock_wiring_set_link(c, d, HOST, (struct mgd_link){0, d == 0 ? 1.0 : 8.0}));
+    EXPECT_OK(mgd_clock_wiring_join_bus(c, d, HOST, 1));
   }
   copy(c, 0, HOST, 0, 1000);
   copy(c, 1, HOST, 0, 400); /* 4 bytes a ns each */
@@ -216,11 +216,11 @@ static void what_a_slow_link_leaves_is_shared_by_the_fast(void) {
 /* A link that is instant alone is held back by its bus, and one without a bus is not. */
 static void instant_links_are_instant(void) {
   struct mgd_clock *c = new_clock(2, 0);
-  EXPECT_OK(mgd_clock_set_link(c, HOST, 0, (struct mgd_link){5, 0.0}));
-  EXPECT_OK(mgd_clock_set_link(c, HOST, 1, (struct mgd_link){5, 0.0}));
-  EXPECT_OK(mgd_clock_set_bus(c, 0, 2.0));
-  EXPECT_OK(mgd_clock_join_bus(c, HOST, 1, 0));
-  EXPECT_OK(mgd_clock_join_bus(c, HOST, 0, 1)); /* a bus without a limit */
+  EXPECT_OK(mgd_clock_wiring_set_link(c, HOST, 0, (struct mgd_link){5, 0.0}));
+  EXPECT_OK(mgd_clock_wiring_set_link(c, HOST, 1, (struct mgd_link){5, 0.0}));
+  EXPECT_OK(mgd_clock_wiring_set_bus(c, 0, 2.0));
+  EXPECT_OK(mgd_clock_wiring_join_bus(c, HOST, 1, 0));
+  EXPECT_OK(mgd_clock_wiring_join_bus(c, HOST, 0, 1)); /* a bus without a limit */
   copy(c, HOST, 0, 0, 1000000);
   copy(c, HOST, 1, 0, 1000);
   EXPECT_INT(time_of(c, 0, 0), 5);
@@ -231,9 +231,9 @@ static void instant_links_are_instant(void) {
 /* Asking for one device settles nothing of another that it has nothing in common with. */
 static void strangers_are_left_alone(void) {
   struct mgd_clock *c = new_clock(4, 0);
-  EXPECT_OK(mgd_clock_set_bus(c, 0, 1.0));
-  EXPECT_OK(mgd_clock_join_bus(c, HOST, 2, 0));
-  EXPECT_OK(mgd_clock_join_bus(c, HOST, 3, 0));
+  EXPECT_OK(mgd_clock_wiring_set_bus(c, 0, 1.0));
+  EXPECT_OK(mgd_clock_wiring_join_bus(c, HOST, 2, 0));
+  EXPECT_OK(mgd_clock_wiring_join_bus(c, HOST, 3, 0));
   for (int d = 0; d < 4; d++) {
     run(c, d, 1, 1000.0);
     copy(c, HOST, d, 1, 50);
@@ -311,11 +311,11 @@ static void random_programs_end(uint64_t seed) {
     uint64_t state = seed;
     int64_t carried[2] = {0, 0};
     for (int bus = 0; bus < 2; bus++) {
-      EXPECT_OK(mgd_clock_set_bus(c, bus, bandwidth[bus]));
+      EXPECT_OK(mgd_clock_wiring_set_bus(c, bus, bandwidth[bus]));
     }
     for (int d = 0; d < 4; d++) {
-      EXPECT_OK(mgd_clock_join_bus(c, HOST, d, d / 2));
-      EXPECT_OK(mgd_clock_join_bus(c, d, (d + 1) % 4, 1));
+      EXPECT_OK(mgd_clock_wiring_join_bus(c, HOST, d, d / 2));
+      EXPECT_OK(mgd_clock_wiring_join_bus(c, d, (d + 1) % 4, 1));
     }
     for (int i = 0; i < 3000; i++) {
       const int a = (int)pick(&state, 5) - 1, b = (int)pick(&state, 4), s = (int)pick(&state, 4);

@@ -9,9 +9,9 @@ static struct mgd_clock *new_clock(int devices, int64_t capacity, int64_t failin
   struct mgd_clock *c = NULL;
   EXPECT_OK(mgd_clock_create_failing(devices, failing, &c));
   for (int d = 0; d < devices; d++) {
-    EXPECT_OK(mgd_clock_set_speed(c, d, (struct mgd_speed){.bytes_per_ns = 1.0}));
-    EXPECT_OK(mgd_clock_set_link(c, d, HOST, (struct mgd_link){0, 1.0}));
-    EXPECT_OK(mgd_clock_set_link(c, HOST, d, (struct mgd_link){0, 1.0}));
+    EXPECT_OK(mgd_clock_wiring_set_speed(c, d, (struct mgd_speed){.bytes_per_ns = 1.0}));
+    EXPECT_OK(mgd_clock_wiring_set_link(c, d, HOST, (struct mgd_link){0, 1.0}));
+    EXPECT_OK(mgd_clock_wiring_set_link(c, HOST, d, (struct mgd_link){0, 1.0}));
     EXPECT_OK(mgd_clock_hold_set_capacity(c, d, capacity));
   }
   return c;

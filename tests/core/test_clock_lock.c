@@ -12,7 +12,7 @@ static struct mgd_clock *new_clock(int devices, int64_t python, int64_t failing)
   EXPECT_OK(mgd_clock_create_failing(devices, failing, &c));
   for (int d = 0; d < devices; d++) {
     const struct mgd_speed speed = {.launch_ns = 10, .issue_ns = ISSUE, .python_ns = python};
-    EXPECT_OK(mgd_clock_set_speed(c, d, speed));
+    EXPECT_OK(mgd_clock_wiring_set_speed(c, d, speed));
   }
   return c;
 }
@@ -152,8 +152,8 @@ static void without_memory_turns_are_forgotten(void) {
 
 static void what_makes_no_sense_is_refused(void) {
   struct mgd_clock *c = new_clock(2, PYTHON, 0);
-  EXPECT_CODE(mgd_clock_set_speed(c, 0, (struct mgd_speed){.issue_ns = 5, .python_ns = 6}), MGD_E_INVALID);
-  EXPECT_CODE(mgd_clock_set_speed(c, 0, (struct mgd_speed){.issue_ns = 5, .python_ns = -1}), MGD_E_INVALID);
+  EXPECT_CODE(mgd_clock_wiring_set_speed(c, 0, (struct mgd_speed){.issue_ns = 5, .python_ns = 6}), MGD_E_INVALID);
+  EXPECT_CODE(mgd_clock_wiring_set_speed(c, 0, (struct mgd_speed){.issue_ns = 5, .python_ns = -1}), MGD_E_INVALID);
   EXPECT_OK(mgd_clock_host_wait(c, 0, INT64_MAX - 50));
   const struct mgd_work work = {MGD_WORK_ELEMENTWISE, MGD_FLOAT32, 0.0, 0.0, NULL};
   EXPECT_CODE(mgd_clock_run(c, 0, 0, 0, &work), MGD_E_OVERFLOW);
@@ -170,7 +170,7 @@ static void random_threads_are_those_of_a_simple_model(uint64_t seed) {
   int64_t now[THREADS] = {0}, python[THREADS];
   for (int t = 0; t < THREADS; t++) {
     python[t] = pick(&seed, 40);
-    EXPECT_OK(mgd_clock_set_speed(c, t, (struct mgd_speed){.issue_ns = 40, .python_ns = python[t]}));
+    EXPECT_OK(mgd_clock_wiring_set_speed(c, t, (struct mgd_speed){.issue_ns = 40, .python_ns = python[t]}));
   }
   for (int i = 0; i < 4000; i++) {
     const int t = (int)pick(&seed, THREADS);

@@ -8,9 +8,9 @@ static struct mgd_clock *new_clock(int64_t failing) {
   struct mgd_clock *c = NULL;
   EXPECT_OK(mgd_clock_create_failing(2, failing, &c));
   for (int d = 0; d < 2; d++) {
-    EXPECT_OK(mgd_clock_set_speed(c, d, (struct mgd_speed){.bytes_per_ns = 1.0}));
-    EXPECT_OK(mgd_clock_set_link(c, d, HOST, (struct mgd_link){0, 1.0}));
-    EXPECT_OK(mgd_clock_set_link(c, d, 1 - d, (struct mgd_link){5, 2.0}));
+    EXPECT_OK(mgd_clock_wiring_set_speed(c, d, (struct mgd_speed){.bytes_per_ns = 1.0}));
+    EXPECT_OK(mgd_clock_wiring_set_link(c, d, HOST, (struct mgd_link){0, 1.0}));
+    EXPECT_OK(mgd_clock_wiring_set_link(c, d, 1 - d, (struct mgd_link){5, 2.0}));
     EXPECT_OK(mgd_clock_hold_set_capacity(c, d, 100));
   }
   return c;

@@ -151,7 +151,7 @@ static void run(struct device *d, const char *name, struct storage *const *s, si
     }
   }
   const struct mgd_step_call call = {name, uses, n, d->worked};
-  EXPECT_OK(mgd_step_operator(d->m, 1, &call, actions, &made, &plans));
+  EXPECT_CODE(mgd_step_operator(d->m, 1, &call, actions, &made, &plans), d->m->devices[1].step ? MGD_OK : MGD_E_ABSENT);
   act_ahead(d, actions, made);
   if (plans) {
     const int code = mgd_step_plan(d->m, 1, d->room - in_use(d));
@@ -290,6 +290,55 @@ static void learning_can_be_switched_off(uint64_t seed) {
   give_up(&d);
 }
 
+/* More room than the plan knows of: it is forgotten, or asked again some periods later. */
+static void more_room_is_seen(uint64_t seed) {
+  struct device d = new_device(seed, 0);
+  for (int i = 0; i < 4; i++) {
+    train(&d);
+  }
+  EXPECT(state(&d).follows);
+  d.room = 1000;
+  for (int i = 0; i < 10; i++) {
+    train(&d);
+  }
+  d.planned = 0;
+  train(&d);
+  EXPECT_INT(d.planned, 0);
+  EXPECT_OK(mgd_device_set_capacity(d.m, 1, 2000));
+  EXPECT(!state(&d).follows && !state(&d).logs);
+  give_up(&d);
+}
+
+/* A device from which nothing leaves any more logs no more. */
+static void a_quiet_device_logs_no_more(uint64_t seed) {
+  struct device d = new_device(seed, 0);
+  train(&d);
+  EXPECT(state(&d).logs);
+  d.room = 1000;
+  for (int i = 0; i < 5000; i++) {
+    struct storage *any[] = {d.weights[pick(&d.random, LAYERS)]};
+    run(&d, names[3], any, 1, pick(&d.random, 2));
+  }
+  EXPECT(!state(&d).logs);
+  give_up(&d);
+}
+
+/* What a plan says may be wrong; then it costs time. */
+static void a_plan_may_lie(uint64_t seed) {
+  struct device d = new_device(seed, 0);
+  EXPECT_CODE(mgd_step_lie(d.m, 1, seed), MGD_E_ABSENT);
+  for (int i = 0; i < 4; i++) {
+    train(&d);
+  }
+  for (uint64_t lie = 1; lie <= 20; lie++) {
+    EXPECT_OK(mgd_step_lie(d.m, 1, seed * 100 + lie));
+    train(&d);
+    train(&d);
+    EXPECT(state(&d).follows);
+  }
+  give_up(&d);
+}
+
 /* Weights die and others take their place; the room changes; whatever happens, the bytes are right. */
 static void whatever_happens_bytes_are_right(uint64_t seed, int64_t steps) {
   struct device d = new_device(seed, 0);
@@ -341,7 +390,7 @@ static void nonsense_is_refused(uint64_t seed) {
   EXPECT_CODE(mgd_step_plan(d.m, 1, 5), MGD_E_ABSENT);
   EXPECT_CODE(mgd_step_read(d.m, 2, &s), MGD_E_NO_DEVICE);
   n = MGD_STEP_ACTIONS;
-  EXPECT_OK(mgd_step_operator(d.m, 1, &call, actions, &n, &plans));
+  EXPECT_CODE(mgd_step_operator(d.m, 1, &call, actions, &n, &plans), MGD_E_ABSENT);
   EXPECT(n == 0 && !plans);
   give_up(&d);
 }
@@ -356,6 +405,9 @@ int main(int argc, char **argv) {
   a_plan_is_lost_and_taken_up(seed);
   learning_can_be_switched_off(seed);
   without_memory_all_goes_on(seed);
+  more_room_is_seen(seed);
+  a_quiet_device_logs_no_more(seed);
+  a_plan_may_lie(seed);
   nonsense_is_refused(seed);
   for (uint64_t i = 0; i < 10; i++) {
     whatever_happens_bytes_are_right(seed + i, steps / 5000 + 10);

@@ -219,10 +219,10 @@ int main(int argc, char **argv) {
     EXPECT_OK(mgd_source_open(m, &shared[i]));
   }
   EXPECT_OK(mgd_clock_create(2, &c));
-  EXPECT_OK(mgd_clock_set_speed(c, 0, (struct mgd_speed){.bytes_per_ns = 1.0, .launch_ns = 1}));
-  EXPECT_OK(mgd_clock_set_bus(c, 0, 1.0));
-  EXPECT_OK(mgd_clock_join_bus(c, 0, 1, 0));
-  EXPECT_OK(mgd_clock_join_bus(c, 0, -1, 0));
+  EXPECT_OK(mgd_clock_wiring_set_speed(c, 0, (struct mgd_speed){.bytes_per_ns = 1.0, .launch_ns = 1}));
+  EXPECT_OK(mgd_clock_wiring_set_bus(c, 0, 1.0));
+  EXPECT_OK(mgd_clock_wiring_join_bus(c, 0, 1, 0));
+  EXPECT_OK(mgd_clock_wiring_join_bus(c, 0, -1, 0));
   for (int d = 0; d < 2; d++) {
     EXPECT_OK(mgd_clock_hold_set_capacity(c, d, 10 * THREADS));
   }
