@@ -114,6 +114,14 @@ def arguments_are_dropped(request):
 
 
 @pytest.fixture
+def not_learning():
+    """What leaves is chosen by the policy alone, without plans of what repeats."""
+    managed.LEARN_STEPS = False
+    yield
+    managed.LEARN_STEPS = True
+
+
+@pytest.fixture
 def run_python(tmp_path):
     """Runs a program in an interpreter of its own and returns what it printed.
 

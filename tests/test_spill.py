@@ -331,6 +331,7 @@ def test_what_was_written_is_not_dropped(write):
 @pytest.mark.not_under_torture("it counts what leaves and comes back")
 @pytest.mark.only_simulated("a budget of 1 MiB is half a segment of CUDA's allocator")
 @pytest.mark.parametrize(("settled", "peers"), [(1, False), (2, True)])
+@pytest.mark.usefixtures("not_learning")
 def test_inference_of_a_model_four_times_the_device(settled, peers):
     """Each weight comes in once a pass, and from the second pass on none goes out.
 

@@ -312,7 +312,8 @@ bool mgd_evict_spare_locked(struct mgd_machine *m, struct mgd_handle *h, uint32_
   struct plan p;
   bool clean;
   start_plan(&p, m, NULL, actions + *n, size - *n);
-  const bool fits = mgd_residency_is_home(h) && h->bytes > 0 && !mgd_handle_is_clean(h) && p.size >= 2 &&
+  const bool idle = __atomic_load_n(&h->in_use, __ATOMIC_RELAXED) == MGD_ALIVE + mine; /* or the take fails */
+  const bool fits = idle && mgd_residency_is_home(h) && h->bytes > 0 && !mgd_handle_is_clean(h) && p.size >= 2 &&
       !mgd_residency_is_refused_locked(m, h) && (h->memory || make_host_room(&p, h->bytes)) && p.n < p.size;
   const bool taken = fits && take_bytes(&p, h, mine, &clean);
   if (taken) {

@@ -67,13 +67,14 @@ static int32_t death_of(const struct period *p, const struct mgd_step_seen *s) {
   return died >= 0 && died < s->made - p->first ? died : p->n - 1;
 }
 
-/* Whether it is known of all results when they die. It is, when the log has two periods; before, when those that are
- * alive were there in the period before as well. */
+/* Whether it is known of all results when they die: they have, or those in their place in the period before have. Else
+ * it is too soon to tell; or the period is a part of the step, such as the forward pass of a cell over the words of a
+ * sentence, whose results wait for the backward pass. */
 static bool knows_deaths(const struct period *p) {
   bool known = true;
-  for (int32_t i = made_from(p, 0); known && i < made_from(p, p->n) && p->first < p->n; i++) {
-    const struct mgd_step_seen *s = &p->log->seen[p->log->made[i]];
-    known = s->died >= 0 || predecessor(p, s);
+  for (int32_t i = made_from(p, 0); known && i < made_from(p, p->n); i++) {
+    const struct mgd_step_seen *s = &p->log->seen[p->log->made[i]], *t = predecessor(p, s);
+    known = s->died >= 0 || (t && t->died >= 0);
   }
   return known;
 }

@@ -163,7 +163,7 @@ static void look_for_period(struct mgd_step_log *log, int32_t last) {
 
 /* How many operators must be alike before a period is believed: all of a short one, a part of a long one. */
 static int32_t enough(int32_t period) {
-  const int32_t part = period / 8 > 64 ? period / 8 : 64;
+  const int32_t part = period / 8 > 16 ? period / 8 : 16;
   return part < period ? part : period;
 }
 

@@ -109,7 +109,7 @@ class Move final : public Copy {
       is_recording(stream) ? wait() : event_.lead(stream); // a graph waits for nothing outside
     });
   }
-  bool has_ended() const {
+  bool has_ended() override {
     const c10::cuda::CUDAStreamCaptureModeGuard outside(cudaStreamCaptureModeRelaxed);
     const cudaError_t error = cudaEventQuery(event_.get());
     if (error != cudaSuccess) (void)cudaGetLastError(); // the allocator takes a left over error for its own

@@ -45,6 +45,8 @@ class Copy {
   virtual void order(const c10::DataPtr& block) = 0;
   // This thread waits for the end.
   virtual void wait() = 0;
+  // Whether the memory at both ends may go.
+  virtual bool has_ended() = 0;
 };
 using CopyPtr = std::shared_ptr<Copy>; // null: it has ended
 

@@ -11,7 +11,6 @@
 
 #include "cuda_bridge.h"
 #include "devices.h"
-#include "executor.h"
 #include "forks.h"
 
 namespace managed {
@@ -27,7 +26,8 @@ namespace {
 
 std::mutex& pool_mutex();
 
-// Invariants: kept is the sum over free; kept + used <= peak, the most that was ever used at once.
+// Invariants: kept is the sum over free; kept + used <= peak, the most that was ever used at once, or copies are under
+// way.
 struct Pool {
   std::mutex mutex; // a leaf
   std::map<std::size_t, std::vector<HostMemory*>> free;
@@ -58,11 +58,13 @@ c10::DataPtr fresh(std::size_t bytes) {
   return {memory, memory, cuda->unlock_pages, c10::Device(c10::kCPU)};
 }
 
-// What is kept beyond the room that was ever needed goes, the largest first.
+// What is kept beyond the room that was ever needed goes, the largest first; but not what a copy still reads or writes,
+// for which nobody waits here.
 void shrink_locked(Pool& p, std::vector<HostMemory*>& dying) {
   while (p.kept && p.kept + p.used > p.peak) {
     auto largest = std::prev(p.free.end());
     HostMemory* m = largest->second.back();
+    if (m->last && !m->last->has_ended()) return;
     largest->second.pop_back();
     if (largest->second.empty()) p.free.erase(largest);
     p.kept -= m->size;
@@ -70,15 +72,8 @@ void shrink_locked(Pool& p, std::vector<HostMemory*>& dying) {
   }
 }
 
-// Memory that a copy still reads or writes cannot go. Where the copy failed, the next call to the device says why.
 void destroy(std::vector<HostMemory*>& dying) {
-  for (HostMemory* m : dying) {
-    try {
-      wait_for(m->last);
-    } catch (const std::exception&) {
-    }
-    delete m;
-  }
+  for (HostMemory* m : dying) delete m;
 }
 
 } // namespace

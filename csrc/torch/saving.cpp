@@ -127,8 +127,8 @@ int mgd_torch_write_saved(PyObject* to, PyObject* from) {
     const HeldTensor held(tensor_over(target), true);
     const StorageHandle& h = *handle_of(target.unsafeGetStorageImpl());
     const Bridge* backend = backend_of(target.device_type());
-    const int to = target.device().index();
-    wait_for(backend->begin_copy(to, h.block.get(), -1, source.data(), h.size(), Urgency::Now, {}));
+    const int place = target.device().index();
+    wait_for(backend->begin_copy(place, h.block.get(), -1, source.data(), h.size(), Urgency::Now, {}));
     return 0;
   });
 }

@@ -17,7 +17,7 @@ struct storage {
   enum mgd_residency state;
   int home, away, to, pins;
   int64_t bytes, uses; /* the mover's included */
-  bool promised, marked, dropped;
+  bool promised, marked, dropped, stays; /* stays: its mover makes a copy on the host */
   uintptr_t copy;                     /* on the host, 0 for none */
   uint64_t opened, used, filed;       /* ticks */
   uint64_t version, away_version, copy_version;
@@ -31,7 +31,7 @@ struct model {
   int guest_backoff[DEVICES], guests_to_refuse[DEVICES]; /* by peers that needed their room themselves */
   bool largest_first, veto, draining, has_order[DEVICES];
   uintptr_t copies;
-  int64_t answers[5], kinds[6], kept, closed_moving, failed, lost_memory, refused_guests; /* what has happened, so that a test that tests nothing is seen */
+  int64_t answers[5], kinds[7], kept, closed_moving, failed, lost_memory, refused_guests; /* what has happened, so that a test that tests nothing is seen */
 };
 
 static inline int64_t roll(struct model *x, int64_t limit) { return pick(&x->random, limit); }

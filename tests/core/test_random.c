@@ -351,7 +351,7 @@ static void step_trace(struct model *x) {
   x->count[e.kind]++;
   x->bytes[e.kind] += e.bytes;
   x->ns[e.kind] += e.duration;
-  if ((e.kind <= MGD_EV_WRITE_BACK || e.kind == MGD_EV_SPILL || e.kind == MGD_EV_RESTORE) && e.from >= 0 && e.to >= 0) {
+  if ((e.kind <= MGD_EV_WRITE_BACK || e.kind == MGD_EV_SPILL || e.kind == MGD_EV_SPARE || e.kind == MGD_EV_RESTORE) && e.from >= 0 && e.to >= 0) {
     x->link_count[e.from][e.to]++;
     x->link_bytes[e.from][e.to] += e.bytes;
   }

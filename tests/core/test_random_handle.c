@@ -212,6 +212,34 @@ static void step_evict_one(struct model *x) {
   }
 }
 
+static void step_spare(struct model *x) {
+  struct mgd_action actions[MOST];
+  struct expected e = {.size = (size_t)(2 + roll(x, MOST - 2))};
+  struct storage *s = any(x);
+  const uint32_t mine = (uint32_t)roll(x, 2);
+  size_t n = 0;
+  if (!s->open) {
+    return;
+  }
+  const bool asked = s->uses == (int64_t)mine && is_home(s) && s->bytes > 0 && !(s->copy && !s->marked) && !refuses(x, &s->h);
+  const bool room = asked && (s->copy || expect_host_room(x, &e, s->bytes));
+  const bool spares = room && e.n < e.size;
+  if (spares) {
+    e.actions[e.n++] = (struct mgd_action){
+        .kind = MGD_DO_SPARE, .from = s->home, .to = MGD_HOST, .bytes = s->bytes, .handle = &s->h, .memory = (void *)s->copy};
+    s->state = MGD_SPILLING;
+    s->to = MGD_HOST;
+    s->uses++;
+    s->marked = s->dropped = false;
+    s->promised = s->stays = true;
+    note_peak(x);
+  }
+  mgd_state_enter(x->m);
+  EXPECT_INT(mgd_evict_spare_locked(x->m, &s->h, mine, actions, &n, e.size), spares);
+  EXPECT_OK(mgd_state_leave(x->m, MGD_OK));
+  expect_plan(x, &e, actions, n);
+}
+
 static void step_evict_random(struct model *x) {
   struct mgd_action actions[MOST];
   struct expected e = {.size = (size_t)(2 + roll(x, MOST - 2))};
@@ -313,7 +341,9 @@ static void end_with_spare(struct model *x, struct storage *s) {
 }
 
 static void end_spill(struct model *x, struct storage *s) {
-  if (s->away < 0 && s->to == MGD_HOST && roll(x, 4) == 0) {
+  const bool stays = s->stays;
+  s->stays = false;
+  if (s->away < 0 && s->to == MGD_HOST && roll(x, 4) < (stays ? 3 : 1)) {
     end_with_spare(x, s);
     return;
   }
@@ -412,14 +442,14 @@ static void step_settings(struct model *x) {
 
 static void step(struct model *x) {
   static void (*const steps[])(struct model *) = {step_open, step_open, step_open, step_close, step_use, step_put, step_put, step_put, step_write, step_resize, step_end,
-                                                  step_pin, step_evict, step_evict_one, step_evict, step_acquire, step_acquire, step_acquire, step_end, step_end, step_end, step_end};
-  int64_t which = roll(x, 22 * 50);
+                                                  step_pin, step_evict, step_evict_one, step_spare, step_evict, step_acquire, step_acquire, step_acquire, step_end, step_end, step_end, step_end};
+  int64_t which = roll(x, 23 * 50);
   if (which < 8) {
     (which < 2 ? step_evict_random : which < 6 ? step_devices
                                                : step_settings)(x);
   }
-  bool is_opening = which % 22 < 3;
-  (x->draining && is_opening ? step_close : steps[which % 22])(x); /* now and then devices get empty */
+  bool is_opening = which % 23 < 3;
+  (x->draining && is_opening ? step_close : steps[which % 23])(x); /* now and then devices get empty */
 }
 
 static void finish(struct model *x) {
@@ -448,7 +478,7 @@ static void everything_happened(const struct model *x, int64_t steps) {
     EXPECT(steps < 100000 || x->answers[i] > steps / 1000);
   }
   printf("; actions:");
-  for (int i = 0; i < 6; i++) {
+  for (int i = 0; i < 7; i++) {
     printf(" %" PRId64, x->kinds[i]);
     EXPECT(steps < 100000 || x->kinds[i] > steps / 2000);
   }
