@@ -140,7 +140,11 @@ void enqueue(int to, void* target, int from, const void* source, std::size_t byt
 void follow_source(int from, cudaStream_t copies) {
   if (!only_own_streams(from)) return wait_for_streams(from);
   const c10::cuda::CUDAGuard guard(index_of(from));
-  each_stream(from, [&](cudaStream_t stream) { order_streams(from, stream, copies); });
+  each_stream(from, [&](cudaStream_t stream) {
+    TORCH_CHECK(!is_recording(stream), "managed: a CUDA graph is being recorded on a stream of cuda:", from,
+                ", and bytes cannot leave the device while it is");
+    order_streams(from, stream, copies);
+  });
 }
 
 // The memory of the target was used before on the current stream, for which it was allocated.

@@ -183,6 +183,13 @@ StorageHandle* give_operand_handle_slow(const at::Tensor& t, c10::StorageImpl* s
   return h;
 }
 
+// A copy may still use them.
+StorageHandle::~StorageHandle() {
+  free_block(block, last);
+  free_idle_block(coming, last);
+  free_idle_block(guest, last);
+}
+
 void drop_handle(void* context) {
   auto* h = static_cast<StorageHandle*>(static_cast<Head*>(context));
   {

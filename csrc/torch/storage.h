@@ -35,6 +35,7 @@ struct StorageHandle final : Head, Marks, mgd_handle {
   uint64_t made = 0;                               // larger: it got its handle later
 
   StorageHandle() : mgd_handle{} {}
+  ~StorageHandle(); // what is left of a storage that died while its bytes were moved
   std::size_t size() const { return static_cast<std::size_t>(bytes); }
 };
 
