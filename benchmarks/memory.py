@@ -31,7 +31,7 @@ from pathlib import Path
 import rooms
 import torch
 import transfers
-from budgeted import POLICIES, Pressed, bounds, free, pressed
+from budgeted import Pressed, bounds, free, policies, pressed
 from malloc import keep_freed_memory
 from report import Report, machine, print_table, verdicts, write
 from training import MODELS, OPTIMIZERS, Model, choose
@@ -44,7 +44,7 @@ FRACTIONS = "1.0,0.8,0.6,0.5,0.4,0.3"
 PARTS = "budgets,inference,feasible,throughput"
 MiB = 2**20
 COLUMNS = (
-    "peak/budget", "spilled", "dropped", "restored", "time",
+    "peak/budget", "spilled", "spared", "dropped", "restored", "time",
     "kept: furthest", "bound", "ratio", "oracle: furthest", "bound", "ratio",
 )  # fmt: skip
 
@@ -80,7 +80,7 @@ def measure_model(model: Model, optimizer: str, fractions: list[float], rounds: 
     for fraction in fractions:
         budget = int(expected.peak * fraction)
         found: Report = {"budget": budget, "policies": {}}
-        for policy in POLICIES:
+        for policy in policies():
             outcome = pressed(model, optimizer, budget, policy, rounds)
             if outcome.why:
                 found = {"budget": budget, "why": outcome.why}
