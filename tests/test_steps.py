@@ -202,6 +202,7 @@ def test_it_can_be_switched_off():
             managed.LEARN_STEPS = wrong
 
 
+@pytest.mark.only_simulated("a budget of 1 MiB is half a segment of CUDA's allocator")
 def test_inference_brings_each_pass_only_what_has_no_room():
     """Furthest next use: of 16 weights of which four fit, two need not come back."""
     width, depth = 256, 16
@@ -257,6 +258,7 @@ class Cell(nn.Module):
         return x
 
 
+@pytest.mark.only_simulated("a budget of 2 MiB is one segment of CUDA's allocator")
 def test_a_loop_within_the_step_is_not_taken_for_the_step():
     torch.manual_seed(0)
     there, x = Cell(), torch.randn(256, WIDTH)

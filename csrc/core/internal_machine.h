@@ -149,7 +149,7 @@ int mgd_place_pick_locked(const struct mgd_machine *m, const struct mgd_object_r
                           enum mgd_reason *why);
 
 /* ---- admit.c */
-bool mgd_admit_busy_locked(const struct mgd_machine *m, int above); /* claims, granted or waiting, on devices above it */
+bool mgd_admit_busy_locked(const struct mgd_machine *m, int above); /* claims on devices above that id */
 
 /* ---- trace.c */
 void mgd_trace_forget_locked(struct mgd_machine *m, int id); /* the device's link totals */

@@ -228,8 +228,8 @@ static void lose(struct mgd_step *s) {
   begin_anew(s);
 }
 
-/* To the next operator. True: a period has ended, and it is to be asked whether the plan is still the best. Bytes had to
- * leave all the same, so that it is to leave more free; or that was not asked for long. The first period begins with
+/* To the next operator. True: a period has ended, and it is to be asked whether the plan is still the best. Bytes had
+ * to leave all the same, so that it is to leave more free; or that was not asked for long. The first period begins with
  * what was where before, so it does not count. */
 static bool go_on(struct mgd_step *s, int64_t pressed) {
   s->results = 0;

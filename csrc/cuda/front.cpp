@@ -17,7 +17,6 @@
 #include <limits>
 #include <type_traits>
 
-#include "moves.h"
 #include "room.h"
 #include "streams.h"
 
@@ -117,9 +116,7 @@ class Request {
 
   void see_to_shortage() {
     C10_CUDA_CHECK(c10::cuda::GetDevice(&device_));
-    const std::size_t needed = needed_for(device_, bytes_);
-    if (release_leaving(device_, needed)) return;
-    const std::size_t there = room(device_);
+    const std::size_t needed = needed_for(device_, bytes_), there = room(device_);
     fits_ = there >= needed; // the callback may not look as closely
     if (fits_) return give_cache_back(needed);
     if (wait_for_pending(there, needed)) return;
@@ -150,7 +147,6 @@ class Request {
     C10_CUDA_CHECK(c10::cuda::GetDevice(&device_));
     if (uses_pool(device_) || is_capturing(device_)) return false;
     const std::size_t needed = needed_for(device_, bytes_);
-    if (release_leaving(device_, std::numeric_limits<std::size_t>::max())) return true;
     return needed <= allowed(device_) && make_room(room(device_) + needed);
   }
 

@@ -45,7 +45,6 @@ double speed(int device) {
 void limit(int device, std::size_t bytes) {
   auto* a = native();
   if (!a) return;
-  release_leaving(device, bytes);
   const c10::cuda::CUDAGuard guard(index_of(device)); // some versions leave another device current
   a->setMemoryFraction(std::min(1.0, static_cast<double>(bytes) / static_cast<double>(capacity(device))),
                        index_of(device));

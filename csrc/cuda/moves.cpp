@@ -8,12 +8,9 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include <array>
-#include <deque>
 #include <mutex>
 #include <vector>
 
-#include "front.h"
-#include "room.h"
 #include "streams.h"
 
 namespace managed {
@@ -23,21 +20,11 @@ c10::DeviceIndex index_of(int device) { return static_cast<c10::DeviceIndex>(dev
 
 enum Way { kIn, kOut, kWays };
 
-class Move;
-
-struct Leaving {
-  c10::DataPtr block;
-  CopyPtr copy;
-  std::size_t bytes;
-};
-
 // What a device has for copies. The mutex is a leaf: nothing of CUDA's that may wait is called in it.
 struct Device {
   std::mutex mutex;
   std::array<std::array<cudaStream_t, kUrgencies>, kWays> streams{};
   std::vector<cudaEvent_t> events; // that nobody uses
-  std::deque<Leaving> leaving;
-  std::size_t leaving_bytes = 0;
 };
 Device& on(int device) {
   static auto* all = new std::array<Device, kMostDevices>; // never destroyed: tensors may outlive static destructors
@@ -95,7 +82,7 @@ void order_streams(int device, cudaStream_t first, cudaStream_t second) {
 
 class Move final : public Copy {
  public:
-  Move(int device, std::size_t size) : bytes(size), event_(device) {}
+  explicit Move(int device) : event_(device) {}
 
   void order(const c10::DataPtr& block) override { lead_streams(block.device().index()); }
   void wait() override {
@@ -117,8 +104,6 @@ class Move final : public Copy {
   }
   void begun(cudaStream_t stream) const { event_.record(stream); }
   void lead(cudaStream_t stream) const { event_.lead(stream); }
-
-  const std::size_t bytes;
 
  private:
   const Event event_;
@@ -153,28 +138,6 @@ void follow_target(int to, cudaStream_t copies) {
   order_streams(to, c10::cuda::getCurrentCUDAStream(index_of(to)).stream(), copies);
 }
 
-// A device that has failed says so at the next call.
-void give_back(Leaving& l) noexcept {
-  const c10::DeleterFnPtr free = l.block.get_deleter();
-  void* context = l.block.release_context();
-  try {
-    move_of(l.copy).lead_streams(l.block.device().index());
-    free(context);
-  } catch (const std::exception&) {
-  }
-  l.block.clear();
-}
-
-// The oldest that waits; `ended`: if its copy has ended.
-bool take_oldest(Device& d, bool ended, Leaving* out) {
-  std::lock_guard<std::mutex> lock(d.mutex);
-  if (d.leaving.empty() || (ended && !move_of(d.leaving.front().copy).has_ended())) return false;
-  *out = std::move(d.leaving.front());
-  d.leaving.pop_front();
-  d.leaving_bytes -= out->bytes;
-  return true;
-}
-
 } // namespace
 
 CopyPtr begin_copy(int to, void* target, int from, const void* source, std::size_t bytes, Urgency urgency,
@@ -184,7 +147,7 @@ CopyPtr begin_copy(int to, void* target, int from, const void* source, std::size
   if (from >= 0 && to >= 0) refuse_capture(to);
   const c10::cuda::CUDAGuard guard(index_of(device));
   const cudaStream_t stream = copy_stream(device, from < 0 ? kIn : kOut, urgency);
-  auto copy = std::make_shared<Move>(device, bytes);
+  auto copy = std::make_shared<Move>(device);
   if (from >= 0) follow_source(from, stream);
   if (to >= 0) follow_target(to, stream);
   for (const CopyPtr& earlier : after)
@@ -199,28 +162,17 @@ c10::DataPtr allocate_for_copy(int device, std::size_t bytes, Urgency) {
   return c10::GetAllocator(c10::kCUDA)->allocate(bytes);
 }
 
-// Torch's callback wants room at once: it runs under the allocator's lock, and the front cannot release anything there.
+// The block is room at once. A device that has failed says so at the next call.
 void free_after(c10::DataPtr& block, const CopyPtr& copy) {
-  Leaving l{std::move(block), copy, move_of(copy).bytes};
+  const c10::DeleterFnPtr give_back = block.get_deleter();
+  void* context = block.release_context();
+  const int device = block.device().index();
   block.clear();
-  if (is_in_callback() || move_of(copy).has_ended()) return give_back(l);
-  Device& d = on(l.block.device().index());
-  std::lock_guard<std::mutex> lock(d.mutex);
-  d.leaving_bytes += l.bytes;
-  d.leaving.push_back(std::move(l));
-}
-
-std::size_t leaving(int device) {
-  Device& d = on(device);
-  for (Leaving l; take_oldest(d, true, &l);) give_back(l);
-  std::lock_guard<std::mutex> lock(d.mutex);
-  return d.leaving_bytes;
-}
-
-bool release_leaving(int device, std::size_t needed) {
-  bool released = false;
-  for (Leaving l; certain_room(device) < needed && take_oldest(on(device), false, &l); released = true) give_back(l);
-  return released;
+  try {
+    move_of(copy).lead_streams(device);
+    give_back(context);
+  } catch (const std::exception&) {
+  }
 }
 
 void follow_copies(int device, cudaStream_t stream) {

@@ -15,7 +15,6 @@
 #include <cmath>
 
 #include "front.h"
-#include "moves.h"
 #include "streams.h"
 
 namespace managed {
@@ -123,10 +122,8 @@ std::size_t room(int device) {
   if (!any || !any->initialized() || !c10::cuda::hasPrimaryContext(index_of(device))) return 0;
   Allocator* a = native();
   if (!a) return any->getMemoryInfo(index_of(device)).first;
-  if (is_in_callback()) return certain_room(device);
-  const std::size_t soon = leaving(device); // first: it gives some of it to the allocator
-  if (figures_tell(a, device)) return certain_room(device) + soon;
-  return room_with(a, device, a->getDeviceStats(index_of(device)), idle_by_snapshot(a, device)) + soon;
+  if (is_in_callback() || figures_tell(a, device)) return certain_room(device);
+  return room_with(a, device, a->getDeviceStats(index_of(device)), idle_by_snapshot(a, device));
 }
 
 std::size_t soon_free(int device) {

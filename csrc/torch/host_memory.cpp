@@ -11,6 +11,7 @@
 
 #include "cuda_bridge.h"
 #include "devices.h"
+#include "executor.h"
 #include "forks.h"
 
 namespace managed {
@@ -59,12 +60,12 @@ c10::DataPtr fresh(std::size_t bytes) {
 }
 
 // What is kept beyond the room that was ever needed goes, the largest first; but not what a copy still reads or writes,
-// for which nobody waits here.
+// unless nothing is spilled any more.
 void shrink_locked(Pool& p, std::vector<HostMemory*>& dying) {
   while (p.kept && p.kept + p.used > p.peak) {
     auto largest = std::prev(p.free.end());
     HostMemory* m = largest->second.back();
-    if (m->last && !m->last->has_ended()) return;
+    if (p.used && m->last && !m->last->has_ended()) return;
     largest->second.pop_back();
     if (largest->second.empty()) p.free.erase(largest);
     p.kept -= m->size;
@@ -72,8 +73,15 @@ void shrink_locked(Pool& p, std::vector<HostMemory*>& dying) {
   }
 }
 
+// Where a copy failed, the next call to the device says why.
 void destroy(std::vector<HostMemory*>& dying) {
-  for (HostMemory* m : dying) delete m;
+  for (HostMemory* m : dying) {
+    try {
+      if (m->last && !m->last->has_ended()) wait_for(m->last);
+    } catch (const std::exception&) {
+    }
+    delete m;
+  }
 }
 
 } // namespace
