@@ -121,7 +121,7 @@ def cell(name: str, machine: str) -> dict[str, Any]:
     counted = managed.stats()
     return found | {
         "peak": [torch.sim.max_memory_allocated(i) for i in range(devices)],
-        "spilled": counted["spill_bytes"],
+        "spilled": counted["spill_bytes"] + counted["spare_bytes"],
         "restored": counted["restore_bytes"],
         "copied": counted["copy_bytes"],
         "virtual_s": took[-1][0],
