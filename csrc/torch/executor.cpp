@@ -146,7 +146,7 @@ bool spill_to_peer(StorageHandle* h, const mgd_action& a, Urgency urgency) {
   c10::DataPtr guest = try_allocate_on(a.to, h->size(), urgency);
   if (!guest.get()) return false;
   tell_owner(guest, MGD_HOLD_GUEST);
-  CopyPtr copy = begin_copy(h->home, a.to, guest.mutable_get(), a.from, h->block.get(), h->size(), urgency, {});
+  CopyPtr copy = begin_copy(h->home, a.to, guest.mutable_get(), a.from, h->block.get(), h->size(), urgency, h->last);
   h->guest = std::move(guest);
   leave(h, a.from, a.to, nullptr, copy, true);
   return true;
@@ -160,7 +160,7 @@ HostMemory* begin_copy_to_host(StorageHandle* h, int from, HostMemory* memory, U
   HostMemory* target = memory ? memory : made;
   try {
     const void* source = from == h->home ? h->block.get() : h->guest.get();
-    const CopyPtr after[] = {last_copy(target), from == h->home ? nullptr : h->last};
+    const CopyPtr after[] = {last_copy(target), h->last}; // which may still read the block that is given up behind this
     *copy = begin_copy(h->home, MGD_HOST, data_of(target), from, source, h->size(), urgency, after);
   } catch (...) {
     free_host(made);
