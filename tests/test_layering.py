@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 CSRC = ROOT / "csrc"
 NATIVE = sorted(p for p in CSRC.rglob("*") if p.suffix in (".c", ".cpp", ".h"))
-PYTHON = sorted((ROOT / "managed").glob("*.py*"))
+PYTHON = sorted(p for room in ("managed", "managed/cli") for p in (ROOT / room).glob("*.py*"))
 SHARED = sorted((ROOT / "managed").glob("_*.so"))  # modules; the runtime of virtual GPUs is none
 
 # From each folder: the folders whose headers it may include.
