@@ -22,6 +22,7 @@ struct mgd_plan_cycle {
   int64_t *made, *working;     /* bytes that an operator makes, and of all that it uses */
   int64_t *alive;              /* bytes that live at an operator */
   int64_t *in_ns, *out_ns;     /* a storage's copies */
+  int64_t largest;             /* bytes of the largest storage */
   int64_t longest_ns;          /* no step takes longer than this */
 };
 /* Free it also where it failed. */
@@ -55,8 +56,13 @@ struct mgd_plan_evict {
 };
 int mgd_plan_evict_make(struct mgd_alloc *a, const struct mgd_plan_cycle *c, struct mgd_plan_evict *e);
 void mgd_plan_evict_free(struct mgd_plan_evict *e);
-/* Fills `evict`, which is by use, leaving `slack` per cent of the room free. The profile is for it to use. */
-void mgd_plan_evict_choose(struct mgd_plan_evict *e, const struct mgd_plan_cycle *c, int32_t slack,
+struct mgd_plan_way {
+  int32_t slack; /* per cent of the room that are left free */
+  int32_t spare; /* and so many times the largest storage */
+  bool even;     /* what is away for more than half of a step is spread over it */
+};
+/* Fills `evict`, which is by use. The profile is for it to use. */
+void mgd_plan_evict_choose(struct mgd_plan_evict *e, const struct mgd_plan_cycle *c, struct mgd_plan_way way,
                            struct mgd_plan_profile *profile, int32_t *evict);
 /* Sets the profile to what is in use when gaps are away from `from` to `to`, where from is not -1. bytes: by operator,
  * the same. */
@@ -112,9 +118,10 @@ void mgd_plan_pace_choose(struct mgd_plan_pace *p, struct mgd_plan_device *d, st
                           struct mgd_plan_choice *choice);
 
 /* ---- plan_settle.c: the choice, made to hold */
-/* Mends leave and fetch until everything fits in the host's order. bytes: by operator, for it to use. */
-void mgd_plan_settle_mend(const struct mgd_plan_cycle *c, int64_t *bytes, struct mgd_plan_profile *profile,
-                          struct mgd_plan_choice *choice);
+/* Mends leave and fetch until everything fits in the host's order. No gap is filled with the last `spare` bytes.
+ * bytes: by operator, for it to use. */
+void mgd_plan_settle_mend(const struct mgd_plan_cycle *c, int64_t spare, int64_t *bytes,
+                          struct mgd_plan_profile *profile, struct mgd_plan_choice *choice);
 /* Writes down the actions, of which there are three a use at most, and counts their bytes. order: as many entries, for
  * it to use. due: of mgd_plan_pace_find_due() for choice->leave. */
 void mgd_plan_settle_list(const struct mgd_plan_cycle *c, const struct mgd_plan_choice *choice, const int32_t *due,

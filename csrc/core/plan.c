@@ -11,7 +11,9 @@
 #define STEADY 3
 
 /* What the choice of victims leaves free is taken by what comes back early. */
-static const int32_t slacks[] = {0, 10, 20, 30, 40, 60};
+static const struct mgd_plan_way ways[] = {{.slack = 0},  {.slack = 10}, {.slack = 20},
+                                           {.slack = 30}, {.slack = 40}, {.slack = 60},
+                                           {.even = true}, {.even = true, .spare = 1}};
 
 /* Everything that is needed to make a plan. Zero is none of it. */
 struct planner {
@@ -96,17 +98,17 @@ static int measure_plan(struct planner *p, struct mgd_plan *plan) {
   return code == MGD_OK ? MGD_OK : MGD_E_BROKEN;
 }
 
-/* A plan that begins with so much slack, into p->next. */
-static int try_slack(struct planner *p, int32_t slack) {
+/* A plan that begins so, into p->next. */
+static int try_way(struct planner *p, struct mgd_plan_way way) {
   const struct mgd_plan_cycle *c = &p->cycle;
   struct mgd_plan_choice *choice = &p->choice;
-  mgd_plan_evict_choose(&p->evict, c, slack, &p->profile, choice->evict);
+  mgd_plan_evict_choose(&p->evict, c, way, &p->profile, choice->evict);
   for (int32_t k = 0; k < c->uses; k++) { /* room counts as free right after the use */
     choice->leave[k] = choice->evict[k] >= 0 ? c->operator_of[k] + 1 : -1;
   }
   mgd_plan_evict_profile(c, choice->leave, c->until, p->evict.bytes, &p->profile);
   mgd_plan_pace_choose(&p->pace, &p->device, &p->profile, choice);
-  mgd_plan_settle_mend(c, p->evict.bytes, &p->profile, choice);
+  mgd_plan_settle_mend(c, c->largest * way.spare, p->evict.bytes, &p->profile, choice);
   mgd_plan_pace_find_due(c, choice->leave, p->pace.latest, p->pace.due);
   mgd_plan_settle_list(c, choice, p->pace.due, p->order, &p->next);
   return measure_plan(p, &p->next);
@@ -119,8 +121,8 @@ static int find_best(struct planner *p) {
     ideal += p->cycle.step->ns[o];
   }
   p->best.ns = INT64_MAX;
-  for (size_t i = 0; i < sizeof slacks / sizeof *slacks && p->best.ns > ideal; i++) {
-    const int code = try_slack(p, slacks[i]);
+  for (size_t i = 0; i < sizeof ways / sizeof *ways && p->best.ns > ideal; i++) {
+    const int code = try_way(p, ways[i]);
     if (code != MGD_OK) {
       return code;
     }

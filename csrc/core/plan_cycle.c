@@ -105,6 +105,7 @@ static int find_longest(struct mgd_plan_cycle *c) {
   for (int32_t k = 0; k < c->uses; k++) {
     const int32_t s = c->step->uses[k].storage;
     c->longest_ns = mgd_about_sum(c->longest_ns, mgd_about_sum(c->in_ns[s], c->out_ns[s]));
+    c->largest = mgd_max(c->largest, c->step->storage[s].bytes);
   }
   return c->longest_ns < INT64_MAX / 64 ? MGD_OK : MGD_E_OVERFLOW;
 }

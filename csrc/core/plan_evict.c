@@ -3,6 +3,10 @@
  * The one whose next use is furthest leaves first (Belady, IBM Systems Journal 5(2), 1966), over several steps, so
  * that the last of them is what each step repeats. Then gaps that need not be empty are filled again: the choice looks
  * only forwards, and takes whole storages. Owns `evict` of the choice; knows no streams.
+ *
+ * Where a step reads each storage once, in turn, the furthest next use takes a row of neighbours: they all come back one
+ * after the other, and then the link rests while those that stayed are used. So there is another way, which spreads
+ * those that leave evenly over the step.
  */
 #include "internal_plan.h"
 
@@ -11,7 +15,8 @@
 #define LAPS 5                     /* of which the last but one is taken: gaps that begin in it end in the last */
 #define NEVER ((int64_t)1 << 40)   /* a next use that does not come */
 #define SMALL 1000000 /* storages below this leave last: a copy's latency would cost more than their bytes */
-#define LAST ((int64_t)1 << 42) /* what takes those behind all others */
+#define LAST ((int64_t)1 << 42) /* what takes those behind all others, or before */
+#define PLACES (1 << 20)
 
 int mgd_plan_evict_make(struct mgd_alloc *a, const struct mgd_plan_cycle *c, struct mgd_plan_evict *e) {
   const size_t storages = (size_t)c->storages + 1, operators = (size_t)c->operators + 1;
@@ -45,15 +50,28 @@ struct pass {
   struct mgd_plan_evict *e;
   const struct mgd_plan_cycle *c;
   int32_t *evict;
+  int64_t parts; /* 0, or how many storages that leave for long are spread over the step */
   int64_t used;
   int64_t at; /* the operator at hand; those of earlier steps count */
 };
 
 static int64_t bytes_of(const struct pass *p, int32_t s) { return p->c->step->storage[s].bytes; }
 
+/* How far into its part the operator is, in 1 / PLACES, where the step has as many parts as storages are to leave. */
+static int64_t spread(const struct mgd_plan_cycle *c, int64_t parts, int64_t o) {
+  const int64_t place = o % c->operators * PLACES / c->operators;
+  return place * parts % PLACES;
+}
+
+static bool is_long(const struct mgd_plan_cycle *c, int64_t gap) { return gap > c->operators / 2; }
+
 /* What is used next at `next` leaves in this order: a smaller key first. */
 static void offer_victim(struct pass *p, int32_t s, int64_t next) {
-  mgd_plan_heap_put(&p->e->home, s, bytes_of(p, s) < SMALL ? LAST - next : -next);
+  int64_t key = -next;
+  if (p->parts > 0 && next < NEVER && is_long(p->c, next - p->at)) {
+    key = spread(p->c, p->parts, next) - LAST;
+  }
+  mgd_plan_heap_put(&p->e->home, s, bytes_of(p, s) < SMALL ? LAST - next : key);
 }
 
 static void go_away(struct pass *p, int32_t s) {
@@ -104,8 +122,9 @@ static void end_operator(struct pass *p, int32_t o, int64_t base) {
   }
 }
 
-static void find_victims(struct mgd_plan_evict *e, const struct mgd_plan_cycle *c, int32_t *evict) {
-  struct pass p = {.e = e, .c = c, .evict = evict};
+static void find_victims(struct mgd_plan_evict *e, const struct mgd_plan_cycle *c, int64_t parts,
+                         int32_t *evict) {
+  struct pass p = {.e = e, .c = c, .evict = evict, .parts = parts};
   mgd_plan_heap_clear(&e->home);
   memset(e->is_home, 0, (size_t)c->storages);
   for (int lap = 0; lap < LAPS; lap++) {
@@ -155,10 +174,11 @@ static void evict_more(const struct mgd_plan_cycle *c, const struct mgd_plan_pro
   }
 }
 
-/* Gaps that can be filled without exceeding the limit are, the short ones first. The profile counts what is beyond the
+/* Gaps that can be filled without exceeding the limit are, the short ones first, or so that those that are left are
+ * spread over the step. The profile counts what is beyond the
  * limit of each operator. */
 static void fill_gaps(struct mgd_plan_evict *e, const struct mgd_plan_cycle *c, struct mgd_plan_profile *profile,
-                      int32_t *evict) {
+                      int64_t parts, int32_t *evict) {
   for (int32_t o = 0; o < c->operators; o++) {
     e->bytes[o] -= e->limit[o];
   }
@@ -166,7 +186,8 @@ static void fill_gaps(struct mgd_plan_evict *e, const struct mgd_plan_cycle *c, 
   int32_t n = 0;
   for (int32_t k = 0; k < c->uses; k++) {
     if (evict[k] >= 0) {
-      e->order[n++] = (struct mgd_plan_entry){c->until[k] - evict[k], k};
+      const int64_t gap = c->until[k] - evict[k];
+      e->order[n++] = (struct mgd_plan_entry){parts > 0 && is_long(c, gap) ? LAST - spread(c, parts, c->until[k]) : gap, k};
     }
   }
   mgd_plan_heap_sort(e->order, n);
@@ -180,17 +201,36 @@ static void fill_gaps(struct mgd_plan_evict *e, const struct mgd_plan_cycle *c, 
   }
 }
 
-void mgd_plan_evict_choose(struct mgd_plan_evict *e, const struct mgd_plan_cycle *c, int32_t slack,
-                           struct mgd_plan_profile *profile, int32_t *evict) {
+/* How many storages are to leave for more than half of the step: what is too much, in storages of a mean size. */
+static int64_t count_parts(const struct mgd_plan_evict *e, const struct mgd_plan_cycle *c) {
+  int64_t over = 0, bytes = 0, n = 0;
   for (int32_t o = 0; o < c->operators; o++) {
-    e->limit[o] = mgd_max(c->working[o], c->machine.room - c->machine.room / 100 * slack);
+    over = mgd_max(over, c->alive[o] - e->limit[o]);
+  }
+  for (int32_t k = 0; k < c->uses; k++) {
+    const int64_t size = c->step->storage[c->step->uses[k].storage].bytes;
+    if (c->after[k] >= 0 && size >= SMALL && is_long(c, c->until[k] - c->operator_of[k])) {
+      bytes += size;
+      n++;
+    }
+  }
+  const int64_t parts = n > 0 ? (over + bytes / n - 1) / (bytes / n) : 0;
+  return parts < PLACES ? parts : PLACES;
+}
+
+void mgd_plan_evict_choose(struct mgd_plan_evict *e, const struct mgd_plan_cycle *c, struct mgd_plan_way way,
+                           struct mgd_plan_profile *profile, int32_t *evict) {
+  const int64_t free = c->machine.room / 100 * way.slack + c->largest * way.spare;
+  for (int32_t o = 0; o < c->operators; o++) {
+    e->limit[o] = mgd_max(c->working[o], c->machine.room - free);
   }
   for (int32_t k = 0; k < c->uses; k++) {
     evict[k] = -1;
   }
-  find_victims(e, c, evict);
+  const int64_t parts = way.even ? count_parts(e, c) : 0;
+  find_victims(e, c, parts, evict);
   mgd_plan_evict_profile(c, evict, c->until, e->bytes, profile);
   evict_more(c, profile, evict);
   mgd_plan_evict_profile(c, evict, c->until, e->bytes, profile);
-  fill_gaps(e, c, profile, evict);
+  fill_gaps(e, c, profile, parts, evict);
 }

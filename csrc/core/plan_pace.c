@@ -312,8 +312,8 @@ void mgd_plan_pace_choose(struct mgd_plan_pace *p, struct mgd_plan_device *d, st
       while (d->out_free < d->end && p->queue.count > 0) {
         issue_write(&w);
       }
-      fetch_more(&w);
       end_walked(&w, o, base);
+      fetch_more(&w);
     }
   }
 }

@@ -27,8 +27,8 @@ static void clamp_gap(const struct mgd_plan_cycle *c, int32_t k, struct mgd_plan
   choice->fetch[k] = c->after[k] >= 0 && choice->fetch[k] >= choice->leave[k] ? choice->fetch[k] : c->until[k];
 }
 
-void mgd_plan_settle_mend(const struct mgd_plan_cycle *c, int64_t *bytes, struct mgd_plan_profile *profile,
-                          struct mgd_plan_choice *choice) {
+void mgd_plan_settle_mend(const struct mgd_plan_cycle *c, int64_t spare, int64_t *bytes,
+                          struct mgd_plan_profile *profile, struct mgd_plan_choice *choice) {
   for (int32_t k = 0; k < c->uses; k++) {
     clamp_gap(c, k, choice);
   }
@@ -44,7 +44,7 @@ void mgd_plan_settle_mend(const struct mgd_plan_cycle *c, int64_t *bytes, struct
   }
   for (int32_t k = 0; k < c->uses; k++) {
     if (choice->leave[k] >= 0 && mgd_plan_profile_most(profile, choice->leave[k], choice->fetch[k]) + amount_of(c, k) <=
-                                     c->machine.room) {
+                                     c->machine.room - spare) {
       mgd_plan_profile_add(profile, choice->leave[k], choice->fetch[k], amount_of(c, k));
       choice->leave[k] = -1;
     }
