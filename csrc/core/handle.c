@@ -45,7 +45,7 @@ static int open_at(struct mgd_machine *m, struct mgd_handle *h, int home, int64_
                            .bytes = bytes,
                            .position = -1,
                            .seen = -1,
-                           .role = -1,
+                           .role = {-1, -1, -1, -1},
                            .home = (int16_t)home,
                            .away = -1};
   h->next = s->first;

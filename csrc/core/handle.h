@@ -33,7 +33,8 @@ enum mgd_pin {
 };
 
 #define MGD_ALIVE (UINT32_C(1) << 30) /* in `in_use` while the storage lives */
-#define MGD_HANDLE_REST 10            /* 8 bytes each: what only the core sees of a handle (handle.c asserts it) */
+#define MGD_STEP_PLANS 4              /* steps that a device knows at once */
+#define MGD_HANDLE_REST 12            /* 8 bytes each: what only the core sees of a handle (handle.c asserts it) */
 
 /* The states, and the functions that lead from one to the next:
  *
@@ -87,7 +88,8 @@ struct mgd_handle {
   int32_t position;                         /* in the order of victims, -1 when it may not leave */
   int32_t pins;                             /* of all kinds */
   int32_t pins_by[MGD_PIN_KINDS];
-  int32_t seen, role; /* in the log of its home's step, and in what was learned from it: step.h */
+  int32_t seen;                             /* in the log of its home's step: step.h */
+  int32_t role[MGD_STEP_PLANS];             /* in each step that was learned from it */
   bool was_clean;     /* whether the host's copy was good when its key was computed */
   bool on_host;       /* its bytes count as the host's */
   bool closed;        /* its storage died; an orphan as long as the bytes are still moved */

@@ -1,7 +1,7 @@
 /* internal_step.h: the log of a device's operators, and what was learned from it.
  *
  * Private to the core, as internal_machine.h is, whose devices hold one each. All of it is guarded by the machine's
- * mutex. From the bottom to the top: step_log.c, step_learn.c, step.c.
+ * mutex. From the bottom to the top: step_log.c, step_learn.c, step_follow.c, step.c.
  */
 #ifndef MGD_INTERNAL_STEP_H
 #define MGD_INTERNAL_STEP_H
@@ -62,8 +62,9 @@ struct mgd_step_kind {
   int32_t next;                  /* operator whose window is in the same bucket, -1 */
 };
 
-/* A step that repeats. Invariant: a role's handle knows its role (mgd_handle.role). */
+/* A step that repeats; plan NULL is none. Invariant: a role's handle knows its role (mgd_handle.role[slot]). */
 struct mgd_step_learned {
+  int32_t slot; /* its place among those that the device knows */
   int32_t operators, roles, uses;
   struct mgd_step_kind *kinds; /* operators + 1 */
   int32_t *buckets;            /* by window, as many as operators: -1, or an operator */
@@ -76,11 +77,17 @@ struct mgd_step_learned {
   int32_t *plan_first;
   struct mgd_plan_use *plan_uses;
   struct mgd_plan_storage *plan_storages;
+  int64_t room, margin; /* bytes that the plan was made for, and that it leaves free beside */
+  int64_t plans, laps;  /* made for this step; periods followed to their end */
+  bool tight;           /* bytes had to leave in the period that has ended */
+  uint64_t used;        /* mgd_step.calls when it was taken up last */
 };
 
+/* Invariant: where it follows, `known[which]` has a plan. */
 struct mgd_step {
   struct mgd_step_log log;
-  struct mgd_step_learned learned;
+  struct mgd_step_learned known[MGD_STEP_PLANS];
+  int32_t which; /* the one that is followed, or was last */
   bool follows;
   int32_t at, results;    /* following: the operator that comes next; how many results the last one has made */
   int32_t strange;        /* operators in a row that were not in the plan */
@@ -89,12 +96,10 @@ struct mgd_step {
   uint64_t calls;
   uint64_t generation;    /* how often the log began anew */
   int32_t plan_at;        /* no plan before the log has so many operators */
-  int64_t margin;  /* bytes that the plan leaves free */
   int64_t pressed, pressed_before; /* mgd_storages.pressed when this period began; at the operator before */
   int32_t quiet;                   /* operators since it changed, while no plan is followed */
-  int64_t plans, laps, lost, room;
+  int64_t lost;
   bool hopeless; /* no plan fits */
-  bool tight;    /* bytes had to leave in the period that has ended */
   bool planning; /* a thread plans, without the mutex: nobody frees what it reads */
 };
 
@@ -113,7 +118,19 @@ bool mgd_step_log_repeats_locked(struct mgd_step_log *log); /* the operator that
 void mgd_step_learn_forget_locked(struct mgd_step_learned *l);
 /* From the last period of the log. NOMEM. WAIT: it is not known yet when some of its results die. */
 int mgd_step_learn_from_log_locked(struct mgd_machine *m, struct mgd_step *s, struct mgd_step_learned *out);
-void mgd_step_learn_bind_locked(struct mgd_step *s); /* the roles of what was learned from this log get their handles */
+/* The roles of what was learned from this log get their handles. */
+void mgd_step_learn_bind_locked(const struct mgd_step_log *log, struct mgd_step_learned *l);
+
+/* ---- step_follow.c */
+/* Begins where the program is by its last operators, if a plan knows the place. The call is the operator there. */
+bool mgd_step_follow_from_here_locked(struct mgd_step *s, const struct mgd_step_call *call, uint64_t kind);
+/* The actions before the call. False: too much is strange, and the plan is lost. *wants: a period has ended, and it is
+ * to be asked whether the plan is still the best. */
+bool mgd_step_follow_call_locked(struct mgd_machine *m, struct mgd_step *s, const struct mgd_step_call *call,
+                                 uint64_t kind, int64_t pressed, struct mgd_action *actions, size_t *n, size_t size,
+                                 bool *wants);
+void mgd_step_follow_result_locked(struct mgd_step *s, struct mgd_handle *h);
+void mgd_step_follow_leave_locked(struct mgd_step *s, struct mgd_handle *h); /* it has no role any more */
 
 /* ---- step.c */
 void mgd_step_made_locked(struct mgd_machine *m, struct mgd_handle *h);

@@ -1,27 +1,24 @@
 /* step.c: a device's operators are logged until they repeat, and then the plan for them is followed.
  *
- * Following: the operator that comes is compared with the one that is expected. Some operators more or fewer than
- * expected do no harm. When too many are strange the plan is lost, and the log begins anew; the plan is kept meanwhile
- * and taken up where the program comes back to it. Which bytes leave for want of room is evict.c's, with a plan and
+ * Says which of both is done, and plans. When a plan is lost the log begins anew; the steps that were learned are kept,
+ * some of them, and taken up where the program comes back to one. Which bytes leave for want of room is evict.c's, with a plan and
  * without: a plan does before need what would otherwise be done at need.
  */
 #include "arithmetic.h"
 #include "internal_step.h"
 #include "testing.h"
 
-#define STRANGE 6  /* operators in a row that are not in the plan, before it is lost */
-#define MISSING 6  /* operators of the plan that may be left out at once */
 #define MARGIN 128 /* the part of the room that a plan leaves free at first, and that more is taken by */
-#define PLANS 12   /* plans for one log that each leave more free than the one before */
-#define LOOK 8     /* after so many periods it is asked again how much room there is */
 #define CHANGED 32 /* the part of the room by which it must have changed to plan again */
 #define QUIET 4096 /* operators without anything leaving, before a device logs no more */
 
 void mgd_step_free(struct mgd_step *s) {
   if (s) {
     mgd_step_log_free(&s->log);
-    s->learned.roles = 0; /* their handles may be gone */
-    mgd_step_learn_forget_locked(&s->learned);
+    for (int i = 0; i < MGD_STEP_PLANS; i++) {
+      s->known[i].roles = 0; /* their handles may be gone */
+      mgd_step_learn_forget_locked(&s->known[i]);
+    }
     mgd_alloc_free(s);
   }
 }
@@ -29,7 +26,9 @@ void mgd_step_free(struct mgd_step *s) {
 static void forget_step(struct mgd_device *d) {
   if (d->step && !d->step->planning) {
     mgd_step_log_clear_locked(&d->step->log);
-    mgd_step_learn_forget_locked(&d->step->learned);
+    for (int i = 0; i < MGD_STEP_PLANS; i++) {
+      mgd_step_learn_forget_locked(&d->step->known[i]);
+    }
     mgd_step_free(d->step);
     d->step = NULL;
   }
@@ -73,38 +72,10 @@ static struct mgd_step *step_of(const struct mgd_machine *m, const struct mgd_ha
   return m->devices[h->home].step;
 }
 
-static void leave_role(struct mgd_step *s, struct mgd_handle *h) {
-  if (h->role >= 0) {
-    s->learned.role[h->role].handle = NULL;
-    h->role = -1;
-  }
-}
-
-static void take_role(struct mgd_step *s, struct mgd_handle *h, int32_t role) {
-  if (s->learned.role[role].handle) {
-    leave_role(s, s->learned.role[role].handle);
-  }
-  leave_role(s, h);
-  s->learned.role[role].handle = h;
-  h->role = role;
-}
-
-/* The next result of the operator that was followed last. */
-static void follow_result(struct mgd_step *s, struct mgd_handle *h) {
-  const struct mgd_step_learned *l = &s->learned;
-  const int32_t o = (s->at + l->operators - 1) % l->operators, place = l->kinds[o].first_made + s->results;
-  if (s->strange == 0 && place < l->kinds[o + 1].first_made) {
-    s->results++;
-    if (l->role[l->made_roles[place]].bytes == h->bytes) {
-      take_role(s, h, l->made_roles[place]);
-    }
-  }
-}
-
 void mgd_step_made_locked(struct mgd_machine *m, struct mgd_handle *h) {
   struct mgd_step *s = step_of(m, h);
   if (s && s->follows) {
-    follow_result(s, h);
+    mgd_step_follow_result_locked(s, h);
   } else if (s) {
     mgd_step_log_made_locked(m, &s->log, h);
   }
@@ -114,7 +85,7 @@ void mgd_step_died_locked(struct mgd_machine *m, struct mgd_handle *h) {
   struct mgd_step *s = step_of(m, h);
   if (s) {
     mgd_step_log_died_locked(&s->log, h);
-    leave_role(s, h);
+    mgd_step_follow_leave_locked(s, h);
   }
 }
 
@@ -148,78 +119,7 @@ static void remember(struct mgd_step *s, uint64_t kind) {
   s->window = window;
 }
 
-/* Whether the call is the operator o of the plan: the same kind, on the same storages as far as these live on. */
-static bool is_operator(const struct mgd_step_learned *l, int32_t o, const struct mgd_step_call *call, uint64_t kind) {
-  const struct mgd_step_kind *k = &l->kinds[o];
-  bool same = k->kind == kind && (size_t)(k[1].first_use - k->first_use) == call->n;
-  for (size_t i = 0; same && i < call->n; i++) {
-    const int32_t r = l->use_roles[k->first_use + (int32_t)i];
-    same = r < 0 || !l->role[r].lasting || l->role[r].handle == call->uses[i].handle;
-  }
-  return same;
-}
-
-/* ---- what is done before an operator */
-
-/* Uses of a storage by this call, which may read it while it is copied. */
-static uint32_t uses_by(const struct mgd_step_call *call, const struct mgd_handle *h) {
-  uint32_t uses = 0;
-  for (size_t i = 0; i < call->n; i++) {
-    uses += call->uses[i].handle == h;
-  }
-  return uses;
-}
-
-static bool writes(const struct mgd_step_call *call, const struct mgd_handle *h) {
-  bool written = false;
-  for (size_t i = 0; i < call->n; i++) {
-    written = written || (call->uses[i].handle == h && call->uses[i].written);
-  }
-  return written;
-}
-
-/* Whether the storage is to leave at once, so that its copy and its departure are one action. */
-static bool leaves_at_once(const struct mgd_plan *p, int32_t write, int32_t end) {
-  int32_t i = write + 1;
-  while (i < end && (p->action[i].kind != MGD_PLAN_LEAVE || p->action[i].storage != p->action[write].storage)) {
-    i++;
-  }
-  return i < end;
-}
-
-/* Before the operator o; what does not fit into `actions` is left out. */
-static void do_ahead(struct mgd_machine *m, const struct mgd_step_learned *l, int32_t o,
-                     const struct mgd_step_call *call, struct mgd_action *actions, size_t *n, size_t size) {
-  const struct mgd_plan *p = l->plan;
-  const int32_t end = p->first_action[o + 1];
-  for (int32_t i = p->first_action[o]; i < end && *n + 2 < size; i++) {
-    struct mgd_handle *h = l->role[p->action[i].storage].handle;
-    if (!h) {
-      continue;
-    }
-    if (p->action[i].kind == MGD_PLAN_WRITE) {
-      (void)(!writes(call, h) && !leaves_at_once(p, i, end) &&
-             mgd_evict_spare_locked(m, h, uses_by(call, h), actions, n, size));
-    } else if (p->action[i].kind == MGD_PLAN_LEAVE) {
-      (void)mgd_evict_leave_locked(m, h, actions, n, size);
-    } else {
-      *n += mgd_restore_fetch_locked(m, h, &actions[*n]);
-    }
-  }
-}
-
-/* ---- following */
-
-/* How many operators of the plan were left out before this one, or -1. */
-static int32_t find_ahead(const struct mgd_step *s, const struct mgd_step_call *call, uint64_t kind) {
-  const struct mgd_step_learned *l = &s->learned;
-  for (int32_t j = 0; j <= MISSING && j < l->operators; j++) {
-    if (is_operator(l, (s->at + j) % l->operators, call, kind)) {
-      return j;
-    }
-  }
-  return -1;
-}
+/* ---- logging */
 
 static void lose(struct mgd_step *s) {
   s->follows = false;
@@ -228,58 +128,12 @@ static void lose(struct mgd_step *s) {
   begin_anew(s);
 }
 
-/* To the next operator. True: a period has ended, and it is to be asked whether the plan is still the best. Bytes had
- * to leave all the same, so that it is to leave more free; or that was not asked for long. The first period begins with
- * what was where before, so it does not count. */
-static bool go_on(struct mgd_step *s, int64_t pressed) {
-  s->results = 0;
-  if (++s->at < s->learned.operators) {
-    return false;
-  }
-  s->at = 0;
-  s->tight = pressed > s->pressed && s->laps > 0 && s->plans < PLANS;
-  s->laps++;
-  s->pressed = pressed;
-  return !s->planning && (s->tight || s->laps % LOOK == 0);
-}
-
-static bool follow(struct mgd_machine *m, struct mgd_step *s, const struct mgd_step_call *call, uint64_t kind,
-                   int64_t pressed, struct mgd_action *actions, size_t *n, size_t size) {
-  const int32_t left_out = find_ahead(s, call, kind);
-  if (left_out < 0) {
-    if (++s->strange > STRANGE) {
-      lose(s);
-    }
-    return false;
-  }
-  bool wants = false;
-  s->strange = 0;
-  for (int32_t j = 0; j <= left_out; j++) {
-    do_ahead(m, &s->learned, s->at, call, actions, n, size);
-    wants = go_on(s, pressed) || wants;
-  }
-  return wants;
-}
-
-/* ---- logging */
-
-/* The place in the plan behind which the program is, by its last operators; -1. */
-static int32_t place_in_plan(const struct mgd_step *s, const struct mgd_step_call *call, uint64_t kind) {
-  const struct mgd_step_learned *l = &s->learned;
-  int32_t o = l->plan ? l->buckets[s->window % (uint64_t)l->operators] : -1;
-  while (o >= 0 && (l->kinds[o].window != s->window || !is_operator(l, o, call, kind))) {
-    o = l->kinds[o].next;
-  }
-  return o;
-}
-
-static bool note(struct mgd_machine *m, struct mgd_step *s, const struct mgd_step_call *call, uint64_t kind) {
-  const int32_t place = place_in_plan(s, call, kind);
-  if (place >= 0) {
+/* True: a period has been found, and is to be planned. */
+static bool note(struct mgd_machine *m, struct mgd_step *s, const struct mgd_step_call *call, uint64_t kind,
+                 int64_t pressed) {
+  if (mgd_step_follow_from_here_locked(s, call, kind)) {
+    s->pressed = pressed;
     begin_anew(s);
-    s->follows = true;
-    s->at = (place + 1) % s->learned.operators;
-    s->results = 0;
     return false;
   }
   if (!mgd_step_log_add_locked(m, s, call, kind)) {
@@ -310,7 +164,11 @@ int mgd_step_operator(struct mgd_machine *m, int device, const struct mgd_step_c
     const uint64_t kind = kind_of_call(call);
     const int64_t pressed = m->devices[device].storages.pressed;
     remember(s, kind);
-    *plans = s->follows ? follow(m, s, call, kind, pressed, actions, n, size) : note(m, s, call, kind);
+    if (!s->follows) {
+      *plans = note(m, s, call, kind, pressed);
+    } else if (!mgd_step_follow_call_locked(m, s, call, kind, pressed, actions, n, size, plans)) {
+      lose(s);
+    }
     if (is_quiet(s, pressed)) {
       forget_step(&m->devices[device]);
     }
@@ -348,35 +206,49 @@ static int plan_of(struct mgd_machine *m, int device, struct mgd_step *s, const 
   return code != MGD_OK ? code : planned;
 }
 
+/* An empty place, or that of the step that was taken up longest ago. */
+static int32_t choose_slot(const struct mgd_step *s) {
+  int32_t oldest = 0;
+  for (int32_t i = 0; i < MGD_STEP_PLANS; i++) {
+    if (!s->known[i].plan) {
+      return i;
+    }
+    oldest = s->known[i].used < s->known[oldest].used ? i : oldest;
+  }
+  return oldest;
+}
+
 /* The operator that is under way began the period anew: it is the first one of the plan. */
 static void take_over(struct mgd_step *s, struct mgd_step_learned *l, int64_t pressed) {
-  mgd_step_learn_forget_locked(&s->learned);
-  s->learned = *l;
-  mgd_step_learn_bind_locked(s);
+  s->which = l->slot = choose_slot(s);
+  mgd_step_learn_forget_locked(&s->known[s->which]);
+  mgd_step_learn_bind_locked(&s->log, l);
+  l->used = s->calls;
+  s->known[s->which] = *l;
   mgd_step_log_clear_locked(&s->log);
   s->follows = true;
   s->at = 1 % l->operators;
   s->results = s->strange = 0;
-  s->laps = s->plans = 0;
   s->pressed = pressed;
 }
 
 /* Plans the same step again, with less room or with what is there now, if that is another. */
 static int plan_again(struct mgd_machine *m, int device, struct mgd_step *s, int64_t free) {
+  struct mgd_step_learned *l = &s->known[s->which];
   struct mgd_plan *plan = NULL;
-  s->margin += s->tight ? room_for_plan(m, device, free, 0) / MARGIN : 0;
-  const int64_t room = room_for_plan(m, device, free, s->margin);
-  const int64_t change = room > s->room ? room - s->room : s->room - room;
-  if (!s->tight && change < s->room / CHANGED) {
+  l->margin += l->tight ? room_for_plan(m, device, free, 0) / MARGIN : 0;
+  const int64_t room = room_for_plan(m, device, free, l->margin);
+  const int64_t change = room > l->room ? room - l->room : l->room - room;
+  if (!l->tight && change < l->room / CHANGED) {
     return MGD_OK;
   }
-  s->tight = false;
-  const int code = plan_of(m, device, s, &s->learned, room, &plan);
-  s->plans++;
+  l->tight = false;
+  const int code = plan_of(m, device, s, l, room, &plan);
+  l->plans++;
   if (code == MGD_OK) {
-    mgd_plan_free(s->learned.plan);
-    s->learned.plan = plan;
-    s->room = room;
+    mgd_plan_free(l->plan);
+    l->plan = plan;
+    l->room = room;
   }
   return code;
 }
@@ -388,11 +260,12 @@ static int plan_first(struct mgd_machine *m, int device, struct mgd_step *s, int
     s->plan_at = s->log.count + s->log.period / 32 + 1; /* now and then only, since it looks at the whole period */
     return code;
   }
-  s->margin = room_for_plan(m, device, free, 0) / MARGIN;
-  const int64_t room = room_for_plan(m, device, free, s->margin);
+  l.margin = room_for_plan(m, device, free, 0) / MARGIN;
+  l.room = room_for_plan(m, device, free, l.margin);
+  l.plans = 1;
   const uint64_t generation = s->generation;
   const int32_t count = s->log.count;
-  code = plan_of(m, device, s, &l, room, &l.plan);
+  code = plan_of(m, device, s, &l, l.room, &l.plan);
   const bool stands = s->generation == generation && s->log.count == count;
   if (code != MGD_OK || !stands) {
     s->hopeless = s->hopeless || stands;
@@ -400,8 +273,6 @@ static int plan_first(struct mgd_machine *m, int device, struct mgd_step *s, int
     return code != MGD_OK ? code : MGD_E_ABSENT;
   }
   take_over(s, &l, m->devices[device].storages.pressed);
-  s->room = room;
-  s->plans = 1;
   return MGD_OK;
 }
 
@@ -423,10 +294,10 @@ int mgd_step_lie(struct mgd_machine *m, int device, uint64_t seed) {
   int code = MGD_E_ABSENT;
   mgd_state_enter(m);
   struct mgd_step *s = mgd_state_knows_device_locked(m, device) ? m->devices[device].step : NULL;
-  struct mgd_plan *p = s && !s->planning ? s->learned.plan : NULL;
-  for (int32_t i = 0; p && i < p->actions; i++) {
+  struct mgd_step_learned *l = s && !s->planning ? &s->known[s->which] : NULL;
+  for (int32_t i = 0; l && l->plan && i < l->plan->actions; i++) {
     seed = mix(seed, (uint64_t)i + 1);
-    p->action[i].storage = (int32_t)(seed % (uint64_t)s->learned.roles);
+    l->plan->action[i].storage = (int32_t)(seed % (uint64_t)l->roles);
     code = MGD_OK;
   }
   return mgd_state_leave(m, code);
@@ -436,19 +307,25 @@ int mgd_step_read(struct mgd_machine *m, int device, struct mgd_step_state *out)
   int code = MGD_E_NO_DEVICE;
   mgd_state_enter(m);
   if (mgd_state_knows_device_locked(m, device)) {
+    static const struct mgd_step_learned none;
     const struct mgd_step *s = m->devices[device].step;
-    const struct mgd_plan *p = s ? s->learned.plan : NULL;
+    const struct mgd_step_learned *l = s ? &s->known[s->which] : &none;
+    int32_t known = 0;
+    for (int i = 0; s && i < MGD_STEP_PLANS; i++) {
+      known += s->known[i].plan != NULL;
+    }
     *out = (struct mgd_step_state){.logs = s && !s->follows,
                                    .follows = s && s->follows,
                                    .logged = s ? s->log.count : 0,
-                                   .operators = s ? s->learned.operators : 0,
+                                   .known = known,
+                                   .operators = l->operators,
                                    .at = s ? s->at : 0,
-                                   .plans = s ? s->plans : 0,
-                                   .laps = s ? s->laps : 0,
+                                   .plans = l->plans,
+                                   .laps = l->laps,
                                    .lost = s ? s->lost : 0,
-                                   .room = s ? s->room : 0,
-                                   .predicted = p ? p->ns : 0,
-                                   .ideal = p ? p->ideal_ns : 0};
+                                   .room = l->room,
+                                   .predicted = l->plan ? l->plan->ns : 0,
+                                   .ideal = l->plan ? l->plan->ideal_ns : 0};
     code = MGD_OK;
   }
   return mgd_state_leave(m, code);

@@ -5,7 +5,7 @@
  * come back right before which operator. What the program does otherwise than before costs time and nothing else: every
  * operator still gets its operands by mgd_restore_begin().
  *
- * A device has one log and one plan. An operator is known by its name and by what it uses, and a storage by its role:
+ * A device has one log, and plans for the last few steps that it learned. An operator is known by its name and by what it uses, and a storage by its role:
  * it lives through all steps, or it is the n-th that a certain operator of the step makes.
  */
 #ifndef MGD_STEP_H
@@ -32,10 +32,13 @@ struct mgd_step_call {
 
 struct mgd_step_state {
   bool logs, follows;
-  int32_t logged;                  /* operators in the log */
-  int32_t operators, at;           /* of the plan; the operator that comes next */
-  int64_t plans, laps, lost;       /* plans made; periods followed to their end; how often a plan was lost */
-  int64_t room, predicted, ideal;  /* of the plan: bytes; ns of a period */
+  int32_t logged;                 /* operators in the log */
+  int32_t known;                  /* steps that were learned, at most MGD_STEP_PLANS */
+  int64_t lost;                   /* how often a plan was lost */
+  /* Of the step that is followed, or was last: */
+  int32_t operators, at;          /* of the plan; the operator that comes next */
+  int64_t plans, laps;            /* plans made; periods followed to their end */
+  int64_t room, predicted, ideal; /* of the plan: bytes; ns of a period */
 };
 
 /* Whether devices learn; they do at first. Off: what was learned is forgotten. It is also when the capacity changes. */

@@ -12,7 +12,7 @@
 void mgd_step_learn_forget_locked(struct mgd_step_learned *l) {
   for (int32_t r = 0; r < l->roles; r++) {
     if (l->role[r].handle) {
-      l->role[r].handle->role = -1;
+      l->role[r].handle->role[l->slot] = -1;
     }
   }
   mgd_alloc_free(l->kinds);
@@ -207,9 +207,7 @@ int mgd_step_learn_from_log_locked(struct mgd_machine *m, struct mgd_step *s, st
 }
 
 /* The log still ends where it did when the roles were given, or goes on behind that. */
-void mgd_step_learn_bind_locked(struct mgd_step *s) {
-  struct mgd_step_learned *l = &s->learned;
-  const struct mgd_step_log *log = &s->log;
+void mgd_step_learn_bind_locked(const struct mgd_step_log *log, struct mgd_step_learned *l) {
   const int32_t first = log->count - 1 - l->operators, base = log->operators[first].first_use;
   const int32_t made = log->operators[first].first_made;
   for (int32_t i = 0; i < l->kinds[l->operators].first_made + l->kinds[l->operators].first_use; i++) {
@@ -217,9 +215,9 @@ void mgd_step_learn_bind_locked(struct mgd_step *s) {
     const int32_t u = i - l->kinds[l->operators].first_made;
     const int32_t r = result ? l->made_roles[i] : l->use_roles[u];
     struct mgd_handle *h = log->seen[result ? log->made[made + i] : log->uses[base + u].seen].handle;
-    if (r >= 0 && h && h->role < 0 && (result || l->role[r].lasting)) {
+    if (r >= 0 && h && h->role[l->slot] < 0 && (result || l->role[r].lasting)) {
       l->role[r].handle = h;
-      h->role = r;
+      h->role[l->slot] = r;
     }
   }
 }

@@ -273,6 +273,55 @@ static void a_plan_is_lost_and_taken_up(uint64_t seed) {
   give_up(&d);
 }
 
+/* Each layer is looked at twice; as long as a step, and too much for the device. */
+static void look(struct device *d) {
+  for (int i = 0; i < 2 * LAYERS; i++) {
+    struct storage *in[] = {d->weights[i / 2]};
+    run(d, names[3], in, 1, false);
+    if (i % 2 == 0) {
+      d->results[i / 2] = make(d, RESULT);
+    }
+  }
+  for (int i = 0; i < LAYERS; i++) {
+    drop(d, &d->results[i]);
+  }
+}
+
+/* Many steps of one kind, then many of another, and so on: each is learned once. */
+static void several_steps_are_known(uint64_t seed) {
+  struct device d = new_device(seed, 0);
+  for (int i = 0; i < 4; i++) {
+    train(&d);
+  }
+  EXPECT_INT(state(&d).known, 1);
+  for (int i = 0; i < 4; i++) {
+    look(&d);
+  }
+  EXPECT_INT(state(&d).known, 2);
+  EXPECT_INT(state(&d).lost, 1);
+  EXPECT_INT(state(&d).operators, 2 * LAYERS);
+  for (int i = 0; i < 6; i++) {
+    train(&d);
+    EXPECT_INT(state(&d).operators, 3 * LAYERS);
+    look(&d);
+    EXPECT(state(&d).follows);
+    EXPECT_INT(state(&d).operators, 2 * LAYERS);
+  }
+  EXPECT_INT(state(&d).known, 2);
+  drop(&d, &d.weights[0]); /* a new storage: neither step is what it was, and both are learned anew */
+  d.weights[0] = make(&d, WEIGHT);
+  for (int i = 0; i < 12; i++) {
+    train(&d);
+    look(&d);
+    train(&d);
+    train(&d);
+    train(&d);
+  }
+  EXPECT(state(&d).known <= MGD_STEP_PLANS);
+  EXPECT(state(&d).follows);
+  give_up(&d);
+}
+
 static void learning_can_be_switched_off(uint64_t seed) {
   struct device d = new_device(seed, 0);
   for (int i = 0; i < 4; i++) {
@@ -403,6 +452,7 @@ int main(int argc, char **argv) {
   a_step_that_repeats_is_learned(seed);
   what_fits_is_not_logged(seed);
   a_plan_is_lost_and_taken_up(seed);
+  several_steps_are_known(seed);
   learning_can_be_switched_off(seed);
   without_memory_all_goes_on(seed);
   more_room_is_seen(seed);

@@ -1,0 +1,181 @@
+/* step_follow.c: where in a learned step the program is, and what the plan does before each operator.
+ *
+ * The operator that comes is compared with the one that is expected. Some operators more or fewer than expected do no
+ * harm. When too many are strange the plan is lost; it is kept, and taken up where the last operators are those of the
+ * plan. Several steps are kept, for programs that do one thing and then another. Nothing is learned here.
+ */
+#include "internal_step.h"
+
+#define STRANGE 6 /* operators in a row that are not in the plan, before it is lost */
+#define MISSING 6 /* operators of the plan that may be left out at once */
+#define PLANS 12  /* plans for one step that each leave more free than the one before */
+#define LOOK 8    /* after so many periods it is asked again how much room there is */
+
+/* ---- roles */
+
+static void leave_role(struct mgd_step_learned *l, struct mgd_handle *h) {
+  if (h->role[l->slot] >= 0) {
+    l->role[h->role[l->slot]].handle = NULL;
+    h->role[l->slot] = -1;
+  }
+}
+
+static void take_role(struct mgd_step_learned *l, struct mgd_handle *h, int32_t role) {
+  if (l->role[role].handle) {
+    leave_role(l, l->role[role].handle);
+  }
+  leave_role(l, h);
+  l->role[role].handle = h;
+  h->role[l->slot] = role;
+}
+
+void mgd_step_follow_leave_locked(struct mgd_step *s, struct mgd_handle *h) {
+  for (int i = 0; i < MGD_STEP_PLANS; i++) {
+    leave_role(&s->known[i], h);
+  }
+}
+
+/* The next result of the operator that was followed last. */
+void mgd_step_follow_result_locked(struct mgd_step *s, struct mgd_handle *h) {
+  struct mgd_step_learned *l = &s->known[s->which];
+  const int32_t o = (s->at + l->operators - 1) % l->operators, place = l->kinds[o].first_made + s->results;
+  if (s->strange == 0 && place < l->kinds[o + 1].first_made) {
+    s->results++;
+    if (l->role[l->made_roles[place]].bytes == h->bytes) {
+      take_role(l, h, l->made_roles[place]);
+    }
+  }
+}
+
+/* ---- which operator it is */
+
+/* Whether the call is the operator o of the plan: the same kind, on the same storages as far as these live on. */
+static bool is_operator(const struct mgd_step_learned *l, int32_t o, const struct mgd_step_call *call, uint64_t kind) {
+  const struct mgd_step_kind *k = &l->kinds[o];
+  bool same = k->kind == kind && (size_t)(k[1].first_use - k->first_use) == call->n;
+  for (size_t i = 0; same && i < call->n; i++) {
+    const int32_t r = l->use_roles[k->first_use + (int32_t)i];
+    same = r < 0 || !l->role[r].lasting || l->role[r].handle == call->uses[i].handle;
+  }
+  return same;
+}
+
+/* How many operators of the plan were left out before this one, or -1. */
+static int32_t find_ahead(const struct mgd_step *s, const struct mgd_step_call *call, uint64_t kind) {
+  const struct mgd_step_learned *l = &s->known[s->which];
+  for (int32_t j = 0; j <= MISSING && j < l->operators; j++) {
+    if (is_operator(l, (s->at + j) % l->operators, call, kind)) {
+      return j;
+    }
+  }
+  return -1;
+}
+
+/* The operator of the step that the program is at, by its last operators; -1. */
+static int32_t find_place(const struct mgd_step *s, const struct mgd_step_learned *l, const struct mgd_step_call *call,
+                          uint64_t kind) {
+  int32_t o = l->plan ? l->buckets[s->window % (uint64_t)l->operators] : -1;
+  while (o >= 0 && (l->kinds[o].window != s->window || !is_operator(l, o, call, kind))) {
+    o = l->kinds[o].next;
+  }
+  return o;
+}
+
+bool mgd_step_follow_from_here_locked(struct mgd_step *s, const struct mgd_step_call *call, uint64_t kind) {
+  int32_t place = -1, which = s->which;
+  for (int i = 0; i < MGD_STEP_PLANS && place < 0; i++) {
+    which = (s->which + i) % MGD_STEP_PLANS;
+    place = find_place(s, &s->known[which], call, kind);
+  }
+  if (place < 0) {
+    return false;
+  }
+  s->which = which;
+  s->known[which].used = s->calls;
+  s->follows = true;
+  s->at = (place + 1) % s->known[which].operators;
+  s->results = s->strange = 0;
+  return true;
+}
+
+/* ---- what is done before an operator */
+
+/* Uses of a storage by this call, which may read it while it is copied. */
+static uint32_t uses_by(const struct mgd_step_call *call, const struct mgd_handle *h) {
+  uint32_t uses = 0;
+  for (size_t i = 0; i < call->n; i++) {
+    uses += call->uses[i].handle == h;
+  }
+  return uses;
+}
+
+static bool writes(const struct mgd_step_call *call, const struct mgd_handle *h) {
+  bool written = false;
+  for (size_t i = 0; i < call->n; i++) {
+    written = written || (call->uses[i].handle == h && call->uses[i].written);
+  }
+  return written;
+}
+
+/* Whether the storage is to leave at once, so that its copy and its departure are one action. */
+static bool leaves_at_once(const struct mgd_plan *p, int32_t write, int32_t end) {
+  int32_t i = write + 1;
+  while (i < end && (p->action[i].kind != MGD_PLAN_LEAVE || p->action[i].storage != p->action[write].storage)) {
+    i++;
+  }
+  return i < end;
+}
+
+/* Before the operator o; what does not fit into `actions` is left out. */
+static void do_ahead(struct mgd_machine *m, const struct mgd_step_learned *l, int32_t o,
+                     const struct mgd_step_call *call, struct mgd_action *actions, size_t *n, size_t size) {
+  const struct mgd_plan *p = l->plan;
+  const int32_t end = p->first_action[o + 1];
+  for (int32_t i = p->first_action[o]; i < end && *n + 2 < size; i++) {
+    struct mgd_handle *h = l->role[p->action[i].storage].handle;
+    if (!h) {
+      continue;
+    }
+    if (p->action[i].kind == MGD_PLAN_WRITE) {
+      (void)(!writes(call, h) && !leaves_at_once(p, i, end) &&
+             mgd_evict_spare_locked(m, h, uses_by(call, h), actions, n, size));
+    } else if (p->action[i].kind == MGD_PLAN_LEAVE) {
+      (void)mgd_evict_leave_locked(m, h, actions, n, size);
+    } else {
+      *n += mgd_restore_fetch_locked(m, h, &actions[*n]);
+    }
+  }
+}
+
+/* ---- following */
+
+/* To the next operator. True: a period has ended, and it is to be asked whether the plan is still the best. Bytes had
+ * to leave all the same, so that it is to leave more free; or that was not asked for long. The first period begins with
+ * what was where before, so it does not count. */
+static bool go_on(struct mgd_step *s, struct mgd_step_learned *l, int64_t pressed) {
+  s->results = 0;
+  if (++s->at < l->operators) {
+    return false;
+  }
+  s->at = 0;
+  l->tight = pressed > s->pressed && l->laps > 0 && l->plans < PLANS;
+  l->laps++;
+  s->pressed = pressed;
+  return !s->planning && (l->tight || l->laps % LOOK == 0);
+}
+
+bool mgd_step_follow_call_locked(struct mgd_machine *m, struct mgd_step *s, const struct mgd_step_call *call,
+                                 uint64_t kind, int64_t pressed, struct mgd_action *actions, size_t *n, size_t size,
+                                 bool *wants) {
+  struct mgd_step_learned *l = &s->known[s->which];
+  const int32_t left_out = find_ahead(s, call, kind);
+  if (left_out < 0) {
+    return ++s->strange <= STRANGE;
+  }
+  s->strange = 0;
+  for (int32_t j = 0; j <= left_out; j++) {
+    do_ahead(m, l, s->at, call, actions, n, size);
+    *wants = go_on(s, l, pressed) || *wants;
+  }
+  return true;
+}
