@@ -39,20 +39,28 @@ __all__ = [
 
 POLICIES = ("lru", "clean_first", "greedy_dual")
 LEARNED = "learned"  # as the default one until the step repeats, and then by a plan
+ON_DEMAND = "on demand"  # the same, but nothing comes back before it is needed
+# The same, from a record that is wrong: times by up to a factor of two and a fifth of noise, one
+# operator in 200 that is not seen, and as many that are none.
+DISTURBED = "disturbed"
+DISTURBANCE = 12345  # the seed of it
 SETTLE, MEASURED = 3, 3  # steps
 KINDS = ("spill", "spare", "drop", "restore")
 
 
 def policies() -> list[str]:
-    """All of them, with learning from repeated steps."""
+    """Those that a user can have: with learning from repeated steps."""
     return [*POLICIES, LEARNED]
 
 
 def choose(policy: str) -> None:
     """From now on who leaves is chosen like that, and nothing that was learned before counts."""
+    learns = policy not in POLICIES
     _C.set_learning(False)
-    _C.set_learning(policy == LEARNED)
-    _C.set_victims("greedy_dual" if policy == LEARNED else policy)
+    _C.set_learning(learns)
+    _C.set_victims("greedy_dual" if learns else policy)
+    _C.fetch_ahead(policy != ON_DEMAND)
+    _C.disturb_steps(DISTURBANCE if policy == DISTURBED else 0)
 
 
 def managed_on(thing: Any) -> Any:

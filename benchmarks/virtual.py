@@ -28,9 +28,9 @@ __all__ = ["apart", "compared", "percent", "placed", "pressed", "simulate", "tim
 MOVED = ("spill", "spare", "drop", "restore")
 
 
-def compared() -> list[str]:
+def compared(*more: str) -> list[str]:
     """clean_first is between the others, and nobody's default."""
-    return [p for p in policies() if p != "clean_first"]
+    return [*(p for p in policies() if p != "clean_first"), *more]
 
 
 def simulate(preset: Preset) -> None:

@@ -106,7 +106,9 @@ struct mgd_machine {
   mgd_heuristic_fn heuristic;
   void *heuristic_context;
   bool heuristic_enabled;
+  uint64_t disturbed; /* for tests, 0: mgd_step_disturb() */
   bool learns;
+  bool fetches_late; /* for benchmarks: plans bring nothing back before it is needed */
 };
 
 /* ---- alloc.c */

@@ -31,7 +31,7 @@ struct mgd_step_logged {
   const char *name;
   uint64_t kind;   /* name, and bytes and writes of its uses */
   uint64_t window; /* kinds of the last MGD_STEP_WINDOW operators */
-  int64_t worked;
+  int64_t worked, pressed; /* mgd_step_call.worked; mgd_storages.pressed before the operator */
   int32_t first_use, first_made; /* of `uses`, `made`; up to those of the next operator */
   int32_t earlier;               /* the operator before this one with the same window in its bucket, -1 */
 };
@@ -100,6 +100,8 @@ struct mgd_step {
   int32_t quiet;                   /* operators since it changed, while no plan is followed */
   int64_t lost;
   bool hopeless; /* no plan fits */
+  int64_t worked, disturbed_worked; /* for mgd_step_disturb() */
+  int32_t disturbed_calls;
   bool planning; /* a thread plans, without the mutex: nobody frees what it reads */
 };
 

@@ -141,7 +141,7 @@ static void do_ahead(struct mgd_machine *m, const struct mgd_step_learned *l, in
              mgd_evict_spare_locked(m, h, uses_by(call, h), actions, n, size));
     } else if (p->action[i].kind == MGD_PLAN_LEAVE) {
       (void)mgd_evict_leave_locked(m, h, actions, n, size);
-    } else {
+    } else if (!m->fetches_late) {
       *n += mgd_restore_fetch_locked(m, h, &actions[*n]);
     }
   }

@@ -82,6 +82,7 @@ bool mgd_step_log_add_locked(struct mgd_machine *m, struct mgd_step *s, const st
                                                         .kind = kind,
                                                         .window = s->window,
                                                         .worked = call->worked,
+                                                        .pressed = s->pressed_before,
                                                         .first_use = log->uses_count,
                                                         .first_made = log->made_count,
                                                         .earlier = *bucket};

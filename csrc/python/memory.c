@@ -90,10 +90,10 @@ static PyObject *step_state(PyObject *module, PyObject *value) {
   struct mgd_step_state s;
   const int code = mgd_step_read(mgd_torch_machine(), (int)device, &s);
   if (code != MGD_OK) return mgd_errors_raise(mgd_state_of(module), code, "reading what a device learned"), NULL;
-  return Py_BuildValue("{s:O,s:O,s:i,s:i,s:i,s:i,s:L,s:L,s:L,s:L,s:L,s:L}", "logs", s.logs ? Py_True : Py_False, "follows",
-                       s.follows ? Py_True : Py_False, "logged", s.logged, "known", s.known, "operators", s.operators, "at", s.at,
-                       "plans", s.plans, "laps", s.laps, "lost", s.lost, "room", s.room, "predicted", s.predicted,
-                       "ideal", s.ideal);
+  return Py_BuildValue("{s:O,s:O,s:i,s:i,s:i,s:i,s:L,s:L,s:L,s:L,s:L,s:L}", "logs", s.logs ? Py_True : Py_False,
+                       "follows", s.follows ? Py_True : Py_False, "logged", s.logged, "known", s.known, "operators",
+                       s.operators, "at", s.at, "plans", s.plans, "laps", s.laps, "lost", s.lost, "room", s.room,
+                       "predicted", s.predicted, "ideal", s.ideal);
 }
 
 static PyObject *lie(PyObject *module, PyObject *args) {
@@ -102,6 +102,22 @@ static PyObject *lie(PyObject *module, PyObject *args) {
   if (!PyArg_ParseTuple(args, "iK:lie", &device, &seed)) return NULL;
   const int code = mgd_step_lie(mgd_torch_machine(), device, seed);
   if (code != MGD_OK) return mgd_errors_raise(mgd_state_of(module), code, "making a plan lie"), NULL;
+  Py_RETURN_NONE;
+}
+
+static PyObject *disturb(PyObject *module, PyObject *value) {
+  const unsigned long long seed = PyLong_AsUnsignedLongLong(value);
+  if (seed == (unsigned long long)-1 && PyErr_Occurred()) return NULL;
+  const int code = mgd_step_disturb(mgd_torch_machine(), seed);
+  if (code != MGD_OK) return mgd_errors_raise(mgd_state_of(module), code, "disturbing what devices learn"), NULL;
+  Py_RETURN_NONE;
+}
+
+static PyObject *fetch_ahead(PyObject *module, PyObject *value) {
+  const int on = PyObject_IsTrue(value);
+  if (on < 0) return NULL;
+  const int code = mgd_step_fetch_ahead(mgd_torch_machine(), on != 0);
+  if (code != MGD_OK) return mgd_errors_raise(mgd_state_of(module), code, "choosing when bytes come back"), NULL;
   Py_RETURN_NONE;
 }
 
@@ -178,6 +194,11 @@ PyMethodDef mgd_memory_methods[] = {
     {"lie", lie, METH_VARARGS,
      PyDoc_STR("lie(device, seed, /)\n--\n\nFor tests: each action of the device's plan is of another storage from "
                "now on.")},
+    {"disturb_steps", disturb, METH_O,
+     PyDoc_STR("disturb_steps(seed, /)\n--\n\nFor tests: what devices learn from is wrong from now on, in times and in "
+               "operators. 0: as it is.")},
+    {"fetch_ahead", fetch_ahead, METH_O,
+     PyDoc_STR("fetch_ahead(on, /)\n--\n\nFor benchmarks: False, and plans bring nothing back before it is needed.")},
     {"torture", torture, METH_VARARGS,
      PyDoc_STR("torture(odds, seed, at_least, overwrite, /)\n--\n\nFor tests: before each operator every storage of "
                "at_least bytes that nobody uses leaves, by "

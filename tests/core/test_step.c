@@ -388,6 +388,22 @@ static void a_plan_may_lie(uint64_t seed) {
   give_up(&d);
 }
 
+/* What is recorded may be wrong: the plan is lost and found, and bytes are right. */
+static void a_record_may_be_wrong(uint64_t seed) {
+  struct device d = new_device(seed, 0);
+  EXPECT_OK(mgd_step_disturb(d.m, seed));
+  for (int i = 0; i < 60; i++) {
+    train(&d);
+  }
+  EXPECT(state(&d).plans > 0 && state(&d).predicted > 0);
+  EXPECT_OK(mgd_step_disturb(d.m, 0));
+  for (int i = 0; i < 4; i++) {
+    train(&d);
+  }
+  EXPECT(state(&d).follows);
+  give_up(&d);
+}
+
 /* Weights die and others take their place; the room changes; whatever happens, the bytes are right. */
 static void whatever_happens_bytes_are_right(uint64_t seed, int64_t steps) {
   struct device d = new_device(seed, 0);
@@ -458,6 +474,7 @@ int main(int argc, char **argv) {
   more_room_is_seen(seed);
   a_quiet_device_logs_no_more(seed);
   a_plan_may_lie(seed);
+  a_record_may_be_wrong(seed);
   nonsense_is_refused(seed);
   for (uint64_t i = 0; i < 10; i++) {
     whatever_happens_bytes_are_right(seed + i, steps / 5000 + 10);
