@@ -40,8 +40,8 @@ __all__ = [
 POLICIES = ("lru", "clean_first", "greedy_dual")
 LEARNED = "learned"  # as the default one until the step repeats, and then by a plan
 ON_DEMAND = "on demand"  # the same, but nothing comes back before it is needed
-# The same, from a record that is wrong: times by up to a factor of two and a fifth of noise, one
-# operator in 200 that is not seen, and as many that are none.
+# The same, from a record that is wrong: times by up to a factor of two and a fifth of noise; and of
+# the steps that follow, one operator in 200 is not seen, and as many are seen that are none.
 DISTURBED = "disturbed"
 DISTURBANCE = 12345  # the seed of it
 SETTLE, MEASURED = 3, 3  # steps

@@ -10,8 +10,8 @@ after three others. Beside it
 bound   what no schedule of whole storages can exceed (bound.c), from the operators, storages and
         times that the engine itself noted without a budget;
 on demand, disturbed   the learned policy, but nothing comes back before it is needed; or with a
-        wrong record: times by up to a factor of two and a fifth of noise, one operator in 200 not
-        seen, and as many that are none;
+        wrong record: times by up to a factor of two and a fifth of noise, and then one operator in
+        200 not seen, and as many that are none;
 study   the same cell in the study: LRU / a plan from the recorded step / the bound. Its programs
         are somewhat smaller (its optimizer is one operator a parameter) and its device has no host.
 A device that waits for the host to issue operators has time for copies that nobody counts, so

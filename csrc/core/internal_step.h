@@ -14,6 +14,18 @@
 #define MGD_STEP_USES (1 << 18)
 #define MGD_STEP_WINDOW 8 /* operators that tell a place in a step from others, as a rule */
 
+/* A number of the last MGD_STEP_WINDOW operators, when one comes and the oldest goes: a polynomial of theirs. */
+static inline uint64_t mgd_step_roll(uint64_t window, uint64_t comes, uint64_t goes) {
+  const uint64_t base = 0x9e3779b97f4a7c15u; /* odd, so that nothing is lost: the golden ratio, as a fraction of 2^64 */
+  const uint64_t square = base * base, fourth = square * square;
+  return window * base + comes - goes * (fourth * fourth);
+}
+
+static inline uint64_t mgd_step_mix(uint64_t hash, uint64_t value) {
+  hash = (hash ^ value) * 0x9e3779b97f4a7c15u;
+  return hash ^ (hash >> 29);
+}
+
 /* A storage in the log. Operators are numbered from 0 in the order of the log. */
 struct mgd_step_seen {
   struct mgd_handle *handle; /* NULL: it has died */
@@ -31,9 +43,11 @@ struct mgd_step_logged {
   const char *name;
   uint64_t kind;   /* name, and bytes and writes of its uses */
   uint64_t window; /* kinds of the last MGD_STEP_WINDOW operators */
+  uint64_t mark;   /* kind, and which storages it uses of those that are older than the log */
+  uint64_t place;  /* marks of the last MGD_STEP_WINDOW operators */
   int64_t worked, pressed; /* mgd_step_call.worked; mgd_storages.pressed before the operator */
   int32_t first_use, first_made; /* of `uses`, `made`; up to those of the next operator */
-  int32_t earlier;               /* the operator before this one with the same window in its bucket, -1 */
+  int32_t earlier;               /* the operator before this one in its bucket, -1 */
 };
 
 /* Invariants: `made` lists what was made in the log, in order; a storage that is in the log and alive knows its place
@@ -45,7 +59,7 @@ struct mgd_step_log {
   int32_t *made;
   int32_t count, uses_count, seen_count, made_count; /* of the arrays above */
   int32_t size, uses_size, seen_size, made_size;
-  int32_t *buckets; /* by window: the last operator, -1 */
+  int32_t *buckets; /* by place: the last operator, -1 */
   int32_t period, run;
 };
 

@@ -8,7 +8,7 @@
 #include "internal_step.h"
 
 #define BUCKETS (1 << 12)
-#define CANDIDATES 512 /* earlier places with the same window that are looked at */
+#define CANDIDATES 512 /* earlier operators that may be at the same place */
 
 void mgd_step_log_clear_locked(struct mgd_step_log *log) {
   for (int32_t i = 0; i < log->seen_count; i++) {
@@ -71,16 +71,32 @@ static int32_t see(struct mgd_step_log *log, struct mgd_handle *h, int32_t made,
   return log->seen_count++;
 }
 
+/* Weights are older than the log, as a rule, and tell a layer from others that are alike. */
+static uint64_t mark_of(const struct mgd_step_log *log, const struct mgd_step_call *call, uint64_t kind) {
+  uint64_t mark = kind;
+  for (size_t i = 0; i < call->n; i++) {
+    const struct mgd_handle *h = call->uses[i].handle;
+    const bool older = h->seen < 0 || log->seen[h->seen].made < 0;
+    mark = mgd_step_mix(mark, older ? (uint64_t)(uintptr_t)h : 0);
+  }
+  return mark;
+}
+
 bool mgd_step_log_add_locked(struct mgd_machine *m, struct mgd_step *s, const struct mgd_step_call *call,
                              uint64_t kind) {
   struct mgd_step_log *log = &s->log;
   if (!has_room(m, log, call->n)) {
     return false;
   }
-  int32_t *bucket = &log->buckets[s->window % BUCKETS];
+  const int32_t oldest = log->count - MGD_STEP_WINDOW;
+  const uint64_t mark = mark_of(log, call, kind), before = log->count > 0 ? log->operators[log->count - 1].place : 0;
+  const uint64_t place = mgd_step_roll(before, mark, oldest >= 0 ? log->operators[oldest].mark : 0);
+  int32_t *bucket = &log->buckets[place % BUCKETS];
   log->operators[log->count] = (struct mgd_step_logged){.name = call->name,
                                                         .kind = kind,
                                                         .window = s->window,
+                                                        .mark = mark,
+                                                        .place = place,
                                                         .worked = call->worked,
                                                         .pressed = s->pressed_before,
                                                         .first_use = log->uses_count,
@@ -154,7 +170,7 @@ static bool windows_are_alike(const struct mgd_step_log *log, int32_t a, int32_t
 static void look_for_period(struct mgd_step_log *log, int32_t last) {
   int32_t looks = CANDIDATES;
   for (int32_t q = log->operators[last].earlier; q >= 0 && looks > 0; q = log->operators[q].earlier, looks--) {
-    if (log->operators[q].window == log->operators[last].window && windows_are_alike(log, last, q)) {
+    if (log->operators[q].place == log->operators[last].place && windows_are_alike(log, last, q)) {
       log->period = last - q;
       log->run = MGD_STEP_WINDOW;
       return;

@@ -28,7 +28,8 @@ int mgd_evict_random(struct mgd_machine *m, int device, uint32_t odds, uint64_t 
 /* ---- step.c */
 /* The device's plan lies from now on: each action is of another storage. ABSENT: it has none. */
 int mgd_step_lie(struct mgd_machine *m, int device, uint64_t seed);
-/* From now on steps are recorded wrongly: times, and operators that are not seen or are none. 0: as they are. */
+/* From now on steps are recorded wrongly: times, and, where a plan is followed, operators that are not seen
+ * or are none. 0: as they are. */
 int mgd_step_disturb(struct mgd_machine *m, uint64_t seed);
 
 /* Off: plans say what leaves, and nothing comes back before it is needed. */
