@@ -4,8 +4,8 @@
 
 The core alone, without torch, in steps of 1,000 operators on two weights each (following.c). Times
 are of the call that each operator makes where a device is short of room; elsewhere there is none.
-`followed` has few copies in a step, `copied` nearly one an operator. A plan is made once for a step,
-takes some 20 ms, and is not in them.
+`followed` has few copies in a step, `copied` nearly one an operator. A plan is made once for a
+step, takes some 20 ms, and is not in them.
 
 --check: the exit status is 1 where an operator takes more than 0.1 us, and 0.2 us for each copy.
 """

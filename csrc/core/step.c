@@ -374,7 +374,9 @@ int mgd_step_read(struct mgd_machine *m, int device, struct mgd_step_state *out)
                                    .lost = s ? s->lost : 0,
                                    .room = l->room,
                                    .predicted = l->plan ? l->plan->ns : 0,
-                                   .ideal = l->plan ? l->plan->ideal_ns : 0};
+                                   .ideal = l->plan ? l->plan->ideal_ns : 0,
+                                   .bytes_in = l->plan ? l->plan->bytes_in : 0,
+                                   .bytes_out = l->plan ? l->plan->bytes_out : 0};
     code = MGD_OK;
   }
   return mgd_state_leave(m, code);

@@ -39,6 +39,7 @@ struct mgd_step_state {
   int32_t operators, at;          /* of the plan; the operator that comes next */
   int64_t plans, laps;            /* plans made; periods followed to their end */
   int64_t room, predicted, ideal; /* of the plan: bytes; ns of a period */
+  int64_t bytes_in, bytes_out;    /* that it copies in a period */
 };
 
 /* Whether devices learn; they do at first. Off: what was learned is forgotten. It is also when the capacity changes. */

@@ -90,10 +90,10 @@ static PyObject *step_state(PyObject *module, PyObject *value) {
   struct mgd_step_state s;
   const int code = mgd_step_read(mgd_torch_machine(), (int)device, &s);
   if (code != MGD_OK) return mgd_errors_raise(mgd_state_of(module), code, "reading what a device learned"), NULL;
-  return Py_BuildValue("{s:O,s:O,s:i,s:i,s:i,s:i,s:L,s:L,s:L,s:L,s:L,s:L}", "logs", s.logs ? Py_True : Py_False,
+  return Py_BuildValue("{s:O,s:O,s:i,s:i,s:i,s:i,s:L,s:L,s:L,s:L,s:L,s:L,s:L,s:L}", "logs", s.logs ? Py_True : Py_False,
                        "follows", s.follows ? Py_True : Py_False, "logged", s.logged, "known", s.known, "operators",
                        s.operators, "at", s.at, "plans", s.plans, "laps", s.laps, "lost", s.lost, "room", s.room,
-                       "predicted", s.predicted, "ideal", s.ideal);
+                       "predicted", s.predicted, "ideal", s.ideal, "bytes_in", s.bytes_in, "bytes_out", s.bytes_out);
 }
 
 static PyObject *lie(PyObject *module, PyObject *args) {
