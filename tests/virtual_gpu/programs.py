@@ -1,4 +1,4 @@
-"""What programs of tests/test_virtual_{runtime,copies}.py begin with. Kernels do nothing, copies do."""
+"""What programs of tests/test_virtual_*.py begin with. Kernels do nothing, copies do."""
 
 import ctypes
 import itertools
