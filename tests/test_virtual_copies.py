@@ -115,6 +115,7 @@ def test_a_block_that_is_dropped_waits_for_the_streams_that_read_it(run):
         x = made(8)
         expected = x.cpu()
         C.spill_all()
+        same(x, expected)
         host = torch.zeros_like(expected).pin_memory()
         late = torch.full_like(expected, 5).pin_memory()
         side = torch.cuda.Stream()
@@ -196,4 +197,64 @@ def test_a_stream_that_is_recorded_waits_for_nothing_so_the_thread_does(run):
         with recorded(side):
             x.add_(0)
         assert calls["EventSynchronize"] == 1 and not races()
+    """)
+
+
+BACK_AT_ONCE = """
+    x, other, y, small = made(8), made(8), made(8, "cuda:1"), made(4, "cuda:1")
+    expected, values = x.cpu(), y.cpu()
+    y.pin(), small.pin()
+    assert C.spill_all() == 2
+    managed.budget("cpu", 0)  # so that no copy is kept when bytes come home
+    there = torch.zeros_like(expected).pin_memory()
+    there.copy_(x, non_blocking=True)
+    managed.budget("cpu", 1 << 34)
+    x.pin()
+    managed.stats(reset=True)
+"""
+
+
+def test_memory_of_the_host_is_written_when_it_has_been_read(run):
+    """Another device's bytes go where the copy that brings x home still reads."""
+    run(
+        BACK_AT_ONCE
+        + """
+    y.unpin()
+    assert C.spill_all() == 1 and C.host_memory()["kept"] == 0
+    torch.cuda.synchronize()
+    assert torch.equal(there, expected) and same(y, values) and not races()
+    assert managed.stats()["host_waits"] == 0
+    """,
+        devices=2,
+    )
+
+
+def test_memory_of_the_host_that_a_copy_reads_is_kept(run):
+    """Although it is more than was ever needed: nobody waits to give it back."""
+    run(
+        BACK_AT_ONCE
+        + """
+    small.unpin()
+    assert C.spill_all() == 1 and C.host_memory()["kept"] == 8 * MIB
+    assert managed.stats()["host_waits"] == 0
+    torch.cuda.synchronize()
+    assert torch.equal(there, expected) and not races()
+    """,
+        devices=2,
+    )
+
+
+def test_memory_of_the_host_goes_back_when_its_copy_has_ended(run):
+    """Nothing is away any more, so nothing is kept."""
+    run("""
+        x = made(8)
+        expected = x.cpu()
+        C.spill_all()
+        there = torch.zeros_like(expected).pin_memory()
+        there.copy_(x, non_blocking=True)
+        before = pinned()
+        del x
+        assert pinned() == before - 8 * MIB
+        torch.cuda.synchronize()
+        assert torch.equal(there, expected) and not races()
     """)

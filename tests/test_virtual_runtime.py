@@ -506,6 +506,7 @@ def test_a_device_that_fails_while_bytes_leave_is_not_out_of_memory(run):
         fail_a_kernel()
         try:
             held[0].add_(0)
+            torch.cuda.synchronize()  # nobody waited before
         except RuntimeError as e:
             assert "CUDA error" in str(e) and not isinstance(e, torch.OutOfMemoryError), e
         else:
