@@ -32,6 +32,7 @@ FILES = ("csrc/cuda/*.cpp", "csrc/torch/*.cpp", "csrc/sim/moves.cpp")
 TESTS = [
     "tests/test_virtual_copies.py",
     "tests/test_virtual_runtime.py",
+    "tests/test_virtual_gpu.py",
     "tests/test_steps.py",
     "tests/test_spill.py",
     "tests/test_spill_crossing.py",
