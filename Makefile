@@ -17,13 +17,13 @@ PIP := $(BIN)/pip -qq --disable-pip-version-check
 export MAX_JOBS := $(JOBS)
 export MANAGED_WERROR ?= 1
 
-.PHONY: help build demo test ctest asan tsan valgrind conformance torture stress asan-python tsan-python bench docs compat ecosystem gpu lint wheel clean virtual-gpu virtual-gpu-slice virtual-gpu-build mutate-waits
+.PHONY: help build demo test ctest asan tsan valgrind conformance torture stress asan-python tsan-python bench docs compat ecosystem gpu lint wheel clean virtual-gpu virtual-gpu-slice virtual-gpu-build virtual-gpu-seeds mutate-waits
 .PRECIOUS: .venv-compat-%/.torch .venv-compat-%/.test # made on the way, kept
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo | test | build | ctest | asan | tsan | valgrind | conformance | bench"
-	@echo "     torture | stress | asan-python | tsan-python | docs | lint | wheel | compat | ecosystem | gpu | virtual-gpu | mutate-waits | clean"
+	@echo "     torture | stress | asan-python | tsan-python | docs | lint | wheel | compat | ecosystem | gpu | virtual-gpu | virtual-gpu-seeds | mutate-waits | clean"
 
 # ---- environment
 
@@ -193,7 +193,13 @@ virtual-gpu: virtual-gpu-build
 virtual-gpu-slice: virtual-gpu-build
 	@tools/virtual_gpu.sh $(VIRTUAL_GPU)/bin/python slice
 
-# Which waits of the product no test misses, each taken out in a copy of the tree: MUTATE_FLAGS="--only streams.cpp".
+# A training under budgets, once for each seed of what runs when; a bit that differs, or an access without an order, fails.
+SEEDS ?= 1000
+virtual-gpu-seeds: virtual-gpu-build
+	@cd tests && PYTHONPATH=../build/virtual-gpu VIRTUAL_GPU_SEEDS=$(SEEDS) ../$(VIRTUAL_GPU)/bin/python $(PYTEST) -o faulthandler_timeout=0 \
+	  -q -n 2 --rootdir=.. -c ../pyproject.toml test_virtual_gpu.py -k does_not_depend_on_what_runs_when
+
+# Which waits of the product no test misses, each left out in a copy of the tree: MUTATE_FLAGS="--only streams.cpp".
 mutate-waits: $(VIRTUAL_GPU)/.test
 	@$(VIRTUAL_GPU)/bin/python tools/mutate_waits.py $(MUTATE_FLAGS)
 

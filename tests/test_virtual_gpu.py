@@ -1,8 +1,10 @@
 """Torch's CUDA build on GPUs made of software: programs that know nothing of it."""
 
+import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -45,10 +47,15 @@ def train(make, x, optimizer=torch.optim.AdamW, **options):
 """
 
 
-def launch(*program, devices="2x1GiB", status=0):
+def launch(*program, devices="2x1GiB", status=0, timeout=300, **environment):
     command = [sys.executable, *WARNINGS, "-m", "managed.virtual_gpu", "--devices", devices]
     done = subprocess.run(
-        [*command, *program], capture_output=True, text=True, timeout=300, check=False
+        [*command, *program],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
     )
     assert done.returncode == status, done.stdout + done.stderr
     return done
@@ -322,3 +329,23 @@ def test_simulated_devices_and_cards_are_no_peers():
         assert links["sim:0->cpu"], links
         assert not any("sim" in k and "cuda" in k for k in links), links
     """)
+
+
+SEEDS = int(os.environ.get("VIRTUAL_GPU_SEEDS", "8"))  # of the next test; `make virtual-gpu-seeds`
+SCRIPT = Path(__file__).parent / "virtual_gpu" / "seeds.py"
+
+
+@with_cuda
+@pytest.mark.parametrize("links", ["", "all"], ids=["over the host", "peers"])
+def test_training_under_a_budget_does_not_depend_on_what_runs_when(links):
+    """Plans, copies that are kept, a full host, other streams: the CPU's bits for every seed."""
+    done = launch(
+        str(SCRIPT),
+        *("0", str(SEEDS)),
+        devices="2x320MiB",
+        timeout=300 + 60 * SEEDS,
+        VIRTUAL_GPU_LINKS=links,
+    )
+    assert done.stderr == "", done.stderr
+    told = dict(word.split("=") for word in done.stdout.split())
+    assert all(int(told[kind]) > 0 for kind in ("spill", "drop", "spare", "restore")), told

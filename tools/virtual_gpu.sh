@@ -26,6 +26,16 @@ run() { # a name, and what pytest is told
   )
 }
 
+# Programs that find virtual GPUs of their own.
+run_programs() {
+  echo "== programs on virtual GPUs"
+  (
+    cd tests
+    PYTHONPATH="$PWD/../build/virtual-gpu" "$python" -m pytest -o faulthandler_exit_on_timeout=true --rootdir=.. -c ../pyproject.toml -q -n 2 \
+      test_virtual_copies.py test_virtual_runtime.py
+  )
+}
+
 paths() { printf '%s.py\n' "$@"; }
 
 if [ "$what" = slice ]; then
@@ -39,6 +49,7 @@ else
   run "suites" "${chosen[@]}"
   mapfile -t chosen < <(paths "${memory[@]}" "${long[@]}")
   run "suites that count bytes" "${chosen[@]}"
+  run_programs
   run "sweeps, short" -m "not conformance" conformance
   run "sweeps, whole" -m conformance conformance
 fi

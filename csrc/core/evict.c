@@ -60,7 +60,9 @@ static bool take_bytes(struct plan *p, struct mgd_handle *h, uint32_t mine, bool
   return false;
 }
 
-/* Gives up the host's copy of a storage that is at home. The policy values the storage as one that has no such copy. */
+/* Gives up the host's copy of a storage that is at home. The policy values the storage as one that has no such copy.
+ * The bytes do not count as written by that: the copy may still be under way, and who writes them next is told so by
+ * mgd_handle_write(). */
 static void forget_spare(struct plan *p, struct mgd_handle *h) {
   p->actions[p->n++] =
       (struct mgd_action){.kind = MGD_DO_FORGET, .from = MGD_HOST, .to = -1, .bytes = h->bytes, .memory = h->memory};
@@ -68,7 +70,6 @@ static void forget_spare(struct plan *p, struct mgd_handle *h) {
   p->m->host.spare_bytes -= h->bytes;
   h->memory = NULL;
   mgd_host_count_locked(p->m, h, false);
-  mgd_handle_write(h);
   if (h->position >= 0) {
     mgd_order_look_again_locked(p->m, h);
   }
@@ -101,9 +102,9 @@ static bool refuses_guest(struct mgd_storages *s) {
  * host; else, where the host has no room, any peer with room; else -1.
  *
  * Bytes that were not written since they came home are a special case. Had they come from the host, their copy would
- * still be there and they would leave for nothing. They came from a peer, which keeps no copy. Going to a peer again
- * costs two trips over its link; going to the host costs one trip and the way back, and nothing the next time. So their
- * limit is half the host's time. */
+ * still be there and they would leave for nothing, unless it was given up. They came from a peer, which keeps no copy.
+ * Going to a peer again costs two trips over its link; going to the host costs one trip and the way back, and nothing
+ * the next time. So their limit is half the host's time. */
 static int choose_target(struct plan *p, const struct mgd_handle *h, int from) {
   double host = mgd_link_estimate(&p->m->links[from][MGD_HOST], 1, h->bytes), least = 0.0, least_of_all = 0.0;
   double limit = __atomic_load_n(&h->dirty, __ATOMIC_RELAXED) ? 2.0 * host : 0.5 * host;

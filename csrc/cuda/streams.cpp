@@ -58,8 +58,15 @@ bool knows(const Streams& s, c10::StreamId id) {
   return false;
 }
 
+// What is recorded into a graph waits for nothing, since what a graph uses stays for good.
+void come_after_copies(int device, const c10::cuda::CUDAStream& stream) try {
+  if (!is_recording(stream.stream())) follow_copies(device, stream.stream());
+} catch (const std::exception&) {
+  // An earlier kernel has failed, and every call reports that.
+}
+
 // False: there are more than fit. A stream comes after the copies that have begun before it was known; later ones see
-// to it themselves. What is recorded into a graph waits for nothing, since what a graph uses stays for good.
+// to it themselves.
 bool add(int device, const c10::cuda::CUDAStream& stream) {
   Streams& s = g_streams[device];
   {
@@ -70,11 +77,7 @@ bool add(int device, const c10::cuda::CUDAStream& stream) {
     s.ids[n].store(stream.id(), std::memory_order_relaxed);
     s.count.store(n + 1, std::memory_order_release);
   }
-  try {
-    if (!is_recording(stream.stream())) follow_copies(device, stream.stream());
-  } catch (const std::exception&) {
-    // An earlier kernel has failed, and every call reports that.
-  }
+  come_after_copies(device, stream);
   return true;
 }
 
@@ -104,6 +107,7 @@ const Mark& mark_of(Foreign& f, c10::StreamId id) {
 // A stream may be another one at the address of one that is gone, so it waits for what the mark stood for: no wait
 // where it is the same. What is recorded into a graph waits for nothing, since what a graph uses stays for good.
 void mark_foreign(int device, const c10::cuda::CUDAStream& stream) try {
+  come_after_copies(device, stream); // which know nothing of it
   Foreign& f = foreign_on(device);
   const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
   std::lock_guard<std::mutex> lock(f.mutex);
@@ -155,6 +159,9 @@ void each_stream(int device, const std::function<void(cudaStream_t)>& f) {
   const Streams& s = g_streams[device];
   const int n = s.count.load(std::memory_order_acquire);
   for (int i = 0; i < n; i++) f(stream_of(device, s.ids[i].load(std::memory_order_relaxed)).stream());
+  if (C10_LIKELY(!s.foreign)) return;
+  const c10::cuda::CUDAStream current = c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device));
+  if (!knows(s, current.id())) f(current.stream());
 }
 
 bool use_stream(int device) {
@@ -175,7 +182,10 @@ bool use_stream(int device) {
 
 void know_stream(int device) {
   const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device));
-  if (is_own(stream.id()) && C10_UNLIKELY(!knows(g_streams[device], stream.id()))) add(device, stream);
+  Streams& s = g_streams[device];
+  if (C10_LIKELY(is_own(stream.id()) && knows(s, stream.id()))) return;
+  const bool own = is_own(stream.id()) && add(device, stream);
+  if (!own && s.foreign) come_after_copies(device, stream); // a copy may have had the block
 }
 
 bool only_own_streams(int device) { return !g_streams[device].foreign; }

@@ -20,14 +20,15 @@ constexpr int kMostDevices = 64; // as many as the hook takes in
 // and this is to be called again when the operator has returned. Never throws.
 bool use_stream(int device);
 
-// The current stream of the device gets memory there. Streams that are not torch's own are passed over. Never throws.
+// The current stream of the device gets memory there. Never throws.
 void know_stream(int device);
 
-// Calls f with each stream that was used. It may be called under no lock.
+// Calls f with each stream of torch's own that was used, and with the current one whosever it is. It may be called
+// under no lock.
 void each_stream(int device, const std::function<void(cudaStream_t)>& f);
 bool is_recording(cudaStream_t stream); // a graph; also true when the driver cannot tell
 
-// moves.cpp: a stream that is used for the first time comes after all copies that have begun.
+// moves.cpp: what a stream does from now on comes after all copies that have begun.
 void follow_copies(int device, cudaStream_t stream);
 
 // Whether nothing but streams of torch's own was used: a block belongs to its stream, and those of others may be gone

@@ -106,7 +106,6 @@ static inline bool expect_host_room(struct model *x, struct expected *e, int64_t
     }
     e->actions[e->n++] = (struct mgd_action){.kind = MGD_DO_FORGET, .from = MGD_HOST, .to = -1, .bytes = oldest->bytes, .memory = (void *)oldest->copy};
     oldest->copy = 0;
-    oldest->marked = true; /* as one that never left */
   }
   return host_bytes(x) + bytes <= x->limit;
 }

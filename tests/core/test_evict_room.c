@@ -234,6 +234,7 @@ static void spares_go_oldest_first_and_only_if_that_is_enough(void) {
   EXPECT_INT(host_used(m), 52);
   carry_out(m, &p);
   EXPECT(!a->memory && !b->memory && c->memory);
+  EXPECT(mgd_handle_write(b)); /* the copy may be under way: who writes is told so */
   EXPECT_OK(mgd_host_set_limit(m, INT64_MAX));
   EXPECT_OK(plan_eviction(m, 2, 8, NULL, &p));
   EXPECT_ACTION(p.actions[0], MGD_DO_SPILL, 2, MGD_HOST, 8, a); /* its copy is gone */

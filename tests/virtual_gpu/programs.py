@@ -1,6 +1,8 @@
-"""What programs of tests/test_virtual_runtime.py begin with. Kernels do nothing, copies do."""
+"""What programs of tests/test_virtual_*.py begin with. Kernels do nothing, copies do."""
 
+import contextlib
 import ctypes
+import itertools
 import os
 import random
 import sys
@@ -92,6 +94,45 @@ def fail_a_kernel():
     gpu.vgpu_kernel_end()
 
 
+def repeated(count=6, fit=4):
+    """Tensors of 8 MiB, of which some fit, and what writes and reads each in turn for ever, an
+    operator at a time. The step has been learned: copies to the host are made ahead of need."""
+    shape = (2 * MIB,)
+    out = torch.empty(shape, dtype=torch.int32, device=CUDA)
+    managed.budget(CUDA, 8 * (fit + 1) * MIB + 2 * MIB)
+    tensors = [made(8) for _ in range(count)]
+
+    def operators():
+        for step in itertools.count():
+            for i, t in enumerate(tensors):
+                late = torch.full(shape, 1000 * i + step, dtype=torch.int32).pin_memory()
+                yield t.copy_(late, non_blocking=True)
+            for t in tensors:
+                yield out.copy_(t)
+
+    steps = operators()
+    for _ in range(8 * 2 * count):
+        next(steps)
+    assert C.step_state(1)["follows"]
+    return tensors, steps
+
+
+def give_up_spares():
+    """The host has no room, and tensors of cuda:1, where two of 8 MiB fit, need it: copies on the
+    host of tensors that are at home are given up. Returns those of cuda:1."""
+    managed.budget("cuda:1", 22 * MIB)
+    others = [empty(8, "cuda:1")]
+    managed.budget("cpu", C.host_memory()["used"])
+    with contextlib.suppress(torch.OutOfMemoryError):
+        while True:
+            others.append(empty(8, "cuda:1"))
+    away = sum(C.residency(device)["spilled"] for device in (CUDA, "cuda:1"))
+    assert len(others) > 1
+    assert C.host_memory()["used"] == away
+    managed.budget("cpu", 1 << 34)
+    return others
+
+
 class recorded:
     """A stream that Python does not know to be recorded."""
 
@@ -117,6 +158,7 @@ __all__ = [
     "destroy",
     "empty",
     "fail_a_kernel",
+    "give_up_spares",
     "gpu",
     "made",
     "managed",
@@ -124,6 +166,7 @@ __all__ = [
     "pinned",
     "races",
     "recorded",
+    "repeated",
     "same",
     "stream_of_another_library",
     "sys",

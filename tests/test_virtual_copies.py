@@ -1,0 +1,260 @@
+"""Copies that nobody waits for, on virtual GPUs: what comes after them, wait by wait.
+
+Programs as in test_virtual_runtime.py: kernels do nothing, copies are as late as they may be and
+real, and the checker tells of two accesses without an order. What leaves and comes back by a plan
+does so in programs that repeat a step of copies until it is learned.
+"""
+
+import pytest
+from test_virtual_runtime import found_libraries, pytestmark, runs_program  # noqa: F401
+
+
+@pytest.mark.parametrize("then", ["written", "dead", "dropped", "on the host", "on a peer"])
+def test_a_copy_ahead_of_need_reads_its_block_until_it_ends(run, then):
+    """A spare is given up for want of room on the host (but for "dropped") while its copy may still
+    read the block. Then somebody else has the block, or writes it."""
+    run(
+        f"""
+        then = {then!r}
+        tensors, operators = repeated()
+        spares = managed.stats()["spare"]
+        while managed.stats()["spare"] == spares:
+            next(operators)
+        managed.LEARN_STEPS = False
+        home = [t for t in tensors if not C.is_spilled(t)]
+        if then != "dropped":
+            others = give_up_spares()  # others' copies come after those that were given up
+        torch.empty(1, device="cuda:2")  # which could take no guest before
+        late = torch.full((2 * MIB,), 5, dtype=torch.int32).pin_memory()
+        if then == "written":
+            for t in home:
+                t.copy_(late, non_blocking=True)
+        elif then == "dead":
+            tensors.clear()
+            home.clear()
+            operators.close()
+        elif then == "on a peer":
+            pass  # for the first of `new`
+        else:
+            C.spill_all()  # to the host
+        if then != "written":
+            new = [torch.empty(2 * MIB, dtype=torch.int32, device=CUDA) for _ in range(4)]
+            for t in new:
+                t.copy_(late, non_blocking=True)
+        if then == "on a peer":
+            assert C.residency("cuda:2")["guests"] == 32 * MIB
+        report = races()
+        assert not report, report
+        """,
+        devices=3,
+        VIRTUAL_GPU_LINKS="0-2",
+    )
+
+
+@pytest.mark.parametrize("home_on", ["it", "another"])
+def test_a_foreign_stream_comes_after_what_brings_its_operands(run, home_on):
+    """Copies do not know of streams that are not torch's, so these wait when they are used."""
+    run(f"""
+        x = made(8)
+        expected = x.cpu()
+        here, there = (torch.zeros_like(expected).pin_memory() for _ in range(2))
+        foreign = stream_of_another_library()
+        with torch.cuda.stream(foreign):
+            x.add_(0)
+        foreign.synchronize()
+        assert C.spill_all() == 1
+        if {home_on!r} == "another":
+            there.copy_(x, non_blocking=True)
+        with torch.cuda.stream(foreign):
+            here.copy_(x, non_blocking=True)
+        foreign.synchronize()
+        assert torch.equal(here, expected) and not races()
+    """)
+
+
+def test_memory_that_a_foreign_stream_had_comes_back_to_it_after_the_copy(run):
+    """The block came home on that stream, so its memory is that stream's when it has left."""
+    run("""
+        x = made(8)
+        expected = x.cpu()
+        foreign = stream_of_another_library()
+        C.spill_all()
+        with torch.cuda.stream(foreign):
+            x.add_(0)
+        assert C.spill_all() == 1
+        late = torch.full_like(expected, 5).pin_memory()
+        with torch.cuda.stream(foreign):
+            new = [torch.empty(2 * MIB, dtype=torch.int32, device=CUDA) for _ in range(3)]
+            for t in new:
+                t.copy_(late, non_blocking=True)
+        torch.cuda.synchronize()
+        assert same(x, expected) and not races()
+    """)
+
+
+def test_a_stream_that_is_new_comes_after_what_has_begun(run):
+    """Its program had no reason to wait: the bytes were complete before they left."""
+    run("""
+        x = made(8)
+        expected = x.cpu()
+        here, there = (torch.zeros_like(expected).pin_memory() for _ in range(2))
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        assert C.spill_all() == 1
+        here.copy_(x, non_blocking=True)
+        with torch.cuda.stream(side):
+            there.copy_(x, non_blocking=True)
+        side.synchronize()
+        assert torch.equal(there, expected) and not races()
+    """)
+
+
+def test_a_block_that_is_dropped_waits_for_the_streams_that_read_it(run):
+    """Nothing is copied: the host's copy is good."""
+    run("""
+        x = made(8)
+        expected = x.cpu()
+        C.spill_all()
+        same(x, expected)
+        host = torch.zeros_like(expected).pin_memory()
+        late = torch.full_like(expected, 5).pin_memory()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            host.copy_(x, non_blocking=True)
+        calls = Calls()
+        assert C.spill_all() == 1 and calls["MemcpyAsync"] == 0
+        others = [torch.empty(2 * MIB, dtype=torch.int32, device=CUDA) for _ in range(3)]
+        for y in others:
+            y.copy_(late, non_blocking=True)
+        torch.cuda.synchronize()
+        assert torch.equal(host, expected) and not races()
+    """)
+
+
+def test_what_is_away_is_saved_when_its_copy_has_ended(run):
+    run("""
+        import io
+        x = made(8)
+        expected = x.cpu()
+        file = io.BytesIO()
+        assert C.spill_all() == 1
+        torch.save(x, file)
+        assert C.is_spilled(x)
+        file.seek(0)
+        assert torch.equal(torch.load(file, weights_only=False).cpu(), expected) and not races()
+    """)
+
+
+@pytest.mark.parametrize("then", ["saved", "dead", "home", "sent on"])
+def test_a_guest_is_used_when_its_copy_has_ended(run, then):
+    run(
+        f"""
+        import io
+        then = {then!r}
+        torch.empty(1, device="cuda:1")
+        managed.budget(CUDA, 22 * MIB)
+        x, y = made(8), made(8)
+        expected = x.cpu()
+        y.cpu()
+        z = empty(8)
+        assert C.is_spilled(x) and C.residency("cuda:1")["guests"] >= 8 * MIB
+        late = torch.full_like(expected, 5).pin_memory()
+        if then == "saved":
+            file = io.BytesIO()
+            torch.save(x, file)
+            file.seek(0)
+            found = torch.load(file, weights_only=False).cpu()
+        elif then == "sent on":
+            managed.budget("cuda:1", 2 * MIB)
+            assert C.residency("cuda:1")["guests"] == 0
+            managed.budget("cuda:1", None)
+        elif then == "dead":
+            del x
+        if then in ("home", "sent on"):
+            found = torch.empty_like(expected).pin_memory()
+            found.copy_(x, non_blocking=True)
+        for _ in range(2):
+            torch.empty(2 * MIB, dtype=torch.int32, device="cuda:1").copy_(late, non_blocking=True)
+        torch.cuda.synchronize()
+        assert then == "dead" or torch.equal(found, expected)
+        report = races()
+        assert not report, report
+        """,
+        devices=2,
+        VIRTUAL_GPU_LINKS="all",
+    )
+
+
+def test_a_stream_that_is_recorded_waits_for_nothing_so_the_thread_does(run):
+    run("""
+        x = made(8)
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            x.add_(0)
+        assert C.spill_all() == 1
+        calls = Calls()
+        with recorded(side):
+            x.add_(0)
+        assert calls["EventSynchronize"] == 1 and not races()
+    """)
+
+
+BACK_AT_ONCE = """
+    x, other, y, small = made(8), made(8), made(8, "cuda:1"), made(4, "cuda:1")
+    expected, values = x.cpu(), y.cpu()
+    y.pin(), small.pin()
+    assert C.spill_all() == 2
+    managed.budget("cpu", 0)  # so that no copy is kept when bytes come home
+    there = torch.zeros_like(expected).pin_memory()
+    there.copy_(x, non_blocking=True)
+    managed.budget("cpu", 1 << 34)
+    x.pin()
+    managed.stats(reset=True)
+"""
+
+
+def test_memory_of_the_host_is_written_when_it_has_been_read(run):
+    """Another device's bytes go where the copy that brings x home still reads."""
+    run(
+        BACK_AT_ONCE
+        + """
+    y.unpin()
+    assert C.spill_all() == 1 and C.host_memory()["kept"] == 0
+    torch.cuda.synchronize()
+    assert torch.equal(there, expected) and same(y, values) and not races()
+    assert managed.stats()["host_waits"] == 0
+    """,
+        devices=2,
+    )
+
+
+def test_memory_of_the_host_that_a_copy_reads_is_kept(run):
+    """Although it is more than was ever needed: nobody waits to give it back."""
+    run(
+        BACK_AT_ONCE
+        + """
+    small.unpin()
+    assert C.spill_all() == 1 and C.host_memory()["kept"] == 8 * MIB
+    assert managed.stats()["host_waits"] == 0
+    torch.cuda.synchronize()
+    assert torch.equal(there, expected) and not races()
+    """,
+        devices=2,
+    )
+
+
+def test_memory_of_the_host_goes_back_when_its_copy_has_ended(run):
+    """Nothing is away any more, so nothing is kept."""
+    run("""
+        x = made(8)
+        expected = x.cpu()
+        C.spill_all()
+        there = torch.zeros_like(expected).pin_memory()
+        there.copy_(x, non_blocking=True)
+        before = pinned()
+        del x
+        assert pinned() == before - 8 * MIB
+        torch.cuda.synchronize()
+        assert torch.equal(there, expected) and not races()
+    """)
