@@ -125,6 +125,7 @@ bench: $(VENV)/.test build
 	@$(BIN)/python benchmarks/ideal.py $(BENCH_FLAGS)
 	@$(BIN)/python benchmarks/stream.py $(BENCH_FLAGS)
 	@$(BIN)/python benchmarks/following.py $(filter --check,$(BENCH_FLAGS))
+	@$(BIN)/python benchmarks/runtimes.py $(BENCH_FLAGS)
 
 docs: $(VENV)/.docs
 	@$(BIN)/python -m mkdocs build --strict --quiet --site-dir build/site

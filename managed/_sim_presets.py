@@ -51,6 +51,8 @@ class Preset(NamedTuple):
     peer_latency_ns: int = 10_000
     devices_per_switch: int = 1  #: that share one link of `host_bytes_per_ns` to the host
     peers_over_host: bool = False  #: devices have no links of their own, and use those to the host
+    #: What all copies of the machine share, whatever way they go; 0: nothing.
+    all_bytes_per_ns: float = 0.0
     #: Bytes of the host that what leaves devices may take, where these hold no values; with values
     #: it is the real host's. An assumption where no server is named.
     host_memory: int = 256 * _GIB
@@ -135,10 +137,12 @@ PRESETS: dict[str, Preset] = {
     ),
     # The machine "sirocco" of StarPU's performance models (tools/perfmodels/sampling): 10.5 GB/s to
     # the host, 7.6 to 8.5 between devices of two pairs, 10.2 within one, of which the model here
-    # has no notion. NVIDIA Tesla K40 GPU accelerator board specification (2013), at the base clock.
+    # has no notion; in StarPU's own simulation all copies share one "Host" link of 10.5 GB/s.
+    # NVIDIA Tesla K40 GPU accelerator board specification (2013), at the base clock.
     "sirocco": Preset(
         "K40m", 12 * _GIB, {}, {"float64": 1.43, "float32": 4.29}, 288.0, 10.5, 8.5,
         host_latency_ns=10_000, peer_latency_ns=24_000, peers_over_host=True,
+        all_bytes_per_ns=10.52,
     ),
 }  # fmt: skip
 
@@ -179,6 +183,8 @@ def _is_sound(name: str, value: Any) -> bool:
         return rates and (name == "matrix" or "float32" in value)
     if name == "peers_over_host":
         return isinstance(value, bool)
+    if name == "all_bytes_per_ns" and value == 0:
+        return not isinstance(value, bool)
     if name.endswith("_per_ns"):
         return _is_rate(value)
     lowest = 0 if name.endswith("_ns") else 1

@@ -183,7 +183,7 @@ def simulate(
         (p.host_latency_ns, p.host_bytes_per_ns),
         (p.peer_latency_ns, p.peer_bytes_per_ns),
         p.devices_per_switch,
-        p.peers_over_host,
+        (p.peers_over_host, p.all_bytes_per_ns),
         plan.repeatable,
         plan.values,
         plan.unknown == "error",

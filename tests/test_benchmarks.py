@@ -416,6 +416,26 @@ def test_models_side_by_side(benchmark):
     assert not report["missed"]
 
 
+@pytest.mark.slow
+def test_tiles_beside_a_task_runtime(benchmark):
+    text, report = benchmark("runtimes.py", "--quick")
+    assert "StarPU dmdas" in text
+    bounds = report["bounds"]
+    chain = 40 * 8251.0 + 39 * (2020.1 + 374.7)  # us
+    assert bounds["cholesky"]["chain"] == pytest.approx(chain * 1e-6)
+    (cholesky,) = report["programs"]["cholesky"]["1.0"].values()
+    (gemm,) = report["programs"]["gemm"]["0.4"].values()
+    for found, least in ((cholesky, bounds["cholesky"]), (gemm, bounds["gemm"])):
+        assert found["seconds"] >= max(least.values())
+        work = sum(1 - idle for idle in found["idle"]) * found["seconds"] / 4
+        assert work == pytest.approx(least["work"], rel=1e-3)
+    assert cholesky["moved"]["move"] == 820 * 960 * 960 * 4  # each tile once
+    assert cholesky["moved"]["spill"] == 0
+    assert cholesky["tflops"] > 0.95 * 6.88  # StarPU's best
+    assert gemm["moved"]["spill"] > 0
+    assert gemm["tflops"] > 7.5  # StarPU's own schedulers reach 3.2 to 9.8
+
+
 # ---- the page
 
 

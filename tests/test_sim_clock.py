@@ -394,6 +394,8 @@ def test_a_file_takes_the_place_of_a_preset(run_python, tmp_path):
         ({"vector": {"float64": 1.0}}, "vector"),
         ({"matrix": 3}, "matrix"),
         ({"peers_over_host": 1}, "peers_over_host"),
+        ({"all_bytes_per_ns": -1}, "all_bytes_per_ns"),
+        ({"all_bytes_per_ns": False}, "all_bytes_per_ns"),
         ({"name": 5}, "name"),
         ({"efficiency": {"memory": 0}}, "efficiency.memory"),
         ({"efficiency": {"speed": 1}}, "speed"),

@@ -81,10 +81,14 @@ int mgd_place_object(struct mgd_machine *m, const struct mgd_object_request *req
  *   5. among operands that vote (all, where none does) the only accelerator, or
  *      of several the one where bringing all other operands plus evicting what
  *      then does not fit costs least, except that the holder of most bytes stays
- *      unless another costs less than 80 %; the host where no accelerator votes.
+ *      unless another costs less than 80 %; the host where no accelerator votes;
+ *   6. instead of the accelerator of 5 another that votes, where the operator
+ *      begins so much earlier that it pays for the copies and a millisecond:
+ *      when the device has done what was issued to it (busy_for, ns by device;
+ *      NULL: nobody knows) and what is elsewhere was written and has come.
  * Ties go to the lower id. *other is written by PIN_CONFLICT alone. n > 0. */
-int mgd_place_operands(struct mgd_machine *m, const struct mgd_operand *operands, size_t n, int *device, int *other,
-                       enum mgd_reason *why);
+int mgd_place_operands(struct mgd_machine *m, const struct mgd_operand *operands, size_t n, const int64_t *busy_for,
+                       int *device, int *other, enum mgd_reason *why);
 
 /* ---- place_plan.c: which device for each of many objects */
 /* Contiguous layers over devices: the least possible heaviest load of those that take layers (what is in use there, for
@@ -134,8 +138,9 @@ int mgd_replica_add(struct mgd_machine *m, uint64_t source, uint64_t writes, int
 int mgd_replica_find(struct mgd_machine *m, uint64_t source, int device, uint64_t extent, int32_t *slot);
 int mgd_replica_drop(struct mgd_machine *m, int32_t slot); /* dooms one; a doomed or free slot stays as it is */
 /* Dooms the least recently used until `bytes` are freed or none is left; at least one, also for 0 bytes, so that
- * whoever asks again and again comes to an end. ABSENT: there was none. */
-int mgd_replica_make_room(struct mgd_machine *m, int device, int64_t bytes);
+ * whoever asks again and again comes to an end. Not `all`: those stay that were used last, a 16th of the capacity, as
+ * long as storages can leave. ABSENT: there was none. */
+int mgd_replica_make_room(struct mgd_machine *m, int device, int64_t bytes, bool all);
 int mgd_replica_reap(struct mgd_machine *m,
                      int32_t *slot); /* the next doomed slot, which is free from now on; ABSENT: no more */
 int mgd_replica_limit(struct mgd_machine *m, int device, double fraction); /* of the capacity; half of it at first */

@@ -53,7 +53,7 @@ static bool take_bytes(struct plan *p, struct mgd_handle *h, uint32_t mine, bool
     return true;
   }
   if (dirty) {
-    mgd_handle_write(h);
+    mgd_handle_distrust(h);
   }
   __atomic_store_n(&h->state, before, __ATOMIC_SEQ_CST);
   mgd_residency_file_locked(p->m, h);
@@ -371,7 +371,7 @@ static void set_state(struct mgd_handle *h, enum mgd_residency state) {
 
 static void *end_spill(struct mgd_machine *m, struct mgd_handle *h, int to, void *memory) {
   if (to < 0) {
-    mgd_handle_write(h); /* half a copy may be there */
+    mgd_handle_distrust(h); /* half a copy may be there */
     mgd_host_count_locked(m, h, h->memory != NULL);
     set_state(h, h->away < 0 ? MGD_RESIDENT : MGD_SPILLED);
     return NULL;

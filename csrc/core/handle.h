@@ -33,6 +33,7 @@ enum mgd_pin {
 };
 
 #define MGD_ALIVE (UINT32_C(1) << 30) /* in `in_use` while the storage lives */
+#define MGD_DIRTY_READ 2u             /* in `dirty` */
 #define MGD_STEP_PLANS 4              /* steps that a device knows at once */
 #define MGD_HANDLE_REST 12            /* 8 bytes each: what only the core sees of a handle (handle.c asserts it) */
 
@@ -73,8 +74,9 @@ enum mgd_pin {
 struct mgd_handle {
   uint32_t in_use; /* MGD_ALIVE and one for each operator that runs on the bytes or mover that carries them */
   uint32_t state;  /* enum mgd_residency */
-  uint32_t dirty;  /* the bytes may have been written since they came home, or soon will be. Operators set it without a
-                      lock, so 0 is sure only for a mover (take_bytes(), evict.c); others take it for a hint */
+  uint32_t dirty;  /* the bytes may have been written since they came home, or soon will be; MGD_DIRTY_READ: and a copy
+                      may be reading them. Operators set it without a lock, so 0 is sure only for a mover
+                      (take_bytes(), evict.c); others take it for a hint */
   int16_t home, away; /* away: where the bytes are, or are being brought from; -1 for home */
   uint64_t stamp;  /* tick of the last use */
   int64_t bytes;
@@ -122,14 +124,25 @@ static inline bool mgd_handle_unuse(struct mgd_handle *h, struct mgd_user *user,
 }
 
 /* Marks the bytes as written. An operator that writes them calls it between mgd_handle_use() and mgd_handle_unuse(),
- * also while they are still away: a mover clears the mark before it takes the bytes, so a later mark stays. True: they
- * were not marked, so the host may have a good copy, or one may be under way. */
+ * also while they are still away: a mover clears the mark before it takes the bytes, so a later mark stays. True: the
+ * host may have a good copy, or a copy that reads the bytes may be under way. */
 static inline bool mgd_handle_write(struct mgd_handle *h) {
-  if (__atomic_load_n(&h->dirty, __ATOMIC_RELAXED)) {
+  if (__atomic_load_n(&h->dirty, __ATOMIC_RELAXED) == 1) {
     return false;
   }
   __atomic_store_n(&h->dirty, 1, __ATOMIC_RELAXED);
   return true;
+}
+
+/* A copy that reads the bytes has begun, so who writes them next is to be told. The caller uses them meanwhile. */
+static inline void mgd_handle_read_by_copy(struct mgd_handle *h) {
+  uint32_t written = 1;
+  __atomic_compare_exchange_n(&h->dirty, &written, MGD_DIRTY_READ, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+}
+
+/* The host's copy is not good any more, or nobody knows. Nobody wrote the bytes, and a copy may still read them. */
+static inline void mgd_handle_distrust(struct mgd_handle *h) {
+  __atomic_store_n(&h->dirty, MGD_DIRTY_READ, __ATOMIC_RELAXED);
 }
 
 /* The bytes are elsewhere, or between places. */

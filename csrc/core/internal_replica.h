@@ -8,6 +8,8 @@
 #include "core.h"
 
 #define MGD_KEPT_LIMIT 0.5 /* of a device's capacity, for replicas */
+#define MGD_KEPT_LEAST 0.0625 /* of it, for those used last: before they go, storages leave */
+#define MGD_KEPT_FREE 0.125   /* of it, that new ones leave free where they can */
 
 /* Slots of replicas in order, -1 at an end. */
 struct mgd_replica_list {

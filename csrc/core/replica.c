@@ -34,6 +34,18 @@ void mgd_replica_shrink_locked(struct mgd_machine *m, int device) {
   shrink(m, device, mgd_replica_limit_locked(m, device));
 }
 
+static int64_t part(const struct mgd_device *d, double fraction) { return (int64_t)(fraction * (double)d->capacity); }
+
+/* How many bytes of replicas a device keeps when a new one has come. A copy that comes takes the room of one that was
+ * dropped, and has to wait for all that was issued before that. So some are dropped before their room is needed. */
+static int64_t most_now(const struct mgd_machine *m, int device) {
+  const struct mgd_device *d = &m->devices[device];
+  const int64_t others = mgd_ledger_used_locked(m, device) - d->by_owner[MGD_REPLICA];
+  const int64_t room = d->capacity - part(d, MGD_KEPT_FREE) - others;
+  const int64_t limit = mgd_replica_limit_locked(m, device), most = mgd_max(room, part(d, MGD_KEPT_LEAST));
+  return most < limit ? most : limit;
+}
+
 /* Makes the copy a CACHED slot. If another thread has brought the same bytes since the caller looked, the older copy is
  * doomed. */
 static void insert(struct mgd_machine *m, struct mgd_source *s, int device, uint64_t extent, int64_t bytes) {
@@ -43,7 +55,7 @@ static void insert(struct mgd_machine *m, struct mgd_source *s, int device, uint
   if (twin != NO_SLOT) {
     mgd_replica_table_doom(m, twin);
   }
-  shrink(m, device, mgd_replica_limit_locked(m, device) - bytes);
+  shrink(m, device, mgd_max(most_now(m, device) - bytes, 0));
   int32_t slot = r->free.first;
   mgd_replica_table_take_out(r, &r->free, slot);
   r->slots[slot] = (struct mgd_replica){.state = MGD_REPLICA_CACHED,
@@ -140,28 +152,30 @@ int mgd_replica_drop(struct mgd_machine *m, int32_t slot) {
 }
 
 /* At least one goes, also for 0 bytes: a caller that asks again and again comes to an end. */
-static int make_room(struct mgd_machine *m, int device, int64_t bytes) {
+static int make_room(struct mgd_machine *m, int device, int64_t bytes, bool all) {
   if (!mgd_state_knows_device_locked(m, device)) {
     return MGD_E_NO_DEVICE;
   }
-  const struct mgd_replica_list *kept = &m->devices[device].kept;
-  if (kept->first == NO_SLOT) {
+  const struct mgd_device *d = &m->devices[device];
+  const struct mgd_replica_list *kept = &d->kept;
+  const int64_t least = all ? 0 : part(d, MGD_KEPT_LEAST);
+  if (kept->first == NO_SLOT || (!all && d->kept_bytes <= least)) {
     return MGD_E_ABSENT;
   }
   int64_t freed = 0;
   do {
     freed += m->replicas.slots[kept->first].bytes;
     mgd_replica_table_doom(m, kept->first);
-  } while (kept->first != NO_SLOT && freed < bytes);
+  } while (kept->first != NO_SLOT && freed < bytes && (all || d->kept_bytes > least));
   return MGD_OK;
 }
 
-int mgd_replica_make_room(struct mgd_machine *m, int device, int64_t bytes) {
+int mgd_replica_make_room(struct mgd_machine *m, int device, int64_t bytes, bool all) {
   if (bytes < 0) {
     return MGD_E_INVALID;
   }
   mgd_state_enter(m);
-  return mgd_state_leave(m, make_room(m, device, bytes));
+  return mgd_state_leave(m, make_room(m, device, bytes, all));
 }
 
 int mgd_replica_reap(struct mgd_machine *m, int32_t *slot) {

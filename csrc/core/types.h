@@ -122,6 +122,7 @@ struct mgd_operand {
   unsigned flags;
   int64_t bytes;
   uint64_t made; /* larger: later; 0: before all that have a number */
+  int64_t written_in; /* ns until what was issued has written it; 0: it is there, or nobody knows */
 };
 
 /* Why a device was chosen; also the reason in a trace event. */
@@ -146,7 +147,8 @@ struct mgd_operand {
   X(GRADIENT, "a gradient goes to where its tensor lives")                      \
   X(PRESSURE, "its device had no room for something else")                      \
   X(PLANNED, "a plan that was learned from repeated steps foresees it")         \
-  X(NEEDED, "an operator uses it")
+  X(NEEDED, "an operator uses it")                                              \
+  X(QUEUE, "the others are busy for longer")
 enum mgd_reason {
 #define X(name, text) MGD_WHY_##name,
   MGD_REASONS(X)

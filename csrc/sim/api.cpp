@@ -44,7 +44,7 @@ void create(const mgd_sim_config &c) {
               "a backward pass has already run in this process: autograd made its threads then, one for each device "
               "it knew, and makes no more. Call managed.simulate() (or set MANAGED_SIM) before the first backward");
   check_unclaimed();
-  timeline_create(c.devices, c.speed, {c.host, c.peer, c.devices_per_switch, c.peers_over_host != 0}, c.repeatable != 0);
+  timeline_create(c.devices, c.speed, {c.host, c.peer, c.devices_per_switch, c.peers_over_host != 0, c.all_bytes_per_ns}, c.repeatable != 0);
   if (!c.values) hold_no_values();
   set_unknown_is_error(c.unknown_is_error != 0);
   devices_create(c.devices, c.capacity);
@@ -53,11 +53,14 @@ void create(const mgd_sim_config &c) {
   bridge().owns = &owns;
   bridge().is_shared = &is_shared;
   bridge().begin_copy = &begin_copy;
+  bridge().copy_operand = &copy_operand;
   bridge().allocate_for_copy = &allocate_for_copy;
   bridge().free_after = &free_after;
   bridge().limit = &set_limit;
   bridge().last_copy = &last_copy;
   bridge().worked = &worked;
+  bridge().busy_for = &busy_for;
+  bridge().written_in = &written_in;
   bridge().own = &note_owner;
   bridge().one_thread = c.repeatable != 0;
   bridge().values = holds_values();
@@ -122,6 +125,8 @@ int mgd_sim_elapsed(int64_t *out) {
 int mgd_sim_busy(int from, int to, int64_t *out) {
   return guarded([&] { *out = busy_time(from, to); });
 }
+
+int64_t mgd_sim_exchange_duration(int64_t ns) { return exchange_duration(ns); }
 
 int mgd_sim_start_log(void) { return guarded(&start_log); }
 

@@ -24,6 +24,7 @@ struct mgd_sim_config {
   struct mgd_link host, peer; /* between a device and the host; between two devices */
   int devices_per_switch;     /* that share one link to the host */
   int peers_over_host;        /* devices have no links of their own */
+  double all_bytes_per_ns;    /* that all copies of the machine share; 0: nothing */
   int repeatable;             /* see timeline_create() */
   int values;                 /* see values.h */
   int unknown_is_error;       /* see unknown.h */
@@ -51,6 +52,8 @@ void mgd_sim_exchange_faults(int kind, int64_t *first, int64_t *last, int64_t *s
 int mgd_sim_host_time(int64_t *out); /* ns, of the calling thread */
 int mgd_sim_elapsed(int64_t *out);   /* ns until all that was issued has ended */
 int mgd_sim_busy(int from, int to, int64_t *out); /* ns; -1 is the host; from == to: a device's operators */
+/* From now on each operator of this thread takes so many ns; -1: what its work takes. Returns what was said before. */
+int64_t mgd_sim_exchange_duration(int64_t ns);
 /* A log of all that happens on the clock. */
 int mgd_sim_start_log(void);
 int mgd_sim_stop_log(struct mgd_span **spans, size_t *count);

@@ -78,6 +78,7 @@ Tensor copy_from(const Tensor &source, const Tensor &target, bool non_blocking) 
   note_stream(target);
   const int64_t bytes = std::max(bytes_of(source), bytes_of(target));
   charge_copy(from, to, bytes, (from == kHost || to == kHost) && !non_blocking, "aten::copy_");
+  if (on_device(target) && target.has_storage()) note_written(target.storage().data_ptr(), current_stream(to));
   return target;
 }
 

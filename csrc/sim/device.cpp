@@ -177,6 +177,8 @@ void Device::take_again(int device) {
   for (Reservation *r = first; r; r = r->next_) {
     const mgd_hold *before = r->hold_;
     r->hold_ = r->bytes_ ? take_bytes(device, 0, r->bytes_) : nullptr;
+    r->is_written_ = false;
+    r->written_ = {};
     if (before && r->hold_) mgd_clock_hold_own(r->hold_, mgd_clock_hold_owner(before));
   }
 }
@@ -193,10 +195,16 @@ void Reservation::belongs_to(mgd_hold_owner owner) const {
   if (hold_) mgd_clock_hold_own(hold_, owner);
 }
 
+void Reservation::written_by(int stream) {
+  note_end(device_, stream, &written_);
+  is_written_ = true;
+}
+
 // Tensors die with and without the GIL and under torch's own locks, so the hook
 // must not wait for anything here: see bridge.h.
 Reservation::~Reservation() {
   if (hold_) give_bytes(hold_, copy_ ? &end_of(*copy_) : nullptr);
+  if (is_written_) forget(&written_);
   g_devices[device_].give_back(this);
   if (bytes_ && g_bridge.freed) g_bridge.freed(device_, bytes_);
 }

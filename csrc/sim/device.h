@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../core/clock.h"
 #include "../torch/bridge.h"
 #include "backend.h"
 
@@ -39,6 +40,9 @@ class Reservation {
   void hand_over(int stream) const;
   void stay_until(CopyPtr copy) { copy_ = std::move(copy); }
   void belongs_to(mgd_hold_owner owner) const;
+  // What the stream got last writes the bytes. Null: nobody has said so yet.
+  void written_by(int stream);
+  const mgd_moment *written() const { return is_written_ ? &written_ : nullptr; }
   const Reservation *next() const { return next_; }
 
  private:
@@ -47,6 +51,8 @@ class Reservation {
   std::size_t bytes_;
   mgd_hold *hold_ = nullptr;  // the same bytes on the clock
   CopyPtr copy_;
+  mgd_moment written_{};
+  bool is_written_ = false;
   Reservation *previous_ = nullptr;
   Reservation *next_ = nullptr;
 };

@@ -6,6 +6,10 @@
 
 namespace managed::sim {
 
+void Launch::writes(const at::Tensor &t) {
+  if (device_count() > 1 && t.defined() && t.has_storage()) written_.push_back(t.storage().unsafeGetStorageImpl());
+}
+
 constexpr int64_t kAnswer = 8; // bytes of a scalar or a count on its way to the host
 
 Launch::Launch(const OperatorFacts &facts, c10::ArrayRef<c10::IValue> arguments) : facts_(facts) {
@@ -16,6 +20,7 @@ Launch::~Launch() = default;
 
 void Launch::operand(const at::Tensor &t, bool written) {
   if (!facts_.free) bytes_ += (written && facts_.updates ? 2 : 1) * touched_bytes(t);
+  if (written) writes(t);
   if (C10_UNLIKELY(has_side_streams()) && t.has_storage()) note_use(t.storage().unsafeGetStorageImpl(), current_stream(t.device().index()));
 }
 
@@ -28,6 +33,7 @@ void Launch::result(const at::Tensor &t, bool first) {
     if (facts_.flops == Flops::none) arithmetic_ = elementwise(t);
   }
   if (!facts_.free) bytes_ += touched_bytes(t);
+  writes(t);
 }
 
 void Launch::end() {
@@ -35,6 +41,7 @@ void Launch::end() {
   const double flops = arithmetic_.fixed + arithmetic_.per_output * outputs_;
   const char *name = log_name(facts_.name);
   charge(device_, {arithmetic_.kind, arithmetic_.precision, flops, bytes_, name});
+  for (c10::StorageImpl *s : written_) note_written(s->_mutable_data_ptr_no_checks(), current_stream(device_));
   if (facts_.waits) charge_copy(device_, kHost, kAnswer, true, name);
 }
 

@@ -45,6 +45,8 @@ class Launch {
 #else
   Arithmetic arithmetic_;
   double bytes_ = 0, outputs_ = 0;
+  void writes(const at::Tensor &t);
+  c10::SmallVector<c10::StorageImpl *, 4> written_; // where there are devices that may want it
 #endif
 };
 

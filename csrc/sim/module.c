@@ -52,20 +52,20 @@ static PyObject *none_or_null(int code) {
 }
 
 PyDoc_STRVAR(create_doc,
-             "create(capacities, speed, host_link, peer_link, devices_per_switch, peers_over_host, repeatable, values, unknown_is_error)\n--\n\n"
+             "create(capacities, speed, host_link, peer_link, devices_per_switch, (peers_over_host, all_bytes_per_ns), repeatable, values, unknown_is_error)\n--\n\n"
              "Registers simulated devices with torch, once a process.\n\n"
              "capacities: list of bytes, one a device. speed: (rates, bytes/ns, launch ns, issue ns, of these Python's);\n"
              "rates[kind][precision] in flops/ns, in the order of KINDS and PRECISIONS.\n"
              "links: (latency ns, bytes/ns). devices_per_switch share one host link; with peers_over_host,\n"
-             "devices talk over theirs. repeatable: backward passes run in the thread that calls them.\n"
+             "devices talk over theirs, and all copies share all_bytes_per_ns, if that is not 0. repeatable: backward passes run in the thread that calls them.\n"
              "values: whether storages have any; unknown_is_error: to ask for one that is unknown.\n"
              "Raises RuntimeError and registers nothing after a first backward, beside another PrivateUse1 backend, or the second time.");
 static PyObject *sim_create(PyObject *Py_UNUSED(module), PyObject *args) {
   struct mgd_sim_config c = {0};
   PyObject *capacities, *rates;
   long long launch, issue, python, host, peer;
-  if (!PyArg_ParseTuple(args, "O!(O!dLLL)(Ld)(Ld)ipppp:create", &PyList_Type, &capacities, &PyTuple_Type, &rates, &c.speed.bytes_per_ns, &launch, &issue, &python, &host,
-                        &c.host.bytes_per_ns, &peer, &c.peer.bytes_per_ns, &c.devices_per_switch, &c.peers_over_host, &c.repeatable, &c.values,
+  if (!PyArg_ParseTuple(args, "O!(O!dLLL)(Ld)(Ld)i(pd)ppp:create", &PyList_Type, &capacities, &PyTuple_Type, &rates, &c.speed.bytes_per_ns, &launch, &issue, &python, &host,
+                        &c.host.bytes_per_ns, &peer, &c.peer.bytes_per_ns, &c.devices_per_switch, &c.peers_over_host, &c.all_bytes_per_ns, &c.repeatable, &c.values,
                         &c.unknown_is_error)) {
     return NULL;
   }
@@ -157,6 +157,15 @@ static PyObject *sim_busy(PyObject *Py_UNUSED(module), PyObject *args) {
     return NULL;
   }
   return PyLong_FromLongLong(ns);
+}
+
+PyDoc_STRVAR(exchange_duration_doc,
+             "exchange_duration(ns)\n--\n\n"
+             "For kernels that were measured: from now on each operator of this thread takes so many ns of virtual\n"
+             "time, whatever it does; -1: what its work takes. Returns what was said before.");
+static PyObject *sim_exchange_duration(PyObject *Py_UNUSED(module), PyObject *ns) {
+  const long long asked = PyLong_AsLongLong(ns);
+  return asked == -1 && PyErr_Occurred() ? NULL : PyLong_FromLongLong(mgd_sim_exchange_duration(asked));
 }
 
 PyDoc_STRVAR(is_known_doc,
@@ -274,6 +283,7 @@ static PyMethodDef methods[] = {
     {"stop_log", sim_stop_log, METH_NOARGS, stop_log_doc},
     {"start_audit", sim_start_audit, METH_NOARGS, start_audit_doc},
     {"check_audit", sim_check_audit, METH_VARARGS, check_audit_doc},
+    {"exchange_duration", sim_exchange_duration, METH_O, exchange_duration_doc},
     {"elapsed", sim_elapsed, METH_NOARGS, elapsed_doc},
     {"generator", sim_generator, METH_VARARGS, generator_doc},
     {"exchange_faults", sim_exchange_faults, METH_VARARGS, exchange_faults_doc},

@@ -28,6 +28,7 @@ class Move final : public Copy {
       note_use(block, stream);
     });
     hand_over(block, current_stream(device));
+    if (!written(block)) note_written(block, current_stream(device));
   }
 
   void wait() override { host_wait(moment_time(&end_)); }
@@ -55,6 +56,26 @@ CopyPtr begin_copy(int to, void *target, int from, const void *source, std::size
     if (copy) stream_wait(from != kHost ? from : to, from != kHost ? out : in, end_of(*copy));
   charge_copy_on(from, from == kHost ? 0 : out, to, to == kHost ? 0 : in, static_cast<std::int64_t>(bytes), "room");
   return std::make_shared<Move>(to != kHost ? to : from, to != kHost ? in : out);
+}
+
+CopyPtr copy_operand(const c10::DataPtr &target, const c10::DataPtr &source, std::size_t offset, std::size_t bytes, Urgency urgency,
+                     const CopyPtr &after) {
+  const int to = target.device().index(), from = source.device().is_cpu() ? kHost : source.device().index();
+  copy_bytes(to, target.get(), from, static_cast<const char *>(source.get()) + offset, bytes);
+  const int in = copy_stream(Way::In, urgency), out = copy_stream(Way::Out, urgency);
+  if (from != kHost) {
+    if (const mgd_moment *end = written(source)) stream_wait(from, out, *end);
+    else wait_for_source(from, out);
+    if (after) stream_wait(from, out, end_of(*after));
+  }
+  charge_copy_on(from, from == kHost ? 0 : out, to, in, static_cast<std::int64_t>(bytes), "operand");
+  note_written(target, in);
+  return std::make_shared<Move>(to, in);
+}
+
+std::int64_t written_in(const c10::DataPtr &pointer) {
+  const mgd_moment *end = written(pointer);
+  return end ? time_until(*end) : 0;
 }
 
 c10::DataPtr allocate_for_copy(int device, std::size_t bytes, Urgency urgency) {

@@ -220,6 +220,15 @@ void stay_until(const c10::DataPtr &pointer, const CopyPtr &copy) {
   if (Reservation *r = reservation_of(pointer)) r->stay_until(copy);
 }
 
+void note_written(const c10::DataPtr &pointer, int stream) {
+  if (Reservation *r = reservation_of(pointer)) r->written_by(stream);
+}
+
+const mgd_moment *written(const c10::DataPtr &pointer) {
+  const Reservation *r = reservation_of(pointer);
+  return r ? r->written() : nullptr;
+}
+
 void note_owner(const c10::DataPtr &block, mgd_hold_owner owner) {
   if (const Reservation *r = reservation_of(block)) r->belongs_to(owner);
 }

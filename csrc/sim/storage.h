@@ -49,6 +49,9 @@ void note_use(c10::StorageImpl *sim, int stream);
 // The stream has a block in the place of the one that took it; a block stays until a copy has ended.
 void hand_over(const c10::DataPtr &pointer, int stream);
 void stay_until(const c10::DataPtr &pointer, const CopyPtr &copy);
+// What that stream of the bytes' device got last writes them; what did, if it is known, or null.
+void note_written(const c10::DataPtr &pointer, int stream);
+const mgd_moment *written(const c10::DataPtr &pointer);
 // Whose bytes a block holds, for a profile.
 void note_owner(const c10::DataPtr &block, mgd_hold_owner owner);
 // An operator has written the bytes.

@@ -31,6 +31,7 @@ std::array<std::atomic<int>, kMaxDevices> g_streams_given{};
 std::array<std::atomic<std::uint64_t>, kMaxDevices> g_streams_used{};
 constexpr int kCopyStreams = MGD_MAX_STREAMS - 2 * kUrgencies;  // the first of them
 thread_local int t_taker = -1;
+thread_local std::int64_t t_duration = -1;
 thread_local std::array<int, kMaxDevices> t_stream{};
 
 // The clock knows as many threads at once as it has streams. The last ones are those of the engine, one for each device;
@@ -85,22 +86,30 @@ int lane_in(int device) { return device; }
 int lane_out(int device) { return kMaxDevices + device; }
 int uplink_in(int device) { return 2 * kMaxDevices + device / g_wiring.devices_per_switch; }
 int uplink_out(int device) { return 3 * kMaxDevices + device / g_wiring.devices_per_switch; }
-static_assert(4 * kMaxDevices <= MGD_MAX_BUSES);
+// What everything shares: the uplink of a last switch that there is only where each device has one, and so needs none.
+constexpr int kTrunk = 4 * kMaxDevices - 1;
+static_assert(kTrunk < MGD_MAX_BUSES);
 
-void join(mgd_clock *clock, int from, int to, int bus) {
-  check(mgd_clock_wiring_set_bus(clock, bus, g_wiring.host.bytes_per_ns));
+void join(mgd_clock *clock, int from, int to, int bus, double bytes_per_ns) {
+  check(mgd_clock_wiring_set_bus(clock, bus, bytes_per_ns));
   check(mgd_clock_wiring_join_bus(clock, from, to, bus));
 }
 
+void join(mgd_clock *clock, int from, int to, int bus) { join(clock, from, to, bus, g_wiring.host.bytes_per_ns); }
+
+void connect(mgd_clock *clock, int from, int to, mgd_link link) {
+  check(mgd_clock_wiring_set_link(clock, from, to, link));
+  if (g_wiring.all_bytes_per_ns > 0) join(clock, from, to, kTrunk, g_wiring.all_bytes_per_ns);
+}
+
 void connect_host(mgd_clock *clock, int device) {
-  check(mgd_clock_wiring_set_link(clock, kHost, device, g_wiring.host));
-  check(mgd_clock_wiring_set_link(clock, device, kHost, g_wiring.host));
+  connect(clock, kHost, device, g_wiring.host), connect(clock, device, kHost, g_wiring.host);
   if (g_wiring.peers_over_host) join(clock, kHost, device, lane_in(device)), join(clock, device, kHost, lane_out(device));
   if (g_wiring.devices_per_switch > 1) join(clock, kHost, device, uplink_in(device)), join(clock, device, kHost, uplink_out(device));
 }
 
 void connect_peers(mgd_clock *clock, int from, int to) {
-  check(mgd_clock_wiring_set_link(clock, from, to, g_wiring.peer));
+  connect(clock, from, to, g_wiring.peer);
   if (!g_wiring.peers_over_host) return;
   join(clock, from, to, lane_out(from)), join(clock, from, to, lane_in(to));
   if (g_wiring.devices_per_switch == 1 || uplink_in(from) == uplink_in(to)) return;
@@ -172,7 +181,13 @@ int new_stream(int device) noexcept { return 1 + g_streams_given[device].fetch_a
 
 bool has_side_streams() noexcept { return g_side_streams.load(std::memory_order_relaxed); }
 
-void charge(int device, const mgd_work &work) { check(mgd_clock_run(g_clock, issuer(device), device, t_stream[device], &work)); }
+std::int64_t exchange_duration(std::int64_t ns) noexcept { return std::exchange(t_duration, ns); }
+
+void charge(int device, const mgd_work &work) {
+  const double beyond = std::max(0.0, static_cast<double>(t_duration - g_speed.launch_ns)) * g_speed.bytes_per_ns;
+  const mgd_work told{MGD_WORK_ELEMENTWISE, MGD_FLOAT32, 0, beyond, work.name};
+  check(mgd_clock_run(g_clock, issuer(device), device, t_stream[device], t_duration < 0 ? &work : &told));
+}
 
 const char *log_name(const std::string &name) {
   if (C10_LIKELY(!g_logging.load(std::memory_order_relaxed))) return nullptr;
@@ -231,6 +246,20 @@ void stream_wait(int device, int stream, const mgd_moment &m) { check(mgd_clock_
 std::int64_t moment_time(mgd_moment *m) {
   int64_t ns;
   check(mgd_clock_moment_time(g_clock, m, &ns));
+  return ns;
+}
+
+void note_end(int device, int stream, mgd_moment *m) { check(mgd_clock_ahead_end(g_clock, device, stream, m)); }
+
+std::int64_t time_until(const mgd_moment &m) {
+  int64_t ns;
+  check(mgd_clock_ahead_until(g_clock, this_thread(), &m, &ns));
+  return ns;
+}
+
+std::int64_t busy_for(int device) {
+  int64_t ns;
+  check(mgd_clock_ahead_busy(g_clock, this_thread(), device, t_stream[device], &ns));
   return ns;
 }
 

@@ -20,6 +20,7 @@ struct Wiring {
   mgd_link host, peer;  // between a device and the host; between two devices
   int devices_per_switch;
   bool peers_over_host;  // no links of their own: they talk over the lanes to the host
+  double all_bytes_per_ns;  // what all copies of the machine share, in all directions; 0: nothing
 };
 
 // `repeatable`: what the engine's device threads would issue counts as theirs, although backward passes run in the
@@ -62,6 +63,9 @@ std::uint64_t last_copy();  // the number of the copy that this thread issued la
 
 // One operator on the current stream of the device.
 void charge(int device, const mgd_work &work);
+// From now on each operator of this thread takes so many ns (and the launch at least), whatever it does; -1: what its work
+// takes. Returns what was said before.
+std::int64_t exchange_duration(std::int64_t ns) noexcept;
 // One copy between two places (kHost is the CPU); the host waits for it when `blocking`.
 void charge_copy(int from, int to, std::int64_t bytes, bool blocking, const char *name = nullptr);
 // The same on the streams that it names; nobody waits.
@@ -80,6 +84,11 @@ void record(int device, int stream, mgd_moment *m);
 void forget(mgd_moment *m) noexcept;
 void stream_wait(int device, int stream, const mgd_moment &m);
 std::int64_t moment_time(mgd_moment *m);
+// The end of what the stream holds, as a mark that takes no place in it; and how long, from this thread's time on, it takes
+// until then or until a stream has nothing to do, as far as that is known now.
+void note_end(int device, int stream, mgd_moment *m);
+std::int64_t time_until(const mgd_moment &m);
+std::int64_t busy_for(int device);
 
 // Bytes on the clock, which are used until the streams have come to where they are when they are given up.
 void set_clock_capacity(int device, std::size_t bytes);

@@ -33,9 +33,9 @@ struct Head {
 };
 
 // How soon a copy is needed. Each has a stream of its own in each direction, so that a copy that somebody needs now
-// does not stand behind those that will be needed.
-enum class Urgency : uint8_t { Now, Soon };
-constexpr int kUrgencies = 2;
+// does not stand behind those that will be needed. Operand: of bytes that stay where they are, for another device.
+enum class Urgency : uint8_t { Now, Soon, Operand };
+constexpr int kUrgencies = 3;
 
 // A copy that has begun. Any thread may ask.
 class Copy {
@@ -51,7 +51,7 @@ class Copy {
 using CopyPtr = std::shared_ptr<Copy>; // null: it has ended
 
 struct Bridge {
-  int version = 11;
+  int version = 12;
 
   // ---- filled by the hook; null until it attaches
   // The device has no room for a request of so many bytes: free something and return true to look again. No lock of
@@ -120,6 +120,18 @@ struct Bridge {
   // A block is about to be freed: it serves nobody else before the streams that may use it are done with it. Must not
   // throw.
   void (*retire)(const c10::DataPtr& block) = nullptr;
+
+  // ---- operands that an operator needs elsewhere, filled by a backend that has copies for them, or left null
+  // As begin_copy, from `offset` on in `source`, a block of another device or memory of the host that is not pinned, to
+  // `target`, which allocate_for_copy() gave for that urgency. A backend that knows what wrote the source lets the copy
+  // come after that alone.
+  CopyPtr (*copy_operand)(const c10::DataPtr& target, const c10::DataPtr& source, std::size_t offset, std::size_t bytes,
+                          Urgency urgency, const CopyPtr& after) = nullptr;
+  // How long, in ns from this thread's time on, a device is busy with what was issued to it, and how long it takes
+  // until what was issued has written the bytes of an allocation: as far as that is known without waiting. Null: nobody
+  // knows. Must not throw.
+  std::int64_t (*busy_for)(int device) = nullptr;
+  std::int64_t (*written_in)(const c10::DataPtr& pointer) = nullptr;
 };
 
 } // namespace managed

@@ -130,12 +130,57 @@ at::Tensor copy_from_afar(const at::Tensor& t, c10::Device to, Traced& trace) {
   return r;
 }
 
+// An empty tensor like t over this block of its device.
+at::Tensor over_block(const at::Tensor& t, c10::DataPtr block) {
+  const c10::impl::ExcludeDispatchKeyGuard plain(kKey); // it gets its handle when it is complete
+  at::Tensor r = at::empty({0}, t.options().device(block.device()));
+  c10::StorageImpl* s = r.storage().unsafeGetStorageImpl();
+  s->set_data_ptr_noswap(std::move(block));
+  s->set_nbytes(t.nbytes());
+  r.unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), t.strides());
+  return r;
+}
+
+// Copies t on streams of the copies' own: what runs on either device does not stand behind the copy, except for what is
+// issued there from now on. Undefined: t is not one dense piece whose bytes can be told to wait, or torch or a recorder
+// must see the copy.
+at::Tensor copy_beside(const at::Tensor& t, c10::Device to) {
+  const Bridge* backend = to.is_cpu() ? nullptr : backend_of(to.type());
+  if (!backend || !backend->copy_operand || t.layout() != at::kStrided || !t.has_storage() || needs_torch(t) ||
+      is_recorded() || t.is_conj() || t.is_neg() || t.numel() == 0 || !t.is_non_overlapping_and_dense())
+    return {};
+  const HeldTensor held(t, false);
+  c10::StorageImpl* s = t.storage().unsafeGetStorageImpl();
+  StorageHandle* h = t.is_cpu() ? nullptr : handle_of(s);
+  if (t.is_cpu() ? is_too_small(s) || t.is_pinned() : !h || t.device().type() != to.type()) return {};
+  const c10::DataPtr& source = h ? h->block : t.storage().data_ptr();
+  const Urgency urgency = h ? Urgency::Operand : Urgency::Soon; // of what comes from the host there may be a lot
+  at::Tensor r = over_block(t, backend->allocate_for_copy(to.index(), t.nbytes(), urgency));
+  const std::size_t offset = static_cast<std::size_t>(t.storage_offset()) * t.element_size();
+  CopyPtr after;
+  if (h) {
+    std::lock_guard<std::mutex> lock(h->mutex);
+    after = h->last;
+  }
+  CopyPtr copy = backend->copy_operand(r.storage().data_ptr(), source, offset, t.nbytes(), urgency, after);
+  copy->order(r.storage().data_ptr());
+  if (h) {
+    std::lock_guard<std::mutex> lock(h->mutex);
+    h->last = std::move(copy);
+    mgd_handle_read_by_copy(h);
+  }
+  mark(r);
+  if (!mgd_torch_in_backward()) give_handle(r, true); // as mark_result() has it
+  return r;
+}
+
 at::Tensor copy_values(const at::Tensor& t, c10::Device to, Traced& trace, int64_t* bytes) {
   c10::InferenceMode no_inference(
       false); // the copy may meet autograd later; this guard turns grad mode on, so it comes first
   c10::AutoGradMode no_grad(false);
   *bytes = bytes_of(t);
   if (at::Tensor r = copy_from_afar(t, to, trace); r.defined()) return r;
+  if (at::Tensor r = copy_beside(t, to); r.defined()) return r;
   const HeldTensor held(t, false); // t may be the plain base of a managed view, which no hook would bring home
   at::Tensor d = t.detach();
   return is_expanded(d) ? copy_expanded(d, to, bytes) : d.to(to);
@@ -309,6 +354,13 @@ at::Tensor alias_of(const at::Tensor& t) {
   at::Tensor r = t.detach(); // aten::alias knows strided tensors only
   if (records(t)) connect(r, way_home(t, r));
   return r;
+}
+
+at::Tensor copy_from_host(const at::Tensor& t, c10::Device to) {
+  if (!t.is_cpu() || records(t)) return {};
+  c10::InferenceMode no_inference(false); // as copy_values() has it
+  c10::AutoGradMode no_grad(false);
+  return copy_beside(t, to);
 }
 
 at::Tensor cross_values(const at::Tensor& t, c10::Device to, const Cause& cause) {

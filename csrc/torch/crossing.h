@@ -29,6 +29,9 @@ at::Tensor cross_alone(const at::Tensor& t, c10::Device to, const Cause& cause);
 // The same without autograd, whatever the grad mode.
 at::Tensor cross_values(const at::Tensor& t, c10::Device to, const Cause& cause);
 
+// A copy on an accelerator of what is on the host, for which nobody waits. Undefined: torch has to make it.
+at::Tensor copy_from_host(const at::Tensor& t, c10::Device to);
+
 // Another tensor object over the same bytes, connected to t by autograd and not yet managed.
 at::Tensor alias_of(const at::Tensor& t);
 

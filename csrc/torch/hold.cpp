@@ -85,8 +85,13 @@ void mark_tangent(const at::Tensor& view) {
   });
 }
 
-void Hold::write_after_copy(const StorageHandle* h) {
-  if (h->last) h->last->order(h->block);
+void Hold::write_after_copy(StorageHandle* h) {
+  CopyPtr last;
+  {
+    std::lock_guard<std::mutex> lock(h->mutex);
+    last = h->last;
+  }
+  if (last) last->order(h->block);
 }
 
 void Hold::used_at_last(StorageHandle* h) {

@@ -83,7 +83,7 @@ class Hold {
   void add_tangent(const at::Tensor& t,
                    bool written); // of forward-mode differentiation, which kernels read beside the tensor
   static void used_at_last(StorageHandle* h);
-  static void write_after_copy(const StorageHandle* h); // which may still read the bytes
+  static void write_after_copy(StorageHandle* h); // which may still read the bytes
   void let_go();
   void give_back();
   void use_again();

@@ -254,7 +254,8 @@ PyObject* mgd_torch_to(PyObject* o, int device, int non_blocking, enum mgd_reaso
     at::Tensor r;
     {
       NoGil no_gil;
-      r = t.to(to, non_blocking != 0);
+      if (non_blocking) r = copy_from_host(t, to);
+      if (!r.defined()) r = t.to(to, non_blocking != 0);
     }
     mark(r);
     e.duration = now() - e.time;

@@ -271,11 +271,11 @@ void give_up_replica_of(const at::Tensor& result) {
   reap_locked(d, dying);
 }
 
-bool drop_replicas(int device, int64_t bytes, bool only_there) {
+bool drop_replicas(int device, int64_t bytes, bool all, bool only_there) {
   Directory& d = directory();
   Dying dying;
   std::lock_guard<std::mutex> lock(d.mutex);
-  const bool dropped = mgd_replica_make_room(machine(), device, bytes) == MGD_OK;
+  const bool dropped = mgd_replica_make_room(machine(), device, bytes, all) == MGD_OK;
   reap_locked(d, dying); // a budget that has shrunk dooms copies without asking for room
   if (only_there) {
     for (auto before = dying.before_begin(), k = dying.begin(); k != dying.end(); k = std::next(before)) {

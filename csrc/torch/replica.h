@@ -64,9 +64,9 @@ inline void invalidate_copies(const at::Tensor& t) noexcept {
 // A result that shares a copy's bytes belongs to the program: the copy is no longer kept.
 void give_up_replica_of(const at::Tensor& result);
 
-// Drops copies on a device (an id of the machine); false when there was none. `only_there`: those doomed on others die
-// later, because their allocators must not be called now.
-bool drop_replicas(int device, int64_t bytes, bool only_there = false);
+// Drops copies on a device (an id of the machine); false when there was none. Not `all`: a few, used last, stay.
+// `only_there`: those doomed on others die later, because their allocators must not be called now.
+bool drop_replicas(int device, int64_t bytes, bool all, bool only_there = false);
 
 // Frees what a smaller budget has doomed.
 void reap_replicas();

@@ -57,7 +57,7 @@ bool find_room(int device, int64_t bytes, Caller caller, std::exception_ptr* fai
   const bool locked = caller == Caller::LockedAllocator;
   const uint64_t freed_before = change_count();
   const int64_t missing = std::max<int64_t>(1, bytes - free_bytes(device));
-  if (drop_replicas(device, missing, locked)) return true;
+  if (drop_replicas(device, missing, locked, locked)) return true;
   int64_t room[MGD_MAX_DEVICES] = {};
   if (!locked) read_room(device, room);
   // Who brings operands home waits in hold.cpp, where it holds nothing.
@@ -69,7 +69,7 @@ bool find_room(int device, int64_t bytes, Caller caller, std::exception_ptr* fai
     const uint64_t before = change_count();
     int64_t left = 0, forgotten = 0;
     const int code = let_somebody_leave(device, missing, room, &left, &forgotten, failure);
-    if (left) return true;
+    if (left || drop_replicas(device, missing, true)) return true; // what was used last goes last
     if (code == MGD_OK) { // the host has no memory, or a device failed; copies that were freed are progress
       failures += forgotten == 0;
       if (failures < kTries) continue;

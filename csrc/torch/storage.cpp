@@ -288,10 +288,15 @@ void replace_block(c10::StorageImpl* storage, c10::DataPtr block, std::size_t by
               "managed: this storage was resized while its bytes were elsewhere; use the tensor in any operator first");
   free_host(memory);
   tell_owner(block, MGD_HOLD_MANAGED);
-  std::lock_guard<std::mutex> lock(h.mutex);
-  std::swap(h.block, block);
-  set_pointer(storage->_mutable_data_ptr_no_checks(), h.block.mutable_get());
-  storage->set_nbytes(bytes);
+  CopyPtr last;
+  {
+    std::lock_guard<std::mutex> lock(h.mutex);
+    std::swap(h.block, block);
+    last = std::exchange(h.last, nullptr);
+    set_pointer(storage->_mutable_data_ptr_no_checks(), h.block.mutable_get());
+    storage->set_nbytes(bytes);
+  }
+  if (last) free_block(block, last); // it may still read the old one
 }
 
 } // namespace managed

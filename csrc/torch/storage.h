@@ -24,7 +24,8 @@ struct Marks {
 
 // The context of a managed storage's DataPtr is a StorageHandle (as Head*), its deleter drop_handle. `block` (of Head)
 // is the allocator's DataPtr, empty while the bytes are away; `guest` is the block on a peer; `memory` (of mgd_handle)
-// is the copy on the host. Only who moves the bytes changes `guest`, `coming` and `last`.
+// is the copy on the host. Only who moves the bytes changes `guest`, `coming` and `last`; and who uses them may begin a
+// copy that reads them, which is `last` then (mutex).
 struct StorageHandle final : Head, Marks, mgd_handle {
   std::mutex mutex;                                // a leaf: `storage`, and what it points to, while bytes come and go
   std::atomic<c10::StorageImpl*> storage{nullptr}; // null until all of this is in place, and once it has died

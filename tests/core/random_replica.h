@@ -114,6 +114,17 @@ static inline int expected_keep(const struct model *x, const struct copy *c, uin
                                                                       : fits;
 }
 
+/* An eighth of the capacity stays free, but a 16th may be taken. */
+static inline int64_t most_now(const struct model *x, int d) {
+  int64_t room = x->capacity[d] - (int64_t)(0.125 * (double)x->capacity[d]);
+  const int64_t least = (int64_t)(0.0625 * (double)x->capacity[d]), limit = kept_limit(x, d);
+  for (int owner = 0; owner < MGD_OWNERS; owner++) {
+    room -= owner == MGD_REPLICA ? 0 : x->owner[d][owner];
+  }
+  room = room > least ? room : least;
+  return room < limit ? room : limit;
+}
+
 static inline void step_keep(struct model *x) {
   struct copy *at = NULL;
   for (int i = 0; i < COPIES; i++) {
@@ -135,7 +146,8 @@ static inline void step_keep(struct model *x) {
   if (twin) {
     doom(x, twin);
   }
-  shrink(x, c.device, kept_limit(x, c.device) - c.bytes);
+  const int64_t left = most_now(x, c.device) - c.bytes;
+  shrink(x, c.device, left > 0 ? left : 0);
   c.made = c.used = ++x->ticks;
   *at = c;
   x->owner[c.device][MGD_REPLICA] += c.bytes;
@@ -169,7 +181,7 @@ static inline void step_make_room(struct model *x) {
   int d = (int)roll(x, DEVICES);
   int64_t bytes = roll(x, 400);
   struct copy *c = least_recent(x, d);
-  EXPECT_CODE(mgd_replica_make_room(x->m, d, bytes), c ? MGD_OK : MGD_E_ABSENT);
+  EXPECT_CODE(mgd_replica_make_room(x->m, d, bytes, true), c ? MGD_OK : MGD_E_ABSENT);
   for (; c; c = bytes > 0 ? least_recent(x, d) : NULL) {
     bytes -= c->bytes;
     doom(x, c);

@@ -229,7 +229,7 @@ static void one_source_may_have_a_hundred_thousand_parts(void) {
     EXPECT(is_kept(m, a, 1 + i % 2, (uint64_t)i, i));
     EXPECT(!is_kept(m, a, 2 - i % 2, (uint64_t)i, -1));
   }
-  EXPECT_OK(mgd_replica_make_room(m, 1, PARTS / 2)); /* the eldest first: the far end of the chain */
+  EXPECT_OK(mgd_replica_make_room(m, 1, PARTS / 2, true)); /* the eldest first: the far end of the chain */
   EXPECT_OK(mgd_source_written(m, a));
   EXPECT_INT(replicas_on(m, 1) + replicas_on(m, 2), PARTS);
   int32_t slot = -1, reaped = 0;

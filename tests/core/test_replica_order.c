@@ -63,7 +63,7 @@ static void a_lower_limit_or_capacity_dooms_what_is_too_much(void) {
   expect_reaped(m, two);
   expect_reaped(m, -1);
   EXPECT_OK(mgd_replica_limit(m, 1, 1.0));
-  int32_t four = keep(m, a, 1, 4, 60);
+  int32_t four = keep(m, a, 1, 4, 40);
   EXPECT(is_kept(m, a, 1, 3, three));
   EXPECT_OK(mgd_replica_limit(m, 1, 0.0));
   expect_reaped(m, four);
@@ -71,6 +71,42 @@ static void a_lower_limit_or_capacity_dooms_what_is_too_much(void) {
   EXPECT(is_kept(m, a, 2, 1, far));
   int32_t slot = -7;
   EXPECT_CODE(mgd_replica_add(m, a, 0, 1, 5, 1, &slot), MGD_E_NO_ROOM);
+  mgd_machine_destroy(m);
+}
+
+/* So that the next copy finds room that was given back before. */
+static void new_ones_leave_some_of_the_room_free(void) {
+  struct mgd_machine *m = new_machine(1, 1600);
+  uint64_t a = open_source(m);
+  EXPECT_OK(mgd_ledger_add(m, 1, MGD_MANAGED, 1000));
+  int32_t one = keep(m, a, 1, 1, 200), two = keep(m, a, 1, 2, 200);
+  expect_reaped(m, -1); /* 400 and the eighth that stays free are all the rest */
+  int32_t three = keep(m, a, 1, 3, 1);
+  expect_reaped(m, one);
+  expect_reaped(m, -1);
+  EXPECT_OK(mgd_ledger_add(m, 1, MGD_MANAGED, 600)); /* others fill the device: a 16th stays all the same */
+  int32_t four = keep(m, a, 1, 4, 99);
+  expect_reaped(m, two);
+  expect_reaped(m, -1);
+  int32_t five = keep(m, a, 1, 5, 500); /* however large */
+  expect_reaped(m, three);
+  expect_reaped(m, four);
+  EXPECT(is_kept(m, a, 1, 5, five));
+  mgd_machine_destroy(m);
+}
+
+/* Storages leave before the last 16th of the capacity does. */
+static void what_was_used_last_goes_last(void) {
+  struct mgd_machine *m = new_machine(1, 1600);
+  uint64_t a = open_source(m);
+  int32_t one = keep(m, a, 1, 1, 80), two = keep(m, a, 1, 2, 80), three = keep(m, a, 1, 3, 80);
+  EXPECT_OK(mgd_replica_make_room(m, 1, 1000, false));
+  expect_reaped(m, one);
+  expect_reaped(m, two);
+  expect_reaped(m, -1);
+  EXPECT_CODE(mgd_replica_make_room(m, 1, 1, false), MGD_E_ABSENT);
+  EXPECT_OK(mgd_replica_make_room(m, 1, 1, true));
+  expect_reaped(m, three);
   mgd_machine_destroy(m);
 }
 
@@ -106,7 +142,7 @@ static struct mgd_machine *crowded(int32_t slot[3]) {
 static void expect_room(int64_t bytes, int gone) {
   int32_t slot[3];
   struct mgd_machine *m = crowded(slot);
-  EXPECT_OK(mgd_replica_make_room(m, 1, bytes));
+  EXPECT_OK(mgd_replica_make_room(m, 1, bytes, true));
   for (int i = 0; i < gone; i++) {
     expect_reaped(m, slot[i]);
   }
@@ -130,12 +166,12 @@ static void room_is_made_from_the_eldest_on_and_no_more_than_asked(void) {
 static void no_room_can_be_made_of_nothing(void) {
   int32_t slot[3];
   struct mgd_machine *m = crowded(slot);
-  EXPECT_CODE(mgd_replica_make_room(m, 1, -1), MGD_E_INVALID);
-  EXPECT_CODE(mgd_replica_make_room(m, 3, 1), MGD_E_NO_DEVICE);
-  EXPECT_CODE(mgd_replica_make_room(m, MGD_HOST, 1), MGD_E_ABSENT);
-  EXPECT_OK(mgd_replica_make_room(m, 1, 1000));
-  EXPECT_CODE(mgd_replica_make_room(m, 1, 1000), MGD_E_ABSENT); /* the doomed are nobody's any more */
-  EXPECT_CODE(mgd_replica_make_room(m, 1, 0), MGD_E_ABSENT);
+  EXPECT_CODE(mgd_replica_make_room(m, 1, -1, true), MGD_E_INVALID);
+  EXPECT_CODE(mgd_replica_make_room(m, 3, 1, true), MGD_E_NO_DEVICE);
+  EXPECT_CODE(mgd_replica_make_room(m, MGD_HOST, 1, true), MGD_E_ABSENT);
+  EXPECT_OK(mgd_replica_make_room(m, 1, 1000, true));
+  EXPECT_CODE(mgd_replica_make_room(m, 1, 1000, true), MGD_E_ABSENT); /* the doomed are nobody's any more */
+  EXPECT_CODE(mgd_replica_make_room(m, 1, 0, true), MGD_E_ABSENT);
   mgd_machine_destroy(m);
 }
 
@@ -144,11 +180,11 @@ static void empty_copies_go_when_more_is_asked_for_than_there_is(void) {
   struct mgd_machine *m = new_machine(1, 200);
   uint64_t a = open_source(m);
   int32_t one = keep(m, a, 1, 1, 10), two = keep(m, a, 1, 2, 0), three = keep(m, a, 1, 3, 0);
-  EXPECT_OK(mgd_replica_make_room(m, 1, 11));
+  EXPECT_OK(mgd_replica_make_room(m, 1, 11, true));
   expect_reaped(m, one);
   expect_reaped(m, two);
   expect_reaped(m, three);
-  EXPECT_CODE(mgd_replica_make_room(m, 1, 11), MGD_E_ABSENT);
+  EXPECT_CODE(mgd_replica_make_room(m, 1, 11, true), MGD_E_ABSENT);
   mgd_machine_destroy(m);
 }
 
@@ -157,6 +193,8 @@ int main(void) {
   exactly_the_limit_fits_and_one_byte_more_does_not();
   another_threads_copy_of_the_same_bytes_replaces_the_older();
   a_lower_limit_or_capacity_dooms_what_is_too_much();
+  new_ones_leave_some_of_the_room_free();
+  what_was_used_last_goes_last();
   limits_are_fractions();
   room_is_made_from_the_eldest_on_and_no_more_than_asked();
   no_room_can_be_made_of_nothing();

@@ -1,0 +1,204 @@
+"""Operands that cross to another device beside what runs there and where they come from."""
+
+import pytest
+import torch
+
+import managed
+from managed import ManagedTensor
+from managed._sim_presets import DEFAULT
+
+pytestmark = pytest.mark.only_simulated("on the virtual clock")
+FROM, TO = "sim:1", "sim:2"
+WORK = 60  # operators that make a device busy
+BYTES = 4 * 2**20
+COPY = (DEFAULT.peer_latency_ns + BYTES / DEFAULT.peer_bytes_per_ns) * 1e-9  # s, alone on its way
+
+
+def on(device, *shape):
+    return torch.rand(*shape).as_subclass(ManagedTensor).to(device)
+
+
+@pytest.fixture
+def busy():
+    """Makes a device busy for some milliseconds; the time when all were idle."""
+    scratch = {d: on(d, 1024, 1024) for d in (FROM, TO)}
+
+    def work(device):
+        for _ in range(WORK):
+            scratch[device].sin_()
+
+    def begin():
+        for d in (FROM, TO):
+            torch.sim.synchronize(d)
+        return torch.sim.virtual_time("cpu")
+
+    with torch.no_grad():
+        yield work, begin
+
+
+def ran(device, begin):
+    """Seconds from then on until all has ended that the current stream was given."""
+    event = torch.Event(device)
+    event.record(torch.sim.current_stream(device))
+    event.synchronize()
+    return max(0, torch.sim.virtual_time("cpu") - begin)
+
+
+def test_the_copy_comes_after_what_wrote_the_operand_and_not_after_what_came_later(busy):
+    work, begin = busy
+    x, y = on(FROM, 1024, 1024), on(TO, 1024, 2048)
+    start = begin()
+    x.mul_(2)
+    work(FROM)
+    z = y[:, :1024] + x
+    assert z.device == torch.device(TO)
+    assert COPY < ran(TO, start) < ran(FROM, start) / 2
+    assert torch.equal(z.cpu(), y.cpu()[:, :1024] + x.cpu())
+
+
+def test_the_copy_waits_for_what_wrote_the_operand(busy):
+    work, begin = busy
+    x, y = on(FROM, 1024, 1024), on(TO, 1024, 2048)
+    start = begin()
+    work(FROM)
+    x.mul_(2)
+    y[:, :1024] + x
+    written = ran(FROM, start)
+    assert ran(TO, start) > written + COPY
+
+
+def test_neither_device_stands_still_for_the_copy(busy):
+    work, begin = busy
+    x, y, other = on(FROM, 1024, 1024), on(TO, 1024, 2048), on(FROM, 1024, 1024)
+    start = begin()
+    work(TO)
+    alone = ran(TO, start)
+    start = begin()
+    work(TO)
+    y[:, :1024] += x  # what is written stays where it is
+    other.sin_()
+    issued = torch.sim.virtual_time("cpu") - start
+    assert ran(FROM, start) < issued + COPY / 2
+    assert ran(TO, start) == pytest.approx(alone, rel=0.1)  # the copy was there when it was needed
+    assert alone > 4 * COPY
+
+
+def test_who_writes_the_operand_comes_after_the_copies(busy):
+    _, begin = busy
+    x, y, z = on(FROM, 1024, 1024), on(TO, 1024, 2048), on("sim:3", 1024, 2048)
+    start = begin()
+    before = x.cpu()
+    start = begin()
+    first, second = y[:, :1024] + x, z[:, :1024] + x
+    x.zero_()
+    assert ran(FROM, start) > 2 * COPY - 1e-6  # one lane leads out of the card
+    assert torch.equal(first.cpu(), y.cpu()[:, :1024] + before)
+    assert torch.equal(second.cpu(), z.cpu()[:, :1024] + before)
+    start = begin()
+    x.zero_()
+    assert ran(FROM, start) < COPY / 2  # who writes again waits for nobody
+
+
+def test_an_operand_that_leaves_and_dies_after_the_copy(busy):
+    """The audit of the suite sees bytes that are used by two at once."""
+    work, _ = busy
+    y = on(TO, 1024, 2048)
+    managed.budget(FROM, 16 * 2**20)
+    try:
+        work(FROM)
+        results = []
+        for _ in range(4):
+            x = on(FROM, 1024, 1024).add_(1)
+            results.append((y[:, :1024] + x, x))
+        for z, x in results:
+            assert torch.equal(z.cpu(), y.cpu()[:, :1024] + x.cpu())
+        del results, x
+    finally:
+        managed.budget(FROM, None)
+
+
+@pytest.mark.parametrize("made", [lambda x: x, lambda x: x.as_subclass(ManagedTensor)])
+def test_bytes_of_the_host_arrive_beside_what_runs(busy, made):
+    work, begin = busy
+    x = torch.rand(1024, 1024)
+    start = begin()
+    work(TO)
+    alone = ran(TO, start)
+    start = begin()
+    work(TO)
+    y = made(x).as_subclass(ManagedTensor).cuda(2, non_blocking=True)
+    assert torch.sim.virtual_time("cpu") - start < alone / 2  # nobody waits
+    z = y + 1
+    assert ran(TO, start) < alone + COPY / 2
+    assert torch.equal(z.cpu(), x + 1)
+    x.zero_()
+    assert not torch.equal(y.cpu(), x)
+
+
+def test_what_is_no_single_piece_crosses_as_it_did(busy):
+    _, begin = busy
+    x, y = on(FROM, 1024, 1024), on(TO, 512, 2048)
+    start = begin()
+    z = y[:, ::2] + x[::2]
+    assert torch.equal(z.cpu(), y.cpu()[:, ::2] + x.cpu()[::2])
+    assert ran(TO, start) > 0
+
+
+def test_an_operator_does_not_stand_in_a_queue(busy):
+    work, begin = busy
+    x, y = on(TO, 1024, 1024), on(FROM, 1024, 1024)  # as large, and y was made last
+    begin()
+    assert (x + y).device == torch.device(FROM)
+    x, y = on(TO, 1024, 1024), on(FROM, 1024, 1024)
+    begin()
+    work(FROM)
+    mark = managed.explain()[-1].sequence
+    z = x + y
+    assert z.device == torch.device(TO)
+    (event,) = [e for e in managed.explain() if e.sequence > mark]
+    assert event.reason == "the others are busy for longer"
+    assert torch.equal(z.cpu(), x.cpu() + y.cpu())
+
+
+def test_what_a_queue_makes_stays_in_it(busy):
+    work, begin = busy
+    x, y = on(TO, 1024, 1024), on(FROM, 1024, 1024)
+    begin()
+    work(FROM)
+    y = y * 2
+    assert (x + y).device == torch.device(FROM)
+
+
+def test_kernels_that_were_measured():
+    x = on(FROM, 1024, 1024)
+    torch.sim.synchronize(FROM)
+    before = torch.sim.busy()[FROM]
+    assert torch.sim._sim.exchange_duration(1_234_567) == -1
+    try:
+        x @ x
+    finally:
+        assert torch.sim._sim.exchange_duration(-1) == 1_234_567
+    torch.sim.synchronize(FROM)
+    assert torch.sim.busy()[FROM] - before == pytest.approx(1_234_567e-9, abs=2e-9)
+
+
+def test_all_copies_of_a_machine_may_share_a_bus(run_python):
+    program = """
+        import torch, managed
+        managed.simulate(4, "64MiB", preset="sirocco")
+        x = torch.ones(4 * 2**20)
+        there = [torch.empty_like(x, device=f"sim:{i}") for i in range(4)]
+
+        def copy(*pairs):
+            [torch.sim.synchronize(i) for i in range(4)]
+            begin = torch.sim.elapsed()
+            for to, source in pairs:
+                to.copy_(source, non_blocking=True)
+            return torch.sim.elapsed() - begin
+
+        alone = copy((there[0], x))
+        for second in ((there[1], x), (there[2], there[1])):
+            print(copy((there[0], x), second) / alone)
+    """
+    ratios = [float(r) for r in run_python(program).split()]
+    assert ratios == pytest.approx([2, 2], rel=0.03)
