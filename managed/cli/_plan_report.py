@@ -1,0 +1,207 @@
+"""The table and the picture of a plan."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+__all__ = ["draw", "need_matplotlib", "text"]
+
+Report = dict[str, Any]
+_SHOWN = 5  # discarded files, and places that asked for unknown numbers
+
+
+def size(nbytes: float) -> str:
+    """"24.0 GiB", "512.0 MiB", "0"."""
+    if not nbytes:
+        return "0"
+    power = 4
+    while power > 1 and abs(nbytes) < 1024**power:
+        power -= 1
+    return f"{nbytes / 1024**power:.1f} {' KMGT'[power]}iB"
+
+
+def duration(seconds: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        if seconds * scale >= 1:
+            return f"{seconds * scale:.3g} {unit}" if seconds < 1e3 else f"{seconds:.0f} s"
+    return f"{seconds * 1e9:.0f} ns"
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Text to the left, all other columns to the right."""
+    cells = [columns, *rows]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
+    lines = []
+    for row in cells:
+        padded = [
+            cell.ljust(width) if i in (0, len(columns) - 1) else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(padded).rstrip())
+    return "\n".join(lines)
+
+
+def spilled(found: Report, period: str = "step") -> int:
+    """Bytes that left a device for want of room, with a copy or, if there was one, without."""
+    return int(sum(found[period][kind] for kind in ("spill", "spare", "drop")))
+
+
+def verdict(found: Report) -> str:
+    if "does_not_fit" in found:
+        return f"does not fit: {found['does_not_fit']}"
+    if "error" in found:
+        return f"cannot be planned: {found['error']}"
+    if not found["steps"]:
+        return "made no step: no optimizer and no module was called"
+    if not found["ended"]:
+        steps = "1 step" if found["steps"] == 1 else f"{found['steps']} steps"
+        return f"{_fits(found)}; the script ended after {steps}"
+    return _fits(found)
+
+
+def _fits(found: Report) -> str:
+    if spilled(found):
+        return "spills"
+    return "spills, though not in this step" if spilled(found, "all") else "fits"
+
+
+def _copied(found: Report) -> dict[str, int]:
+    """Bytes by link: of any copy where the step was recorded, of managed's elsewhere."""
+    links: dict[str, int] = found.get("copied", found["step"]["links"])
+    return {link: n for link, n in sorted(links.items()) if n}
+
+
+def _where(found: Report) -> str:
+    return f"{found['devices']} ({found['speed']})"
+
+
+def _main_row(found: Report) -> list[str]:
+    if not found["steps"]:
+        return [_where(found), "", "", "", verdict(found)]
+    of = "" if found["devices"] == "room for all" else f" of {size(found['memory_bytes'])}"
+    cells = [f"{size(max(found['peak_bytes']))}{of}", size(spilled(found))]
+    return [_where(found), *cells, duration(found["step"]["elapsed_s"]), verdict(found)]
+
+
+def _price_row(found: Report, whole: Report) -> list[str]:
+    peak = max(whole["peak_bytes"])
+    part = f"{found['budget_bytes'] / peak:.0%} of the peak" if peak else ""
+    cells = [found["devices"], size(found["budget_bytes"]), part]
+    if not found["steps"]:
+        return [*cells, "", "", "", verdict(found)]
+    ratio = found["step"]["elapsed_s"] / max(whole["step"]["elapsed_s"], 1e-12)
+    cells += [size(spilled(found)), duration(found["step"]["elapsed_s"]), f"{ratio:.2f} x"]
+    return [*cells, verdict(found)]
+
+
+def wholes(plan: Report) -> dict[str, Report]:
+    """What each kind of devices does without a budget."""
+    return {c["devices"]: c for c in plan["configurations"] if c["budget_bytes"] is None}
+
+
+def text(plan: Report) -> str:
+    """The tables, and what has to be said beside them."""
+    found = plan["configurations"]
+    whole = wholes(plan)
+    steps = max(c["steps"] for c in found)
+    parts = [f"{os.path.basename(plan['script'])}: step {steps}, on devices without values"]
+    columns = ["devices", "peak of the fullest", "leaves in a step", "step", ""]
+    parts.append(table(columns, [_main_row(c) for c in whole.values()]))
+    links = [
+        [_where(c), link, size(n), duration(n / c["step"]["elapsed_s"] and c["step"]["elapsed_s"])]
+        for c in whole.values()
+        if c["steps"]
+        for link, n in _copied(c).items()
+    ]
+    if links:
+        parts.append(table(["devices", "link", "bytes of a step", ""], [r[:3] + [""] for r in links]))
+    prices = [_price_row(c, whole[c["devices"]]) for c in found if c["budget_bytes"] is not None]
+    if prices:
+        columns = ["devices", "budget of each", "", "leaves in a step", "step", "price", ""]
+        parts.append(table(columns, prices))
+    parts += _notes(found)
+    return "\n\n".join(parts)
+
+
+def _notes(found: Sequence[Report]) -> list[str]:
+    notes = []
+    thrown = sorted({f["path"] for c in found for f in c["discarded"]})
+    if thrown:
+        notes.append(f"Not written: {_listed(thrown)}.")
+    if not all(c.get("refused", True) for c in found):
+        notes.append(
+            "This kernel cannot refuse writes (it has no Landlock): what other programs or "
+            "libraries in C wrote, if the script uses any, was written."
+        )
+    asked = sorted({p for c in found for p in c.get("unknown", ())})
+    if asked:
+        notes.append(f"Asked for numbers that nobody knows, and got 0: {_listed(asked)}.")
+    return notes
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+# ---- the picture
+
+
+def need_matplotlib() -> None:
+    """ModuleNotFoundError that says what to do without it."""
+    if find_spec("matplotlib") is None:
+        raise ModuleNotFoundError("a picture needs matplotlib: pip install matplotlib")
+
+
+def draw(plan: Report, path: str | os.PathLike[str]) -> None:
+    """What each device holds, how it goes over a step, and what budgets cost; one row a kind."""
+    from matplotlib.figure import Figure
+
+    ran = [c for c in wholes(plan).values() if c["steps"]]
+    rows = max(1, len(ran))
+    figure = Figure(figsize=(12, 2.6 * rows), layout="constrained")
+    parts = figure.subplots(rows, 3, squeeze=False, width_ratios=(2, 3, 2))
+    for axes, whole in zip(parts, ran, strict=False):
+        priced = [c for c in plan["configurations"] if c["devices"] == whole["devices"]]
+        _draw_peaks(axes[0], whole)
+        _draw_memory(axes[1], whole)
+        _draw_prices(axes[2], whole, [c for c in priced if c["steps"]])
+    figure.savefig(path)
+
+
+def _draw_peaks(axes: Any, found: Report) -> None:
+    peaks = [n / 2**30 for n in found["peak_bytes"]]
+    axes.bar([f"sim:{i}" for i in range(len(peaks))], peaks, color="#4878cf")
+    if found["devices"] != "room for all":
+        axes.axhline(found["memory_bytes"] / 2**30, color="#d65f5f", linewidth=1)
+    axes.set_ylabel("GiB at the peak")
+    axes.set_title(_where(found), fontsize="medium", loc="left")
+
+
+def _draw_memory(axes: Any, found: Report) -> None:
+    until = found["step"]["elapsed_s"] * 1e3
+    for device, points in found.get("memory", {}).items():
+        times = [s * 1e3 for s, _ in points] + [until]
+        held = [n / 2**30 for _, n in points] + [points[-1][1] / 2**30] if points else []
+        if points:
+            axes.step(times, held, where="post", label=device, linewidth=1)
+    if found["devices"] != "room for all":
+        axes.axhline(found["memory_bytes"] / 2**30, color="#d65f5f", linewidth=1)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("ms of the last step")
+    axes.set_ylabel("GiB in use")
+    if axes.lines:
+        axes.legend(fontsize="x-small", loc="lower center", ncols=4)
+
+
+def _draw_prices(axes: Any, whole: Report, found: Sequence[Report]) -> None:
+    points = sorted(
+        (c["budget_bytes"] or max(whole["peak_bytes"]), c["step"]["elapsed_s"] * 1e3) for c in found
+    )
+    axes.plot([b / 2**30 for b, _ in points], [ms for _, ms in points], "o-", color="#6acc65")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("GiB of each device")
+    axes.set_ylabel("ms of a step")
