@@ -234,6 +234,6 @@ def written(root: str) -> list[tuple[str, int]]:
     """(path that was meant, bytes) of each file below the folder, sorted."""
     found = []
     for folder, _, names in os.walk(root):
-        for path in (os.path.join(folder, n) for n in names):
-            found.append((path[len(root) :], _lstat(path).st_size))
+        paths = [os.path.join(folder, n) for n in names]
+        found += [(path[len(root) :], _lstat(path).st_size) for path in paths]
     return sorted(found)

@@ -49,6 +49,6 @@ def allow_writes_below(folders: Iterable[str]) -> bool:
                 return False
         if ctypes.CDLL(None).prctl(_NO_NEW_PRIVS, 1, 0, 0, 0):
             return False
-        return call(_RESTRICT_SELF, rules, 0) == 0
+        return not call(_RESTRICT_SELF, rules, 0)
     finally:
         os.close(rules)

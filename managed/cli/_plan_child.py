@@ -41,7 +41,7 @@ def _hollow(module: nn.Module, name: str, parameter: nn.Parameter | None) -> Non
         if parameter.nbytes < _HOLLOW or managed._C.is_managed(parameter):
             return
         empty = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
-        torch.utils.swap_tensors(parameter, empty)
+        torch.utils.swap_tensors(parameter, empty)  # type: ignore[no-untyped-call]
 
 
 def _discard(job: dict[str, Any]) -> bool:
@@ -61,7 +61,9 @@ def _unknown(report: Figures) -> None:
     places: list[str] = []
     report["unknown"] = places
 
-    def show(message: Any, category: Any, filename: str, lineno: int, *rest: Any) -> None:
+    def show(
+        message: Any, category: Any, filename: str, lineno: int, *rest: Any, **more: Any
+    ) -> None:
         place = f"{os.path.basename(filename)}:{lineno}"
         if "do not know" in str(message) and place not in places:
             places.append(place)
@@ -92,7 +94,7 @@ def main(path: str) -> None:
         if report["ended"]:  # at once, whatever the script wants to do at its end
             os._exit(0)
 
-    steps = Steps(job["steps"], done)
+    steps = Steps(job["steps"], job["settled"], done)
     _unknown(steps.report)
     steps.report["refused"] = _discard(job)
     steps.install()

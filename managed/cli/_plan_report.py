@@ -14,11 +14,11 @@ _SHOWN = 5  # discarded files, and places that asked for unknown numbers
 
 
 def size(nbytes: float) -> str:
-    """"24.0 GiB", "512.0 MiB", "0"."""
-    if not nbytes:
-        return "0"
+    """ "24.0 GiB", "512.0 MiB", "0"."""
+    if nbytes < 1024:
+        return f"{nbytes:.0f} B" if nbytes else "0"
     power = 4
-    while power > 1 and abs(nbytes) < 1024**power:
+    while nbytes < 1024**power:
         power -= 1
     return f"{nbytes / 1024**power:.1f} {' KMGT'[power]}iB"
 
@@ -31,13 +31,14 @@ def duration(seconds: float) -> str:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Text to the left, all other columns to the right."""
+    """The first column to the left, and one without a name at the end; others to the right."""
     cells = [columns, *rows]
     widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
+    left = {0} if columns[-1] else {0, len(columns) - 1}
     lines = []
     for row in cells:
         padded = [
-            cell.ljust(width) if i in (0, len(columns) - 1) else cell.rjust(width)
+            cell.ljust(width) if i in left else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  ".join(padded).rstrip())
@@ -78,10 +79,14 @@ def _where(found: Report) -> str:
     return f"{found['devices']} ({found['speed']})"
 
 
+def _is_room(found: Report) -> bool:
+    return bool(found["devices"] == "room for all")
+
+
 def _main_row(found: Report) -> list[str]:
     if not found["steps"]:
         return [_where(found), "", "", "", verdict(found)]
-    of = "" if found["devices"] == "room for all" else f" of {size(found['memory_bytes'])}"
+    of = "" if _is_room(found) else f" of {size(found['memory_bytes'])}"
     cells = [f"{size(max(found['peak_bytes']))}{of}", size(spilled(found))]
     return [_where(found), *cells, duration(found["step"]["elapsed_s"]), verdict(found)]
 
@@ -106,18 +111,13 @@ def text(plan: Report) -> str:
     """The tables, and what has to be said beside them."""
     found = plan["configurations"]
     whole = wholes(plan)
-    steps = max(c["steps"] for c in found)
-    parts = [f"{os.path.basename(plan['script'])}: step {steps}, on devices without values"]
+    parts = [f"{os.path.basename(plan['script'])} on devices without values"]
     columns = ["devices", "peak of the fullest", "leaves in a step", "step", ""]
     parts.append(table(columns, [_main_row(c) for c in whole.values()]))
-    links = [
-        [_where(c), link, size(n), duration(n / c["step"]["elapsed_s"] and c["step"]["elapsed_s"])]
-        for c in whole.values()
-        if c["steps"]
-        for link, n in _copied(c).items()
-    ]
+    ran = [c for c in whole.values() if c["steps"] and not _is_room(c)]
+    links = [[c["devices"], link, size(n)] for c in ran for link, n in _copied(c).items()]
     if links:
-        parts.append(table(["devices", "link", "bytes of a step", ""], [r[:3] + [""] for r in links]))
+        parts.append(table(["devices", "link", "bytes in a step"], links))
     prices = [_price_row(c, whole[c["devices"]]) for c in found if c["budget_bytes"] is not None]
     if prices:
         columns = ["devices", "budget of each", "", "leaves in a step", "step", "price", ""]
@@ -128,6 +128,10 @@ def text(plan: Report) -> str:
 
 def _notes(found: Sequence[Report]) -> list[str]:
     notes = []
+    ended = sorted({c["steps"] for c in found if c["ended"]})
+    if ended:
+        settled = f", and of step {ended[-1]} where bytes leave" if len(ended) > 1 else ""
+        notes.append(f"Figures are of step {ended[0]}{settled}. Time is virtual.")
     thrown = sorted({f["path"] for c in found for f in c["discarded"]})
     if thrown:
         notes.append(f"Not written: {_listed(thrown)}.")
@@ -175,7 +179,7 @@ def draw(plan: Report, path: str | os.PathLike[str]) -> None:
 def _draw_peaks(axes: Any, found: Report) -> None:
     peaks = [n / 2**30 for n in found["peak_bytes"]]
     axes.bar([f"sim:{i}" for i in range(len(peaks))], peaks, color="#4878cf")
-    if found["devices"] != "room for all":
+    if not _is_room(found):
         axes.axhline(found["memory_bytes"] / 2**30, color="#d65f5f", linewidth=1)
     axes.set_ylabel("GiB at the peak")
     axes.set_title(_where(found), fontsize="medium", loc="left")
@@ -188,7 +192,7 @@ def _draw_memory(axes: Any, found: Report) -> None:
         held = [n / 2**30 for _, n in points] + [points[-1][1] / 2**30] if points else []
         if points:
             axes.step(times, held, where="post", label=device, linewidth=1)
-    if found["devices"] != "room for all":
+    if found["memory_bytes"] < 2 * max(found["peak_bytes"]):
         axes.axhline(found["memory_bytes"] / 2**30, color="#d65f5f", linewidth=1)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("ms of the last step")

@@ -14,12 +14,13 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 import managed
+from managed import sim
+from managed._backend import C
 from managed._spans import held
 
 __all__ = ["Steps"]
@@ -29,16 +30,10 @@ _MOVED = ("spill", "spare", "drop", "restore", "copy")
 _POINTS = 400  # of a device's memory over a step, at most
 
 
-def _figures() -> Figures:
-    """Everything is counted from the start of the process."""
-    counted = managed.stats()
-    return {
-        "elapsed_s": torch.sim.elapsed(),
-        "real_s": time.perf_counter(),
-        "busy_s": torch.sim.busy(),
-        "links": counted["links"],
-        **{kind: counted[f"{kind}_bytes"] for kind in _MOVED},
-    }
+def _sum(a: Any, b: Any) -> Any:
+    if isinstance(a, dict):
+        return {k: _sum(a.get(k, 0), b.get(k, 0)) for k in a.keys() | b.keys()}
+    return a + b
 
 
 def _difference(after: Any, before: Any) -> Any:
@@ -47,15 +42,25 @@ def _difference(after: Any, before: Any) -> Any:
     return after - before
 
 
-class Steps:
-    """`done(report)` is called after each step, the last time with report["ended"] true."""
+def _left(figures: Figures) -> int:
+    return sum(figures[kind] for kind in ("spill", "spare", "drop"))
 
-    def __init__(self, wanted: int, done: Callable[[Figures], None]) -> None:
-        self.wanted, self.done = wanted, done
+
+class Steps:
+    """`done(report)` is called after each step, the last time with report["ended"] true.
+
+    That is after `wanted` steps, or after `settled` where bytes leave: devices learn steps that
+    repeat, and the first ones take longer.
+    """
+
+    def __init__(self, wanted: int, settled: int, done: Callable[[Figures], None]) -> None:
+        self.wanted, self.settled, self.done = wanted, settled, done
         self.ends: dict[int, list[Figures]] = {}  # of each optimizer or module
-        self.peaks = [0] * torch.sim.device_count()
+        self.peaks = [0] * sim.device_count()
         self.report: Figures = {"steps": 0, "ended": False}
-        self._start = _figures()
+        # What was counted before the script set counters to zero.
+        self._reset: Figures = {"links": {}, **dict.fromkeys(_MOVED, 0)}
+        self._start = self._figures()
         self._optimizers = 0
         self._profile: managed.profile | None = None
         self._profile_began = 0.0
@@ -72,7 +77,8 @@ class Steps:
             self._optimizers += 1
             original(optimizer, *args, **kwargs)
 
-        Optimizer.__init__ = init  # type: ignore[method-assign]
+        managed.stats = self._stats
+        setattr(Optimizer, "__init__", init)  # noqa: B010
         register_optimizer_step_post_hook(lambda optimizer, *_: self._ended(optimizer))
         register_module_forward_pre_hook(self._called)
         register_module_forward_hook(self._returned, always_call=True)
@@ -93,29 +99,54 @@ class Steps:
 
     # ---- figures
 
+    def _counted(self, counted: Figures) -> Figures:
+        return {"links": counted["links"], **{kind: counted[f"{kind}_bytes"] for kind in _MOVED}}
+
+    def _stats(self, reset: bool = False) -> Figures:
+        """managed.stats() of the script."""
+        counted = C.stats(reset=reset)
+        if reset:
+            self._reset = _sum(self._counted(counted), self._reset)
+        return counted
+
+    def _figures(self) -> Figures:
+        """Everything is counted from the start of the process."""
+        return {
+            "elapsed_s": sim.elapsed(),
+            "real_s": time.perf_counter(),
+            **_sum(self._counted(C.stats(reset=False)), self._reset),
+        }
+
     def _ended(self, whose: object) -> None:
         ends = self.ends.setdefault(id(whose), [])
-        ends.append(_figures())
+        ends.append(self._figures())
         if len(ends) >= self.report["steps"]:
             self._tell(ends)
         if len(ends) == self.wanted - 1 and self._profile is None:
-            self._look()
+            self._record(True)
 
-    def _look(self) -> None:
-        """Has the last step recorded, unless the script records one itself."""
-        self._profile_began = torch.sim.elapsed()
-        try:
-            profile = managed.profile()
-            profile.__enter__()
-            self._profile = profile
-        except RuntimeError:
-            self._profile = None
+    def _record(self, on: bool) -> managed.profile | None:
+        """Has the last step recorded, unless the script records one itself; or ends that."""
+        profile, self._profile = self._profile, None
+        if profile is not None:
+            profile.__exit__(None, None, None)
+        if on:
+            self._profile_began = sim.elapsed()
+            self._profile = managed.profile()
+            try:
+                self._profile.__enter__()
+            except RuntimeError:
+                self._profile = None
+        return profile
 
     def _tell(self, ends: list[Figures]) -> None:
-        peaks = [torch.sim.max_memory_allocated(i) for i in range(len(self.peaks))]
+        peaks = [sim.max_memory_allocated(i) for i in range(len(self.peaks))]
         self.peaks = [*map(max, self.peaks, peaks)]
         last, count = ends[-1], len(ends)
         before = ends[-2] if count > 1 else self._start
+        if count == self.wanted < self.settled and _left(last) > _left(ends[0]):
+            self.wanted = self.settled
+            self._record(False)
         self.report |= {
             "steps": count,
             "ended": count >= self.wanted,
@@ -123,9 +154,7 @@ class Steps:
             "step": _difference(last, before),
             "all": _difference(last, self._start),
         }
-        if self.report["ended"] and self._profile is not None:
-            profile, self._profile = self._profile, None
-            profile.__exit__(None, None, None)
+        if self.report["ended"] and (profile := self._record(False)):
             self.report |= _seen(profile, before["elapsed_s"] - self._profile_began)
         self.done(self.report)
 
@@ -133,8 +162,8 @@ class Steps:
         """The script ended by itself: what there is, is what it did."""
         if not self.report["steps"]:
             self.report |= {
-                "peak_bytes": [torch.sim.max_memory_allocated(i) for i in range(len(self.peaks))],
-                "all": _difference(_figures(), self._start),
+                "peak_bytes": [sim.max_memory_allocated(i) for i in range(len(self.peaks))],
+                "all": _difference(self._figures(), self._start),
             }
         self.done(self.report)
 

@@ -6,38 +6,26 @@ import argparse
 import json
 import os
 import re
-import signal
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from managed.cli import _plan_report
-from managed.cli._discard import written
+from managed.cli._plan_process import Machine, configured
 from managed.settings import parse_bytes
 from managed.sim import _plan as checked_plan
-from managed.sim import _preset
 
-__all__ = ["Devices", "describe", "plan", "read_devices", "run"]
+__all__ = ["Machine", "describe", "plan", "read_machine", "run"]
 
 Report = dict[str, Any]
 VERSION = 1  #: of the JSON
 _FORM = re.compile(r"\s*(?:(\d+)\s*[xX]\s*)?(\S.*?)\s*")
 _BUDGETS = "80%,60%,40%"
+_STEPS, _SETTLED = 3, 8
 _ROOM = 8 * 2**40  # bytes of a device that has room for all
 
 
-class Devices(NamedTuple):
-    """Like "4xh100-sxm": as many devices, a preset for their speed, and their memory."""
-
-    name: str
-    count: int
-    preset: str | None
-    memory: int  #: bytes of each
-
-
-def read_devices(text: str, preset: str | None = None) -> Devices:
+def read_machine(text: str, preset: str | None = None) -> Machine:
     """Reads "2x24GiB", "h100-sxm" or "4xcard.json"; the preset is the speed of those with a size.
 
     ValueError for what is neither a size nor a preset, and for counts that cannot be simulated.
@@ -49,7 +37,7 @@ def read_devices(text: str, preset: str | None = None) -> Devices:
     sized = what[0].isdigit()
     kind, memory = (preset, what) if sized else (what, None)
     checked = checked_plan(count, memory, kind, values=False)
-    return Devices(f"{count}x{what}", count, kind, checked.capacities[0])
+    return Machine(f"{count}x{what}", count, kind, checked.capacities[0])
 
 
 class _Parser(argparse.ArgumentParser):
@@ -79,7 +67,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
         default=_BUDGETS,
         help="budgets to price, in parts of the peak or in bytes, or none (default: %(default)s)",
     )
-    add("--steps", type=int, default=3, help="steps to run (default: 3)")
+    add("--steps", type=int, help="steps to run (default: 3, and 8 where bytes leave)")
     add("--timeout", type=float, default=600, help="seconds for a configuration (default: 600)")
     add("--json", type=Path, metavar="FILE", help="writes all of it, for programs")
     add("--picture", type=Path, metavar="FILE", help="draws it; needs matplotlib")
@@ -103,6 +91,8 @@ def run(options: argparse.Namespace) -> int:
         )
     except (ValueError, OSError, ModuleNotFoundError) as error:
         return _wrong(str(error).removeprefix("managed: "))
+    if said := found["configurations"][0].get("output"):
+        print(said, file=sys.stderr)
     print(_plan_report.text(found))
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
@@ -123,7 +113,7 @@ def plan(
     *,
     preset: str | None = None,
     budgets: list[str],
-    steps: int = 3,
+    steps: int | None = None,
     timeout: float = 600,
 ) -> Report:
     """Runs the script's first steps on each of these devices, and under budgets, without values.
@@ -134,21 +124,22 @@ def plan(
     path = Path(script).absolute()
     if not path.is_file():
         raise FileNotFoundError(f"managed: there is no script {script}")
-    if steps < 1:
+    if steps is not None and steps < 1:
         raise ValueError(f"managed: {steps} steps are none; say 3")
-    machines = [read_devices(d, preset) for d in devices]
+    machines = dict.fromkeys(read_machine(d, preset) for d in devices)
     for budget in budgets:
         budget_bytes(budget, 0)
-    job: Report = {"script": str(path), "arguments": arguments, "steps": steps}
-    room = machines[0]._replace(name="room for all", count=1, memory=_ROOM)
-    found = [_configured(job, room, timeout, None)]
-    for machine in machines:
-        whole = _configured(job, machine, timeout, None)
+    job: Report = {"script": str(path), "arguments": arguments}
+    job |= {"steps": steps or _STEPS, "settled": steps or _SETTLED}
+    room = next(iter(machines))._replace(name="room for all", devices=1, memory=_ROOM)
+    found = [configured(job, room, timeout, None)]
+    for machine in () if "error" in found[0] else machines:  # it would fail again
+        whole = configured(job, machine, timeout, None)
         found.append(whole)
         for budget in budgets if whole["steps"] else ():
             size = budget_bytes(budget, max(whole["peak_bytes"]))
             if size < machine.memory:
-                found.append(_configured(job, machine, timeout, size))
+                found.append(configured(job, machine, timeout, size))
     return {
         "version": VERSION,
         "script": str(path),
@@ -168,81 +159,3 @@ def budget_bytes(text: str, peak: int) -> int:
     if not 0 < part <= 1:
         raise ValueError(f"managed: {text!r} is no part of the peak; say '60%' or '8GiB'")
     return int(part * peak)
-
-
-def _configured(job: Report, machine: Devices, timeout: float, budget: int | None) -> Report:
-    """What the script does on these devices, each with that budget, in a process of its own."""
-    told = f"{machine.name}{'' if budget is None else f' with {budget / 2**30:.2f} GiB each'}"
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{told} ...", end="", file=sys.stderr, flush=True)
-    with tempfile.TemporaryDirectory(prefix="managed-plan-") as folder:
-        found = _child(job, machine, timeout, budget, Path(folder))
-        discarded = written(os.path.join(folder, "written"))
-    if sys.stderr.isatty():
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-    return {
-        "devices": machine.name,
-        "count": machine.count,
-        "preset": machine.preset,
-        "memory_bytes": machine.memory,
-        "budget_bytes": budget,
-        "speed": _preset(machine.preset).name,
-        **found,
-        "discarded": [{"path": p, "bytes": size} for p, size in discarded],
-    }
-
-
-def _child(
-    job: Report, machine: Devices, timeout: float, budget: int | None, folder: Path
-) -> Report:
-    temporary, result, log = folder / "tmp", folder / "result.json", folder / "log"
-    temporary.mkdir()
-    (folder / "written").mkdir()
-    job = job | {
-        "devices": machine.count,
-        "memory": machine.memory,
-        "preset": machine.preset,
-        "budgets": None if budget is None else [budget] * machine.count,
-        "folder": str(folder),
-        "written": str(folder / "written"),
-        "result": str(result),
-        "caches": _caches(),
-    }
-    (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
-    env = {k: v for k, v in os.environ.items() if k not in ("MANAGED_SIM", "NO_MANAGED")}
-    env |= {"TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1", "WANDB_MODE": "disabled"}
-    command = [sys.executable, "-m", "managed.cli._plan_child", str(folder / "job.json")]
-    ended: str | None = None
-    with open(log, "wb") as file:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env=env,
-            start_new_session=True,
-        )
-        try:
-            process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            ended = f"it was ended after {timeout:g} s; --timeout gives it more"
-        finally:  # and whatever it has started, loaders' processes for example
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            process.wait()
-    found: Report = {"steps": 0, "ended": False}
-    if result.exists():
-        found = json.loads(result.read_text(encoding="utf-8"))
-    elif ended is None:
-        lines = log.read_text(errors="replace").splitlines() or ["nothing was said"]
-        ended = f"its process ended with status {process.returncode}: {lines[-1]}"
-    return found if ended is None else found | {"error": ended}
-
-
-def _caches() -> list[str]:
-    """What libraries download stays, so that it is not downloaded for each configuration."""
-    names = ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME")
-    home = os.path.expanduser("~/.cache")
-    return sorted({os.path.abspath(os.environ.get(n) or home) for n in names})
