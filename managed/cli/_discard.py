@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import errno
+import functools
 import io
 import os
 import pathlib
@@ -20,7 +21,9 @@ __all__ = ["Discard", "written"]
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _open, _os_open, _lstat, _listdir, _scandir = open, os.open, os.lstat, os.listdir, os.scandir
-_mkdir, _rmdir, _readlink = os.mkdir, os.rmdir, os.readlink
+_mkdir, _rmdir, _readlink, _rmtree = os.mkdir, os.rmdir, os.readlink, shutil.rmtree
+_READING = ("stat", "lstat", "access", "readlink", "listxattr", "getxattr")
+_CHANGING = ("chmod", "chown", "utime", "truncate", "setxattr", "removexattr")
 
 
 def _error(number: int, path: str) -> OSError:
@@ -163,6 +166,16 @@ class Discard:
 
         return remove
 
+    def rmtree(self, path: Any, *args: Any, **kwargs: Any) -> None:
+        full = self._full(path, kwargs.get("dir_fd"))
+        if full is None or not self._is_seen(full):
+            _rmtree(path, *args, **kwargs)
+            return
+        if _is_there(self.root + full):
+            _rmtree(self.root + full)
+        if _is_there(full):
+            self.gone.add(full)
+
     def _renaming(self, original: Any) -> Any:
         def rename(src: Any, dst: Any, **fds: int | None) -> None:
             full = self._full(src, fds.get("src_dir_fd"))
@@ -197,17 +210,13 @@ class Discard:
 
         return _merged(self._entries(path, read))
 
-    def _reading(self, original: Any) -> Any:
-        def call(path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> Any:
-            found = self.seen(path, dir_fd)
+    def _calling(self, original: Any, where: Callable[..., Any]) -> Any:
+        """The function, of the path where it is read, or written."""
+
+        def call(path: Any = ".", *args: Any, dir_fd: int | None = None, **kwargs: Any) -> Any:
+            found = where(path, dir_fd)
             given = {"dir_fd": dir_fd} if dir_fd is not None and found is path else {}
             return original(found, *args, **given, **kwargs)
-
-        return call
-
-    def _changing(self, original: Any) -> Any:
-        def call(path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> Any:
-            return original(self.place(path, dir_fd, copied=True), *args, **kwargs)
 
         return call
 
@@ -217,13 +226,15 @@ class Discard:
         functions |= {"listdir": self.listdir, "scandir": self.scandir}
         functions |= {n: self._removing(getattr(os, n)) for n in ("remove", "unlink", "rmdir")}
         functions |= {n: self._renaming(getattr(os, n)) for n in ("rename", "replace")}
-        functions |= {n: self._reading(getattr(os, n)) for n in ("stat", "lstat", "access")}
-        functions |= {n: self._changing(getattr(os, n)) for n in ("chmod", "utime", "truncate")}
+        functions |= {n: self._calling(getattr(os, n), self.seen) for n in _READING}
+        changed = functools.partial(self.place, copied=True)
+        functions |= {n: self._calling(getattr(os, n), changed) for n in _CHANGING}
         link = os.symlink
         functions["symlink"] = lambda src, dst, *a, dir_fd=None: link(src, self.place(dst, dir_fd))
         for name, function in functions.items():
             setattr(os, name, function)
         builtins.open = io.open = self.open
+        shutil.rmtree = self.rmtree  # type: ignore[assignment]
         accessor = getattr(pathlib, "_NormalAccessor", None)  # Python 3.10 keeps what it found
         for name, function in {**functions, "open": self.open}.items() if accessor else ():
             if hasattr(accessor, name):

@@ -1,15 +1,18 @@
-"""Landlock: the kernel refuses writes outside a few folders, for this process and its children."""
+"""What the kernel does for a process: it refuses writes outside a few folders (Landlock), for its
+children too, and ends the process with the one that started it.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import signal
 from collections.abc import Iterable
 
-__all__ = ["allow_writes_below"]
+__all__ = ["allow_writes_below", "end_with_parent"]
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every architecture
-_NO_NEW_PRIVS = 38  # prctl
+_PDEATHSIG, _NO_NEW_PRIVS = 1, 38  # prctl
 _WRITE_FILE, _TRUNCATE = 1 << 1, 1 << 14
 #: Bits of linux/landlock.h: remove and make files of all kinds; rename and truncate came later.
 _FIRST = _WRITE_FILE | sum(1 << bit for bit in range(4, 13))
@@ -20,6 +23,10 @@ class _Below(ctypes.Structure):
     _pack_ = 1
     _layout_ = "ms"  # Python 3.14 asks for it beside _pack_
     _fields_ = (("access", ctypes.c_uint64), ("parent", ctypes.c_int32))
+
+
+def end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def allow_writes_below(folders: Iterable[str]) -> bool:

@@ -21,7 +21,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 import managed
 from managed.cli._discard import Discard
-from managed.cli._landlock import allow_writes_below
+from managed.cli._landlock import allow_writes_below, end_with_parent
 from managed.cli._plan_steps import Figures, Steps
 
 _HOLLOW = 1 << 20  # bytes from which on a parameter takes no memory of the host
@@ -84,6 +84,7 @@ def _why(error: BaseException, script: str) -> dict[str, str]:
 def main(path: str) -> None:
     job: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
     result = job["result"]
+    end_with_parent()
     torch.set_num_threads(1)
     _simulate(job)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
-__all__ = ["draw", "need_matplotlib", "text"]
+__all__ = ["check_picture", "draw", "text"]
 
 Report = dict[str, Any]
 _SHOWN = 5  # discarded files, and places that asked for unknown numbers
@@ -154,58 +154,58 @@ def _listed(names: Sequence[str]) -> str:
 # ---- the picture
 
 
-def need_matplotlib() -> None:
-    """ModuleNotFoundError that says what to do without it."""
+def check_picture(path: str | os.PathLike[str]) -> None:
+    """ModuleNotFoundError without matplotlib, ValueError for a format that it does not write."""
     if find_spec("matplotlib") is None:
         raise ModuleNotFoundError("a picture needs matplotlib: pip install matplotlib")
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known = FigureCanvasBase.filetypes
+    if os.path.splitext(path)[1].lower().lstrip(".") not in known:
+        raise ValueError(f"{path} ends in no format of a picture; there are {', '.join(known)}")
 
 
 def draw(plan: Report, path: str | os.PathLike[str]) -> None:
     """What each device holds, how it goes over a step, and what budgets cost; one row a kind."""
     from matplotlib.figure import Figure
 
-    ran = [c for c in wholes(plan).values() if c["steps"]]
+    ran = [c for c in wholes(plan).values() if c["steps"] and not _is_room(c)]
     rows = max(1, len(ran))
     figure = Figure(figsize=(12, 2.6 * rows), layout="constrained")
     parts = figure.subplots(rows, 3, squeeze=False, width_ratios=(2, 3, 2))
     for axes, whole in zip(parts, ran, strict=False):
+        unit = "GiB" if max(whole["peak_bytes"]) >= 2**29 else "MiB"
+        scale = 2**30 if unit == "GiB" else 2**20
+        room = whole["memory_bytes"] / scale
+        peaks = [n / scale for n in whole["peak_bytes"]]
+        axes[0].bar([f"sim:{i}" for i in range(len(peaks))], peaks, color="#4878cf")
+        axes[0].set_title(_where(whole), fontsize="medium", loc="left")
+        axes[0].set_ylabel(f"{unit} at the peak")
+        _draw_memory(axes[1], whole, scale)
+        axes[1].set_ylabel(f"{unit} in use")
+        for some in axes[:2] if room < 2 * max(peaks) else axes[:1]:
+            some.axhline(room, color="#d65f5f", linewidth=1)
         priced = [c for c in plan["configurations"] if c["devices"] == whole["devices"]]
-        _draw_peaks(axes[0], whole)
-        _draw_memory(axes[1], whole)
-        _draw_prices(axes[2], whole, [c for c in priced if c["steps"]])
+        _draw_prices(axes[2], max(whole["peak_bytes"]), [c for c in priced if c["steps"]], scale)
+        axes[2].set_xlabel(f"{unit} of each device")
     figure.savefig(path)
 
 
-def _draw_peaks(axes: Any, found: Report) -> None:
-    peaks = [n / 2**30 for n in found["peak_bytes"]]
-    axes.bar([f"sim:{i}" for i in range(len(peaks))], peaks, color="#4878cf")
-    if not _is_room(found):
-        axes.axhline(found["memory_bytes"] / 2**30, color="#d65f5f", linewidth=1)
-    axes.set_ylabel("GiB at the peak")
-    axes.set_title(_where(found), fontsize="medium", loc="left")
-
-
-def _draw_memory(axes: Any, found: Report) -> None:
+def _draw_memory(axes: Any, found: Report, scale: int) -> None:
     until = found["step"]["elapsed_s"] * 1e3
     for device, points in found.get("memory", {}).items():
-        times = [s * 1e3 for s, _ in points] + [until]
-        held = [n / 2**30 for _, n in points] + [points[-1][1] / 2**30] if points else []
         if points:
+            times = [*(s * 1e3 for s, _ in points), until]
+            held = [n / scale for _, n in [*points, points[-1]]]
             axes.step(times, held, where="post", label=device, linewidth=1)
-    if found["memory_bytes"] < 2 * max(found["peak_bytes"]):
-        axes.axhline(found["memory_bytes"] / 2**30, color="#d65f5f", linewidth=1)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("ms of the last step")
-    axes.set_ylabel("GiB in use")
     if axes.lines:
         axes.legend(fontsize="x-small", loc="lower center", ncols=4)
 
 
-def _draw_prices(axes: Any, whole: Report, found: Sequence[Report]) -> None:
-    points = sorted(
-        (c["budget_bytes"] or max(whole["peak_bytes"]), c["step"]["elapsed_s"] * 1e3) for c in found
-    )
-    axes.plot([b / 2**30 for b, _ in points], [ms for _, ms in points], "o-", color="#6acc65")
+def _draw_prices(axes: Any, peak: int, found: Sequence[Report], scale: int) -> None:
+    points = sorted((c["budget_bytes"] or peak, c["step"]["elapsed_s"] * 1e3) for c in found)
+    axes.plot([b / scale for b, _ in points], [ms for _, ms in points], "o-", color="#6acc65")
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("GiB of each device")
     axes.set_ylabel("ms of a step")

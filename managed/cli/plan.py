@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -77,9 +78,11 @@ def run(options: argparse.Namespace) -> int:
     for path in (options.json, options.picture):
         if path is not None and not path.absolute().parent.is_dir():
             return _wrong(f"there is no folder {path.absolute().parent} to write into")
+    # Whoever ends this leaves nothing behind either.
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         if options.picture is not None:
-            _plan_report.need_matplotlib()
+            _plan_report.check_picture(options.picture)
         found = plan(
             options.script,
             options.arguments,
@@ -89,8 +92,10 @@ def run(options: argparse.Namespace) -> int:
             steps=options.steps,
             timeout=options.timeout,
         )
-    except (ValueError, OSError, ModuleNotFoundError) as error:
+    except (ValueError, FileNotFoundError, ModuleNotFoundError) as error:
         return _wrong(str(error).removeprefix("managed: "))
+    finally:
+        signal.signal(signal.SIGTERM, before)
     if said := found["configurations"][0].get("output"):
         print(said, file=sys.stderr)
     print(_plan_report.text(found))
