@@ -12,6 +12,7 @@ import runpy
 import sys
 import traceback
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +104,10 @@ def main(path: str) -> None:
     script = job["script"]
     sys.argv = [script, *job["arguments"]]
     sys.path[0] = os.path.dirname(script)
+    inside: Any = getattr(managed, "on", nullcontext)  # its tensors and modules are managed there
     try:
-        runpy.run_path(script, run_name="__main__")
+        with inside():
+            runpy.run_path(script, run_name="__main__")
     except SystemExit as end:
         if end.code not in (None, 0):
             steps.report["error"] = f"the script ended with status {end.code}"
