@@ -86,12 +86,14 @@ def reproduced(name: str, line: Report) -> Report:
         python(__file__, "--train", name, "--line", json.dumps(asked)).splitlines()[-1]
     )
     left = sum(line["step"][kind] for kind in ("spill", "spare", "drop"))
-    return {
+    found = {
         "line": f"{line['devices']}, budget {line['budget_bytes']}",
         "peak": (max(line["peak_bytes"]), max(ran["peak"])),
         "left": (left, ran["left"]),
         "step": (line["step"]["elapsed_s"], ran["step"]),
     }
+    print(found, flush=True)
+    return found
 
 
 def main() -> int:
