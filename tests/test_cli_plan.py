@@ -102,7 +102,7 @@ def test_every_line_is_what_a_run_with_values_counts(planned, tmp_path):
         ]
     for line, run in zip(lines, runs, strict=True):
         assert run.result().returncode == 0, run.result().stderr
-        ran = json.loads(run.result().stdout)
+        ran = json.loads(run.result().stdout.splitlines()[-1])
         assert line["peak_bytes"] == ran["peak"]
         assert {k: line["step"][k] for k in ran["left"]} == ran["left"]
         assert math.isclose(line["step"]["elapsed_s"], ran["step"], rel_tol=0.01)
@@ -205,6 +205,16 @@ def test_a_script_may_end_before_its_steps_and_reset_counters(tmp_path):
         """
 import torch, managed, sys
 managed.simulate(4, "1GiB", values=True)  # the plan has other devices
+large = torch.nn.Linear(1024, 1024)  # takes no memory of the host
+assert large.weight.is_meta and not large.bias.is_meta
+weight = large.weight
+large.to("cpu").to(torch.float64).to("sim:0")
+assert large.weight is weight and weight.device.type == "sim" and weight.nbytes == 8 << 20
+managed.budget(0, "48MiB")
+called = torch.nn.Sequential(torch.nn.Linear(1024, 1024))
+called(torch.ones(1, 1024, device="sim:0"))
+assert called[0].weight.device.type == "sim"
+del large, called, weight
 assert torch.sim.device_count() == 1
 x = torch.ones(300).as_subclass(managed.ManagedTensor).to("sim:0")
 managed.stats(reset=True)

@@ -17,15 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
 
 import managed
+from managed.cli import _discard_files, _plan_hollow
 from managed.cli._discard import Discard
 from managed.cli._landlock import allow_writes_below, end_with_parent
 from managed.cli._plan_steps import Figures, Steps
-
-_HOLLOW = 1 << 20  # bytes from which on a parameter takes no memory of the host
 
 
 def _simulate(job: dict[str, Any]) -> None:
@@ -36,23 +33,12 @@ def _simulate(job: dict[str, Any]) -> None:
     managed.simulate = managed.sim.simulate = lambda *args, **kwargs: None
 
 
-def _hollow(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-    """A large parameter goes to meta when its module gets it: it has no values where it will be."""
-    if type(parameter) is nn.Parameter and parameter.device.type == "cpu":
-        if parameter.nbytes < _HOLLOW or managed._C.is_managed(parameter):
-            return
-        empty = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
-        torch.utils.swap_tensors(parameter, empty)  # type: ignore[no-untyped-call]
-
-
 def _discard(job: dict[str, Any]) -> bool:
     """Redirects what is written, and says whether the kernel refuses the rest."""
     kept = [job["folder"], "/dev", "/proc", *job["caches"]]
     refused = allow_writes_below(kept)
     discard = Discard(job["written"], kept)
     discard.install()
-    from managed.cli import _discard_files
-
     _discard_files.install(discard)
     return refused
 
@@ -100,7 +86,7 @@ def main(path: str) -> None:
     _unknown(steps.report)
     steps.report["refused"] = _discard(job)
     steps.install()
-    register_module_parameter_registration_hook(_hollow)
+    _plan_hollow.install()
     script = job["script"]
     sys.argv = [script, *job["arguments"]]
     sys.path[0] = os.path.dirname(script)
