@@ -56,7 +56,8 @@ for step in range(line["steps"] if line else 100):
     counted = managed.stats()
     optimizer.zero_grad()
     if not line:
-        torch.save(model.state_dict(), f"out/{step}.pt")
+        torch.save({"step": torch.tensor(step)}, f"out/{step}.pt")
+        assert torch.load(f"out/{step}.pt")["step"] == step
     assert step < 8, "it went on after its steps"
 print(json.dumps({
     "peak": [torch.sim.max_memory_allocated(i) for i in range(torch.sim.device_count())],
@@ -121,7 +122,8 @@ def test_the_plan_says_what_it_found(planned):
     # What is spread over two devices is there together, but for what stands on both for a while.
     assert max(whole["peak_bytes"]) < room["peak_bytes"][0] <= sum(whole["peak_bytes"])
     paths = [str(folder / "out" / f"{i}.pt") for i in range(2)]  # the third step was the last
-    assert whole["discarded"] == [{"path": path, "bytes": 0} for path in paths]
+    assert [file["path"] for file in whole["discarded"]] == paths
+    assert all(file["bytes"] > 0 for file in whole["discarded"])
     # What a step copies: the batch, activations and their gradients, and what a budget sends away.
     activations = 256 * 512 * 4
     assert whole["copied"] == {
@@ -161,6 +163,7 @@ with torch.no_grad():
     for n, batch in enumerate(loader):
         y = model(batch.as_subclass(managed.ManagedTensor))
         criterion(y, y)
+        torch.save(model.state_dict(), "model.pt")  # has no values
         if criterion(y, y).item() > 0:
             raise AssertionError("unknown numbers are 0")
         assert n < 3
@@ -168,8 +171,9 @@ with torch.no_grad():
     )
     assert (found["steps"], found["ended"], found.get("error")) == (3, True, None)
     assert found["step"]["spill"] == 0
-    assert found["unknown"] == ["script.py:12"]
+    assert found["unknown"] == ["script.py:13"]
     assert found["step"]["elapsed_s"] > 0
+    assert found["discarded"] == [{"path": f"{os.getcwd()}/model.pt", "bytes": 0}]
 
 
 def test_what_does_not_fit_says_so(tmp_path):
@@ -227,7 +231,8 @@ sys.exit(0)
     )
     assert (found["steps"], found["ended"]) == (1, False)
     assert "error" not in found
-    assert found["all"]["links"] == {"cpu->sim:0": 1200}
+    biases = 1024 * 8 + 1024 * 4  # of double and of single precision
+    assert found["all"]["links"] == {"cpu->sim:0": 1200 + biases}
 
 
 def test_a_script_that_takes_too_long_is_ended(tmp_path):
