@@ -60,8 +60,8 @@ MODELS: dict[str, tuple[tuple[int, int], bool, str, dict[str, int]]] = {
 _DROPOUTS = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 
-def build(name: str) -> Any:
-    """The model on meta."""
+def build(name: str, device: str = "meta") -> Any:
+    """The model, on meta unless it is asked for elsewhere."""
     import torch
     import transformers
 
@@ -69,7 +69,7 @@ def build(name: str) -> Any:
     dropouts = _DROPOUTS if kind == "GPT2" else {}
     config = getattr(transformers, f"{kind}Config")(**sizes, **dropouts)
     torch.set_default_dtype(torch.bfloat16 if halved else torch.float32)
-    with torch.device("meta"):
+    with torch.device(device):
         model = getattr(transformers, f"{kind}LMHeadModel" if dropouts else f"{kind}ForCausalLM")(
             config
         )

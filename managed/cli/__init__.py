@@ -11,7 +11,9 @@ import importlib
 from collections.abc import Sequence
 
 # Each command and its line in the help.
-COMMANDS: dict[str, str] = {}
+COMMANDS: dict[str, str] = {
+    "plan": "what a script needs, and what fits where, before there is a card for it",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
