@@ -7,9 +7,11 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
 from managed._backend import C
+from managed._progress import Progress
 from managed.errors import PinConflictError
 
 __all__: list[str] = []
@@ -85,7 +87,9 @@ def slots(modules: Iterable[nn.Module]) -> list[Slot]:
 
 def markable(tensor: torch.Tensor) -> bool:
     """Whether the tensor has bytes of its own that can be managed."""
-    return not (tensor.is_meta or tensor.is_quantized or is_lazy(tensor))
+    if tensor.is_meta or tensor.is_quantized or is_lazy(tensor):
+        return False
+    return not isinstance(tensor, FakeTensor)
 
 
 def room(found: Iterable[Slot]) -> int:
@@ -109,8 +113,10 @@ def carry(targets: list[tuple[Slot, torch.device]], reason: int) -> None:
     check_pins(targets)
     undo: list[Callable[[], object]] = []
     try:
-        for slot, device in targets:
-            undo.append(slot.move(device, reason))
+        with Progress("moving", sum(C.nbytes(s.tensor) for s, _ in targets)) as progress:
+            for slot, device in targets:
+                undo.append(slot.move(device, reason))
+                progress.advance(C.nbytes(slot.tensor))
     except BaseException as error:
         _roll_back(targets, undo, error)
         raise
