@@ -151,7 +151,7 @@ def predict(
                 if isinstance(found, FakeTensor):
                     alive.count(found)
         with mode, alive, _Meeting(kept), torch.set_grad_enabled(model.training):
-            _step(twin, given[0], given[1], optimizer)
+            _steps(twin, given[0], given[1], optimizer)
     except Exception as error:
         raise RuntimeError(
             f"managed: what a step of {type(model).__name__} needs could not be predicted: {error}"
@@ -159,21 +159,22 @@ def predict(
     return Prediction(alive.peaks, shapes)
 
 
-def _step(
+def _steps(
     model: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], optimizer: Optimizer | None
 ) -> None:
-    results = model(*inputs, **named)
-    if not model.training:
-        return
-    losses = [
-        t.sum() for t in tree_leaves(results) if isinstance(t, torch.Tensor) and t.requires_grad
-    ]
-    del results
-    torch.autograd.backward(losses)
-    if optimizer is not None:
-        made = optimizer(model.parameters())
-        for group in made.param_groups:  # torch would see that the fakes are no torch.Tensor
-            apart = any(p.device.type == "cpu" for p in group["params"])
-            if "foreach" in group and group["foreach"] is None and not apart:
-                group["foreach"] = not group.get("fused")
-        made.step()
+    """One pass; with an optimizer two steps, since its state is there from the second one on."""
+    made = optimizer(model.parameters()) if optimizer and model.training else None
+    for group in made.param_groups if made else ():
+        apart = any(p.device.type == "cpu" for p in group["params"])
+        if "foreach" in group and group["foreach"] is None and not apart:
+            group["foreach"] = not group.get("fused")  # torch asks types, which the fakes lack
+    for _ in range(2 if made else 1):
+        results = model(*inputs, **named)
+        if model.training:
+            given = (t for t in tree_leaves(results) if isinstance(t, torch.Tensor))
+            losses = [t.sum() for t in given if t.requires_grad]
+            del results
+            torch.autograd.backward(losses)
+        if made:
+            made.step()
+            made.zero_grad()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, SupportsIndex, overload
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -53,6 +53,15 @@ class History(list[Event]):
     def __init__(self, events: Iterable[Event], dropped: int = 0) -> None:
         super().__init__(events)
         self.dropped = dropped
+
+    @overload
+    def __getitem__(self, i: SupportsIndex) -> Event: ...
+    @overload
+    def __getitem__(self, i: slice) -> History: ...
+    def __getitem__(self, i: SupportsIndex | slice) -> Event | History:
+        if isinstance(i, slice):
+            return History(super().__getitem__(i), self.dropped)
+        return super().__getitem__(i)
 
     @property
     def copies(self) -> int:

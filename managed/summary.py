@@ -203,7 +203,8 @@ def _add_peaks(
         found.peaks = told.peaks
         for line in found.lines:
             line.shape = told.shapes.get(line.name, "")
-        step = "a forward and a backward pass" + (", and a step" if optimizer else "")
+        name = getattr(optimizer, "__name__", "its optimizer")
+        step = f"a training step with {name}" if optimizer else "a forward and a backward pass"
         found.of = step if model.training else "a forward pass"
     else:
         gradients = [t for t in tensors if t.requires_grad] if model.training else []
