@@ -34,7 +34,7 @@ class Line:
     @property
     def parameters(self) -> int:
         """Numbers in its parameters."""
-        return sum(t.numel() for t in self.tensors if isinstance(t, nn.Parameter))
+        return sum(_numbers(t) for t in self.tensors if isinstance(t, nn.Parameter))
 
     @property
     def bytes(self) -> int:
@@ -49,6 +49,10 @@ class Line:
     def where(self) -> dict[str, int]:
         """Bytes by the device where they are now."""
         return _sums((whereabouts(t), _bytes(t)) for t in self.tensors)
+
+
+def _numbers(tensor: torch.Tensor) -> int:
+    return 0 if is_lazy(tensor) else tensor.numel()
 
 
 def _bytes(tensor: torch.Tensor) -> int:
@@ -122,10 +126,8 @@ def summary(
     tensors = [t for line in lines for t in line.tensors]
     found = Summary(type(model).__name__, lines)
     parameters = [t for t in tensors if isinstance(t, nn.Parameter)]
-    found.total_params = sum(0 if is_lazy(p) else p.numel() for p in parameters)
-    found.trainable_params = sum(
-        p.numel() for p in parameters if p.requires_grad and not is_lazy(p)
-    )
+    found.total_params = sum(map(_numbers, parameters))
+    found.trainable_params = sum(_numbers(p) for p in parameters if p.requires_grad)
     found.bytes = sum(map(_bytes, tensors))
     found.where = _sums((whereabouts(t), _bytes(t)) for t in tensors)
     _add_peaks(found, model, tensors, _inputs(model, input_size, input_data, dtypes), optimizer)

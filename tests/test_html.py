@@ -6,6 +6,7 @@ import re
 import types
 import weakref
 from html.parser import HTMLParser
+from typing import ClassVar
 
 import pytest
 import torch
@@ -384,7 +385,7 @@ def test_pictures_of_what_is_none():
 
 
 class Bar:
-    made = []
+    made: ClassVar[list] = []
 
     def __init__(self, **options):
         self.options, self.done = options, options["initial"]
@@ -437,10 +438,14 @@ def test_no_bar_for_what_is_done_or_not_watched(clock, monkeypatch):
 
 
 def test_a_bar_ends_with_its_move_even_when_that_fails(clock):
-    with pytest.raises(ValueError, match="x"), _progress.Progress("moving", 10) as progress:
-        clock.time = 2.0
-        progress.advance(5)
-        raise ValueError("x")
+    def fails():
+        with _progress.Progress("moving", 10) as progress:
+            clock.time = 2.0
+            progress.advance(5)
+            raise ValueError("x")
+
+    with pytest.raises(ValueError, match="x"):
+        fails()
     assert Bar.closed == 5
 
 

@@ -76,7 +76,11 @@ def test_what_is_stored_can_be_looked_at(path):
     nbformat.validate(notebook)
     assert all(cell.execution_count == i for i, cell in enumerate(code(notebook), start=1))
     outputs = [output for cell in code(notebook) for output in cell.outputs]
-    assert {output.output_type for output in outputs} <= {"execute_result", "display_data", "stream"}
+    assert {output.output_type for output in outputs} <= {
+        "execute_result",
+        "display_data",
+        "stream",
+    }
     pictures = 0
     for output in outputs:
         data = output.get("data", {})
