@@ -9,7 +9,7 @@ from typing import Any
 
 __all__ = ["cells", "in_notebook", "named"]
 
-_SITE = re.compile(r"(?P<file>.+):(?P<line>\d+) in (?P<function>.*)")
+_SITE = r"(?P<file>.+):(?P<line>\d+) in (?P<function>.*)"
 
 
 def _shell() -> Any:
@@ -31,7 +31,7 @@ def cells() -> dict[str, int]:
 
 def named(site: str | None, known: dict[str, int]) -> str | None:
     """ "1234.py:5 in step" as "cell 3, line 5 in step"."""
-    found = _SITE.fullmatch(site) if site and known else None
+    found = re.fullmatch(_SITE, site) if site and known else None
     number = known.get(found["file"]) if found else None
     if not found or number is None:
         return site

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from managed.summary import Optimizer, Shaped
+from managed._summary import Optimizer, Shaped
 
 __all__ = ["Prediction", "predict"]
 

@@ -92,7 +92,7 @@ def _tensor_bundle(tensor: torch.Tensor, **asked: Any) -> dict[str, str] | None:
 def _manager_html(manager: C.DeviceManager) -> str:
     from managed import _html
     from managed._colors import OWNED
-    from managed._stats import by_owner
+    from managed._stats_tables import by_owner
     from managed._words import size
     from managed.explain import stats
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from managed import _html
+from managed._summary import Line, Summary
 from managed._words import columns, size
-from managed.summary import Line, Summary
 
 __all__ = ["html", "text"]
 

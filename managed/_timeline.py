@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 
 from managed._colors import COLORS, OWNED
 from managed._spans import OWNERS, Span, held
-from managed._stats import by_owner
+from managed._stats_tables import by_owner
 from managed._words import size
 from managed.profile import profile
 

@@ -11,7 +11,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
 from managed._backend import C
-from managed._progress import Progress
 from managed.errors import PinConflictError
 
 __all__: list[str] = []
@@ -109,6 +108,8 @@ def check_pins(targets: Iterable[tuple[Slot, torch.device]]) -> None:
 
 def carry(targets: list[tuple[Slot, torch.device]], reason: int) -> None:
     """Moves every tensor to its device, or none: what moved goes back when one fails."""
+    from managed._progress import Progress  # what an import need not take
+
     targets = [(s, d) for s, d in targets if s.tensor.device != d]
     check_pins(targets)
     undo: list[Callable[[], object]] = []

@@ -10,7 +10,6 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from managed._backend import C
-from managed._cells import cells, named
 from managed._stats import Stats
 
 __all__ = ["Event", "History", "explain", "stats", "whereabouts"]
@@ -127,6 +126,8 @@ def whereabouts(tensor: torch.Tensor) -> str:
 
 def _history(tensor: torch.Tensor | None) -> History:
     events, dropped = C.history(tensor)
+    from managed._cells import cells, named  # what an import need not take
+
     known = cells()
     return History((Event(*e[:9], named(e[9], known), *e[10:]) for e in events), dropped)
 
@@ -154,7 +155,7 @@ def explain(x: torch.Tensor | torch.nn.Module | None = None) -> History:
     return _history(x)
 
 
-def stats(reset: bool = False) -> Stats:
+def stats(reset: bool = False) -> dict[str, Any]:
     """Counters since the start or the last reset: a dict that is shown in groups.
 
     For each kind of event `kind`, `kind_bytes` and `kind_ns` ("move", "copy", "write_back",
