@@ -22,6 +22,7 @@ from managed import (
     _launch,
     _optim,
     _placed,
+    _reprs,
     _saving,
     debug,
     errors,
@@ -31,9 +32,10 @@ from managed._backend import INERT, C
 from managed.errors import OutOfMemoryError
 from managed.explain import explain, stats
 from managed.module import ManagedModule
-from managed.profile import plot_timeline, profile
+from managed.profile import plot_memory, plot_moves, plot_timeline, profile
 from managed.settings import apply_environment, budget, frozen
 from managed.sim import simulate, simulate_from_environment
+from managed.summary import summary
 from managed.tensor import ManagedTensor
 
 __all__ = [
@@ -51,10 +53,13 @@ __all__ = [
     "errors",
     "explain",
     "frozen",
+    "plot_memory",
+    "plot_moves",
     "plot_timeline",
     "profile",
     "simulate",
     "stats",
+    "summary",
 ]
 
 __version__ = "0.1.0"
@@ -77,6 +82,7 @@ if not INERT:
     _fake.install()
     _functions.install()
     _graphs.install()
+    _reprs.install()
     _kinds.install()
     _launch.install()
     _optim.install()

@@ -143,6 +143,10 @@ def pin(tensor: torch.Tensor, pinned: bool) -> None:
     """Nothing moves by itself, so nothing has to be kept."""
 
 
+def nbytes(tensor: torch.Tensor) -> int:
+    return tensor.nbytes
+
+
 def object_id(tensor: torch.Tensor | None) -> int:
     return 0
 

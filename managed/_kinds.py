@@ -14,8 +14,10 @@ from managed._placed import is_placed
 
 __all__: list[str] = []
 
-#: What tensor.c adds to torch.Tensor for managed tensors alone.
-_MANAGED_ONLY = ("pin", "unpin", "pinned", "placed", "unplace")
+#: What tensor.c and _reprs.py add to torch.Tensor for managed tensors alone.
+_MANAGED_ONLY = (
+    "pin", "unpin", "pinned", "placed", "unplace", "_repr_html_", "_repr_mimebundle_",
+)  # fmt: skip
 
 
 def install() -> None:

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from managed._stats import OWNERS
 from managed.explain import TRANSFERS, Event
 
 __all__ = ["OWNERS", "Span", "held", "real", "simulated"]
-
-#: Whose bytes of a device can be: of tensors that managed may move; of copies of other devices'
-#: tensors that it keeps for their next use; of other devices, which these had no room for; and the
-#: rest: plain tensors, small ones, what operators need to work.
-OWNERS = ("managed", "replica", "guest", "other")
 
 
 class Span(NamedTuple):

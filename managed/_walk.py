@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
 from managed._backend import C
@@ -85,7 +86,9 @@ def slots(modules: Iterable[nn.Module]) -> list[Slot]:
 
 def markable(tensor: torch.Tensor) -> bool:
     """Whether the tensor has bytes of its own that can be managed."""
-    return not (tensor.is_meta or tensor.is_quantized or is_lazy(tensor))
+    if tensor.is_meta or tensor.is_quantized or is_lazy(tensor):
+        return False
+    return not isinstance(tensor, FakeTensor)
 
 
 def room(found: Iterable[Slot]) -> int:
@@ -105,12 +108,16 @@ def check_pins(targets: Iterable[tuple[Slot, torch.device]]) -> None:
 
 def carry(targets: list[tuple[Slot, torch.device]], reason: int) -> None:
     """Moves every tensor to its device, or none: what moved goes back when one fails."""
+    from managed._progress import Progress  # what an import need not take
+
     targets = [(s, d) for s, d in targets if s.tensor.device != d]
     check_pins(targets)
     undo: list[Callable[[], object]] = []
     try:
-        for slot, device in targets:
-            undo.append(slot.move(device, reason))
+        with Progress("moving", sum(C.nbytes(s.tensor) for s, _ in targets)) as progress:
+            for slot, device in targets:
+                undo.append(slot.move(device, reason))
+                progress.advance(C.nbytes(slot.tensor))
     except BaseException as error:
         _roll_back(targets, undo, error)
         raise

@@ -20,6 +20,11 @@ class PinConflictError(ManagedError, RuntimeError):
 class OutOfMemoryError(ManagedError, torch.OutOfMemoryError):
     """No room appeared on a device in time; the text says what was asked and what is free."""
 
+    def _repr_html_(self) -> str:
+        from managed import _reprs
+
+        return _reprs.out_of_memory_html(self)
+
 
 class CopyWarning(UserWarning):
     """A tensor was copied to one device more than managed.COPY_WARNING times within a step.

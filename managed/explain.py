@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, SupportsIndex, overload
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from managed._backend import C
+from managed._stats import Stats
 
-__all__ = ["Event", "History", "explain", "stats"]
+__all__ = ["Event", "History", "explain", "stats", "whereabouts"]
 
 #: The kinds of events that carry bytes from one device to another.
 TRANSFERS = ("move", "copy", "write_back", "spill", "spare", "restore")
@@ -42,11 +44,23 @@ class Event:
 
 
 class History(list[Event]):
-    """Events, oldest first; `dropped` counts those the ring no longer holds, of any tensor."""
+    """Events, oldest first; `dropped` counts those the ring no longer holds, of any tensor.
+
+    `str()` is a line an event. A prompt shows the newest as a table, and so does a notebook.
+    """
 
     def __init__(self, events: Iterable[Event], dropped: int = 0) -> None:
         super().__init__(events)
         self.dropped = dropped
+
+    @overload
+    def __getitem__(self, i: SupportsIndex) -> Event: ...
+    @overload
+    def __getitem__(self, i: slice) -> History: ...
+    def __getitem__(self, i: SupportsIndex | slice) -> Event | History:
+        if isinstance(i, slice):
+            return History(super().__getitem__(i), self.dropped)
+        return super().__getitem__(i)
 
     @property
     def copies(self) -> int:
@@ -87,10 +101,35 @@ class History(list[Event]):
             lines.insert(0, f"({self.dropped} older events are no longer held)")
         return "\n".join(lines)
 
+    def __repr__(self) -> str:
+        from managed import _tables
+
+        return _tables.history_text(self)
+
+    def _repr_html_(self) -> str:
+        from managed import _tables
+
+        return _tables.history_html(self)
+
+
+def whereabouts(tensor: torch.Tensor) -> str:
+    """The device where the tensor's bytes are now: its own, or where they wait for their use.
+
+    Nothing moves and no device is asked. "elsewhere" when the ring no longer knows.
+    """
+    home = str(tensor.device)
+    if tensor.is_meta or is_lazy(tensor) or not C.is_managed(tensor) or not C.is_spilled(tensor):
+        return home
+    gone = [e for e in _history(tensor) if e.kind in ("spill", "drop")]
+    return (gone[-1].target if gone else None) or "elsewhere"
+
 
 def _history(tensor: torch.Tensor | None) -> History:
     events, dropped = C.history(tensor)
-    return History((Event(*e) for e in events), dropped)
+    from managed._cells import cells, named  # what an import need not take
+
+    known = cells()
+    return History((Event(*e[:9], named(e[9], known), *e[10:]) for e in events), dropped)
 
 
 def _module_history(module: torch.nn.Module) -> History:
@@ -108,7 +147,8 @@ def explain(x: torch.Tensor | torch.nn.Module | None = None) -> History:
     """The history of a tensor, of a module's tensors, or of everything, with reasons.
 
     `print(managed.explain(x))` shows one line an event: what happened, which operator on which line
-    of the program asked for it, and why. TypeError for anything else.
+    of the program asked for it, and why; at a prompt and in a notebook it is a table. TypeError for
+    anything else.
     """
     if isinstance(x, torch.nn.Module):
         return _module_history(x)
@@ -116,7 +156,7 @@ def explain(x: torch.Tensor | torch.nn.Module | None = None) -> History:
 
 
 def stats(reset: bool = False) -> dict[str, Any]:
-    """Counters since the start or the last reset, as a plain dict.
+    """Counters since the start or the last reset: a dict that is shown in groups.
 
     For each kind of event `kind`, `kind_bytes` and `kind_ns` ("move", "copy", "write_back",
     "place", "pin", "unpin", "waited", "reserve", "release", "spill", "drop", "spare", "restore");
@@ -125,4 +165,4 @@ def stats(reset: bool = False) -> dict[str, Any]:
     "devices": bytes per device by owner, with its capacity, free and peak; and the hook's own
     counters. `reset=True` returns the figures and starts again from zero.
     """
-    return C.stats(reset=reset)
+    return Stats(C.stats(reset=reset))

@@ -208,6 +208,11 @@ class ManagedModule(nn.Module):
                 C.pin(slot.tensor, pinned)
         return self
 
+    def _repr_html_(self) -> str:
+        from managed.summary import summary
+
+        return summary(self)._repr_html_()
+
     def unplace(self: Self) -> Self:
         """Lets every parameter and buffer move by itself that the program put where it is."""
         for slot in _walk.slots([self]):

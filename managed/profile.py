@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from managed import _perfetto
 from managed._backend import C
 from managed._spans import Span, real, simulated
-from managed.explain import explain, stats
+from managed.explain import History, explain, stats
 
 if TYPE_CHECKING:
+    import torch
     from matplotlib.figure import Figure
 
-__all__ = ["plot_timeline", "profile"]
+__all__ = ["plot_memory", "plot_moves", "plot_timeline", "profile"]
 
 _running: profile | None = None
 
@@ -100,3 +101,35 @@ def plot_timeline(p: profile, path: str | os.PathLike[str] | None = None) -> Fig
     from managed import _timeline
 
     return _timeline.draw(p, path)
+
+
+def plot_memory(p: profile | None = None, path: str | os.PathLike[str] | None = None) -> Figure:
+    """Draws whose bytes each device holds: those of a profile over time, or those of now.
+
+    Bytes of now have their peak and what the device may hold beside them. A profile has bytes over
+    time on simulated devices. Writes a picture if there is a path. ModuleNotFoundError without
+    matplotlib.
+    """
+    from managed import _timeline
+
+    if p is None:
+        return _timeline.draw_held(stats().get("devices", {}), path)
+    return _timeline.draw_memory(p, path)
+
+
+def plot_moves(
+    x: profile | History | torch.Tensor | torch.nn.Module | None = None,
+    path: str | os.PathLike[str] | None = None,
+) -> Figure:
+    """Draws what moved: when, over which link, what for, and the bytes of each link.
+
+    x: a profile, what explain() gave, a tensor, a module, or None for everything. Times are virtual
+    in a profile of simulated devices, else real. Writes a picture if there is a path. TypeError for
+    anything else, ModuleNotFoundError without matplotlib.
+    """
+    from managed import _timeline
+
+    if isinstance(x, profile):
+        return _timeline.draw_moves(x.spans, x.elapsed, path)
+    spans = real(x if isinstance(x, History) else explain(x))
+    return _timeline.draw_moves(spans, max((s.end for s in spans), default=0), path)
