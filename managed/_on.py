@@ -18,6 +18,7 @@ from managed._backend import INERT, C
 from managed._patches import Patch, Patches
 from managed.module import ManagedModule
 from managed.settings import budget as set_budget
+from managed.settings import cap_of
 from managed.sim import is_simulated, read_devices, simulate
 
 __all__ = ["on"]
@@ -61,6 +62,8 @@ class on:
             )
         self._simulated = read_devices(devices) if isinstance(devices, str) else None
         self._chosen = None if devices is None or isinstance(devices, str) else list(devices)
+        if budget is not None:
+            cap_of(budget, 2**62, "a device")  # or an error
         self._budget, self._disperse = budget, disperse
         self._open = threading.local()  # what this thread has to undo, the last entry at the end
 

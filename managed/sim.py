@@ -204,14 +204,14 @@ def is_simulated() -> bool:
     return _simulated is not None
 
 
-def read_devices(text: str) -> tuple[int, str | list[str]]:
+def read_devices(text: str, preset: str | None = None) -> tuple[int, str | list[str]]:
     """Devices and memory for simulate() of "4x512MiB", or of "512MiB,1GiB" with one size a device.
 
     ValueError for anything else.
     """
     match = _FORM.fullmatch(text)
     read = (int(match[1]), match[2]) if match else (text.count(",") + 1, text.split(","))
-    _plan(*read, None)
+    _plan(*read, preset)
     return read
 
 
