@@ -32,7 +32,7 @@ class on:
 
     Tensors are managed from the first operator on that makes or meets them. Where the program says
     "cuda" without an index, the manager chooses: with `disperse` the device with least in use, else
-    the first with room. What is made of tensors that are on a device already is made there. A
+    the fullest with room. What is made of tensors that are on a device already is made there. A
     module becomes managed, and goes to one device as a whole, when it is sent to "cuda" or called
     first; one that fits on no device is spread over all of them by layers if `disperse` says so.
 
@@ -176,6 +176,17 @@ def _called(original: Callable[..., Any]) -> Callable[..., Any]:
     return __call__
 
 
+def _read(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Of torch.Tensor: what a program did not send to a device it need not fetch from there."""
+
+    @functools.wraps(original)
+    def numpy(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        far = not self.is_cpu and C.is_managed(self) and C.get_on()
+        return original(self.cpu() if far else self, *args, **kwargs)
+
+    return numpy
+
+
 # ---- threads
 
 
@@ -213,6 +224,7 @@ def _make() -> Iterator[Patch]:
     for name in ("to", "cuda", "cpu", "to_empty"):
         yield Patch(module, name, _sent(name, vars(module)[name]))
     yield Patch(module, "__call__", _called(module.__call__))
+    yield Patch(torch.Tensor, "numpy", _read(torch.Tensor.numpy))
     yield Patch(threading.Thread, "start", _started(threading.Thread.start))
 
 

@@ -23,8 +23,8 @@ _kept: list[Any] = []  # what lasts as long as the process
 
 def check(wishes: dict[str, Any]) -> on:
     """What start() will enter; ValueError for wishes that make no sense. Changes nothing."""
-    if wishes["devices"]:
-        read_devices(wishes["devices"], wishes["preset"])
+    if wishes["devices"] or wishes["preset"]:
+        read_devices(wishes["devices"] or "4x8GiB", wishes["preset"])
     return on(budget=wishes["budget"])
 
 
