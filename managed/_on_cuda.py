@@ -19,21 +19,52 @@ from managed._patches import Patch, Patches
 __all__: list[str] = []
 
 # Functions of torch.cuda that torch.sim has under the same name.
-_SAME = (
-    "can_device_access_peer current_device current_stream default_stream device_count empty_cache "
-    "get_device_name get_rng_state get_rng_state_all init initial_seed is_available "
-    "is_initialized manual_seed manual_seed_all max_memory_allocated max_memory_reserved "
-    "mem_get_info memory_allocated memory_reserved memory_stats reset_accumulated_memory_stats "
-    "reset_peak_memory_stats seed seed_all set_device set_rng_state set_rng_state_all set_stream "
-    "stream synchronize"
-).split()
+_SAME = [
+    "can_device_access_peer",
+    "current_device",
+    "current_stream",
+    "default_stream",
+    "device_count",
+    "empty_cache",
+    "get_device_name",
+    "get_rng_state",
+    "get_rng_state_all",
+    "init",
+    "initial_seed",
+    "is_available",
+    "is_initialized",
+    "manual_seed",
+    "manual_seed_all",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory_allocated",
+    "memory_reserved",
+    "memory_stats",
+    "reset_accumulated_memory_stats",
+    "reset_peak_memory_stats",
+    "seed",
+    "seed_all",
+    "set_device",
+    "set_rng_state",
+    "set_rng_state_all",
+    "set_stream",
+    "stream",
+    "synchronize",
+]
 
 # Of torch, told a device before or beside all operators: switches of autocast, sparse tensors.
-_TOLD = (
-    "get_autocast_dtype set_autocast_dtype set_autocast_enabled sparse_coo_tensor "
-    "sparse_compressed_tensor sparse_csr_tensor sparse_csc_tensor sparse_bsr_tensor "
-    "sparse_bsc_tensor"
-).split()
+_TOLD = [
+    "get_autocast_dtype",
+    "set_autocast_dtype",
+    "set_autocast_enabled",
+    "sparse_coo_tensor",
+    "sparse_compressed_tensor",
+    "sparse_csr_tensor",
+    "sparse_csc_tensor",
+    "sparse_bsr_tensor",
+    "sparse_bsc_tensor",
+]
 
 _CAPABILITY = (8, 0)  #: code that asks takes the paths of a card with tensor cores and bfloat16
 
@@ -185,7 +216,9 @@ _OTHERS: dict[str, Callable[..., Any]] = {
 def _make() -> Iterator[Patch]:
     cuda: Any = torch.cuda
     sim = _sim()
-    homes = [m for n, m in list(sys.modules.items()) if n == "torch.cuda" or n[:11] == "torch.cuda."]
+    homes = [
+        m for n, m in list(sys.modules.items()) if n == "torch.cuda" or n[:11] == "torch.cuda."
+    ]
     replaced = {name: getattr(sim, name) for name in _SAME} | _OTHERS
     new: dict[str, Any] = {n: _inside(getattr(cuda, n), ours) for n, ours in replaced.items()}
     new["Event"] = _class(cuda.Event, torch.Event, _event)

@@ -104,9 +104,7 @@ def _is_free(found: list[_walk.Slot]) -> bool:
     return not any(_walk.markable(s.tensor) and C.placed(s.tensor) for s in found)
 
 
-def _roomiest(
-    found: list[_walk.Slot], manager: C.DeviceManager, size: int
-) -> torch.device | None:
+def _roomiest(found: list[_walk.Slot], manager: C.DeviceManager, size: int) -> torch.device | None:
     """Where to bring what no device has room for: what is not in use spills from there."""
     shares = _shares(found, manager)
     if not shares:

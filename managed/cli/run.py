@@ -16,7 +16,9 @@ NOTEBOOK = Path(__file__).resolve().with_name("_notebook.py")
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "%(prog)s [options] (script.py | notebook.ipynb | -m module | -c code) [args ...]"
+    parser.usage = (
+        "%(prog)s [options] (script.py | notebook.ipynb | -m module | -c code) [args ...]"
+    )
     parser.add_argument("--devices", help="simulated: 4x8GiB, or 8GiB,4GiB with one size a device")
     parser.add_argument("--preset", help="their speed: h100-sxm, a100-40g, t4, ...")
     parser.add_argument("--budget", help="what may be used of each device: 50%%, 8GiB")
@@ -68,5 +70,3 @@ def _program(options: argparse.Namespace) -> list[str]:
     if script.suffix != ".ipynb":
         return list(options.program)
     return [str(NOTEBOOK), *options.program]
-
-

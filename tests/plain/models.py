@@ -9,7 +9,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
-import many_models  # noqa: E402
+import many_models
 
 
 def place(jobs):

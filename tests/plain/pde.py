@@ -9,15 +9,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
-import fault  # noqa: E402
-import pde_fault_single  # noqa: E402
-import torch  # noqa: E402
+import fault
+import pde_fault_single
+import torch
 
 
 def main(solve):
     torch.set_num_threads(1)
     devices, solutions = solve(fault.cut(fault.load(), 12), threads=4)
-    print(*sorted(set(devices)), hashlib.sha256(b"".join(s.tobytes() for s in solutions)).hexdigest())
+    print(
+        *sorted(set(devices)), hashlib.sha256(b"".join(s.tobytes() for s in solutions)).hexdigest()
+    )
 
 
 if __name__ == "__main__":
