@@ -39,7 +39,7 @@ class on:
     devices: "4x8GiB", or "8GiB,4GiB" with one size a device, simulates devices (once a process, as
     managed.simulate() does); a list of devices restricts the manager to them; None takes what there
     is, and simulates four devices where there is nothing.
-    budget: what may be used of each device meanwhile, as for managed.budget(): "50%", "8GiB", bytes.
+    budget: what may be used of each device meanwhile, as for managed.budget(): "50%", "8GiB".
 
     On simulated devices "cuda" names them, in torch.cuda's functions, too; the `.device` of a
     tensor still says "sim:0". Threads that are started inside are inside until they end; others are
@@ -113,7 +113,7 @@ class on:
                 "managed: on() cannot decorate a coroutine, because others run in its thread while "
                 "it waits; use `with managed.on():` around what does not wait"
             )
-        wrapped: Function = context_decorator(lambda: self, function)
+        wrapped: Function = context_decorator(lambda: self, function)  # type: ignore[no-untyped-call]
         return wrapped
 
 

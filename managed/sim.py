@@ -211,7 +211,7 @@ def read_devices(text: str, preset: str | None = None) -> tuple[int, str | list[
     """
     match = _FORM.fullmatch(text)
     read = (int(match[1]), match[2]) if match else (text.count(",") + 1, text.split(","))
-    _plan(*read, preset)
+    _plan(read[0], read[1], preset)
     return read
 
 

@@ -10,6 +10,7 @@ import json
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 __all__: list[str] = []
 
@@ -36,7 +37,7 @@ def main() -> None:
         for number, source in enumerate(sources, start=1):
             _plain(path, number, source, module)
         return
-    shell = InteractiveShell.instance(user_module=module)
+    shell: Any = InteractiveShell.instance(user_module=module)
     for source in sources:
         if not shell.run_cell(source).success:  # it has shown the traceback
             raise SystemExit(1)

@@ -52,7 +52,8 @@ def manage(_: ModuleType) -> None:
         spec = importlib.util.spec_from_file_location(
             "managed", package / "__init__.py", submodule_search_locations=[str(package)]
         )
-        assert spec and spec.loader
+        assert spec
+        assert spec.loader
         sys.modules["managed"] = module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     importlib.import_module("managed._run").start()
