@@ -29,6 +29,7 @@ from managed import (
 )
 from managed._attributes import Attributes
 from managed._backend import INERT, C
+from managed._on import on
 from managed.errors import OutOfMemoryError
 from managed.explain import explain, stats
 from managed.module import ManagedModule
@@ -53,6 +54,7 @@ __all__ = [
     "errors",
     "explain",
     "frozen",
+    "on",
     "plot_memory",
     "plot_moves",
     "plot_timeline",

@@ -50,18 +50,28 @@ def pick(module: nn.Module) -> torch.device:
     found = manager.find_device(room_needed([module], None))
     if found.type != "cpu":
         return found
-    return _roomiest(_walk.slots([module]), manager) or found
+    return _roomiest(_walk.slots([module]), manager, room_needed([module], None)) or found
+
+
+def for_bytes(size: int, manager: C.DeviceManager, disperse: bool) -> torch.device:
+    """The device for something new, or the roomiest, which spills, where no device has room."""
+    found = manager.find_device(C.estimate(size), disperse)
+    return (_roomiest([], manager, size) if found.type == "cpu" else None) or found
 
 
 def place(module: nn.Module, manager: C.DeviceManager, disperse: bool | str) -> nn.Module:
-    """Places a module where the manager says; its tensors are managed afterwards."""
+    """Places a module where the manager says; its tensors are managed afterwards.
+
+    Inside of managed.on() a module that was not told to disperse goes whole to the device with
+    least in use, if one has room for it.
+    """
     groups = _walk.layers([module])
     if disperse == "parameters":
         _spread(_alone(groups), manager, C.plan_spread)
     elif disperse:
         _spread(groups, manager, _plan_layers)
     else:
-        _gather([*chain(*groups)], manager)
+        _gather(groups, manager, C.get_on() == C.DISPERSING)
     _arrived([module])
     return module
 
@@ -71,27 +81,37 @@ def _arrived(modules: list[nn.Module]) -> None:
     _told.tell_all(modules)
 
 
-def _gather(found: list[_walk.Slot], manager: C.DeviceManager) -> None:
-    """All of it on the one device that find_device names, or on the roomiest when it names none."""
+def _gather(groups: list[list[_walk.Slot]], manager: C.DeviceManager, disperse: bool) -> None:
+    """All of it on the one device that is found; without one, on the roomiest, or over all."""
     accelerators = {device for device, _ in C.rooms(manager)}
-    if all(s.tensor.device in accelerators for s in found):
+    found = [*chain(*groups)]
+    here = {s.tensor.device for s in found}
+    if here <= accelerators and not (disperse and len(here) > 1 and _is_free(found)):
         return
-    with C.admit(manager, _walk.room(found), False) as held:
-        device, reason = held.device, held.reason
-        if device.type == "cpu":
-            device, reason = _roomiest(found, manager) or device, C.REQUESTED
-        if device in accelerators:
-            _walk.carry([(s, device) for s in found], reason)
+    with C.admit(manager, _walk.room(found), disperse) as held:
+        if held.device in accelerators:
+            _walk.carry([(s, held.device) for s in found], held.reason)
+            return
+    device = _roomiest(found, manager, _walk.room(found))
+    if device in accelerators and not disperse:
+        _walk.carry([(s, device) for s in found], C.REQUESTED)
+    elif accelerators:
+        _spread(groups, manager, _plan_layers)
 
 
-def _roomiest(found: list[_walk.Slot], manager: C.DeviceManager) -> torch.device | None:
+def _is_free(found: list[_walk.Slot]) -> bool:
+    """Whether the program has put none of them where it is."""
+    return not any(_walk.markable(s.tensor) and C.placed(s.tensor) for s in found)
+
+
+def _roomiest(found: list[_walk.Slot], manager: C.DeviceManager, size: int) -> torch.device | None:
     """Where to bring what no device has room for: what is not in use spills from there."""
     shares = _shares(found, manager)
     if not shares:
         return None
     device = max(shares, key=lambda share: share[1][0])[0]  # the first among equals
-    message = "a module of %d bytes fits on no accelerator now: it goes to %s, which spills"
-    logger.log(manager.default_level, message, _walk.room(found), device)
+    message = "what has %d bytes fits on no accelerator now: it goes to %s, which spills"
+    logger.log(manager.default_level, message, size, device)
     return device
 
 

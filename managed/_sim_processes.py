@@ -2,6 +2,7 @@
 
 The bytes of a simulated device belong to one process. Batches of a DataLoader's workers travel as
 values; whatever would have to be shared raises, and nobody waits for something that never comes.
+Also here: nn.DataParallel, which would take them for devices that it can copy to.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import functools
 import multiprocessing.queues
 import os
+import sys
 import threading
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn
@@ -16,6 +18,8 @@ from typing import Any, NoReturn
 import torch
 from torch.multiprocessing.reductions import reduce_storage
 from torch.utils.data import get_worker_info
+
+from managed._backend import C
 
 __all__: list[str] = []
 
@@ -33,6 +37,7 @@ def install() -> None:
 
     torch.UntypedStorage.share_memory_ = share_memory_  # type: ignore[method-assign]
     os.register_at_fork(after_in_child=_mend_thread_pool)
+    _keep_data_parallel()
 
 
 def _reduce_storage(storage: torch.UntypedStorage) -> Any:
@@ -78,3 +83,18 @@ def _mend_thread_pool() -> None:
     aborts when two of them meet there.
     """
     torch.set_num_threads(torch.get_num_threads())
+
+
+def _keep_data_parallel() -> None:
+    """nn.DataParallel copies with functions that CUDA alone has: without CUDA it calls its module.
+
+    It would take the simulated devices for some that it can use, also under CUDA's name.
+    """
+    parallel: Any = sys.modules["torch.nn.parallel.data_parallel"]
+    asked = parallel._get_available_device_type
+
+    def available() -> str | None:
+        found: str | None = asked()
+        return None if found == "sim" or C.get_on() else found
+
+    parallel._get_available_device_type = available

@@ -70,7 +70,7 @@ def _set_cap(name: str, cap: int) -> None:
         C.set_capacity(name, cap)
 
 
-def _cap_of(size: int | str | None, total: int, name: str) -> int:
+def cap_of(size: int | str | None, total: int, name: str) -> int:
     """Bytes of a size, or of a part of `total` such as "80%"."""
     if size is None:
         return total
@@ -113,7 +113,7 @@ def budget(device: str | int | torch.device, size: int | str | None) -> Budget:
         name, old = C.device_name(device), C.capacity(device)
         there = torch.device(name)
         _, total = torch.get_device_module(there).mem_get_info(there.index)
-    cap = _cap_of(size, total, name)
+    cap = cap_of(size, total, name)
     _set_cap(name, cap)
     return Budget(name, cap, old)
 
@@ -200,6 +200,9 @@ VARIABLES = {
         'for tests: "all" spills what is not in use before each operator, "random:SEED" a third; '
         '"hammer", or "all,hammer", does it all the time',
         torture_from_environment,
+    ),
+    "MANAGED_RUN": Variable(
+        "", "what `managed run` was asked for, in JSON, for the processes that it starts"
     ),
     "MANAGED_LOG": Variable("", "a logging level: shows the logger on stderr", _log_to_stderr),
 }

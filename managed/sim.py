@@ -199,6 +199,22 @@ def simulate(
     _simulated = plan
 
 
+def is_simulated() -> bool:
+    """Whether this process has simulated devices."""
+    return _simulated is not None
+
+
+def read_devices(text: str, preset: str | None = None) -> tuple[int, str | list[str]]:
+    """Devices and memory for simulate() of "4x512MiB", or of "512MiB,1GiB" with one size a device.
+
+    ValueError for anything else.
+    """
+    match = _FORM.fullmatch(text)
+    read = (int(match[1]), match[2]) if match else (text.count(",") + 1, text.split(","))
+    _plan(read[0], read[1], preset)
+    return read
+
+
 def simulate_from_environment() -> None:
     """Does what MANAGED_SIM says: "4x512MiB", or "512MiB,512MiB,1GiB" with one size a device.
 
@@ -208,10 +224,7 @@ def simulate_from_environment() -> None:
     if not text:
         return
     try:
-        if match := _FORM.fullmatch(text):
-            simulate(int(match[1]), match[2])
-        else:
-            simulate(text.count(",") + 1, text.split(","))
+        simulate(*read_devices(text))
     except ValueError as error:
         raise ValueError(f"MANAGED_SIM={text!r} is not like '4x512MiB': {error}") from error
 
@@ -232,19 +245,3 @@ def _name_backend(preset: Preset) -> None:
     rename_privateuse1_backend("sim")
     torch._register_device_module("sim", sys.modules[_sim_device.__name__])  # type: ignore[no-untyped-call]
     generate_methods_for_privateuse1_backend(for_storage=True)
-    _keep_data_parallel()
-
-
-def _keep_data_parallel() -> None:
-    """nn.DataParallel copies with functions that CUDA alone has: without CUDA it calls its module.
-
-    It would take the simulated devices for some that it can use.
-    """
-    parallel: Any = sys.modules["torch.nn.parallel.data_parallel"]
-    asked = parallel._get_available_device_type
-
-    def available() -> str | None:
-        found: str | None = asked()
-        return None if found == "sim" else found
-
-    parallel._get_available_device_type = available

@@ -10,8 +10,10 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 
@@ -20,6 +22,7 @@ from managed.settings import parse_bytes
 __all__ = ["environment", "main"]
 
 HERE = Path(__file__).resolve().parent
+SITE = HERE / "site"  # what interpreters find first
 MAX_DEVICES = 8
 LEAST = 128 * 2**20  # a context and a segment of torch's allocator
 _FORM = re.compile(r"\s*(\d+)\s*[xX]\s*(\S.*)")
@@ -58,17 +61,27 @@ def _part(pattern: str) -> Path:
     return found[-1]
 
 
+def before(name: str, first: object) -> str:
+    """A list of paths in the environment, with one more in front."""
+    return os.pathsep.join(filter(None, [str(first), os.environ.get(name, "")]))
+
+
+def start(program: list[str], added: dict[str, str]) -> NoReturn:
+    """Becomes the interpreter that runs the program, with more in its environment."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    flags: Any = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    os.execve(sys.executable, [sys.executable, *flags, *program], os.environ | added)
+
+
 def environment(devices: str) -> dict[str, str]:
     """What a process has in its environment that finds virtual GPUs, its children included."""
     runtime = _part("libvirtual_gpu.so")
     _part("_virtual_gpu.*.so")
 
-    def before(name: str, first: object) -> str:
-        return os.pathsep.join(filter(None, [str(first), os.environ.get(name, "")]))
-
     return {
         "LD_PRELOAD": before("LD_PRELOAD", runtime),
-        "PYTHONPATH": before("PYTHONPATH", HERE / "virtual_gpu_site"),
+        "PYTHONPATH": before("PYTHONPATH", SITE),
         "VIRTUAL_GPU_DEVICES": ",".join(map(str, sizes(devices))),
     }
 
@@ -93,9 +106,7 @@ def main(arguments: list[str] | None = None) -> None:
         added = environment(given.devices)
     except (TypeError, ValueError) as error:
         parser.error(str(error).removeprefix("managed: "))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execve(sys.executable, [sys.executable, *program], os.environ | added)
+    start(program, added)
 
 
 if __name__ == "__main__":

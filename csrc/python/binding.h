@@ -143,6 +143,9 @@ PyObject *mgd_lists_call(PyObject *const *args, Py_ssize_t n, PyObject *(*f)(voi
 int mgd_garbage_init(void);
 void mgd_garbage_collect(void); /* unless it has just been done; lets go of the GIL meanwhile */
 
+/* ---- on.c: threads in which everything is managed */
+extern PyMethodDef mgd_on_methods[];
+
 /* ---- walk.c: what managed.module needs to walk a module */
 extern PyMethodDef mgd_walk_methods[];
 

@@ -5,6 +5,7 @@
  * Importing it registers nothing and touches no driver; install() does what
  * importing the package promises.
  */
+#include "../torch/on.h"
 #include "binding.h"
 
 /* ---- install */
@@ -82,7 +83,8 @@ static int find_torch(struct mgd_state *st) {
 
 static int add_functions(PyObject *module) {
   PyMethodDef *const tables[] = {install_methods,  mgd_settings_methods, mgd_admit_methods,  mgd_explain_methods,
-                                 mgd_warn_methods, mgd_walk_methods,     mgd_memory_methods, mgd_storage_methods};
+                                 mgd_warn_methods, mgd_walk_methods,     mgd_memory_methods, mgd_storage_methods,
+                                 mgd_on_methods};
   for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
     if (PyModule_AddFunctions(module, tables[i]) < 0) return -1;
   return 0;
@@ -96,16 +98,24 @@ static int add_bridge(PyObject *module) {
   return failed ? -1 : 0;
 }
 
-/* The reasons that managed.module gives when it moves something. */
-static int add_reasons(PyObject *module) {
-  if (PyModule_AddIntConstant(module, "REQUESTED", MGD_WHY_REQUESTED) < 0) return -1;
-  return PyModule_AddIntConstant(module, "DISPERSED", MGD_WHY_DISPERSED);
+/* The reasons that managed.module gives when it moves something, and how a thread stands to managed.on. */
+static int add_constants(PyObject *module) {
+  const struct {
+    const char *name;
+    long value;
+  } constants[] = {{"REQUESTED", MGD_WHY_REQUESTED},
+                   {"DISPERSED", MGD_WHY_DISPERSED},
+                   {"ON", MGD_ON},
+                   {"DISPERSING", MGD_ON_DISPERSING}};
+  for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
+    if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value) < 0) return -1;
+  return 0;
 }
 
 static int module_exec(PyObject *module) {
   struct mgd_state *st = mgd_state_of(module);
   if (find_torch(st) < 0 || mgd_errors_init(st) < 0 || add_functions(module) < 0) return -1;
-  if (add_bridge(module) < 0 || add_reasons(module) < 0) return -1;
+  if (add_bridge(module) < 0 || add_constants(module) < 0) return -1;
   if (mgd_settings_init(module) < 0 || mgd_manager_init(module) < 0 || mgd_admit_init(module) < 0) return -1;
   return mgd_engine_init(module);
 }

@@ -20,6 +20,7 @@
  * statement would have done.
  */
 #include "../torch/loan.h"
+#include "../torch/on.h"
 #include "../torch/saving.h"
 #include "binding.h"
 
@@ -54,6 +55,11 @@ static int is_torchs_own(PyObject *self) {
 }
 
 static int is_ours(PyObject *self) { return is_torchs_own(self) && mgd_torch_is_managed(self); }
+
+/* Whether the manager sees to it when the tensor goes somewhere: inside of managed.on to plain ones, too. */
+static int is_sent_by_us(PyObject *self) {
+  return is_torchs_own(self) && (mgd_torch_is_managed(self) || (mgd_torch_on() && mgd_torch_can_be_managed(self)));
+}
 
 /* Calls what torch had under this name. */
 static PyObject *call_original(enum original which, PyObject *self, PyObject *const *args, Py_ssize_t nargs,
@@ -155,7 +161,8 @@ static PyObject *transfer(PyObject *self, PyObject *device, int disperse, int no
   if (named && mgd_errors_device_id(device, &id, &any) < 0) return NULL;
   if (any) {
     PyObject *manager = Py_NewRef(st->manager); /* another one may be assigned while this one waits */
-    PyObject *placed = mgd_send_place((struct mgd_manager *)manager, self, disperse, non_blocking);
+    PyObject *placed =
+        mgd_send_place((struct mgd_manager *)manager, self, disperse || mgd_torch_on() == MGD_ON_DISPERSING, non_blocking);
     Py_DECREF(manager);
     return placed;
   }
@@ -199,7 +206,7 @@ static PyObject *cuda_parsed(PyObject *self, PyObject *tuple, PyObject *dict) {
 }
 
 static PyObject *tensor_cuda(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-  if (!is_ours(self)) return torchs_own(CUDA, self, args, nargs, kwnames);
+  if (!is_sent_by_us(self)) return torchs_own(CUDA, self, args, nargs, kwnames);
   PyObject *tuple, *dict;
   if (collect(args, nargs, kwnames, &tuple, &dict) < 0) return NULL;
   PyObject *result = cuda_parsed(self, tuple, dict);
@@ -269,7 +276,7 @@ static int modes_answer(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
 }
 
 static PyObject *tensor_to(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-  const Py_ssize_t at = is_ours(self) ? device_position(nargs, kwnames) : -1;
+  const Py_ssize_t at = is_sent_by_us(self) ? device_position(nargs, kwnames) : -1;
   const int ours = at < 0 ? 0 : names_accelerator(args[at]);
   if (ours < 0) return NULL;
   if (!ours) return torchs_own(TO, self, args, nargs, kwnames);

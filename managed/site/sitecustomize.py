@@ -1,13 +1,15 @@
-"""What interpreters on virtual GPUs find: once torch is imported, CUDA's operators compute; once
-Triton is, it says that it cannot run.
+"""What interpreters find that managed has started.
 
-managed.virtual_gpu puts this folder into PYTHONPATH, so that workers, launchers and whatever else
-the program starts find it too. The package itself is not imported. A sitecustomize that stands
-further on in the path runs as it would have.
+On virtual GPUs: once torch is imported, CUDA's operators compute; once Triton is, it says that it
+cannot run. Under `managed run`: once torch is imported, managed.on() begins. managed.virtual_gpu
+and `managed run` put this folder into PYTHONPATH, so that workers, launchers and whatever else the
+program starts find it too. The package itself is not imported before torch is. A sitecustomize that
+stands further on in the path runs as it would have.
 """
 
 import importlib.machinery
 import importlib.util
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +45,20 @@ def refuse(triton_driver: ModuleType) -> None:
     triton_driver.libcuda_dirs = libcuda_dirs  # type: ignore[attr-defined]
 
 
+def manage(_: ModuleType) -> None:
+    """The package that is beside this folder, wherever the program would find another."""
+    if "managed" not in sys.modules:
+        package = HERE.parent
+        spec = importlib.util.spec_from_file_location(
+            "managed", package / "__init__.py", submodule_search_locations=[str(package)]
+        )
+        assert spec
+        assert spec.loader
+        sys.modules["managed"] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    importlib.import_module("managed._run").start()
+
+
 class After:
     """A finder that has a module found by the others, and acts when it has been imported."""
 
@@ -76,5 +92,9 @@ def next_site() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-sys.meta_path[:0] = [After("torch", install), After("triton.backends.nvidia.driver", refuse)]
+if "MANAGED_RUN" in os.environ:
+    sys.meta_path.insert(0, After("torch", manage))
+if "VIRTUAL_GPU_DEVICES" in os.environ:  # before the other, so that its operators are there first
+    sys.meta_path[:0] = [After("triton.backends.nvidia.driver", refuse)]
+    sys.meta_path.insert(1, After("torch", install))
 next_site()

@@ -1,0 +1,45 @@
+"""What `managed run` begins in the processes that it starts, as soon as torch is imported.
+
+Its wishes are in the environment variable MANAGED_RUN, as JSON, so that workers have them, too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+from typing import Any
+
+from managed._backend import INERT
+from managed._on import on
+from managed.profile import profile
+from managed.settings import logger
+from managed.sim import read_devices, simulate
+
+__all__ = ["check", "start"]
+
+_kept: list[Any] = []  # what lasts as long as the process
+
+
+def check(wishes: dict[str, Any]) -> on:
+    """What start() will enter; ValueError for wishes that make no sense. Changes nothing."""
+    if wishes["devices"] or wishes["preset"]:
+        read_devices(wishes["devices"] or "4x8GiB", wishes["preset"])
+    return on(budget=wishes["budget"])
+
+
+def start() -> None:
+    """Does what MANAGED_RUN says, for as long as the process lives."""
+    wishes = json.loads(os.environ["MANAGED_RUN"])
+    if INERT:
+        return
+    entered = check(wishes)
+    if wishes["devices"] or wishes["preset"] or not wishes["values"]:
+        count, memory = read_devices(wishes["devices"]) if wishes["devices"] else (4, None)
+        simulate(count, memory, wishes["preset"], values=wishes["values"])
+    _kept.append(entered.__enter__())
+    if wishes["profile"] and wishes["process"] == os.getpid():  # not in those that it starts
+        recorded = profile(wishes["profile"])
+        recorded.__enter__()
+        atexit.register(recorded.__exit__, None, None, None)
+        logger.info("this run's profile goes to %s", wishes["profile"])

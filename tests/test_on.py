@@ -1,0 +1,415 @@
+"""managed.on(): what is made inside is managed and placed, and outside nothing has changed."""
+
+import gc
+import io
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import managed
+from managed import _C as C
+from managed import ManagedModule, ManagedTensor
+
+pytestmark = pytest.mark.only_simulated("CUDA's names are mapped where devices are simulated")
+
+OWNERS = (torch, torch.Tensor, torch.cuda, torch.cuda.memory, torch.cuda.amp, torch.amp.autocast,
+          torch.amp.GradScaler, torch.serialization, nn.Module, threading.Thread)  # fmt: skip
+
+
+def attributes():
+    return [{k: v for k, v in vars(o).items() if k != "_pin_memory_utils"} for o in OWNERS]
+
+
+def is_outside():
+    x = torch.ones(2)
+    with pytest.raises((AssertionError, RuntimeError)):
+        torch.zeros(1, device="cuda")
+    with pytest.raises(RuntimeError):
+        torch.Generator(device="cuda")
+    return C.get_on() == 0 and not isinstance(x + 1, ManagedTensor)
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+# ---- in and out
+
+
+def test_nothing_stays():
+    with managed.on():  # what torch makes of itself at the first use
+        torch.ones(1, device="cuda")
+    before, manager = attributes(), C.get_manager()
+    with managed.on(), managed.on(disperse=False):
+        assert C.get_on() == 1
+        x = torch.ones(2)
+    assert attributes() == before
+    assert C.get_manager() is manager
+    assert is_outside()
+    assert isinstance(x, ManagedTensor)
+
+
+def test_an_exception_leaves_and_the_same_object_enters_again():
+    before = attributes()
+    block = managed.on()
+    for _ in range(2):
+        with pytest.raises(KeyError), block, block:
+            raise KeyError
+    assert attributes() == before
+    assert is_outside()
+
+
+def test_decorated():
+    @managed.on()
+    def inside(n):
+        """Text."""
+        return C.get_on() if n == 0 else inside(n - 1)
+
+    @managed.on(disperse=False)
+    def each():
+        got = yield C.get_on()
+        yield got, C.get_on()
+
+    assert inside(3) == 2
+    assert inside.__doc__ == "Text."
+    generator = each()
+    assert next(generator) == 1
+    assert C.get_on() == 0
+    assert generator.send("x") == ("x", 1)
+    assert is_outside()
+
+    async def later(): ...
+
+    with pytest.raises(TypeError, match="cannot decorate a coroutine"):
+        managed.on()(later)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "told"),
+    [
+        ({"devices": 4}, TypeError, "not 4"),
+        ({"devices": "17x8GiB"}, ValueError, "1 to 16 devices"),
+        ({"devices": "4x8Gib!"}, ValueError, "is no size"),
+        ({"budget": "half"}, ValueError, "'half' is no size"),
+        ({"budget": "110%"}, ValueError, "is no part of"),
+        ({"disperse": "layers"}, ValueError, "True or False"),
+    ],
+)
+def test_arguments_that_make_no_sense(arguments, error, told):
+    with pytest.raises(error, match=told):
+        managed.on(**arguments)
+    assert is_outside()
+
+
+def test_what_fails_on_the_way_in_is_undone():
+    before, manager = attributes(), C.get_manager()
+    for block in (managed.on(["sim:99"]), managed.on("3x1GiB"), managed.on(budget=1 << 50)):
+        with pytest.raises((ValueError, RuntimeError)), block:
+            pytest.fail("it went in")
+    assert attributes() == before
+    assert C.get_manager() is manager
+    assert is_outside()
+
+
+def test_devices_and_budget_last_as_long_as_the_block():
+    manager, caps = C.get_manager(), [C.capacity(f"sim:{i}") for i in range(4)]
+    with managed.on(["sim:1", "sim:2"], budget="25%"):
+        assert [C.capacity(f"sim:{i}") for i in range(4)] == [256 << 20, 64 << 20, 64 << 20,
+                                                               256 << 20]  # fmt: skip
+        assert {torch.ones(1 << 18).cuda().device.index for _ in range(6)} <= {1, 2}
+    assert C.get_manager() is manager
+    assert [C.capacity(f"sim:{i}") for i in range(4)] == caps
+
+
+# ---- threads
+
+
+def test_threads_that_start_inside_are_inside_until_they_end():
+    go, seen = threading.Event(), []
+
+    def work():
+        go.wait(60)
+        seen.append((C.get_on(), torch.ones(2, device="cuda").device.type))
+
+    def look():
+        go.wait(60)
+        seen.append((C.get_on(), isinstance(torch.ones(2), ManagedTensor)))
+
+    older = threading.Thread(target=look)
+    older.start()
+    before = attributes()
+    with managed.on(disperse=False):
+        younger = threading.Thread(target=work)
+        younger.start()
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(C.get_on).result() == 1
+    go.set()
+    younger.join()
+    older.join()
+    assert sorted(seen) == [(0, False), (1, "sim")]
+    assert attributes() == before
+    assert is_outside()
+
+
+def test_a_thread_that_cannot_start_leaves_nothing():
+    before = attributes()
+    with managed.on():
+        thread = threading.Thread(target=int)
+        thread.start()
+        thread.join()
+        with pytest.raises(RuntimeError, match="once"):
+            thread.start()
+    assert attributes() == before
+
+
+def test_hooks_of_a_backward_pass_are_inside():
+    seen = []
+    with managed.on():
+        x = torch.ones(2, device="cuda:1", requires_grad=True)
+        x.register_hook(lambda g: seen.append((C.get_on(), isinstance(g, ManagedTensor))))
+        (x * 2).sum().backward()
+    assert seen == [(2, True)]
+
+
+# ---- tensors
+
+MADE = {
+    "empty": lambda d: torch.empty(3, device=d),
+    "zeros": lambda d: torch.zeros(3, device=d),
+    "full": lambda d: torch.full((3,), 2.0, device=d),
+    "randn": lambda d: torch.randn(3, device=d),
+    "arange": lambda d: torch.arange(3, device=d),
+    "linspace": lambda d: torch.linspace(0, 1, 3, device=d),
+    "eye": lambda d: torch.eye(3, device=d),
+    "tril_indices": lambda d: torch.tril_indices(3, 3, device=d),
+    "randperm": lambda d: torch.randperm(3, device=d),
+    "tensor": lambda d: torch.tensor([1, 2], device=d),
+    "as_tensor": lambda d: torch.as_tensor([1, 2], device=d),
+    "asarray": lambda d: torch.asarray([1, 2], device=d),
+    "zeros_like": lambda d: torch.zeros_like(torch.ones(3), device=d),
+    "new_zeros": lambda d: torch.ones(3).new_zeros(3, device=d),
+    "new_tensor": lambda d: torch.ones(3).new_tensor([1.0], device=d),
+    "sparse": lambda d: torch.sparse_coo_tensor([[0]], [1.0], (2,), device=d).coalesce(),
+    "to": lambda d: torch.ones(3).to(d),
+    "to dtype": lambda d: torch.ones(3).to(d, torch.float16),
+    "to named": lambda d: torch.ones(3).to(device=d, non_blocking=True),
+    "cuda": lambda d: torch.ones(3).cuda(d),
+    "default": lambda d: _by_default(d),
+    "load": lambda d: torch.load(_saved(), map_location=d),
+    "parameter": lambda d: nn.Linear(2, 2, device=d).weight,
+    "generator": lambda d: torch.ones(1, device=torch.Generator(device=d).device),
+}  # fmt: skip
+
+
+def _by_default(device):
+    with torch.device(device):
+        return torch.ones(3)
+
+
+def _saved():
+    file = io.BytesIO()
+    torch.save(torch.ones(3), file)
+    file.seek(0)
+    return file
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_cuda_names_simulated_devices(name):
+    with managed.on():
+        one = [MADE[name](kind("cuda:2")) for kind in (str, torch.device)]
+        anywhere = MADE[name]("cuda")
+    assert [t.device for t in one] == [torch.device("sim:2")] * 2
+    assert anywhere.device.type == "sim"
+    assert all(isinstance(t, ManagedTensor) for t in (*one, anywhere))
+
+
+def test_the_manager_chooses_where_no_index_is_named():
+    with managed.on():
+        made = [torch.zeros(1 << 18, device="cuda") for _ in range(8)]
+        sent = [torch.ones(1 << 18).to("cuda") for _ in range(8)]
+        assert sorted(t.device.index for t in made) == [0, 0, 1, 1, 2, 2, 3, 3]
+        assert sorted(t.device.index for t in sent) == [0, 0, 1, 1, 2, 2, 3, 3]
+        there = torch.zeros(3, device="cuda:3")
+        assert there.to("cuda") is there
+        assert torch.empty_like(there, device="cuda").device.index == 3
+        drawn = torch.randn(3, device="cuda", generator=torch.Generator("cuda:1"))
+        assert drawn.device.index == 1
+    del made, sent
+    with managed.on(disperse=False):
+        made = [torch.zeros(1 << 18, device="cuda") for _ in range(4)]
+        assert len({t.device for t in made}) == 1
+        with pytest.raises(ValueError, match="there is no device cuda:9"):
+            torch.ones(2).to("cuda:9")
+        with pytest.raises(RuntimeError):
+            torch.ones(2, device="cuda:9")
+
+
+def test_what_no_operator_made_comes_along_at_its_first_one():
+    plain = torch.from_numpy(np.arange(3.0))
+    with managed.on():
+        assert isinstance(plain * 2, ManagedTensor)
+        assert isinstance(plain[1:], ManagedTensor)
+        assert (plain.cuda(1) + plain.cuda(2)).device.index in (1, 2)  # brought together
+    assert not isinstance(plain, ManagedTensor)
+
+
+def test_numpy_of_what_is_far():
+    with managed.on():
+        x = torch.arange(3.0, device="cuda:1")
+        assert x.numpy().tolist() == [0, 1, 2]
+        assert np.asarray(x).tolist() == [0, 1, 2]
+    with pytest.raises(TypeError):
+        x.numpy()
+
+
+# ---- modules
+
+
+def test_modules_are_placed_whole():
+    with managed.on():
+        for send in (lambda m: m.to("cuda"), lambda m: m.cuda(), lambda m: m(torch.ones(2, 4))):
+            model = net()
+            send(model)
+            assert isinstance(model, ManagedModule)
+            assert {p.device.type for p in model.parameters()} == {"sim"}
+            assert len({p.device for p in model.parameters()}) == 1
+        with torch.device("cuda"):
+            apart = nn.Sequential(*(nn.Linear(512, 512) for _ in range(4)))
+        assert len({p.device for p in apart.parameters()}) > 1
+        apart(torch.ones(1, 512))
+        assert len({p.device for p in apart.parameters()}) == 1
+        assert {p.device for p in net().to("cuda:2").parameters()} == {torch.device("sim:2")}
+        del apart, model
+        gc.collect()
+        many = [nn.Linear(512, 512).to("cuda") for _ in range(4)]
+        assert {m.weight.device.index for m in many} == {0, 1, 2, 3}
+    outside = net()
+    outside(torch.ones(2, 4))
+    assert not isinstance(outside, ManagedModule)
+
+
+def test_a_module_that_fits_on_no_device_is_spread():
+    with managed.on(budget="2MiB"):
+        model = nn.Sequential(*(nn.Linear(384, 384) for _ in range(6))).to("cuda")
+        assert len({p.device for p in model.parameters()}) > 1
+
+
+def test_a_module_that_was_told_to_stay_on_the_host_does():
+    with managed.on():
+        for model in (net().cpu(), net().to("cpu")):
+            assert model(torch.ones(2, 4)).device.type == "cpu"
+
+
+def test_modules_that_cannot_be_managed_are_left_alone():
+    class Empty(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(2, device="meta"))
+
+        def forward(self):
+            return self.weight
+
+    with managed.on():
+        model = Empty()
+        assert model().is_meta
+        assert not isinstance(model, ManagedModule)
+        assert model.to_empty(device="cuda").weight.device.type == "sim"
+
+
+def train(device):
+    model = net().to(device)
+    torch.manual_seed(1)
+    data = DataLoader(TensorDataset(torch.randn(16, 4), torch.randn(16, 1)), batch_size=4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    losses = []
+    for x, y in data:
+        loss = (model(x.to(device)) - y.to(device)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, [p.detach().cpu().tolist() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("disperse", [True, False])
+def test_training_has_the_numbers_of_the_host(disperse):
+    with managed.on(disperse=disperse):
+        inside = train("cuda")
+    assert inside == train("cpu")
+
+
+def test_batches_of_workers():
+    with managed.on():
+        data = DataLoader(TensorDataset(torch.arange(8.0)), batch_size=4, num_workers=2)
+        batches = [x.to("cuda:1") for (x,) in data]
+    assert [b.tolist() for b in batches] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert all(isinstance(b, ManagedTensor) for b in batches)
+
+
+# ---- torch.cuda
+
+
+def test_torch_cuda_speaks_of_simulated_devices():
+    with managed.on():
+        assert torch.cuda.is_available()
+        assert torch.cuda.device_count() == 4
+        x = torch.ones(1 << 18, device="cuda:3")
+        held = torch.cuda.memory_allocated("cuda:3")
+        assert held == torch.sim.memory_allocated(3) >= x.nbytes
+        assert torch.cuda.memory_allocated(torch.device("cuda:3")) == held
+        properties = torch.cuda.get_device_properties("cuda:1")
+        assert properties.total_memory == 256 << 20
+        assert torch.cuda.get_device_capability(0) == (properties.major, properties.minor)
+        assert torch.cuda.memory_summary().startswith("|===")
+        with torch.cuda.device(2):
+            assert torch.cuda.current_device() == 2
+        assert torch.cuda.current_device() == 0
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        end.record()
+        torch.cuda.synchronize()
+        assert begin.elapsed_time(end) >= 0
+        assert isinstance(begin, torch.cuda.Event)
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            assert torch.cuda.current_stream() == stream
+        assert isinstance(stream, torch.cuda.Stream)
+        torch.cuda.manual_seed_all(5)
+        first = torch.randn(3, device="cuda:0")
+        torch.cuda.manual_seed_all(5)
+        assert torch.equal(first, torch.randn(3, device="cuda:0"))
+    assert not torch.cuda.is_available()
+
+
+def test_autocast_and_grad_scaler():
+    with managed.on():
+        x = torch.randn(4, 4, device="cuda")
+        with torch.autocast("cuda"):
+            assert torch.is_autocast_enabled()
+            assert torch.is_autocast_enabled("cuda")
+            assert (x @ x).dtype is torch.float16
+        with torch.autocast(device_type="cuda", dtype=torch.bfloat16):
+            assert (x @ x).dtype is torch.bfloat16
+        assert not torch.is_autocast_enabled("cuda")
+        weight = torch.ones(3, device="cuda:1", requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.5)
+        for scaler in (torch.amp.GradScaler(), torch.amp.GradScaler("cuda", init_scale=4.0)):
+            scaler.scale(weight.sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        assert scaler.get_scale() == 4.0
+    assert weight.tolist() == [0, 0, 0]
+
+
+def test_data_parallel_calls_its_module():
+    with managed.on():
+        model = nn.DataParallel(nn.Linear(3, 2)).cuda()
+        assert model(torch.ones(4, 3).cuda()).shape == (4, 2)
+        assert model.device_ids == []
