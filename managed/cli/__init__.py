@@ -8,10 +8,17 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import sys
 from collections.abc import Sequence
 
 # Each command and its line in the help.
-COMMANDS: dict[str, str] = {}
+COMMANDS: dict[str, str] = {
+    "doctor": "what this machine has, and what will not work: text for an issue",
+    "status": "one line a device of each running process",
+    "top": "whose bytes are on which device of running processes, and what moves",
+    "trace": "what a profile says: bytes a link, who waited longest, and what helps",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,15 +27,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns the exit status. Raises SystemExit where argparse ends a program: for `--help`, and
     with status 2 for arguments that nobody knows.
     """
-    parser = argparse.ArgumentParser(prog="managed", description="Tensors that know where to be.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, line in COMMANDS.items():
-        command = commands.add_parser(name, help=line, add_help=False)
-        command.add_argument("rest", nargs=argparse.REMAINDER)
-    options, rest = parser.parse_known_args(arguments)
-    module = importlib.import_module(f"managed.cli.{options.command}")
-    command = argparse.ArgumentParser(
-        prog=f"managed {options.command}", description=COMMANDS[options.command]
-    )
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if not given or given[0] not in COMMANDS:
+        parser = argparse.ArgumentParser(
+            prog="managed", description="Tensors that know where to be."
+        )
+        commands = parser.add_subparsers(required=True, metavar="COMMAND")
+        for name, line in COMMANDS.items():
+            commands.add_parser(name, help=line)
+        parser.parse_args(given)  # it ends the program: no command has this name
+    name, *rest = given
+    module = importlib.import_module(f"managed.cli.{name}")
+    command = argparse.ArgumentParser(prog=f"managed {name}", description=COMMANDS[name])
     module.describe(command)
-    return int(module.run(command.parse_args([*options.rest, *rest])))
+    options = command.parse_args(rest)
+    try:
+        return int(module.run(options))
+    except BrokenPipeError:  # who read the output has seen enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
