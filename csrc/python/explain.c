@@ -203,7 +203,7 @@ static const char *kept_by(const struct mgd_large *l) {
   return l->pin < MGD_PIN_KINDS ? texts[l->pin] : l->in_use ? "in use by an operator" : NULL;
 }
 
-/* (number, bytes, where, stays, kind, operator, site); the last three are of its newest event, if the ring holds one. */
+/* (number, bytes, where, stays, kind, operator, site); the last three are of its newest event, or None. */
 static PyObject *large_tuple(int home, const struct mgd_large *l) {
   struct mgd_machine *machine = mgd_torch_machine();
   struct mgd_event e = {.operator_name = NULL};
