@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from managed import _adopt, _placement, _told, _walk
+from managed import _adopt, _named, _placement, _told, _walk
 from managed._backend import INERT, C
 from managed._functions import Homing
 
@@ -43,6 +43,7 @@ class ManagedModule(nn.Module):
             for module in model.modules():
                 _adopt.adopt(module, ManagedModule, undo)
             undo.pop_all()
+        _named.know(model)
         return model
 
     # ---- what arrives later
@@ -78,6 +79,7 @@ class ManagedModule(nn.Module):
 
     def _managed_arrival(self, name: str) -> None:
         """Marks what is now registered under `name`; a registration hook may have replaced it."""
+        _named.know(self)
         module = self._modules.get(name)
         if module is not None:
             ManagedModule.from_module(module)

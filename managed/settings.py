@@ -165,6 +165,15 @@ def _set_copy_warning(value: str) -> None:
     C.set_copy_warning(int(value))
 
 
+def _serve(value: str) -> None:
+    if value not in ("0", "1"):
+        raise ValueError("it is 0 or 1")
+    if value == "1":
+        from managed.cli._serve import serve
+
+        serve()
+
+
 class Variable(NamedTuple):
     """One environment variable, read once when the package is imported."""
 
@@ -203,6 +212,9 @@ VARIABLES = {
     ),
     "MANAGED_RUN": Variable(
         "", "what `managed run` was asked for, in JSON, for the processes that it starts"
+    ),
+    "MANAGED_TOP": Variable(
+        "0", "1 lets `managed top` and `managed status` of this user look at the process", _serve
     ),
     "MANAGED_LOG": Variable("", "a logging level: shows the logger on stderr", _log_to_stderr),
 }

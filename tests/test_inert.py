@@ -85,6 +85,7 @@ def test_the_stand_in_has_what_the_package_asks_for():
         "_graphs.py": None,
         "_launch.py": None,
         "_optim.py": None,
+        "_named.py": {"number"},
         "_placement.py": None,
         "_saving.py": None,
         "_walk.py": None,

@@ -5,6 +5,8 @@
  */
 #include "binding.h"
 
+#include "../core/largest.h"
+
 #include <string.h>
 
 /* Enough for the whole ring of the core's default size. */
@@ -191,6 +193,58 @@ static PyObject *history(PyObject *module, PyObject *tensor) {
   return list ? Py_BuildValue("(NK)", list, (unsigned long long)dropped) : NULL;
 }
 
+/* Why a storage stays at home, or None. */
+static const char *kept_by(const struct mgd_large *l) {
+  static const char *const texts[] = {
+#define X(name, text) text,
+      MGD_PINS(X)
+#undef X
+  };
+  return l->pin < MGD_PIN_KINDS ? texts[l->pin] : l->in_use ? "in use by an operator" : NULL;
+}
+
+/* (number, bytes, where, stays, kind, operator, site); the last three are of its newest event, or None. */
+static PyObject *large_tuple(int home, const struct mgd_large *l) {
+  struct mgd_machine *machine = mgd_torch_machine();
+  struct mgd_event e = {.operator_name = NULL};
+  size_t n = l->object != 0;
+  uint64_t dropped;
+  char where[32] = "";
+  const int told = n && mgd_trace_read(machine, l->object, &e, &n, &dropped) == MGD_OK && n == 1;
+  mgd_device_name(machine, l->away < 0 ? home : l->away, where);
+  return Py_BuildValue("(KLszzzN)", (unsigned long long)l->number, (long long)l->bytes, where, kept_by(l),
+                       told ? mgd_text_event(e.kind) : NULL, e.operator_name, site_text(told ? e.site : 0));
+}
+
+static PyObject *number(PyObject *module, PyObject *tensor) {
+  (void)module;
+  uint64_t unused;
+  if (object_of(tensor, &unused) < 0) return NULL;
+  const uint64_t found = tensor == Py_None ? 0 : mgd_torch_number(tensor);
+  return PyErr_Occurred() ? NULL : PyLong_FromUnsignedLongLong(found);
+}
+
+#define MOST_LARGE 64
+
+static PyObject *largest(PyObject *module, PyObject *args) {
+  struct mgd_large found[MOST_LARGE];
+  PyObject *device;
+  Py_ssize_t asked;
+  int home, any;
+  if (!PyArg_ParseTuple(args, "On:largest", &device, &asked) || mgd_errors_device_id(device, &home, &any) < 0)
+    return NULL;
+  size_t n = asked < 0 ? 0 : asked > MOST_LARGE ? MOST_LARGE : (size_t)asked;
+  const int code = mgd_largest_read(mgd_torch_machine(), home, mgd_torch_who, found, &n);
+  if (code != MGD_OK) return mgd_errors_raise(mgd_state_of(module), code, "looking for large storages"), NULL;
+  PyObject *list = PyList_New((Py_ssize_t)n);
+  for (size_t i = 0; list && i < n; i++) {
+    PyObject *large = large_tuple(home, &found[i]);
+    if (large) PyList_SET_ITEM(list, (Py_ssize_t)i, large); /* steals */
+    else Py_CLEAR(list);
+  }
+  return list;
+}
+
 static PyObject *keep_events(PyObject *module, PyObject *all) {
   const int on = PyObject_IsTrue(all);
   if (on < 0 || mgd_state_ready() < 0) return NULL;
@@ -206,6 +260,12 @@ PyMethodDef mgd_explain_methods[] = {
     {"stats", (PyCFunction)(void (*)(void))stats, METH_VARARGS | METH_KEYWORDS,
      PyDoc_STR("stats(reset=False)\n--\n\nCounters since the start or the last reset, bytes per link and per device, "
                "as a plain dict.")},
+    {"largest", largest, METH_VARARGS,
+     PyDoc_STR("largest(device, n, /)\n--\n\nThe n (at most 64) largest storages of the device's tensors, as "
+               "(number, bytes, where, stays, kind, operator, site).")},
+    {"number", number, METH_O,
+     PyDoc_STR("number(tensor, /)\n--\n\nThe number by which largest() calls the tensor's storage; 0 when its bytes "
+               "cannot leave.")},
     {"history", history, METH_O,
      PyDoc_STR("history(tensor, /)\n--\n\n(events, dropped): the tensor's events, oldest first, and how many the ring "
                "has forgotten. None: all tensors.")},

@@ -261,6 +261,21 @@ uint64_t mgd_torch_object(PyObject* o, int create) {
   return id;
 }
 
+void mgd_torch_who(const struct mgd_handle* handle, uint64_t* object, uint64_t* number) {
+  const auto& h = static_cast<const StorageHandle&>(*handle);
+  *object = h.object.load(std::memory_order_relaxed);
+  *number = h.made;
+}
+
+uint64_t mgd_torch_number(PyObject* o) {
+  uint64_t number = 0;
+  guarded([&] {
+    number = newest_handle_of(THPVariable_Unpack(o));
+    return 0;
+  });
+  return number;
+}
+
 int mgd_torch_resume(PyObject* o, uint64_t object) {
   return guarded([&] {
     const at::Tensor& t = THPVariable_Unpack(o);

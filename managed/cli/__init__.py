@@ -14,8 +14,12 @@ from collections.abc import Sequence
 
 # Each command and its line in the help.
 COMMANDS: dict[str, str] = {
+    "doctor": "what this machine has, and what will not work: text for an issue",
     "plan": "what a script needs, and what fits where, before there is a card for it",
     "run": "a script, a module or a notebook, managed without a changed line",
+    "status": "one line a device of each running process",
+    "top": "whose bytes are on which device of running processes, and what moves",
+    "trace": "what a profile says: bytes a link, who waited longest, and what helps",
 }
 
 

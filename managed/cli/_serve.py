@@ -1,0 +1,128 @@
+"""Lets other terminals look at this process: `managed top` and `managed status` ask it.
+
+One thread waits for somebody to connect; nothing happens while nobody does. It answers with numbers
+that the process has anyway, and makes a new answer no more often than one hundredth of a processor
+allows: who comes again too early gets the same one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from managed._backend import INERT
+from managed.cli import _sockets
+
+__all__ = ["serve", "stop"]
+
+#: An answer that cost some time is kept for so many times as long.
+_REST = 100
+
+_server: _Server | None = None
+
+
+class _Server(threading.Thread):
+    def __init__(self, path: Path) -> None:
+        super().__init__(name="managed-top", daemon=True)
+        from managed.cli._snapshot import Teller
+
+        name = f"{os.getpid()}-{secrets.token_hex(4)}.sock"
+        with _sockets.open_directory(path, create=True) as directory:
+            self.socket = _sockets.listen(directory, name)
+        self.path = path / name
+        self.peer: socket.socket | None = None
+        self.ended = threading.Event()
+        self.teller = Teller()
+        self.answer, self.good_until = b"", 0.0
+
+    def run(self) -> None:
+        while not self.ended.is_set():
+            try:
+                self.peer, _ = self.socket.accept()
+            except OSError:  # it was shut, or the process may open no more files for now
+                self.ended.wait(1)
+                continue
+            with self.peer, contextlib.suppress(OSError):
+                self.peer.settimeout(1)
+                if _sockets.is_own(self.peer):
+                    self.peer.sendall(self._answer())
+            self.peer = None
+
+    def _answer(self) -> bytes:
+        if time.monotonic() >= self.good_until:
+            began = time.thread_time()
+            self.answer = self._told()
+            self.good_until = time.monotonic() + _REST * (time.thread_time() - began)
+        return self.answer
+
+    def _told(self) -> bytes:
+        try:
+            told: dict[str, Any] = self.teller.snapshot()
+        except Exception as error:  # whatever it is, the program goes on as if nobody had asked
+            told = {"error": f"{type(error).__name__}: {error}"}
+        return json.dumps(told).encode()
+
+    def close(self) -> None:
+        """Ends the thread: none may be amid a question when the interpreter goes."""
+        self.ended.set()
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self.join(timeout=2)
+        self.socket.close()
+
+    def forget(self) -> None:
+        """In a child of fork(), which has no such thread: the socket is the parent's."""
+        self.socket.close()
+        if self.peer is not None:
+            self.peer.close()
+
+
+def serve() -> Path | None:
+    """Lets `managed top` and `managed status` of this user look at this process from now on.
+
+    Returns the path of its socket, or None where there can be none (the logger says why), or where
+    managed is inert. Again does nothing. A child of fork() is not looked at.
+    """
+    global _server
+    if _server is not None or INERT:
+        return None if _server is None else _server.path
+    for path in _sockets.directories():
+        try:
+            _server = _Server(path)
+        except OSError as error:
+            logging.getLogger("managed").warning("managed top cannot look at this: %s", error)
+            continue
+        _server.start()
+        atexit.register(stop)
+        return _server.path
+    return None
+
+
+def stop() -> None:
+    """Nobody can look at this process any more. Without serve() it does nothing."""
+    global _server
+    server, _server = _server, None
+    if server is not None:
+        atexit.unregister(stop)
+        server.close()
+
+
+def _forget() -> None:
+    global _server
+    server, _server = _server, None
+    if server is not None:
+        server.forget()
+
+
+os.register_at_fork(after_in_child=_forget)
