@@ -18,9 +18,6 @@ from managed.sim import read_devices, simulate
 
 __all__ = ["check", "start"]
 
-_kept: list[Any] = []  # what lasts as long as the process
-
-
 def check(wishes: dict[str, Any]) -> on:
     """What start() will enter; ValueError for wishes that make no sense. Changes nothing."""
     if wishes["devices"] or wishes["preset"]:
@@ -37,7 +34,9 @@ def start() -> None:
     if wishes["devices"] or wishes["preset"] or not wishes["values"]:
         count, memory = read_devices(wishes["devices"]) if wishes["devices"] else (4, None)
         simulate(count, memory, wishes["preset"], values=wishes["values"])
-    _kept.append(entered.__enter__())
+    entered.__enter__()
+    # An interpreter that ends asks the manager for nothing any more.
+    atexit.register(entered.__exit__, None, None, None)
     if wishes["profile"] and wishes["process"] == os.getpid():  # not in those that it starts
         recorded = profile(wishes["profile"])
         recorded.__enter__()

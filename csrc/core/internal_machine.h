@@ -107,8 +107,7 @@ struct mgd_machine {
   void *heuristic_context;
   bool heuristic_enabled;
   uint64_t disturbed; /* for tests, 0: mgd_step_disturb() */
-  bool learns;
-  bool fetches_late; /* for benchmarks: plans bring nothing back before it is needed */
+  bool learns, fetches_late; /* mgd_step_learn(), mgd_step_fetch_ahead() */
 };
 
 /* ---- alloc.c */
@@ -142,8 +141,7 @@ int64_t mgd_ledger_room_locked(const struct mgd_machine *m, int id, double reser
 void mgd_ledger_move_locked(struct mgd_machine *m, int id, enum mgd_owner owner, int64_t bytes);
 
 /* ---- place.c */
-/* Of the shares with room for `bytes`, the one that has the least in use for its speed once they are there; -1: none.
- */
+/* Of the shares with room for the bytes, the one that has the least in use for its speed once they are there; or -1. */
 int mgd_place_lightest(const struct mgd_share *shares, size_t n, int64_t bytes);
 int mgd_place_validate(const struct mgd_object_request *request);
 /* As mgd_place_object, over the devices of `allowed` instead of the request's. */

@@ -4,7 +4,7 @@
  * that the last of them is what each step repeats. Then gaps that need not be empty are filled again: the choice looks
  * only forwards, and takes whole storages. Owns `evict` of the choice; knows no streams.
  *
- * Where a step reads each storage once, in turn, the furthest next use takes a row of neighbours: they all come back one
+ * Where a step reads each storage once, in turn, the furthest next use takes a row of neighbours: they come back one
  * after the other, and then the link rests while those that stayed are used. So there is another way, which spreads
  * those that leave evenly over the step.
  */
@@ -58,7 +58,7 @@ struct pass {
 static int64_t bytes_of(const struct pass *p, int32_t s) { return p->c->step->storage[s].bytes; }
 
 /* How far into its part the operator is, in 1 / PLACES, where the step has as many parts as storages are to leave. */
-static int64_t spread(const struct mgd_plan_cycle *c, int64_t parts, int64_t o) {
+static int64_t place_in_part(const struct mgd_plan_cycle *c, int64_t parts, int64_t o) {
   const int64_t place = o % c->operators * PLACES / c->operators;
   return place * parts % PLACES;
 }
@@ -69,7 +69,7 @@ static bool is_long(const struct mgd_plan_cycle *c, int64_t gap) { return gap > 
 static void offer_victim(struct pass *p, int32_t s, int64_t next) {
   int64_t key = -next;
   if (p->parts > 0 && next < NEVER && is_long(p->c, next - p->at)) {
-    key = spread(p->c, p->parts, next) - LAST;
+    key = place_in_part(p->c, p->parts, next) - LAST;
   }
   mgd_plan_heap_put(&p->e->home, s, bytes_of(p, s) < SMALL ? LAST - next : key);
 }
@@ -187,7 +187,8 @@ static void fill_gaps(struct mgd_plan_evict *e, const struct mgd_plan_cycle *c, 
   for (int32_t k = 0; k < c->uses; k++) {
     if (evict[k] >= 0) {
       const int64_t gap = c->until[k] - evict[k];
-      e->order[n++] = (struct mgd_plan_entry){parts > 0 && is_long(c, gap) ? LAST - spread(c, parts, c->until[k]) : gap, k};
+      const bool is_spread = parts > 0 && is_long(c, gap);
+      e->order[n++] = (struct mgd_plan_entry){is_spread ? LAST - place_in_part(c, parts, c->until[k]) : gap, k};
     }
   }
   mgd_plan_heap_sort(e->order, n);

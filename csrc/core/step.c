@@ -1,8 +1,8 @@
 /* step.c: a device's operators are logged until they repeat, and then the plan for them is followed.
  *
  * Says which of both is done, and plans. When a plan is lost the log begins anew; the steps that were learned are kept,
- * some of them, and taken up where the program comes back to one. Which bytes leave for want of room is evict.c's, with a plan and
- * without: a plan does before need what would otherwise be done at need.
+ * some of them, and taken up where the program comes back to one. Which bytes leave for want of room is evict.c's, with
+ * a plan and without: a plan does before need what would otherwise be done at need.
  */
 #include "arithmetic.h"
 #include "internal_step.h"
@@ -164,7 +164,8 @@ static bool follow_or_note(struct mgd_machine *m, int device, struct mgd_step *s
 static bool disturb(struct mgd_machine *m, int device, struct mgd_step *s, struct mgd_step_call *call, bool *plans) {
   const uint64_t random = mgd_step_mix(m->disturbed + (uint64_t)device, s->calls + (uint64_t)s->disturbed_calls++);
   const int64_t took = call->worked - s->worked;
-  const double factor = exp2((double)(random >> 11 & 1023) / 511.5 - 1) * (0.8 + (double)(random >> 21 & 1023) / 2557.5);
+  const double noise = 0.8 + (double)(random >> 21 & 1023) / 2557.5;
+  const double factor = noise * exp2((double)(random >> 11 & 1023) / 511.5 - 1);
   s->worked = call->worked;
   s->disturbed_worked += (int64_t)((double)took * factor);
   call->worked = s->disturbed_worked;

@@ -5,8 +5,9 @@
  * come back right before which operator. What the program does otherwise than before costs time and nothing else: every
  * operator still gets its operands by mgd_restore_begin().
  *
- * A device has one log, and plans for the last few steps that it learned. An operator is known by its name and by what it uses, and a storage by its role:
- * it lives through all steps, or it is the n-th that a certain operator of the step makes.
+ * A device has one log, and plans for the last few steps that it learned. An operator is known by its name and by what
+ * it uses, and a storage by its role: it lives through all steps, or it is the n-th that a certain operator of the step
+ * makes.
  */
 #ifndef MGD_STEP_H
 #define MGD_STEP_H

@@ -162,7 +162,8 @@ static PyObject *transfer(PyObject *self, PyObject *device, int disperse, int no
   if (any) {
     PyObject *manager = Py_NewRef(st->manager); /* another one may be assigned while this one waits */
     PyObject *placed =
-        mgd_send_place((struct mgd_manager *)manager, self, disperse || mgd_torch_on() == MGD_ON_DISPERSING, non_blocking);
+        mgd_send_place((struct mgd_manager *)manager, self, disperse || mgd_torch_on() == MGD_ON_DISPERSING,
+                       non_blocking);
     Py_DECREF(manager);
     return placed;
   }

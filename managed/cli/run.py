@@ -50,6 +50,7 @@ def run(options: argparse.Namespace) -> int:
     if options.profile and not Path(wishes["profile"]).parent.is_dir():
         options.error(f"there is no folder {Path(wishes['profile']).parent} to write into")
     added = {"MANAGED_RUN": json.dumps(wishes), "PYTHONPATH": before("PYTHONPATH", SITE)}
+    added["MANAGED_TOP"] = os.environ.get("MANAGED_TOP") or "1"
     if options.torture:
         added["MANAGED_TORTURE"] = "all"
     start(program, added)
