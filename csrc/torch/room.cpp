@@ -69,7 +69,7 @@ bool find_room(int device, int64_t bytes, Caller caller, std::exception_ptr* fai
     const uint64_t before = change_count();
     int64_t left = 0, forgotten = 0;
     const int code = let_somebody_leave(device, missing, room, &left, &forgotten, failure);
-    if (left || drop_replicas(device, missing, true)) return true; // what was used last goes last
+    if (left || (!locked && drop_replicas(device, missing, true))) return true; // what was used last goes last
     if (code == MGD_OK) { // the host has no memory, or a device failed; copies that were freed are progress
       failures += forgotten == 0;
       if (failures < kTries) continue;
