@@ -19,7 +19,6 @@ SCHEMA = 1
 
 _ASKED = 64  # tensors a device that are looked at
 _LARGEST = 8  # and that are told of, alike ones without a name as one
-_NAMES_LAST = 10.0  # seconds
 _KINDS = ("move", "copy", "write_back", "spill", "drop", "spare", "restore", "waited")
 
 
@@ -29,11 +28,12 @@ class Teller:
     def __init__(self) -> None:
         self.since = time.time()
         self.names: dict[int, str] = {}
-        self.named_until = 0.0
+        self.asked = False  # for names, in this snapshot
         self.models: dict[str, str] = {}
 
     def snapshot(self) -> dict[str, Any]:
         """Sizes in bytes, times in ns."""
+        self.asked = False
         stats = C.stats()
         devices = [self._device(name, held) for name, held in stats["devices"].items()]
         counters = {k + end: stats[k + end] for k in _KINDS for end in ("", "_bytes", "_ns")}
@@ -75,9 +75,8 @@ class Teller:
         operator: str | None,
         site: str | None,
     ) -> dict[str, Any]:
-        if number not in self.names and time.monotonic() >= self.named_until:
-            self.names = _named.names()
-            self.named_until = time.monotonic() + _NAMES_LAST
+        if number not in self.names and not self.asked:
+            self.names, self.asked = _named.names(), True
         event = None if kind is None else {"kind": kind, "operator": operator, "line": site}
         return {
             "name": self.names.get(number),
