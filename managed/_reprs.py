@@ -26,10 +26,16 @@ class _Managed:
     def __get__(self, tensor: torch.Tensor | None, owner: type | None = None) -> Any:
         if tensor is None:
             return self
+        if self._name in vars(tensor):
+            return vars(tensor)[self._name]
         if not C.is_managed(tensor):
             kind = type(tensor).__name__
             raise AttributeError(f"{kind!r} object has no attribute {self._name!r}")
         return MethodType(self._function, tensor)
+
+    def __set__(self, tensor: torch.Tensor, value: Any) -> None:
+        """As if there were none of ours; torch.overrides expects one beside `__get__`."""
+        vars(tensor)[self._name] = value
 
 
 def install() -> None:

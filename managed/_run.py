@@ -18,6 +18,7 @@ from managed.sim import read_devices, simulate
 
 __all__ = ["check", "start"]
 
+
 def check(wishes: dict[str, Any]) -> on:
     """What start() will enter; ValueError for wishes that make no sense. Changes nothing."""
     if wishes["devices"] or wishes["preset"]:

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from managed._backend import C
 from managed.module import ManagedModule
 
 __all__ = ["install"]
@@ -31,7 +30,7 @@ def install() -> None:
 def _hollow(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
     if type(parameter) is not nn.Parameter or parameter.device.type != "cpu":
         return
-    if parameter.nbytes >= _LARGE and not C.is_managed(parameter):
+    if parameter.nbytes >= _LARGE:
         empty = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
         torch.utils.swap_tensors(parameter, empty)  # type: ignore[no-untyped-call]
 
