@@ -292,7 +292,10 @@ def test_a_dead_process_s_socket_goes_with_the_next_reader(process, here):
 
 def test_a_process_that_stands_still_is_told_of(process, here):
     os.kill(process.pid, signal.SIGSTOP)
+    tasks = [path / "stat" for path in Path(f"/proc/{process.pid}/task").iterdir()]
     try:
+        while any(t.read_text().rsplit(")", 1)[1].split()[0] != "T" for t in tasks):
+            time.sleep(0.01)  # a thread that runs stops when it is looked at next
         (found,) = _sockets.find(timeout=0.3)
     finally:
         os.kill(process.pid, signal.SIGCONT)
