@@ -174,13 +174,15 @@ at::Tensor copy_beside(const at::Tensor& t, c10::Device to) {
   return r;
 }
 
-at::Tensor copy_values(const at::Tensor& t, c10::Device to, Traced& trace, int64_t* bytes) {
+at::Tensor copy_values(const at::Tensor& t, c10::Device to, Traced& trace, int64_t* bytes, bool takes_handle) {
   c10::InferenceMode no_inference(
       false); // the copy may meet autograd later; this guard turns grad mode on, so it comes first
   c10::AutoGradMode no_grad(false);
   *bytes = bytes_of(t);
   if (at::Tensor r = copy_from_afar(t, to, trace); r.defined()) return r;
-  if (at::Tensor r = copy_beside(t, to); r.defined()) return r;
+  if (takes_handle) {
+    if (at::Tensor r = copy_beside(t, to); r.defined()) return r;
+  }
   const HeldTensor held(t, false); // t may be the plain base of a managed view, which no hook would bring home
   at::Tensor d = t.detach();
   return is_expanded(d) ? copy_expanded(d, to, bytes) : d.to(to);
@@ -254,7 +256,7 @@ at::Tensor TripHome::send_home(const at::Tensor& g) const {
   trace.answers(object_, site_);
   const bool managed = has_key(g.unsafeGetTensorImpl()), ours = managed && records(g) && !needs_torch(g);
   int64_t bytes = bytes_of(g);
-  at::Tensor r = ours ? copy_values(g, home, trace, &bytes) : g.to(home);
+  at::Tensor r = ours ? copy_values(g, home, trace, &bytes, true) : g.to(home);
   if (ours) connect(r, way_home(g, r));
   if (managed) mark(r);
   trace.done(bytes);
@@ -363,10 +365,10 @@ at::Tensor copy_from_host(const at::Tensor& t, c10::Device to) {
   return copy_beside(t, to);
 }
 
-at::Tensor cross_values(const at::Tensor& t, c10::Device to, const Cause& cause) {
+at::Tensor cross_values(const at::Tensor& t, c10::Device to, const Cause& cause, bool takes_handle) {
   Traced trace(t, to, cause);
   int64_t bytes = 0;
-  at::Tensor r = copy_values(t, to, trace, &bytes);
+  at::Tensor r = copy_values(t, to, trace, &bytes, takes_handle);
   mark(r);
   trace.done(bytes);
   return r;

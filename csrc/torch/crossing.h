@@ -27,7 +27,8 @@ at::Tensor cross(const at::Tensor& t, c10::Device to, const Cause& cause);
 at::Tensor cross_alone(const at::Tensor& t, c10::Device to, const Cause& cause);
 
 // The same without autograd, whatever the grad mode.
-at::Tensor cross_values(const at::Tensor& t, c10::Device to, const Cause& cause);
+// `takes_handle`: the copy's storage may be one that can leave, so whoever uses it goes through the hook.
+at::Tensor cross_values(const at::Tensor& t, c10::Device to, const Cause& cause, bool takes_handle = true);
 
 // A copy on an accelerator of what is on the host, for which nobody waits. Undefined: torch has to make it.
 at::Tensor copy_from_host(const at::Tensor& t, c10::Device to);

@@ -152,7 +152,8 @@ void move(const at::Tensor& t, c10::Device to, const Cause& cause) {
   check_movable(t, to);
   const at::Tensor& grad = t.grad();
   // Both copies are made before either tensor changes: an OutOfMemoryError leaves everything as it was.
-  at::Tensor new_values = cross_values(t, to, cause), new_grad;
+  // A plain tensor stays one, and nobody would bring its bytes home.
+  at::Tensor new_values = cross_values(t, to, cause, has_key(t.unsafeGetTensorImpl())), new_grad;
   if (grad.defined() && grad.device() != to) new_grad = cross_alone(grad, to, cause);
   const bool advised = cause.reason == MGD_WHY_TRAFFIC;
   take_over(t, new_values);
