@@ -478,3 +478,15 @@ def test_torchs_list_of_what_can_be_overridden_has_none_of_ours(run_python):
         import managed
         assert not_tested() == before, not_tested() ^ before
     """)
+
+
+def test_a_plain_tensor_that_moves_stays_readable():
+    """Its new storage could leave, and nobody brings home what a plain tensor uses."""
+    from managed import _C
+
+    state = torch.arange(2.0**18)  # as an optimizer holds it
+    _C.move(state, D1)
+    assert state.device == torch.device(D1)
+    assert not _C.is_managed(state)
+    _C.spill_all()
+    assert torch.equal(state.cpu(), torch.arange(2.0**18))
