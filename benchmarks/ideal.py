@@ -29,7 +29,6 @@ import json
 import statistics
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,8 +37,7 @@ from budgeted import DISTURBED, ON_DEMAND, vacated, without_handle
 from furthest import Infeasible
 from report import Report, print_table, verdicts, write
 from study import MACHINES, MODELS, Cell, Masters, cells
-from tree import ROOT
-from virtual import apart, compared, percent, placed, pressed, simulate, timed
+from virtual import apart, compared, options, percent, placed, pressed, simulate, timed
 
 QUICK = (("bert-large", "resnet152"), ("A100-40",), (1.25, 2.0, 4.0))
 LEARNED, BASE = "learned", "lru"
@@ -200,15 +198,10 @@ def choose(asked: argparse.Namespace) -> list[list[Cell]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="two models on one machine")
-    parser.add_argument("--check", action="store_true", help="exit with 1 when a target is missed")
+    parser = options(__file__, __doc__, "two models on one machine")
     parser.add_argument("--models", help=f"with commas; {','.join(MODELS)}")
     parser.add_argument("--machines", help=f"with commas; {','.join(MACHINES)}")
     parser.add_argument("--over", help="the peak over the budget, with commas")
-    default = ROOT / "build" / "bench" / "ideal.json"
-    parser.add_argument("--out", "--json", type=Path, default=default, metavar="FILE")
-    parser.add_argument("--group", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.group:
         print(json.dumps(group([Cell(*c) for c in json.loads(asked.group)])))

@@ -21,7 +21,6 @@ of their time.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import statistics
@@ -29,7 +28,6 @@ import sys
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,7 +35,7 @@ import torch.nn.functional as F
 from cases import Transformer
 from report import Report, print_table, verdicts, write
 from tree import ROOT
-from virtual import apart, percent
+from virtual import apart, options, percent
 
 import managed
 from managed import ManagedModule, ManagedTensor, device_manager
@@ -149,13 +147,8 @@ def rows(reports: dict[int, Report]) -> list[list[str]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="on 1 and 8 devices")
-    parser.add_argument("--check", action="store_true", help="exit with 1 when a target is missed")
+    parser = options(__file__, __doc__, "on 1 and 8 devices")
     parser.add_argument("--cases", default=",".join(CASES), help="with commas")
-    default = ROOT / "build" / "bench" / "parallel.json"
-    parser.add_argument("--out", "--json", type=Path, default=default, metavar="FILE")
-    parser.add_argument("--group", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.group:
         print(json.dumps(group(*json.loads(asked.group))))

@@ -27,19 +27,16 @@ less than 9.6 TFlop/s.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 
 import torch
 from report import Report, print_table, verdicts, write
-from tree import ROOT
-from virtual import apart, percent
+from virtual import apart, options, percent
 
 import managed
 from managed import ManagedTensor, _sim
@@ -230,13 +227,8 @@ def targets(results: dict[str, dict[float, dict[str, Report]]]) -> list[tuple[st
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="one memory and way a program")
-    parser.add_argument("--check", action="store_true", help="exit with 1 when a target is missed")
+    parser = options(__file__, __doc__, "one memory and way a program")
     parser.add_argument("--memory", help="GB a card, with commas; what StarPU's figures are for")
-    default = ROOT / "build" / "bench" / "runtimes.json"
-    parser.add_argument("--out", "--json", type=Path, default=default, metavar="FILE")
-    parser.add_argument("--group", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.group:
         print(json.dumps(group(*json.loads(asked.group))))

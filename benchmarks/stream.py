@@ -25,11 +25,9 @@ much although the budget is at least twice the largest working set.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import fits
 import torch
@@ -39,8 +37,7 @@ from ideal import LEARNED
 from report import Report, print_table, verdicts, write
 from torch import nn
 from training import DEVICE
-from tree import ROOT
-from virtual import apart, compared, percent, placed, pressed, simulate, timed
+from virtual import apart, compared, options, percent, placed, pressed, simulate, timed
 
 from managed._sim_presets import PRESETS
 
@@ -144,14 +141,9 @@ def targets(reports: list[Report]) -> list[tuple[str, float, float]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help=f"parts {QUICK}")
-    parser.add_argument("--check", action="store_true", help="exit with 1 when a target is missed")
+    parser = options(__file__, __doc__, f"parts {QUICK}")
     parser.add_argument("--models", default=",".join(MODELS), help="with commas")
     parser.add_argument("--fractions", help=f"that fit, with commas; {FRACTIONS}")
-    default = ROOT / "build" / "bench" / "stream.json"
-    parser.add_argument("--out", "--json", type=Path, default=default, metavar="FILE")
-    parser.add_argument("--group", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.group:
         print(json.dumps(group(*json.loads(asked.group))))

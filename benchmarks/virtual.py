@@ -6,6 +6,7 @@ process, and runs each budget and policy beside an empty device (budgeted.py).
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -19,11 +20,12 @@ import torch
 from budgeted import MEASURED, SETTLE, choose, policies, vacated
 from report import Report
 from training import DEVICE
+from tree import ROOT
 
 import managed
 from managed._sim_presets import Preset
 
-__all__ = ["apart", "compared", "percent", "placed", "pressed", "simulate", "timed"]
+__all__ = ["apart", "compared", "options", "percent", "placed", "pressed", "simulate", "timed"]
 
 MOVED = ("spill", "spare", "drop", "restore")
 
@@ -88,6 +90,17 @@ def pressed(make: Callable[[], Callable[[], None]], budget: int, policy: str) ->
         if found["peak"] > budget:
             raise RuntimeError(f"{found['peak']} bytes were held under a budget of {budget}")
         return found
+
+
+def options(script: str, doc: str | None, quick: str) -> argparse.ArgumentParser:
+    """What these scripts can all be told; `--group` is how they call themselves (apart)."""
+    parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--check", action="store_true", help="exit with 1 when a target is missed")
+    default = ROOT / "build" / "bench" / f"{Path(script).stem}.json"
+    parser.add_argument("--out", "--json", type=Path, default=default, metavar="FILE")
+    parser.add_argument("--group", help=argparse.SUPPRESS)
+    return parser
 
 
 def apart(script: str, argument: Any) -> Report:
