@@ -80,13 +80,20 @@ static bool is_current(const struct mgd_order_entry *p) {
       p->handle->was_clean == mgd_handle_is_clean(p->handle);
 }
 
+/* ns of a copy. A latency that is small beside it is left out: else the larger of two storages would always leave first,
+ * for a price that is hardly less. */
+static double price_of_copy(const struct mgd_link *link, int64_t bytes) {
+  const double ns = mgd_link_estimate(link, 1, bytes), latency = (double)link->latency_ns;
+  return latency < ns / 16.0 ? ns - latency : ns;
+}
+
 /* Asks the policy for the key. p.key holds the device's age until then. */
 static struct mgd_order_entry with_key(const struct mgd_machine *m, struct mgd_order_entry p) {
   const struct mgd_handle *h = p.handle;
   const struct mgd_link *out = &m->links[h->home][MGD_HOST], *back = &m->links[MGD_HOST][h->home];
   struct mgd_victim v = {.handle = h, .bytes = h->bytes, .clean = h->was_clean, .age = p.key, .stamp = p.stamp};
-  v.leave_ns = v.clean ? 0.0 : mgd_link_estimate(out, 1, h->bytes);
-  v.return_ns = mgd_link_estimate(back, 1, h->bytes);
+  v.leave_ns = v.clean ? 0.0 : price_of_copy(out, h->bytes);
+  v.return_ns = price_of_copy(back, h->bytes);
   double key = m->victim(m->victim_context, &v);
   p.key = isnan(key) ? 0.0 : key; /* NaN is neither smaller nor larger, and would break the heap */
   return p;

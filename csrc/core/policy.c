@@ -19,5 +19,6 @@ double mgd_policy_clean_first(void *unused, const struct mgd_victim *victim) {
 double mgd_policy_greedy_dual(void *unused, const struct mgd_victim *victim) {
   (void)unused;
   double bytes = victim->bytes > 0 ? (double)victim->bytes : 1.0;
-  return victim->age + (victim->leave_ns + victim->return_ns) / bytes;
+  const float price = (float)((victim->leave_ns + victim->return_ns) / bytes); /* what is equal stays so in a float */
+  return victim->age + (double)price;
 }

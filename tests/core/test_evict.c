@@ -115,6 +115,24 @@ static void age_grows_with_those_that_left(void) {
   mgd_machine_destroy(m);
 }
 
+/* The latency of a copy makes small storages dearer by the byte. Where that is next to nothing, age decides. */
+static void a_price_that_is_hardly_less_does_not_count(void) {
+  const int64_t bytes[2] = {149, 151}; /* 10 ns are more than a 16th of 10 + 149, not of 10 + 151 */
+  for (int i = 0; i < 2; i++) {
+    struct mgd_machine *m = new_machine(1, 10000);
+    EXPECT_OK(mgd_link_set(m, 1, MGD_HOST, (struct mgd_link){10, 1.0}));
+    EXPECT_OK(mgd_link_set(m, MGD_HOST, 1, (struct mgd_link){10, 1.0}));
+    struct mgd_handle *old = open_handle(m, 1, bytes[i], 1), *large = open_handle(m, 1, 400, 2);
+    struct plan p;
+    EXPECT_OK(plan_eviction(m, 1, 1, NULL, &p));
+    EXPECT(p.actions[0].handle == (i == 0 ? large : old));
+    carry_out(m, &p);
+    close_handle(m, old);
+    close_handle(m, large);
+    mgd_machine_destroy(m);
+  }
+}
+
 /* An operator is told that the bytes are home before it writes them: what came back counts as written when it is. */
 static void who_is_written_after_the_return_is_dirty(void) {
   struct mgd_machine *m = new_machine(1, 100);
@@ -304,6 +322,7 @@ int main(void) {
   what_policies_are_told();
   promises_are_kept();
   age_grows_with_those_that_left();
+  a_price_that_is_hardly_less_does_not_count();
   who_is_written_after_the_return_is_dirty();
   keys_that_are_no_numbers();
   who_was_used_meanwhile_stays();
