@@ -124,6 +124,7 @@ bench: $(VENV)/.test build
 	@$(BIN)/python benchmarks/peers.py $(BENCH_FLAGS)
 	@$(BIN)/python benchmarks/ideal.py $(BENCH_FLAGS)
 	@$(BIN)/python benchmarks/stream.py $(BENCH_FLAGS)
+	@$(BIN)/python benchmarks/changing.py $(BENCH_FLAGS)
 	@$(BIN)/python benchmarks/following.py $(filter --check,$(BENCH_FLAGS))
 	@$(BIN)/python benchmarks/runtimes.py $(BENCH_FLAGS)
 

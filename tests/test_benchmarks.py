@@ -387,6 +387,18 @@ def test_training_beside_the_bound(benchmark):
 
 
 @pytest.mark.slow
+def test_steps_that_change(benchmark):
+    _, report = benchmark("changing.py", "--loops", "some", "--parts", "0.75")
+    (loop,) = report["loops"]
+    (cell,) = loop["cells"]
+    for policy, row in cell["policies"].items():
+        assert row["moved"] > 0, policy
+        assert row["peak"] <= cell["budget"], policy
+        assert row["seconds"] > loop["free"]["seconds"], policy
+    assert cell["over"] <= 1.03
+
+
+@pytest.mark.slow
 def test_a_model_that_streams(benchmark):
     text, report = benchmark("stream.py", "--models", "mlp", "--fractions", "1,0.5")
     assert "64 layers of 8192 x 8192" in text
