@@ -16,8 +16,8 @@ gemm      38,400 x 3,840 times 3,840 x 38,400 in rows and columns, of which the 
 managed   tiles are put where managed says (`cuda(disperse=True)`), when they are needed first.
           "cyclic": tile (i, j) is put on device 2 (i mod 2) + j mod 2
 
-The Cholesky is left out where the devices together have no room for its tiles: what finds none stays
-on the host, whose kernels take no time here.
+The Cholesky is left out where the devices together have no room for its tiles: what finds none
+stays on the host, whose kernels take no time here.
 
 `most` is what nothing is faster than: the sum of the kernels over four devices, their longest
 chain, or the least bytes over the shared bus. StarPU's columns are its simulated mode on the same
