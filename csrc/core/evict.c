@@ -280,6 +280,19 @@ static int begin(struct plan *p, int device, int64_t bytes, int64_t mine) {
                                                                : MGD_E_ABSENT;
 }
 
+#define COPIES_TO_COME 3
+
+/* Where copies of operands are kept, others come after them. One whose room is free crosses beside what runs; one that
+ * waits for somebody to leave begins when all that was issued before it has ended. So whoever needs room makes some for
+ * copies to come, too: for a few like the one that was used last. */
+static int64_t and_room_for_copies(const struct mgd_machine *m, int device, int64_t bytes) {
+  const struct mgd_device *d = &m->devices[device];
+  const int64_t most = (int64_t)(MGD_KEPT_FREE * (double)d->capacity);
+  const int64_t one = d->kept.last >= 0 ? m->replicas.slots[d->kept.last].bytes : 0;
+  int64_t sum;
+  return mgd_add(bytes, one < most / COPIES_TO_COME ? one * COPIES_TO_COME : most, &sum) ? sum : bytes;
+}
+
 int mgd_evict_begin(struct mgd_machine *m, int device, int64_t bytes, const int64_t *room, int64_t mine,
                     struct mgd_action *actions, size_t *n) {
   if (bytes < 0 || *n < 2) {
@@ -290,7 +303,7 @@ int mgd_evict_begin(struct mgd_machine *m, int device, int64_t bytes, const int6
   if (device != MGD_HOST && mgd_state_knows_device_locked(m, device)) {
     struct plan p;
     start_plan(&p, m, room, actions, *n);
-    code = begin(&p, device, bytes, mine);
+    code = begin(&p, device, and_room_for_copies(m, device, bytes), mine);
     *n = code == MGD_OK || code == MGD_E_BUSY || code == MGD_E_ABSENT ? p.n : *n;
   }
   return mgd_state_leave(m, code);

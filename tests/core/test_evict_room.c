@@ -1,6 +1,7 @@
 /* Where those that leave go, what that costs the others, and whether it is worth
  * asking again when nobody can. */
 #include "handles.h"
+#include "replica.h"
 
 static int evict_code(struct mgd_machine *m, int device, int64_t bytes, int64_t mine) {
   struct plan p = {.n = PLAN};
@@ -436,6 +437,45 @@ static void busy_while_others_use_or_move(void) {
   mgd_machine_destroy(m);
 }
 
+/* How many of 40 storages of 2,000 bytes leave when one byte is missing. */
+static size_t leave_for_a_byte(struct mgd_machine *m) {
+  struct plan p;
+  EXPECT_OK(plan_eviction(m, 1, 1, NULL, &p));
+  const size_t n = p.n;
+  for (size_t i = 0; i < n; i++) {
+    end_spill(m, p.actions[i].handle, -1, NULL);
+  }
+  return n;
+}
+
+/* Where copies are kept, room is made for three more like the one used last, in at most an eighth of the capacity. */
+static void room_for_copies_to_come(void) {
+  struct mgd_machine *m = new_machine(1, 100000);
+  struct mgd_handle *h[40];
+  for (int i = 0; i < 40; i++) {
+    h[i] = open_handle(m, 1, 2000, (uint64_t)i);
+  }
+  EXPECT_INT(leave_for_a_byte(m), 1);
+  const uint64_t source = open_source(m);
+  keep(m, source, 1, 1, 1999);
+  EXPECT_INT(leave_for_a_byte(m), 3); /* 1 + 3 * 1,999 bytes */
+  keep(m, source, 1, 2, 2000);
+  EXPECT_INT(leave_for_a_byte(m), 4);
+  keep(m, source, 1, 3, 4167);
+  EXPECT_INT(leave_for_a_byte(m), 7); /* 1 + 100,000 / 8 */
+  struct plan p;
+  EXPECT_OK(plan_eviction(m, 1, INT64_MAX, NULL, &p)); /* more is no number: nothing is added */
+  EXPECT_INT(p.n, 40);
+  carry_out(m, &p);
+  for (int i = 0; i < 40; i++) {
+    close_handle(m, h[i]);
+  }
+  EXPECT_OK(mgd_source_close(m, source));
+  for (int32_t slot; mgd_replica_reap(m, &slot) == MGD_OK;) {
+  }
+  mgd_machine_destroy(m);
+}
+
 int main(void) {
   the_nearest_that_has_room();
   what_came_from_a_peer_unwritten_goes_to_the_host();
@@ -450,5 +490,6 @@ int main(void) {
   whoever_comes_at_the_last_moment_keeps_it();
   whoever_goes_at_the_last_moment_is_asked_again();
   busy_while_others_use_or_move();
+  room_for_copies_to_come();
   return 0;
 }
