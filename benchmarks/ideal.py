@@ -1,7 +1,7 @@
 """Training in too little memory, beside the most that swapping allows.
 
     python benchmarks/ideal.py [--quick] [--check] [--models bert-large,lstm] [--machines A100-40]
-                               [--over 1.25,2,4] [--json FILE]
+                               [--over 1.25,2,4] [--activations] [--json FILE]
 
 Ten models on five machines (study.py), each on one simulated device without values. Under a budget
 of its peak divided by x: the part of the unlimited throughput that training reaches with each
@@ -16,6 +16,10 @@ study   the same cell in the study: LRU / a plan from the recorded step / the bo
         are somewhat smaller (its optimizer is one operator a parameter) and its device has no host.
 A device that waits for the host to issue operators has time for copies that nobody counts, so
 `idle` says how much of the unlimited step it waited.
+
+--activations: only so much is missing as activations can give, 18 % of the peak, on three machines.
+Less than 5 % of the time is to be lost on an RTX 4090 and 2 % on a GH200, and on an A100, where the
+bound itself loses more, 3 % of the bound.
 
 --check: the exit status is 1 where the learned policy is below 0.95 of the bound at the median,
 below 0.80 anywhere (0.75 for the LSTM), or more than 2 % slower than LRU anywhere, or below 0.92 at
@@ -41,6 +45,9 @@ from virtual import apart, compared, options, percent, placed, pressed, simulate
 
 QUICK = (("bert-large", "resnet152"), ("A100-40",), (1.25, 2.0, 4.0))
 LEARNED, BASE = "learned", "lru"
+#: The peak over a budget that is 18 % less, and the part of the time that may be lost by machine.
+ACTIVATIONS, LOST = 1 / (1 - 0.18), {"RTX4090": 0.05, "GH200": 0.02}
+OF_BOUND = ("A100-40", 0.03)
 ALSO = (ON_DEMAND, DISTURBED)
 
 
@@ -160,6 +167,20 @@ def targets(reports: list[Report]) -> list[tuple[str, float, float]]:
     return found
 
 
+def targets_of_activations(reports: list[Report]) -> list[tuple[str, float, float]]:
+    found = []
+    for one in (one for report in reports for one in report["cells"]):
+        c = Cell(**one["cell"])
+        part = one["policies"].get(LEARNED, {}).get("part", 1e-9)
+        if c.machine in LOST:
+            limit = 1 + LOST[c.machine]
+            found.append((f"{c.machine} {c.model}: unlimited over it", 1 / part, limit))
+        elif one["bound"]:
+            limit = 1 + OF_BOUND[1]
+            found.append((f"{c.machine} {c.model}: bound over it", one["bound"] / part, limit))
+    return found
+
+
 def least_ratio(c: Cell) -> float:
     return 0.75 if c.model == "lstm" else 0.80
 
@@ -178,6 +199,16 @@ def summary(reports: list[Report], names: list[str]) -> None:
     print_table("per cent of the bound", columns, table)
 
 
+def less_activations(studied: list[Cell]) -> list[Cell]:
+    """The models whose batch fills the machine, once each; the 1.3B is nearly all weights there."""
+    found = {
+        (c.machine, c.model): c._replace(over=ACTIVATIONS, lru=None, planned=None, bound=None)
+        for c in studied
+        if c.mode == "S1" and c.machine in (*LOST, OF_BOUND[0]) and c.model != "gpt-1.3b"
+    }
+    return list(found.values())
+
+
 def choose(asked: argparse.Namespace) -> list[list[Cell]]:
     """What was asked for, in groups with one unlimited step."""
     models, machines, overs = QUICK if asked.quick else (None, None, None)
@@ -185,7 +216,8 @@ def choose(asked: argparse.Namespace) -> list[list[Cell]]:
     wanted_machines = asked.machines.split(",") if asked.machines else machines
     wanted_overs = [float(x) for x in asked.over.split(",")] if asked.over else overs
     groups: dict[Any, list[Cell]] = {}
-    for c in cells():
+    told = less_activations(cells()) if asked.activations else cells()
+    for c in told:
         fits = (
             (not wanted_models or c.model in wanted_models)
             and (not wanted_machines or c.machine in wanted_machines)
@@ -202,6 +234,7 @@ def main() -> int:
     parser.add_argument("--models", help=f"with commas; {','.join(MODELS)}")
     parser.add_argument("--machines", help=f"with commas; {','.join(MACHINES)}")
     parser.add_argument("--over", help="the peak over the budget, with commas")
+    parser.add_argument("--activations", action="store_true", help="18 %% of the peak is missing")
     asked = parser.parse_args()
     if asked.group:
         print(json.dumps(group([Cell(*c) for c in json.loads(asked.group)])))
@@ -218,7 +251,8 @@ def main() -> int:
         print_table(title, columns, rows(reports[-1], names))
         sys.stdout.flush()
     summary(reports, names)
-    missed = [t for t in verdicts(targets(reports)) if not t["pass"]]
+    aims = targets_of_activations if asked.activations else targets
+    missed = [t for t in verdicts(aims(reports)) if not t["pass"]]
     if LEARNED not in names:
         print(f"\nthis build has no policy {LEARNED!r}, of which the targets are")
     write({"policies": names, "groups": reports, "missed": missed}, asked.out)

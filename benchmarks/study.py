@@ -35,9 +35,9 @@ class Cell(NamedTuple):
     model: str
     over: float  #: the peak over the memory
     batch: int
-    lru: float
-    planned: float
-    bound: float
+    lru: float | None  #: None: the study has no such cell
+    planned: float | None
+    bound: float | None
 
 
 def cells() -> list[Cell]:
