@@ -107,10 +107,11 @@ tsan-python: $(VENV)/.editable
 ECOSYSTEM = neuraloperator tensorly tensorly-torch zencfg configmypy ruamel.yaml opt-einsum h5py \
   pytorch-lightning lightning-utilities torchmetrics \
   botorch gpytorch linear-operator jaxtyping wadler-lindig pyro-ppl pyro-api pyre-extensions typing-inspect mypy-extensions \
-  multipledispatch mpmath torchdiffeq
+  multipledispatch mpmath torchdiffeq \
+  diffusers importlib-metadata zipp peft optuna alembic sqlalchemy colorlog mako
 ecosystem:
 	@$(MAKE) --no-print-directory VENV=.venv-ecosystem .venv-ecosystem/.libraries build
-	@.venv-ecosystem/bin/python $(PYTEST) tests/matrix/test_ecosystem.py tests/matrix/test_integrations.py
+	@.venv-ecosystem/bin/python $(PYTEST) tests/matrix/test_ecosystem.py tests/matrix/test_integrations.py tests/test_recipes.py
 
 .venv-ecosystem/.libraries: .venv-ecosystem/.test Makefile
 	.venv-ecosystem/bin/pip install -qq --no-deps $(ECOSYSTEM)
