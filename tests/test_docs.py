@@ -143,3 +143,13 @@ def test_the_stub_of_the_manager_is_the_compiled_one():
             expected = [n for n in inspect.signature(compiled).parameters if n != "self"]
             assert arguments(function) == expected, function.name
             assert ast.get_docstring(function), function.name
+
+
+def test_the_pictures_are_what_their_script_draws(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    from pictures import pictures
+
+    drawn = dict(pictures())
+    assert len(drawn) == 10  # five, for light and for dark pages
+    for name, text in drawn.items():
+        assert (ROOT / "docs/img" / name).read_text() == text, "python tools/pictures.py"
