@@ -16,6 +16,7 @@ import managed
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 APART = [ROOT / "docs/recipes.md"]  # each of its blocks is a program: test_recipes.py
+COMPARISON = ROOT / "docs/comparison.md"
 FENCE = re.compile(r"^([ ]*)```(\w*)[^\n]*\n(.*?)^\1```[ ]*$", re.M | re.S)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s#]+)(?:#[^)\s]*)?\)")
 
@@ -70,6 +71,12 @@ def test_make_targets_that_are_named_exist(page):
     targets = {target for rule in rules for target in rule.split()}
     told = set(re.findall(r"`make ([a-z-]+)`", page.read_text()))
     assert told <= targets | {"compat-"}, told - targets
+
+
+def test_measured_rows_of_the_comparison_are_those_of_the_page_that_a_script_writes():
+    rows = re.findall(r"^\| .*(?:training|inference): .*\|$", COMPARISON.read_text(), re.M)
+    assert len(rows) >= 10
+    assert not set(rows) - set((ROOT / "docs/memory.md").read_text().splitlines())
 
 
 # ---- the reference, which is made of docstrings

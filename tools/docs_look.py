@@ -16,7 +16,7 @@ import shutil
 import sys
 from pathlib import Path
 
-PICTURES = ["index", "quickstart", "memory", "reference", "how_it_works"]
+PICTURES = ["index", "recipes", "comparison", "reference", "how_it_works"]
 WINDOWS = {"phone": (390, 844), "desk": (1280, 900)}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 MISSING = (
@@ -101,9 +101,9 @@ def look(browser, site: Path, out: Path) -> list[str]:
                 found += [f"asks the network: {u}" for u in asked if u.startswith("http")]
                 wrong += [f"{name}, {window}, {scheme}: {text}" for text in found]
                 if name in PICTURES:
+                    page.set_viewport_size({"width": width, "height": 3 * height})
                     page.screenshot(path=out / f"{name}_{window}_{scheme}.png")
-                    if scheme == "light":
-                        page.screenshot(path=out / f"{name}_{window}_whole.png", full_page=True)
+                    page.set_viewport_size({"width": width, "height": height})
             if (window, scheme) == ("desk", "light"):
                 page.goto((site / "index.html").resolve().as_uri())
                 wrong += search(page)
