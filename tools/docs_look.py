@@ -68,49 +68,43 @@ def launch(playwright):
     return playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
 
 
-def search(page) -> list[str]:
-    """What is wrong with searching, on the page that is open."""
+def look(browser, site: Path, out: Path, window: str, scheme: str) -> list[str]:
+    """What is wrong with the pages of the site in one window; draws those that are wanted."""
+    width, height = WINDOWS[window]
+    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+    page = context.new_page()
+    found: list[str] = []
+    page.on("request", lambda r: r.url.startswith("http") and found.append(f"asks for {r.url}"))
+    page.on("pageerror", lambda error: found.append(str(error)))
+    wrong = []
+    for file in sorted(site.rglob("*.html")):
+        if file.name == "404.html":  # its links are those of a server
+            continue
+        found.clear()
+        page.goto(file.resolve().as_uri())
+        name = str(file.relative_to(site).with_suffix(""))
+        wrong += [f"{name}, {window}, {scheme}: {t}" for t in page.evaluate(LOOK) + found]
+        if name in PICTURES:
+            page.set_viewport_size({"width": width, "height": 3 * height})
+            page.screenshot(path=out / f"{name}_{window}_{scheme}.png")
+            page.set_viewport_size({"width": width, "height": height})
+    context.close()
+    return wrong
+
+
+def search(browser, site: Path, out: Path) -> list[str]:
+    """What is wrong with searching, from the disk."""
+    page = browser.new_page(viewport=dict(zip(("width", "height"), WINDOWS["desk"], strict=True)))
+    page.goto((site / "index.html").resolve().as_uri())
     page.click("input[data-md-component=search-query]")
     page.keyboard.type("budget")
     try:
         page.wait_for_selector(".md-search-result__item", timeout=20_000)
     except Exception:
         return ["a search for 'budget' finds nothing"]
+    finally:
+        page.screenshot(path=out / "search.png")
     return []
-
-
-def look(browser, site: Path, out: Path) -> list[str]:
-    pages = sorted(p for p in site.rglob("*.html") if p.name != "404.html")
-    wrong = [f"there is no page {n}" for n in PICTURES if not (site / f"{n}.html").exists()]
-    for window, (width, height) in WINDOWS.items():
-        for scheme in ("light", "dark"):
-            context = browser.new_context(
-                viewport={"width": width, "height": height}, color_scheme=scheme
-            )
-            page = context.new_page()
-            asked: list[str] = []
-            page.on("request", lambda r, asked=asked: asked.append(r.url))
-            errors: list[str] = []
-            page.on("pageerror", lambda e, errors=errors: errors.append(str(e)))
-            for file in pages:
-                asked.clear()
-                errors.clear()
-                page.goto(file.resolve().as_uri())
-                name = str(file.relative_to(site).with_suffix(""))
-                found = page.evaluate(LOOK) + errors
-                found += [f"asks the network: {u}" for u in asked if u.startswith("http")]
-                wrong += [f"{name}, {window}, {scheme}: {text}" for text in found]
-                if name in PICTURES:
-                    page.set_viewport_size({"width": width, "height": 3 * height})
-                    page.screenshot(path=out / f"{name}_{window}_{scheme}.png")
-                    page.set_viewport_size({"width": width, "height": height})
-            if (window, scheme) == ("desk", "light"):
-                page.goto((site / "index.html").resolve().as_uri())
-                wrong += search(page)
-                page.screenshot(path=out / "search.png")
-            context.close()
-    print(f"docs-look: {len(pages)} pages, pictures in {out}, {len(wrong)} wrong")
-    return wrong
 
 
 def main(site: str, out: str) -> int:
@@ -125,9 +119,16 @@ def main(site: str, out: str) -> int:
         if browser is None:
             print(MISSING)
             return 2
-        wrong = look(browser, Path(site), Path(out))
+        folders = Path(site), Path(out)
+        wrong = [
+            f"there is no page {n}" for n in PICTURES if not (folders[0] / f"{n}.html").exists()
+        ]
+        for window in WINDOWS:
+            for scheme in ("light", "dark"):
+                wrong += look(browser, *folders, window, scheme)
+        wrong += search(browser, *folders)
         browser.close()
-    print("\n".join(wrong))
+    print("\n".join([*wrong, f"docs-look: {len(wrong)} wrong; pictures are in {out}"]))
     return 1 if wrong else 0
 
 
