@@ -129,8 +129,9 @@ bench: $(VENV)/.test build
 	@$(BIN)/python benchmarks/following.py $(filter --check,$(BENCH_FLAGS))
 	@$(BIN)/python benchmarks/runtimes.py $(BENCH_FLAGS)
 
+# Not --quiet: that keeps warnings from --strict, too.
 docs: $(VENV)/.docs
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --site-dir build/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --site-dir build/site
 
 # Pictures of five pages in build/docs-look, and a check of every page's layout; the script says what is missing.
 docs-look: $(VENV)/.look docs

@@ -138,7 +138,7 @@ def meet() -> Picture:
     p.text(108, 178, "a + b runs here", "soft", size=12)
     p.text(220, 222, "Next use of b on cuda:0: the copy serves, nothing moves.", size=13)
     p.text(220, 246, "b is written: the copy is out of date and goes.", size=13)
-    p.text(220, 270, "Each step needs b here and never there: b moves.", size=13)
+    p.text(220, 270, "Each step needs b here, and nobody put it there: b moves.", size=13)
     p.text(220, 294, "b is pinned: it stays, and a comes to it.", size=13)
     return p
 
