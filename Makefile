@@ -17,13 +17,13 @@ PIP := $(BIN)/pip -qq --disable-pip-version-check
 export MAX_JOBS := $(JOBS)
 export MANAGED_WERROR ?= 1
 
-.PHONY: help build demo test ctest asan tsan valgrind conformance torture stress asan-python tsan-python bench docs compat ecosystem gpu lint wheel clean virtual-gpu virtual-gpu-slice virtual-gpu-build virtual-gpu-seeds mutate-waits
+.PHONY: help build demo test ctest asan tsan valgrind conformance torture stress asan-python tsan-python bench docs docs-look compat ecosystem gpu lint wheel clean virtual-gpu virtual-gpu-slice virtual-gpu-build virtual-gpu-seeds mutate-waits
 .PRECIOUS: .venv-compat-%/.torch .venv-compat-%/.test # made on the way, kept
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo | test | build | ctest | asan | tsan | valgrind | conformance | bench"
-	@echo "     torture | stress | asan-python | tsan-python | docs | lint | wheel | compat | ecosystem | gpu | virtual-gpu | virtual-gpu-seeds | mutate-waits | clean"
+	@echo "     torture | stress | asan-python | tsan-python | docs | docs-look | lint | wheel | compat | ecosystem | gpu | virtual-gpu | virtual-gpu-seeds | mutate-waits | clean"
 
 # ---- environment
 
@@ -107,10 +107,11 @@ tsan-python: $(VENV)/.editable
 ECOSYSTEM = neuraloperator tensorly tensorly-torch zencfg configmypy ruamel.yaml opt-einsum h5py \
   pytorch-lightning lightning-utilities torchmetrics \
   botorch gpytorch linear-operator jaxtyping wadler-lindig pyro-ppl pyro-api pyre-extensions typing-inspect mypy-extensions \
-  multipledispatch mpmath torchdiffeq
+  multipledispatch mpmath torchdiffeq \
+  diffusers importlib-metadata zipp peft optuna alembic sqlalchemy colorlog mako
 ecosystem:
 	@$(MAKE) --no-print-directory VENV=.venv-ecosystem .venv-ecosystem/.libraries build
-	@.venv-ecosystem/bin/python $(PYTEST) tests/matrix/test_ecosystem.py tests/matrix/test_integrations.py
+	@.venv-ecosystem/bin/python $(PYTEST) tests/matrix/test_ecosystem.py tests/matrix/test_integrations.py tests/test_recipes.py
 
 .venv-ecosystem/.libraries: .venv-ecosystem/.test Makefile
 	.venv-ecosystem/bin/pip install -qq --no-deps $(ECOSYSTEM)
@@ -128,8 +129,13 @@ bench: $(VENV)/.test build
 	@$(BIN)/python benchmarks/following.py $(filter --check,$(BENCH_FLAGS))
 	@$(BIN)/python benchmarks/runtimes.py $(BENCH_FLAGS)
 
+# Not --quiet: that keeps warnings from --strict, too.
 docs: $(VENV)/.docs
-	@$(BIN)/python -m mkdocs build --strict --quiet --site-dir build/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --site-dir build/site
+
+# Pictures of five pages in build/docs-look, and a check of every page's layout; the script says what is missing.
+docs-look: $(VENV)/.look docs
+	@$(BIN)/python tools/docs_look.py build/site build/docs-look
 
 # clang-format sees only what is not committed yet: the layout of the rest is its authors'.
 lint: $(VENV)/.test $(VENV)/.lint build

@@ -21,7 +21,19 @@ bridge: object
 
 @final
 class DeviceManager:
-    """Finds devices with room and brings tensors, modules and nests of them there."""
+    """Finds devices with room and brings tensors, modules and nests of them there.
+
+    Args:
+        comm_interface: whose `sleep(seconds)` is called while waiting for room. With the `time`
+            module, which is the default, the wait ends the moment room appears.
+        cuda_devices: the accelerators it may use, in order; `None` means all there are.
+        reserved: the fraction of each device to leave free, from 0 to below 1.
+        retry_limit: a request for room waits up to `retry_limit * wait_time` seconds.
+        wait_time: seconds of one wait.
+
+    Raises:
+        ValueError: for devices that do not exist, for none, and for numbers outside their range.
+    """
 
     def __new__(
         cls,
@@ -37,22 +49,56 @@ class DeviceManager:
     @cuda_devices.setter
     def cuda_devices(self, value: Sequence[_Device] | None) -> None: ...
     @property
-    def cpu_device(self) -> torch.device: ...
+    def cpu_device(self) -> torch.device:
+        """The CPU."""
+
     @property
-    def devices(self) -> list[torch.device]: ...
+    def devices(self) -> list[torch.device]:
+        """The CPU and `cuda_devices`."""
     retry_limit: int
     reserved: float
     wait_time: float
     @property
-    def default_level(self) -> int: ...
+    def default_level(self) -> int:
+        """Logging level of `log()` and of placement's own lines, to the logger `managed`."""
     @default_level.setter
     def default_level(self, value: int | str) -> None: ...
-    def log(self, message: object, level: int | str | None = None) -> None: ...
-    def send(
-        self, tensors: _T, device: _Device | None = None, space_estimate: float = -1
-    ) -> _T: ...
-    def find_device(self, space_estimate: float, disperse: bool = False) -> torch.device: ...
-    def cuda(self, obj: _T, disperse: bool = False) -> _T: ...
+    def log(self, message: object, level: int | str | None = None) -> None:
+        """Logs to the logger `managed` at `level`, or at `default_level`."""
+
+    def send(self, tensors: _T, device: _Device | None = None, space_estimate: float = -1) -> _T:
+        """Brings tensors and modules to a device and returns the same structure.
+
+        Tensors come back managed, the originals stay; modules are moved in place.
+
+        Args:
+            tensors: a tensor, a module or a nest of them (lists, tuples, dictionaries).
+            device: there, waiting up to `retry_limit * wait_time` seconds for room. Without,
+                `find_device` chooses.
+            space_estimate: bytes to look for; -1 lets the heuristic estimate.
+
+        Raises:
+            OutOfMemoryError: when no room appeared; then everything is as it was.
+        """
+
+    def find_device(self, space_estimate: float, disperse: bool = False) -> torch.device:
+        """The device for so many bytes: the fullest that still fits. Nothing fits: `cpu`.
+
+        Args:
+            space_estimate: bytes.
+            disperse: the one that has the least in use for its speed instead.
+
+        Raises:
+            ValueError: for a negative or non-finite size.
+        """
+
+    def cuda(self, obj: _T, disperse: bool = False) -> _T:
+        """Places each tensor of `obj` as `find_device` says, and each module as its `cuda()` does.
+
+        Args:
+            obj: a tensor, a module or a nest of them. What fits nowhere stays.
+            disperse: as for `find_device`, and for a module's `cuda()`.
+        """
 
 @final
 class Reservation:

@@ -70,11 +70,23 @@ DeviceManager = C.DeviceManager
 
 # Attributes with effect: managed._attributes has their getters and setters.
 COPY_WARNING: int
+"""Copies of one tensor to one device in a step that go without a warning: 16; 0 turns it off."""
 LEARN_STEPS: bool
+"""`True`: a device that is short of room learns from steps that repeat what to move ahead of need.
+
+`False` forgets what was learned. `TypeError` for anything but a bool.
+"""
 USE_HEURISTIC: bool
+"""`True`: sizes pass through `HEURISTIC_FUNCTION` before a device is looked for."""
 HEURISTIC_FUNCTION: Callable[[int], int]
+"""Bytes to look for when a tensor has so many; at first `size + int(1.5 * size ** 0.5)`.
+
+Assigning has effect at once. `TypeError` for what cannot be called.
+"""
 HEUSRISTIC_FUNCTION: Callable[[int], int]
+"""The same under its old misspelling, with a `DeprecationWarning`."""
 device_manager: DeviceManager
+"""The `DeviceManager` that `cuda()` asks; another one can be assigned."""
 
 C.install(ManagedTensor)
 if not INERT:

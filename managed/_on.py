@@ -28,23 +28,31 @@ Device = torch.device | int | str
 
 
 class on:
-    """Context manager and decorator: what is made inside is managed, without a changed line.
+    """A block, or a decorator, in which all that is made is managed, without a changed line.
 
     Tensors are managed from the first operator on that makes or meets them. Where the program says
-    "cuda" without an index, the manager chooses: with `disperse` the device with least in use, else
-    the fullest with room. What is made of tensors that are on a device already is made there. A
-    module becomes managed, and goes to one device as a whole, when it is sent to "cuda" or called
-    first; one that fits on no device is spread over all of them by layers if `disperse` says so.
+    `"cuda"` without an index, the manager chooses. What is made of tensors that are on a device
+    already is made there. A module becomes managed, and goes to one device as a whole, when it is
+    sent to `"cuda"` or called first; one that fits on no device is spread over all of them by
+    layers if `disperse` says so. On simulated devices `"cuda"` names them, in torch.cuda's
+    functions, too; the `.device` of a tensor still says `sim:0`.
 
-    devices: "4x8GiB", or "8GiB,4GiB" with one size a device, simulates devices (once a process, as
-    managed.simulate() does); a list of devices restricts the manager to them; None takes what there
-    is, and simulates four devices where there is nothing.
-    budget: what may be used of each device meanwhile, as for managed.budget(): "50%", "8GiB".
+    It decorates functions and generators. Threads that are started inside are inside until they
+    end; others are not. It may be nested, entered again, and left by an exception.
 
-    On simulated devices "cuda" names them, in torch.cuda's functions, too; the `.device` of a
-    tensor still says "sim:0". Threads that are started inside are inside until they end; others are
-    not. It may be nested, entered again, and left by an exception. ValueError and TypeError for
-    arguments that make no sense, RuntimeError as from managed.simulate(); then nothing has changed.
+    Args:
+        devices: `"4x8GiB"`, or `"8GiB,4GiB"` with one size a device, simulates devices, which stay
+            after the block; a list such as `["cuda:0"]` has the manager use no others meanwhile.
+            By default those that there are, or four simulated ones.
+        budget: what may be used of each device meanwhile, as for `managed.budget`: `"50%"`,
+            `"8GiB"`, bytes.
+        disperse: what names no device in particular goes where least is in use; `False`: to the
+            fullest that has room.
+
+    Raises:
+        ValueError: for arguments that make no sense. Whenever it raises, nothing has changed.
+        TypeError: for arguments of another kind, and for coroutines.
+        RuntimeError: as `managed.simulate`.
     """
 
     def __init__(

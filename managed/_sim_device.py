@@ -192,9 +192,13 @@ def synchronize(device: Device = None) -> None:
 
 
 def virtual_time(device: Device = None) -> float:
-    """Virtual seconds since simulate(): when the device's last operator ends; "cpu" is the caller.
+    """Seconds of virtual time since simulate() at which the device's last operator ends.
 
-    Each thread of the program has a time of its own, which moves as it issues operators and waits.
+    `"cpu"` is the calling thread's time: each thread has one, which moves by what it costs to issue
+    an operator (5 us, assumed) and by waiting. A thread that issues to a device does so after all
+    that was issued there before. Python's part of issuing (3 us of the 5, assumed) takes place
+    while no other thread's does, as under the interpreter's lock; with `repeatable=True` this is
+    left out, since which thread comes first depends on the real machine.
     """
     if device == "cpu" or device == torch.device("cpu"):
         return _sim.host_time() * 1e-9

@@ -85,5 +85,8 @@ def empty_cache() -> None:
 
 
 def set_capacity(memory: int | str, device: Device = None) -> None:
-    """Changes what a device may hold; below what is in use, nothing is freed and nothing fits."""
+    """Changes what a device may hold: bytes, or a string such as `"200MiB"`.
+
+    Below what is in use, nothing is freed and nothing fits.
+    """
     _sim.set_capacity(index_of(device), parse_bytes(memory))

@@ -53,25 +53,32 @@ def torture(
     fail_allocation: int | range | None = None,
     fail_copy: int | range | None = None,
 ) -> Iterator[Torture]:
-    """Before each operator, spill every storage of an accelerator that nobody uses.
+    """For tests: before each operator, spill every storage of an accelerator that nobody uses.
 
-    With `odds` of n each storage goes with a chance of one in n, repeatably by `seed` in a
-    program of one thread; with None operators spill nothing. Storages that are made inside take
-    part from `at_least` bytes on. On simulated devices freed bytes are overwritten, so that
-    whoever still reads them computes nonsense. Results must not change by a bit.
+    Results must not change by a bit. On simulated devices freed bytes are overwritten, so that
+    whoever still reads them computes nonsense. It affects all threads; what was asked for before
+    comes back when the block ends. The variable `MANAGED_TORTURE` does it for a whole program:
+    `all` or `random:SEED` (a chance of one in three), `hammer`, or `all,hammer`.
 
-    With `hammer` a thread spills all the time, also while operators run.
+    Args:
+        odds: each storage goes with a chance of one in so many; `None`: operators spill nothing.
+        seed: repeats the choices of `odds`, in a program of one thread.
+        at_least: storages that are made inside take part from so many bytes on.
+        hammer: a thread spills all the time, also while operators run.
+        fail_allocation: the n-th allocation on simulated devices fails; a range stands for several
+            in a row. They count from 1, all threads and devices together.
+        fail_copy: the same of copies to, from or between simulated devices.
 
-    `fail_allocation` and `fail_copy` make the n-th allocation on simulated devices, or the n-th
-    copy to, from or between them, fail; a range stands for several in a row. They count from 1,
-    all threads and devices together. Some failures go unnoticed, because there is another way;
-    others raise torch.OutOfMemoryError (allocations) or RuntimeError (copies). Nothing is lost
-    then; what a failed operator was writing may be written in part. `failures` of what the block
-    is given says afterwards how many happened: 0 when the block made fewer than that.
+    Yields:
+        What has `failures` when the block has ended: how many happened, 0 when it made fewer. Some
+        go unnoticed, because there is another way; others raise `torch.OutOfMemoryError`
+        (allocations) or `RuntimeError` (copies). Nothing is lost then; what a failed operator was
+        writing may be written in part.
 
-    Affects all threads; what was asked for before comes back when the block ends. ValueError for
-    numbers that make no sense. The environment variable MANAGED_TORTURE does it for a whole
-    program: "all" or "random:SEED" (a chance of one in three), "hammer", or "all,hammer".
+    Raises:
+        ValueError: for numbers that make no sense.
+        TypeError: for what is neither an int nor a range.
+        RuntimeError: for failures without simulated devices.
     """
     if odds is not None and odds < 1:
         raise ValueError(f"managed: odds are 1 (everything leaves) or more, not {odds}")

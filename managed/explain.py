@@ -147,8 +147,14 @@ def explain(x: torch.Tensor | torch.nn.Module | None = None) -> History:
     """The history of a tensor, of a module's tensors, or of everything, with reasons.
 
     `print(managed.explain(x))` shows one line an event: what happened, which operator on which line
-    of the program asked for it, and why; at a prompt and in a notebook it is a table. TypeError for
-    anything else.
+    of the program asked for it, and why; at a prompt and in a notebook it is a table. The ring
+    holds the last 4096 events.
+
+    Args:
+        x: a tensor, a module, or `None` for everything.
+
+    Raises:
+        TypeError: for anything else.
     """
     if isinstance(x, torch.nn.Module):
         return _module_history(x)
@@ -156,13 +162,33 @@ def explain(x: torch.Tensor | torch.nn.Module | None = None) -> History:
 
 
 def stats(reset: bool = False) -> dict[str, Any]:
-    """Counters since the start or the last reset: a dict that is shown in groups.
+    """Counters since the start or the last reset: a dict that is shown in groups, without zeros.
 
-    For each kind of event `kind`, `kind_bytes` and `kind_ns` ("move", "copy", "write_back",
-    "place", "pin", "unpin", "waited", "reserve", "release", "spill", "drop", "spare", "restore");
-    "links": bytes per link used, like {"cpu->sim:0": 4096}; "events": the sequence of the newest
-    event, which no reset touches; "host_waits": how often a thread waited for a copy of managed's;
-    "devices": bytes per device by owner, with its capacity, free and peak; and the hook's own
-    counters. `reset=True` returns the figures and starts again from zero.
+    Each kind of event has three: `copy` says how often, `copy_bytes` and `copy_ns` tell bytes and
+    duration. The kinds:
+
+    - `move`: something moved because it was asked for.
+    - `copy`: a copy aligned an operand, brought a gradient home, or was asked for by an operator of
+      torch that the program calls (`x.cpu()`, `a.copy_(b)`, `a[:10] = b`, `x.item()`), which the
+      reasons of events tell apart.
+    - `write_back`: a written copy was taken home.
+    - `spill`: bytes left their device; `spare`: they were copied before they leave; `drop`: they
+      left without a copy; `restore`: they came back.
+    - `place`, `pin`, `unpin`, `waited`, `reserve`, `release`.
+
+    And besides:
+
+    - `links`: bytes per link used, like `{"cpu->sim:0": 4096}`.
+    - `events`: the number of the newest event; a reset leaves it as it is.
+    - `devices`: bytes per device: `capacity`, `used`, `free`, `peak` (the highest `used` that
+      placement or `stats` has seen), and `used` by owner: `managed`, `replica`, `reserved`,
+      `foreign`.
+    - `misaligned_calls`: operator calls whose operands stood apart; `aligned_calls`: those for
+      which something was copied; `grouped_calls`: list operators that were split by device.
+    - `replica_hits`: operands for which a copy of an earlier use served.
+    - `host_waits`: how often a thread waited for a copy of managed's.
+
+    Args:
+        reset: gives the figures, and starts again from zero.
     """
     return Stats(C.stats(reset=reset))

@@ -26,16 +26,29 @@ Device = torch.device | int | str
 
 
 class ManagedModule(nn.Module):
-    """Inherit from it, or turn a module into one with `ManagedModule.from_module(model)`."""
+    """A `torch.nn.Module` whose parameters and buffers are managed and move in place.
+
+    Inherit from it, or use `from_module`. What is assigned or registered becomes managed, too.
+
+    Moving keeps `Parameter` objects, tied weights and what an optimizer holds, on simulated devices
+    as well. Optimizer state follows before the next `step()`. After `half()`, `load_state_dict()`
+    and what else `nn.Module` has, tensors stay on their devices, managed, pinned and placed;
+    `load_state_dict(assign=True)` alone takes the tensors of the state. Gradients that a full
+    backward hook returns go back to their device.
+    """
 
     @staticmethod
     def from_module(model: Model) -> Model:
         """Makes `model` and its submodules managed, in place, and returns it; again does nothing.
 
-        `isinstance(model, OriginalClass)` stays true; state_dict keys, hooks and ties stay. The
-        parameters of a lazy module become managed when they get their shapes. A class with `cuda`,
-        `cpu` or `to` of its own gets ours, and its own is called afterwards, with the device of the
-        first parameter. TypeError when it is no module.
+        `isinstance(model, OriginalClass)`, state_dict keys, hooks and ties stay; registries of
+        classes and metaclasses do not hear of it. The parameters of a lazy module become managed
+        when they get their shapes. A class with `cuda`, `cpu` or `to` of its own (every
+        LightningModule) gets ours; its own is called afterwards, with the device of the first
+        parameter, and what it then asks of modules moves nothing.
+
+        Raises:
+            TypeError: when it is no module.
         """
         if not isinstance(model, nn.Module):
             raise TypeError(f"managed: from_module takes a torch.nn.Module, not {model!r}")
@@ -91,16 +104,23 @@ class ManagedModule(nn.Module):
     # ---- moving
 
     def cuda(self: Self, device: Device | None = None, disperse: bool | str = False) -> Self:
-        """Moves all parameters and buffers to an accelerator, in place.
+        """Moves all parameters and buffers to an accelerator, in place; all of them or none.
 
-        With `device`, there. Without, to the device that find_device names for the bytes of all of
-        it; what is larger than that goes to the one with most room, which spills what is not in
-        use. With `disperse=True` contiguous layers over all devices; with `disperse="parameters"`
-        each parameter by itself to the device with least in use for its speed, and buffers with
-        their module's first; what is larger than all devices together fills each to the same
-        degree, and they spill. What is on accelerators already stays unless `disperse` asks for a
-        new plan. OutOfMemoryError when one tensor alone is larger than its device, and
-        PinConflictError when a pinned tensor would have to move; then nothing has moved.
+        What is on accelerators already stays unless `disperse` asks for a new plan. What is larger
+        than all devices together fills each to the same degree, and they spill.
+
+        Args:
+            device: there. Without, to the device that `find_device` names for all of it; where it
+                names none, to the one with most room, which spills what is not in use, and says so
+                in the log.
+            disperse: `True`: contiguous layers over all devices, the heaviest as light as possible
+                for its speed. `"parameters"`: each parameter by itself to the device with least in
+                use for its speed, buffers with their module's first. Tied weights count once.
+
+        Raises:
+            OutOfMemoryError: when one tensor alone is larger than its device.
+            PinConflictError: when a pinned tensor would move.
+            ValueError: for what names no accelerator, and for a device beside `disperse`.
         """
         if disperse not in (True, False, "layers", "parameters"):
             raise ValueError(

@@ -22,16 +22,24 @@ _running: profile | None = None
 
 
 class profile:
-    """Context manager: records what happens meanwhile, and writes it to a file when it ends.
+    """A block of which is recorded what ran, moved and waited.
 
-    path: a file in Chrome's trace event format, which ui.perfetto.dev opens; None: no file.
     On simulated devices it has each operator, each copy with its reason, and who waited, in virtual
-    time, and whose bytes each device holds. On other devices it has managed's copies, in real
-    time: what kernels do there is torch.profiler's to tell.
+    time, and whose bytes each device holds. On other devices it has managed's copies, in real time:
+    what kernels do there is torch.profiler's to tell.
 
-    Afterwards `spans` are in order of time, `elapsed` ns were between the first and the last, and
-    `stats` counts what managed did meanwhile, as managed.stats() does. RuntimeError while another
-    profile runs.
+    Afterwards `spans` has what took from when to when, in order of time: `kind`, `name`, `device`,
+    `other`, `stream`, `begin` and `end` in ns, `bytes` (of bytes in use the `name` says whose), and
+    the `event` of a copy of managed's. `elapsed` ns were between the first and the last, and
+    `stats` counts what managed did meanwhile, as `managed.stats()` does.
+
+    Args:
+        path: a file in Chrome's trace event format, which ui.perfetto.dev opens, is written at the
+            end; `None`: no file.
+
+    Raises:
+        RuntimeError: while another profile runs.
+        FileNotFoundError: when there is no folder for the file.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
@@ -96,7 +104,12 @@ def _simulator() -> Any:
 def plot_timeline(p: profile, path: str | os.PathLike[str] | None = None) -> Figure:
     """Draws a profile: a row for each stream, link and thread, and each device's bytes by owner.
 
-    Writes a picture if there is a path. ModuleNotFoundError without matplotlib.
+    Args:
+        p: a profile that has ended.
+        path: where to write a picture; `None`: nowhere.
+
+    Raises:
+        ModuleNotFoundError: without matplotlib.
     """
     from managed import _timeline
 
@@ -104,11 +117,15 @@ def plot_timeline(p: profile, path: str | os.PathLike[str] | None = None) -> Fig
 
 
 def plot_memory(p: profile | None = None, path: str | os.PathLike[str] | None = None) -> Figure:
-    """Draws whose bytes each device holds: those of a profile over time, or those of now.
+    """Draws whose bytes each device holds.
 
-    Bytes of now have their peak and what the device may hold beside them. A profile has bytes over
-    time on simulated devices. Writes a picture if there is a path. ModuleNotFoundError without
-    matplotlib.
+    Args:
+        p: a profile, which has bytes over time on simulated devices; `None`: bytes of now, with
+            their peak and what the device may hold.
+        path: where to write a picture; `None`: nowhere.
+
+    Raises:
+        ModuleNotFoundError: without matplotlib.
     """
     from managed import _timeline
 
@@ -123,9 +140,14 @@ def plot_moves(
 ) -> Figure:
     """Draws what moved: when, over which link, what for, and the bytes of each link.
 
-    x: a profile, what explain() gave, a tensor, a module, or None for everything. Times are virtual
-    in a profile of simulated devices, else real. Writes a picture if there is a path. TypeError for
-    anything else, ModuleNotFoundError without matplotlib.
+    Args:
+        x: a profile, what `explain()` gave, a tensor, a module, or `None` for everything. Times are
+            virtual in a profile of simulated devices, else real.
+        path: where to write a picture; `None`: nowhere.
+
+    Raises:
+        TypeError: for anything else.
+        ModuleNotFoundError: without matplotlib.
     """
     from managed import _timeline
 

@@ -95,15 +95,20 @@ def cap_of(size: int | str | None, total: int, name: str) -> int:
 
 
 def budget(device: str | int | torch.device, size: int | str | None) -> Budget:
-    """Caps what may be used on one device; None lifts the cap.
+    """Caps what may be used on one device. What does not fit leaves for another device or the host.
 
-    `size` is in bytes: an int, "300MiB", or a part of the device such as "80%". On an accelerator
-    placement keeps to it, and so does the allocator: what does not fit leaves for a peer or the
-    host and comes back when it is used. What is there beyond a smaller budget leaves at once, as
-    far as nobody uses or pins it. For "cpu" it caps what the host keeps of other devices' tensors.
+    Placement keeps to it, and so does the allocator; what left comes back when it is used. What is
+    there beyond a smaller budget leaves at once, as far as nobody uses or pins it. It stands until
+    it is changed; in a `with` statement the old one comes back.
 
-    It stands until it is changed; in a with statement the old one comes back. ValueError for a
-    device that does not exist, for a size that cannot be read and for more than the device has.
+    Args:
+        device: an accelerator; `"cpu"` caps what the host keeps of other devices' tensors.
+        size: bytes, a string such as `"300MiB"`, or a part of the device such as `"80%"`. `None`
+            lifts the cap. A string without a unit, such as `"50"`, is bytes, and warns.
+
+    Raises:
+        ValueError: for a device that does not exist, for a size that cannot be read, and for more
+            than the device has.
     """
     if INERT:
         return Budget(str(device), 0, 0)
@@ -125,10 +130,12 @@ def host_bytes() -> int:
 
 @contextmanager
 def frozen() -> Iterator[None]:
-    """In this block, and in this thread, nothing moves by itself.
+    """A block, or a decorator, in which nothing moves by itself in this thread.
 
-    An operator whose operands are on different devices then fails with torch's own error. Explicit
-    moves (`to`, `cuda`, `send`) still work. Also a decorator.
+    Explicit moves (`to`, `cuda`, `send`) still work.
+
+    Raises:
+        RuntimeError: by an operator whose operands are on different devices: torch's own error.
     """
     old = C.set_frozen(True)
     try:

@@ -1,9 +1,28 @@
-"""Simulated devices: `managed.simulate()` gives the process devices "sim:0", "sim:1", ...
+"""Simulated devices, and their module `torch.sim`, which type checkers know by this name.
 
-Values are the CPU's, bit by bit; memory is counted to the byte; time is virtual. torch.sim is the
-device module, with what torch.cuda has; type checkers know it as managed.sim. Child processes made
-by fork() keep a copy of the devices and of what they hold, with a clock that starts anew; as with
-CUDA, torch refuses a backward pass in such a child once the parent has run one.
+Values are the CPU's, bit by bit; memory is counted to the byte; time is virtual. Child processes
+made by fork() keep a copy of the devices and of what they hold, with a clock that starts anew; as
+with CUDA, torch refuses a backward pass in such a child once the parent has run one.
+
+The module has the functions of `torch.cuda` that make sense there, with the same meaning:
+`device_count`, `set_device`, `synchronize`, `memory_allocated`, `mem_get_info`, `memory_stats`,
+`manual_seed`, `Stream`, `Event` and others. `memory_allocated()` counts in the order of the
+program, as CUDA's.
+
+An operator lasts as long as the slower of its arithmetic and its bytes, and 2 us more (assumed).
+The rate of arithmetic is that of its kind (products, convolutions, all else) and of its numbers
+(`float64`, `float32`, `tf32`, `bfloat16`, `float16`, `int8`): the data sheet's peak times the part
+that operators reach, which is assumed. `managed/_sim_presets.py` has sources and parts,
+`get_device_properties(0).rates` the result. As on CUDA, convolutions and recurrent layers of
+`float32` are rounded to TF32 where the device can, and products if
+`torch.set_float32_matmul_precision("high")` or `torch.backends.cuda.matmul.fp32_precision` says so.
+That changes the time; values stay the CPU's.
+
+Copies run beside operators when they are `non_blocking` and on another stream. A link carries one
+copy at a time in each direction, the one that was ready first. Cards behind one PCIe switch share
+its bandwidth, and so do the host and other devices where devices have no links of their own. Bytes
+that a program gives up are used until the streams that used them have come that far: another stream
+that takes them waits, so at no virtual time a device holds more than it can.
 """
 
 from __future__ import annotations
@@ -13,7 +32,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.backend_registration import (
@@ -22,8 +41,8 @@ from torch.utils.backend_registration import (
 )
 
 from managed._backend import C
-from managed._sim_presets import DEFAULT, PRESETS, Preset, read_preset
-from managed.settings import host_bytes, parse_bytes
+from managed._sim_plan import Plan, plan_devices
+from managed._sim_presets import Preset
 
 if TYPE_CHECKING:
     from managed._sim_device import *  # noqa: F403
@@ -39,94 +58,11 @@ else:
 
 __all__ = ["simulate", "simulate_from_environment"]
 
-MAX_DEVICES = 16
 _UNNAMED = "privateuseone"  # what torch calls the backend that nobody has claimed
 _FORM = re.compile(r"\s*(\d+)\s*[xX]\s*(\S.*)")
 
 
-class _Plan(NamedTuple):
-    capacities: list[int]
-    preset: Preset
-    repeatable: bool
-    values: bool
-    host_memory: int | None  #: bytes; None: what the machine has
-    unknown: str
-
-
-_simulated: _Plan | None = None  # what this process has
-
-
-def _capacities(devices: int, memory: int | str | Sequence[int | str]) -> list[int]:
-    if not isinstance(memory, int | str | Sequence):
-        raise TypeError(
-            f"managed: memory is bytes, a string such as '512MiB', or a list, not {memory!r}"
-        )
-    each = [memory] * devices if isinstance(memory, int | str) else list(memory)
-    if len(each) != devices:
-        raise ValueError(
-            f"managed: memory lists {len(each)} sizes for {devices} simulated devices; "
-            "give one size for all or one for each"
-        )
-    sizes = [parse_bytes(size) for size in each]
-    for size in sizes:
-        if not 0 < size < 2**62:
-            raise ValueError(f"managed: a simulated device cannot have {size} bytes of memory")
-    return sizes
-
-
-def _preset(name: str | None) -> Preset:
-    if name is None:
-        return DEFAULT
-    if isinstance(name, str) and name.endswith(".json"):
-        return read_preset(name)
-    if name not in PRESETS:
-        raise ValueError(
-            f"managed: there is no preset {name!r}; there are {', '.join(sorted(PRESETS))}, "
-            "and files that end in .json"
-        )
-    return PRESETS[name]
-
-
-def _plan(
-    devices: int,
-    memory: int | str | Sequence[int | str] | None,
-    preset: str | None,
-    repeatable: bool | None = None,
-    values: bool = True,
-    host_memory: int | str | None = None,
-    unknown: str = "zero",
-) -> _Plan:
-    """Checks everything that can be wrong with the values and changes nothing."""
-    if isinstance(devices, bool) or not isinstance(devices, int):
-        raise TypeError(f"managed: devices is a number of simulated devices, not {devices!r}")
-    if not 1 <= devices <= MAX_DEVICES:
-        raise ValueError(f"managed: 1 to {MAX_DEVICES} devices can be simulated, not {devices}")
-    if repeatable is not None and not isinstance(repeatable, bool):
-        raise TypeError(f"managed: repeatable is True or False, not {repeatable!r}")
-    if not isinstance(values, bool):
-        raise TypeError(f"managed: values is True or False, not {values!r}")
-    if unknown not in ("zero", "error"):
-        raise ValueError(f'managed: unknown is "zero" or "error", not {unknown!r}')
-    chosen = _preset(preset)
-    sizes = _capacities(devices, chosen.memory if memory is None else memory)
-    host = _host(host_memory, chosen, values)
-    repeats = not values if repeatable is None else repeatable
-    return _Plan(sizes, chosen, repeats, values, host, unknown)
-
-
-def _host(asked: int | str | None, preset: Preset, values: bool) -> int | None:
-    """Bytes of the host for what leaves devices; None leaves what it has."""
-    if asked is None:
-        return None if values else preset.host_memory
-    size, there = parse_bytes(asked), host_bytes()
-    if values and size > there:
-        raise ValueError(
-            f"managed: the host has {there} bytes, so copies of values cannot take {size}; "
-            "devices without values (values=False) may have a larger one"
-        )
-    if size >= 2**62:
-        raise ValueError(f"managed: a host cannot have {size} bytes of memory")
-    return size
+_simulated: Plan | None = None  # what this process has
 
 
 def simulate(
@@ -139,32 +75,42 @@ def simulate(
     host_memory: int | str | None = None,
     unknown: str = "zero",
 ) -> None:
-    """Gives this process simulated devices, "sim:0" and up, once.
+    """Gives this process simulated devices, `sim:0`, `sim:1`, ..., and the module `torch.sim`.
 
-    devices: 1 to 16. memory: bytes of each, as an int or with a unit ("512MiB" counts in 1024s,
-    "2GB" in 1000s), or a list with one size a device; 512 MiB by default, or what the preset has.
-    preset: the speed of a real device ("a100-40g", "h100-sxm", ...), for virtual time: a key of
-    PRESETS in managed/_sim_presets.py, which names the sources, or a file in JSON that describes a
-    device, as benchmarks/card.py measures one.
+    Once a process (the same call again does nothing), before its first backward pass, and not
+    beside another library that uses torch's PrivateUse1 backend. The variable `MANAGED_SIM` does
+    the same at import: `4x512MiB`, or `512MiB,512MiB,1GiB` with one size a device.
 
-    values: without them (False) devices allocate, spill, copy and count time as with them, and
-    compute nothing: models of any size take no memory, and a step takes no time. What is small and
-    made of the host's numbers alone keeps its values; a number that is not known is 0, and a
-    warning tells so once a call site, or an error with unknown="error". What has a shape that
-    depends on unknown values raises NotImplementedError. See docs/no_values.md.
-    repeatable: virtual times are the same in each run, to the nanosecond, for one thread and for
-    threads that share no device and no link: backward passes then run in the thread that calls
-    them, and threads do not share the interpreter's lock. Without values this is the default.
-    host_memory: bytes of the host that what leaves devices may take, no more than the machine has;
-    by default four fifths of that, and without values, where it may be more, the preset's.
+    Args:
+        devices: how many, 1 to 16.
+        memory: bytes of each: an int, or a string such as `"300MiB"` (1024s) or `"300MB"` (1000s),
+            or a list with one size a device. 512 MiB by default, or what the preset has.
+        preset: speeds and links of a real device, for virtual time: `"v100-pcie"`, `"a100-40g"`
+            (two linked by NVLink), `"a100-40g-pcie"`, `"a100-80g-sxm"`, `"h100-sxm"`,
+            `"h100-pcie"`, `"gh200"`, `"rtx4090"`, `"t4"`, and `"sirocco"`, the machine of StarPU's
+            models; or the path of a file that ends in `.json` and describes a device, such as
+            `benchmarks/card.py` writes of a real card that it measures.
+        values: `False`: storages are addresses, and operators tell only what their results look
+            like, so that models of any size take no memory and a step takes no time. What is small
+            and made of the host's numbers alone keeps its values. What has a shape that depends on
+            unknown values raises `NotImplementedError`.
+        repeatable: virtual times are the same in each run, to the nanosecond, for one thread and
+            for threads that share no device and no link. Backward passes then run in the thread
+            that calls them, and threads do not share the interpreter's lock. The default without
+            values.
+        host_memory: bytes of the host for what leaves devices. Four fifths of this machine's by
+            default; without values the preset's, and any number. `managed.budget("cpu", ...)` may
+            lower it.
+        unknown: without values, what a program hears that asks for an unknown number: `"zero"`,
+            with a warning once at each place, or `"error"`.
 
-    Once more with the same values it does nothing. ValueError for values that make no sense.
-    RuntimeError when other devices are simulated already, when a backward pass has run (autograd's
-    threads are made then, once), and when another library owns torch's PrivateUse1 backend.
-    Whenever it raises, nothing has changed.
+    Raises:
+        ValueError: for values that make no sense.
+        RuntimeError: when other devices are simulated already, when a backward pass has run, and
+            when another library owns the backend. Whenever it raises, nothing has changed.
     """
     global _simulated
-    plan = _plan(devices, memory, preset, repeatable, values, host_memory, unknown)
+    plan = plan_devices(devices, memory, preset, repeatable, values, host_memory, unknown)
     if plan == _simulated:
         return
     _refuse_other_backend()
@@ -211,7 +157,7 @@ def read_devices(text: str, preset: str | None = None) -> tuple[int, str | list[
     """
     match = _FORM.fullmatch(text)
     read = (int(match[1]), match[2]) if match else (text.count(",") + 1, text.split(","))
-    _plan(read[0], read[1], preset)
+    plan_devices(read[0], read[1], preset)
     return read
 
 

@@ -25,10 +25,9 @@ def summary(
 ) -> Summary:
     """The modules of a model: parameters, bytes, where these are, and the peak of a step.
 
-    input_size: the shape of the input, or one shape for each input; dtypes: theirs, float32 unless
-    given. input_data: the input itself instead: a tensor, a tuple or list of arguments, or a dict
-    of keyword arguments. Inputs of a size stand where the first parameter is. depth: levels of
-    modules to show. optimizer: what makes one of parameters, such as `torch.optim.AdamW`.
+    It prints itself: `lines` (one a module, with `position`, `name`, `parameters`, `bytes`,
+    `devices`, `where`, `shape`), `total_params`, `trainable_params`, `bytes`, `where` (bytes by
+    device), `peaks` (predicted, bytes by device) and `capacities`.
 
     With an input the peak is that of a forward pass, in training mode with the backward pass, and
     of the optimizer's step if there is one. It is found without running: nothing is computed, moved
@@ -36,8 +35,20 @@ def summary(
     of all, is not in it. Without an input it is what stays: parameters, buffers and, in training
     mode, gradients.
 
-    TypeError for what is no module, ValueError for both kinds of input or a depth below 1, and
-    RuntimeError with the reason where the model cannot take the input.
+    Args:
+        model: a module; it need not be managed.
+        input_size: the shape of the input, or one shape for each input. They stand where the first
+            parameter is.
+        input_data: the input itself instead: a tensor, a tuple or list of arguments, or a dict of
+            keyword arguments.
+        dtypes: those of `input_size`; float32 unless given.
+        depth: levels of modules to show.
+        optimizer: what makes one of parameters, such as `torch.optim.AdamW`.
+
+    Raises:
+        TypeError: for what is no module.
+        ValueError: for both kinds of input, or a depth below 1.
+        RuntimeError: with the reason where the model cannot take the input.
     """
     from managed import _summary
 

@@ -11,8 +11,8 @@ from fresh import WARNINGS
 from no_values import CHECKS
 
 import managed
+from managed._sim_plan import plan_devices
 from managed._sim_presets import PRESETS
-from managed.sim import _plan
 
 pytestmark = pytest.mark.only_simulated("they are simulated devices")
 
@@ -170,12 +170,15 @@ def test_wrong_arguments_change_nothing():
 
 
 def test_the_hosts_memory_is_the_presets_without_values():
-    assert _plan(1, None, "h100-sxm", values=False).host_memory == PRESETS["h100-sxm"].host_memory
-    assert _plan(1, None, "h100-sxm").host_memory is None
-    assert _plan(1, None, None, host_memory="1GiB").host_memory == 1024**3
-    assert _plan(1, None, None, values=False).repeatable
-    assert not _plan(1, None, None, None, False, None).values
-    assert not _plan(1, None, None, repeatable=False, values=False).repeatable
+    assert (
+        plan_devices(1, None, "h100-sxm", values=False).host_memory
+        == PRESETS["h100-sxm"].host_memory
+    )
+    assert plan_devices(1, None, "h100-sxm").host_memory is None
+    assert plan_devices(1, None, None, host_memory="1GiB").host_memory == 1024**3
+    assert plan_devices(1, None, None, values=False).repeatable
+    assert not plan_devices(1, None, None, None, False, None).values
+    assert not plan_devices(1, None, None, repeatable=False, values=False).repeatable
 
 
 def test_devices_with_values_know_all():

@@ -119,7 +119,9 @@ def test_sixteen_devices_each_run_backward(run_python):
 def test_what_the_environment_may_say(monkeypatch, text, expected):
     asked = []
     monkeypatch.setenv("MANAGED_SIM", text)
-    monkeypatch.setattr(sim, "simulate", lambda *a: asked.append(sim._plan(*a, None).capacities))
+    monkeypatch.setattr(
+        sim, "simulate", lambda *a: asked.append(sim.plan_devices(*a, None).capacities)
+    )
     sim.simulate_from_environment()
     assert asked == ([] if expected is None else [expected])
 

@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from managed._sim_plan import find_preset
 from managed.cli._discard import written
-from managed.sim import _preset
 
 __all__ = ["Machine", "configured"]
 
@@ -46,7 +46,7 @@ def configured(job: Report, machine: Machine, timeout: float, budget: int | None
         "preset": machine.preset,
         "memory_bytes": machine.memory,
         "budget_bytes": budget,
-        "speed": _preset(machine.preset).name,
+        "speed": find_preset(machine.preset).name,
         **found,
         "discarded": [{"path": p, "bytes": size} for p, size in discarded],
     }

@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from managed._sim_plan import plan_devices
 from managed.cli import _plan_report
 from managed.cli._plan_process import Machine, configured
 from managed.settings import parse_bytes
-from managed.sim import _plan as checked_plan
 
 __all__ = ["Machine", "describe", "plan", "read_machine", "run"]
 
@@ -37,7 +37,7 @@ def read_machine(text: str, preset: str | None = None) -> Machine:
     count, what = int(match[1] or 1), match[2]
     sized = what[0].isdigit()
     kind, memory = (preset, what) if sized else (what, None)
-    checked = checked_plan(count, memory, kind, values=False)
+    checked = plan_devices(count, memory, kind, values=False)
     return Machine(f"{count}x{what}", count, kind, checked.capacities[0])
 
 

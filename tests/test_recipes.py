@@ -1,0 +1,50 @@
+"""The programs of docs/recipes.md, each in a process of its own.
+
+Those whose libraries `make test` installs are never skipped.
+"""
+
+import ast
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from test_docs import blocks
+
+PAGE = Path(__file__).parents[1] / "docs/recipes.md"
+OF_THE_TEST_EXTRA = {"accelerate", "numpy", "skorch", "torch_geometric", "transformers"}
+RECIPES = [body for _, body in blocks(PAGE, "python")]
+
+
+def libraries(program):
+    """What it imports beside torch and managed."""
+    nodes = [n for n in ast.walk(ast.parse(program)) if isinstance(n, ast.Import | ast.ImportFrom)]
+    named = {n.module if isinstance(n, ast.ImportFrom) else a.name for n in nodes for a in n.names}
+    return sorted({n.split(".")[0] for n in named} - {"torch", "managed"})
+
+
+def test_the_page_has_a_recipe_for_each_library():
+    assert {name for program in RECIPES for name in libraries(program)} == OF_THE_TEST_EXTRA | {
+        *("diffusers", "gpytorch", "optuna", "peft", "pytorch_lightning", "torchdiffeq")
+    }
+
+
+@pytest.mark.parametrize("program", RECIPES, ids=lambda p: "-".join(libraries(p)))
+def test_recipe_runs(program, tmp_path):
+    for name in libraries(program):
+        if name not in OF_THE_TEST_EXTRA and find_spec(name) is None:
+            pytest.skip(f"{name} is not installed: make ecosystem")
+    kept = {
+        k: v for k, v in os.environ.items() if "MANAGED" not in k and k != "CUDA_VISIBLE_DEVICES"
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=kept | {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
