@@ -111,6 +111,7 @@ ECOSYSTEM = neuraloperator tensorly tensorly-torch zencfg configmypy ruamel.yaml
 ecosystem:
 	@$(MAKE) --no-print-directory VENV=.venv-ecosystem .venv-ecosystem/.libraries build
 	@.venv-ecosystem/bin/python $(PYTEST) tests/matrix/test_ecosystem.py tests/matrix/test_integrations.py
+	@.venv-ecosystem/bin/python $(PYTEST) tests/test_run.py -k libraries
 
 .venv-ecosystem/.libraries: .venv-ecosystem/.test Makefile
 	.venv-ecosystem/bin/pip install -qq --no-deps $(ECOSYSTEM)

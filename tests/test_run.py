@@ -69,6 +69,16 @@ LIBRARIES = {
     "accelerate": "accelerate",
     "skorch": "skorch",
     "geometric": "torch_geometric",
+    "generate": "transformers",
+    # Of an environment of their own: `make ecosystem`.
+    "neuralop": "neuralop",
+    "lightning": "pytorch_lightning",
+    "gpytorch": "gpytorch",
+    "botorch": "botorch",
+    "torchdiffeq": "torchdiffeq",
+    "pyro": "pyro",
+    "torchmetrics": "torchmetrics",
+    "tensorly": "tensorly",
 }
 
 
