@@ -69,7 +69,7 @@ asan tsan valgrind:
 # ---- longer checks
 
 conformance: $(VENV)/.test build
-	@$(BIN)/python $(PYTEST) -m conformance tests/conformance $(PYTEST_FLAGS)
+	@$(BIN)/python $(PYTEST) -m conformance tests/conformance tests/test_run.py $(PYTEST_FLAGS)
 
 # The Python suite while everything that nobody uses leaves its device before each operator. The sweeps over operators
 # have placements of their own for that; tests that cannot hold then are marked not_under_torture, with the reason.

@@ -85,7 +85,8 @@ def planned(tmp_path_factory):
     """The plan of TRAINING on two devices: what it printed, and its JSON."""
     folder = tmp_path_factory.mktemp("planned")
     (folder / "train.py").write_text(TRAINING)
-    options = "--devices 2x64MiB --preset t4 --budgets 60% --json plan.json --picture p.png --html p.html"
+    options = "--devices 2x64MiB --preset t4 --budgets 60% --json plan.json"
+    options += " --picture p.png --html p.html"
     done = start("-m", "managed", "plan", "train.py", *options.split(), "--", "0.001", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -454,6 +455,6 @@ Asked for numbers that nobody knows, and got 0: a.py:3.
     page = read(plan)  # each cell stands there, too, and nothing is run
     for words in re.split(r"\s{2,}|\n", repr(plan)):
         assert " ".join(words.split()) in page
-    assert plan._repr_html_().count("managed-bar\"") == 5
+    assert plan._repr_html_().count('managed-bar"') == 5
     assert plan._repr_html_() in document(plan)
     assert "color-scheme" in document(plan)
