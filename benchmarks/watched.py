@@ -90,7 +90,7 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     managed.simulate(devices=2, memory="2GiB")
-    step, (steps, rounds) = stepping(), (30, 5) if options.quick else (100, 40)
+    step, (steps, rounds) = stepping(), (10, 5) if options.quick else (100, 20)
     results: Report = {"machine": machine()}
     with debug.torture():
         found = measured(step, steps, rounds)
