@@ -69,7 +69,7 @@ asan tsan valgrind:
 # ---- longer checks
 
 conformance: $(VENV)/.test build
-	@$(BIN)/python $(PYTEST) -m conformance tests/conformance $(PYTEST_FLAGS)
+	@$(BIN)/python $(PYTEST) -m conformance tests/conformance tests/test_run.py $(PYTEST_FLAGS)
 
 # The Python suite while everything that nobody uses leaves its device before each operator. The sweeps over operators
 # have placements of their own for that; tests that cannot hold then are marked not_under_torture, with the reason.
@@ -112,6 +112,7 @@ ECOSYSTEM = neuraloperator tensorly tensorly-torch zencfg configmypy ruamel.yaml
 ecosystem:
 	@$(MAKE) --no-print-directory VENV=.venv-ecosystem .venv-ecosystem/.libraries build
 	@.venv-ecosystem/bin/python $(PYTEST) tests/matrix/test_ecosystem.py tests/matrix/test_integrations.py tests/test_recipes.py
+	@.venv-ecosystem/bin/python $(PYTEST) tests/test_run.py -k libraries
 
 .venv-ecosystem/.libraries: .venv-ecosystem/.test Makefile
 	.venv-ecosystem/bin/pip install -qq --no-deps $(ECOSYSTEM)

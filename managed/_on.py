@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils._contextlib import context_decorator
 
-from managed import _placement
+from managed import _on_parallel, _placement
 from managed._backend import INERT, C
 from managed._patches import Patch, Patches
 from managed.module import ManagedModule
@@ -234,6 +234,7 @@ def _make() -> Iterator[Patch]:
     yield Patch(module, "__call__", _called(module.__call__))
     yield Patch(torch.Tensor, "numpy", _read(torch.Tensor.numpy))
     yield Patch(threading.Thread, "start", _started(threading.Thread.start))
+    yield from _on_parallel.patches()
 
 
 _patches = Patches(_make)

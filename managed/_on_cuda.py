@@ -20,9 +20,9 @@ __all__: list[str] = []
 
 # Functions of torch.cuda that torch.sim has under the same name.
 _SAME = """
-can_device_access_peer current_device current_stream default_stream empty_cache get_device_name
-get_rng_state get_rng_state_all init initial_seed is_available is_initialized manual_seed
-manual_seed_all max_memory_allocated max_memory_reserved mem_get_info memory_allocated
+can_device_access_peer current_device current_stream default_stream device_count empty_cache
+get_device_name get_rng_state get_rng_state_all init initial_seed is_available is_initialized
+manual_seed manual_seed_all max_memory_allocated max_memory_reserved mem_get_info memory_allocated
 memory_reserved memory_stats reset_accumulated_memory_stats reset_peak_memory_stats seed seed_all
 set_device set_rng_state set_rng_state_all set_stream stream synchronize
 """.split()  # noqa: SIM905
@@ -148,14 +148,6 @@ class Properties:
         )
 
 
-def _device_count() -> int:
-    """For transformers' Trainer one: it multiplies batches and losses by the number of devices, for
-    the copies of a model that nn.DataParallel makes on CUDA. Here there is one model.
-    """
-    asks = sys._getframe(2).f_globals.get("__name__")  # behind call() of _inside
-    return 1 if asks == "transformers.training_args" else int(_sim().device_count())
-
-
 def _properties(device: Any = None) -> Properties:
     return Properties(_sim().get_device_properties(device))
 
@@ -178,7 +170,6 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 _OTHERS: dict[str, Callable[..., Any]] = {
-    "device_count": _device_count,
     "get_device_capability": _capability,
     "get_device_properties": _properties,
     "is_bf16_supported": _yes,

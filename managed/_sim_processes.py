@@ -19,8 +19,6 @@ import torch
 from torch.multiprocessing.reductions import reduce_storage
 from torch.utils.data import get_worker_info
 
-from managed._backend import C
-
 __all__: list[str] = []
 
 
@@ -88,13 +86,14 @@ def _mend_thread_pool() -> None:
 def _keep_data_parallel() -> None:
     """nn.DataParallel copies with functions that CUDA alone has: without CUDA it calls its module.
 
-    It would take the simulated devices for some that it can use, also under CUDA's name.
+    It would take the simulated devices for some that it can use. Inside of managed.on() they have
+    CUDA's name, and _on_parallel.py sees to it.
     """
     parallel: Any = sys.modules["torch.nn.parallel.data_parallel"]
     asked = parallel._get_available_device_type
 
     def available() -> str | None:
         found: str | None = asked()
-        return None if found == "sim" or C.get_on() else found
+        return None if found == "sim" else found
 
     parallel._get_available_device_type = available

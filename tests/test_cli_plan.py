@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -11,11 +12,13 @@ from pathlib import Path
 
 import pytest
 from fresh import WARNINGS
+from test_html import read
 
 from managed._sim_presets import PRESETS
 from managed.cli import main
+from managed.cli._plan_html import document
 from managed.cli._plan_process import Machine, configured
-from managed.cli._plan_report import duration, size, spilled, table, text
+from managed.cli._plan_report import Plan, duration, size, spilled, table, text
 from managed.cli._plan_steps import _thinned
 from managed.cli.plan import budget_bytes, read_machine
 
@@ -82,7 +85,8 @@ def planned(tmp_path_factory):
     """The plan of TRAINING on two devices: what it printed, and its JSON."""
     folder = tmp_path_factory.mktemp("planned")
     (folder / "train.py").write_text(TRAINING)
-    options = "--devices 2x64MiB --preset t4 --budgets 60% --json plan.json --picture p.png"
+    options = "--devices 2x64MiB --preset t4 --budgets 60% --json plan.json"
+    options += " --picture p.png --html p.html"
     done = start("-m", "managed", "plan", "train.py", *options.split(), "--", "0.001", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -112,7 +116,8 @@ def test_every_line_is_what_a_run_with_values_counts(planned, tmp_path):
 
 def test_the_plan_says_what_it_found(planned):
     folder, printed, found = planned
-    assert sorted(p.name for p in folder.iterdir()) == ["p.png", "plan.json", "train.py"]
+    assert sorted(p.name for p in folder.iterdir()) == ["p.html", "p.png", "plan.json", "train.py"]
+    assert (folder / "p.html").read_text(encoding="utf-8") == document(found)
     assert (folder / "p.png").read_bytes()[1:4] == b"PNG"
     room, whole, pressed = found["configurations"]
     assert found["version"] == 1
@@ -445,4 +450,11 @@ This kernel cannot refuse writes (it has no Landlock): what other programs or li
 
 Asked for numbers that nobody knows, and got 0: a.py:3.
 """  # noqa: E501
-    assert text({"script": "/x/a.py", "configurations": found}) == expected.strip()
+    plan = Plan(script="/x/<a>.py", configurations=found)
+    assert repr(plan) == text(plan) == expected.strip().replace("a.py on", "<a>.py on")
+    page = read(plan)  # each cell stands there, too, and nothing is run
+    for words in re.split(r"\s{2,}|\n", repr(plan)):
+        assert " ".join(words.split()) in page
+    assert plan._repr_html_().count('managed-bar"') == 5
+    assert plan._repr_html_() in document(plan)
+    assert "color-scheme" in document(plan)

@@ -1,5 +1,6 @@
 """managed.on(): what is made inside is managed and placed, and outside nothing has changed."""
 
+import copy
 import gc
 import io
 import threading
@@ -18,7 +19,8 @@ from managed import ManagedModule, ManagedTensor
 pytestmark = pytest.mark.only_simulated("CUDA's names are mapped where devices are simulated")
 
 OWNERS = (torch, torch.Tensor, torch.cuda, torch.cuda.memory, torch.cuda.amp, torch.amp.autocast,
-          torch.amp.GradScaler, torch.serialization, nn.Module, threading.Thread)  # fmt: skip
+          torch.amp.GradScaler, torch.serialization, nn.Module, nn.DataParallel,
+          threading.Thread)  # fmt: skip
 
 
 def attributes():
@@ -250,6 +252,35 @@ def test_the_manager_chooses_where_no_index_is_named():
             torch.ones(2, device="cuda:9")
 
 
+DRAWN = {
+    "randn": lambda **to: torch.randn(3, **to),
+    "rand": lambda **to: torch.rand(3, **to),
+    "randint": lambda **to: torch.randint(100, (3,), **to),
+    "randperm": lambda **to: torch.randperm(9, **to),
+    "randn_like": lambda **to: torch.randn_like(torch.ones(3), **to),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_random_numbers_do_not_depend_on_the_device_that_is_picked(name):
+    def drawn(device, index=None):
+        torch.manual_seed(3)
+        made = [DRAWN[name](device=device) for _ in range(4)]
+        again = DRAWN[name](device=device, generator=torch.Generator("sim:0").manual_seed(5))
+        return [*made, torch.dropout(made[0].float(), 0.5, True), again]
+
+    outside = drawn("sim:0")
+    with managed.on():
+        torch.manual_seed(3)
+        own = torch.randn(3, device="cuda:2")  # its own generator, as in plain PyTorch
+        inside = drawn("cuda")
+    assert len({t.device.index for t in inside[:4]}) > 1
+    for a, b in zip(outside, inside, strict=True):
+        assert torch.equal(a.cpu(), b.cpu())
+    torch.manual_seed(3)
+    assert torch.equal(torch.randn(3, device="sim:2").cpu(), own.cpu())
+
+
 def test_what_no_operator_made_comes_along_at_its_first_one():
     plain = torch.from_numpy(np.arange(3.0))
     with managed.on():
@@ -408,8 +439,60 @@ def test_autocast_and_grad_scaler():
     assert weight.tolist() == [0, 0, 0]
 
 
-def test_data_parallel_calls_its_module():
+# ---- nn.DataParallel
+
+
+class Several(nn.Module):
+    """Gives a dict of a loss, of what rows became, and of nothing; counts its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.rows = nn.Linear(3, 2), []
+
+    def forward(self, x, scale=None, *, names=()):
+        self.rows.append((len(x), names))
+        y = self.layer(x) * (1 if scale is None else scale)
+        return {"loss": y.square().mean(), "y": (y, [y + 1]), "nothing": None}
+
+
+@pytest.mark.parametrize(("rows", "parts"), [(8, [2, 2, 2, 2]), (5, [2, 2, 1]), (1, [1])])
+def test_data_parallel_has_a_part_for_each_device(rows, parts):
+    torch.manual_seed(0)
+    plain, x, scale = Several(), torch.randn(rows, 3), torch.rand(rows, 1)
+    given = [plain(a, b) for a, b in zip(x.split(parts), scale.split(parts), strict=True)]
     with managed.on():
-        model = nn.DataParallel(nn.Linear(3, 2)).cuda()
-        assert model(torch.ones(4, 3).cuda()).shape == (4, 2)
-        assert model.device_ids == []
+        assert torch.cuda.device_count() == 4
+        model = nn.DataParallel(plain).cuda()
+        assert model.device_ids == [0, 1, 2, 3]
+        plain.rows.clear()
+        got = model(x.cuda(), scale, names=["x", "y"])
+    assert plain.rows == [(n, ["x", "y"]) for n in parts]
+    losses = torch.stack([g["loss"] for g in given])
+    assert torch.equal(got["loss"].cpu(), losses if len(parts) > 1 else losses[0])
+    assert torch.equal(got["y"][0].cpu(), torch.cat([g["y"][0] for g in given]))
+    assert torch.equal(got["y"][1][0].cpu(), torch.cat([g["y"][1][0] for g in given]))
+    assert got["nothing"] is None
+    assert len({p.device for p in plain.parameters()}) == 1
+    got["loss"].mean().backward()
+    assert plain.layer.weight.grad.device == plain.layer.weight.device
+
+
+def test_data_parallel_outlives_the_block_and_is_told_devices():
+    with managed.on():
+        model = nn.DataParallel(net(), device_ids=[0, 1]).cuda()
+        first = model(torch.ones(4, 4))
+        alone = nn.DataParallel(net(), device_ids=["cuda:2"])
+        assert alone(torch.ones(4, 4)).device == torch.device("sim:2")
+    assert isinstance(model, nn.DataParallel)
+    assert torch.equal(model(torch.ones(4, 4)), first)
+    assert list(model.state_dict()) == [f"module.{name}" for name in net().state_dict()]
+    assert torch.equal(copy.deepcopy(model)(torch.ones(4, 4)), first)
+    with managed.on():
+        assert nn.DataParallel(net())(torch.ones(1, 4)).shape == (1, 1)
+        empty = nn.DataParallel(Nothing())
+        assert empty() == 3
+
+
+class Nothing(nn.Module):
+    def forward(self):
+        return 3

@@ -64,11 +64,31 @@ def test_plain_scripts_have_the_numbers_of_wrapped_ones():
     assert runs[0].stdout.split()[:4] == ["sim:0", "sim:1", "sim:2", "sim:3"]
 
 
+@pytest.mark.conformance
+def test_a_hundred_plain_models_have_the_numbers_of_the_host():
+    script = PLAIN / "models.py"
+    inside, plain = managed_run("--devices", "4x64MiB", script, "100"), start(script, "100")
+    assert inside.returncode == 0, inside.stderr
+    *devices, told = inside.stdout.split()
+    assert devices == ["sim:0", "sim:1", "sim:2", "sim:3"]
+    assert plain.stdout.split() == ["cpu", told]  # steps and losses of all, to the last bit
+
+
 LIBRARIES = {
     "trainer": "transformers",
     "accelerate": "accelerate",
     "skorch": "skorch",
     "geometric": "torch_geometric",
+    "generate": "transformers",
+    # Of an environment of their own: `make ecosystem`.
+    "neuralop": "neuralop",
+    "lightning": "pytorch_lightning",
+    "gpytorch": "gpytorch",
+    "botorch": "botorch",
+    "torchdiffeq": "torchdiffeq",
+    "pyro": "pyro",
+    "torchmetrics": "torchmetrics",
+    "tensorly": "tensorly",
 }
 
 

@@ -4,7 +4,8 @@
 // its results are managed; autograd's engine hands both on to its threads. The other one stands above all others
 // and has kernels for the operators alone to which a program names a device. There "cuda" becomes a simulated device
 // where there is no other, and a kind of device without an index becomes the device that the manager picks. Operators
-// without such an argument pass that key by: it costs them nothing.
+// without such an argument pass that key by: it costs them nothing. What is drawn for a device that the manager picked
+// comes from the one stream, so that it does not depend on the device.
 #include "on.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -16,12 +17,14 @@
 #include <torch/library.h>
 
 #include <atomic>
+#include <optional>
 #include <vector>
 
 #include "api.h"
 #include "devices.h"
 #include "guard.h"
 #include "hook.h"
+#include "random.h"
 #include "state.h"
 
 namespace managed {
@@ -102,17 +105,24 @@ c10::Device meant(c10::Device d, const Arguments& a, const torch::jit::Stack& st
 }
 
 struct NamesDevice final : c10::OperatorKernel {
-  explicit NamesDevice(const c10::FunctionSchema& schema) : arguments(schema) {}
+  explicit NamesDevice(const c10::OperatorHandle& op)
+      : arguments(op.schema()), draws(arguments.generator >= 0 || op.hasTag(at::Tag::nondeterministic_seeded)) {}
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack* stack) {
     const std::size_t base = stack->size() - arguments.count;
+    std::optional<OneStream> stream;
     for (const std::size_t i : arguments.devices) {
       c10::IValue& v = (*stack)[base + i];
-      if (v.isDevice() && v.toDevice().is_cuda()) v = meant(v.toDevice(), arguments, *stack, base);
+      if (!v.isDevice() || !v.toDevice().is_cuda()) continue;
+      const bool picked = !v.toDevice().has_index();
+      v = meant(v.toDevice(), arguments, *stack, base);
+      if (picked && draws && (arguments.generator < 0 || (*stack)[base + arguments.generator].isNone()))
+        stream.emplace(v.toDevice());
     }
     const c10::impl::ExcludeDispatchKeyGuard named(kNames); // what it calls has been told
     op.redispatchBoxed(ks & kBelowNames, stack);
   }
   const Arguments arguments;
+  const bool draws;
 };
 
 void register_names() {
@@ -124,7 +134,7 @@ void register_names() {
     const auto op = dispatcher.findSchema(name);
     if (!op || Arguments(op->schema()).devices.empty()) continue;
     kept->push_back(dispatcher.registerImpl(
-        name, kNames, c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<NamesDevice>(op->schema())),
+        name, kNames, c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<NamesDevice>(*op)),
         std::nullopt, nullptr, "managed"));
   }
 }

@@ -166,11 +166,10 @@ void end_turn() {
 
 } // namespace
 
-OneStream::OneStream(const OpFacts& f, const torch::jit::Stack& stack) : borrower_(0) {
-  if (!f.draws_random) return;
-  const c10::Device d = draws_on(f, stack);
-  if (d.index() > 0 && !d.is_cpu()) borrower_ = lend(d);
-}
+OneStream::OneStream(const OpFacts& f, const torch::jit::Stack& stack)
+    : OneStream(f.draws_random ? draws_on(f, stack) : c10::Device(c10::kCPU)) {}
+
+OneStream::OneStream(c10::Device d) : borrower_(d.index() > 0 && !d.is_cpu() ? lend(d) : 0) {}
 
 OneStream::~OneStream() {
   if (C10_UNLIKELY(borrower_)) give_back(borrower_);

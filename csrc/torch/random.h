@@ -20,6 +20,7 @@ namespace managed {
 class OneStream {
  public:
   OneStream(const OpFacts& f, const torch::jit::Stack& stack);
+  explicit OneStream(c10::Device d); // it draws there
   ~OneStream();
   OneStream(const OneStream&) = delete;
   OneStream& operator=(const OneStream&) = delete;

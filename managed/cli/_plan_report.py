@@ -7,10 +7,23 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
-__all__ = ["check_picture", "draw", "text"]
+__all__ = ["Plan", "check_picture", "draw", "tables", "text"]
 
 Report = dict[str, Any]
+Table = tuple[list[str], list[list[str]]]  # columns, rows
 _SHOWN = 5  # discarded files, and places that asked for unknown numbers
+
+
+class Plan(dict[str, Any]):
+    """What `managed plan --json` writes; at a prompt and in a notebook its tables."""
+
+    def __repr__(self) -> str:
+        return text(self)
+
+    def _repr_html_(self) -> str:
+        from managed.cli import _plan_html
+
+        return _plan_html.shown(self)
 
 
 def size(nbytes: float) -> str:
@@ -107,43 +120,51 @@ def wholes(plan: Report) -> dict[str, Report]:
     return {c["devices"]: c for c in plan["configurations"] if c["budget_bytes"] is None}
 
 
+def head(plan: Report) -> str:
+    return f"{os.path.basename(plan['script'])} on devices without values"
+
+
 def text(plan: Report) -> str:
     """The tables, and what has to be said beside them."""
+    shown = (table(*each) for each in tables(plan))
+    return "\n\n".join([head(plan), *shown, *notes(plan["configurations"])])
+
+
+def tables(plan: Report) -> list[Table]:
+    """What fits where; the bytes of links and the prices of budgets, where there are any."""
     found = plan["configurations"]
     whole = wholes(plan)
-    parts = [f"{os.path.basename(plan['script'])} on devices without values"]
     columns = ["devices", "peak of the fullest", "leaves in a step", "step", ""]
-    parts.append(table(columns, [_main_row(c) for c in whole.values()]))
+    parts: list[Table] = [(columns, [_main_row(c) for c in whole.values()])]
     ran = [c for c in whole.values() if c["steps"] and not _is_room(c)]
     links = [[c["devices"], link, size(n)] for c in ran for link, n in _copied(c).items()]
     if links:
-        parts.append(table(["devices", "link", "bytes in a step"], links))
+        parts.append((["devices", "link", "bytes in a step"], links))
     prices = [_price_row(c, whole[c["devices"]]) for c in found if c["budget_bytes"] is not None]
     if prices:
         columns = ["devices", "budget of each", "", "leaves in a step", "step", "price", ""]
-        parts.append(table(columns, prices))
-    parts += _notes(found)
-    return "\n\n".join(parts)
+        parts.append((columns, prices))
+    return parts
 
 
-def _notes(found: Sequence[Report]) -> list[str]:
-    notes = []
+def notes(found: Sequence[Report]) -> list[str]:
+    told = []
     ended = sorted({c["steps"] for c in found if c["ended"]})
     if ended:
         settled = f", and of step {ended[-1]} where bytes leave" if len(ended) > 1 else ""
-        notes.append(f"Figures are of step {ended[0]}{settled}. Time is virtual.")
+        told.append(f"Figures are of step {ended[0]}{settled}. Time is virtual.")
     thrown = sorted({f["path"] for c in found for f in c["discarded"]})
     if thrown:
-        notes.append(f"Not written: {_listed(thrown)}.")
+        told.append(f"Not written: {_listed(thrown)}.")
     if not all(c.get("refused", True) for c in found):
-        notes.append(
+        told.append(
             "This kernel cannot refuse writes (it has no Landlock): what other programs or "
             "libraries in C wrote, if the script uses any, was written."
         )
     asked = sorted({p for c in found for p in c.get("unknown", ())})
     if asked:
-        notes.append(f"Asked for numbers that nobody knows, and got 0: {_listed(asked)}.")
-    return notes
+        told.append(f"Asked for numbers that nobody knows, and got 0: {_listed(asked)}.")
+    return told
 
 
 def _listed(names: Sequence[str]) -> str:

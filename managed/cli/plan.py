@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from managed._sim_plan import plan_devices
-from managed.cli import _plan_report
+from managed.cli import _plan_html, _plan_report
 from managed.cli._plan_process import Machine, configured
 from managed.settings import parse_bytes
 
@@ -71,11 +71,12 @@ def describe(parser: argparse.ArgumentParser) -> None:
     add("--steps", type=int, help="steps to run (default: 3, and 8 where bytes leave)")
     add("--timeout", type=float, default=600, help="seconds for a configuration (default: 600)")
     add("--json", type=Path, metavar="FILE", help="writes all of it, for programs")
+    add("--html", type=Path, metavar="FILE", help="writes the tables as a page")
     add("--picture", type=Path, metavar="FILE", help="draws it; needs matplotlib")
 
 
 def run(options: argparse.Namespace) -> int:
-    for path in (options.json, options.picture):
+    for path in (options.json, options.html, options.picture):
         if path is not None and not path.absolute().parent.is_dir():
             return _wrong(f"there is no folder {path.absolute().parent} to write into")
     # Whoever ends this leaves nothing behind either.
@@ -101,6 +102,8 @@ def run(options: argparse.Namespace) -> int:
     print(_plan_report.text(found))
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if options.html is not None:
+        options.html.write_text(_plan_html.document(found), encoding="utf-8")
     if options.picture is not None:
         _plan_report.draw(found, options.picture)
     return int(not any(c["steps"] for c in found["configurations"]))
@@ -120,7 +123,7 @@ def plan(
     budgets: list[str],
     steps: int | None = None,
     timeout: float = 600,
-) -> Report:
+) -> _plan_report.Plan:
     """Runs the script's first steps on each of these devices, and under budgets, without values.
 
     Returns what `--json` writes (docs/planning.md). ValueError for devices or budgets that make no
@@ -145,12 +148,9 @@ def plan(
             size = budget_bytes(budget, max(whole["peak_bytes"]))
             if size < machine.memory:
                 found.append(configured(job, machine, timeout, size))
-    return {
-        "version": VERSION,
-        "script": str(path),
-        "arguments": arguments,
-        "configurations": found,
-    }
+    return _plan_report.Plan(
+        version=VERSION, script=str(path), arguments=arguments, configurations=found
+    )
 
 
 def budget_bytes(text: str, peak: int) -> int:

@@ -1,0 +1,118 @@
+"""What it costs a process that `managed top` looks at it, while everything leaves all the time.
+
+    python benchmarks/watched.py [--quick] [--check] [--out FILE]
+
+A model trains while everything that nobody uses leaves its device before each operator
+(managed.debug.torture). Blocks of equal work with somebody who asks ten times a second stand
+between blocks without, and their CPU times are compared; the thread that answers is of the process
+and so counted. Once more with tensors so many that an answer is dear. With --check the exit status
+is 1 where being looked at costs more than a hundredth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from measure import Summary, interleave, ratios
+from report import Report, machine, print_table, verdicts, write
+from torch import nn
+from tree import ROOT
+
+import managed
+from managed import ManagedModule, ManagedTensor, debug
+from managed.cli import _serve
+
+ASKING = """
+import select, socket, sys
+on = False
+while True:
+    if select.select([sys.stdin], [], [], 0.1 if on else None)[0]:
+        line = sys.stdin.readline()
+        if not line:
+            break
+        on = line == "on\\n"
+        print(line, end="", flush=True)
+    if on:
+        with socket.socket(socket.AF_UNIX) as s:
+            s.connect(sys.argv[1])
+            while s.recv(1 << 20):
+                pass
+"""
+
+
+def stepping() -> Callable[[], object]:
+    model = ManagedModule.from_module(nn.Sequential(*(nn.Linear(256, 256) for _ in range(8))))
+    model.to("sim:0")
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    x = torch.randn(64, 256).as_subclass(ManagedTensor).to("sim:0")
+
+    def step() -> None:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def measured(step: Callable[[], object], steps: int, rounds: int) -> dict[str, Summary]:
+    path = _serve.serve()
+    assert path is not None
+    command = [sys.executable, "-S", "-u", "-c", ASKING, str(path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as asking:  # type: ignore[call-overload]
+
+        def block(word: str) -> float:
+            asking.stdin.write(f"{word}\n")
+            asking.stdin.flush()
+            asking.stdout.readline()
+            began = time.process_time()
+            for _ in range(steps):
+                step()
+            return time.process_time() - began
+
+        subjects = {"somebody asks": lambda: block("on"), "nobody, again": lambda: block("off")}
+        pairs = interleave(lambda: block("off"), subjects, rounds)
+        asking.stdin.close()
+    return {name: ratios(found) for name, found in pairs.items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench" / "watched.json")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    managed.simulate(devices=2, memory="2GiB")
+    step, (steps, rounds) = stepping(), (10, 5) if options.quick else (100, 20)
+    results: Report = {"machine": machine()}
+    with debug.torture():
+        found = measured(step, steps, rounds)
+    many = torch.zeros(20_000, 64).as_subclass(ManagedTensor).to("sim:1")
+    kept = [row.clone() for row in many]  # noqa: F841
+    # Without torture, which would have each operator look at all of them.
+    found |= {f"{name}, 20,000 tensors": s for name, s in measured(step, steps, rounds).items()}
+    print_table(
+        "CPU of a step over that of one at which nobody looks",
+        ["ratio", "from", "to", "pairs"],
+        [
+            [name, f"{s.median:.4f}", f"{s.low:.4f}", f"{s.high:.4f}", str(s.pairs)]
+            for name, s in found.items()
+        ],
+    )
+    results["ratios"] = {name: s.as_dict() for name, s in found.items()}
+    asked = {name: s for name, s in found.items() if name.startswith("somebody")}
+    # What is surely more: a busy machine makes the interval wide, and it is printed.
+    results["targets"] = verdicts([(name, s.low, 1.01) for name, s in asked.items()])
+    write(results, options.out)
+    return int(options.check and not all(t["pass"] for t in results["targets"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
