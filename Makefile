@@ -217,4 +217,4 @@ gpu:
 	@bash tools/gpu.sh $(PYTHON)
 
 clean:
-	rm -rf build dist site managed/*.so managed.egg-info
+	rm -rf build dist site managed/*.so managed/_C.*.json managed.egg-info

@@ -9,6 +9,7 @@ Environment:
     MANAGED_DEBUG      0, 1 or 2: the MGD_DEBUG level of the checks compiled in (0)
     MANAGED_SANITIZE   address, thread, undefined or a comma-separated list of them
     MANAGED_WERROR     1 makes warnings errors
+    MANAGED_RELEASE    1 makes a wheel for others: a version with +pt214cu130, no debug information
     MANAGED_REQUIRE_CUDA  1 makes it an error when managed._cuda cannot be built
     MAX_JOBS           parallel compilations (number of processors)
 """
@@ -23,7 +24,7 @@ import torch
 from setuptools import Extension, setup
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "tools"))
-from ninja_build import ROOT, TORCH, CleanBuild, NinjaBuild, Options, SharedLibrary
+from ninja_build import RELEASE, ROOT, TORCH, CleanBuild, NinjaBuild, Options, SharedLibrary
 
 
 def sources(*patterns: str) -> list[str]:
@@ -109,11 +110,17 @@ def extensions() -> list[Extension]:
 
 # The C++ interface of torch holds within one minor version, so the wheel asks for that one.
 MINOR = ".".join(torch.__version__.split(".")[:2])
+CUDA = f"cu{torch.version.cuda.replace('.', '')}" if torch.version.cuda else "cpu"
+# pip refuses a local version of what it builds from an sdist of an index, which has none.
+LOCAL = f"+pt{MINOR.replace('.', '')}{CUDA}" if RELEASE else ""
 
 setup(
     ext_modules=extensions(),
     cmdclass={"build": CleanBuild, "build_ext": NinjaBuild},
     # Staged apart for each torch, as the objects are: a wheel must not take up another's modules.
-    options={"build": {"build_base": f"build/{Options().tag}"}},
+    options={
+        "build": {"build_base": f"build/{Options().tag}"},
+        "egg_info": {"tag_build": LOCAL},
+    },
     install_requires=[f"torch=={MINOR}.*"],
 )

@@ -6,6 +6,8 @@ import sys
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from managed import _built
+
 __all__ = ["BROKEN", "INERT", "C"]
 
 
@@ -17,7 +19,11 @@ def _is_doctor() -> bool:
 
 def _find_broken() -> ImportError | None:
     try:
-        importlib.import_module("managed._C")
+        _built.check()
+        try:
+            importlib.import_module("managed._C")
+        except ImportError as error:
+            raise _built.explained(error) from error
     except ImportError as error:
         if not _is_doctor():
             raise

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -28,6 +29,9 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parents[1]
 TORCH = Path(torch.__file__).resolve().parent
+
+# What is given to others: its version names the torch it is for, and debug information is left out.
+RELEASE = os.environ.get("MANAGED_RELEASE") == "1"
 
 STRICT = ["-Wall", "-Wextra", "-Wshadow"]
 STRICT_C = ["-Wconversion", "-Wstrict-prototypes", "-Wmissing-prototypes", "-Wundef"]
@@ -127,7 +131,20 @@ class NinjaBuild(build_ext):
             self.extensions = [e for e, built in outputs if built.exists()]
             for extension, built in outputs:
                 if built.exists():
-                    replace(built, Path(self.get_ext_fullpath(extension.name)))
+                    self.put(built, Path(self.get_ext_fullpath(extension.name)))
+
+    def put(self, built: Path, target: Path) -> None:
+        replace(built, target)
+        if RELEASE:
+            subprocess.run(["strip", "--strip-debug", str(target)], check=True)
+        if target.name.startswith("_C."):  # managed/_built.py reads it before it loads the module
+            record = {
+                "managed": self.distribution.get_version().partition("+")[0],
+                "torch": torch.__version__,
+                "cuda": torch.version.cuda,
+                "cxx11_abi": torch.compiled_with_cxx11_abi(),
+            }
+            target.with_suffix(".json").write_text(json.dumps(record) + "\n")
 
     def get_ext_filename(self, fullname: str) -> str:
         last = fullname.split(".")[-1]  # setuptools asks with the package and without
@@ -139,7 +156,7 @@ class NinjaBuild(build_ext):
         library = Path(self.build_lib)
         for extension in self.extensions:
             name = self.get_ext_filename(extension.name)
-            replace(library / name, ROOT / name)
+            self.put(library / name, ROOT / name)
 
     def write_ninja(self, folder: Path, options: Options) -> list[tuple[Extension, Path]]:
         lines = rules(options, folder)
@@ -178,7 +195,9 @@ class NinjaBuild(build_ext):
         command = [find_ninja(), "-C", str(folder), "-j", jobs, "-k", "0"]
         if not self.verbose:
             command.append("--quiet")
-        return subprocess.run(command, check=False).returncode == 0
+        # Lets ccache know a file again that lies in another copy of the tree.
+        shared = {"CCACHE_BASEDIR": str(ROOT), "CCACHE_NOHASHDIR": "1"}
+        return subprocess.run(command, check=False, env=shared | os.environ).returncode == 0
 
 
 def rules(options: Options, folder: Path) -> list[str]:

@@ -19,9 +19,10 @@ import torch
 
 import managed
 from managed._backend import BROKEN, INERT, C
+from managed._built import record
 from managed.settings import VARIABLES, host_bytes
 
-__all__ = ["collect", "installed", "minor"]
+__all__ = ["collect", "installed"]
 
 #: Libraries whose versions tell something in an issue.
 _LIBRARIES = (
@@ -58,11 +59,6 @@ def installed(name: str) -> str | None:
         return None
 
 
-def minor(version: str) -> str:
-    """ "2.13" of "2.13.0+cu130"."""
-    return ".".join(version.split(".")[:2])
-
-
 def _at_home(path: str) -> str:
     """Without the user's name: the text is for others to read."""
     home = os.path.expanduser("~")
@@ -72,7 +68,7 @@ def _at_home(path: str) -> str:
 def _versions() -> dict[str, Any]:
     return {
         "managed": managed.__version__,
-        "built for torch": _built_for(),
+        "built for torch": record().get("torch"),
         "extensions": _extensions(),
         "torch": torch.__version__,
         "CUDA of torch": torch.version.cuda,
@@ -83,16 +79,6 @@ def _versions() -> dict[str, Any]:
         "C library": " ".join(platform.libc_ver()).strip() or None,
         "installed at": _at_home(str(Path(managed.__file__).parent)),
     }
-
-
-def _built_for() -> str | None:
-    """The minor version of torch that the installed package asks for."""
-    try:
-        asked = importlib.metadata.requires("managed") or []
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    found = [m[1] for line in asked if (m := re.match(r"torch\s*==\s*(\d+\.\d+)", line))]
-    return found[0] if found else None
 
 
 def _extensions() -> dict[str, str]:

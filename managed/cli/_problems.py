@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 
 from managed._backend import BROKEN, INERT
-from managed.cli._machine import installed, minor
+from managed._built import minor
+from managed.cli._machine import installed
 
 __all__ = ["Problem", "conflicts", "find"]
 
@@ -50,7 +51,7 @@ def _of_the_package(facts: dict[str, Any]) -> Iterator[Problem]:
         yield Problem(
             "Nothing is managed", "NO_MANAGED is set in the environment", "Unset NO_MANAGED."
         )
-    if built and built != there:
+    if BROKEN is None and built and minor(built) != there:
         yield Problem(
             "What is compiled may fail to load, or worse",
             f"managed was installed for torch {built}, and this is torch {there}",

@@ -1,0 +1,100 @@
+"""Whether what is compiled here belongs to this Python and this torch; asked before it is loaded.
+
+The build leaves a record beside the compiled module (tools/ninja_build.py writes it). Without a
+record there is nothing to compare, and the loader's own error is explained instead.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["check", "explained", "minor", "record"]
+
+_HERE = Path(__file__).parent
+
+
+def minor(version: str) -> str:
+    """ "2.13" of "2.13.0+cu130"."""
+    return ".".join(version.split(".")[:2])
+
+
+def record() -> dict[str, Any]:
+    """What the build for this Python wrote down: `managed`, `torch`, `cuda`, `cxx11_abi`; else nothing."""
+    try:
+        text = (_HERE / f"_C{EXTENSION_SUFFIXES[0]}").with_suffix(".json").read_bytes()
+        return dict(json.loads(text))
+    except (OSError, ValueError):  # ValueError: not JSON, or no pairs
+        return {}
+
+
+def check() -> None:
+    """Raises ImportError where nothing is compiled for this Python, or it is for another torch."""
+    if not any((_HERE / f"_C{suffix}").exists() for suffix in EXTENSION_SUFFIXES):
+        raise ImportError(_nothing_compiled(), name="managed._C")
+    built = record()
+    if not built:
+        return
+    abi = torch.compiled_with_cxx11_abi()
+    if minor(built["torch"]) != minor(torch.__version__) or built["cxx11_abi"] != abi:
+        raise ImportError(_another(built), name="managed._C")
+    # What was built with CUDA works with a torch that has none; the other way a part is missing.
+    cuda, here = (_major(v) for v in (built["cuda"], torch.version.cuda))
+    if here is not None and cuda != here:
+        raise ImportError(_another(built), name="managed._C")
+
+
+def explained(error: ImportError) -> ImportError:
+    """The loader's error with what it most often means."""
+    return ImportError(
+        f"The compiled part of managed cannot be loaded: {error}. It was most likely built for "
+        f"another torch than this one, {_words(torch.__version__, torch.version.cuda)}. {_again()}",
+        name=error.name,
+        path=error.path,
+    )
+
+
+def _another(built: dict[str, Any]) -> str:
+    wanted, here = minor(built["torch"]), minor(torch.__version__)
+    abi = "" if built["cxx11_abi"] == torch.compiled_with_cxx11_abi() else ", of another C++ ABI"
+    cure = f" Or the torch it was built for: pip install 'torch=={wanted}.*'"
+    other = cure if wanted != here else ""
+    return (
+        f"managed was built for {_words(wanted, built['cuda'])}, and this is "
+        f"{_words(torch.__version__, torch.version.cuda)}{abi}. {_again(built['managed'])}{other}"
+    )
+
+
+def _nothing_compiled() -> str:
+    others = sorted({p.name.split(".")[1] for p in _HERE.glob("_C.*.so")})
+    if others:
+        here = EXTENSION_SUFFIXES[0].split(".")[1]
+        return f"managed is compiled for {', '.join(others)}, and this Python is {here}. {_again()}"
+    return (
+        f"Nothing of managed is compiled in {_HERE}: it is a source tree that was not built. "
+        "In the folder above: python setup.py build_ext --inplace"
+    )
+
+
+def _again(version: str = "") -> str:
+    """How to get one for this Python and this torch; pip would take an earlier build's wheel."""
+    force = "pip install --force-reinstall --no-deps"
+    source = f"{force} --no-build-isolation --no-cache-dir --no-binary managed managed"
+    if not version:
+        return f"Build it for what is here: {source}"
+    cuda = (torch.version.cuda or "").replace(".", "")
+    tag = f"pt{minor(torch.__version__).replace('.', '')}{f'cu{cuda}' if cuda else 'cpu'}"
+    wheel = f"Install its wheel for this torch: {force} 'managed=={version}+{tag}'"
+    return f"{wheel}, or build it: {source}"
+
+
+def _major(version: str | None) -> str | None:
+    return version and version.split(".")[0]
+
+
+def _words(version: str, cuda: str | None) -> str:
+    return f"torch {version} {f'with CUDA {cuda}' if cuda else 'without CUDA'}"
