@@ -148,7 +148,7 @@ lint: $(VENV)/.test $(VENV)/.lint build
 	PATH="$(BIN):$$PATH" $(BIN)/git-clang-format --quiet --diff HEAD
 
 wheel: $(VENV)/.torch
-	$(BIN)/pip wheel . -qq --no-deps --no-build-isolation --wheel-dir dist
+	MANAGED_RELEASE=1 $(BIN)/pip wheel . -qq --no-deps --no-build-isolation --wheel-dir dist
 
 # ---- other torches
 

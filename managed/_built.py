@@ -24,7 +24,7 @@ def minor(version: str) -> str:
 
 
 def record() -> dict[str, Any]:
-    """What the build for this Python wrote down: `managed`, `torch`, `cuda`, `cxx11_abi`; else nothing."""
+    """What the build wrote down: `managed`, `torch`, `cuda`, `cxx11_abi`; {} without a record."""
     try:
         text = (_HERE / f"_C{EXTENSION_SUFFIXES[0]}").with_suffix(".json").read_bytes()
         return dict(json.loads(text))
@@ -52,7 +52,7 @@ def explained(error: ImportError) -> ImportError:
     """The loader's error with what it most often means."""
     return ImportError(
         f"The compiled part of managed cannot be loaded: {error}. It was most likely built for "
-        f"another torch than this one, {_words(torch.__version__, torch.version.cuda)}. {_again()}",
+        f"another torch than this one, {_words(torch.__version__, torch.version.cuda)}.{_again()}",
         name=error.name,
         path=error.path,
     )
@@ -61,11 +61,11 @@ def explained(error: ImportError) -> ImportError:
 def _another(built: dict[str, Any]) -> str:
     wanted, here = minor(built["torch"]), minor(torch.__version__)
     abi = "" if built["cxx11_abi"] == torch.compiled_with_cxx11_abi() else ", of another C++ ABI"
-    cure = f" Or the torch it was built for: pip install 'torch=={wanted}.*'"
-    other = cure if wanted != here else ""
+    cure = f"\nOr the torch that it was built for: pip install 'torch=={wanted}.*'"
     return (
         f"managed was built for {_words(wanted, built['cuda'])}, and this is "
-        f"{_words(torch.__version__, torch.version.cuda)}{abi}. {_again(built['managed'])}{other}"
+        f"{_words(torch.__version__, torch.version.cuda)}{abi}.{_again(built['managed'])}"
+        f"{cure if wanted != here else ''}"
     )
 
 
@@ -73,7 +73,7 @@ def _nothing_compiled() -> str:
     others = sorted({p.name.split(".")[1] for p in _HERE.glob("_C.*.so")})
     if others:
         here = EXTENSION_SUFFIXES[0].split(".")[1]
-        return f"managed is compiled for {', '.join(others)}, and this Python is {here}. {_again()}"
+        return f"managed is compiled for {', '.join(others)}, and this Python is {here}.{_again()}"
     return (
         f"Nothing of managed is compiled in {_HERE}: it is a source tree that was not built. "
         "In the folder above: python setup.py build_ext --inplace"
@@ -84,12 +84,12 @@ def _again(version: str = "") -> str:
     """How to get one for this Python and this torch; pip would take an earlier build's wheel."""
     force = "pip install --force-reinstall --no-deps"
     source = f"{force} --no-build-isolation --no-cache-dir --no-binary managed managed"
+    build = f"\nBuild it for what is here: {source}"
     if not version:
-        return f"Build it for what is here: {source}"
+        return build
     cuda = (torch.version.cuda or "").replace(".", "")
     tag = f"pt{minor(torch.__version__).replace('.', '')}{f'cu{cuda}' if cuda else 'cpu'}"
-    wheel = f"Install its wheel for this torch: {force} 'managed=={version}+{tag}'"
-    return f"{wheel}, or build it: {source}"
+    return f"\nInstall its wheel for this torch: {force} 'managed=={version}+{tag}'{build}"
 
 
 def _major(version: str | None) -> str | None:

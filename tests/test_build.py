@@ -1,19 +1,28 @@
-"""The wheel: built without isolation, installed where there is torch and nothing else, and used."""
+"""The wheel and the sdist: built without isolation, installed where there is torch and nothing else,
+and used; and what an import says where the torch is not the one built for."""
 
 import importlib.metadata
+import json
 import os
 import re
 import subprocess
 import sys
+import tarfile
 import venv
 import zipfile
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
 import torch
 from packaging.requirements import Requirement
 
+import managed
+from managed import _built
+
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+import release  # noqa: E402
 
 SMOKE = """
 import torch
@@ -59,8 +68,9 @@ def needed_by(name, seen=None):
 def wheel(tmp_path_factory):
     """Objects that `make` compiled are taken up, since the same flags are asked for."""
     folder = tmp_path_factory.mktemp("wheel")
-    options = ["-qq", "--no-deps", "--no-build-isolation", "--wheel-dir", folder]
-    run(sys.executable, "-m", "pip", "wheel", ROOT, *options, MANAGED_WERROR="1")
+    options = ["-qq", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", folder]
+    wanted = {"MANAGED_WERROR": "1", "MANAGED_RELEASE": "1"}
+    run(sys.executable, "-m", "pip", "wheel", ROOT, *options, **wanted)
     (built,) = folder.glob("*.whl")
     return built
 
@@ -76,13 +86,18 @@ def test_wheel_holds_the_package_and_nothing_else(wheel):
     modules = {"_C", "_sim", "_virtual_gpu"}
     if torch.version.cuda:
         modules |= {"_cuda", "libvirtual_gpu"}
+    record = f"_C{EXTENSION_SUFFIXES[0]}"[: -len(".so")] + ".json"
     assert {n for n in names if not n.endswith(".so")} == {
-        f"managed/{n}" for n in python | {"py.typed"}
+        f"managed/{n}" for n in python | {"py.typed", record}
     }
     assert {re.match(r"managed/(\w+)\.", n)[1] for n in names if n.endswith(".so")} == modules
     minor = ".".join(torch.__version__.split(".")[:2])
     assert f"Requires-Dist: torch=={minor}.*" in told
     assert "License-Expression: MIT" in told
+    cuda = f"cu{torch.version.cuda.replace('.', '')}" if torch.version.cuda else "cpu"
+    assert wheel.name.split("-")[1] == f"0.1.0+pt{minor.replace('.', '')}{cuda}"
+    assert wheel.stat().st_size < 8 * 2**20, "debug information is in"
+    assert set(release.check(wheel)) == {"GLIBC", "GLIBCXX", "CXXABI"}
 
 
 @pytest.mark.slow
@@ -105,3 +120,103 @@ def test_wheel_works_where_there_is_only_torch(wheel, tmp_path):
     quiet = ["-W", "error", "-W", "ignore:Failed to initialize NumPy:UserWarning"]
     printed = run(python, *quiet, "-I", "-c", SMOKE)
     assert Path(printed.strip()).is_relative_to(place)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/quickstart.md").read_text(), re.S)
+    assert len(blocks) == 5
+    assert "operands copied" in run(python, *quiet, "-I", "-c", "\n".join(blocks))
+
+    # The same installation, with the record of another build.
+    (record,) = target.glob("managed/_C.*.json")
+    told = json.loads(record.read_text()) | {"torch": "2.4.1", "cuda": "12.1"}
+    record.write_text(json.dumps(told))
+    failed = subprocess.run(
+        [python, "-I", "-c", "import managed"], capture_output=True, text=True, check=False
+    )
+    assert failed.returncode == 1
+    assert "ImportError: managed was built for torch 2.4 with CUDA 12.1, and" in failed.stderr
+    assert "undefined symbol" not in failed.stderr
+
+
+@pytest.mark.slow
+def test_sdist_holds_what_the_compiler_read(tmp_path):
+    """Each file of the tree that a compilation here has read, and what setup.py needs."""
+    with tarfile.open(release.sdist(sys.executable, tmp_path)) as archive:
+        names = {n.partition("/")[2] for n in archive.getnames()}
+    sys.path.insert(0, str(ROOT / "tools"))
+    from ninja_build import Options, find_ninja
+
+    read = run(find_ninja(), "-C", ROOT / "build" / Options().tag, "-t", "deps")
+    here = {line.strip() for line in read.splitlines() if line.strip().startswith(f"{ROOT}/")}
+    read = {str(Path(n).relative_to(ROOT)) for n in here if Path(n).exists()}
+    assert len(read) > 100
+    python = {str(p.relative_to(ROOT)) for p in (ROOT / "managed").rglob("*.py")}
+    assert read | python <= names
+    assert {"setup.py", "pyproject.toml", "tools/ninja_build.py", "LICENSE"} <= names
+    assert not any(n.startswith(("build/", "tests/", ".")) or n.endswith(".so") for n in names)
+
+
+def built(**changed):
+    cuda = torch.version.cuda
+    now = {"managed": "0.1.0", "torch": torch.__version__, "cuda": cuda, "cxx11_abi": True}
+    return now | changed
+
+
+@pytest.mark.parametrize(
+    ("changed", "here", "words"),
+    [
+        ({"torch": "2.4.1"}, {}, r"pip install 'torch==2\.4\.\*'"),
+        ({"cxx11_abi": False}, {}, r"of another C\+\+ ABI"),
+        ({"cuda": None}, {"cuda": "13.0"}, r"without CUDA, and this is .* with CUDA 13\.0"),
+        ({"cuda": "12.8"}, {"cuda": "13.0"}, r"'managed==0\.1\.0\+pt\d+cu130'"),
+    ],
+)
+def test_import_refuses_what_was_built_for_another_torch(monkeypatch, changed, here, words):
+    monkeypatch.setattr(_built, "record", lambda: built(**changed))
+    for name, value in here.items():
+        monkeypatch.setattr(f"torch.version.{name}", value)
+    with pytest.raises(ImportError, match=words) as caught:
+        _built.check()
+    assert "pip install --force-reinstall --no-deps" in str(caught.value)
+
+
+def test_import_takes_what_works(monkeypatch):
+    """Another patch release, a torch that has lost CUDA, one with a later CUDA of its major."""
+    patch = f"{_built.minor(torch.__version__)}.99+other"
+    for record, cuda in (
+        (built(torch=patch), torch.version.cuda),
+        (built(cuda="13.0"), None),
+        (built(cuda="13.0"), "13.2"),
+        ({}, "13.0"),
+    ):
+        monkeypatch.setattr(_built, "record", lambda told=record: told)
+        monkeypatch.setattr("torch.version.cuda", cuda)
+        _built.check()
+
+
+def test_import_says_that_nothing_is_compiled_for_this_python(monkeypatch, tmp_path):
+    monkeypatch.setattr(_built, "_HERE", tmp_path)
+    assert _built.record() == {}
+    with pytest.raises(ImportError, match="a source tree that was not built"):
+        _built.check()
+    (tmp_path / "_C.cpython-39-x86_64-linux-gnu.so").touch()
+    with pytest.raises(ImportError, match="compiled for cpython-39-x86_64-linux-gnu, and this"):
+        _built.check()
+
+
+def test_the_loader_s_error_is_explained():
+    error = _built.explained(ImportError("undefined symbol: x", name="managed._C"))
+    assert "most likely built for another torch" in str(error)
+    assert "--no-binary managed managed" in str(error)
+
+
+def test_a_release_agrees_on_its_version(tmp_path):
+    assert release.version() == managed.__version__
+    assert release.problems(ROOT, rehearse=True) == []
+    for name in ("pyproject.toml", "managed/__init__.py", "CITATION.cff", "conda/recipe.yaml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## 0.0.9 (2026-01-31)\n")
+    (tmp_path / "CITATION.cff").write_text("version: 0.0.8\n")
+    assert release.problems(tmp_path, rehearse=True) == [
+        "CHANGELOG.md begins with 0.0.9, not 0.1.0",
+        "CITATION.cff has version 0.0.8, not 0.1.0",
+    ]
