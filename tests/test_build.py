@@ -1,5 +1,6 @@
-"""The wheel and the sdist: built without isolation, installed where there is torch and nothing else,
-and used; and what an import says where the torch is not the one built for."""
+"""The wheel and the sdist: built without isolation, installed where there is torch alone, and used.
+What an import says where torch is not the one built for.
+"""
 
 import importlib.metadata
 import json
