@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 from setuptools import Extension, setup
+from setuptools.command.egg_info import egg_info
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "tools"))
 from ninja_build import RELEASE, ROOT, TORCH, CleanBuild, NinjaBuild, Options, SharedLibrary
@@ -114,13 +115,19 @@ CUDA = f"cu{torch.version.cuda.replace('.', '')}" if torch.version.cuda else "cp
 # pip refuses a local version of what it builds from an sdist of an index, which has none.
 LOCAL = f"+pt{MINOR.replace('.', '')}{CUDA}" if RELEASE else ""
 
+
+class LocalVersion(egg_info):
+    """egg_info with LOCAL: as an option, the setup.cfg that an sdist holds would take it away."""
+
+    def finalize_options(self) -> None:
+        self.tag_build = LOCAL
+        super().finalize_options()
+
+
 setup(
     ext_modules=extensions(),
-    cmdclass={"build": CleanBuild, "build_ext": NinjaBuild},
+    cmdclass={"build": CleanBuild, "build_ext": NinjaBuild, "egg_info": LocalVersion},
     # Staged apart for each torch, as the objects are: a wheel must not take up another's modules.
-    options={
-        "build": {"build_base": f"build/{Options().tag}"},
-        "egg_info": {"tag_build": LOCAL},
-    },
+    options={"build": {"build_base": f"build/{Options().tag}"}},
     install_requires=[f"torch=={MINOR}.*"],
 )

@@ -122,6 +122,8 @@ def build(python: str | Path, source: Path, folder: Path) -> Path:
         MANAGED_RELEASE="1", MANAGED_REQUIRE_CUDA="1" if cuda else "0",
     )  # fmt: skip
     (made,) = set(folder.glob("*.whl")) - before
+    if "+pt" not in made.name:
+        raise SystemExit(f"release: {made.name} does not say which torch it is for")
     return made
 
 
