@@ -138,9 +138,10 @@ def test_wheel_works_where_there_is_only_torch(wheel, tmp_path):
 
 
 @pytest.mark.slow
-def test_sdist_holds_what_the_compiler_read(tmp_path):
+def test_sdist_holds_what_the_compiler_read(tmp_path, monkeypatch):
     """Each file of the tree that a compilation here has read, and what setup.py needs."""
-    with tarfile.open(release.sdist(sys.executable, tmp_path)) as archive:
+    source = release.sdist(sys.executable, tmp_path)
+    with tarfile.open(source) as archive:
         names = {n.partition("/")[2] for n in archive.getnames()}
     sys.path.insert(0, str(ROOT / "tools"))
     from ninja_build import Options, find_ninja
@@ -153,6 +154,9 @@ def test_sdist_holds_what_the_compiler_read(tmp_path):
     assert read | python <= names
     assert {"setup.py", "pyproject.toml", "tools/ninja_build.py", "LICENSE"} <= names
     assert not any(n.startswith(("build/", "tests/", ".")) or n.endswith(".so") for n in names)
+    monkeypatch.setenv("MANAGED_ONLY", "none")  # pip's way to a wheel, but for the compiler
+    made = release.build(sys.executable, source, tmp_path)
+    assert re.match(r"managed-0\.1\.0\+pt\d+(cpu|cu\d+)-cp3", made.name)
 
 
 def built(**changed):
