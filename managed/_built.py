@@ -27,9 +27,10 @@ def record() -> dict[str, Any]:
     """What the build wrote down: `managed`, `torch`, `cuda`, `cxx11_abi`; {} without a record."""
     try:
         text = (_HERE / f"_C{EXTENSION_SUFFIXES[0]}").with_suffix(".json").read_bytes()
-        return dict(json.loads(text))
-    except (OSError, ValueError):  # ValueError: not JSON, or no pairs
+        found = dict(json.loads(text))
+    except (OSError, ValueError, TypeError):  # ValueError: not JSON; TypeError: no pairs
         return {}
+    return found if found.keys() >= {"managed", "torch", "cuda", "cxx11_abi"} else {}
 
 
 def check() -> None:

@@ -207,6 +207,13 @@ def test_import_says_that_nothing_is_compiled_for_this_python(monkeypatch, tmp_p
         _built.check()
 
 
+@pytest.mark.parametrize("text", ["", "{", "null", "[1]", "{}", '{"torch": "2.13.0"}'])
+def test_a_damaged_record_is_none(monkeypatch, tmp_path, text):
+    monkeypatch.setattr(_built, "_HERE", tmp_path)
+    (tmp_path / f"_C{EXTENSION_SUFFIXES[0]}").with_suffix(".json").write_text(text)
+    assert _built.record() == {}
+
+
 def test_the_loader_s_error_is_explained():
     error = _built.explained(ImportError("undefined symbol: x", name="managed._C"))
     assert "most likely built for another torch" in str(error)
