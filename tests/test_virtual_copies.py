@@ -92,6 +92,64 @@ def test_memory_that_a_foreign_stream_had_comes_back_to_it_after_the_copy(run):
     """)
 
 
+@pytest.mark.parametrize("then", ["away", "dead"])
+@pytest.mark.parametrize("stream", ["torch.cuda.Stream()", "stream_of_another_library()"])
+def test_memory_comes_back_to_a_stream_that_no_managed_operator_used(run, stream, then):
+    """Plain operators had it there, so the allocator gives it to that stream again."""
+    run(f"""
+        made(1)  # from now on allocations are seen
+        n = 2 * MIB
+        main, side = torch.cuda.current_stream(), {stream}
+        module = torch.nn.Module()
+        with torch.cuda.stream(side):
+            module.w = torch.nn.Parameter(torch.empty(n, device=CUDA))
+        main.wait_stream(side)
+        module = managed.ManagedModule.from_module(module)
+        expected = torch.arange(n, dtype=torch.float32).pin_memory()
+        host, late = torch.zeros(n).pin_memory(), torch.full((n,), 5.0).pin_memory()
+        with torch.no_grad():
+            module.w.copy_(expected, non_blocking=True)
+        side.wait_stream(main)
+        if {then!r} == "away":
+            assert C.spill_all() == 1
+        else:
+            host.copy_(module.w.detach(), non_blocking=True)
+            del module.w
+        with torch.cuda.stream(side):
+            for t in [torch.empty(n, device=CUDA) for _ in range(3)]:
+                t.copy_(late, non_blocking=True)
+        torch.cuda.synchronize()
+        found = module.w.detach().cpu() if {then!r} == "away" else host
+        assert torch.equal(found, expected) and not races()
+    """)
+
+
+@pytest.mark.parametrize("current", [True, False])
+def test_memory_without_a_tensor_comes_after_the_copy_that_had_it(run, current):
+    """Other libraries take it from torch's allocator for a stream that they name."""
+    run(f"""
+        import contextlib
+        x = made(8)
+        expected = x.cpu()
+        foreign = stream_of_another_library()
+        C.spill_all()
+        with torch.cuda.stream(foreign):
+            x.add_(0)
+        assert C.spill_all() == 1
+        late = torch.full_like(expected, 5).pin_memory()
+        with torch.cuda.stream(foreign) if {current} else contextlib.nullcontext():
+            for _ in range(3):
+                p = torch.cuda.caching_allocator_alloc(8 * MIB, stream=foreign)
+                copied = gpu.cudaMemcpyAsync(
+                    *map(ctypes.c_void_p, (p, late.data_ptr())),
+                    ctypes.c_size_t(8 * MIB), 1, ctypes.c_void_p(foreign.cuda_stream),
+                )
+                assert copied == 0
+        torch.cuda.synchronize()
+        assert same(x, expected) and not races()
+    """)
+
+
 def test_a_stream_that_is_new_comes_after_what_has_begun(run):
     """Its program had no reason to wait: the bytes were complete before they left."""
     run("""

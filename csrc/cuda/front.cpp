@@ -72,10 +72,14 @@ class WithoutGil {
   PyThreadState* const state_;
 };
 
-// The block will belong to the current stream, which a copy may have to order later.
-void note_stream() {
+int current_device() { // -1: there is none
   c10::DeviceIndex device = 0;
-  if (c10::cuda::GetDevice(&device) == cudaSuccess && device >= 0 && device < kMostDevices) know_stream(device);
+  return c10::cuda::GetDevice(&device) == cudaSuccess && device < kMostDevices ? device : -1;
+}
+
+// A block belongs to a stream, which a copy may have to order later.
+void note_stream() {
+  if (const int device = current_device(); device >= 0) know_stream(device);
 }
 
 // One request, until it is served or nothing can be done for it.
@@ -172,7 +176,9 @@ class FrontOf : public Base {
     return Request(n).serve([&] { return native_->raw_alloc(n); });
   }
   void* raw_alloc_with_stream(std::size_t n, cudaStream_t stream) override {
-    return Request(n).serve([&] { return native_->raw_alloc_with_stream(n, stream); });
+    void* p = Request(n).serve([&] { return native_->raw_alloc_with_stream(n, stream); });
+    if (const int device = current_device(); device >= 0) know_stream(device, stream);
+    return p;
   }
 
   // ---- pools of the program's own
