@@ -316,3 +316,83 @@ def test_memory_of_the_host_goes_back_when_its_copy_has_ended(run):
         torch.cuda.synchronize()
         assert torch.equal(there, expected) and not races()
     """)
+
+
+def test_memory_of_the_host_that_several_copies_read(run):
+    """One to the device that an operator runs on, then one home, then the memory goes back."""
+    run(
+        """
+        x, y = made(8), made(16, "cuda:1").view(2, -1)
+        expected = x.cpu()
+        here, there = (torch.zeros_like(expected).pin_memory() for _ in range(2))
+        y.pin()
+        assert C.spill_all() == 1
+        managed.budget("cpu", 0)  # so that no copy is kept when bytes come home
+        z = y.select_scatter(x, 0, 1)
+        assert C.is_spilled(x)
+        with torch.cuda.device(1):
+            there.copy_(z[1], non_blocking=True)
+        here.copy_(x, non_blocking=True)
+        assert C.host_memory()["used"] == C.host_memory()["kept"] == 0
+        for device in (0, 1):
+            torch.cuda.synchronize(device)
+        assert torch.equal(here, expected) and torch.equal(there, expected) and not races()
+        """,
+        devices=2,
+    )
+
+
+def test_a_file_of_the_old_kind_is_read_before_its_tensors_are_used(run):
+    run("""
+        import io
+        x = made(8)
+        expected = x.cpu()
+        file = io.BytesIO()
+        torch.save(x, file, _use_new_zipfile_serialization=False)
+        managed.budget(CUDA, 64 * MIB)
+        file.seek(0)
+        found = torch.load(file, weights_only=False)
+        assert C.is_managed(found)
+        there = torch.zeros_like(expected).pin_memory()
+        there.copy_(found, non_blocking=True)
+        torch.cuda.synchronize()
+        assert torch.equal(there, expected) and not races()
+    """)
+
+
+@pytest.mark.parametrize("refused", [1, 2, 3])
+def test_bytes_whose_way_home_is_refused_stay_where_they_are(run, refused):
+    """At the third order the copy is under way: the block that it fills serves others after it."""
+    run(f"""
+        x = made(8)
+        expected = x.cpu()
+        assert C.spill_all() == 1
+        gpu.vgpu_fail(b"cudaStreamWaitEvent", {refused}, 1)
+        try:
+            x.add_(0)
+        except RuntimeError as e:
+            assert "invalid argument" in str(e), e
+        else:
+            raise AssertionError("nobody was told")
+        assert C.is_spilled(x)
+        late = torch.full_like(expected, 5).pin_memory()
+        others = [torch.empty(2 * MIB, dtype=torch.int32, device=CUDA) for _ in range(3)]
+        for t in others:
+            t.copy_(late, non_blocking=True)
+        torch.cuda.synchronize()
+        assert all(torch.equal(t.cpu(), late) for t in others)
+        assert same(x, expected) and not races()
+    """)
+
+
+def test_when_uses_ended_is_told_when_they_have(run):
+    run("""
+        x = made(8)
+        late = torch.zeros(2 * MIB, dtype=torch.int32).pin_memory()
+        C.begin_uses()
+        late.copy_(x, non_blocking=True)
+        del x
+        (read, dropped) = C.end_uses()
+        assert read[1] == dropped[1] == 8 * MIB and (read[3], dropped[3]) == (1, 3)
+        assert dropped[4] == read[4] > 0
+    """)

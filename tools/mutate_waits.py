@@ -69,6 +69,7 @@ CALLS = {
     "wait_for_foreign": "void()",
     "mark_foreign": "void()",
     "know_stream": "void()",
+    "come_after_copies": "void()",
     "note_stream": "void()",
     "streams.cpp:add": "true",
     # csrc/torch

@@ -160,7 +160,7 @@ void each_stream(int device, const std::function<void(cudaStream_t)>& f) {
   const Streams& s = g_streams[device];
   const int n = s.count.load(std::memory_order_acquire);
   for (int i = 0; i < n; i++) f(stream_of(device, s.ids[i].load(std::memory_order_relaxed)).stream());
-  if (C10_LIKELY(!s.foreign)) return;
+  if (C10_LIKELY(!s.foreign && !s.foreign_blocks)) return;
   const c10::cuda::CUDAStream current = c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device));
   if (!knows(s, current.id())) f(current.stream());
 }
