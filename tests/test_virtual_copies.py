@@ -204,6 +204,22 @@ def test_what_is_away_is_saved_when_its_copy_has_ended(run):
     """)
 
 
+def test_what_is_away_is_deep_copied_before_the_copy_is_used(run):
+    """Straight from where it is, into memory that no stream was told to wait for."""
+    run("""
+        import copy
+        x = made(8)
+        expected = x.cpu()
+        there = torch.zeros_like(expected).pin_memory()
+        assert C.spill_all() == 1
+        found = copy.deepcopy(x)
+        assert C.is_spilled(x) and not C.is_spilled(found)
+        there.copy_(found, non_blocking=True)
+        torch.cuda.synchronize()
+        assert torch.equal(there, expected) and not races()
+    """)
+
+
 @pytest.mark.parametrize("then", ["saved", "dead", "home", "sent on"])
 def test_a_guest_is_used_when_its_copy_has_ended(run, then):
     run(
