@@ -227,12 +227,13 @@ bool is_capturing(int device) {
 
 void refuse_capture(int device) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  const cudaError_t error = cudaStreamIsCapturing(
-      c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)).stream(), &status);
+  const cudaError_t error =
+      cudaStreamIsCapturing(c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)).stream(), &status);
   if (error == cudaErrorStreamCaptureImplicit) (void)cudaGetLastError(); // another stream of the program is recorded
   else C10_CUDA_CHECK(error); // a device that has failed
   TORCH_CHECK(
-      error == cudaSuccess && status == cudaStreamCaptureStatusNone, "managed: a CUDA graph is being recorded on cuda:", device,
+      error == cudaSuccess && status == cudaStreamCaptureStatusNone,
+      "managed: a CUDA graph is being recorded on cuda:", device,
       ", and bytes cannot leave the device or come back while it is. Use the tensors once before the recording, so "
       "that they are on the device, and leave room for what it allocates");
 }
