@@ -92,6 +92,64 @@ def test_memory_that_a_foreign_stream_had_comes_back_to_it_after_the_copy(run):
     """)
 
 
+@pytest.mark.parametrize("then", ["away", "dead"])
+@pytest.mark.parametrize("stream", ["torch.cuda.Stream()", "stream_of_another_library()"])
+def test_memory_comes_back_to_a_stream_that_no_managed_operator_used(run, stream, then):
+    """Plain operators had it there, so the allocator gives it to that stream again."""
+    run(f"""
+        made(1)  # from now on allocations are seen
+        n = 2 * MIB
+        main, side = torch.cuda.current_stream(), {stream}
+        module = torch.nn.Module()
+        with torch.cuda.stream(side):
+            module.w = torch.nn.Parameter(torch.empty(n, device=CUDA))
+        main.wait_stream(side)
+        module = managed.ManagedModule.from_module(module)
+        expected = torch.arange(n, dtype=torch.float32).pin_memory()
+        host, late = torch.zeros(n).pin_memory(), torch.full((n,), 5.0).pin_memory()
+        with torch.no_grad():
+            module.w.copy_(expected, non_blocking=True)
+        side.wait_stream(main)
+        if {then!r} == "away":
+            assert C.spill_all() == 1
+        else:
+            host.copy_(module.w.detach(), non_blocking=True)
+            del module.w
+        with torch.cuda.stream(side):
+            for t in [torch.empty(n, device=CUDA) for _ in range(3)]:
+                t.copy_(late, non_blocking=True)
+        torch.cuda.synchronize()
+        found = module.w.detach().cpu() if {then!r} == "away" else host
+        assert torch.equal(found, expected) and not races()
+    """)
+
+
+@pytest.mark.parametrize("current", [True, False])
+def test_memory_without_a_tensor_comes_after_the_copy_that_had_it(run, current):
+    """Other libraries take it from torch's allocator for a stream that they name."""
+    run(f"""
+        import contextlib
+        x = made(8)
+        expected = x.cpu()
+        foreign = stream_of_another_library()
+        C.spill_all()
+        with torch.cuda.stream(foreign):
+            x.add_(0)
+        assert C.spill_all() == 1
+        late = torch.full_like(expected, 5).pin_memory()
+        with torch.cuda.stream(foreign) if {current} else contextlib.nullcontext():
+            for _ in range(3):
+                p = torch.cuda.caching_allocator_alloc(8 * MIB, stream=foreign)
+                copied = gpu.cudaMemcpyAsync(
+                    *map(ctypes.c_void_p, (p, late.data_ptr())),
+                    ctypes.c_size_t(8 * MIB), 1, ctypes.c_void_p(foreign.cuda_stream),
+                )
+                assert copied == 0
+        torch.cuda.synchronize()
+        assert same(x, expected) and not races()
+    """)
+
+
 def test_a_stream_that_is_new_comes_after_what_has_begun(run):
     """Its program had no reason to wait: the bytes were complete before they left."""
     run("""
@@ -143,6 +201,22 @@ def test_what_is_away_is_saved_when_its_copy_has_ended(run):
         assert C.is_spilled(x)
         file.seek(0)
         assert torch.equal(torch.load(file, weights_only=False).cpu(), expected) and not races()
+    """)
+
+
+def test_what_is_away_is_deep_copied_before_the_copy_is_used(run):
+    """Straight from where it is, into memory that no stream was told to wait for."""
+    run("""
+        import copy
+        x = made(8)
+        expected = x.cpu()
+        there = torch.zeros_like(expected).pin_memory()
+        assert C.spill_all() == 1
+        found = copy.deepcopy(x)
+        assert C.is_spilled(x) and not C.is_spilled(found)
+        there.copy_(found, non_blocking=True)
+        torch.cuda.synchronize()
+        assert torch.equal(there, expected) and not races()
     """)
 
 
@@ -257,4 +331,84 @@ def test_memory_of_the_host_goes_back_when_its_copy_has_ended(run):
         assert pinned() == before - 8 * MIB
         torch.cuda.synchronize()
         assert torch.equal(there, expected) and not races()
+    """)
+
+
+def test_memory_of_the_host_that_several_copies_read(run):
+    """One to the device that an operator runs on, then one home, then the memory goes back."""
+    run(
+        """
+        x, y = made(8), made(16, "cuda:1").view(2, -1)
+        expected = x.cpu()
+        here, there = (torch.zeros_like(expected).pin_memory() for _ in range(2))
+        y.pin()
+        assert C.spill_all() == 1
+        managed.budget("cpu", 0)  # so that no copy is kept when bytes come home
+        z = y.select_scatter(x, 0, 1)
+        assert C.is_spilled(x)
+        with torch.cuda.device(1):
+            there.copy_(z[1], non_blocking=True)
+        here.copy_(x, non_blocking=True)
+        assert C.host_memory()["used"] == C.host_memory()["kept"] == 0
+        for device in (0, 1):
+            torch.cuda.synchronize(device)
+        assert torch.equal(here, expected) and torch.equal(there, expected) and not races()
+        """,
+        devices=2,
+    )
+
+
+def test_a_file_of_the_old_kind_is_read_before_its_tensors_are_used(run):
+    run("""
+        import io
+        x = made(8)
+        expected = x.cpu()
+        file = io.BytesIO()
+        torch.save(x, file, _use_new_zipfile_serialization=False)
+        managed.budget(CUDA, 64 * MIB)
+        file.seek(0)
+        found = torch.load(file, weights_only=False)
+        assert C.is_managed(found)
+        there = torch.zeros_like(expected).pin_memory()
+        there.copy_(found, non_blocking=True)
+        torch.cuda.synchronize()
+        assert torch.equal(there, expected) and not races()
+    """)
+
+
+@pytest.mark.parametrize("refused", [1, 2, 3])
+def test_bytes_whose_way_home_is_refused_stay_where_they_are(run, refused):
+    """At the third order the copy is under way: the block that it fills serves others after it."""
+    run(f"""
+        x = made(8)
+        expected = x.cpu()
+        assert C.spill_all() == 1
+        gpu.vgpu_fail(b"cudaStreamWaitEvent", {refused}, 1)
+        try:
+            x.add_(0)
+        except RuntimeError as e:
+            assert "invalid argument" in str(e), e
+        else:
+            raise AssertionError("nobody was told")
+        assert C.is_spilled(x)
+        late = torch.full_like(expected, 5).pin_memory()
+        others = [torch.empty(2 * MIB, dtype=torch.int32, device=CUDA) for _ in range(3)]
+        for t in others:
+            t.copy_(late, non_blocking=True)
+        torch.cuda.synchronize()
+        assert all(torch.equal(t.cpu(), late) for t in others)
+        assert same(x, expected) and not races()
+    """)
+
+
+def test_when_uses_ended_is_told_when_they_have(run):
+    run("""
+        x = made(8)
+        late = torch.zeros(2 * MIB, dtype=torch.int32).pin_memory()
+        C.begin_uses()
+        late.copy_(x, non_blocking=True)
+        del x
+        (read, dropped) = C.end_uses()
+        assert read[1] == dropped[1] == 8 * MIB and (read[3], dropped[3]) == (1, 3)
+        assert dropped[4] == read[4] > 0
     """)

@@ -349,3 +349,36 @@ def test_training_under_a_budget_does_not_depend_on_what_runs_when(links):
     assert done.stderr == "", done.stderr
     told = dict(word.split("=") for word in done.stdout.split())
     assert all(int(told[kind]) > 0 for kind in ("spill", "drop", "spare", "restore")), told
+
+
+@with_cuda
+@pytest.mark.parametrize("part", [0.5, 0.7])
+def test_nobody_waits_for_bytes_while_a_training_repeats(part):
+    """With one stream. Blocks that two streams may have used are waited for where room is short."""
+    told = run(f"""
+        import sys
+        sys.path.insert(0, {str(SCRIPT.parent)!r})
+        import seeds
+        from managed import ManagedModule, ManagedTensor, budget, stats
+
+        start, batch, losses, weights = seeds.plain("AdamW")
+        there = batch.as_subclass(ManagedTensor).to("cuda:0")
+
+        def steps(count):
+            model = ManagedModule.from_module(copy.deepcopy(start)).to("cuda:0")
+            optimizer = seeds.OPTIMIZERS["AdamW"](model.parameters())
+            return [seeds.step(model, optimizer, there) for _ in range(count)]
+
+        torch.cuda.reset_peak_memory_stats()
+        steps(2)
+        needed = torch.cuda.max_memory_allocated()
+        torch.cuda.empty_cache()
+        stats(reset=True)
+        with budget("cuda:0", int({part} * needed)):
+            found = steps(6)
+            moved = stats()
+            assert all(torch.equal(a, b.cpu()) for a, b in zip(losses, found))
+        assert moved["restore"] > 60 and not seeds.races()
+        print(moved["host_waits"])
+    """)
+    assert told == "0\n"

@@ -514,6 +514,31 @@ def test_a_device_that_fails_while_bytes_leave_is_not_out_of_memory(run):
     """)
 
 
+def test_what_left_behind_a_kernel_that_failed_is_given_to_nobody(run):
+    """Nobody waited for the copies, which never ran. Whoever asks for the bytes is told."""
+    run("""
+        import copy, io
+        x, y = made(8), made(8)
+        there = torch.zeros_like(x.cpu()).pin_memory()
+        fail_a_kernel()
+        assert C.spill_all() == 2 and C.is_spilled(x)
+        for use in (
+            lambda: torch.save(x, io.BytesIO()),
+            lambda: copy.deepcopy(x),
+            lambda: x.cpu(),
+            lambda: there.copy_(x, non_blocking=True),
+            lambda: y.clone(),
+            torch.cuda.synchronize,
+        ):
+            try:
+                use()
+            except RuntimeError as e:
+                assert "device-side assert triggered" in str(e), e
+            else:
+                raise AssertionError("nobody was told")
+    """)
+
+
 def test_a_restore_asks_its_device_once(run):
     run(
         """

@@ -39,6 +39,7 @@ TESTS = [
     "tests/test_saving.py",
     "tests/test_sim_clock.py",
     "tests/test_sim_memory.py",
+    "tests/test_operands_beside.py",
 ]
 # The same again, in one process a file, with virtual GPUs for devices.
 TESTS_ON_CUDA = ["tests/test_steps.py", "tests/test_spill.py"]
@@ -69,6 +70,7 @@ CALLS = {
     "wait_for_foreign": "void()",
     "mark_foreign": "void()",
     "know_stream": "void()",
+    "come_after_copies": "void()",
     "note_stream": "void()",
     "streams.cpp:add": "true",
     # csrc/torch

@@ -72,10 +72,13 @@ class WithoutGil {
   PyThreadState* const state_;
 };
 
-// The block will belong to the current stream, which a copy may have to order later.
-void note_stream() {
+// A block belongs to the stream that is named, or to the current one: a copy may have had it, or has to order that
+// stream later.
+template <class... Stream>
+void note_stream(Stream... stream) {
   c10::DeviceIndex device = 0;
-  if (c10::cuda::GetDevice(&device) == cudaSuccess && device >= 0 && device < kMostDevices) know_stream(device);
+  if (c10::cuda::GetDevice(&device) == cudaSuccess && device >= 0 && device < kMostDevices)
+    know_stream(device, stream...);
 }
 
 // One request, until it is served or nothing can be done for it.
@@ -167,12 +170,11 @@ class FrontOf : public Base {
     note_stream();
     return Request(n).serve([&] { return native_->allocate(n); });
   }
-  void* raw_alloc(std::size_t n) override {
-    note_stream();
-    return Request(n).serve([&] { return native_->raw_alloc(n); });
-  }
+  void* raw_alloc(std::size_t n) override { return raw_alloc_with_stream(n, c10::cuda::getCurrentCUDAStream()); }
   void* raw_alloc_with_stream(std::size_t n, cudaStream_t stream) override {
-    return Request(n).serve([&] { return native_->raw_alloc_with_stream(n, stream); });
+    void* p = Request(n).serve([&] { return native_->raw_alloc_with_stream(n, stream); });
+    note_stream(stream);
+    return p;
   }
 
   // ---- pools of the program's own

@@ -22,7 +22,8 @@ constexpr int kStreams = 192; // torch has 32 a priority and device, and the def
 struct Streams {
   std::array<std::atomic<c10::StreamId>, kStreams> ids;
   std::atomic<int> count{0};
-  std::atomic<bool> foreign{false}; // there have been others: not torch's, or more than fit
+  std::atomic<bool> foreign{false};        // operators ran on others: not torch's, or more than fit
+  std::atomic<bool> foreign_blocks{false}; // blocks belong to others
 };
 Streams g_streams[kMostDevices];
 
@@ -59,8 +60,8 @@ bool knows(const Streams& s, c10::StreamId id) {
 }
 
 // What is recorded into a graph waits for nothing, since what a graph uses stays for good.
-void come_after_copies(int device, const c10::cuda::CUDAStream& stream) try {
-  if (!is_recording(stream.stream())) follow_copies(device, stream.stream());
+void come_after_copies(int device, cudaStream_t stream) try {
+  if (!is_recording(stream)) follow_copies(device, stream);
 } catch (const std::exception&) {
   // An earlier kernel has failed, and every call reports that.
 }
@@ -77,7 +78,7 @@ bool add(int device, const c10::cuda::CUDAStream& stream) {
     s.ids[n].store(stream.id(), std::memory_order_relaxed);
     s.count.store(n + 1, std::memory_order_release);
   }
-  come_after_copies(device, stream);
+  come_after_copies(device, stream.stream());
   return true;
 }
 
@@ -107,7 +108,7 @@ const Mark& mark_of(Foreign& f, c10::StreamId id) {
 // A stream may be another one at the address of one that is gone, so it waits for what the mark stood for: no wait
 // where it is the same. What is recorded into a graph waits for nothing, since what a graph uses stays for good.
 void mark_foreign(int device, const c10::cuda::CUDAStream& stream) try {
-  come_after_copies(device, stream); // which know nothing of it
+  come_after_copies(device, stream.stream()); // which know nothing of it
   Foreign& f = foreign_on(device);
   const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
   std::lock_guard<std::mutex> lock(f.mutex);
@@ -159,7 +160,7 @@ void each_stream(int device, const std::function<void(cudaStream_t)>& f) {
   const Streams& s = g_streams[device];
   const int n = s.count.load(std::memory_order_acquire);
   for (int i = 0; i < n; i++) f(stream_of(device, s.ids[i].load(std::memory_order_relaxed)).stream());
-  if (C10_LIKELY(!s.foreign)) return;
+  if (C10_LIKELY(!s.foreign && !s.foreign_blocks)) return;
   const c10::cuda::CUDAStream current = c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device));
   if (!knows(s, current.id())) f(current.stream());
 }
@@ -184,8 +185,14 @@ void know_stream(int device) {
   const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device));
   Streams& s = g_streams[device];
   if (C10_LIKELY(is_own(stream.id()) && knows(s, stream.id()))) return;
-  const bool own = is_own(stream.id()) && add(device, stream);
-  if (!own && s.foreign) come_after_copies(device, stream); // a copy may have had the block
+  if (is_own(stream.id()) && add(device, stream)) return;
+  s.foreign_blocks = true;
+  come_after_copies(device, stream.stream()); // a copy may have had the block
+}
+
+void know_stream(int device, cudaStream_t stream) {
+  if (stream == c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)).stream()) know_stream(device);
+  else come_after_copies(device, stream); // by its handle alone nobody tells whose it is
 }
 
 bool only_own_streams(int device) { return !g_streams[device].foreign; }
@@ -199,12 +206,12 @@ void wait_for_streams(int device) {
     C10_CUDA_CHECK(cudaStreamSynchronize(stream_of(device, s.ids[i].load(std::memory_order_relaxed)).stream()));
 }
 
-// Only one stream: the block comes back to it, in its order.
+// Only one stream has blocks: the block comes back to it, in its order.
 void retire_block(const c10::DataPtr& block) {
   const int device = block.device().index();
   const Streams& s = g_streams[device];
   const int n = s.count.load(std::memory_order_acquire);
-  if (C10_LIKELY(n < 2 && !s.foreign)) return;
+  if (C10_LIKELY(n < 2 && !s.foreign && !s.foreign_blocks)) return;
   try {
     if (s.foreign) c10::cuda::CUDACachingAllocator::recordStream(block, gate_of(device));
     for (int i = 0; i < n; i++)
@@ -219,8 +226,14 @@ bool is_capturing(int device) {
 }
 
 void refuse_capture(int device) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  const cudaError_t error =
+      cudaStreamIsCapturing(c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)).stream(), &status);
+  if (error == cudaErrorStreamCaptureImplicit) (void)cudaGetLastError(); // another stream of the program is recorded
+  else C10_CUDA_CHECK(error); // a device that has failed
   TORCH_CHECK(
-      !is_capturing(device), "managed: a CUDA graph is being recorded on cuda:", device,
+      error == cudaSuccess && status == cudaStreamCaptureStatusNone,
+      "managed: a CUDA graph is being recorded on cuda:", device,
       ", and bytes cannot leave the device or come back while it is. Use the tensors once before the recording, so "
       "that they are on the device, and leave room for what it allocates");
 }

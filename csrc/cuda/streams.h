@@ -22,6 +22,8 @@ bool use_stream(int device);
 
 // The current stream of the device gets memory there. Never throws.
 void know_stream(int device);
+// The same for a stream that need not be the current one and has got its memory.
+void know_stream(int device, cudaStream_t stream);
 
 // Calls f with each stream of torch's own that was used, and with the current one whosever it is. It may be called
 // under no lock.
