@@ -80,8 +80,8 @@ static bool is_current(const struct mgd_order_entry *p) {
       p->handle->was_clean == mgd_handle_is_clean(p->handle);
 }
 
-/* ns of a copy. A latency that is small beside it is left out: else the larger of two storages would always leave first,
- * for a price that is hardly less. */
+/* ns of a copy. A latency that is small beside it is left out: else the larger of two storages would always leave
+ * first, for a price that is hardly less. */
 static double price_of_copy(const struct mgd_link *link, int64_t bytes) {
   const double ns = mgd_link_estimate(link, 1, bytes), latency = (double)link->latency_ns;
   return latency < ns / 16.0 ? ns - latency : ns;
