@@ -114,7 +114,7 @@ static void write_steps(const struct mgd_machine *m, int device, struct tape *t,
   }
 }
 
-int mgd_step_save(struct mgd_machine *m, int device, int64_t **out, size_t *numbers, int *steps) {
+int mgd_step_file_save(struct mgd_machine *m, int device, int64_t **out, size_t *numbers, int *steps) {
   int code = MGD_E_NO_DEVICE;
   mgd_state_enter(m);
   if (mgd_state_knows_device_locked(m, device)) {
@@ -195,7 +195,7 @@ static int load_one(struct mgd_machine *m, int device, struct tape *t, size_t n)
   return code;
 }
 
-int mgd_step_load(struct mgd_machine *m, int device, const int64_t *numbers, size_t n, int *steps) {
+int mgd_step_file_load(struct mgd_machine *m, int device, const int64_t *numbers, size_t n, int *steps) {
   struct tape t = {.read = numbers, .good = true};
   *steps = 0;
   int code = mgd_step_begin(m, device);

@@ -14,11 +14,11 @@ extern "C" {
 
 /* The steps that the device has learned: *numbers of them, in *out, which the caller frees with free(); *steps of them.
  * 0 and NULL: it has learned none. */
-int mgd_step_save(struct mgd_machine *m, int device, int64_t **out, size_t *numbers, int *steps);
+int mgd_step_file_save(struct mgd_machine *m, int device, int64_t **out, size_t *numbers, int *steps);
 /* Plans the steps for the room that is there now; they are followed where the program comes to them. *steps: how many.
  * INVALID: they are no such bytes, ABSENT: nothing is learned here, NO_ROOM: there is too little for one of them, WAIT:
  * a thread plans. What was taken up before the failure stays. */
-int mgd_step_load(struct mgd_machine *m, int device, const int64_t *numbers, size_t n, int *steps);
+int mgd_step_file_load(struct mgd_machine *m, int device, const int64_t *numbers, size_t n, int *steps);
 
 #ifdef __cplusplus
 }

@@ -103,7 +103,7 @@ static PyObject *save_steps(PyObject *module, PyObject *device) {
   int64_t *numbers = NULL;
   size_t n = 0;
   if (accelerator(device, &id) < 0) return NULL;
-  const int code = mgd_step_save(mgd_torch_machine(), id, &numbers, &n, &steps);
+  const int code = mgd_step_file_save(mgd_torch_machine(), id, &numbers, &n, &steps);
   if (code != MGD_OK) return mgd_errors_raise(mgd_state_of(module), code, "saving what a device learned"), NULL;
   PyObject *saved = Py_BuildValue("(y#i)", n ? (const char *)numbers : "", (Py_ssize_t)(n * sizeof *numbers), steps);
   free(numbers);
@@ -118,7 +118,7 @@ static PyObject *load_steps(PyObject *module, PyObject *args) {
   const size_t size = (size_t)PyBytes_GET_SIZE(bytes);
   if (size % sizeof(int64_t) == 0) {
     Py_BEGIN_ALLOW_THREADS
-    code = mgd_step_load(mgd_torch_machine(), id, (const int64_t *)(const void *)PyBytes_AS_STRING(bytes),
+    code = mgd_step_file_load(mgd_torch_machine(), id, (const int64_t *)(const void *)PyBytes_AS_STRING(bytes),
                          size / sizeof(int64_t), &steps);
     Py_END_ALLOW_THREADS
     mgd_torch_learn(mgd_torch_learns()); /* the device that logs is watched */

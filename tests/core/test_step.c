@@ -454,7 +454,7 @@ static int64_t *saved(uint64_t seed, size_t *n, int64_t *planned) {
   }
   EXPECT_INT(d.needed, 0);
   *planned = d.planned;
-  EXPECT_OK(mgd_step_save(d.m, 1, &numbers, n, &steps));
+  EXPECT_OK(mgd_step_file_save(d.m, 1, &numbers, n, &steps));
   EXPECT(steps == 1 && numbers);
   give_up(&d);
   return numbers;
@@ -466,7 +466,7 @@ static void a_step_goes_through_a_file(uint64_t seed) {
   int64_t planned, *numbers = saved(seed, &n, &planned);
   struct device d = new_device(seed + 1, 0);
   int steps = 0;
-  EXPECT_OK(mgd_step_load(d.m, 1, numbers, n, &steps));
+  EXPECT_OK(mgd_step_file_load(d.m, 1, numbers, n, &steps));
   EXPECT_INT(steps, 1);
   EXPECT(state(&d).logs && !state(&d).follows && state(&d).known == 1);
   train(&d);
@@ -478,7 +478,7 @@ static void a_step_goes_through_a_file(uint64_t seed) {
   EXPECT_INT(d.needed, 0);
   EXPECT_INT(state(&d).lost, 0);
   int64_t *again = NULL;
-  EXPECT_OK(mgd_step_save(d.m, 1, &again, &n, &steps));
+  EXPECT_OK(mgd_step_file_save(d.m, 1, &again, &n, &steps));
   EXPECT(memcmp(again, numbers, n * sizeof *again) == 0);
   free(again);
   free(numbers);
@@ -491,7 +491,7 @@ static void another_program_learns_its_own(uint64_t seed) {
   int64_t planned, *numbers = saved(seed, &n, &planned);
   struct device d = new_device(seed, 0);
   int steps;
-  EXPECT_OK(mgd_step_load(d.m, 1, numbers, n, &steps));
+  EXPECT_OK(mgd_step_file_load(d.m, 1, numbers, n, &steps));
   for (int i = 0; i < 6; i++) {
     look(&d);
   }
@@ -499,7 +499,7 @@ static void another_program_learns_its_own(uint64_t seed) {
   EXPECT_INT(state(&d).operators, 2 * LAYERS);
   EXPECT_INT(state(&d).known, 2);
   for (int i = 0; i < 3; i++) { /* as many as there is place for; the one that is followed is kept or lost whole */
-    EXPECT_OK(mgd_step_load(d.m, 1, numbers, n, &steps));
+    EXPECT_OK(mgd_step_file_load(d.m, 1, numbers, n, &steps));
     train(&d);
   }
   EXPECT_INT(state(&d).known, MGD_STEP_PLANS);
@@ -516,7 +516,7 @@ static void a_file_is_planned_for_the_room(uint64_t seed) {
     int steps;
     d.room = room;
     EXPECT_OK(mgd_device_set_capacity(d.m, 1, room));
-    EXPECT_OK(mgd_step_load(d.m, 1, numbers, n, &steps));
+    EXPECT_OK(mgd_step_file_load(d.m, 1, numbers, n, &steps));
     train(&d);
     EXPECT(state(&d).follows);
     EXPECT_INT(state(&d).lost, 0);
@@ -536,14 +536,14 @@ static void a_damaged_file_is_harmless(uint64_t seed) {
   struct device d = new_device(seed, 0);
   int steps;
   for (size_t cut = 1; cut < n; cut++) {
-    EXPECT_CODE(mgd_step_load(d.m, 1, numbers, cut, &steps), MGD_E_INVALID);
+    EXPECT_CODE(mgd_step_file_load(d.m, 1, numbers, cut, &steps), MGD_E_INVALID);
     EXPECT_INT(steps, 0);
   }
   int64_t refused = 0;
   for (size_t at = 0; at < n * sizeof *numbers; at++) {
     const int64_t good = numbers[at / sizeof *numbers];
     ((unsigned char *)numbers)[at] ^= (unsigned char)(1 + pick(&d.random, 255));
-    const int code = mgd_step_load(d.m, 1, numbers, n, &steps);
+    const int code = mgd_step_file_load(d.m, 1, numbers, n, &steps);
     EXPECT(code == MGD_OK || code == MGD_E_INVALID || code == MGD_E_NO_ROOM || code == MGD_E_OVERFLOW);
     refused += code != MGD_OK;
     if (code == MGD_OK && at % 16 == 0) {
@@ -556,12 +556,12 @@ static void a_damaged_file_is_harmless(uint64_t seed) {
   }
   EXPECT(refused > (int64_t)n);
   EXPECT_OK(mgd_step_learn(d.m, false));
-  EXPECT_CODE(mgd_step_load(d.m, 1, numbers, n, &steps), MGD_E_ABSENT);
-  EXPECT_CODE(mgd_step_load(d.m, 2, numbers, n, &steps), MGD_E_NO_DEVICE);
+  EXPECT_CODE(mgd_step_file_load(d.m, 1, numbers, n, &steps), MGD_E_ABSENT);
+  EXPECT_CODE(mgd_step_file_load(d.m, 2, numbers, n, &steps), MGD_E_NO_DEVICE);
   int64_t *none = numbers;
-  EXPECT_OK(mgd_step_save(d.m, 1, &none, &n, &steps));
+  EXPECT_OK(mgd_step_file_save(d.m, 1, &none, &n, &steps));
   EXPECT(!none && n == 0 && steps == 0);
-  EXPECT_CODE(mgd_step_save(d.m, 2, &none, &n, &steps), MGD_E_NO_DEVICE);
+  EXPECT_CODE(mgd_step_file_save(d.m, 2, &none, &n, &steps), MGD_E_NO_DEVICE);
   free(numbers);
   give_up(&d);
 }
