@@ -39,7 +39,13 @@ def save_plans(path: str | os.PathLike[str]) -> int:
     """Writes the steps that the devices have learned into a file; returns how many there are.
 
     The file holds shapes, operators and times, no values of tensors. It appears whole or not at
-    all, and replaces one that is there. OSError where it cannot be written.
+    all, and replaces one that is there.
+
+    Args:
+        path: the file to write, in a folder that is there.
+
+    Raises:
+        OSError: it cannot be written.
     """
     devices = {} if INERT else {str(d): C.save_steps(d) for d in C.get_manager().cuda_devices}
     told = _writer() | {"devices": {d: len(saved) for d, (saved, _) in devices.items()}}
@@ -72,7 +78,13 @@ def load_plans(path: str | os.PathLike[str]) -> int:
 
     0 if there is no file. A file that is damaged, or from other versions of managed or torch,
     changes nothing but for a UserWarning that says why; so does a device that is not here. The
-    next save_plans() replaces it. OSError where there is a file that cannot be read.
+    next save_plans() replaces it.
+
+    Args:
+        path: the file to read.
+
+    Raises:
+        OSError: there is a file, and it cannot be read.
     """
     try:
         content = Path(path).read_bytes()
