@@ -33,6 +33,7 @@ from managed._on import on
 from managed.errors import OutOfMemoryError
 from managed.explain import explain, stats
 from managed.module import ManagedModule
+from managed.plans import load_plans, save_plans
 from managed.profile import plot_memory, plot_moves, plot_timeline, profile
 from managed.settings import apply_environment, budget, frozen
 from managed.sim import simulate, simulate_from_environment
@@ -54,11 +55,13 @@ __all__ = [
     "errors",
     "explain",
     "frozen",
+    "load_plans",
     "on",
     "plot_memory",
     "plot_moves",
     "plot_timeline",
     "profile",
+    "save_plans",
     "simulate",
     "stats",
     "summary",

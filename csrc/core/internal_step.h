@@ -7,12 +7,14 @@
 #define MGD_INTERNAL_STEP_H
 
 #include "internal_machine.h"
+#include "internal_step_learned.h"
 #include "plan.h"
 #include "step.h"
 
 #define MGD_STEP_OPERATORS (1 << 16) /* that a log holds; then it begins anew */
 #define MGD_STEP_USES (1 << 18)
 #define MGD_STEP_WINDOW 8 /* operators that tell a place in a step from others, as a rule */
+#define MGD_STEP_NAMES 256 /* names of operators whose hashes are at hand */
 
 /* A number of the last MGD_STEP_WINDOW operators, when one comes and the oldest goes: a polynomial of theirs. */
 static inline uint64_t mgd_step_roll(uint64_t window, uint64_t comes, uint64_t goes) {
@@ -63,42 +65,15 @@ struct mgd_step_log {
   int32_t period, run;
 };
 
-/* A storage of a learned step. */
-struct mgd_step_role {
-  struct mgd_handle *handle; /* who has it now, NULL: nobody */
-  int64_t bytes;
-  bool lasting;
-};
-
-struct mgd_step_kind {
-  uint64_t kind, window;
-  int32_t first_use, first_made; /* of `use_roles`, `made_roles` */
-  int32_t next;                  /* operator whose window is in the same bucket, -1 */
-};
-
-/* A step that repeats; plan NULL is none. Invariant: a role's handle knows its role (mgd_handle.role[slot]). */
-struct mgd_step_learned {
-  int32_t slot; /* its place among those that the device knows */
-  int32_t operators, roles, uses;
-  struct mgd_step_kind *kinds; /* operators + 1 */
-  int32_t *buckets;            /* by window, as many as operators: -1, or an operator */
-  int32_t *use_roles;          /* of each use as it is named in the call; -1: none */
-  int32_t *made_roles;
-  struct mgd_step_role *role;
-  struct mgd_plan *plan;
-  /* what was planned, to plan again with less room */
-  int64_t *ns;
-  int32_t *plan_first;
-  struct mgd_plan_use *plan_uses;
-  struct mgd_plan_storage *plan_storages;
-  int64_t room, margin; /* bytes that the plan was made for, and that it leaves free beside */
-  int64_t plans, laps;  /* made for this step; periods followed to their end */
-  bool tight;           /* bytes had to leave in the period that has ended */
-  uint64_t used;        /* mgd_step.calls when it was taken up last */
+/* The hash of a name. */
+struct mgd_step_name {
+  const char *name; /* NULL: none */
+  uint64_t hash;
 };
 
 /* Invariant: where it follows, `known[which]` has a plan. */
 struct mgd_step {
+  struct mgd_step_name names[MGD_STEP_NAMES]; /* by pointer, since it lives for ever */
   struct mgd_step_log log;
   struct mgd_step_learned known[MGD_STEP_PLANS];
   int32_t which; /* the one that is followed, or was last */
@@ -132,6 +107,10 @@ bool mgd_step_log_repeats_locked(struct mgd_step_log *log); /* the operator that
 
 /* ---- step_learn.c */
 void mgd_step_learn_forget_locked(struct mgd_step_learned *l);
+/* Room for so many operators, uses and results. False: there is none; what there is is to be forgotten. */
+bool mgd_step_learn_allocate(struct mgd_alloc *a, struct mgd_step_learned *l, size_t operators, size_t uses,
+                             size_t made);
+void mgd_step_learn_index(struct mgd_step_learned *l); /* fills the buckets */
 /* From the last period of the log. NOMEM. WAIT: it is not known yet when some of its results die. */
 int mgd_step_learn_from_log_locked(struct mgd_machine *m, struct mgd_step *s, struct mgd_step_learned *out);
 /* The roles of what was learned from this log get their handles. */
@@ -148,7 +127,14 @@ bool mgd_step_follow_call_locked(struct mgd_machine *m, struct mgd_step *s, cons
 void mgd_step_follow_result_locked(struct mgd_step *s, struct mgd_handle *h);
 void mgd_step_follow_leave_locked(struct mgd_step *s, struct mgd_handle *h); /* it has no role any more */
 
+/* ---- step_follow.c */
+void mgd_step_follow_unbind_locked(struct mgd_step_learned *l); /* as it was loaded: nobody has a lasting role */
+
 /* ---- step.c */
+/* Empties the place for a step to learn, an unused one or that of the step taken up longest ago. Nobody plans. */
+int32_t mgd_step_free_slot_locked(struct mgd_step *s);
+/* Plans the step, without looking at the machine. */
+int mgd_step_plan_of(const struct mgd_step_learned *l, const struct mgd_plan_machine *machine, struct mgd_plan **plan);
 void mgd_step_made_locked(struct mgd_machine *m, struct mgd_handle *h);
 void mgd_step_died_locked(struct mgd_machine *m, struct mgd_handle *h);
 void mgd_step_resized_locked(struct mgd_machine *m, const struct mgd_handle *h);

@@ -13,6 +13,7 @@
 #define MARGIN 128 /* the part of the room that a plan leaves free at first, and that more is taken by */
 #define CHANGED 32 /* the part of the room by which it must have changed to plan again */
 #define QUIET 4096 /* operators without anything leaving, before a device logs no more */
+#define QUIET_LOADED (16 * QUIET) /* the same while a step from a file was not met yet */
 
 void mgd_step_free(struct mgd_step *s) {
   if (s) {
@@ -99,8 +100,20 @@ void mgd_step_resized_locked(struct mgd_machine *m, const struct mgd_handle *h) 
 
 /* ---- what operator it is */
 
-static uint64_t kind_of_call(const struct mgd_step_call *call) {
-  uint64_t kind = mgd_step_mix(call->n, (uint64_t)(uintptr_t)call->name);
+/* Of the text, so that it is the same in another process. */
+static uint64_t hash_of_name(struct mgd_step *s, const char *name) {
+  struct mgd_step_name *n = &s->names[((uintptr_t)name >> 4) % MGD_STEP_NAMES];
+  if (n->name != name) {
+    *n = (struct mgd_step_name){name, 0};
+    for (const char *c = name; *c; c++) {
+      n->hash = mgd_step_mix(n->hash, (unsigned char)*c);
+    }
+  }
+  return n->hash;
+}
+
+static uint64_t kind_of_call(struct mgd_step *s, const struct mgd_step_call *call) {
+  uint64_t kind = mgd_step_mix(call->n, call->name ? hash_of_name(s, call->name) : 0);
   for (size_t i = 0; i < call->n; i++) {
     kind = mgd_step_mix(kind, (uint64_t)call->uses[i].handle->bytes * 2 + call->uses[i].written);
   }
@@ -116,6 +129,9 @@ static void remember(struct mgd_step *s, uint64_t kind) {
 /* ---- logging */
 
 static void lose(struct mgd_step *s) {
+  if (s->known[s->which].loaded) {
+    mgd_step_follow_unbind_locked(&s->known[s->which]); /* it may have been the wrong place */
+  }
   s->follows = false;
   s->lost++;
   s->strange = 0;
@@ -141,13 +157,17 @@ static bool note(struct mgd_machine *m, struct mgd_step *s, const struct mgd_ste
 static bool is_quiet(struct mgd_step *s, int64_t pressed) {
   s->quiet = s->follows || pressed != s->pressed_before ? 0 : s->quiet + 1;
   s->pressed_before = pressed;
-  return s->quiet > QUIET;
+  bool loaded = false;
+  for (int i = 0; s->quiet > QUIET && i < MGD_STEP_PLANS; i++) {
+    loaded = loaded || s->known[i].loaded;
+  }
+  return s->quiet > (loaded ? QUIET_LOADED : QUIET);
 }
 
 /* True: a plan is to be made. */
 static bool follow_or_note(struct mgd_machine *m, int device, struct mgd_step *s, const struct mgd_step_call *call,
                            struct mgd_action *actions, size_t *n, size_t size) {
-  const uint64_t kind = kind_of_call(call);
+  const uint64_t kind = kind_of_call(s, call);
   const int64_t pressed = m->devices[device].storages.pressed;
   bool plans = false;
   remember(s, kind);
@@ -210,23 +230,28 @@ static int64_t room_for_plan(const struct mgd_machine *m, int device, int64_t fr
   return room < 0 ? 0 : room < INT64_MAX ? (int64_t)room : INT64_MAX;
 }
 
-/* Without the mutex: what is read stays as it is while `planning` is set. */
-static int plan_of(struct mgd_machine *m, int device, struct mgd_step *s, const struct mgd_step_learned *l,
-                   int64_t room, struct mgd_plan **plan) {
+int mgd_step_plan_of(const struct mgd_step_learned *l, const struct mgd_plan_machine *machine, struct mgd_plan **plan) {
   const struct mgd_plan_step step = {.operators = l->operators,
                                      .storages = l->roles,
                                      .ns = l->ns,
                                      .first_use = l->plan_first,
                                      .uses = l->plan_uses,
                                      .storage = l->plan_storages};
+  const int code = mgd_plan_make(&step, machine, 0, plan);
+  if (code == MGD_OK) {
+    (void)mgd_plan_early_write(&step, *plan, 0); /* without memory the plan is good as it is */
+  }
+  return code;
+}
+
+/* Without the mutex: what is read stays as it is while `planning` is set. */
+static int plan_of(struct mgd_machine *m, int device, struct mgd_step *s, const struct mgd_step_learned *l,
+                   int64_t room, struct mgd_plan **plan) {
   const struct mgd_plan_machine machine = {
       .room = room, .in = m->links[MGD_HOST][device], .out = m->links[device][MGD_HOST]};
   s->planning = true;
   int code = mgd_state_leave(m, MGD_OK);
-  const int planned = mgd_plan_make(&step, &machine, 0, plan);
-  if (planned == MGD_OK) {
-    (void)mgd_plan_early_write(&step, *plan, 0); /* without memory the plan is good as it is */
-  }
+  const int planned = mgd_step_plan_of(l, &machine, plan);
   mgd_state_enter(m);
   s->planning = false;
   return code != MGD_OK ? code : planned;
@@ -242,6 +267,15 @@ static int32_t choose_slot(const struct mgd_step *s) {
     oldest = s->known[i].used < s->known[oldest].used ? i : oldest;
   }
   return oldest;
+}
+
+int32_t mgd_step_free_slot_locked(struct mgd_step *s) {
+  const int32_t slot = choose_slot(s);
+  if (s->follows && slot == s->which) {
+    lose(s);
+  }
+  mgd_step_learn_forget_locked(&s->known[slot]);
+  return slot;
 }
 
 /* The operator that is under way began the period anew: it is the first one of the plan. */

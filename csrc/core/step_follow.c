@@ -47,7 +47,33 @@ void mgd_step_follow_result_locked(struct mgd_step *s, struct mgd_handle *h) {
   }
 }
 
+void mgd_step_follow_unbind_locked(struct mgd_step_learned *l) {
+  for (int32_t r = 0; r < l->roles; r++) {
+    if (l->role[r].handle) {
+      leave_role(l, l->role[r].handle);
+    }
+    l->role[r].unseen = l->role[r].lasting;
+  }
+}
+
 /* ---- which operator it is */
+
+/* Whether the storage has the role, or nobody has had it in this process and it may be this one's. */
+static bool has_role(const struct mgd_step_learned *l, int32_t role, const struct mgd_handle *h) {
+  const struct mgd_step_role *r = &l->role[role];
+  return r->handle == h || (r->unseen && h->role[l->slot] < 0 && h->bytes == r->bytes);
+}
+
+/* The call is the operator o: roles that nobody has had yet are its storages' from now on. */
+static void bind(struct mgd_step_learned *l, int32_t o, const struct mgd_step_call *call) {
+  for (size_t i = 0; l->loaded && i < call->n; i++) {
+    const int32_t r = l->use_roles[l->kinds[o].first_use + (int32_t)i];
+    if (r >= 0 && l->role[r].unseen && has_role(l, r, call->uses[i].handle)) {
+      take_role(l, call->uses[i].handle, r);
+      l->role[r].unseen = false;
+    }
+  }
+}
 
 /* Whether the call is the operator o of the plan: the same kind, on the same storages as far as these live on. */
 static bool is_operator(const struct mgd_step_learned *l, int32_t o, const struct mgd_step_call *call, uint64_t kind) {
@@ -55,7 +81,7 @@ static bool is_operator(const struct mgd_step_learned *l, int32_t o, const struc
   bool same = k->kind == kind && (size_t)(k[1].first_use - k->first_use) == call->n;
   for (size_t i = 0; same && i < call->n; i++) {
     const int32_t r = l->use_roles[k->first_use + (int32_t)i];
-    same = r < 0 || !l->role[r].lasting || l->role[r].handle == call->uses[i].handle;
+    same = r < 0 || !l->role[r].lasting || has_role(l, r, call->uses[i].handle);
   }
   return same;
 }
@@ -74,11 +100,16 @@ static int32_t find_ahead(const struct mgd_step *s, const struct mgd_step_call *
 /* The operator of the step that the program is at, by its last operators; -1. */
 static int32_t find_place(const struct mgd_step *s, const struct mgd_step_learned *l, const struct mgd_step_call *call,
                           uint64_t kind) {
-  int32_t o = l->plan ? l->buckets[s->window % (uint64_t)l->operators] : -1;
-  while (o >= 0 && (l->kinds[o].window != s->window || !is_operator(l, o, call, kind))) {
-    o = l->kinds[o].next;
+  int32_t o = l->plan ? l->buckets[s->window % (uint64_t)l->operators] : -1, found = -1;
+  for (; o >= 0 && (found < 0 || l->loaded); o = l->kinds[o].next) {
+    if (l->kinds[o].window == s->window && is_operator(l, o, call, kind)) {
+      if (found >= 0) {
+        return -1; /* layers that are alike, and no weight is known yet that tells them apart */
+      }
+      found = o;
+    }
   }
-  return o;
+  return found;
 }
 
 bool mgd_step_follow_from_here_locked(struct mgd_step *s, const struct mgd_step_call *call, uint64_t kind) {
@@ -95,6 +126,7 @@ bool mgd_step_follow_from_here_locked(struct mgd_step *s, const struct mgd_step_
   s->follows = true;
   s->at = (place + 1) % s->known[which].operators;
   s->results = s->strange = 0;
+  bind(&s->known[which], place, call);
   return true;
 }
 
@@ -160,6 +192,7 @@ static bool go_on(struct mgd_step *s, struct mgd_step_learned *l, int64_t presse
   s->at = 0;
   l->tight = pressed > s->pressed && l->laps > 0 && l->plans < PLANS;
   l->laps++;
+  l->loaded = l->loaded && l->laps < 2;
   s->pressed = pressed;
   return !s->planning && (l->tight || l->laps % LOOK == 0);
 }
@@ -173,6 +206,7 @@ bool mgd_step_follow_call_locked(struct mgd_machine *m, struct mgd_step *s, cons
     return ++s->strange <= STRANGE;
   }
   s->strange = 0;
+  bind(l, (s->at + left_out) % l->operators, call);
   for (int32_t j = 0; j <= left_out; j++) {
     do_ahead(m, l, s->at, call, actions, n, size);
     *wants = go_on(s, l, pressed) || *wants;

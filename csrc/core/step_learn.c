@@ -147,21 +147,29 @@ static void fill_operator(struct mgd_step_learned *l, const struct period *p, in
   }
 }
 
-static bool allocate(struct mgd_machine *m, struct mgd_step_learned *l, const struct period *p) {
-  const struct mgd_step_logged *begin = &p->log->operators[p->first], *end = begin + p->n;
-  const size_t n = (size_t)p->n + 1, uses = (size_t)(end->first_use - begin->first_use) + 1,
-               made = (size_t)(end->first_made - begin->first_made) + 1;
-  l->kinds = mgd_alloc_new(&m->alloc, n, sizeof *l->kinds);
-  l->buckets = mgd_alloc_new(&m->alloc, n, sizeof *l->buckets);
-  l->ns = mgd_alloc_new(&m->alloc, n, sizeof *l->ns);
-  l->plan_first = mgd_alloc_new(&m->alloc, n, sizeof *l->plan_first);
-  l->use_roles = mgd_alloc_new(&m->alloc, uses, sizeof *l->use_roles);
-  l->made_roles = mgd_alloc_new(&m->alloc, made, sizeof *l->made_roles);
-  l->role = mgd_alloc_new(&m->alloc, uses + made, sizeof *l->role);
-  l->plan_uses = mgd_alloc_new(&m->alloc, uses + made, sizeof *l->plan_uses);
-  l->plan_storages = mgd_alloc_new(&m->alloc, uses + made, sizeof *l->plan_storages);
+bool mgd_step_learn_allocate(struct mgd_alloc *a, struct mgd_step_learned *l, size_t operators, size_t uses,
+                             size_t made) {
+  const size_t n = operators + 1, all = uses + made + 2;
+  l->kinds = mgd_alloc_new(a, n, sizeof *l->kinds);
+  l->buckets = mgd_alloc_new(a, n, sizeof *l->buckets);
+  l->ns = mgd_alloc_new(a, n, sizeof *l->ns);
+  l->plan_first = mgd_alloc_new(a, n, sizeof *l->plan_first);
+  l->use_roles = mgd_alloc_new(a, uses + 1, sizeof *l->use_roles);
+  l->made_roles = mgd_alloc_new(a, made + 1, sizeof *l->made_roles);
+  l->role = mgd_alloc_new(a, all, sizeof *l->role);
+  l->plan_uses = mgd_alloc_new(a, all, sizeof *l->plan_uses);
+  l->plan_storages = mgd_alloc_new(a, all, sizeof *l->plan_storages);
   return l->kinds && l->buckets && l->ns && l->plan_first && l->use_roles && l->made_roles && l->role && l->plan_uses &&
       l->plan_storages;
+}
+
+void mgd_step_learn_index(struct mgd_step_learned *l) {
+  memset(l->buckets, 0xff, (size_t)l->operators * sizeof *l->buckets);
+  for (int32_t o = 0; o < l->operators; o++) {
+    int32_t *bucket = &l->buckets[l->kinds[o].window % (uint64_t)l->operators];
+    l->kinds[o].next = *bucket;
+    *bucket = o;
+  }
 }
 
 static bool fill_step(struct mgd_machine *m, struct mgd_step_learned *l, struct period *p) {
@@ -179,12 +187,7 @@ static bool fill_step(struct mgd_machine *m, struct mgd_step_learned *l, struct 
   l->kinds[p->n].first_made = end->first_made - made_from(p, 0);
   l->plan_first[p->n] = l->uses;
   l->operators = p->n;
-  memset(l->buckets, 0xff, (size_t)p->n * sizeof *l->buckets);
-  for (int32_t o = 0; o < p->n; o++) {
-    int32_t *bucket = &l->buckets[l->kinds[o].window % (uint64_t)p->n];
-    l->kinds[o].next = *bucket;
-    *bucket = o;
-  }
+  mgd_step_learn_index(l);
   mgd_alloc_free(latest);
   return true;
 }
@@ -197,7 +200,11 @@ int mgd_step_learn_from_log_locked(struct mgd_machine *m, struct mgd_step *s, st
     mgd_alloc_free(p.role_of);
     return MGD_E_WAIT;
   }
-  const bool done = p.role_of && allocate(m, out, &p) && fill_step(m, out, &p);
+  const struct mgd_step_logged *begin = &s->log.operators[p.first], *end = begin + p.n;
+  const bool done = p.role_of &&
+      mgd_step_learn_allocate(&m->alloc, out, (size_t)p.n, (size_t)(end->first_use - begin->first_use),
+                              (size_t)(end->first_made - begin->first_made)) &&
+      fill_step(m, out, &p);
   mgd_alloc_free(p.role_of);
   if (!done) {
     mgd_step_learn_forget_locked(out);

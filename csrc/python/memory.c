@@ -5,8 +5,10 @@
 #include "binding.h"
 
 #include "../core/step.h"
+#include "../core/step_file.h"
 #include "../core/testing.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 static int accelerator(PyObject *device, int *id) {
@@ -94,6 +96,40 @@ static PyObject *step_state(PyObject *module, PyObject *value) {
                        "follows", s.follows ? Py_True : Py_False, "logged", s.logged, "known", s.known, "operators",
                        s.operators, "at", s.at, "plans", s.plans, "laps", s.laps, "lost", s.lost, "room", s.room,
                        "predicted", s.predicted, "ideal", s.ideal, "bytes_in", s.bytes_in, "bytes_out", s.bytes_out);
+}
+
+static PyObject *save_steps(PyObject *module, PyObject *device) {
+  int id, steps;
+  int64_t *numbers = NULL;
+  size_t n = 0;
+  if (accelerator(device, &id) < 0) return NULL;
+  const int code = mgd_step_file_save(mgd_torch_machine(), id, &numbers, &n, &steps);
+  if (code != MGD_OK) return mgd_errors_raise(mgd_state_of(module), code, "saving what a device learned"), NULL;
+  PyObject *saved = Py_BuildValue("(y#i)", n ? (const char *)numbers : "", (Py_ssize_t)(n * sizeof *numbers), steps);
+  free(numbers);
+  return saved;
+}
+
+static PyObject *load_steps(PyObject *module, PyObject *args) {
+  (void)module;
+  PyObject *device, *bytes;
+  int id, steps = 0, code = MGD_E_INVALID;
+  if (!PyArg_ParseTuple(args, "OS:load_steps", &device, &bytes) || accelerator(device, &id) < 0) return NULL;
+  const size_t size = (size_t)PyBytes_GET_SIZE(bytes);
+  if (size % sizeof(int64_t) == 0) {
+    Py_BEGIN_ALLOW_THREADS
+    code = mgd_step_file_load(mgd_torch_machine(), id, (const int64_t *)(const void *)PyBytes_AS_STRING(bytes),
+                         size / sizeof(int64_t), &steps);
+    Py_END_ALLOW_THREADS
+    mgd_torch_learn(mgd_torch_learns()); /* the device that logs is watched */
+  }
+  const char *why = code == MGD_OK         ? NULL
+                    : code == MGD_E_ABSENT ? "LEARN_STEPS is False"
+                    : code == MGD_E_NO_ROOM ? "an operator needs more than there is room for"
+                    : code == MGD_E_WAIT    ? "another thread plans a step of it"
+                    : code == MGD_E_NOMEM   ? "there is too little memory"
+                                            : "the file does not hold steps that can be planned";
+  return Py_BuildValue("(iz)", steps, why);
 }
 
 static PyObject *lie(PyObject *module, PyObject *args) {
@@ -191,6 +227,11 @@ PyMethodDef mgd_memory_methods[] = {
     {"step_state", step_state, METH_O,
      PyDoc_STR("step_state(device, /)\n--\n\nWhat the device with that number (1: the first accelerator) logs, has "
                "learned and follows.")},
+    {"save_steps", save_steps, METH_O,
+     PyDoc_STR("save_steps(device, /)\n--\n\n(bytes, n): the n steps that the device has learned.")},
+    {"load_steps", load_steps, METH_VARARGS,
+     PyDoc_STR("load_steps(device, bytes, /)\n--\n\nPlans steps that were saved. (n, None), or (n, why not all of "
+               "them).")},
     {"lie", lie, METH_VARARGS,
      PyDoc_STR("lie(device, seed, /)\n--\n\nFor tests: each action of the device's plan is of another storage from "
                "now on.")},

@@ -64,6 +64,10 @@ void follow_step(int device, const char* operator_name, c10::ArrayRef<mgd_step_u
 void learn_steps(bool on) {
   learns = on;
   mgd_step_learn(machine(), on);
+  mgd_step_state state;
+  for (int id = 1; on && mgd_step_read(machine(), id, &state) == MGD_OK; id++) {
+    if (state.logs || state.follows) begin_steps(id); // it has got steps from a file
+  }
 }
 
 bool learns_steps() { return learns; }

@@ -4,6 +4,7 @@
  * Usage: test_step [seed] [steps]
  */
 #include "../../csrc/core/internal_step.h"
+#include "../../csrc/core/step_file.h"
 #include "expect.h"
 
 #define LAYERS 12
@@ -442,6 +443,129 @@ static void without_memory_all_goes_on(uint64_t seed) {
   }
 }
 
+/* What a device that trains has learned. The caller frees it. */
+static int64_t *saved(uint64_t seed, size_t *n, int64_t *planned) {
+  struct device d = new_device(seed, 0);
+  int64_t *numbers = NULL;
+  int steps = 0;
+  for (int i = 0; i < 8; i++) {
+    d.planned = d.needed = 0;
+    train(&d);
+  }
+  EXPECT_INT(d.needed, 0);
+  *planned = d.planned;
+  EXPECT_OK(mgd_step_file_save(d.m, 1, &numbers, n, &steps));
+  EXPECT(steps == 1 && numbers);
+  give_up(&d);
+  return numbers;
+}
+
+/* Another process: the plan is followed in its first step, and its second copies what any step does. */
+static void a_step_goes_through_a_file(uint64_t seed) {
+  size_t n;
+  int64_t planned, *numbers = saved(seed, &n, &planned);
+  struct device d = new_device(seed + 1, 0);
+  int steps = 0;
+  EXPECT_OK(mgd_step_file_load(d.m, 1, numbers, n, &steps));
+  EXPECT_INT(steps, 1);
+  EXPECT(state(&d).logs && !state(&d).follows && state(&d).known == 1);
+  train(&d);
+  EXPECT(state(&d).follows && d.planned > 0);
+  EXPECT_INT(state(&d).plans, 1);
+  d.planned = d.needed = 0;
+  train(&d);
+  EXPECT_INT(d.planned, planned);
+  EXPECT_INT(d.needed, 0);
+  EXPECT_INT(state(&d).lost, 0);
+  int64_t *again = NULL;
+  EXPECT_OK(mgd_step_file_save(d.m, 1, &again, &n, &steps));
+  EXPECT(memcmp(again, numbers, n * sizeof *again) == 0);
+  free(again);
+  free(numbers);
+  give_up(&d);
+}
+
+/* Steps of another program are never met, and do not keep this one from being learned. */
+static void another_program_learns_its_own(uint64_t seed) {
+  size_t n;
+  int64_t planned, *numbers = saved(seed, &n, &planned);
+  struct device d = new_device(seed, 0);
+  int steps;
+  EXPECT_OK(mgd_step_file_load(d.m, 1, numbers, n, &steps));
+  for (int i = 0; i < 6; i++) {
+    look(&d);
+  }
+  EXPECT(state(&d).follows);
+  EXPECT_INT(state(&d).operators, 2 * LAYERS);
+  EXPECT_INT(state(&d).known, 2);
+  for (int i = 0; i < 3; i++) { /* as many as there is place for; the one that is followed is kept or lost whole */
+    EXPECT_OK(mgd_step_file_load(d.m, 1, numbers, n, &steps));
+    train(&d);
+  }
+  EXPECT_INT(state(&d).known, MGD_STEP_PLANS);
+  free(numbers);
+  give_up(&d);
+}
+
+/* The step is planned for the room that is there. */
+static void a_file_is_planned_for_the_room(uint64_t seed) {
+  size_t n;
+  int64_t planned, *numbers = saved(seed, &n, &planned);
+  for (int64_t room = ROOM - 20; room <= ROOM + 400; room += 20) {
+    struct device d = new_device(seed, 0);
+    int steps;
+    d.room = room;
+    EXPECT_OK(mgd_device_set_capacity(d.m, 1, room));
+    EXPECT_OK(mgd_step_file_load(d.m, 1, numbers, n, &steps));
+    train(&d);
+    EXPECT(state(&d).follows);
+    EXPECT_INT(state(&d).lost, 0);
+    d.needed = d.planned = 0;
+    train(&d);
+    EXPECT_INT(d.needed, 0);
+    EXPECT((d.planned == 0) == (room >= ROOM + 100)); /* 12 * 20 and a result: all that is ever there at once */
+    give_up(&d);
+  }
+  free(numbers);
+}
+
+/* Each byte in turn is another one, and the file ends at each place: it is refused, or costs time. */
+static void a_damaged_file_is_harmless(uint64_t seed) {
+  size_t n;
+  int64_t planned, *numbers = saved(seed, &n, &planned);
+  struct device d = new_device(seed, 0);
+  int steps;
+  for (size_t cut = 1; cut < n; cut++) {
+    EXPECT_CODE(mgd_step_file_load(d.m, 1, numbers, cut, &steps), MGD_E_INVALID);
+    EXPECT_INT(steps, 0);
+  }
+  int64_t refused = 0;
+  for (size_t at = 0; at < n * sizeof *numbers; at++) {
+    const int64_t good = numbers[at / sizeof *numbers];
+    ((unsigned char *)numbers)[at] ^= (unsigned char)(1 + pick(&d.random, 255));
+    const int code = mgd_step_file_load(d.m, 1, numbers, n, &steps);
+    EXPECT(code == MGD_OK || code == MGD_E_INVALID || code == MGD_E_NO_ROOM || code == MGD_E_OVERFLOW);
+    refused += code != MGD_OK;
+    if (code == MGD_OK && at % 16 == 0) {
+      train(&d);
+      train(&d);
+    }
+    numbers[at / sizeof *numbers] = good;
+    EXPECT_OK(mgd_step_learn(d.m, false));
+    EXPECT_OK(mgd_step_learn(d.m, true));
+  }
+  EXPECT(refused > (int64_t)n);
+  EXPECT_OK(mgd_step_learn(d.m, false));
+  EXPECT_CODE(mgd_step_file_load(d.m, 1, numbers, n, &steps), MGD_E_ABSENT);
+  EXPECT_CODE(mgd_step_file_load(d.m, 2, numbers, n, &steps), MGD_E_NO_DEVICE);
+  int64_t *none = numbers;
+  EXPECT_OK(mgd_step_file_save(d.m, 1, &none, &n, &steps));
+  EXPECT(!none && n == 0 && steps == 0);
+  EXPECT_CODE(mgd_step_file_save(d.m, 2, &none, &n, &steps), MGD_E_NO_DEVICE);
+  free(numbers);
+  give_up(&d);
+}
+
 static void nonsense_is_refused(uint64_t seed) {
   struct device d = new_device(seed, 0);
   struct mgd_action actions[MGD_STEP_ACTIONS];
@@ -475,6 +599,10 @@ int main(int argc, char **argv) {
   a_quiet_device_logs_no_more(seed);
   a_plan_may_lie(seed);
   a_record_may_be_wrong(seed);
+  a_step_goes_through_a_file(seed);
+  another_program_learns_its_own(seed);
+  a_file_is_planned_for_the_room(seed);
+  a_damaged_file_is_harmless(seed);
   nonsense_is_refused(seed);
   for (uint64_t i = 0; i < 10; i++) {
     whatever_happens_bytes_are_right(seed + i, steps / 5000 + 10);
