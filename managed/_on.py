@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils._contextlib import context_decorator
 
-from managed import _on_parallel, _placement
+from managed import _placement
 from managed._backend import INERT, C
 from managed._patches import Patch, Patches
 from managed.module import ManagedModule
@@ -228,6 +228,8 @@ def _started(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _make() -> Iterator[Patch]:
+    from managed import _on_parallel  # what an import need not take
+
     module: Any = nn.Module
     for name in ("to", "cuda", "cpu", "to_empty"):
         yield Patch(module, name, _sent(name, vars(module)[name]))

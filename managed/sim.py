@@ -41,11 +41,11 @@ from torch.utils.backend_registration import (
 )
 
 from managed._backend import C
-from managed._sim_plan import Plan, plan_devices
-from managed._sim_presets import Preset
 
 if TYPE_CHECKING:
     from managed._sim_device import *  # noqa: F403
+    from managed._sim_plan import Plan
+    from managed._sim_presets import Preset
 else:
 
     def __getattr__(name: str) -> Any:
@@ -110,6 +110,8 @@ def simulate(
             when another library owns the backend. Whenever it raises, nothing has changed.
     """
     global _simulated
+    from managed._sim_plan import plan_devices  # what an import need not take
+
     plan = plan_devices(devices, memory, preset, repeatable, values, host_memory, unknown)
     if plan == _simulated:
         return
@@ -155,6 +157,8 @@ def read_devices(text: str, preset: str | None = None) -> tuple[int, str | list[
 
     ValueError for anything else.
     """
+    from managed._sim_plan import plan_devices
+
     match = _FORM.fullmatch(text)
     read = (int(match[1]), match[2]) if match else (text.count(",") + 1, text.split(","))
     plan_devices(read[0], read[1], preset)

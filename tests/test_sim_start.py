@@ -5,6 +5,7 @@ import concurrent.futures
 import pytest
 
 from managed import sim
+from managed._sim_plan import plan_devices
 
 UNCHANGED = """
     assert torch._C._get_privateuse1_backend_name() == "privateuseone" and not hasattr(torch, "sim")
@@ -119,9 +120,7 @@ def test_sixteen_devices_each_run_backward(run_python):
 def test_what_the_environment_may_say(monkeypatch, text, expected):
     asked = []
     monkeypatch.setenv("MANAGED_SIM", text)
-    monkeypatch.setattr(
-        sim, "simulate", lambda *a: asked.append(sim.plan_devices(*a, None).capacities)
-    )
+    monkeypatch.setattr(sim, "simulate", lambda *a: asked.append(plan_devices(*a, None).capacities))
     sim.simulate_from_environment()
     assert asked == ([] if expected is None else [expected])
 
