@@ -6,7 +6,8 @@ A model trains while everything that nobody uses leaves its device before each o
 (managed.debug.torture). Blocks of equal work with somebody who asks ten times a second stand
 between blocks without, and their CPU times are compared; the thread that answers is of the process
 and so counted. Once more with tensors so many that an answer is dear. With --check the exit status
-is 1 where being looked at costs more than a hundredth.
+is 1 where being looked at surely costs more than a hundredth: the interval begins above it. A run
+whose interval reaches from below to above shows nothing, and passes.
 """
 
 from __future__ import annotations

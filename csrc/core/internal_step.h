@@ -126,8 +126,6 @@ bool mgd_step_follow_call_locked(struct mgd_machine *m, struct mgd_step *s, cons
                                  bool *wants);
 void mgd_step_follow_result_locked(struct mgd_step *s, struct mgd_handle *h);
 void mgd_step_follow_leave_locked(struct mgd_step *s, struct mgd_handle *h); /* it has no role any more */
-
-/* ---- step_follow.c */
 void mgd_step_follow_unbind_locked(struct mgd_step_learned *l); /* as it was loaded: nobody has a lasting role */
 
 /* ---- step.c */

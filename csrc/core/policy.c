@@ -19,6 +19,7 @@ double mgd_policy_clean_first(void *unused, const struct mgd_victim *victim) {
 double mgd_policy_greedy_dual(void *unused, const struct mgd_victim *victim) {
   (void)unused;
   double bytes = victim->bytes > 0 ? (double)victim->bytes : 1.0;
-  const float price = (float)((victim->leave_ns + victim->return_ns) / bytes); /* what is equal stays so in a float */
+  /* The division leaves the same price with other last bits for another size. A float has no place for them. */
+  const float price = (float)((victim->leave_ns + victim->return_ns) / bytes);
   return victim->age + (double)price;
 }
