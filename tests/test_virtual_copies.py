@@ -75,13 +75,7 @@ def test_a_foreign_stream_comes_after_what_brings_its_operands(run, home_on):
 def test_memory_that_a_foreign_stream_had_comes_back_to_it_after_the_copy(run):
     """The block came home on that stream, so its memory is that stream's when it has left."""
     run("""
-        x = made(8)
-        expected = x.cpu()
-        foreign = stream_of_another_library()
-        C.spill_all()
-        with torch.cuda.stream(foreign):
-            x.add_(0)
-        assert C.spill_all() == 1
+        foreign, x, expected = left_from_a_foreign_stream()
         late = torch.full_like(expected, 5).pin_memory()
         with torch.cuda.stream(foreign):
             new = [torch.empty(2 * MIB, dtype=torch.int32, device=CUDA) for _ in range(3)]
@@ -129,13 +123,7 @@ def test_memory_without_a_tensor_comes_after_the_copy_that_had_it(run, current):
     """Other libraries take it from torch's allocator for a stream that they name."""
     run(f"""
         import contextlib
-        x = made(8)
-        expected = x.cpu()
-        foreign = stream_of_another_library()
-        C.spill_all()
-        with torch.cuda.stream(foreign):
-            x.add_(0)
-        assert C.spill_all() == 1
+        foreign, x, expected = left_from_a_foreign_stream()
         late = torch.full_like(expected, 5).pin_memory()
         with torch.cuda.stream(foreign) if {current} else contextlib.nullcontext():
             for _ in range(3):

@@ -83,6 +83,18 @@ def stream_of_another_library():
     return torch.cuda.ExternalStream(handle.value)
 
 
+def left_from_a_foreign_stream():
+    """The stream of another library on which 8 MiB came home before they left, and their values."""
+    x = made(8)
+    expected = x.cpu()
+    foreign = stream_of_another_library()
+    C.spill_all()
+    with torch.cuda.stream(foreign):
+        x.add_(0)
+    assert C.spill_all() == 1
+    return foreign, x, expected
+
+
 def destroy(stream):
     assert gpu.cudaStreamDestroy(ctypes.c_void_p(stream.cuda_stream)) == 0
 
@@ -160,6 +172,7 @@ __all__ = [
     "fail_a_kernel",
     "give_up_spares",
     "gpu",
+    "left_from_a_foreign_stream",
     "made",
     "managed",
     "pending",
