@@ -32,6 +32,7 @@ from managed._backend import INERT, C
 from managed._on import on
 from managed.errors import OutOfMemoryError
 from managed.explain import explain, stats
+from managed.hints import hint
 from managed.module import ManagedModule
 from managed.plans import load_plans, save_plans
 from managed.profile import plot_memory, plot_moves, plot_timeline, profile
@@ -55,6 +56,7 @@ __all__ = [
     "errors",
     "explain",
     "frozen",
+    "hint",
     "load_plans",
     "on",
     "plot_memory",

@@ -54,6 +54,14 @@ def place_own(module: nn.Module, names: set[str]) -> None:
             place(slot.tensor)
 
 
+def say(tensor: torch.Tensor, pinned: bool, advice: int) -> None:
+    """What the program had said of the tensor that this one stands for."""
+    if pinned:
+        C.pin(tensor, True)
+    if advice:
+        C.advise(tensor, advice)
+
+
 def place(tensor: torch.Tensor, placed: bool = True) -> None:
     if _walk.markable(tensor):
         C.place(tensor, placed)

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 
 __all__: list[str] = []
 
-REQUESTED = DISPERSED = 0
+REQUESTED = DISPERSED = LAST = FIRST = NEXT = READ = 0
 _logger = logging.getLogger("managed")
 _knobs: dict[str, Any] = {"use_heuristic": True, "copy_warning": 16, "learning": True}
 
@@ -157,6 +157,14 @@ def resume(tensor: torch.Tensor, object_id: int) -> None:
 
 def pinned(tensor: torch.Tensor) -> bool:
     return False
+
+
+def advise(tensor: torch.Tensor, advice: int) -> None:
+    """Nothing leaves."""
+
+
+def advice(tensor: torch.Tensor) -> int:
+    return 0
 
 
 def place(tensor: torch.Tensor, placed: bool) -> None:

@@ -24,6 +24,11 @@ class Slot(NamedTuple):
     tensor: torch.Tensor
     places: list[tuple[nn.Module, str]]  #: every module and name, the first user's first
 
+    @property
+    def title(self) -> str:
+        """What messages call it."""
+        return f"{type(self.module).__name__}.{self.name}" if self.places else "the tensor"
+
     def move(self, device: torch.device, reason: int) -> Callable[[], object]:
         """Moves the tensor and returns what undoes it.
 
@@ -101,7 +106,7 @@ def check_pins(targets: Iterable[tuple[Slot, torch.device]]) -> None:
     for slot, device in targets:
         if slot.tensor.device != device and C.pinned(slot.tensor):
             raise PinConflictError(
-                f"managed: {type(slot.module).__name__}.{slot.name} is pinned to "
+                f"managed: {slot.title} is pinned to "
                 f"{slot.tensor.device} and was asked to go to {device}; call unpin() first"
             )
 
@@ -136,7 +141,7 @@ def _roll_back(
     for (slot, device), step in reversed(list(zip(targets, undo, strict=False))):
         reason = _failure(step)
         if reason is not None:
-            stuck.append(f"{type(slot.module).__name__}.{slot.name} stays on {device} ({reason})")
+            stuck.append(f"{slot.title} stays on {device} ({reason})")
     if stuck:
         _add_note(error, "managed: could not be moved back: " + "; ".join(stuck))
 

@@ -185,8 +185,8 @@ class ManagedModule(nn.Module):
     def _apply(self: Self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         if not INERT and _told.is_telling():  # by nn.Module.cuda(self), which ours stands before
             return self
-        # A conversion gives parameters new contents and replaces buffers: marks and pins are lost.
-        pinned = {s.name for s in _walk.own_slots(self) if C.pinned(s.tensor)}
+        # A conversion gives parameters new contents and replaces buffers: what was said of them is lost.
+        said = {s.name: (C.pinned(s.tensor), C.advice(s.tensor)) for s in _walk.own_slots(self)}
         placed = _adopt.placed_names(self)
         histories = {s.name: C.object_id(s.tensor) for s in _walk.own_slots(self)}
         try:
@@ -197,8 +197,7 @@ class ManagedModule(nn.Module):
                 if not _walk.markable(slot.tensor):
                     continue
                 C.resume(slot.tensor, histories.get(slot.name, 0))
-                if slot.name in pinned:
-                    C.pin(slot.tensor, True)
+                _adopt.say(slot.tensor, *said.get(slot.name, (False, 0)))
             _adopt.place_own(self, placed)
         return self
 

@@ -31,6 +31,7 @@ assert x.pinned == 1
 net = ManagedModule.from_module(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3)))
 assert net.cuda(disperse=True).cuda() is net and net.cpu().pin().unpin() is net
 assert net.to(torch.float64)[0].weight.__class__ is torch.nn.Parameter
+assert managed.hint(net, near="cpu", reuse=True, wont_need=True) is net
 net(torch.ones(2, 3, dtype=torch.float64)).sum().backward()
 
 class Net(ManagedModule):
@@ -89,6 +90,7 @@ def test_the_stand_in_has_what_the_package_asks_for():
         "_on.py": None,
         "_stats_tables.py": {"residency"},
         "explain.py": {"is_spilled"},
+        "hints.py": {"device"},
         "plans.py": {"load_steps", "save_steps"},
         "_on_cuda.py": None,
         "_placement.py": None,

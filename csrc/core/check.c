@@ -386,6 +386,20 @@ static bool is_clock_link_sound(const struct mgd_clock *c, int from, int to) {
          active == (link->active ? 1 : 0) && (from != to || (!link->free_at && !queued));
 }
 
+/* The fronts are the ties that are first of their streams, in the same order. */
+static bool are_fronts_sound(const struct mgd_clock *c) {
+  const struct mgd_task *front = c->fronts, *last = NULL;
+  for (const struct mgd_task *t = c->ties; t; t = t->tie_after) {
+    const bool is_first = mgd_clock_queue_is_first(t);
+    if (is_first != t->is_front || (is_first && (t != front || t->front_before != last))) {
+      return false;
+    }
+    last = is_first ? t : last;
+    front = is_first ? t->front_after : front;
+  }
+  return !front && last == c->fronts_last;
+}
+
 static bool is_lock_sound(const struct mgd_clock_lock *l) {
   bool sound = l->first <= l->last && l->last <= l->room && l->last - l->first <= MGD_CLOCK_TURNS;
   for (size_t i = l->first; sound && i < l->last; i++) {
@@ -402,6 +416,6 @@ int mgd_check_clock(const struct mgd_clock *c) {
       sound = sound && is_clock_link_sound(c, from, to);
     }
   }
-  sound = sound && is_lock_sound(&c->lock);
+  sound = sound && are_fronts_sound(c) && is_lock_sound(&c->lock);
   return sound ? MGD_OK : MGD_E_BROKEN;
 }

@@ -12,7 +12,7 @@
 struct tally {
   int64_t on_host, spare_bytes, departing[MGD_MAX_DEVICES];
   int32_t spares, moves, guests[MGD_MAX_DEVICES], departures[MGD_MAX_DEVICES];
-  mgd_wide ordered[MGD_MAX_DEVICES], moving[MGD_MAX_DEVICES], guest[MGD_MAX_DEVICES];
+  mgd_wide ordered[MGD_MAX_DEVICES], last[MGD_MAX_DEVICES], moving[MGD_MAX_DEVICES], guest[MGD_MAX_DEVICES];
 };
 
 static bool is_away(const struct mgd_machine *m, const struct mgd_handle *h) {
@@ -76,6 +76,7 @@ static void count_open(struct tally *t, const struct mgd_handle *h) {
   t->spares += is_spare;
   t->spare_bytes += is_spare ? h->bytes : 0;
   t->ordered[h->home] += mgd_residency_is_victim(h) ? h->bytes : 0;
+  t->last[h->home] += mgd_residency_is_victim(h) && mgd_handle_leaves_last(h) ? h->bytes : 0;
   t->moving[h->home] += h->state == MGD_SPILLING || (h->state == MGD_RESTORING && h->pins == 0) ? h->bytes : 0;
   if (mgd_residency_is_guest(h)) {
     t->guests[h->away]++;
@@ -182,7 +183,8 @@ static bool are_sums_sound(const struct mgd_machine *m, const struct tally *t) {
     const struct mgd_storages *s = &m->devices[id].storages;
     sound = guests_of(m, id) == t->guests[id] && s->guest_count == t->guests[id] && s->guest_bytes == t->guest[id];
     sound = sound && s->departures == t->departures[id] && s->departing == t->departing[id];
-    sound = sound && s->ordered_bytes == t->ordered[id] && s->moving_bytes == t->moving[id];
+    sound = sound && s->ordered_bytes == t->ordered[id] && s->last_bytes == t->last[id];
+    sound = sound && s->moving_bytes == t->moving[id];
   }
   return sound;
 }

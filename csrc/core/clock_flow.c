@@ -24,7 +24,7 @@ static mgd_mask devices_of(const struct mgd_task *t) {
 static mgd_mask find_related(const struct mgd_clock *c, int device) {
   mgd_mask devices = device_bit(device);
   uint64_t buses = 0;
-  for (bool more = true; more;) {
+  for (bool more = c->devices > 1; more;) {
     more = false;
     for (const struct mgd_task *t = c->ties; t; t = t->tie_after) {
       const uint64_t passes = t->kind == MGD_TASK_COPY ? t->link->buses : 0;
@@ -39,10 +39,6 @@ static mgd_mask find_related(const struct mgd_clock *c, int device) {
   return devices;
 }
 
-static bool is_first(const struct mgd_task *t) {
-  return t->streams[0]->first == t && (!t->streams[1] || t->streams[1]->first == t);
-}
-
 /* ---- bandwidth: max-min fairness by progressive filling (Bertsekas and Gallager,
  * Data Networks, 2nd edition, section 6.5.2). Who is held back most gets its share
  * first; the others divide what that leaves. */
@@ -52,10 +48,10 @@ struct filling {
   int users[MGD_MAX_BUSES];   /* copies that have no rate yet */
 };
 
-/* NULL, or the next copy that flows, beginning with `t`. */
+/* NULL, or the next copy that flows, beginning with `t`, one of the fronts. */
 static struct mgd_task *flowing(struct mgd_task *t, mgd_mask devices) {
   while (t && (t->kind != MGD_TASK_COPY || t->phase != MGD_COPY_FLOWING || !(devices_of(t) & devices))) {
-    t = t->tie_after;
+    t = t->front_after;
   }
   return t;
 }
@@ -93,12 +89,12 @@ static void set_rate(struct mgd_task *t, double rate, int64_t now) {
 /* One round: everybody whose bound is the least gets that. True: somebody is left. */
 static bool fill(struct filling *f, struct mgd_task *first, mgd_mask devices) {
   double least = (double)INFINITY;
-  for (struct mgd_task *t = first; t; t = flowing(t->tie_after, devices)) {
+  for (struct mgd_task *t = first; t; t = flowing(t->front_after, devices)) {
     least = t->share < 0.0 ? fmin(least, bound(f, t)) : least;
   }
   const struct filling before = *f;
   bool left = false;
-  for (struct mgd_task *t = first; t; t = flowing(t->tie_after, devices)) {
+  for (struct mgd_task *t = first; t; t = flowing(t->front_after, devices)) {
     if (t->share < 0.0 && bound(&before, t) <= least) {
       t->share = least;
       count_user(f, t, -1, isfinite(least) ? least : 0.0);
@@ -113,14 +109,14 @@ static void share_bandwidth(struct mgd_clock *c, mgd_mask devices, int64_t now) 
   for (int bus = 0; bus < MGD_MAX_BUSES; bus++) {
     f.room[bus] = c->buses[bus] > 0.0 ? c->buses[bus] : (double)INFINITY;
   }
-  struct mgd_task *first = flowing(c->ties, devices);
-  for (struct mgd_task *t = first; t; t = flowing(t->tie_after, devices)) {
+  struct mgd_task *first = flowing(c->fronts, devices);
+  for (struct mgd_task *t = first; t; t = flowing(t->front_after, devices)) {
     t->share = -1.0;
     count_user(&f, t, 1, 0.0);
   }
   while (first && fill(&f, first, devices)) {
   }
-  for (struct mgd_task *t = first; t; t = flowing(t->tie_after, devices)) {
+  for (struct mgd_task *t = first; t; t = flowing(t->front_after, devices)) {
     set_rate(t, t->share, now);
   }
 }
@@ -144,14 +140,14 @@ static int64_t arrival(const struct mgd_task *t) {
   return mgd_to_ns(t->since, t->left / t->rate, &at) == MGD_OK ? at : INT64_MAX;
 }
 
-/* False: it waits for something that has not happened. */
+/* Of a copy that is the first of its streams. False: it waits for its link. */
 static bool next_of(struct mgd_task *t, struct event *e) {
   *e = (struct event){.copy = t, .ready = t->began};
   if (t->phase == MGD_COPY_FLOWING) {
     e->at = arrival(t);
   } else if (t->phase == MGD_COPY_STARTING) {
     e->at = t->since;
-  } else if (!t->link->active && is_first(t)) {
+  } else if (!t->link->active) {
     e->ready = ready_at(t);
     e->at = mgd_max(e->ready, t->link->free_at);
   } else {
@@ -160,14 +156,14 @@ static bool next_of(struct mgd_task *t, struct event *e) {
   return true;
 }
 
-/* The ties are in the order of issue, so of equals the first is the one issued first. */
+/* The fronts are in the order of issue, so of equals the first is the one issued first. */
 static bool is_before(const struct event *a, const struct event *b) {
   return a->at != b->at ? a->at < b->at : a->ready < b->ready;
 }
 
 static struct event find_next(struct mgd_clock *c, mgd_mask devices) {
   struct event best = {NULL, 0, 0}, e;
-  for (struct mgd_task *t = c->ties; t; t = t->tie_after) {
+  for (struct mgd_task *t = c->fronts; t; t = t->front_after) {
     if (t->kind == MGD_TASK_COPY && devices_of(t) & devices && next_of(t, &e) && (!best.copy || is_before(&e, &best))) {
       best = e;
     }
@@ -213,13 +209,12 @@ static void happen(struct mgd_clock *c, mgd_mask devices, const struct event *e)
 
 /* Lets those go on that waited for something which has ended meanwhile, and those that this lets go on. */
 static void advance_waits(struct mgd_clock *c, mgd_mask devices) {
-  for (struct mgd_task *t = c->ties; t;) {
-    const bool goes_on =
-        t->kind == MGD_TASK_WAIT && devices_of(t) & devices && t->streams[0]->first == t && t->awaited->known;
+  for (struct mgd_task *t = c->fronts; t;) {
+    const bool goes_on = t->kind == MGD_TASK_WAIT && devices_of(t) & devices && t->awaited->known;
     if (goes_on) {
       mgd_clock_queue_advance(c, t->streams[0]);
     }
-    t = goes_on ? c->ties : t->tie_after;
+    t = goes_on ? c->fronts : t->front_after;
   }
 }
 

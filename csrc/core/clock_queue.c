@@ -40,6 +40,34 @@ static void untie(struct mgd_clock *c, struct mgd_task *t) {
   *(t->tie_after ? &t->tie_after->tie_before : &c->ties_last) = t->tie_before;
 }
 
+bool mgd_clock_queue_is_first(const struct mgd_task *t) {
+  return t->streams[0]->first == t && (!t->streams[1] || t->streams[1]->first == t);
+}
+
+/* Most come last. */
+static void add_front(struct mgd_clock *c, struct mgd_task *t) {
+  if (t->is_front || !is_tie(t) || !mgd_clock_queue_is_first(t)) {
+    return;
+  }
+  struct mgd_task *before = c->fronts_last;
+  while (before && before->number > t->number) {
+    before = before->front_before;
+  }
+  t->is_front = true;
+  t->front_before = before;
+  t->front_after = before ? before->front_after : c->fronts;
+  *(before ? &before->front_after : &c->fronts) = t;
+  *(t->front_after ? &t->front_after->front_before : &c->fronts_last) = t;
+}
+
+static void remove_front(struct mgd_clock *c, struct mgd_task *t) {
+  if (t->is_front) {
+    *(t->front_before ? &t->front_before->front_after : &c->fronts) = t->front_after;
+    *(t->front_after ? &t->front_after->front_before : &c->fronts_last) = t->front_before;
+    t->is_front = false;
+  }
+}
+
 /* Takes over the reference of its creator. */
 void mgd_clock_queue_append(struct mgd_clock *c, struct mgd_task *t) {
   for (int i = 0; i < 2 && t->streams[i]; i++) {
@@ -50,6 +78,7 @@ void mgd_clock_queue_append(struct mgd_clock *c, struct mgd_task *t) {
   }
   if (is_tie(t)) {
     tie(c, t);
+    add_front(c, t);
   }
 }
 
@@ -73,6 +102,12 @@ void mgd_clock_queue_finish(struct mgd_clock *c, struct mgd_task *t, int64_t end
   }
   if (is_tie(t)) {
     untie(c, t);
+    remove_front(c, t);
+  }
+  for (int i = 0; i < 2 && t->streams[i]; i++) {
+    if (t->streams[i]->first) {
+      add_front(c, t->streams[i]->first);
+    }
   }
   t->known = true;
   t->end = end;

@@ -198,7 +198,7 @@ static int64_t evict_victims(struct plan *p, int device, int64_t bytes) {
     if (plan_departure(p, h, device)) {
       given += h->bytes;
       s->pressed += h->bytes;
-      s->age = key > s->age ? key : s->age;
+      s->age = key > s->age && key < INFINITY ? key : s->age;
     } else {
       mgd_order_park_locked(p->m, h);
       p->refused++;

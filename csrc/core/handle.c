@@ -124,6 +124,23 @@ int mgd_handle_pin(struct mgd_machine *m, struct mgd_handle *h, enum mgd_pin kin
   return mgd_state_leave(m, code);
 }
 
+/* Plans were made for bytes that may leave. Where those that must stay are others now, they are made anew. */
+int mgd_handle_advise(struct mgd_machine *m, struct mgd_handle *h, uint32_t advice) {
+  const uint32_t both = MGD_ADVICE_LAST | MGD_ADVICE_FIRST;
+  if (advice > (both | MGD_ADVICE_NEXT | MGD_ADVICE_READ) || (advice & both) == both) {
+    return MGD_E_INVALID;
+  }
+  mgd_state_enter(m);
+  const bool last = mgd_handle_leaves_last(h);
+  mgd_residency_unfile_locked(m, h);
+  h->advice = (uint8_t)advice;
+  mgd_residency_file_locked(m, h);
+  if (last != mgd_handle_leaves_last(h)) {
+    mgd_step_stays_locked(m, h);
+  }
+  return mgd_state_leave(m, MGD_OK);
+}
+
 void mgd_handle_forget_uses(struct mgd_machine *m, struct mgd_user *user) {
   mgd_state_enter(m);
   mgd_user_forget_locked(m, user);

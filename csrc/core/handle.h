@@ -88,14 +88,14 @@ struct mgd_handle {
   struct mgd_handle *next, *previous;       /* all open handles of the home device */
   struct mgd_handle *younger, *elder;       /* in the list of guests, spares or orphans, as the state says */
   int32_t position;                         /* in the order of victims, -1 when it may not leave */
-  int32_t pins;                             /* of all kinds */
-  int32_t pins_by[MGD_PIN_KINDS];
+  int32_t pins, pins_by[MGD_PIN_KINDS];     /* of all kinds, and of each */
   int32_t seen;                             /* in the log of its home's step: step.h */
   int32_t role[MGD_STEP_PLANS];             /* in each step that was learned from it */
   bool was_clean;     /* whether the host's copy was good when its key was computed */
   bool on_host;       /* its bytes count as the host's */
   bool closed;        /* its storage died; an orphan as long as the bytes are still moved */
   bool counted;       /* mgd_restore_begin() has counted its bytes; false outside of that call */
+  uint8_t advice;     /* enum mgd_advice, residency.h */
 #endif
 };
 

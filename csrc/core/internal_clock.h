@@ -63,7 +63,8 @@ struct mgd_hold {
 };
 
 /* Invariants: all times are >= 0, and none that is known is later than `latest`; a stream's queue begins with what
- * cannot end yet, a copy or a wait, and the host's have none; a link has at most one copy under way; `held` is the sum
+ * cannot end yet, a copy or a wait, and the host's have none; `fronts` are the ties that are first of their streams, so
+ * that only they can be what happens next; a link has at most one copy under way; `held` is the sum
  * of living bytes, `leaving` that of the streams', merged bytes are a part; rates are finite and >= 0. */
 struct mgd_clock {
   pthread_mutex_t mutex;
@@ -71,7 +72,7 @@ struct mgd_clock {
   int devices;
   int64_t latest;
   uint64_t issued; /* tasks ever made */
-  struct mgd_task *ties, *ties_last;
+  struct mgd_task *ties, *ties_last, *fronts, *fronts_last;
   double buses[MGD_MAX_BUSES]; /* bytes/ns, 0: no limit */
   bool audited;            /* what is over is kept in `over` */
   struct mgd_log *log;     /* NULL: nobody wants to know */
@@ -114,6 +115,7 @@ void mgd_clock_queue_append(struct mgd_clock *c, struct mgd_task *t);
 void mgd_clock_queue_advance(struct mgd_clock *c, struct mgd_clock_stream *s); /* ends all that waits for nobody */
 void mgd_clock_queue_finish(struct mgd_clock *c, struct mgd_task *t, int64_t end);
 void mgd_clock_queue_drop(struct mgd_task *t); /* one reference, or none if NULL */
+bool mgd_clock_queue_is_first(const struct mgd_task *t); /* of all its streams */
 struct mgd_moment mgd_clock_queue_share(const struct mgd_moment *m); /* the same moment once more */
 
 /* ---- clock_ahead.c */

@@ -24,6 +24,8 @@ struct mgd_task {
   struct mgd_clock_stream *streams[2]; /* [1]: of a copy between two devices, or NULL */
   struct mgd_task *next[2];            /* in each of them */
   struct mgd_task *tie_before, *tie_after; /* all copies and waits, in the order of issue: they tie streams together */
+  struct mgd_task *front_before, *front_after; /* those of them that are the first of their streams, in that order */
+  bool is_front;
   uint64_t number;                         /* in the order of issue */
   int64_t issued, cost, end;               /* it begins no earlier; RUN: ns that it takes; if known */
   const char *name;                        /* for the log */

@@ -28,8 +28,8 @@ struct mgd_order_entry {
  *   guests      the open spilled storages of other devices whose bytes are here; guest_count of them
  *   departures  moves under way away from this device, of its own storages and of guests, orphans included
  *   departing   bytes of those departures that are guests
- * The sums of bytes: ordered_bytes of `order`; moving_bytes of the open storages that are leaving, or coming home
- * unpinned; guest_bytes of the guests. */
+ * The sums of bytes: ordered_bytes of `order`, and last_bytes of those in it with MGD_ADVICE_LAST; moving_bytes of the
+ * open storages that are leaving, or coming home unpinned; guest_bytes of the guests. */
 struct mgd_storages {
   struct mgd_handle *first; /* all open ones */
   struct mgd_order_entry *order;
@@ -37,10 +37,10 @@ struct mgd_storages {
   struct mgd_handle_list guests;
   int32_t departures, guest_count;
   int64_t departing;
-  mgd_wide ordered_bytes, moving_bytes, guest_bytes;
+  mgd_wide ordered_bytes, last_bytes, moving_bytes, guest_bytes;
   uint64_t arrivals; /* how often a storage has come into the order so far */
   int64_t pressed;   /* bytes of own storages that left for want of room so far */
-  double age; /* largest key of a storage that has left; a policy may add to it (mgd_victim.age) */
+  double age; /* largest finite key of a storage that has left; a policy may add to it (mgd_victim.age) */
   /* guest_backoff rises by one, up to MOST_BACKOFF, when a plan sends guests on to the host, and falls by one when a
    * guest comes home from here. guests_to_refuse: how many victims of other devices it does not take yet; set to
    * 2^guest_backoff when guests were sent on. */
@@ -105,6 +105,9 @@ static inline bool mgd_handle_is_clean(const struct mgd_handle *h) {
 }
 /* Whether there are storages or guests on devices above that id, or any is on its way. */
 bool mgd_handle_busy_locked(const struct mgd_machine *m, int above);
+
+/* Whether it is to stay as long as others can leave. */
+static inline bool mgd_handle_leaves_last(const struct mgd_handle *h) { return (h->advice & MGD_ADVICE_LAST) != 0; }
 
 /* ---- order.c */
 #define MGD_LOOKS 16 /* handles that a call looks at, of each kind, before it lets others in */

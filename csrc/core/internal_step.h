@@ -137,6 +137,7 @@ void mgd_step_made_locked(struct mgd_machine *m, struct mgd_handle *h);
 void mgd_step_died_locked(struct mgd_machine *m, struct mgd_handle *h);
 void mgd_step_resized_locked(struct mgd_machine *m, const struct mgd_handle *h);
 void mgd_step_room_changed_locked(struct mgd_machine *m, int device);
+void mgd_step_stays_locked(struct mgd_machine *m, const struct mgd_handle *h); /* it is to leave last, or no more */
 void mgd_step_free(struct mgd_step *s); /* NULL is none */
 
 #endif

@@ -87,15 +87,30 @@ static double price_of_copy(const struct mgd_link *link, int64_t bytes) {
   return latency < ns / 16.0 ? ns - latency : ns;
 }
 
+/* What the program says goes before the policy's key. Those of whom it says the same leave in the order of use. */
+static double advised(const struct mgd_handle *h, double key) {
+  if (h->advice & (MGD_ADVICE_FIRST | MGD_ADVICE_NEXT)) {
+    return -INFINITY;
+  }
+  return mgd_handle_leaves_last(h) ? INFINITY : key;
+}
+
+/* The storage was used since its key was computed, so advice up to the next use has ended. */
+static void end_advice(const struct mgd_order_entry *p) {
+  if (p->stamp != __atomic_load_n(&p->handle->stamp, __ATOMIC_RELAXED)) {
+    p->handle->advice &= (uint8_t)~MGD_ADVICE_NEXT;
+  }
+}
+
 /* Asks the policy for the key. p.key holds the device's age until then. */
 static struct mgd_order_entry with_key(const struct mgd_machine *m, struct mgd_order_entry p) {
   const struct mgd_handle *h = p.handle;
   const struct mgd_link *out = &m->links[h->home][MGD_HOST], *back = &m->links[MGD_HOST][h->home];
   struct mgd_victim v = {.handle = h, .bytes = h->bytes, .clean = h->was_clean, .age = p.key, .stamp = p.stamp};
-  v.leave_ns = v.clean ? 0.0 : price_of_copy(out, h->bytes);
+  v.leave_ns = v.clean || (h->advice & MGD_ADVICE_READ) ? 0.0 : price_of_copy(out, h->bytes);
   v.return_ns = price_of_copy(back, h->bytes);
   double key = m->victim(m->victim_context, &v);
-  p.key = isnan(key) ? 0.0 : key; /* NaN is neither smaller nor larger, and would break the heap */
+  p.key = advised(h, isnan(key) ? 0.0 : key); /* NaN is neither smaller nor larger, and would break the heap */
   return p;
 }
 
@@ -127,6 +142,7 @@ static void add_unsorted(struct mgd_machine *m, struct mgd_storages *s, struct m
  * place of that one, and so on to the end of the array. */
 static void take_out(struct mgd_storages *s, const struct mgd_handle *h) {
   int32_t hole = h->position;
+  end_advice(&s->order[hole]);
   bool was_parked = is_parked(s, h);
   if (hole < s->sorted) {
     const struct mgd_order_entry end = s->order[--s->sorted];
@@ -152,6 +168,7 @@ void mgd_order_insert_locked(struct mgd_machine *m, struct mgd_handle *h) {
   struct mgd_storages *s = &m->devices[h->home].storages;
   s->arrivals++;
   s->ordered_bytes += h->bytes;
+  s->last_bytes += mgd_handle_leaves_last(h) ? h->bytes : 0;
   add_unsorted(m, s, h);
 }
 
@@ -160,6 +177,7 @@ void mgd_order_remove_locked(struct mgd_machine *m, struct mgd_handle *h) {
   take_out(s, h);
   h->position = -1;
   s->ordered_bytes -= h->bytes;
+  s->last_bytes -= mgd_handle_leaves_last(h) ? h->bytes : 0;
 }
 
 void mgd_order_look_again_locked(struct mgd_machine *m, struct mgd_handle *h) {
@@ -180,6 +198,7 @@ void mgd_order_park_locked(struct mgd_machine *m, struct mgd_handle *h) {
  * too long under the lock; an old snapshot is found to be out of date later. */
 void mgd_order_unpark_locked(struct mgd_machine *m, struct mgd_storages *s) {
   for (int32_t i = 0; i < s->parked && s->parked <= MGD_LOOKS; i++) {
+    end_advice(&s->order[s->ordered + i]);
     s->order[s->ordered + i] = snapshot(m, s->order[s->ordered + i].handle);
   }
   s->ordered += s->parked;
@@ -189,6 +208,7 @@ void mgd_order_unpark_locked(struct mgd_machine *m, struct mgd_storages *s) {
 /* ---- who is next */
 
 static void refresh(const struct mgd_machine *m, struct mgd_storages *s, struct mgd_handle *h) {
+  end_advice(&s->order[h->position]);
   sift(s, h->position, with_key(m, snapshot(m, h)));
 }
 
@@ -230,6 +250,7 @@ void mgd_order_rekey(struct mgd_machine *m, struct mgd_handle *h) {
   if (h->position >= 0 && h->position < s->sorted) {
     refresh(m, s, h);
   } else if (h->position >= 0) {
+    end_advice(&s->order[h->position]);
     s->order[h->position] = snapshot(m, h); /* it gets its key when it comes into the heap */
   }
   (void)mgd_state_leave(m, MGD_OK);
@@ -245,6 +266,7 @@ int mgd_order_set_policy(struct mgd_machine *m, mgd_victim_fn fn, void *context)
     s->age = 0.0;
     s->ordered = s->sorted = s->parked = 0;
     for (int32_t i = 0; i < n; i++) {
+      end_advice(&s->order[i]);
       add_unsorted(m, s, s->order[i].handle); /* writes to a place that has been read, at most i */
     }
   }

@@ -26,6 +26,15 @@ struct mgd_action {
   void *memory; /* of the host: to copy to (NULL: allocate it), from, or to free */
 };
 
+/* What the program says of a storage, beside what is seen of it. It changes when bytes leave, never what they are. LAST
+ * and FIRST exclude each other; FIRST and NEXT come before LAST. */
+enum mgd_advice {
+  MGD_ADVICE_LAST = 1,  /* it leaves when nobody else can, and no plan has it leave */
+  MGD_ADVICE_FIRST = 2, /* it leaves before all that have no such advice */
+  MGD_ADVICE_NEXT = 4,  /* the same until it is used or comes home */
+  MGD_ADVICE_READ = 8   /* it is only read: the policy takes what leaving costs for paid */
+};
+
 /* What a policy knows of a storage that may leave. The storage with the smallest key leaves first; among equals the one
  * that was used longest ago. Of a storage that was used since its key was computed, the key is computed again only when
  * the storage comes to the front. So a use must not make a key smaller, or mgd_order_rekey() must be called for each

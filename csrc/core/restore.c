@@ -157,6 +157,9 @@ int mgd_restore_begin(struct mgd_machine *m, struct mgd_handle *const *handles, 
  * being copied. */
 static void *end_restore(struct mgd_machine *m, struct mgd_handle *h, enum mgd_residency state) {
   void *left = NULL;
+  if (state != MGD_SPILLED) {
+    h->advice &= (uint8_t)~MGD_ADVICE_NEXT;
+  }
   if (state != MGD_SPILLED && h->away >= 0) {
     struct mgd_storages *there = &m->devices[h->away].storages;
     /* The peer kept a guest until it was wanted again, so it is worth giving it guests: its back-off falls by one

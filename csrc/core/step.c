@@ -92,6 +92,18 @@ void mgd_step_died_locked(struct mgd_machine *m, struct mgd_handle *h) {
   }
 }
 
+/* Only where a learned step has it as a storage that lives on: what is made anew in each step has no advice then. */
+void mgd_step_stays_locked(struct mgd_machine *m, const struct mgd_handle *h) {
+  const struct mgd_step *s = step_of(m, h);
+  bool planned = false;
+  for (int i = 0; s && i < MGD_STEP_PLANS; i++) {
+    planned = planned || (h->role[i] >= 0 && s->known[i].role[h->role[i]].lasting);
+  }
+  if (planned) {
+    mgd_step_room_changed_locked(m, h->home);
+  }
+}
+
 void mgd_step_resized_locked(struct mgd_machine *m, const struct mgd_handle *h) {
   if (step_of(m, h)) {
     mgd_step_log_resized_locked(&step_of(m, h)->log, h);
@@ -226,7 +238,7 @@ int mgd_step_operator(struct mgd_machine *m, int device, const struct mgd_step_c
 
 static int64_t room_for_plan(const struct mgd_machine *m, int device, int64_t free, int64_t margin) {
   const struct mgd_storages *s = &m->devices[device].storages;
-  const mgd_wide room = s->ordered_bytes + free - margin;
+  const mgd_wide room = s->ordered_bytes - s->last_bytes + free - margin;
   return room < 0 ? 0 : room < INT64_MAX ? (int64_t)room : INT64_MAX;
 }
 

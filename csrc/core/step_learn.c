@@ -87,8 +87,8 @@ static void add_role(struct mgd_step_learned *l, struct period *p, int32_t seen,
   l->roles++;
 }
 
-/* Results first, in the order in which they are made, then those that are used and live on. What is pinned stays where
- * it is, and is not planned. */
+/* Results first, in the order in which they are made, then those that are used and live on. What is pinned, or is to
+ * leave last, stays where it is, and is not planned. */
 static void give_roles(struct mgd_step_learned *l, struct period *p) {
   const struct mgd_step_log *log = p->log;
   for (int32_t i = 0; i < log->seen_count; i++) {
@@ -101,7 +101,8 @@ static void give_roles(struct mgd_step_learned *l, struct period *p) {
   for (int32_t i = log->operators[p->first].first_use; i < end; i++) {
     const int32_t x = log->uses[i].seen;
     const struct mgd_step_seen *s = &log->seen[x];
-    if (p->role_of[x] < 0 && s->handle && s->made < p->first && s->handle->pins == 0) {
+    if (p->role_of[x] < 0 && s->handle && s->made < p->first && s->handle->pins == 0 &&
+        !mgd_handle_leaves_last(s->handle)) {
       add_role(l, p, x, true);
     } else if (p->role_of[x] < 0 && !s->handle && successor(p, s) >= 0) {
       p->role_of[x] = p->role_of[successor(p, s)];

@@ -118,10 +118,9 @@ static PyObject *load_steps(PyObject *module, PyObject *args) {
   const size_t size = (size_t)PyBytes_GET_SIZE(bytes);
   if (size % sizeof(int64_t) == 0) {
     Py_BEGIN_ALLOW_THREADS
-    code = mgd_step_file_load(mgd_torch_machine(), id, (const int64_t *)(const void *)PyBytes_AS_STRING(bytes),
-                         size / sizeof(int64_t), &steps);
+    code = mgd_torch_load_steps(id, (const int64_t *)(const void *)PyBytes_AS_STRING(bytes), size / sizeof(int64_t),
+                                &steps);
     Py_END_ALLOW_THREADS
-    mgd_torch_learn(mgd_torch_learns()); /* the device that logs is watched */
   }
   const char *why = code == MGD_OK         ? NULL
                     : code == MGD_E_ABSENT ? "LEARN_STEPS is False"

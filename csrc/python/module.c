@@ -98,13 +98,18 @@ static int add_bridge(PyObject *module) {
   return failed ? -1 : 0;
 }
 
-/* The reasons that managed.module gives when it moves something, and how a thread stands to managed.on. */
+/* The reasons that managed.module gives when it moves something, what managed.hint says, and how a thread stands to
+ * managed.on. */
 static int add_constants(PyObject *module) {
   const struct {
     const char *name;
     long value;
   } constants[] = {{"REQUESTED", MGD_WHY_REQUESTED},
                    {"DISPERSED", MGD_WHY_DISPERSED},
+                   {"LAST", MGD_ADVICE_LAST},
+                   {"FIRST", MGD_ADVICE_FIRST},
+                   {"NEXT", MGD_ADVICE_NEXT},
+                   {"READ", MGD_ADVICE_READ},
                    {"ON", MGD_ON},
                    {"DISPERSING", MGD_ON_DISPERSING}};
   for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)

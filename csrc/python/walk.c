@@ -45,6 +45,21 @@ static PyObject *pinned(PyObject *module, PyObject *o) {
   return yes < 0 ? NULL : PyBool_FromLong(yes);
 }
 
+static PyObject *advise(PyObject *module, PyObject *args) {
+  (void)module;
+  PyObject *o;
+  unsigned advice;
+  if (!PyArg_ParseTuple(args, "OI:advise", &o, &advice) || need_tensor(o) < 0 || mgd_torch_advise(o, advice) < 0)
+    return NULL;
+  Py_RETURN_NONE;
+}
+
+static PyObject *advice(PyObject *module, PyObject *o) {
+  (void)module;
+  const int said = need_tensor(o) < 0 ? -1 : mgd_torch_advice(o);
+  return said < 0 ? NULL : PyLong_FromLong(said);
+}
+
 static PyObject *place(PyObject *module, PyObject *args) {
   (void)module;
   PyObject *o;
@@ -278,6 +293,10 @@ PyMethodDef mgd_walk_methods[] = {
     {"pin", pin, METH_VARARGS,
      PyDoc_STR("pin(tensor, pinned, /)\n--\n\nPins the tensor to its device, or lets it move again.")},
     {"pinned", pinned, METH_O, PyDoc_STR("pinned(tensor, /)\n--\n\nWhether the tensor is pinned.")},
+    {"advise", advise, METH_VARARGS,
+     PyDoc_STR("advise(tensor, advice, /)\n--\n\nWhat the program says of its bytes: the sum of LAST, FIRST, NEXT and "
+               "READ that apply (enum mgd_advice).")},
+    {"advice", advice, METH_O, PyDoc_STR("advice(tensor, /)\n--\n\nWhat was said last; 0 for nothing.")},
     {"place", place, METH_VARARGS,
      PyDoc_STR("place(tensor, placed, /)\n--\n\nNotes that the program wants the tensor on its accelerator, or does so "
                "no more. Nothing moves.")},

@@ -60,6 +60,8 @@ int mgd_torch_unmark(PyObject *tensor); /* plain from now on; its bytes stay whe
 int mgd_torch_drop_key(PyObject *tensor); /* the same for an alias that nobody reads through */
 int mgd_torch_pin(PyObject *tensor, int pinned); /* 1 pins to its device, 0 unpins */
 int mgd_torch_pinned(PyObject *tensor);
+int mgd_torch_advise(PyObject *tensor, unsigned advice); /* enum mgd_advice */
+int mgd_torch_advice(PyObject *tensor);
 /* 1: the program wants it on its accelerator, so that it does not move by itself; 0: it may. */
 int mgd_torch_place(PyObject *tensor, int placed);
 int mgd_torch_place_here(PyObject *tensor); /* the program has named the accelerator where the tensor is already */
@@ -124,6 +126,7 @@ int64_t mgd_torch_spill_all(void); /* how many left */
 int mgd_torch_is_spilled(PyObject *tensor);
 int mgd_torch_learns(void); /* whether devices that are short of room learn from steps that repeat */
 void mgd_torch_learn(int on); /* off: what was learned is forgotten */
+int mgd_torch_load_steps(int device, const int64_t *numbers, size_t n, int *steps); /* mgd_step_file_load() */
 int64_t mgd_torch_kept_host(void); /* bytes of the host that are kept for what will leave */
 
 /* ---- move.cpp */

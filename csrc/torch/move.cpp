@@ -26,6 +26,7 @@
 #include "guard.h"
 #include "record.h"
 #include "state.h"
+#include "storage.h"
 #include "threads.h"
 
 namespace managed {
@@ -90,11 +91,13 @@ void take_over(const at::Tensor& t, const at::Tensor& copy) {
     state->traffic = old->traffic;
     state->placed = old->placed.load();
     state->in_module = old->in_module.load();
+    state->advice = old->advice.load();
   }
   const bool is_inference = impl->is_inference(); // a copy never is: it may meet autograd
   impl->shallow_copy_from(copy.getIntrusivePtr());
   if (is_inference) key_set_of(impl) = key_set_of(impl) - c10::autograd_dispatch_keyset_with_ADInplaceOrView;
   if (state) set_history_of_bytes(t, state->object);
+  if (state && state->advice) advise_storages(t, state->advice);
   if (state) impl->set_backend_meta(std::move(state));
   if (!managed) remove_key(impl);
 }

@@ -199,6 +199,25 @@ int mgd_torch_pin(PyObject* o, int pinned) {
   });
 }
 
+int mgd_torch_advise(PyObject* o, unsigned advice) {
+  return guarded([&] {
+    const at::Tensor& t = THPVariable_Unpack(o);
+    make_state(t).advice = static_cast<uint8_t>(advice);
+    each_storage(t, [&](c10::StorageImpl* s) {
+      if (!handle_of(s)) give_operand_handle(t, s);
+    });
+    advise_storages(t, advice);
+    return 0;
+  });
+}
+
+int mgd_torch_advice(PyObject* o) {
+  return guarded([&] {
+    const TensorState* s = state_of(THPVariable_Unpack(o));
+    return s ? static_cast<int>(s->advice) : 0;
+  });
+}
+
 int mgd_torch_pinned(PyObject* o) {
   return guarded([&] { return static_cast<int>(is_pinned(THPVariable_Unpack(o))); });
 }

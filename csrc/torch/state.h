@@ -25,6 +25,7 @@ struct TensorState : c10::BackendMeta {
   std::atomic<bool> pinned{false};
   std::atomic<bool> placed{false}; // the program put it on its accelerator: it does not move by itself
   std::atomic<bool> in_module{false}; // a parameter or buffer of a managed module
+  std::atomic<uint8_t> advice{0}; // enum mgd_advice, for the storages that it has and those that it gets by moving
   uint64_t object = 0;            // the id under which the trace knows it
   std::shared_ptr<Source> source; // its storage's copies on other devices; guarded by replica.cpp's mutex
   mgd_traffic traffic{};          // of a leaf; guarded by move.cpp's mutex

@@ -3,6 +3,7 @@
 
 #include <array>
 
+#include "../core/step_file.h"
 #include "api.h"
 #include "devices.h"
 #include "executor.h"
@@ -64,10 +65,6 @@ void follow_step(int device, const char* operator_name, c10::ArrayRef<mgd_step_u
 void learn_steps(bool on) {
   learns = on;
   mgd_step_learn(machine(), on);
-  mgd_step_state state;
-  for (int id = 1; on && mgd_step_read(machine(), id, &state) == MGD_OK; id++) {
-    if (state.logs || state.follows) begin_steps(id); // it has got steps from a file
-  }
 }
 
 bool learns_steps() { return learns; }
@@ -79,3 +76,9 @@ using namespace managed;
 int mgd_torch_learns(void) { return learns_steps(); }
 
 void mgd_torch_learn(int on) { learn_steps(on != 0); }
+
+int mgd_torch_load_steps(int device, const int64_t* numbers, size_t n, int* steps) {
+  const int code = mgd_step_file_load(machine(), device, numbers, n, steps);
+  if (*steps > 0) begin_steps(device); // it follows them although nothing had to leave yet
+  return code;
+}

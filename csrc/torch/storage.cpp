@@ -180,7 +180,14 @@ StorageHandle* give_operand_handle_slow(const at::Tensor& t, c10::StorageImpl* s
   StorageHandle* h = handle_of(s);
   const TensorState* state = h ? state_of(t) : nullptr;
   if (state) h->object = state->object;
+  if (state && state->advice) mgd_handle_advise(machine(), h, state->advice);
   return h;
+}
+
+void advise_storages(const at::Tensor& t, uint32_t advice) {
+  each_storage(t, [&](c10::StorageImpl* s) {
+    if (StorageHandle* h = handle_of(s)) mgd_handle_advise(machine(), h, advice);
+  });
 }
 
 // A copy may still use them.

@@ -42,6 +42,9 @@ struct StorageHandle final : Head, Marks, mgd_handle {
 
 void drop_handle(void* context); // the deleter of a DataPtr whose context is a StorageHandle
 
+// Tells the core what the program says of the bytes of t (enum mgd_advice). Storages without a handle never leave.
+void advise_storages(const at::Tensor& t, uint32_t advice);
+
 // How many storages have died whose bytes are not free yet: no handle tells of them any more.
 extern std::atomic<int> unfinished_deaths;
 

@@ -15,7 +15,7 @@ struct storage {
   struct mgd_handle h;
   bool open, closed; /* closed: not yet deleted */
   enum mgd_residency state;
-  int home, away, to, pins;
+  int home, away, to, pins, advice; /* advice: of leaving first or last */
   int64_t bytes, uses; /* the mover's included */
   bool promised, marked, dropped, stays; /* stays: its mover makes a copy on the host */
   uintptr_t copy;                     /* on the host, 0 for none */
@@ -70,8 +70,13 @@ struct expected {
   int64_t room[DEVICES];
 };
 
+static inline int rank_of(const struct storage *s) { return s->advice == MGD_ADVICE_FIRST ? -1 : s->advice == MGD_ADVICE_LAST; }
+
 static inline bool is_better(const struct model *x, const struct storage *a, const struct storage *b) {
-  if (x->largest_first && a->bytes != b->bytes) {
+  if (a->advice != b->advice) {
+    return rank_of(a) < rank_of(b);
+  }
+  if (a->advice == 0 && x->largest_first && a->bytes != b->bytes) {
     return a->bytes > b->bytes;
   }
   return a->used < b->used;

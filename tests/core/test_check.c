@@ -405,6 +405,10 @@ static void the_clock(void) {
   EXPECT_QUEUE_BROKEN(c, s->last->references, none);
   EXPECT_QUEUE_BROKEN(c, s->last->streams[0], mgd_clock_place_of(c, 1)->streams[0]);
   EXPECT_QUEUE_BROKEN(c, link->queued, none);
+  const bool no = false;
+  EXPECT_QUEUE_BROKEN(c, s->first->is_front, no);
+  EXPECT_QUEUE_BROKEN(c, c->fronts, s->last); /* an operator ties nothing */
+  EXPECT_QUEUE_BROKEN(c, c->fronts_last, s->last);
   const enum mgd_copy_phase flowing = MGD_COPY_FLOWING;
   EXPECT_QUEUE_BROKEN(c, s->first->phase, flowing); /* and nobody has the link */
   mgd_clock_destroy(c);

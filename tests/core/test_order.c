@@ -69,6 +69,94 @@ static void keys_change_when_a_policy_says_so(void) {
   mgd_machine_destroy(m);
 }
 
+/* ---- what the program says */
+
+/* Who leaves when one of three is to; who used the last is the youngest. */
+static void advice_goes_before_the_policy(void) {
+  struct mgd_machine *m = new_directory(1);
+  struct mgd_handle *h[3];
+  for (int i = 0; i < 3; i++) {
+    h[i] = open_handle(m, 1, 1, (uint64_t)i + 1);
+  }
+  EXPECT(first_of(m) == h[0]);
+  EXPECT_OK(mgd_handle_advise(m, h[0], MGD_ADVICE_LAST));
+  EXPECT(first_of(m) == h[1]);
+  EXPECT_OK(mgd_handle_advise(m, h[2], MGD_ADVICE_FIRST));
+  EXPECT(first_of(m) == h[2]);
+  use_at(h[2], 10);
+  EXPECT(first_of(m) == h[2]); /* it stays so when it is used */
+  EXPECT_OK(mgd_handle_advise(m, h[2], MGD_ADVICE_NEXT));
+  EXPECT(first_of(m) == h[2]);
+  use_at(h[2], 11);
+  EXPECT(first_of(m) == h[1]); /* and this does not */
+  EXPECT_OK(mgd_handle_advise(m, h[0], MGD_ADVICE_LAST | MGD_ADVICE_NEXT));
+  EXPECT(first_of(m) == h[0]);
+  use_at(h[0], 12);
+  spill(m, h[1], MGD_HOST);
+  spill(m, h[2], MGD_HOST);
+  EXPECT(first_of(m) == h[0]); /* there is nobody else */
+  EXPECT_OK(mgd_handle_advise(m, h[1], MGD_ADVICE_NEXT)); /* while it is away */
+  restore(m, h[1]);
+  restore(m, h[2]);
+  EXPECT(first_of(m) == h[1]);
+  EXPECT_OK(mgd_handle_advise(m, h[0], 0));
+  use_at(h[1], 20);
+  use_at(h[2], 21);
+  EXPECT(first_of(m) == h[0]);
+  for (int i = 0; i < 3; i++) {
+    close_handle(m, h[i]);
+  }
+  mgd_machine_destroy(m);
+}
+
+/* One that may not leave is asked again, and its use meanwhile is seen. */
+static void advice_ends_with_a_use_that_nobody_looked_at(void) {
+  struct mgd_machine *m = new_directory(1);
+  struct mgd_handle *a = open_handle(m, 1, 1, 1), *b = open_handle(m, 1, 1, 2);
+  EXPECT_OK(mgd_handle_advise(m, b, MGD_ADVICE_NEXT));
+  EXPECT(i_use(b, 3));
+  EXPECT(first_of(m) == a);
+  put_back(b, 1);
+  EXPECT(first_of(m) == a);
+  EXPECT_OK(mgd_handle_advise(m, b, MGD_ADVICE_NEXT));
+  use_at(b, 4);
+  mgd_order_rekey(m, b);
+  EXPECT(first_of(m) == a);
+  EXPECT_OK(mgd_handle_advise(m, b, MGD_ADVICE_NEXT));
+  use_at(b, 5);
+  EXPECT_OK(mgd_handle_pin(m, b, MGD_PIN_ASKED, true));
+  EXPECT_OK(mgd_handle_pin(m, b, MGD_PIN_ASKED, false));
+  EXPECT(first_of(m) == a);
+  EXPECT_OK(mgd_handle_advise(m, b, MGD_ADVICE_NEXT));
+  use_at(b, 6);
+  EXPECT_OK(mgd_order_set_policy(m, mgd_policy_lru, NULL));
+  EXPECT(first_of(m) == a);
+  close_handle(m, a);
+  close_handle(m, b);
+  mgd_machine_destroy(m);
+}
+
+/* Only read: as though its copy were on the host already. What leaves last does not age the device. */
+static void advice_changes_a_price(void) {
+  struct mgd_machine *m = new_machine(1, 100000000);
+  struct mgd_handle *a = open_handle(m, 1, 1000000, 1), *b = open_handle(m, 1, 1000000, 2);
+  EXPECT_OK(mgd_link_set(m, 1, MGD_HOST, (struct mgd_link){1, 1.0}));
+  EXPECT_OK(mgd_link_set(m, MGD_HOST, 1, (struct mgd_link){1, 1.0}));
+  EXPECT(first_of(m) == a);
+  EXPECT_OK(mgd_handle_advise(m, b, MGD_ADVICE_READ));
+  EXPECT(first_of(m) == b);
+  EXPECT_OK(mgd_handle_advise(m, a, MGD_ADVICE_LAST));
+  const double age = m->devices[1].storages.age;
+  spill(m, a, MGD_HOST);
+  EXPECT(age > 0.0 && m->devices[1].storages.age == age);
+  EXPECT_CODE(mgd_handle_advise(m, b, MGD_ADVICE_LAST | MGD_ADVICE_FIRST), MGD_E_INVALID);
+  EXPECT_CODE(mgd_handle_advise(m, b, 16), MGD_E_INVALID);
+  EXPECT_INT(b->advice, MGD_ADVICE_READ);
+  close_handle(m, a);
+  close_handle(m, b);
+  mgd_machine_destroy(m);
+}
+
 /* ---- many */
 
 static int asked;
@@ -203,6 +291,9 @@ int main(int argc, char **argv) {
   printf("test_order: seed %" PRIu64 "\n", seed);
   a_policy_that_sees_ahead_loses_nothing(seed);
   keys_change_when_a_policy_says_so();
+  advice_goes_before_the_policy();
+  advice_ends_with_a_use_that_nobody_looked_at();
+  advice_changes_a_price();
   a_call_looks_at_few_of_many_that_were_touched(seed);
   all_are_asked_before_nobody_may_leave();
   guests_are_asked_in_turns();

@@ -153,6 +153,15 @@ static void step_pin(struct model *x) {
   }
 }
 
+static void step_advise(struct model *x) {
+  struct storage *s = any(x);
+  if (s->open) {
+    s->advice = (int)roll(x, 3); /* none, MGD_ADVICE_LAST, MGD_ADVICE_FIRST */
+    s->filed = ++x->tick;
+    EXPECT_OK(mgd_handle_advise(x->m, &s->h, (uint32_t)s->advice | (roll(x, 2) ? MGD_ADVICE_READ : 0)));
+  }
+}
+
 /* ---- moves */
 
 static void expect_plan(struct model *x, const struct expected *e, const struct mgd_action *actions, size_t n) {
@@ -444,9 +453,10 @@ static void step(struct model *x) {
   static void (*const steps[])(struct model *) = {step_open, step_open, step_open, step_close, step_use, step_put, step_put, step_put, step_write, step_resize, step_end,
                                                   step_pin, step_evict, step_evict_one, step_spare, step_evict, step_acquire, step_acquire, step_acquire, step_end, step_end, step_end, step_end};
   int64_t which = roll(x, 23 * 50);
-  if (which < 8) {
+  if (which < 20) {
     (which < 2 ? step_evict_random : which < 6 ? step_devices
-                                               : step_settings)(x);
+                                 : which < 8   ? step_settings
+                                               : step_advise)(x);
   }
   bool is_opening = which % 23 < 3;
   (x->draining && is_opening ? step_close : steps[which % 23])(x); /* now and then devices get empty */

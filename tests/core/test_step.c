@@ -359,6 +359,35 @@ static void more_room_is_seen(uint64_t seed) {
   give_up(&d);
 }
 
+/* Two weights are to stay. The step is learned anew, without them, and they are home all the time. */
+static void what_is_to_leave_last_is_not_planned(uint64_t seed) {
+  struct device d = new_device(seed, 0);
+  for (int i = 0; i < 4; i++) {
+    train(&d);
+  }
+  EXPECT(state(&d).follows);
+  for (int i = 0; i < 2; i++) {
+    EXPECT_OK(mgd_handle_advise(d.m, &d.weights[i]->h, MGD_ADVICE_LAST));
+  }
+  EXPECT(!state(&d).follows);
+  for (int i = 0; i < 6; i++) {
+    train(&d);
+  }
+  EXPECT(state(&d).follows);
+  EXPECT_INT(d.m->devices[1].storages.last_bytes, 2 * WEIGHT);
+  for (int i = 0; i < 2; i++) {
+    d.planned = d.needed = 0;
+    train(&d);
+    EXPECT(d.planned > LAYERS);
+    EXPECT_INT(d.needed, 0);
+    EXPECT(d.weights[0]->content >= 0 && d.weights[1]->content >= 0);
+    EXPECT(d.weights[0]->h.role[0] < 0 && d.weights[2]->h.role[0] >= 0);
+  }
+  EXPECT_OK(mgd_handle_advise(d.m, &d.weights[2]->h, MGD_ADVICE_FIRST | MGD_ADVICE_READ));
+  EXPECT(state(&d).follows); /* that is the plan's to decide */
+  give_up(&d);
+}
+
 /* A device from which nothing leaves any more logs no more. */
 static void a_quiet_device_logs_no_more(uint64_t seed) {
   struct device d = new_device(seed, 0);
@@ -413,6 +442,10 @@ static void whatever_happens_bytes_are_right(uint64_t seed, int64_t steps) {
       const int64_t which = pick(&d.random, LAYERS);
       drop(&d, &d.weights[which]);
       d.weights[which] = make(&d, WEIGHT);
+    }
+    if (pick(&d.random, 12) == 0) {
+      const uint32_t advice = (uint32_t)pick(&d.random, 16);
+      EXPECT_CODE(mgd_handle_advise(d.m, &d.weights[pick(&d.random, LAYERS)]->h, advice), (advice & 3) == 3 ? MGD_E_INVALID : MGD_OK);
     }
     if (pick(&d.random, 12) == 0) {
       d.room = ROOM - pick(&d.random, 60);
@@ -596,6 +629,7 @@ int main(int argc, char **argv) {
   learning_can_be_switched_off(seed);
   without_memory_all_goes_on(seed);
   more_room_is_seen(seed);
+  what_is_to_leave_last_is_not_planned(seed);
   a_quiet_device_logs_no_more(seed);
   a_plan_may_lie(seed);
   a_record_may_be_wrong(seed);

@@ -1,0 +1,123 @@
+"""What a program knows of its tensors that cannot be seen: which are needed again, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from managed import _adopt, _walk
+from managed._backend import INERT, C
+
+__all__ = ["hint"]
+
+_T = TypeVar("_T")
+_Place = torch.device | int | str | torch.Tensor | nn.Module
+
+
+def hint(
+    obj: _T,
+    *,
+    near: _Place | None = None,
+    reuse: bool | None = None,
+    read_only: bool = False,
+    wont_need: bool = False,
+) -> _T:
+    """Says what the program knows of tensors; changes where bytes are and when, never a value.
+
+    A hint goes before what managed sees and guesses. It holds for the bytes of these tensors, also
+    after they have moved, until the next hint says something else: `hint(x)` says nothing any more.
+    What an operator makes of them has no hint.
+
+    Args:
+        obj: a managed tensor, a module of such, or a nest of them (lists, tuples, dictionaries).
+        near: a device, or a tensor or a module that is on one. The tensors move there now, in
+            place, and operators come to them there.
+        reuse: `True`: they stay as long as anything else can leave their device, and are no part of
+            a learned step. `False`: they leave before anything else, as what is read once does.
+        read_only: their device may take for granted that they are not written, so that they leave
+            rather than others: without a copy from the second time on. Writing them is allowed.
+        wont_need: they leave before anything else, until they are used the next time.
+
+    Returns:
+        `obj`.
+
+    Raises:
+        TypeError: for what is no tensor, no module and no nest of them.
+        ValueError: for tensors that are not managed, and for a `near` that names no single device.
+        RuntimeError: `near` for what cannot move in place: results of operators, and views.
+        PinConflictError: `near` for what is pinned elsewhere.
+        OutOfMemoryError: no room there. After an error everything is as it was.
+    """
+    said = C.READ * read_only | C.NEXT * wont_need
+    if reuse is not None:
+        said |= C.LAST if reuse else C.FIRST
+    slots = list(_slots(obj))
+    if INERT:
+        return obj
+    for slot in slots:
+        if not C.is_managed(slot.tensor):
+            raise ValueError(
+                f"managed: a hint is for managed tensors, and {slot.title} is not managed; use "
+                "as_subclass(ManagedTensor), or ManagedModule.from_module"
+            )
+    if near is not None:
+        _bring(slots, _device_of(near))
+    for slot in _slots(obj):  # buffers may be others now
+        if near is not None:
+            _adopt.place(slot.tensor)
+        C.advise(slot.tensor, said)
+    return obj
+
+
+def _slots(obj: Any) -> Iterator[_walk.Slot]:
+    """The tensors of a nest that have bytes of their own."""
+    for leaf in _leaves(obj):
+        if isinstance(leaf, nn.Module):
+            yield from (s for s in _walk.slots([leaf]) if _walk.markable(s.tensor))
+        else:
+            yield _walk.Slot(nn.Module(), "", leaf, [])
+
+
+def _leaves(obj: Any) -> Iterator[Any]:
+    if isinstance(obj, torch.Tensor | nn.Module):
+        yield obj
+    elif isinstance(obj, dict | list | tuple):
+        parts: Iterable[Any] = obj.values() if isinstance(obj, dict) else obj
+        for part in parts:
+            yield from _leaves(part)
+    else:
+        raise TypeError(f"managed: a hint is for a tensor, a module or a nest of them, not {obj!r}")
+
+
+def _device_of(near: _Place) -> torch.device:
+    named: Any = near
+    if isinstance(near, nn.Module):
+        found = {s.tensor.device for s in _walk.slots([near])}
+        if len(found) != 1:
+            where = ", ".join(sorted(map(str, found))) or "no device"
+            raise ValueError(
+                f"managed: near takes what is on one device, and this module is on {where}; "
+                "name a tensor or a device"
+            )
+        (named,) = found
+    elif isinstance(near, torch.Tensor):
+        named = near.device
+    device = C.device(named)
+    if device is None:
+        raise ValueError(f'managed: near={near!r} names no single device; say "cuda:0" or "sim:0"')
+    return device
+
+
+def _bring(slots: list[_walk.Slot], device: torch.device) -> None:
+    """Moves all of them or none."""
+    for slot in slots:
+        x = slot.tensor
+        if x.device != device and not slot.places and (not x.is_leaf or x._is_view()):
+            what = "a view" if x._is_view() else "the result of an operator"
+            raise RuntimeError(
+                f"managed: {what} does not move in place; use x = x.to({str(device)!r})"
+            )
+    _walk.carry([(slot, device) for slot in slots], C.REQUESTED)
