@@ -185,7 +185,7 @@ class ManagedModule(nn.Module):
     def _apply(self: Self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         if not INERT and _told.is_telling():  # by nn.Module.cuda(self), which ours stands before
             return self
-        # A conversion gives parameters new contents and replaces buffers: what was said of them is lost.
+        # A conversion gives parameters new contents and replaces buffers: what was said is lost.
         said = {s.name: (C.pinned(s.tensor), C.advice(s.tensor)) for s in _walk.own_slots(self)}
         placed = _adopt.placed_names(self)
         histories = {s.name: C.object_id(s.tensor) for s in _walk.own_slots(self)}

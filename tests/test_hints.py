@@ -240,7 +240,7 @@ def test_nonsense_is_refused():
         managed.hint([x, "x"], reuse=True)
     with pytest.raises(ValueError, match="the tensor is not managed; use as_subclass"):
         managed.hint([x, torch.ones(3)], reuse=True)
-    with pytest.raises(ValueError, match="Linear.weight is not managed"):
+    with pytest.raises(ValueError, match=r"Linear\.weight is not managed"):
         managed.hint(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="names no single device"):
         managed.hint(x, near="cuda")
