@@ -145,6 +145,8 @@ def simulate(
     if not plan.values:
         _no_values.install()
     _simulated = plan
+    # Torch notes that they are in use. Until then its accelerator.synchronize() waits for nothing.
+    torch.empty(0, device="sim:0")
 
 
 def is_simulated() -> bool:

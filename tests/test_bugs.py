@@ -480,6 +480,24 @@ def test_torchs_list_of_what_can_be_overridden_has_none_of_ours(run_python):
     """)
 
 
+def test_synchronize_waits_before_torch_has_made_a_tensor_there(run_python):
+    """Torch takes a device that it has not initialised for idle, and our copies initialise none."""
+    run_python("""
+        import torch, managed
+        from managed import ManagedTensor, _C
+
+        managed.simulate(devices=1, memory="64MiB")
+        x = torch.zeros(2**20).as_subclass(ManagedTensor).to("sim:0")
+        event = torch.Event("sim", enable_timing=True)
+        _C.spill_all()
+        x[:1].add_(1.0)
+        event.record()
+        assert not event.query()
+        torch.accelerator.synchronize()
+        assert event.query()
+    """)
+
+
 def test_a_plain_tensor_that_moves_stays_readable():
     """Its new storage could leave, and nobody brings home what a plain tensor uses."""
     from managed import _C
