@@ -8,6 +8,9 @@ import torch
 
 __all__ = ["CopyWarning", "ManagedError", "OutOfMemoryError", "PinConflictError"]
 
+# By these words Lightning's BatchSizeFinder, for one, knows the error, on whatever device it is.
+_KNOWN_BY = "CUDA out of memory."
+
 
 class ManagedError(Exception):
     """Base of what managed raises beside ValueError and TypeError."""
@@ -18,7 +21,16 @@ class PinConflictError(ManagedError, RuntimeError):
 
 
 class OutOfMemoryError(ManagedError, torch.OutOfMemoryError):
-    """No room appeared on a device in time; the text says what was asked and what is free."""
+    """No room appeared on a device in time; the text says what was asked and what is free.
+
+    Programs that look for a batch size know the error by its class or by its text: it has the words
+    "CUDA out of memory.", of CUDA's allocator itself or added at the end.
+    """
+
+    def __init__(self, *args: object) -> None:
+        if len(args) == 1 and _KNOWN_BY not in str(args[0]):
+            args = (f'{args[0]} CUDA\'s allocator would say "{_KNOWN_BY}"',)
+        super().__init__(*args)
 
     def _repr_html_(self) -> str:
         from managed import _reprs

@@ -1,5 +1,6 @@
 """Room that cannot be made: what the error is and says, and that all is whole after it."""
 
+import copy
 import io
 import pickle
 import textwrap
@@ -70,6 +71,66 @@ def test_programs_that_look_for_a_batch_size_find_it(room):
 
     assert work() == 45 * MiB / 4
     assert tried == [64, 57, 51, 45]
+
+
+def is_cuda_out_of_memory(exception):
+    """As lightning/pytorch/utilities/memory.py of Lightning 2.6.6 has it, by which BatchSizeFinder
+    and `Tuner.scale_batch_size` know that a batch is too large: there `is_oom_error` is this or a
+    text of cuDNN's or of the CPU's allocator."""
+    return (
+        isinstance(exception, RuntimeError)
+        and len(exception.args) == 1
+        and "CUDA" in exception.args[0]
+        and "out of memory" in exception.args[0]
+    )
+
+
+def load_what_does_not_fit():
+    file = io.BytesIO()
+    torch.save(torch.zeros(60 * MiB, dtype=torch.uint8), file)
+    file.seek(0)
+    torch.load(file, map_location=D0)
+
+
+FAILURES = {
+    "a result": lambda: sized(20).repeat(3),
+    "operands": lambda: torch.addcmul(*(sized(20) for _ in range(3))),
+    "a batch": lambda: torch.zeros(60 * MiB, dtype=torch.uint8).to(D0),
+    "a move": lambda: sized(60, device="cpu").cuda(0),
+    "a send": lambda: managed.DeviceManager(retry_limit=0).send(sized(60, device="cpu"), D0),
+    "a load": load_what_does_not_fit,
+}
+
+
+@pytest.mark.parametrize("call", FAILURES.values(), ids=FAILURES)
+def test_every_text_has_the_words_that_others_look_for(room, call):
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        call()
+    error = caught.value.with_traceback(None)
+    assert is_cuda_out_of_memory(error)
+    assert should_reduce_batch_size(error)
+    assert error.args[0].count("CUDA out of memory.") == 1
+    for same in (pickle.loads(pickle.dumps(error)), copy.deepcopy(error)):
+        assert (type(same), same.args) == (type(error), error.args)
+
+
+@pytest.mark.only_simulated("only a simulated device can be told to fail")
+def test_a_failure_that_was_asked_for_has_them_too():
+    x = sized(1)
+    with managed.debug.torture(fail_allocation=1), pytest.raises(torch.OutOfMemoryError) as caught:
+        x * 2
+    assert "asked for this to fail" in str(caught.value)
+    assert is_cuda_out_of_memory(caught.value)
+    caught.value.with_traceback(None)
+
+
+def test_an_error_that_a_program_raises_says_what_it_is_given():
+    assert managed.OutOfMemoryError().args == ()
+    assert managed.OutOfMemoryError("a", "b").args == ("a", "b")
+    said = "CUDA out of memory. Tried to allocate 2.00 MiB."
+    assert managed.OutOfMemoryError(said).args == (said,)
+    (text,) = managed.OutOfMemoryError("sim:0 out of memory.").args
+    assert text == 'sim:0 out of memory. CUDA\'s allocator would say "CUDA out of memory."'
 
 
 def test_it_says_what_was_asked_who_holds_what_and_what_to_do(room):

@@ -91,6 +91,9 @@ Situation look(Device &d) {
   return s;
 }
 
+// A simulated device stands in for one of CUDA's. Lightning, for one, knows the error by these words: see managed/errors.py.
+constexpr const char *kOnCuda = " CUDA's allocator would say \"CUDA out of memory.\"";
+
 [[noreturn]] void fail(int device, std::size_t bytes) {
   const Situation s = look(g_devices[device]);
   const std::size_t room = s.allowed > s.used ? s.allowed - s.used : 0;
@@ -98,12 +101,12 @@ Situation look(Device &d) {
   const char *advice = bytes > s.allowed ? "This can never fit here: split the tensor, use a device with more memory, or simulate with a larger memory=."
                                           : "Free tensors, use smaller batches, move something to another device, or simulate with a larger memory=.";
   TORCH_CHECK_WITH(OutOfMemoryError, false, "sim:", device, " out of memory. Tried to allocate ", exact(bytes), ". Capacity ", exact(s.capacity), budget, ", used ",
-                   exact(s.used), " in ", s.blocks, " storages (largest ", exact(s.largest), "), free ", exact(room), ". ", advice);
+                   exact(s.used), " in ", s.blocks, " storages (largest ", exact(s.largest), "), free ", exact(room), ". ", advice, kOnCuda);
 }
 
 [[noreturn]] void fail_as_asked(int device, std::size_t bytes) {
   TORCH_CHECK_WITH(OutOfMemoryError, false, "sim:", device, " out of memory. Tried to allocate ", exact(bytes),
-                   ", and managed.debug.torture(fail_allocation=...) asked for this to fail.");
+                   ", and managed.debug.torture(fail_allocation=...) asked for this to fail.", kOnCuda);
 }
 
 // The hook may run Python-free code that waits for other threads, and those may
