@@ -3,16 +3,18 @@
 neuraloperator, Lightning, botorch and torchdiffeq: `make ecosystem` installs them and runs this.
 """
 
+import contextlib
 import copy
 import warnings
 
 import pytest
 import torch
-from devices import D1, D2, device_module
-from pressure import half_of
+from devices import D1, D2, device_module, device_name
+from pressure import KiB, counted, half_of
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import managed
 from managed import ManagedModule, ManagedTensor, integrations
 
 from .common import difference, managed_on
@@ -205,6 +207,67 @@ def test_a_resumed_lightning_draws_on(tmp_path):
     actual, other = run(checkpoint)
     assert difference(expected, actual) is None
     assert torch.equal(state, other)
+
+
+def searching(asked):
+    class Net(lightning().LightningModule):
+        batch_size = 2
+
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
+
+        def train_dataloader(self):
+            row = torch.randn(1, 1024, 16, generator=torch.Generator().manual_seed(3))  # 64 KiB
+            return DataLoader(TensorDataset(row.expand(512, -1, -1)), self.batch_size)
+
+        def training_step(self, batch, index):
+            (x,) = batch
+            asked.append(len(x))
+            return (self.layers(x) - x).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters())
+
+    return Net()
+
+
+@pytest.mark.row(
+    "Lightning, `BatchSizeFinder` and `Tuner.scale_batch_size`",
+    note="They take managed's error for a batch that is too large",
+)
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("mode", ["power", "binsearch"])
+@pytest.mark.not_under_torture("all spills, whatever the budget")
+def test_lightning_finds_a_batch_size(place, mode, tmp_path):
+    """A step needs four storages of its batch's size at once, and there is room for 160 rows."""
+    asked = []
+    finder = lightning().callbacks.BatchSizeFinder(mode, margin=0.0)
+    trainer = lightning().Trainer(
+        default_root_dir=tmp_path,
+        strategy=integrations.lightning_strategy(),
+        max_steps=2,
+        callbacks=[finder] if mode == "power" else [],
+        **dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False),
+        enable_checkpointing=False,
+    )
+    net = PLACES[place](ManagedModule.from_module(searching(asked)))
+    with contextlib.ExitStack() as budgets:
+        for name in map(device_name, range(4)):
+            budgets.enter_context(managed.budget(name, counted(name) + 160 * 64 * KiB))
+        if mode == "power":
+            trainer.fit(net)
+            found = finder.optimal_batch_size
+            assert asked[-3:] == [64, 32, 32]  # too large; then two steps with what was found
+            assert trainer.global_step == 2
+        else:
+            tuner = library("pytorch_lightning.tuner").Tuner(trainer)
+            found = tuner.scale_batch_size(net, mode=mode, margin=0.0)
+            done = {n for n in asked if asked.count(n) == 3}  # steps of a trial
+            assert found == max(done)
+            assert found + 1 in set(asked) - done
+    assert net.batch_size == found
+    assert 32 <= found < 48
 
 
 # ---- botorch
