@@ -6,9 +6,11 @@ import json
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 
 import managed
 from managed import _C
@@ -90,6 +92,24 @@ def test_methods_of_device_manager():
 
 def test_the_package_says_that_it_is_typed():
     assert (PACKAGE / "py.typed").exists()
+
+
+@pytest.mark.slow
+def test_stubtest_finds_no_difference(tmp_path):
+    """Every stub against the module that was built: names, kinds of parameters, defaults."""
+    pytest.importorskip("mypy")
+    stubs = [p.stem for p in sorted(PACKAGE.glob("*.pyi"))]
+    modules = [f"managed.{name}" for name in stubs if find_spec(f"managed.{name}")]
+    assert {"managed._C", "managed._sim", "managed._virtual_gpu"} <= {*modules}
+    assert ("managed._cuda" in modules) == (torch.version.cuda is not None)
+    settings = tmp_path / "mypy.ini"
+    settings.write_text(f"[mypy]\ncache_dir = {tmp_path}\n")
+    command = [sys.executable, "-m", "mypy.stubtest", "--mypy-config-file", str(settings)]
+    done = subprocess.run(
+        [*command, *modules], cwd=PACKAGE.parent, capture_output=True, text=True, check=False
+    )
+    told = f"Success: no issues found in {len(modules)} modules\n"
+    assert (done.stdout, done.returncode) == (told, 0), done.stdout + done.stderr
 
 
 # ---- checkers

@@ -52,7 +52,7 @@ static PyObject *none_or_null(int code) {
 }
 
 PyDoc_STRVAR(create_doc,
-             "create(capacities, speed, host_link, peer_link, devices_per_switch, (peers_over_host, all_bytes_per_ns), repeatable, values, unknown_is_error)\n--\n\n"
+             "create(capacities, speed, host_link, peer_link, devices_per_switch, peers_over_host_and_all_bytes_per_ns, repeatable, values, unknown_is_error, /)\n--\n\n"
              "Registers simulated devices with torch, once a process.\n\n"
              "capacities: list of bytes, one a device. speed: (rates, bytes/ns, launch ns, issue ns, of these Python's);\n"
              "rates[kind][precision] in flops/ns, in the order of KINDS and PRECISIONS.\n"
@@ -90,7 +90,7 @@ static PyObject *sim_device_count(PyObject *Py_UNUSED(module), PyObject *Py_UNUS
 PyDoc_STRVAR(current_device_doc, "current_device()\n--\n\nIndex of the calling thread's device.");
 static PyObject *sim_current_device(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) { return PyLong_FromLong(mgd_sim_current_device()); }
 
-PyDoc_STRVAR(set_device_doc, "set_device(index)\n--\n\nMakes a device the calling thread's current one.");
+PyDoc_STRVAR(set_device_doc, "set_device(index, /)\n--\n\nMakes a device the calling thread's current one.");
 static PyObject *sim_set_device(PyObject *Py_UNUSED(module), PyObject *args) {
   int device;
   if (!PyArg_ParseTuple(args, "i:set_device", &device)) {
@@ -100,7 +100,7 @@ static PyObject *sim_set_device(PyObject *Py_UNUSED(module), PyObject *args) {
 }
 
 PyDoc_STRVAR(report_doc,
-             "report(index)\n--\n\n"
+             "report(index, /)\n--\n\n"
              "(capacity, used, peak) in bytes and the device's virtual time in ns.");
 static PyObject *sim_report(PyObject *Py_UNUSED(module), PyObject *args) {
   int device;
@@ -112,7 +112,7 @@ static PyObject *sim_report(PyObject *Py_UNUSED(module), PyObject *args) {
 }
 
 PyDoc_STRVAR(set_capacity_doc,
-             "set_capacity(index, bytes)\n--\n\n"
+             "set_capacity(index, bytes, /)\n--\n\n"
              "Changes what a device may hold. Below what is in use: nothing is freed and nothing more fits.");
 static PyObject *sim_set_capacity(PyObject *Py_UNUSED(module), PyObject *args) {
   int device;
@@ -127,7 +127,7 @@ static PyObject *sim_set_capacity(PyObject *Py_UNUSED(module), PyObject *args) {
   return none_or_null(mgd_sim_set_capacity(device, (size_t)bytes));
 }
 
-PyDoc_STRVAR(reset_peak_doc, "reset_peak(index)\n--\n\nForgets the highest use so far.");
+PyDoc_STRVAR(reset_peak_doc, "reset_peak(index, /)\n--\n\nForgets the highest use so far.");
 static PyObject *sim_reset_peak(PyObject *Py_UNUSED(module), PyObject *args) {
   int device;
   if (!PyArg_ParseTuple(args, "i:reset_peak", &device)) {
@@ -148,7 +148,7 @@ PyDoc_STRVAR(elapsed_doc, "elapsed()\n--\n\nVirtual ns until all that was issued
 static PyObject *sim_elapsed(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) { return time_by(&mgd_sim_elapsed); }
 
 PyDoc_STRVAR(busy_doc,
-             "busy(source, target)\n--\n\n"
+             "busy(source, target, /)\n--\n\n"
              "Virtual ns for which a link was taken (-1 is the host), or which the operators of one device took.");
 static PyObject *sim_busy(PyObject *Py_UNUSED(module), PyObject *args) {
   int from, to;
@@ -160,7 +160,7 @@ static PyObject *sim_busy(PyObject *Py_UNUSED(module), PyObject *args) {
 }
 
 PyDoc_STRVAR(exchange_duration_doc,
-             "exchange_duration(ns)\n--\n\n"
+             "exchange_duration(ns, /)\n--\n\n"
              "For kernels that were measured: from now on each operator of this thread takes so many ns of virtual\n"
              "time, whatever it does; -1: what its work takes. Returns what was said before.");
 static PyObject *sim_exchange_duration(PyObject *Py_UNUSED(module), PyObject *ns) {
@@ -169,7 +169,7 @@ static PyObject *sim_exchange_duration(PyObject *Py_UNUSED(module), PyObject *ns
 }
 
 PyDoc_STRVAR(is_known_doc,
-             "is_known(tensor)\n--\n\n"
+             "is_known(tensor, /)\n--\n\n"
              "False if it is on a device without values, which does not know those of the tensor.");
 static PyObject *sim_is_known(PyObject *Py_UNUSED(module), PyObject *tensor) {
   int known;
@@ -177,7 +177,7 @@ static PyObject *sim_is_known(PyObject *Py_UNUSED(module), PyObject *tensor) {
 }
 
 PyDoc_STRVAR(know_nothing_doc,
-             "know_nothing(yes)\n--\n\n"
+             "know_nothing(yes, /)\n--\n\n"
              "For tests: devices without values keep none, not even small ones.");
 static PyObject *sim_know_nothing(PyObject *Py_UNUSED(module), PyObject *yes) {
   mgd_sim_know_nothing(PyObject_IsTrue(yes));
@@ -226,7 +226,7 @@ PyDoc_STRVAR(start_audit_doc, "start_audit()\n--\n\nFor tests: remembers from no
 static PyObject *sim_start_audit(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused)) { return none_or_null(mgd_sim_start_audit()); }
 
 PyDoc_STRVAR(check_audit_doc,
-             "check_audit(index)\n--\n\n"
+             "check_audit(index, /)\n--\n\n"
              "The most bytes that a device held at one virtual time; RuntimeError if that is more than it has.");
 static PyObject *sim_check_audit(PyObject *Py_UNUSED(module), PyObject *args) {
   int device;
@@ -237,7 +237,7 @@ static PyObject *sim_check_audit(PyObject *Py_UNUSED(module), PyObject *args) {
   return PyLong_FromLongLong(most);
 }
 
-PyDoc_STRVAR(generator_doc, "generator(index)\n--\n\nThe default torch.Generator of a device.");
+PyDoc_STRVAR(generator_doc, "generator(index, /)\n--\n\nThe default torch.Generator of a device.");
 static PyObject *sim_generator(PyObject *Py_UNUSED(module), PyObject *args) {
   int device;
   if (!PyArg_ParseTuple(args, "i:generator", &device)) {

@@ -1,0 +1,3 @@
+"""The kernels of virtual GPUs. Private: managed.virtual_gpu is the interface."""
+
+def install() -> None: ...
