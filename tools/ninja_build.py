@@ -32,6 +32,8 @@ TORCH = Path(torch.__file__).resolve().parent
 
 # What is given to others: its version names the torch it is for, and debug information is left out.
 RELEASE = os.environ.get("MANAGED_RELEASE") == "1"
+# An sdist that was unpacked: no other build's objects are there, so a release has its own flags.
+UNPACKED = (ROOT / "PKG-INFO").is_file()
 
 STRICT = ["-Wall", "-Wextra", "-Wshadow"]
 STRICT_C = ["-Wconversion", "-Wstrict-prototypes", "-Wmissing-prototypes", "-Wundef"]
@@ -73,6 +75,10 @@ class Options:
             flags.append("-Wno-tsan")  # torch's headers use a fence, which it cannot follow
         if self.werror:
             flags.append("-Werror")
+        if (
+            RELEASE and UNPACKED
+        ):  # assertions name their file, but not where it lay; the last fits first
+            flags += [f"-ffile-prefix-map={escape(p)}/=" for p in (ROOT, TORCH.parent)]
         return flags
 
 

@@ -26,6 +26,8 @@ ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENTS = ROOT / "build/release"
 # What a wheel may ask the loader for; torch's own are loaded by `import torch` and never shipped.
 NEEDED = re.compile(r"lib(c10|c10_cuda|torch|torch_cpu|torch_python|stdc\+\+|gcc_s|m|c|dl)\.so|ld-")
+# An assertion's file, with the place where it lay on the machine that compiled it.
+PLACE = re.compile(rb"(?<![\w.])/[\w@+./-]+\.(?:c|cpp|h|hpp)\b")
 SYMBOLS = ("GLIBC", "GLIBCXX", "CXXABI")
 
 
@@ -122,6 +124,10 @@ def build(python: str | Path, source: Path, folder: Path) -> Path:
         MANAGED_RELEASE="1", MANAGED_REQUIRE_CUDA="1" if cuda else "0",
     )  # fmt: skip
     (made,) = set(folder.glob("*.whl")) - before
+    with zipfile.ZipFile(made) as archive:
+        for name in (n for n in archive.namelist() if n.endswith(".so")):
+            if told := PLACE.search(archive.read(name)):
+                raise SystemExit(f"release: {made.name}: {name} names {told[0].decode()}")
     if "+pt" not in made.name:
         raise SystemExit(f"release: {made.name} does not say which torch it is for")
     return made
