@@ -60,6 +60,7 @@ struct mgd_plan_way {
   int32_t slack; /* per cent of the room that are left free */
   int32_t spare; /* and so many times the largest storage */
   bool even;     /* what is away for more than half of a step is spread over it */
+  bool small;    /* small storages leave as others do */
 };
 /* Fills `evict`, which is by use. The profile is for it to use. */
 void mgd_plan_evict_choose(struct mgd_plan_evict *e, const struct mgd_plan_cycle *c, struct mgd_plan_way way,

@@ -84,7 +84,7 @@ struct mgd_plan {
 
 /* Plans the steady state. NO_ROOM: an operator's own storages exceed the room. OVERFLOW: the sum of bytes or of times
  * does. INVALID: the step or the machine is outside what is said above. NOMEM. fail_allocation: the allocation that
- * fails, 0 for none. Same arguments, same plan. Takes O((operators + uses) log) for each of eight ways. */
+ * fails, 0 for none. Same arguments, same plan. Takes O((operators + uses) log) for each of nine ways. */
 int mgd_plan_make(const struct mgd_plan_step *step, const struct mgd_plan_machine *machine, int64_t fail_allocation,
                   struct mgd_plan **out);
 void mgd_plan_free(struct mgd_plan *plan); /* NULL is none */

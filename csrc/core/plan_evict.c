@@ -14,7 +14,7 @@
 
 #define LAPS 5                     /* of which the last but one is taken: gaps that begin in it end in the last */
 #define NEVER ((int64_t)1 << 40)   /* a next use that does not come */
-#define SMALL 1000000 /* storages below this leave last: a copy's latency would cost more than their bytes */
+#define SMALL 1000000 /* storages below this leave last, as a rule: a copy's latency would cost more than their bytes */
 #define LAST ((int64_t)1 << 42) /* what takes those behind all others, or before */
 #define PLACES (1 << 20)
 
@@ -51,6 +51,7 @@ struct pass {
   const struct mgd_plan_cycle *c;
   int32_t *evict;
   int64_t parts; /* 0, or how many storages that leave for long are spread over the step */
+  int64_t small; /* storages of fewer bytes leave last */
   int64_t used;
   int64_t at; /* the operator at hand; those of earlier steps count */
 };
@@ -71,7 +72,7 @@ static void offer_victim(struct pass *p, int32_t s, int64_t next) {
   if (p->parts > 0 && next < NEVER && is_long(p->c, next - p->at)) {
     key = place_in_part(p->c, p->parts, next) - LAST;
   }
-  mgd_plan_heap_put(&p->e->home, s, bytes_of(p, s) < SMALL ? LAST - next : key);
+  mgd_plan_heap_put(&p->e->home, s, bytes_of(p, s) < p->small ? LAST - next : key);
 }
 
 static void go_away(struct pass *p, int32_t s) {
@@ -122,9 +123,9 @@ static void end_operator(struct pass *p, int32_t o, int64_t base) {
   }
 }
 
-static void find_victims(struct mgd_plan_evict *e, const struct mgd_plan_cycle *c, int64_t parts,
+static void find_victims(struct mgd_plan_evict *e, const struct mgd_plan_cycle *c, int64_t parts, int64_t small,
                          int32_t *evict) {
-  struct pass p = {.e = e, .c = c, .evict = evict, .parts = parts};
+  struct pass p = {.e = e, .c = c, .evict = evict, .parts = parts, .small = small};
   mgd_plan_heap_clear(&e->home);
   memset(e->is_home, 0, (size_t)c->storages);
   for (int lap = 0; lap < LAPS; lap++) {
@@ -229,7 +230,7 @@ void mgd_plan_evict_choose(struct mgd_plan_evict *e, const struct mgd_plan_cycle
     evict[k] = -1;
   }
   const int64_t parts = way.even ? count_parts(e, c) : 0;
-  find_victims(e, c, parts, evict);
+  find_victims(e, c, parts, way.small ? 0 : SMALL, evict);
   mgd_plan_evict_profile(c, evict, c->until, e->bytes, profile);
   evict_more(c, profile, evict);
   mgd_plan_evict_profile(c, evict, c->until, e->bytes, profile);

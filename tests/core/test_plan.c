@@ -576,7 +576,7 @@ static void plans_are_as_fast_as_they_were(void) {
     ideal += plan->ideal_ns;
     mgd_plan_free(plan);
   }
-  EXPECT_INT(ns * 1000 / ideal, 1668);
+  EXPECT_INT(ns * 1000 / ideal, 1634);
 }
 
 /* The check finds each action that is left out, if bytes depend on it. */
