@@ -174,7 +174,7 @@ class Failing:
         if self.count == self.forth:
             raise managed.OutOfMemoryError("the first thing that went wrong")
         if self.count == self.back:
-            raise managed.OutOfMemoryError("no way back")
+            raise RuntimeError("no way back")
         return self.real.move(*arguments)
 
 
