@@ -75,9 +75,8 @@ class Options:
             flags.append("-Wno-tsan")  # torch's headers use a fence, which it cannot follow
         if self.werror:
             flags.append("-Werror")
-        if (
-            RELEASE and UNPACKED
-        ):  # assertions name their file, but not where it lay; the last fits first
+        if RELEASE and UNPACKED:
+            # Assertions name their file, but not where it lay. Of two that fit the last counts.
             flags += [f"-ffile-prefix-map={escape(p)}/=" for p in (ROOT, TORCH.parent)]
         return flags
 
