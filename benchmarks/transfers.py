@@ -49,7 +49,8 @@ class Subject:
         return took
 
     def _timed(self, kind: str, work: Callable[[], object]) -> float:
-        torch.accelerator.synchronize()  # as each step of a program does; else the clock keeps all
+        # A program waits once a step, too. The clock remembers all that was given up until then.
+        torch.accelerator.synchronize()
         before, faults = managed.stats()[f"{kind}_bytes"], _faults()
         start = time.thread_time()
         work()

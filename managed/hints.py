@@ -27,7 +27,8 @@ def hint(
 ) -> _T:
     """Says what the program knows of tensors; changes where bytes are and when, never a value.
 
-    A hint goes before what managed sees and guesses. It holds for the bytes of these tensors, also
+    A hint goes before what managed guesses. Where a step is learned, managed has seen who is used
+    when, and only `reuse=True` still counts. A hint holds for the bytes of these tensors, also
     after they have moved, until the next hint says something else: `hint(x)` says nothing any more.
     What an operator makes of them has no hint.
 
@@ -35,10 +36,10 @@ def hint(
         obj: a managed tensor, a module of such, or a nest of them (lists, tuples, dictionaries).
         near: a device, or a tensor or a module that is on one. The tensors move there now, in
             place, and operators come to them there.
-        reuse: `True`: they stay as long as anything else can leave their device, and are no part of
-            a learned step. `False`: they leave before anything else, as what is read once does.
-        read_only: their device may take for granted that they are not written, so that they leave
-            rather than others: without a copy from the second time on. Writing them is allowed.
+        reuse: `True`: they stay as long as anything else can leave their device. `False`: they
+            leave before anything else. Say so of what is read once.
+        read_only: they are seldom written. They leave rather than others, since from the second
+            time on they leave without a copy. A write is allowed, and the next copy then has it.
         wont_need: they leave before anything else, until they are used the next time.
 
     Returns:

@@ -131,6 +131,24 @@ def test_a_hint_holds_after_a_move():
 
 
 @counts
+def test_a_hint_waits_until_the_bytes_may_leave():
+    """A gradient that a copy brought home can leave once an operator has used it alone."""
+    w = mebibyte(value=1).requires_grad_()
+    (w * mebibyte(D1, 1).pin()).sum().backward()
+    other = w.grad.detach()
+    managed.hint(w.grad, reuse=True)
+    before = _C.residency(D0)["storages"]
+    del other
+    w.grad.add_(0)
+    assert _C.residency(D0)["storages"] == before + 1
+    tensors = [w.grad, w.detach(), *three()]
+    tensors[1].add_(0)
+    for x in tensors[2:]:
+        x.add_(0)
+    assert press(tensors) == [1]
+
+
+@counts
 def test_a_nest_and_a_view():
     x = mebibyte()
     net = ManagedModule.from_module(nn.Linear(4, 4)).to(D0)

@@ -95,7 +95,7 @@ static void advice_goes_before_the_policy(void) {
   spill(m, h[1], MGD_HOST);
   spill(m, h[2], MGD_HOST);
   EXPECT(first_of(m) == h[0]); /* there is nobody else */
-  EXPECT_OK(mgd_handle_advise(m, h[1], MGD_ADVICE_NEXT)); /* while it is away */
+  EXPECT_OK(mgd_handle_advise(m, h[2], MGD_ADVICE_NEXT)); /* while it is away: it ends when it comes home */
   restore(m, h[1]);
   restore(m, h[2]);
   EXPECT(first_of(m) == h[1]);
@@ -107,6 +107,14 @@ static void advice_goes_before_the_policy(void) {
     close_handle(m, h[i]);
   }
   mgd_machine_destroy(m);
+}
+
+static struct mgd_handle *stays;
+
+/* It is used when others are asked. */
+static bool is_used_meanwhile(const struct mgd_handle *h) {
+  stays->stamp += h != stays;
+  return h != stays;
 }
 
 /* One that may not leave is asked again, and its use meanwhile is seen. */
@@ -130,6 +138,12 @@ static void advice_ends_with_a_use_that_nobody_looked_at(void) {
   EXPECT_OK(mgd_handle_advise(m, b, MGD_ADVICE_NEXT));
   use_at(b, 6);
   EXPECT_OK(mgd_order_set_policy(m, mgd_policy_lru, NULL));
+  EXPECT(first_of(m) == a);
+  EXPECT_OK(mgd_handle_advise(m, b, MGD_ADVICE_NEXT));
+  stays = b;
+  EXPECT_OK(mgd_evict_veto(m, is_used_meanwhile));
+  EXPECT(first_of(m) == a);
+  EXPECT_OK(mgd_evict_veto(m, NULL));
   EXPECT(first_of(m) == a);
   close_handle(m, a);
   close_handle(m, b);
