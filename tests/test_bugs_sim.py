@@ -134,3 +134,30 @@ def test_native_dropout_draws_from_its_device():
         torch.manual_seed(3)
         found = torch.native_dropout(x, p, train)
         assert all(torch.equal(a.cpu(), b) for a, b in zip(found, expected, strict=True))
+
+
+def test_a_program_that_never_waits_is_not_slower_and_slower(run_python):
+    """The clock remembered all that was given up since the program had waited for the device."""
+    run_python(
+        """
+        import time, torch, managed
+        from torch import nn
+        from managed import ManagedModule, ManagedTensor
+        torch.set_num_threads(1)
+        managed.simulate(devices=1, memory="16MiB")
+        layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
+        model = ManagedModule.from_module(layers).to("sim:0")
+        x = torch.randn(64, 64).as_subclass(ManagedTensor).to("sim:0")
+
+        def block():
+            began = time.process_time()
+            for _ in range(20):
+                model(x).square().mean().backward()
+                model.zero_grad()
+            return time.process_time() - began
+
+        with managed.debug.torture():
+            times = [block() for _ in range(24)]
+        assert min(times[-4:]) < 2 * min(times[:4]), times  # seven times as long before
+        """
+    )

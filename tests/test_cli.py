@@ -370,6 +370,29 @@ def test_what_a_profile_says(tmp_path):
     assert len(known | {_waits.cure("")}) == 7
 
 
+def test_a_thread_that_is_far_ahead_waits_for_nothing_that_can_be_cured(run_python, tmp_path):
+    """As on a card, whose queue of launches is full then."""
+    path = tmp_path / "p.json"
+    run_python(
+        """
+        import sys, torch, managed
+        managed.simulate(devices=1, preset="t4")
+        x = torch.zeros(2**20, device="sim:0")
+        with managed.profile(sys.argv[1]):
+            for _ in range(1600):
+                x += 1
+            torch.accelerator.synchronize()
+        """,
+        path,
+    )
+    waits = {w.what: w for w in _waits.read(path).waits}
+    assert set(waits) == {"full queue", "synchronize"}
+    full = waits["full queue"]
+    assert (full.times, full.kind) == (2, "queue")  # at the 1,024th and at the 1,536th operation
+    assert "1,024" in full.cause
+    assert "no loss" in _waits.cure(full.kind)
+
+
 def test_trace_as_json_and_what_it_cannot_read(prints, tmp_path, capsys):
     told = json.loads(prints(["trace", "FILE", "--json"]))
     assert told["schema"] == 1

@@ -87,6 +87,9 @@ void mgd_clock_destroy(struct mgd_clock *c) {
   mgd_clock_log_discard(c);
   mgd_alloc_free(c->lock.turns);
   for (int d = 0; d < c->devices; d++) {
+    for (int s = 0; s < MGD_MAX_STREAMS; s++) {
+      (void)mgd_clock_flow_time(c, &mgd_clock_place_of(c, d)->streams[s].half); /* it holds no task any more */
+    }
     mgd_clock_hold_discard_all(c, d);
   }
   (void)pthread_mutex_destroy(&c->mutex);
@@ -130,6 +133,21 @@ static void issue(struct mgd_clock *c, struct mgd_clock_stream *thread, int from
   mgd_clock_place_of(c, to)->issued = to == HOST ? 0 : i->at;
 }
 
+/* Called before something is issued. After each half of the lead the thread waits for the end of the half before, so
+ * what has no end yet, and the blocks that wait for it, do not become more and more. */
+static void limit_lead(struct mgd_clock *c, int thread, int device, int stream) {
+  struct mgd_clock_stream *host = &mgd_clock_place_of(c, HOST)->streams[thread];
+  struct mgd_clock_stream *s = &mgd_clock_place_of(c, device)->streams[stream];
+  if (++s->since_half < MGD_CLOCK_LEAD / 2) {
+    return;
+  }
+  const int64_t end = mgd_clock_flow_time(c, &s->half);
+  s->since_half = 0;
+  s->half = mgd_clock_flow_mark(c, device, stream, 0);
+  mgd_clock_log_wait(c, HOST, thread, host->free_at, end, "full queue");
+  move(c, host, mgd_max(host->free_at, end));
+}
+
 /* False: the stream is not in doubt any more, for want of memory. */
 static bool queue_run(struct mgd_clock *c, int device, int stream, int64_t issued, int64_t cost, const char *name) {
   struct mgd_clock_stream *s = &mgd_clock_place_of(c, device)->streams[stream];
@@ -153,7 +171,10 @@ static int run(struct mgd_clock *c, int thread, int device, int stream, const st
   int64_t cost, end;
   int code = find_stream(c, HOST, thread, &host);
   code = code == MGD_OK ? find_stream(c, device, stream, &s) : code;
-  code = code == MGD_OK ? issue_time(c, host, device, device, &i) : code;
+  if (code == MGD_OK) {
+    limit_lead(c, thread, device, stream);
+    code = issue_time(c, host, device, device, &i);
+  }
   if (code != MGD_OK) {
     return code;
   }
@@ -266,7 +287,16 @@ static struct mgd_task *queue_copy(struct mgd_clock *c, const struct mgd_transfe
 static int copy(struct mgd_clock *c, int thread, const struct mgd_transfer *t) {
   struct issue i = {0};
   struct mgd_task *task = NULL;
-  const int code = prepare_copy(c, thread, t, &i);
+  int code = prepare_copy(c, thread, t, &i);
+  if (code == MGD_OK) {
+    if (t->from != HOST) {
+      limit_lead(c, thread, t->from, t->from_stream);
+    }
+    if (t->to != HOST) {
+      limit_lead(c, thread, t->to, t->to_stream);
+    }
+    code = prepare_copy(c, thread, t, &i); /* the thread may have waited */
+  }
   if (code != MGD_OK) {
     return code;
   }

@@ -15,6 +15,7 @@
 
 #define MGD_CLOCK_HOST (-1)
 #define MGD_CLOCK_QUEUE 1024 /* operations that a stream holds unsettled */
+#define MGD_CLOCK_LEAD 1024  /* operations that a thread is ahead of a stream, at most: where CUDA's launches wait, too */
 
 /* Known until free_at; then a queue that begins with a copy or a wait. */
 struct mgd_clock_stream {
@@ -24,6 +25,8 @@ struct mgd_clock_stream {
   int queued;
   bool unlocked;      /* of a thread: what it issues is not Python's */
   uint64_t last_copy; /* of a thread: the number of its newest copy */
+  int since_half;     /* operations that were issued to it after `half` */
+  struct mgd_moment half; /* the end of what it held then */
   /* Given up, and perhaps still used by this stream, oldest first. */
   struct mgd_hold *leaving, *leaving_last;
   int64_t leaving_bytes; /* of these, without those that other streams use as well */

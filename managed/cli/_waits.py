@@ -42,6 +42,10 @@ _STREAMS = (
     "One stream waits for work of another. Where that work is copies, begin them earlier; else "
     "let both do less between their events."
 )
+_NO_LOSS = (
+    "The device has work for long, and the thread goes on when half of it is done. Cards have "
+    "queues as long: it is no loss."
+)
 _UNKNOWN = "Nothing in the file ended when this wait did: look at it in Perfetto."
 
 
@@ -97,6 +101,7 @@ def cure(kind: str) -> str:
         "restore": _MORE_ROOM, "spill": _MORE_ROOM, "drop": _MORE_ROOM, "spare": _MORE_ROOM,
         "room": _MORE_ROOM, "asked": _AHEAD, "read": _READ_LESS, "copy": _APART,
         "write_back": _APART, "run": _WORK, "stream": _STREAMS,
+        "queue": _NO_LOSS,
     }.get(kind, _UNKNOWN)  # fmt: skip
 
 
@@ -169,7 +174,7 @@ class _Causes:
         cause = self._cause(s)
         line = (cause.told.get("line") if cause else None) or ""
         if s.kind == "wait":
-            words, kind = _of_thread(cause)
+            words, kind = _of_thread(cause, name)
             if cause and cause.kind == "copy" and cause.end - cause.begin < (s.end - s.begin) / 2:
                 words += "; most of the time it stood behind earlier work"
             return s.track, name, words, kind, line
@@ -204,7 +209,9 @@ def _of_copy(copy: Slice) -> tuple[str, str]:
     return words, "asked" if kind == "copy" and copy.track.startswith("cpu ") else kind
 
 
-def _of_thread(cause: Slice | None) -> tuple[str, str]:
+def _of_thread(cause: Slice | None, name: str) -> tuple[str, str]:
+    if name == "full queue":
+        return "1,024 operations that were not done", "queue"
     if cause is None:
         return "not told", ""
     if cause.kind == "copy":

@@ -220,6 +220,33 @@ static void issuing_takes_the_threads_time(void) {
   mgd_clock_destroy(c);
 }
 
+/* Each 512 operations it waits for the end of those before the last 512. */
+static void a_thread_is_not_more_than_1024_operations_ahead(void) {
+  struct mgd_clock *c = NULL;
+  EXPECT_OK(mgd_clock_create(2, &c));
+  for (int d = 0; d < 2; d++) {
+    EXPECT_OK(mgd_clock_wiring_set_speed(c, d, (struct mgd_speed){.bytes_per_ns = 1.0, .issue_ns = 1}));
+  }
+  EXPECT_OK(mgd_clock_wiring_set_link(c, 0, HOST, (struct mgd_link){0, 1.0}));
+  for (int i = 1; i <= 1023; i++) {
+    EXPECT_OK(try_to_run(c, 0, 0, 0.0, 10.0)); /* until 10 i + 1 */
+  }
+  EXPECT_INT(stream_time(c, HOST, ME), 1023);
+  EXPECT_OK(try_to_run(c, 0, 0, 0.0, 10.0)); /* waits for number 511 */
+  EXPECT_INT(stream_time(c, HOST, ME), 5111 + 1);
+  for (int i = 1025; i <= 3000; i++) {
+    EXPECT_OK(try_to_run(c, 0, 0, 0.0, 10.0));
+  }
+  EXPECT_INT(stream_time(c, HOST, ME), 20471 + 441); /* 2560 has waited for 2047 */
+  EXPECT_INT(stream_time(c, 0, 0), 30001); /* and the device for nobody */
+  for (int i = 1; i <= 1024; i++) { /* another stream, and copies: each has a queue of its own */
+    EXPECT_OK(mgd_clock_copy(c, ME, &(struct mgd_transfer){0, 1, HOST, ME, 10, false, NULL}));
+  }
+  EXPECT_INT(stream_time(c, HOST, ME), 20913 + 5110 + 1); /* the last has waited for number 511 */
+  EXPECT_INT(stream_time(c, 0, 1), 20913 + 10240);
+  mgd_clock_destroy(c);
+}
+
 static void threads_that_share_no_device_know_nothing_of_each_other(void) {
   struct mgd_clock *c = new_slow_host(2);
   for (int i = 1; i <= 7; i++) {
@@ -385,6 +412,7 @@ int main(void) {
   a_link_carries_one_copy_at_a_time_in_each_direction();
   the_host_hands_a_copy_over_and_goes_on();
   issuing_takes_the_threads_time();
+  a_thread_is_not_more_than_1024_operations_ahead();
   threads_that_share_no_device_know_nothing_of_each_other();
   threads_that_share_a_device_issue_one_after_the_other();
   who_blocks_goes_on_when_the_copy_is_over();

@@ -111,17 +111,19 @@ static void those_that_are_remembered_together_are_told_of_one_by_one(void) {
   for (int i = 0; i < MANY; i++) {
     EXPECT_OK(mgd_clock_hold_take(c, 0, 0, 1 + i % 7, &holds[i]));
     mgd_clock_hold_own(holds[i], (enum mgd_hold_owner)(i % MGD_HOLD_OWNERS));
-    run(c, 0, 0, 2.0, NULL); /* from 2 i on */
+    if (i % 3 == 2) {
+      run(c, 0, 0, 2.0, NULL); /* from 2 (i / 3) on; they are so few that the thread does not wait for them */
+    }
     if (i >= 10) {
       mgd_clock_hold_give(c, holds[i - 10], NULL);
     }
   }
   EXPECT_OK(mgd_clock_profile_stop(c, &s, &n));
-  EXPECT_INT(n, 2 * MANY);
+  EXPECT_INT(n, MANY + MANY / 3);
   static const char *const owners[] = {"other", "managed", "replica", "guest"};
   for (int i = 0; i < MANY; i++) {
-    const int64_t end = i < MANY - 10 ? 2 * (i + 11) : INT64_MAX;
-    expect_span(s, n, (struct mgd_span){MGD_SPAN_HOLD, 0, 0, 0, 2 * i, end, 1 + i % 7, 0, owners[i % 4]});
+    const int64_t begin = 2 * (i / 3), end = i < MANY - 10 ? 2 * ((i + 11) / 3) : INT64_MAX;
+    expect_span(s, n, (struct mgd_span){MGD_SPAN_HOLD, 0, 0, 0, begin, end, 1 + i % 7, 0, owners[i % 4]});
   }
   mgd_clock_profile_free(s);
   mgd_clock_destroy(c);
@@ -145,7 +147,7 @@ static void without_memory_there_is_no_log_rather_than_half_of_one(void) {
     code = mgd_clock_profile_stop(c, &s, &n);
     refused += code != MGD_OK;
     EXPECT_CODE(code, code == MGD_OK ? MGD_OK : MGD_E_NOMEM);
-    EXPECT_INT(n, code == MGD_OK ? 3000 : 77);
+    EXPECT_INT(n, code == MGD_OK ? 3000 + 4 : 77); /* of the waits for a full queue the first has no length */
     EXPECT_OK(mgd_clock_profile_start(c)); /* and the next one begins */
     mgd_clock_profile_free(s);
     mgd_clock_destroy(c);
