@@ -508,3 +508,22 @@ def test_a_plain_tensor_that_moves_stays_readable():
     assert not _C.is_managed(state)
     _C.spill_all()
     assert torch.equal(state.cpu(), torch.arange(2.0**18))
+
+
+def test_a_copy_on_another_device_is_made_once():
+    """to(device, copy=True) copied there, and then once more."""
+    x = wrap(torch.ones(MIB // 4)).cuda(0)
+    for call in (
+        lambda: x.to(D1, copy=True),
+        lambda: x.to(D1, None, False, True),
+        lambda: x.to(device=D1, copy=True, memory_format=torch.preserve_format),
+    ):
+        torch.sim.reset_peak_memory_stats(D1)
+        before = torch.sim.memory_allocated(D1)
+        there = call()
+        assert torch.sim.max_memory_allocated(D1) == before + MIB
+        assert there is not x
+        del there
+    same = x.to(D0, copy=True)
+    assert same.data_ptr() != x.data_ptr()
+    assert torch.equal(same.cpu(), x.cpu())

@@ -90,6 +90,65 @@ def test_storages_that_are_just_dying_count(run):
     run(NEEDS.replace("range(20)", "range(1500)") % "9MiB")
 
 
+def test_copies_that_need_each_others_devices(run):
+    """Each device has room for one of them: a source here and a result there at once."""
+    run("""
+    def work(x, there):
+        for _ in range(200):
+            assert x.to(there, copy=True)[3].item() == 7.0
+
+    with managed.budget("sim:0", "3MiB"), managed.budget("sim:1", "3MiB"):
+        xs = [on(torch.full((2 * MiB // 4,), 7.0), f"sim:{k % 2}") for k in range(4)]
+        assert [x[0].item() for x in xs] == [7.0] * 4
+        together(lambda: work(xs[0], "sim:1"), lambda: work(xs[1], "sim:0"))
+    assert managed.stats()["spill"] > 0
+    xs.clear()
+    whole()
+    """)
+
+
+TURNS = """
+    class Sequence:
+        # torch.tensor() reads it while it holds the tensors that stand beside it.
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, i):
+            if i:
+                raise IndexError
+            inside.set()
+            waited.append(done.wait(timeout=0.5))
+            return 1.0
+
+    def fill(device):
+        # Its room is short from now on.
+        xs = [on(torch.full((MiB // 4,), float(k)), device) for k in range(4)]
+        with managed.budget(device, "2MiB"):
+            assert [x[0].item() for x in xs] == [0.0, 1.0, 2.0, 3.0]
+        return xs
+
+    inside, done, waited = threading.Event(), threading.Event(), []
+    ours, others = fill("sim:0"), fill("%s")
+
+    def work():
+        inside.wait()
+        assert (others[1] + 1)[5].item() == 2.0
+        done.set()
+
+    together(work, lambda: torch.tensor([[ours[0][0]], Sequence()]))
+    assert set(waited) == {%s}, waited
+"""
+
+
+def test_who_has_the_turn_of_a_device_keeps_others_of_it_waiting(run):
+    run(TURNS % ("sim:0", "False"))
+
+
+def test_each_device_has_a_turn_of_its_own(run):
+    """The other device is short, too, and does not wait."""
+    run(TURNS % ("sim:1", "True"))
+
+
 def test_errors_in_operators_under_a_hammer(run):
     run("""
     xs = [on(torch.full((64, 512), float(i))) for i in range(4)]

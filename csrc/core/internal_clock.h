@@ -15,7 +15,7 @@
 
 #define MGD_CLOCK_HOST (-1)
 #define MGD_CLOCK_QUEUE 1024 /* operations that a stream holds unsettled */
-#define MGD_CLOCK_LEAD 1024  /* operations that a thread is ahead of a stream, at most: where CUDA's launches wait, too */
+#define MGD_CLOCK_LEAD 1024  /* operations that a thread is ahead of a stream, at most, as on CUDA */
 
 /* Known until free_at; then a queue that begins with a copy or a wait. */
 struct mgd_clock_stream {

@@ -247,8 +247,18 @@ static int bare_transfer(PyObject *const *args, Py_ssize_t nargs, PyObject *kwna
   return *non_blocking < 0 ? -1 : 1;
 }
 
-/* The rest of to(device, dtype, ...) happens on the device where the tensor has arrived. Steals `moved`. */
-static PyObject *finish_to(PyObject *moved, Py_ssize_t at, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
+/* Where `copy` stands among the arguments of to(), or -1. */
+static Py_ssize_t copy_position(Py_ssize_t nargs, PyObject *kwnames) {
+  const Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
+  for (Py_ssize_t i = 0; i < named; i++)
+    if (PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(kwnames, i), "copy") == 0) return nargs + i;
+  return nargs > 3 ? 3 : -1; /* to(device, dtype, non_blocking, copy) */
+}
+
+/* The rest of to(device, dtype, ...) happens on the device where the tensor has arrived. What was moved there is a copy
+ * already. Steals `moved`. */
+static PyObject *finish_to(PyObject *moved, bool copied, Py_ssize_t at, PyObject *const *args, Py_ssize_t nargs,
+                           PyObject *kwnames) {
   const Py_ssize_t total = nargs + (kwnames ? PyTuple_GET_SIZE(kwnames) : 0);
   PyObject *device = PyObject_GetAttrString(moved, "device");
   PyObject **all = PyMem_New(PyObject *, (size_t)total);
@@ -256,6 +266,8 @@ static PyObject *finish_to(PyObject *moved, Py_ssize_t at, PyObject *const *args
   if (device && all) {
     memcpy(all, args, (size_t)total * sizeof *args);
     all[at] = device;
+    const Py_ssize_t copy = copied ? copy_position(nargs, kwnames) : -1;
+    if (copy >= 0) all[copy] = Py_False;
     result = then_to(Py_NewRef(moved), all, nargs, kwnames);
   } else if (!all) {
     PyErr_NoMemory();
@@ -287,7 +299,7 @@ static PyObject *tensor_to(PyObject *self, PyObject *const *args, Py_ssize_t nar
   const int bare = bare_transfer(args, nargs, kwnames, &non_blocking);
   if (bare < 0) return NULL;
   PyObject *moved = transfer(self, args[at], 0, non_blocking);
-  return !moved || bare ? moved : finish_to(moved, at, args, nargs, kwnames);
+  return !moved || bare ? moved : finish_to(moved, moved != self, at, args, nargs, kwnames);
 }
 
 /* ---- new and new_tensor */

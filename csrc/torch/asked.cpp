@@ -20,6 +20,11 @@ c10::Device target_of(const OpFacts& f, const c10::IValue* arguments) {
 
 } // namespace
 
+int target_of_copy(const OpFacts& f, const torch::jit::Stack& stack) {
+  const c10::IValue* arguments = &stack[stack.size() - f.arguments];
+  return arguments[0].toTensor().defined() ? id_of(target_of(f, arguments)) : MGD_HOST;
+}
+
 RequestedCopy::RequestedCopy(const OpFacts& f, const torch::jit::Stack& stack) : facts_(f) {
   const c10::IValue* arguments = &stack[stack.size() - f.arguments];
   const c10::IValue& source = arguments[f.tensors.back().index];

@@ -28,4 +28,7 @@ class RequestedCopy {
   std::optional<Recorded> recorded_; // what the kernel calls in its turn
 };
 
+// The id of the device that the bytes go to; -1 where the program leaves it to torch.
+int target_of_copy(const OpFacts& f, const torch::jit::Stack& stack);
+
 } // namespace managed

@@ -114,6 +114,8 @@ at::Tensor copy_from_afar(const at::Tensor& t, c10::Device to, Traced& trace) {
   if (needs_torch(t) || is_recorded() || t.is_conj() || t.is_neg() || t.numel() == 0 ||
       !t.is_non_overlapping_and_dense())
     return {};
+  Turn turn(id_of(to)); // until the copy can leave, too
+  Hold::take_turn(turn, h);
   at::Tensor r;
   {
     const c10::impl::ExcludeDispatchKeyGuard plain(kKey); // it gets its handle when it is complete
@@ -149,7 +151,7 @@ at::Tensor copy_beside(const at::Tensor& t, c10::Device to) {
   if (!backend || !backend->copy_operand || t.layout() != at::kStrided || !t.has_storage() || needs_torch(t) ||
       is_recorded() || t.is_conj() || t.is_neg() || t.numel() == 0 || !t.is_non_overlapping_and_dense())
     return {};
-  const HeldTensor held(t, false);
+  const HeldTensor held(t, false, id_of(to));
   c10::StorageImpl* s = t.storage().unsafeGetStorageImpl();
   StorageHandle* h = t.is_cpu() ? nullptr : handle_of(s);
   if (t.is_cpu() ? is_too_small(s) || t.is_pinned() : !h || t.device().type() != to.type()) return {};
@@ -183,7 +185,8 @@ at::Tensor copy_values(const at::Tensor& t, c10::Device to, Traced& trace, int64
   if (takes_handle) {
     if (at::Tensor r = copy_beside(t, to); r.defined()) return r;
   }
-  const HeldTensor held(t, false); // t may be the plain base of a managed view, which no hook would bring home
+  // t may be the plain base of a managed view, which no hook would bring home.
+  const HeldTensor held(t, false, id_of(to));
   at::Tensor d = t.detach();
   return is_expanded(d) ? copy_expanded(d, to, bytes) : d.to(to);
 }

@@ -24,12 +24,13 @@ constexpr int64_t kStuck = 60'000'000'000; // ns that another thread's copy may 
 
 constinit thread_local Hold* innermost __attribute__((tls_model("initial-exec"))) = nullptr;
 
-// Whether another try makes sense: other threads use or move storages on the device, or have freed bytes since
-// changes_by_others() was `freed`.
+// Whether other threads are freeing bytes, or have freed some since changes_by_others() was `freed`. Their storages
+// could not leave any more, and the bytes were not read as free yet.
+bool others_free(uint64_t freed) { return unfinished_deaths.load() > 0 || changes_by_others() != freed; }
+
+// Whether another try makes sense: so, or other threads use or move storages on the device.
 bool others_use(int device, uint64_t freed) {
-  if (unfinished_deaths.load() > 0) return true;
-  return mgd_user_others(machine(), device, Hold::uses_of_this_thread(device)) == MGD_E_BUSY ||
-      changes_by_others() != freed;
+  return others_free(freed) || mgd_user_others(machine(), device, Hold::uses_of_this_thread(device)) == MGD_E_BUSY;
 }
 
 void carry_out_all(const mgd_action* actions, std::size_t n) {
@@ -127,17 +128,18 @@ void Hold::watch_uses(const char* operator_name) const {
   }
 }
 
-bool Hold::is_inside_operator() const {
-  for (const Hold* h = outer_; h; h = h->outer_)
-    if (h->turn_) return true;
-  return false;
+void Hold::take_turn(Turn& turn, const StorageHandle* first) {
+  if (C10_LIKELY(!room_is_short())) return;
+  for (const Hold* h = innermost; h; h = h->outer_)
+    if (h->turn_) return; // inside an operator, which has its turn or goes on without
+  turn.take(first->home);
 }
 
-void Hold::enter() {
+void Hold::enter(const StorageHandle* first) {
   user_ = this_user();
+  if (turn_) take_turn(*turn_, first);
   outer_ = innermost;
   innermost = this;
-  if (C10_UNLIKELY(room_is_short()) && turn_ && !is_inside_operator()) turn_->take();
 }
 
 void Hold::record_streams() {
@@ -164,12 +166,12 @@ void Hold::let_go() {
 
 void Hold::forget_other_threads() {
   mgd_handle_forget_uses(machine(), user_of_thread);
-  bool has_turn = false;
+  mgd_mask turns = 0;
   for (Hold* h = innermost; h; h = h->outer_) {
     if (!h->given_) h->use_again();
-    has_turn |= h->turn_ && h->turn_->has();
+    if (h->turn_) turns |= h->turn_->has();
   }
-  forget_turns(has_turn);
+  forget_turns(turns);
 }
 
 int64_t Hold::uses_of_this_thread(int device) {
@@ -235,7 +237,7 @@ bool Hold::try_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::
                 "managed: the bytes of an operand have been on their way in another thread for too long");
   } else if (code != MGD_OK) {
     give_back();
-    const bool is_hopeless = code != MGD_E_BUSY || !others_use(device, freed);
+    const bool is_hopeless = !(code == MGD_E_BUSY ? others_use(device, freed) : others_free(freed));
     use_again();
     if (is_hopeless || now() >= deadline) {
       if (collect_garbage()) return false;

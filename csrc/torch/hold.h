@@ -46,7 +46,7 @@ class Hold {
     if (C10_UNLIKELY(t.unsafeGetTensorImpl()->autograd_meta() != nullptr)) add_tangent(t, written);
   }
   void add(StorageHandle* h, bool written) {
-    if (used_.empty()) enter();
+    if (used_.empty()) enter(h);
     if (C10_UNLIKELY(h->waits_for_use.load(std::memory_order_relaxed))) used_at_last(h);
     const bool home = mgd_handle_use(h, user_, tick());
     used_.push_back({h, written});
@@ -63,6 +63,9 @@ class Hold {
     if (C10_UNLIKELY(away_)) bring_home_slow(operator_name);
   }
 
+  // The turn of whoever is about to use this storage first, or to read its bytes where they are.
+  static void take_turn(Turn& turn, const StorageHandle* first);
+
   // In a child of fork(): what threads that it lacks were using is used no more, and nobody has their turn.
   static void forget_other_threads();
 
@@ -77,9 +80,8 @@ class Hold {
   };
   void log_uses() const;
   void watch_uses(const char* operator_name) const;
-  void enter();
+  void enter(const StorageHandle* first);
   void record_streams(); // operands may stand on several devices, as those of a copy do
-  bool is_inside_operator() const;
   void add_tangent(const at::Tensor& t,
                    bool written); // of forward-mode differentiation, which kernels read beside the tensor
   static void used_at_last(StorageHandle* h);
@@ -105,10 +107,11 @@ class Hold {
   Hold* outer_ = nullptr;    // the hold of this thread that encloses it
 };
 
-// One tensor at home, for whoever reads or writes it without an operator that would say so.
+// One tensor at home, for whoever reads or writes it without an operator that would say so. `target`: the device that
+// it is copied to.
 class HeldTensor {
  public:
-  HeldTensor(const at::Tensor& t, bool written) : hold_(&turn_) {
+  HeldTensor(const at::Tensor& t, bool written, int target = MGD_HOST) : turn_(target), hold_(&turn_) {
     hold_.add(t, written);
     hold_.bring_home();
   }

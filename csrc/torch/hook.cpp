@@ -138,7 +138,8 @@ void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit
     for (const TensorArg& a : f.tensors) each_tensor(stack[stack.size() - f.arguments + a.index], expose);
   std::optional<RequestedCopy> copy;
   if (C10_UNLIKELY(f.copies_between_devices)) copy.emplace(f, stack);
-  Turn turn; // until what is made can leave, too
+  // Until what is made can leave, too.
+  Turn turn(C10_UNLIKELY(f.copies_between_devices) ? target_of_copy(f, stack) : MGD_HOST);
   run_kernel(turn, op, ks, stack, f);
   if (C10_UNLIKELY(copy.has_value())) copy->done(stack);
   for (std::size_t i = stack.size() - f.returns; i < stack.size(); i++) {

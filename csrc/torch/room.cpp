@@ -63,7 +63,7 @@ bool find_room(int device, int64_t bytes, Caller caller, std::exception_ptr* fai
   // Who brings operands home waits in hold.cpp, where it holds nothing.
   const bool waits = caller == Caller::Free && requested_by_this_thread() == 0;
   const int64_t deadline = now() + kPatience;
-  begin_turns();
+  begin_turns(device);
   int failures = 0;
   for (;;) {
     const uint64_t before = change_count();

@@ -1,6 +1,8 @@
 // turns.cpp: see turns.h.
 #include "turns.h"
 
+#include <algorithm>
+
 #include "devices.h"
 #include "waiting.h"
 
@@ -14,62 +16,84 @@ constexpr uint64_t kShortFor =
     1 << 18; // ticks, of which an operator takes MGD_TICKS at least: several steps of training
 constexpr int64_t kPolite = 10'000'000; // ns that a thread waits before others let it go first
 
-std::atomic<int64_t> taken{0}; // when the turn was taken, in ns; 0: it is free
-std::atomic<int> overdue{0};   // how many threads have waited for the turn longer than kPolite
+// What a device knows of its turn, in a line of its own: devices do not disturb each other.
+struct alignas(64) State {
+  std::atomic<int64_t> taken{0}; // when the turn was taken, in ns; 0: it is free
+  std::atomic<int> overdue{0};   // how many threads have waited for it longer than kPolite
+  std::atomic<uint64_t> short_until{0}; // tick
+};
+State states[MGD_MAX_DEVICES];
 
-bool try_to_take() {
+bool try_to_take(State& s) {
   int64_t nobody = 0;
-  return taken.compare_exchange_strong(nobody, now());
+  return s.taken.compare_exchange_strong(nobody, now());
 }
 
 // Counts who waits for long, so that a thread of many small operators does not take every turn.
 class Waiter {
  public:
+  explicit Waiter(State& s) : state_(s) {}
   ~Waiter() {
-    if (is_overdue_) overdue--;
+    if (is_overdue_) state_.overdue--;
   }
   bool is_overdue() {
     if (!is_overdue_ && now() >= since_ + kPolite) {
       is_overdue_ = true;
-      overdue++;
+      state_.overdue++;
     }
     return is_overdue_;
   }
 
  private:
+  State& state_;
   int64_t since_ = now();
   bool is_overdue_ = false;
 };
 
-} // namespace
-
-void begin_turns() {
-  short_until.store(__atomic_load_n(&ticks, __ATOMIC_RELAXED) + kShortFor, std::memory_order_relaxed);
-}
-
 // Takes the turn at once if it is free and no thread has waited long for it. Otherwise waits: threads that have waited
-// longer than kPolite come first. If the turn has been taken for kPatience, it goes on without it.
-void Turn::take() {
-  if (overdue.load() == 0 && (has_ = try_to_take())) return;
-  Waiter waiter;
+// longer than kPolite come first. False: the turn has been taken for kPatience.
+bool take_turn(State& s) {
+  if (s.overdue.load() == 0 && try_to_take(s)) return true;
+  Waiter waiter(s);
   for (;;) {
     const uint64_t seen = change_count();
-    const bool first = waiter.is_overdue() || overdue.load() == 0;
-    if (first && (has_ = try_to_take())) return;
-    const int64_t since = taken;
-    if (since && now() >= since + kPatience) return;
+    const bool first = waiter.is_overdue() || s.overdue.load() == 0;
+    if (first && try_to_take(s)) return true;
+    const int64_t since = s.taken;
+    if (since && now() >= since + kPatience) return false;
     wait_for_change(seen, std::min(now() + kPolite, since ? since + kPatience : INT64_MAX));
   }
 }
 
+} // namespace
+
+void begin_turns(int device) {
+  const uint64_t until = __atomic_load_n(&ticks, __ATOMIC_RELAXED) + kShortFor;
+  states[device].short_until.store(until, std::memory_order_relaxed);
+  short_until.store(until, std::memory_order_relaxed);
+}
+
+void Turn::take(int device) {
+  const uint64_t tick = __atomic_load_n(&ticks, __ATOMIC_RELAXED);
+  for (const int d : {std::min(device, target_), std::max(device, target_)}) {
+    const mgd_mask bit = mgd_mask{1} << d;
+    if (d <= MGD_HOST || has_ & bit || tick >= states[d].short_until.load(std::memory_order_relaxed)) continue;
+    if (take_turn(states[d])) has_ |= bit;
+  }
+}
+
 void Turn::give() {
-  taken = 0;
+  for (int d = 0; d < MGD_MAX_DEVICES; d++)
+    if (has_ >> d & 1) states[d].taken = 0;
+  has_ = 0;
   count_change();
 }
 
-void forget_turns(bool has_turn) {
-  if (!has_turn) taken = 0;
-  overdue = 0;
+void forget_turns(mgd_mask kept) {
+  for (int d = 0; d < MGD_MAX_DEVICES; d++) {
+    if (!(kept >> d & 1)) states[d].taken = 0;
+    states[d].overdue = 0;
+  }
 }
 
 } // namespace managed
