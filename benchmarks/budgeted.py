@@ -24,6 +24,7 @@ import managed
 from managed import _C
 
 __all__ = [
+    "LEARNED",
     "POLICIES",
     "Pressed",
     "bounds",

@@ -31,7 +31,7 @@ from pathlib import Path
 import rooms
 import torch
 import transfers
-from budgeted import Pressed, bounds, free, policies, pressed
+from budgeted import LEARNED, Pressed, bounds, free, policies, pressed
 from malloc import keep_freed_memory
 from report import Report, machine, print_table, verdicts, write
 from training import MODELS, OPTIMIZERS, Model, choose
@@ -62,6 +62,7 @@ def row(found: Pressed, budget: int, known: dict[str, dict[str, float]]) -> Repo
         "moved": found.moved,
         "time": found.times.as_dict(),
         "spilled_over_furthest": {k: over(out, b["furthest_out"]) for k, b in known.items()},
+        "copied_over_furthest": {k: over(out + back, b["furthest_both"]) for k, b in known.items()},
         "copied_over_bound": {k: over(out + back, b["least_both"]) for k, b in known.items()},
     }
 
@@ -158,6 +159,11 @@ def targets_of(results: Report) -> list[tuple[str, float, float]]:
             ):
                 worst = max((min(r[key][kind] for r in each) for each in rows), default=0.0)
                 found.append((f"{name}, best policy: {words}, {kind}", worst, 2.0))
+        for fraction, r in report["fractions"].items():
+            if "policies" in r:
+                both = r["policies"][LEARNED]["copied_over_furthest"]["kept"]
+                words = f"{name} at {fraction}, learned: copied out and back over furthest, kept"
+                found.append((words, both, 1.2))
     if "inference" in results:
         report = results["inference"]
         for name, r in report["policies"].items():
