@@ -15,8 +15,8 @@ host     the rest until then: nobody had issued anything
 early    it was done, and others were not
 The devices are those of a server with eight A100 80 GB, of which two share a switch to the host.
 --check: the exit status is 1 where 4 devices are less than 3.6 times as fast as one or 8 less than
-7 times (worlds), or 8 less than 5 times (models). patches has no target: one thread places all matrices and waits for each copy, which is most
-of their time.
+7 times (worlds), or 8 less than 5 times (models). patches has no target: one thread places all
+matrices and waits for each copy, which is most of their time.
 """
 
 from __future__ import annotations
