@@ -7,13 +7,14 @@ record there is nothing to compare, and the loader's own error is explained inst
 from __future__ import annotations
 
 import json
+import re
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["check", "explained", "minor", "record"]
+__all__ = ["again", "check", "explained", "minor", "record"]
 
 _HERE = Path(__file__).parent
 
@@ -51,9 +52,13 @@ def check() -> None:
 
 def explained(error: ImportError) -> ImportError:
     """The loader's error with what it most often means."""
+    if told := re.search(r"version `([\w.]+)' not found", str(error)):
+        why = f"It was built on a newer system: {told[1]} is in a library that is older here"
+    else:
+        here = _words(torch.__version__, torch.version.cuda)
+        why = f"It was most likely built for another torch than this one, {here}"
     return ImportError(
-        f"The compiled part of managed cannot be loaded: {error}. It was most likely built for "
-        f"another torch than this one, {_words(torch.__version__, torch.version.cuda)}.{_again()}",
+        f"The compiled part of managed cannot be loaded: {error}. {why}.\n{again()}",
         name=error.name,
         path=error.path,
     )
@@ -65,7 +70,7 @@ def _another(built: dict[str, Any]) -> str:
     cure = f"\nOr the torch that it was built for: pip install 'torch=={wanted}.*'"
     return (
         f"managed was built for {_words(wanted, built['cuda'])}, and this is "
-        f"{_words(torch.__version__, torch.version.cuda)}{abi}.{_again(built['managed'])}"
+        f"{_words(torch.__version__, torch.version.cuda)}{abi}.\n{again(built['managed'])}"
         f"{cure if wanted != here else ''}"
     )
 
@@ -74,23 +79,23 @@ def _nothing_compiled() -> str:
     others = sorted({p.name.split(".")[1] for p in _HERE.glob("_C.*.so")})
     if others:
         here = EXTENSION_SUFFIXES[0].split(".")[1]
-        return f"managed is compiled for {', '.join(others)}, and this Python is {here}.{_again()}"
+        return f"managed is compiled for {', '.join(others)}, and this Python is {here}.\n{again()}"
     return (
-        f"Nothing of managed is compiled in {_HERE}: it is a source tree that was not built. "
+        f"Nothing of managed is compiled in {_HERE}: it is a source tree that was not built.\n"
         "In the folder above: python setup.py build_ext --inplace"
     )
 
 
-def _again(version: str = "") -> str:
-    """How to get one for this Python and this torch; pip would take an earlier build's wheel."""
+def again(version: str = "") -> str:
+    """How to get one for this Python and this torch: its wheel, of a version that has one, and
+    from source; one way a line."""
     force = "pip install --force-reinstall --no-deps"
-    source = f"{force} --no-build-isolation --no-cache-dir --no-binary managed managed"
-    build = f"\nBuild it for what is here: {source}"
+    build = f"Build it for what is here, in its source: {force} --no-build-isolation ."
     if not version:
         return build
     cuda = (torch.version.cuda or "").replace(".", "")
     tag = f"pt{minor(torch.__version__).replace('.', '')}{f'cu{cuda}' if cuda else 'cpu'}"
-    return f"\nInstall its wheel for this torch: {force} 'managed=={version}+{tag}'{build}"
+    return f"Install its wheel for this torch: {force} 'managed=={version}+{tag}'\n{build}"
 
 
 def _major(version: str | None) -> str | None:

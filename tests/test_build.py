@@ -220,7 +220,11 @@ def test_a_damaged_record_is_none(monkeypatch, tmp_path, text):
 def test_the_loader_s_error_is_explained():
     error = _built.explained(ImportError("undefined symbol: x", name="managed._C"))
     assert "most likely built for another torch" in str(error)
-    assert "--no-binary managed managed" in str(error)
+    assert "--no-build-isolation ." in str(error)
+    old = ImportError("/lib/libc.so.6: version `GLIBC_2.34' not found (required by _C.so)")
+    told = str(_built.explained(old))
+    assert "built on a newer system: GLIBC_2.34 is in a library that is older here" in told
+    assert "another torch" not in told
 
 
 def test_a_release_agrees_on_its_version(tmp_path):

@@ -396,7 +396,11 @@ def test_doctor_where_the_extension_cannot_be_imported(tmp_path):
     broken = package / f"_C{EXTENSION_SUFFIXES[0]}"
     assert why == str(_built.explained(ImportError(f"{broken}: file too short")))
     assert told["problems"][0]["what"] == "Nothing works: managed cannot be imported"
-    assert told["problems"][0]["why"] == why
+    problem = told["problems"][0]
+    assert f"{problem['why']}\n{problem['cure']}" == why
+    printed = run("doctor").stdout
+    assert "    cure: Build it for what is here" in printed
+    assert "?" not in printed, "doctor printed a character that is no text"
     failed = run("status")
     assert failed.returncode == 1
     assert "file too short" in failed.stderr

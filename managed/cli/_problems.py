@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from managed._backend import BROKEN, INERT
-from managed._built import minor
+from managed._built import again, minor
 from managed.cli._machine import installed
 
 __all__ = ["Problem", "conflicts", "find"]
@@ -22,7 +22,7 @@ _CONFLICTS = {
 
 
 class Problem(NamedTuple):
-    """Something that does not work."""
+    """Something that does not work; where there are several cures, one a line."""
 
     what: str
     why: str
@@ -46,7 +46,8 @@ def _of_the_package(facts: dict[str, Any]) -> Iterator[Problem]:
     versions = facts["versions"]
     built, there = versions["built for torch"], minor(versions["torch"])
     if BROKEN is not None:
-        yield Problem("Nothing works: managed cannot be imported", str(BROKEN), _again(there))
+        why, _, cures = str(BROKEN).partition("\n")
+        yield Problem("Nothing works: managed cannot be imported", why, cures)
     elif INERT:
         yield Problem(
             "Nothing is managed", "NO_MANAGED is set in the environment", "Unset NO_MANAGED."
@@ -55,11 +56,11 @@ def _of_the_package(facts: dict[str, Any]) -> Iterator[Problem]:
         yield Problem(
             "What is compiled may fail to load, or worse",
             f"managed was installed for torch {built}, and this is torch {there}",
-            _again(there),
+            again(),
         )
     if versions["extensions"].get("_sim", "works") != "works":
         why = versions["extensions"]["_sim"]
-        yield Problem("managed.simulate() fails", why, _again(there))
+        yield Problem("managed.simulate() fails", why, again())
     if versions["extensions"].get("_cuda", "works") != "works":
         yield Problem(
             "Nothing leaves a CUDA device when it is full",
@@ -73,13 +74,6 @@ def _of_the_package(facts: dict[str, Any]) -> Iterator[Problem]:
             "managed's modules turn the interpreter's lock on",
             "Nothing has to be done; it is slower than it could be.",
         )
-
-
-def _again(version: str) -> str:
-    return (
-        f"Install managed again for torch {version}: pip install --no-build-isolation "
-        "--force-reinstall --no-deps managed, or `pip install .` in its source."
-    )
 
 
 def _of_cards(facts: dict[str, Any]) -> Iterator[Problem]:

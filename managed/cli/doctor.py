@@ -52,7 +52,8 @@ def lines_of(
     for p in problems:
         yield from wrapped(p.what, width, "  - ", "bad", "    ")
         yield from wrapped(p.why, width, "    why: ", below="    ")
-        yield from wrapped(p.cure, width, "    cure: ", "good", "    ")
+        for cure in p.cure.splitlines():
+            yield from wrapped(cure, width, "    cure: ", "good", "    ")
 
 
 def _section(title: str, rows: list[tuple[str, ...]], width: int) -> Iterator[Line]:
