@@ -17,13 +17,13 @@ PIP := $(BIN)/pip -qq --disable-pip-version-check
 export MAX_JOBS := $(JOBS)
 export MANAGED_WERROR ?= 1
 
-.PHONY: help build demo test ctest asan tsan valgrind conformance torture stress asan-python tsan-python bench docs docs-look compat ecosystem gpu lint wheel clean virtual-gpu virtual-gpu-slice virtual-gpu-build virtual-gpu-seeds mutate-waits
+.PHONY: help build demo test ctest asan tsan valgrind conformance torture stress asan-python tsan-python bench docs docs-look compat ecosystem gpu lint wheel packages conda clean virtual-gpu virtual-gpu-slice virtual-gpu-build virtual-gpu-seeds mutate-waits
 .PRECIOUS: .venv-compat-%/.torch .venv-compat-%/.test # made on the way, kept
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo | test | build | ctest | asan | tsan | valgrind | conformance | bench"
-	@echo "     torture | stress | asan-python | tsan-python | docs | docs-look | lint | wheel | compat | ecosystem | gpu | virtual-gpu | virtual-gpu-seeds | mutate-waits | clean"
+	@echo "     torture | stress | asan-python | tsan-python | docs | docs-look | lint | wheel | packages | conda | compat | ecosystem | gpu | virtual-gpu | virtual-gpu-seeds | mutate-waits | clean"
 
 # ---- environment
 
@@ -149,6 +149,17 @@ lint: $(VENV)/.test $(VENV)/.lint build
 
 wheel: $(VENV)/.torch
 	MANAGED_RELEASE=1 $(BIN)/pip wheel . -qq --no-deps --no-build-isolation --wheel-dir dist
+
+# The sdist and a wheel of it, each installed where there is nothing, with torch from the index: two builds.
+packages: $(VENV)/.test
+	rm -rf build/packages
+	$(BIN)/python tools/release.py --rehearse --with $(BIN)/python --out build/packages
+	tools/packages.sh build/packages $(BIN)/python "$(TORCH)"
+
+# The conda recipe, built and tested from packages made of what is here; no channel is asked.
+conda: $(VENV)/.test
+	rm -rf build/conda
+	$(BIN)/python tools/conda_rehearsal.py build/conda
 
 # ---- other torches
 

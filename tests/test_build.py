@@ -2,7 +2,6 @@
 What an import says where torch is not the one built for.
 """
 
-import importlib.metadata
 import json
 import os
 import re
@@ -15,8 +14,8 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
+import rattler_build
 import torch
-from packaging.requirements import Requirement
 
 import managed
 from managed import _built
@@ -24,6 +23,7 @@ from managed import _built
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
 import release  # noqa: E402
+from installed import needed_by  # noqa: E402
 
 SMOKE = """
 import torch
@@ -49,20 +49,6 @@ def run(*command, **environment):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-def needed_by(name, seen=None):
-    """Names in site-packages of a distribution and of all that it requires here."""
-    seen = set() if seen is None else seen
-    seen.add(name)
-    distribution = importlib.metadata.distribution(name)
-    entries = {f.parts[0] for f in distribution.files if f.parts[0] != ".."}
-    for line in distribution.requires or ():
-        requirement = Requirement(line)
-        wanted = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        if wanted and requirement.name not in seen:
-            entries |= needed_by(requirement.name, seen)
-    return entries - {"__pycache__"}
 
 
 @pytest.fixture(scope="module")
@@ -103,20 +89,29 @@ def test_wheel_holds_the_package_and_nothing_else(wheel):
 
 @pytest.mark.slow
 def test_wheel_works_where_there_is_only_torch(wheel, tmp_path):
-    """A path file lends the torch of this environment to an empty one."""
+    """A path file lends the torch of this environment to an empty one; pip finds there what the
+    wheel asks for, and downloads nothing. `make packages` brings torch from an index."""
     place = tmp_path / "empty"
     venv.create(place, with_pip=False)
     python = place / "bin/python"
     paths = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").split()
     target = Path(paths[0])
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(target)
+    pip = [sys.executable, "-m", "pip", "--isolated", "--python", python]
+    nowhere = {"PIP_CONFIG_FILE": os.devnull}  # a configuration may name folders with packages
+    install = [*pip, "install", "-qq", "--no-index", wheel]
+    refused = subprocess.run(
+        install, capture_output=True, text=True, check=False, env=os.environ | nowhere
+    )
+    assert "No matching distribution found for torch==" in refused.stderr
     lent = tmp_path / "lent"
     lent.mkdir()
     site = Path(torch.__file__).parents[1]
-    for entry in needed_by("torch"):
+    entries = {f.parts[0] for needed in needed_by("torch") for f in needed.files}
+    for entry in entries - {"..", "__pycache__"}:
         (lent / entry).symlink_to(site / entry)
     (target / "lent.pth").write_text(f"{lent}\n")
+    run(*install, **nowhere)
+    run(*pip, "check")
     # torch warns when there is no numpy, which it does not require.
     quiet = ["-W", "error", "-W", "ignore:Failed to initialize NumPy:UserWarning"]
     printed = run(python, *quiet, "-I", "-c", SMOKE)
@@ -135,6 +130,9 @@ def test_wheel_works_where_there_is_only_torch(wheel, tmp_path):
     assert failed.returncode == 1
     assert "ImportError: managed was built for torch 2.4 with CUDA 12.1, and" in failed.stderr
     assert "undefined symbol" not in failed.stderr
+    doctor = run(place / "bin/managed", "doctor")
+    assert "why: managed was built for torch 2.4 with CUDA 12.1, and" in doctor
+    assert "cure: Or the torch that it was built for: pip install 'torch==2.4.*'" in doctor
 
 
 @pytest.mark.slow
@@ -239,3 +237,41 @@ def test_a_release_agrees_on_its_version(tmp_path):
         "CHANGELOG.md begins with 0.0.9, not 0.1.0",
         "CITATION.cff has version 0.0.8, not 0.1.0",
     ]
+
+
+def test_the_conda_recipe_is_rendered_for_each_python_torch_and_cuda():
+    """What a channel has to have for it; `make conda` builds it and runs its tests."""
+    recipe = rattler_build.Stage0Recipe.from_file(ROOT / "conda/recipe.yaml")
+    variants = rattler_build.VariantConfig.from_file(ROOT / "conda/variants.yaml")
+    rows = re.findall(r"^(python|torch) = (.+)$", (ROOT / "tools/release.toml").read_text(), re.M)
+    matrix = {name: json.loads(values) for name, values in rows}
+    assert variants["python"] == matrix["python"]
+    assert variants["pytorch"] == matrix["torch"]
+    found = {}
+    for row in recipe.render(variants):
+        told, build = row.variant, row.recipe.build.string
+        cuda = told["cuda_compiler_version"].replace(".", "")
+        name = "cpu" if cuda == "None" else f"cuda{cuda}"
+        numbers = (told[key].replace(".", "") for key in ("pytorch", "python"))
+        assert re.fullmatch("{}_pt{}_py{}_h[0-9a-f]{{7}}_0".format(name, *numbers), build)
+        found[told["python"], told["pytorch"], name] = row.recipe.requirements.to_dict()
+    assert len(found) == len(matrix["python"]) * len(matrix["torch"]) * 2
+    tools = ["python", "pip", "setuptools >=77", "ninja"]
+    assert found["3.11", "2.14", "cpu"]["host"] == [*tools, "pytorch 2.14.* cpu*"]
+    asked = found["3.12", "2.15", "cuda130"]
+    assert asked["run"] == ["python", "pytorch 2.15.* cuda130*"]
+    headers = ["cuda-version 13.0.*", "cuda-cudart-dev", "cuda-crt-dev_linux-64"]
+    assert asked["host"] == [*tools, "pytorch 2.15.* cuda130*", *headers]
+    assert asked["build"] == ["gcc_linux-64", "gxx_linux-64", "sysroot_linux-64 2.28.*"]
+
+
+@pytest.mark.parametrize(("platform", "count"), [("linux-64", 50), ("linux-aarch64", 0)])
+def test_the_conda_recipe_is_for_the_platforms_that_it_can_serve(platform, count, tmp_path):
+    """Only this function of the library looks at what a recipe skips."""
+    code = f"""
+import rattler_build
+rattler_build.build_recipes(
+    [{str(ROOT / "conda/recipe.yaml")!r}], render_only=True, target_platform={platform!r},
+    variant_config=[{str(ROOT / "conda/variants.yaml")!r}], output_dir={str(tmp_path)!r},
+)"""
+    assert len(json.loads(run(sys.executable, "-W", "ignore", "-c", code))) == count

@@ -1,0 +1,22 @@
+"""What the installation of a distribution consists of."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterator
+from importlib.metadata import Distribution
+
+from packaging.requirements import Requirement
+
+
+def needed_by(name: str, seen: set[str] | None = None) -> Iterator[Distribution]:
+    """A distribution, and all that it requires here."""
+    seen = set() if seen is None else seen
+    seen.add(name)
+    distribution = importlib.metadata.distribution(name)
+    yield distribution
+    for line in distribution.requires or ():
+        requirement = Requirement(line)
+        wanted = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        if wanted and requirement.name not in seen:
+            yield from needed_by(requirement.name, seen)
