@@ -212,7 +212,9 @@ def test_options(tmp_path):
     ("words", "told"),
     [
         ([], "there is no program to run"),
-        (["nothing.py"], "there is no file nothing.py; a module is run by -m nothing.py"),
+        (["nothing.py"], "there is no file nothing.py\n"),
+        (["nothing"], "there is no file nothing; a module is run by -m nothing"),
+        (["--devices", "1x1GiB", "--budget", "2GiB", "-m", "this"], "sim:0 has 1073741824 bytes"),
         (["-m"], "-m takes something to run"),
         (["--devices", "4y8", "x", "-m", "this"], "there is no file x"),
         (["--devices", "99x8GiB", "-m", "this"], "1 to 16 devices can be simulated, not 99"),
