@@ -25,8 +25,8 @@ def check(wishes: dict[str, Any]) -> on:
     entered = on(budget=wishes["budget"])
     asked = wishes["devices"] or wishes["preset"] or not wishes["values"]
     if asked or not (INERT or C.get_manager().cuda_devices):
-        told = read_devices(wishes["devices"]) if wishes["devices"] else (4, None)
-        plan = plan_devices(*told, wishes["preset"])
+        count, memory = read_devices(wishes["devices"]) if wishes["devices"] else (4, None)
+        plan = plan_devices(count, memory, wishes["preset"])
         for i, size in enumerate(plan.capacities):
             cap_of(wishes["budget"], size, f"sim:{i}")
     return entered

@@ -378,7 +378,7 @@ def test_pictures_of_what_is_none():
     with pytest.raises(TypeError):
         managed.plot_moves("x")
     for draw in (managed.plot_memory, managed.plot_timeline):
-        with pytest.raises(TypeError, match="not 'x.png'; path= is the file"):
+        with pytest.raises(TypeError, match=r"not 'x\.png'; path= is the file"):
             draw("x.png")
     with managed.profile() as nothing:
         pass

@@ -12,7 +12,7 @@ PLAIN = Path(__file__).parent / "plain"
 pytestmark = pytest.mark.only_simulated("`managed run` is shown on simulated devices")
 
 
-def start(*words, cwd=None, **more):
+def start(*words, cwd=None, input=None, **more):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MANAGED_")}
     root = str(Path(__file__).parents[1])
     path = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH", "")]))
@@ -21,6 +21,7 @@ def start(*words, cwd=None, **more):
         [sys.executable, *map(str, words)],
         cwd=cwd,
         env=environment,
+        input=input,
         capture_output=True,
         text=True,
         timeout=300,
@@ -163,6 +164,8 @@ def test_modules_and_code(tmp_path):
     assert done.stdout == "['-m', '--devices'] part sim:0\n", done.stderr
     done = managed_run("-c", "import sys; print(sys.argv, 'torch' in sys.modules)", "--budget")
     assert done.stdout == "['-c', '--budget'] False\n", done.stderr
+    done = managed_run("-", "--lr", input="import sys; print(sys.argv, __name__)")
+    assert done.stdout == "['-', '--lr'] __main__\n", done.stderr
 
 
 def notebook(path, *sources):
