@@ -63,7 +63,14 @@ class on:
     ) -> None:
         if not isinstance(disperse, bool):
             raise ValueError(f"managed: disperse is True or False, not {disperse!r}")
+        if isinstance(devices, str) and not devices[:1].isdigit():
+            raise ValueError(
+                f"managed: devices are simulated ('4x8GiB'), or a list of some that there are: "
+                f"[{devices!r}]"
+            )
         if devices is not None and not isinstance(devices, (str, list, tuple)):
+            if callable(devices):
+                raise TypeError("managed: on takes arguments first: write @managed.on()")
             raise TypeError(
                 "managed: devices are simulated ('4x8GiB'), or a list of some that there are "
                 f"(['cuda:0', 'cuda:1']), not {devices!r}"

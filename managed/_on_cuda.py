@@ -169,6 +169,17 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
     """There is nothing to do."""
 
 
+def _profiled(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """The profiler's __init__: torch says it cannot measure CUDA once for each operator."""
+
+    def ours(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.pop("use_cuda", False) or kwargs.get("use_device") == "sim":
+            kwargs |= {"use_device": None, "use_cpu": True}
+        return theirs(self, *args, **kwargs)
+
+    return _inside(theirs, ours)
+
+
 _OTHERS: dict[str, Callable[..., Any]] = {
     "get_device_capability": _capability,
     "get_device_properties": _properties,
@@ -204,6 +215,8 @@ def _make() -> Iterator[Patch]:
     amp: Any = torch.amp
     yield Patch(amp.autocast, "__init__", _translating(amp.autocast.__init__))
     yield Patch(amp.GradScaler, "__init__", _translating(amp.GradScaler.__init__, "device"))
+    profile: Any = torch.autograd.profiler.profile
+    yield Patch(profile, "__init__", _profiled(profile.__init__))
     serialization: Any = torch.serialization
     restore = serialization.default_restore_location
     yield Patch(serialization, "default_restore_location", _translating(restore))

@@ -13,7 +13,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -153,8 +158,10 @@ def predict(
         with mode, alive, _Meeting(kept), torch.set_grad_enabled(model.training):
             _steps(twin, given[0], given[1], optimizer)
     except Exception as error:
+        values = isinstance(error, DataDependentOutputException | DynamicOutputShapeException)
+        why = f"it asks for values, and none are computed ({error})" if values else error
         raise RuntimeError(
-            f"managed: what a step of {type(model).__name__} needs could not be predicted: {error}"
+            f"managed: what a step of {type(model).__name__} needs could not be predicted: {why}"
         ) from error
     return Prediction(alive.peaks, shapes)
 

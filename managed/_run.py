@@ -10,10 +10,11 @@ import json
 import os
 from typing import Any
 
-from managed._backend import INERT
+from managed._backend import INERT, C
 from managed._on import on
+from managed._sim_plan import plan_devices
 from managed.profile import profile
-from managed.settings import logger
+from managed.settings import cap_of, logger
 from managed.sim import read_devices, simulate
 
 __all__ = ["check", "start"]
@@ -21,9 +22,14 @@ __all__ = ["check", "start"]
 
 def check(wishes: dict[str, Any]) -> on:
     """What start() will enter; ValueError for wishes that make no sense. Changes nothing."""
-    if wishes["devices"] or wishes["preset"]:
-        read_devices(wishes["devices"] or "4x8GiB", wishes["preset"])
-    return on(budget=wishes["budget"])
+    entered = on(budget=wishes["budget"])
+    asked = wishes["devices"] or wishes["preset"] or not wishes["values"]
+    if asked or not (INERT or C.get_manager().cuda_devices):
+        count, memory = read_devices(wishes["devices"]) if wishes["devices"] else (4, None)
+        plan = plan_devices(count, memory, wishes["preset"])
+        for i, size in enumerate(plan.capacities):
+            cap_of(wishes["budget"], size, f"sim:{i}")
+    return entered
 
 
 def start() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import NamedTuple
 
@@ -237,6 +238,6 @@ def set_stream(stream: Stream) -> None:
     torch.accelerator.set_stream(stream)
 
 
-def stream(stream: Stream) -> Stream:
-    """The stream itself, which is a context manager."""
-    return stream
+def stream(stream: Stream | None) -> AbstractContextManager[Stream | None]:
+    """The stream itself, which is a context manager; one that does nothing for None."""
+    return nullcontext() if stream is None else stream

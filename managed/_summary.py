@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch import nn
@@ -104,6 +104,11 @@ def summarize(
         raise TypeError(f"managed: summary takes a torch.nn.Module, not {model!r}")
     if depth < 1:
         raise ValueError(f"managed: depth is the number of levels to show, 1 or more, not {depth}")
+    if optimizer is not None and not callable(optimizer):
+        raise TypeError(
+            "managed: optimizer is what makes one of parameters, such as torch.optim.AdamW, and "
+            f"this is {type(optimizer).__name__!r} already; say lambda p: torch.optim.SGD(p, 0.1)"
+        )
     if input_size is not None and input_data is not None:
         raise ValueError("managed: give input_size or input_data, not both")
     lines = list(_lines(model, depth))
@@ -153,7 +158,12 @@ def _inputs(
         return (tuple(data) if isinstance(data, (tuple, list)) else (data,)), {}
     if size is None:
         return None
-    sizes = [size] if all(isinstance(n, int) for n in size) else list(size)
+    sizes = [size] if _is_shape(size) else size
+    if not isinstance(sizes, Sequence) or not all(map(_is_shape, sizes)):
+        raise TypeError(
+            "managed: input_size is a shape such as (8, 64), or a list of shapes; what the model "
+            f"is called with goes to input_data=. This is {type(size).__name__!r}"
+        )
     kinds = list(dtypes or [torch.float32] * len(sizes))
     if len(kinds) != len(sizes):
         raise ValueError(
@@ -163,6 +173,12 @@ def _inputs(
     device = first.tensor.device if first else torch.device("cpu")
     made = [Shaped(tuple(s), kind, device) for s, kind in zip(sizes, kinds, strict=True)]
     return tuple(made), {}
+
+
+def _is_shape(size: Any) -> bool:
+    return isinstance(size, Sequence) and all(
+        isinstance(n, SupportsIndex) and not isinstance(n, torch.Tensor) for n in size
+    )
 
 
 @dataclass

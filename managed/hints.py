@@ -46,12 +46,16 @@ def hint(
         `obj`.
 
     Raises:
-        TypeError: for what is no tensor, no module and no nest of them.
+        TypeError: for what is no tensor, no module and no nest of them, and for other values.
         ValueError: for tensors that are not managed, and for a `near` that names no single device.
         RuntimeError: `near` for what cannot move in place: results of operators, and views.
         PinConflictError: `near` for what is pinned elsewhere.
         OutOfMemoryError: no room there. After an error everything is as it was.
     """
+    told = {"reuse": reuse, "read_only": read_only, "wont_need": wont_need}
+    for name, value in told.items():
+        if not isinstance(value, bool) and (name != "reuse" or value is not None):
+            raise TypeError(f"managed: {name} is True or False, not {value!r}")
     said = C.READ * read_only | C.NEXT * wont_need
     if reuse is not None:
         said |= C.LAST if reuse else C.FIRST
@@ -90,7 +94,11 @@ def _leaves(obj: Any) -> Iterator[Any]:
         for part in parts:
             yield from _leaves(part)
     else:
-        raise TypeError(f"managed: a hint is for a tensor, a module or a nest of them, not {obj!r}")
+        cure = "; make a list of it" if isinstance(obj, Iterable) and type(obj) is not str else ""
+        raise TypeError(
+            "managed: a hint is for a tensor, a module or a nest of them (lists, tuples, "
+            f"dictionaries), not {type(obj).__name__!r}{cure}"
+        )
 
 
 def _device_of(near: _Place) -> torch.device:

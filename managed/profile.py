@@ -109,11 +109,20 @@ def plot_timeline(p: profile, path: str | os.PathLike[str] | None = None) -> Fig
         path: where to write a picture; `None`: nowhere.
 
     Raises:
+        TypeError: for what is no profile.
         ModuleNotFoundError: without matplotlib.
     """
     from managed import _timeline
 
-    return _timeline.draw(p, path)
+    return _timeline.draw(_checked(p), path)
+
+
+def _checked(p: object) -> profile:
+    if isinstance(p, profile):
+        return p
+    raise TypeError(
+        f"managed: first comes what managed.profile() gave, not {p!r}; path= is the file"
+    )
 
 
 def plot_memory(p: profile | None = None, path: str | os.PathLike[str] | None = None) -> Figure:
@@ -125,13 +134,14 @@ def plot_memory(p: profile | None = None, path: str | os.PathLike[str] | None = 
         path: where to write a picture; `None`: nowhere.
 
     Raises:
+        TypeError: for what is no profile.
         ModuleNotFoundError: without matplotlib.
     """
     from managed import _timeline
 
     if p is None:
         return _timeline.draw_held(stats().get("devices", {}), path)
-    return _timeline.draw_memory(p, path)
+    return _timeline.draw_memory(_checked(p), path)
 
 
 def plot_moves(

@@ -46,7 +46,7 @@ def summary(
         optimizer: what makes one of parameters, such as `torch.optim.AdamW`.
 
     Raises:
-        TypeError: for what is no module.
+        TypeError: for what is no module, no shape, or nothing that makes an optimizer.
         ValueError: for both kinds of input, or a depth below 1.
         RuntimeError: with the reason where the model cannot take the input.
     """

@@ -527,3 +527,34 @@ def test_a_copy_on_another_device_is_made_once():
     same = x.to(D0, copy=True)
     assert same.data_ptr() != x.data_ptr()
     assert torch.equal(same.cpu(), x.cpu())
+
+
+def test_the_profiler_of_cuda_programs_says_nothing_of_each_operator(run_python):
+    """Torch wrote a C++ trace for each operator, since no card could record an event."""
+    said = run_python(
+        """
+        import torch, managed
+        from torch.profiler import ProfilerActivity, profile
+
+        with managed.on("1x64MiB"):
+            x = torch.ones(4, 4, device="cuda")
+            for kinds in ([ProfilerActivity.CPU, ProfilerActivity.CUDA], [ProfilerActivity.CUDA]):
+                with profile(activities=kinds) as p:
+                    x @ x
+                assert "aten::mm" in p.key_averages().table(sort_by="cuda_time_total")
+            with torch.autograd.profiler.profile(use_device="cuda") as p:
+                x @ x
+            assert "aten::mm" in p.key_averages().table()
+    """,
+        stderr="",
+    )  # torch 2.13 writes some lines of its own
+    assert "Failed to record CUDA event" not in said
+
+
+def test_no_stream_is_a_context_that_does_nothing():
+    """As torch.cuda.stream(None) is, which programs write for devices without a second stream."""
+    with managed.on():
+        before = torch.cuda.current_stream()
+        with torch.cuda.stream(None) as stream:
+            assert stream is None
+            assert torch.cuda.current_stream() == before

@@ -254,12 +254,17 @@ def test_near_moves_all_or_none():
 
 def test_nonsense_is_refused():
     x = mebibyte()
-    with pytest.raises(TypeError, match="a tensor, a module or a nest of them, not 'x'"):
+    with pytest.raises(TypeError, match=r"a nest of them .*, not 'str'$"):
         managed.hint([x, "x"], reuse=True)
     with pytest.raises(ValueError, match="the tensor is not managed; use as_subclass"):
         managed.hint([x, torch.ones(3)], reuse=True)
     with pytest.raises(ValueError, match=r"Linear\.weight is not managed"):
         managed.hint(nn.Linear(2, 2))
+    with pytest.raises(TypeError, match="not 'generator'; make a list of it"):
+        managed.hint(nn.Linear(2, 2).parameters(), reuse=True)
+    for name in ("reuse", "read_only", "wont_need"):
+        with pytest.raises(TypeError, match=f"{name} is True or False, not 'no'"):
+            managed.hint(x, **{name: "no"})
     with pytest.raises(ValueError, match="names no single device"):
         managed.hint(x, near="cuda")
     with pytest.raises(ValueError, match="this module is on no device"):

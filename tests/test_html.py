@@ -377,6 +377,9 @@ def test_pictures_of_what_is_none():
     pytest.importorskip("matplotlib")
     with pytest.raises(TypeError):
         managed.plot_moves("x")
+    for draw in (managed.plot_memory, managed.plot_timeline):
+        with pytest.raises(TypeError, match=r"not 'x\.png'; path= is the file"):
+            draw("x.png")
     with managed.profile() as nothing:
         pass
     assert managed.plot_memory(nothing)._repr_png_()[:4] == b"\x89PNG"

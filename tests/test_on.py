@@ -98,6 +98,8 @@ def test_decorated():
         ({"devices": 4}, TypeError, "not 4"),
         ({"devices": "17x8GiB"}, ValueError, "1 to 16 devices"),
         ({"devices": "4x8Gib!"}, ValueError, "is no size"),
+        ({"devices": "cuda:0"}, ValueError, r"some that there are: \['cuda:0'\]"),
+        ({"devices": lambda: None}, TypeError, r"write @managed.on\(\)"),
         ({"budget": "half"}, ValueError, "'half' is no size"),
         ({"budget": "110%"}, ValueError, "is no part of"),
         ({"disperse": "layers"}, ValueError, "True or False"),

@@ -12,7 +12,7 @@ PLAIN = Path(__file__).parent / "plain"
 pytestmark = pytest.mark.only_simulated("`managed run` is shown on simulated devices")
 
 
-def start(*words, cwd=None, **more):
+def start(*words, cwd=None, input=None, **more):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MANAGED_")}
     root = str(Path(__file__).parents[1])
     path = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH", "")]))
@@ -21,6 +21,7 @@ def start(*words, cwd=None, **more):
         [sys.executable, *map(str, words)],
         cwd=cwd,
         env=environment,
+        input=input,
         capture_output=True,
         text=True,
         timeout=300,
@@ -163,6 +164,8 @@ def test_modules_and_code(tmp_path):
     assert done.stdout == "['-m', '--devices'] part sim:0\n", done.stderr
     done = managed_run("-c", "import sys; print(sys.argv, 'torch' in sys.modules)", "--budget")
     assert done.stdout == "['-c', '--budget'] False\n", done.stderr
+    done = managed_run("-", "--lr", input="import sys; print(sys.argv, __name__)")
+    assert done.stdout == "['-', '--lr'] __main__\n", done.stderr
 
 
 def notebook(path, *sources):
@@ -212,7 +215,9 @@ def test_options(tmp_path):
     ("words", "told"),
     [
         ([], "there is no program to run"),
-        (["nothing.py"], "there is no file nothing.py; a module is run by -m nothing.py"),
+        (["nothing.py"], "there is no file nothing.py\n"),
+        (["nothing"], "there is no file nothing; a module is run by -m nothing"),
+        (["--devices", "1x1GiB", "--budget", "2GiB", "-m", "this"], "sim:0 has 1073741824 bytes"),
         (["-m"], "-m takes something to run"),
         (["--devices", "4y8", "x", "-m", "this"], "there is no file x"),
         (["--devices", "99x8GiB", "-m", "this"], "1 to 16 devices can be simulated, not 99"),

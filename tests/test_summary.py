@@ -247,6 +247,14 @@ def test_models_without_and_with_lazy_tensors():
         (ValueError, "depth", {"depth": 0}),
         (ValueError, "not both", {"input_size": (1, 2), "input_data": torch.ones(1, 2)}),
         (ValueError, "2 inputs and 1 dtypes", {"input_size": [(1,), (2,)], "dtypes": [torch.int]}),
+        (TypeError, "goes to input_data=. This is 'Tensor'", {"input_size": torch.ones(2, 4)}),
+        (TypeError, "goes to input_data=. This is 'list'", {"input_size": [torch.ones(2, 4)]}),
+        (TypeError, "goes to input_data=. This is 'int'", {"input_size": 4}),
+        (
+            TypeError,
+            "this is 'SGD' already",
+            {"optimizer": torch.optim.SGD([torch.ones(1)]), "input_size": (1, 4)},
+        ),
         (RuntimeError, "a step of Linear needs could not be predicted", {"input_size": (1, 9)}),
     ],
 )
@@ -260,5 +268,5 @@ def test_a_model_that_asks_for_values():
         def forward(self, x):
             return x if x.sum().item() > 0 else super().forward(x)
 
-    with pytest.raises(RuntimeError, match="could not be predicted"):
+    with pytest.raises(RuntimeError, match="it asks for values, and none are computed"):
         managed.summary(Asks(2, 2), (1, 2))

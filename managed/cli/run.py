@@ -17,7 +17,7 @@ NOTEBOOK = Path(__file__).resolve().with_name("_notebook.py")
 
 def describe(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
-        "%(prog)s [options] (script.py | notebook.ipynb | -m module | -c code) [args ...]"
+        "%(prog)s [options] (script.py | notebook.ipynb | - | -m module | -c code) [args ...]"
     )
     parser.add_argument("--devices", help="simulated: 4x8GiB, or 8GiB,4GiB with one size a device")
     parser.add_argument("--preset", help="their speed: h100-sxm, a100-40g, t4, ...")
@@ -66,8 +66,9 @@ def _program(options: argparse.Namespace) -> list[str]:
     if not options.program:
         options.error("there is no program to run")
     script = Path(options.program[0])
-    if not script.exists():
-        options.error(f"there is no file {script}; a module is run by -m {script}")
+    if str(script) != "-" and not script.exists():  # "-" is standard input, as for Python
+        module = "" if script.suffix in (".py", ".ipynb") else f"; a module is run by -m {script}"
+        options.error(f"there is no file {script}{module}")
     if script.suffix != ".ipynb":
         return list(options.program)
     return [str(NOTEBOOK), *options.program]
