@@ -71,13 +71,20 @@ struct mgd_step_name {
   uint64_t hash;
 };
 
-/* Invariant: where it follows, `known[which]` has a plan. */
+/* Actions of the plan that is followed that are to be done before the call at hand: from this one on, of so many
+ * operators. */
+struct mgd_step_ahead {
+  int32_t operator_at, action, operators;
+};
+
+/* Invariant: where it follows, or has actions ahead, `known[which]` has a plan. */
 struct mgd_step {
   struct mgd_step_name names[MGD_STEP_NAMES]; /* by pointer, since it lives for ever */
   struct mgd_step_log log;
   struct mgd_step_learned known[MGD_STEP_PLANS];
   int32_t which; /* the one that is followed, or was last */
   bool follows;
+  struct mgd_step_ahead ahead;
   int32_t at, results;    /* following: the operator that comes next; how many results the last one has made */
   int32_t strange;        /* operators in a row that were not in the plan */
   uint64_t window;        /* following or not: of the last operators */
@@ -124,6 +131,9 @@ bool mgd_step_follow_from_here_locked(struct mgd_step *s, const struct mgd_step_
 bool mgd_step_follow_call_locked(struct mgd_machine *m, struct mgd_step *s, const struct mgd_step_call *call,
                                  uint64_t kind, int64_t pressed, struct mgd_action *actions, size_t *n, size_t size,
                                  bool *wants);
+/* The actions before the call that are not done yet, as many as there is room for. */
+void mgd_step_follow_ahead_locked(struct mgd_machine *m, struct mgd_step *s, const struct mgd_step_call *call,
+                                  struct mgd_action *actions, size_t *n, size_t size);
 void mgd_step_follow_result_locked(struct mgd_step *s, struct mgd_handle *h);
 void mgd_step_follow_leave_locked(struct mgd_step *s, struct mgd_handle *h); /* it has no role any more */
 void mgd_step_follow_unbind_locked(struct mgd_step_learned *l); /* as it was loaded: nobody has a lasting role */

@@ -145,6 +145,7 @@ static void lose(struct mgd_step *s) {
     mgd_step_follow_unbind_locked(&s->known[s->which]); /* it may have been the wrong place */
   }
   s->follows = false;
+  s->ahead.operators = 0;
   s->lost++;
   s->strange = 0;
   begin_anew(s);
@@ -234,6 +235,21 @@ int mgd_step_operator(struct mgd_machine *m, int device, const struct mgd_step_c
   return mgd_state_leave(m, s && m->learns ? MGD_OK : MGD_E_ABSENT);
 }
 
+int mgd_step_rest(struct mgd_machine *m, int device, const struct mgd_step_call *call, struct mgd_action *actions,
+                  size_t *n) {
+  if (*n < MGD_STEP_ACTIONS) {
+    return MGD_E_INVALID;
+  }
+  const size_t size = *n;
+  *n = 0;
+  mgd_state_enter(m);
+  struct mgd_step *s = mgd_state_knows_device_locked(m, device) ? m->devices[device].step : NULL;
+  if (s && m->learns) {
+    mgd_step_follow_ahead_locked(m, s, call, actions, n, size);
+  }
+  return mgd_state_leave(m, MGD_OK);
+}
+
 /* ---- the plan */
 
 static int64_t room_for_plan(const struct mgd_machine *m, int device, int64_t free, int64_t margin) {
@@ -299,6 +315,7 @@ static void take_over(struct mgd_step *s, struct mgd_step_learned *l, int64_t pr
   s->known[s->which] = *l;
   mgd_step_log_clear_locked(&s->log);
   s->follows = true;
+  s->ahead.operators = 0;
   s->at = 1 % l->operators;
   s->results = s->strange = 0;
   s->pressed = pressed;
@@ -320,6 +337,7 @@ static int plan_again(struct mgd_machine *m, int device, struct mgd_step *s, int
   if (code == MGD_OK) {
     mgd_plan_free(l->plan);
     l->plan = plan;
+    s->ahead.operators = 0;
     l->room = room;
   }
   return code;

@@ -54,6 +54,10 @@ int mgd_step_begin(struct mgd_machine *m, int device);
 #define MGD_STEP_ACTIONS 64
 int mgd_step_operator(struct mgd_machine *m, int device, const struct mgd_step_call *call, struct mgd_action *actions,
                       size_t *n, bool *plans);
+/* The next of the actions before this operator. To be called as long as the call before has filled its room but for
+ * two: some actions take as many. */
+int mgd_step_rest(struct mgd_machine *m, int device, const struct mgd_step_call *call, struct mgd_action *actions,
+                  size_t *n);
 /* Plans the period that was found. `free`: bytes that the device's allocator could give now. Takes some ms, most of it
  * without the mutex. ABSENT: there is no period, or another thread has changed the log meanwhile. WAIT: more must be
  * seen. */

@@ -158,24 +158,44 @@ static bool leaves_at_once(const struct mgd_plan *p, int32_t write, int32_t end)
   return i < end;
 }
 
-/* Before the operator o; what does not fit into `actions` is left out. */
-static void do_ahead(struct mgd_machine *m, const struct mgd_step_learned *l, int32_t o,
-                     const struct mgd_step_call *call, struct mgd_action *actions, size_t *n, size_t size) {
+/* The action i, of an operator whose actions end at `end`. */
+static void act(struct mgd_machine *m, const struct mgd_step_learned *l, int32_t i, int32_t end,
+                const struct mgd_step_call *call, struct mgd_action *actions, size_t *n, size_t size) {
   const struct mgd_plan *p = l->plan;
-  const int32_t end = p->first_action[o + 1];
-  for (int32_t i = p->first_action[o]; i < end && *n + 2 < size; i++) {
-    struct mgd_handle *h = l->role[p->action[i].storage].handle;
-    if (!h) {
-      continue;
+  struct mgd_handle *h = l->role[p->action[i].storage].handle;
+  if (!h) {
+    return;
+  }
+  if (p->action[i].kind == MGD_PLAN_WRITE) {
+    (void)(!writes(call, h) && !leaves_at_once(p, i, end) &&
+           mgd_evict_spare_locked(m, h, uses_by(call, h), actions, n, size));
+  } else if (p->action[i].kind == MGD_PLAN_LEAVE) {
+    (void)mgd_evict_leave_locked(m, h, actions, n, size);
+  } else if (!m->fetches_late) {
+    *n += mgd_restore_fetch_locked(m, h, &actions[*n]);
+  }
+}
+
+/* What the plan does before the operators from s->at on, `operators` in number. */
+static void begin_ahead(struct mgd_step *s, const struct mgd_step_learned *l, int32_t operators) {
+  s->ahead = (struct mgd_step_ahead){s->at, l->plan->first_action[s->at], operators};
+}
+
+void mgd_step_follow_ahead_locked(struct mgd_machine *m, struct mgd_step *s, const struct mgd_step_call *call,
+                                  struct mgd_action *actions, size_t *n, size_t size) {
+  const struct mgd_step_learned *l = &s->known[s->which];
+  struct mgd_step_ahead *a = &s->ahead;
+  while (a->operators > 0) {
+    const int32_t end = l->plan->first_action[a->operator_at + 1];
+    for (; a->action < end; a->action++) {
+      if (*n + 2 >= size) {
+        return; /* there is no room in `actions`: the caller comes again */
+      }
+      act(m, l, a->action, end, call, actions, n, size);
     }
-    if (p->action[i].kind == MGD_PLAN_WRITE) {
-      (void)(!writes(call, h) && !leaves_at_once(p, i, end) &&
-             mgd_evict_spare_locked(m, h, uses_by(call, h), actions, n, size));
-    } else if (p->action[i].kind == MGD_PLAN_LEAVE) {
-      (void)mgd_evict_leave_locked(m, h, actions, n, size);
-    } else if (!m->fetches_late) {
-      *n += mgd_restore_fetch_locked(m, h, &actions[*n]);
-    }
+    a->operator_at = (a->operator_at + 1) % l->operators;
+    a->action = l->plan->first_action[a->operator_at];
+    a->operators--;
   }
 }
 
@@ -207,9 +227,10 @@ bool mgd_step_follow_call_locked(struct mgd_machine *m, struct mgd_step *s, cons
   }
   s->strange = 0;
   bind(l, (s->at + left_out) % l->operators, call);
+  begin_ahead(s, l, left_out + 1);
   for (int32_t j = 0; j <= left_out; j++) {
-    do_ahead(m, l, s->at, call, actions, n, size);
     *wants = go_on(s, l, pressed) || *wants;
   }
+  mgd_step_follow_ahead_locked(m, s, call, actions, n, size);
   return true;
 }

@@ -154,6 +154,11 @@ static void run(struct device *d, const char *name, struct storage *const *s, si
   const struct mgd_step_call call = {name, uses, n, d->worked};
   EXPECT_CODE(mgd_step_operator(d->m, 1, &call, actions, &made, &plans), d->m->devices[1].step ? MGD_OK : MGD_E_ABSENT);
   act_ahead(d, actions, made);
+  while (made + 2 >= MGD_STEP_ACTIONS) {
+    made = MGD_STEP_ACTIONS;
+    EXPECT_OK(mgd_step_rest(d->m, 1, &call, actions, &made));
+    act_ahead(d, actions, made);
+  }
   if (plans) {
     const int code = mgd_step_plan(d->m, 1, d->room - in_use(d));
     EXPECT(code == MGD_OK || code == MGD_E_NOMEM || code == MGD_E_WAIT);
@@ -237,6 +242,38 @@ static void a_step_that_repeats_is_learned(uint64_t seed) {
   EXPECT_INT(state(&d).lost, 0);
   EXPECT(d.planned > LAYERS);
   EXPECT_INT(d.needed, 0); /* all that was needed had come before */
+  give_up(&d);
+}
+
+/* While a slow operator runs there is time for many copies, which begin before it. All of them do as the plan says. */
+static void many_come_before_one_operator(uint64_t seed) {
+  enum { MANY = 3 * MGD_STEP_ACTIONS };
+  struct device d = new_device(seed, 0);
+  struct storage *small[MANY];
+  int64_t most = 0;
+  d.room = MANY + 10;
+  for (int i = 0; i < MANY; i++) {
+    small[i] = make(&d, 1);
+  }
+  for (int step = 0; step < 10; step++) {
+    d.needed = most = 0;
+    for (int i = 0; i < MANY; i++) {
+      const int64_t before = d.planned;
+      run(&d, "small", &small[i], 1, false);
+      d.worked += 2 * MANY;
+      most = d.planned - before > most ? d.planned - before : most;
+    }
+    run(&d, "large", &small[0], 1, false);
+    struct storage *large = make(&d, MANY - 2);
+    run(&d, "look", &large, 1, false);
+    drop(&d, &large);
+  }
+  EXPECT(state(&d).follows);
+  EXPECT(most > MGD_STEP_ACTIONS);
+  EXPECT_INT(d.needed, 0);
+  for (int i = 0; i < MANY; i++) {
+    drop(&d, &small[i]);
+  }
   give_up(&d);
 }
 
@@ -623,6 +660,7 @@ int main(int argc, char **argv) {
   printf("test_step: seed %" PRIu64 "\n", seed);
   (void)fflush(stdout);
   a_step_that_repeats_is_learned(seed);
+  many_come_before_one_operator(seed);
   what_fits_is_not_logged(seed);
   a_plan_is_lost_and_taken_up(seed);
   several_steps_are_known(seed);
