@@ -159,8 +159,8 @@ static bool leaves_at_once(const struct mgd_plan *p, int32_t write, int32_t end)
 }
 
 /* The action i, of an operator whose actions end at `end`. */
-static void act(struct mgd_machine *m, const struct mgd_step_learned *l, int32_t i, int32_t end,
-                const struct mgd_step_call *call, struct mgd_action *actions, size_t *n, size_t size) {
+static void begin_action(struct mgd_machine *m, const struct mgd_step_learned *l, int32_t i, int32_t end,
+                         const struct mgd_step_call *call, struct mgd_action *actions, size_t *n, size_t size) {
   const struct mgd_plan *p = l->plan;
   struct mgd_handle *h = l->role[p->action[i].storage].handle;
   if (!h) {
@@ -191,7 +191,7 @@ void mgd_step_follow_ahead_locked(struct mgd_machine *m, struct mgd_step *s, con
       if (*n + 2 >= size) {
         return; /* there is no room in `actions`: the caller comes again */
       }
-      act(m, l, a->action, end, call, actions, n, size);
+      begin_action(m, l, a->action, end, call, actions, n, size);
     }
     a->operator_at = (a->operator_at + 1) % l->operators;
     a->action = l->plan->first_action[a->operator_at];
