@@ -97,3 +97,18 @@ def test_data_can_be_assigned_on_simulated_devices():
     x = at(D0, [1.0, 2.0])
     x.data = torch.tensor([3.0, 4.0], device=D0)
     assert x.tolist() == [3.0, 4.0]
+
+
+def test_operands_of_a_compiled_function_whose_sizes_are_symbols(run_python):
+    """Their bytes were asked for, and a symbol has none."""
+    run_python(
+        """
+        import torch, managed
+
+        with managed.on("2x64MiB"):
+            f = torch.compile(lambda x, y: x + 2 * y, backend="eager", dynamic=True)
+            for n in (3, 5, 8):
+                x, y = torch.randn(n), torch.randn(n)
+                assert torch.equal(f(x.to("cuda:0"), y.to("cuda:1")).cpu(), x + 2 * y)
+        """
+    )

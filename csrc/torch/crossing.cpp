@@ -89,7 +89,8 @@ class Traced {
 };
 
 bool is_expanded(const at::Tensor& t) {
-  if (t.layout() != at::kStrided || t.numel() < 2) return false;
+  if (t.layout() != at::kStrided || t.unsafeGetTensorImpl()->has_symbolic_sizes_strides() || t.numel() < 2)
+    return false;
   for (int64_t i = 0; i < t.dim(); i++)
     if (t.stride(i) == 0 && t.size(i) > 1) return true;
   return false;

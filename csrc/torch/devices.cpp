@@ -140,7 +140,7 @@ void observe() {
 int64_t now() { return to_int64(std::chrono::steady_clock::now().time_since_epoch()); }
 
 int64_t bytes_of(const at::Tensor& t) {
-  if (!t.defined()) return 0;
+  if (!t.defined() || t.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) return 0;
   switch (t.layout()) {
     case at::kStrided:
       return static_cast<int64_t>(t.nbytes());

@@ -49,7 +49,7 @@ void observe();
 
 int64_t now(); // ns, monotonic
 
-// Bytes of a tensor's elements; the parts of a sparse tensor together.
+// Bytes of a tensor's elements; the parts of a sparse tensor together. 0 where the size is a symbol.
 int64_t bytes_of(const at::Tensor& t);
 
 } // namespace managed
