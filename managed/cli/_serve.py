@@ -1,8 +1,9 @@
 """Lets other terminals look at this process: `managed top` and `managed status` ask it.
 
 One thread waits for somebody to connect; nothing happens while nobody does. It answers with numbers
-that the process has anyway, and makes a new answer no more often than one hundredth of a processor
-allows: who comes again too early gets the same one.
+that the process has anyway, and makes a new answer no more often than a three hundredth of a
+processor allows: who comes again too early gets the same one. With what it takes to connect and to
+send, that is less than a hundredth.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from managed.cli import _sockets
 __all__ = ["serve", "stop"]
 
 #: An answer that cost some time is kept for so many times as long.
-_REST = 100
+_REST = 300
 
 _server: _Server | None = None
 
