@@ -20,12 +20,22 @@ from managed.sim import read_devices, simulate
 __all__ = ["check", "start"]
 
 
+_UNNAMED = (4, None)  # as many simulated devices, where nobody says how many; the usual memory
+
+
+def _simulated(wishes: dict[str, Any]) -> tuple[int, Any] | None:
+    """The simulated devices that are asked for, and the memory of each; None: none are."""
+    if wishes["devices"]:
+        return read_devices(wishes["devices"])
+    return _UNNAMED if wishes["preset"] or not wishes["values"] else None
+
+
 def check(wishes: dict[str, Any]) -> on:
     """What start() will enter; ValueError for wishes that make no sense. Changes nothing."""
     entered = on(budget=wishes["budget"])
-    asked = wishes["devices"] or wishes["preset"] or not wishes["values"]
+    asked = _simulated(wishes)
     if asked or not (INERT or C.get_manager().cuda_devices):
-        count, memory = read_devices(wishes["devices"]) if wishes["devices"] else (4, None)
+        count, memory = asked or _UNNAMED
         plan = plan_devices(count, memory, wishes["preset"])
         for i, size in enumerate(plan.capacities):
             cap_of(wishes["budget"], size, f"sim:{i}")
@@ -38,9 +48,8 @@ def start() -> None:
     if INERT:
         return
     entered = check(wishes)
-    if wishes["devices"] or wishes["preset"] or not wishes["values"]:
-        count, memory = read_devices(wishes["devices"]) if wishes["devices"] else (4, None)
-        simulate(count, memory, wishes["preset"], values=wishes["values"])
+    if asked := _simulated(wishes):
+        simulate(*asked, wishes["preset"], values=wishes["values"])
     entered.__enter__()
     # An interpreter that ends asks the manager for nothing any more.
     atexit.register(entered.__exit__, None, None, None)

@@ -134,18 +134,19 @@ static void issue(struct mgd_clock *c, struct mgd_clock_stream *thread, int from
 }
 
 /* Called before something is issued. After each half of the lead the thread waits for the end of the half before, so
- * what has no end yet, and the blocks that wait for it, do not become more and more. */
-static void limit_lead(struct mgd_clock *c, int thread, int device, int stream) {
+ * what has no end yet, and the blocks that wait for it, do not become more and more. True: the thread's time moved. */
+static bool limit_lead(struct mgd_clock *c, int thread, int device, int stream) {
   struct mgd_clock_stream *host = &mgd_clock_place_of(c, HOST)->streams[thread];
   struct mgd_clock_stream *s = &mgd_clock_place_of(c, device)->streams[stream];
   if (++s->since_half < MGD_CLOCK_LEAD / 2) {
-    return;
+    return false;
   }
-  const int64_t end = mgd_clock_flow_time(c, &s->half);
+  const int64_t before = host->free_at, end = mgd_clock_flow_time(c, &s->half);
   s->since_half = 0;
   s->half = mgd_clock_flow_mark(c, device, stream, 0);
-  mgd_clock_log_wait(c, HOST, thread, host->free_at, end, "full queue");
-  move(c, host, mgd_max(host->free_at, end));
+  mgd_clock_log_wait(c, HOST, thread, before, end, "full queue");
+  move(c, host, mgd_max(before, end));
+  return host->free_at > before;
 }
 
 /* False: the stream is not in doubt any more, for want of memory. */
@@ -172,7 +173,7 @@ static int run(struct mgd_clock *c, int thread, int device, int stream, const st
   int code = find_stream(c, HOST, thread, &host);
   code = code == MGD_OK ? find_stream(c, device, stream, &s) : code;
   if (code == MGD_OK) {
-    limit_lead(c, thread, device, stream);
+    (void)limit_lead(c, thread, device, stream);
     code = issue_time(c, host, device, device, &i);
   }
   if (code != MGD_OK) {
@@ -289,13 +290,9 @@ static int copy(struct mgd_clock *c, int thread, const struct mgd_transfer *t) {
   struct mgd_task *task = NULL;
   int code = prepare_copy(c, thread, t, &i);
   if (code == MGD_OK) {
-    if (t->from != HOST) {
-      limit_lead(c, thread, t->from, t->from_stream);
-    }
-    if (t->to != HOST) {
-      limit_lead(c, thread, t->to, t->to_stream);
-    }
-    code = prepare_copy(c, thread, t, &i); /* the thread may have waited */
+    const bool source = t->from != HOST && limit_lead(c, thread, t->from, t->from_stream);
+    const bool sink = t->to != HOST && limit_lead(c, thread, t->to, t->to_stream);
+    code = source || sink ? prepare_copy(c, thread, t, &i) : MGD_OK; /* the thread has waited */
   }
   if (code != MGD_OK) {
     return code;

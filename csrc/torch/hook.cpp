@@ -139,7 +139,7 @@ void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit
   std::optional<RequestedCopy> copy;
   if (C10_UNLIKELY(f.copies_between_devices)) copy.emplace(f, stack);
   // Until what is made can leave, too.
-  Turn turn(C10_UNLIKELY(f.copies_between_devices) ? target_of_copy(f, stack) : MGD_HOST);
+  Turn turn(C10_UNLIKELY(f.copies_between_devices) && room_is_short() ? target_of_copy(f, stack) : MGD_HOST);
   run_kernel(turn, op, ks, stack, f);
   if (C10_UNLIKELY(copy.has_value())) copy->done(stack);
   for (std::size_t i = stack.size() - f.returns; i < stack.size(); i++) {

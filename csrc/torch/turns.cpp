@@ -16,7 +16,7 @@ constexpr uint64_t kShortFor =
     1 << 18; // ticks, of which an operator takes MGD_TICKS at least: several steps of training
 constexpr int64_t kPolite = 10'000'000; // ns that a thread waits before others let it go first
 
-// What a device knows of its turn, in a line of its own: devices do not disturb each other.
+// The turn of one device. Each has a cache line of its own, so that devices do not slow each other down.
 struct alignas(64) State {
   std::atomic<int64_t> taken{0}; // when the turn was taken, in ns; 0: it is free
   std::atomic<int> overdue{0};   // how many threads have waited for it longer than kPolite
@@ -76,9 +76,8 @@ void begin_turns(int device) {
 void Turn::take(int device) {
   const uint64_t tick = __atomic_load_n(&ticks, __ATOMIC_RELAXED);
   for (const int d : {std::min(device, target_), std::max(device, target_)}) {
-    const mgd_mask bit = mgd_mask{1} << d;
-    if (d <= MGD_HOST || has_ & bit || tick >= states[d].short_until.load(std::memory_order_relaxed)) continue;
-    if (take_turn(states[d])) has_ |= bit;
+    if (d <= MGD_HOST || has_ >> d & 1 || tick >= states[d].short_until.load(std::memory_order_relaxed)) continue;
+    if (take_turn(states[d])) has_ |= mgd_mask{1} << d;
   }
 }
 

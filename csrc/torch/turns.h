@@ -5,7 +5,7 @@
 //
 // Each device has one turn for all threads. For some time after a storage had to leave it, an operator takes the turn
 // before it uses its first operand, and keeps it until its results have handles. One that copies to another device
-// takes the turns of both, the lower id first, so that nobody waits for who waits for him. A turn is advice and no
+// takes the turns of both, the lower id first, so that no two operators wait for each other. A turn is advice and no
 // lock: after kPatience the next operator goes on without it, because the one that has it may be waiting for another
 // thread's operator.
 #pragma once
@@ -33,7 +33,8 @@ class Turn {
   }
   Turn(const Turn&) = delete;
   Turn& operator=(const Turn&) = delete;
-  // Takes those of its target and of the device that are short, or goes on without; not for a thread that has one.
+  // Takes the turns of its target and of `device`, where room is short, or goes on without. Not for a thread that has
+  // one.
   void take(int device);
   mgd_mask has() const { return has_; }
 

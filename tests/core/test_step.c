@@ -644,6 +644,7 @@ static void nonsense_is_refused(uint64_t seed) {
   size_t n = MGD_STEP_ACTIONS - 1;
   bool plans = true;
   EXPECT_CODE(mgd_step_operator(d.m, 1, &call, actions, &n, &plans), MGD_E_INVALID);
+  EXPECT_CODE(mgd_step_rest(d.m, 1, &call, actions, &n), MGD_E_INVALID);
   EXPECT_CODE(mgd_step_begin(d.m, 2), MGD_E_NO_DEVICE);
   EXPECT_CODE(mgd_step_begin(d.m, MGD_HOST), MGD_E_NO_DEVICE);
   EXPECT_CODE(mgd_step_plan(d.m, 1, 5), MGD_E_ABSENT);
@@ -651,6 +652,9 @@ static void nonsense_is_refused(uint64_t seed) {
   n = MGD_STEP_ACTIONS;
   EXPECT_CODE(mgd_step_operator(d.m, 1, &call, actions, &n, &plans), MGD_E_ABSENT);
   EXPECT(n == 0 && !plans);
+  n = MGD_STEP_ACTIONS;
+  EXPECT_OK(mgd_step_rest(d.m, 1, &call, actions, &n)); /* nobody follows a plan: there is nothing to do */
+  EXPECT_INT(n, 0);
   give_up(&d);
 }
 
