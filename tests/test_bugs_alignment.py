@@ -1,7 +1,10 @@
 """One test for each bug that was fixed in the hook and in alignment."""
 
+import threading
+
 import pytest
 import torch
+from apart import copies
 from devices import D0, D1
 from torch import nn
 
@@ -112,3 +115,50 @@ def test_operands_of_a_compiled_function_whose_sizes_are_symbols(run_python):
                 assert torch.equal(f(x.to("cuda:0"), y.to("cuda:1")).cpu(), x + 2 * y)
         """
     )
+
+
+def lent(device, *sizes):
+    """A managed tensor over the bytes of a plain one that is gone."""
+    return torch.randn(sizes).to(device).as_subclass(ManagedTensor)
+
+
+def test_a_plain_tensor_that_is_gone_writes_no_more():
+    """Its bytes counted as written unseen for as long as anything held them, a view of ours too."""
+    x, w = lent(D0, 64, 64), lent(D1, 64)
+    copies(lambda: x + w)
+    view = w.view(8, 8)
+    w.add_(1)
+    assert [copies(lambda: x + w)[1] for _ in range(3)] == [1, 0, 0]
+    view.add_(1)
+    result, copied = copies(lambda: x + w)
+    assert copied == 1
+    assert torch.equal(result.cpu(), x.cpu() + w.cpu())
+
+
+def test_a_storage_that_is_asked_for_again_may_be_written():
+    x, w = lent(D0, 8, 8), lent(D1, 8)
+    copies(lambda: x + w)
+    storage = w.untyped_storage()
+    for value in (1.0, 2.0, 3.0):
+        torch.empty(0, device=D1).set_(storage).fill_(value)
+        assert torch.equal((x + w).cpu(), x.cpu() + value)
+
+
+def test_threads_that_need_one_tensor_copy_it_once_each():
+    """The copy of one thread held the bytes for a moment, so that no other thread kept its own."""
+    x, w = lent(D0, 64, 1000), lent(D1, 64, 1000)
+    together = threading.Barrier(4)
+
+    def work():
+        together.wait()
+        for _ in range(20):
+            x + w
+
+    def all_of_them():
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+
+    assert copies(all_of_them)[1] <= 4

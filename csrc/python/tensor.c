@@ -351,13 +351,15 @@ static PyObject *tensor_new_tensor(PyObject *self, PyObject *const *args, Py_ssi
 }
 
 /* ---- numpy, data_ptr, __dlpack__ and untyped_storage */
-/* The note comes first: between it and the call the bytes stay where they are. */
+/* The note comes first: between it and the call the bytes stay where they are. A lender's note comes again when
+ * somebody does hold the storage: until then another thread may find that nobody does, and forget the note. */
 static PyObject *call_noted_now(void *context) {
   const struct call *c = context;
   const int noted = is_torchs_own(c->self);
   if (noted && c->note(c->self) < 0) return NULL;
   PyObject *result = call_original(c->which, c->self, c->args, c->nargs, c->kwnames);
   if (noted && !result && c->note == mgd_torch_expose) mgd_torch_let_leave(c->self);
+  if (noted && result && c->note == mgd_torch_lend && c->note(c->self) < 0) Py_CLEAR(result);
   return result;
 }
 

@@ -16,6 +16,7 @@ namespace {
 struct Exposed {
   c10::weak_intrusive_ptr<c10::StorageImpl> address; // keeps the address from being used again
   bool for_good;
+  uint64_t times = 1; // how often somebody got hold of the bytes
 };
 
 struct ExposureTable {
@@ -43,7 +44,24 @@ struct ExposureTable {
     sweep();
     Exposed fresh{t.storage().getWeakStorageImpl(), for_good};
     const auto [entry, is_new] = storages.emplace(t.storage().unsafeGetStorageImpl(), std::move(fresh));
-    if (!is_new) entry->second.for_good |= for_good;
+    if (is_new) return;
+    entry->second.for_good |= for_good;
+    entry->second.times++;
+  }
+
+  // How often somebody got hold of the bytes; 0: nobody did. UINT64_MAX: somebody has them for good.
+  uint64_t times(const c10::StorageImpl* storage) {
+    std::lock_guard<std::mutex> lock(mutex);
+    const auto entry = storages.find(storage);
+    if (entry == storages.end()) return 0;
+    return entry->second.for_good ? UINT64_MAX : entry->second.times;
+  }
+
+  // Nobody holds the storage any more. Whoever got hold of it since its times were read keeps the entry.
+  void forget(const c10::StorageImpl* storage, uint64_t times) {
+    std::lock_guard<std::mutex> lock(mutex);
+    const auto entry = storages.find(storage);
+    if (entry != storages.end() && !entry->second.for_good && entry->second.times == times) storages.erase(entry);
   }
 };
 
@@ -91,16 +109,16 @@ void lend_in_place(const at::Tensor& t) {
 }
 
 // How many refer to a Python object is asked under the GIL, whose owner may be waiting for the lock: so not under the
-// lock.
+// lock. Once nobody holds the storage its entry goes: the copies of other threads hold it for a moment each, and must
+// not count as somebody who may write.
 bool may_change_unseen(const at::Tensor& t, const at::Tensor& through) {
-  {
-    ExposureTable& r = ExposureTable::table();
-    std::lock_guard<std::mutex> lock(r.mutex);
-    const auto entry = r.storages.find(t.storage().unsafeGetStorageImpl());
-    if (entry == r.storages.end()) return false;
-    if (entry->second.for_good) return true;
-  }
-  return is_held(t.storage(), through.defined() ? 2 : 1);
+  ExposureTable& r = ExposureTable::table();
+  const c10::StorageImpl* storage = t.storage().unsafeGetStorageImpl();
+  const uint64_t times = r.times(storage);
+  if (times == 0 || times == UINT64_MAX) return times != 0;
+  if (is_held(t.storage(), through.defined() ? 2 : 1)) return true;
+  r.forget(storage, times);
+  return false;
 }
 
 } // namespace managed
