@@ -145,9 +145,14 @@ def cholesky(put: Put, order: str) -> list[Column]:
 
 def gemm(put: Put, _order: str) -> list[Column]:
     rows = [torch.empty(TILE, DEPTH).as_subclass(ManagedTensor) for _ in range(TILES)]
-    columns = [put(torch.empty(DEPTH, TILE), j // 2, j) for j in range(TILES)]
+
+    @cache
+    def column(j: int) -> torch.Tensor:
+        """Is put on a device when it is asked for first."""
+        return put(torch.empty(DEPTH, TILE), j // 2, j)
+
     with taking("product"):
-        return [{j: row @ column for j, column in enumerate(columns)} for row in rows]
+        return [{j: row @ column(j) for j in range(TILES)} for row in rows]
 
 
 # ---- one of them

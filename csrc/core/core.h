@@ -156,6 +156,9 @@ int mgd_user_others(struct mgd_machine *m, int device, int64_t mine);
 /* ---- handle.c: where each storage's bytes are */
 /* `h` is zeroed and resident at home. NOMEM: nothing was changed. */
 int mgd_handle_open(struct mgd_machine *m, struct mgd_handle *h, int home, int64_t bytes);
+/* A copy has begun that brings the first bytes of a storage that was just opened: who uses them first joins it.
+ * INVALID: it is not resident, or somebody uses it. */
+int mgd_handle_arrive(struct mgd_machine *m, struct mgd_handle *h);
 /* The storage died. *moving: a mover has its bytes, and frees them and the handle when the move ends. Otherwise the
  * caller frees the bytes now, *memory (the host's copy) too. Then, in both cases, it calls
  * mgd_handle_put(h, MGD_ALIVE). */

@@ -67,6 +67,18 @@ int mgd_handle_open(struct mgd_machine *m, struct mgd_handle *h, int home, int64
   return mgd_state_leave(m, open_at(m, h, home, bytes));
 }
 
+int mgd_handle_arrive(struct mgd_machine *m, struct mgd_handle *h) {
+  int code = MGD_E_INVALID;
+  mgd_state_enter(m);
+  if (h->state == MGD_RESIDENT && __atomic_load_n(&h->in_use, __ATOMIC_SEQ_CST) == MGD_ALIVE) {
+    mgd_residency_unfile_locked(m, h);
+    __atomic_store_n(&h->state, MGD_ARRIVING, __ATOMIC_SEQ_CST);
+    mgd_residency_file_locked(m, h);
+    code = MGD_OK;
+  }
+  return mgd_state_leave(m, code);
+}
+
 /* A storage that dies while a mover has its bytes cannot be freed yet. Its handle becomes an orphan: it leaves the list
  * of its home and stands in the list of orphans, so that the device is still known to be busy, until the mover ends the
  * move and frees everything. */

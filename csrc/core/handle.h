@@ -46,7 +46,7 @@ enum mgd_pin {
  *   SPILLED   -> RESTORING  mgd_restore_begin(): an operator needs them
  *   RESTORING -> RESIDENT   mgd_restore_end()
  *   RESTORING -> SPILLED    mgd_restore_end(): no room, or the copy failed
- *   RESTORING -> ARRIVING   mgd_restore_end(): the copy has begun, before anybody needs the bytes
+ *   RESTORING -> ARRIVING   mgd_restore_end(), from RESIDENT mgd_handle_arrive(): a copy has begun, ahead of need
  *   ARRIVING  -> RESTORING  mgd_restore_begin(): an operator needs them, and joins the copy
  *   ARRIVING  -> SPILLING   mgd_evict_begin()
  *   SPILLING  -> RESIDENT   mgd_evict_end(to home): the host has a good copy now, and the bytes stay

@@ -98,6 +98,7 @@ void fill_backend(CudaBridge* bridge) {
   bridge->is_shared = &is_shared;
   bridge->limit = &limit;
   bridge->begin_copy = &begin_copy;
+  bridge->point = &point;
   bridge->allocate_for_copy = &allocate_for_copy;
   bridge->free_after = &free_after;
   bridge->start = &start;

@@ -141,14 +141,14 @@ void follow_target(int to, cudaStream_t copies) {
 } // namespace
 
 CopyPtr begin_copy(int to, void* target, int from, const void* source, std::size_t bytes, Urgency urgency,
-                   c10::ArrayRef<CopyPtr> after) {
+                   c10::ArrayRef<CopyPtr> after, const CopyPtr& point) {
   const int device = from < 0 ? to : from;
   refuse_capture(device);
   if (from >= 0 && to >= 0) refuse_capture(to);
   const c10::cuda::CUDAGuard guard(index_of(device));
   const cudaStream_t stream = copy_stream(device, from < 0 ? kIn : kOut, urgency);
   auto copy = std::make_shared<Move>(device);
-  if (from >= 0) follow_source(from, stream);
+  if (from >= 0) point ? move_of(point).lead(stream) : follow_source(from, stream);
   if (to >= 0) follow_target(to, stream);
   for (const CopyPtr& earlier : after)
     if (earlier) move_of(earlier).lead(stream);
@@ -157,13 +157,23 @@ CopyPtr begin_copy(int to, void* target, int from, const void* source, std::size
   return copy;
 }
 
+// Of one stream, the only one that the device has ever had: what is recorded into a graph is no point in its work.
+CopyPtr point(int device) {
+  const c10::cuda::CUDAGuard guard(index_of(device));
+  const auto stream = only_stream(device);
+  if (!stream || is_recording(*stream)) return nullptr;
+  auto made = std::make_shared<Move>(device);
+  made->begun(*stream);
+  return made;
+}
+
 c10::DataPtr allocate_for_copy(int device, std::size_t bytes, Urgency) {
   const c10::cuda::CUDAGuard guard(index_of(device));
   return c10::GetAllocator(c10::kCUDA)->allocate(bytes);
 }
 
 // The block is room at once. A device that has failed says so at the next call.
-void free_after(c10::DataPtr& block, const CopyPtr& copy) {
+void free_after(c10::DataPtr& block, const CopyPtr& copy, bool) {
   const c10::DeleterFnPtr give_back = block.get_deleter();
   void* context = block.release_context();
   const int device = block.device().index();

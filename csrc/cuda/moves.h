@@ -11,8 +11,9 @@
 namespace managed {
 
 CopyPtr begin_copy(int to, void* target, int from, const void* source, std::size_t bytes, Urgency urgency,
-                   c10::ArrayRef<CopyPtr> after);
+                   c10::ArrayRef<CopyPtr> after, const CopyPtr& point);
+CopyPtr point(int device);
 c10::DataPtr allocate_for_copy(int device, std::size_t bytes, Urgency urgency);
-void free_after(c10::DataPtr& block, const CopyPtr& copy);
+void free_after(c10::DataPtr& block, const CopyPtr& copy, bool last);
 
 } // namespace managed

@@ -53,6 +53,7 @@ void create(const mgd_sim_config &c) {
   bridge().owns = &owns;
   bridge().is_shared = &is_shared;
   bridge().begin_copy = &begin_copy;
+  bridge().point = &point;
   bridge().copy_operand = &copy_operand;
   bridge().allocate_for_copy = &allocate_for_copy;
   bridge().free_after = &free_after;

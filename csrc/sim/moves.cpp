@@ -17,7 +17,8 @@ void each_stream_in_use(int device, F f) {
 
 class Move final : public Copy {
  public:
-  Move(int device, int stream) { record(device, stream, &end_); }
+  // `from`, `out`: the device whose bytes it reads, and the stream there, or the host.
+  Move(int device, int stream, int from = kHost, int out = 0) : from_(from), out_(out) { record(device, stream, &end_); }
   ~Move() override { forget(&end_); }
 
   // The stream that brought the bytes may have more to bring, for which nobody waits who uses these.
@@ -35,7 +36,13 @@ class Move final : public Copy {
 
   bool has_ended() override { return true; }  // as far as real memory goes
 
+  // The stream that holds the block until the copy has read it, where nothing else does.
+  int reader_of(int device) const { return device == from_ ? out_ : current_stream(device); }
+
   mgd_moment end_{};
+
+ private:
+  const int from_, out_;
 };
 
 const Move &move_of(const Copy &copy) { return static_cast<const Move &>(copy); }
@@ -47,16 +54,21 @@ void wait_for_source(int from, int stream) {
 
 }  // namespace
 
-CopyPtr begin_copy(int to, void *target, int from, const void *source, std::size_t bytes, Urgency urgency, c10::ArrayRef<CopyPtr> after) {
+CopyPtr begin_copy(int to, void *target, int from, const void *source, std::size_t bytes, Urgency urgency, c10::ArrayRef<CopyPtr> after,
+                   const CopyPtr &point) {
   copy_bytes(to, target, from, source, bytes);
   if (from == kHost && to == kHost) return nullptr;
   const int in = copy_stream(Way::In, urgency), out = from == to ? in : copy_stream(Way::Out, urgency);
-  if (from != kHost) wait_for_source(from, out);
+  if (from != kHost && point) stream_wait(from, out, end_of(*point));
+  if (from != kHost && !point) wait_for_source(from, out);
   for (const CopyPtr &copy : after)
     if (copy) stream_wait(from != kHost ? from : to, from != kHost ? out : in, end_of(*copy));
   charge_copy_on(from, from == kHost ? 0 : out, to, to == kHost ? 0 : in, static_cast<std::int64_t>(bytes), "room");
-  return std::make_shared<Move>(to != kHost ? to : from, to != kHost ? in : out);
+  return std::make_shared<Move>(to != kHost ? to : from, to != kHost ? in : out, from, out);
 }
+
+// Where several streams are in use, nobody asks for their points.
+CopyPtr point(int device) { return streams_in_use(device) == 1 ? std::make_shared<Move>(device, 0) : nullptr; }
 
 CopyPtr copy_operand(const c10::DataPtr &target, const c10::DataPtr &source, std::size_t offset, std::size_t bytes, Urgency urgency,
                      const CopyPtr &after) {
@@ -83,9 +95,10 @@ c10::DataPtr allocate_for_copy(int device, std::size_t bytes, Urgency urgency) {
   return allocator_of(device)->allocate(bytes);
 }
 
-void free_after(c10::DataPtr &block, const CopyPtr &copy) {
+void free_after(c10::DataPtr &block, const CopyPtr &copy, bool last) {
   if (copy) {
-    hand_over(block, current_stream(block.device().index()));
+    const int device = block.device().index();
+    hand_over(block, last ? move_of(*copy).reader_of(device) : current_stream(device));
     stay_until(block, copy);
   }
   block.clear();

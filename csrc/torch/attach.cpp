@@ -149,6 +149,7 @@ void child_begins() {
   mgd_state_after_fork(machine());
   registry().cuda_is_lost = registry().cuda[0].load() > 0;
   forget_waiting();
+  forget_points();
   unfinished_deaths = 0;
   Hold::forget_other_threads();
 }

@@ -51,7 +51,7 @@ class Copy {
 using CopyPtr = std::shared_ptr<Copy>; // null: it has ended
 
 struct Bridge {
-  int version = 12;
+  int version = 13;
 
   // ---- filled by the hook; null until it attaches
   // The device has no room for a request of so many bytes: free something and return true to look again. No lock of
@@ -78,16 +78,19 @@ struct Bridge {
   bool (*is_shared)(const c10::DataPtr& pointer) = nullptr;
   // The backend allocates no more than this many bytes on the device, whatever its capacity.
   void (*limit)(int device, std::size_t bytes) = nullptr;
-  // Begins to copy bytes between devices, -1 is the host. The copy comes after what was started on `from` before, and
-  // after the copies `after` that are not null. Both pieces of memory stay until it has ended. May throw c10::Error,
-  // and has not begun then.
+  // Begins to copy bytes between devices, -1 is the host. The copy comes after what was started on `from` before, or
+  // before `point` where that is not null, and after the copies `after` that are not null. Both pieces of memory stay
+  // until it has ended. May throw c10::Error, and has not begun then.
   CopyPtr (*begin_copy)(int to, void* target, int from, const void* source, std::size_t bytes, Urgency urgency,
-                        c10::ArrayRef<CopyPtr> after) = nullptr;
+                        c10::ArrayRef<CopyPtr> after, const CopyPtr& point) = nullptr;
+  // Stands for all that has been started on the device, or is null where that cannot be told. May throw c10::Error.
+  CopyPtr (*point)(int device) = nullptr;
   // Memory of the device for what such a copy will bring; the copy comes after what used the memory before. Throws as
   // the allocator does.
   c10::DataPtr (*allocate_for_copy)(int device, std::size_t bytes, Urgency urgency) = nullptr;
-  // Frees a block that the copy still reads or writes: whoever gets its memory comes after that. Must not throw.
-  void (*free_after)(c10::DataPtr& block, const CopyPtr& copy) = nullptr;
+  // Frees a block that the copy still reads or writes: whoever gets its memory comes after that. `last`: nothing uses
+  // the block after the copy. Must not throw.
+  void (*free_after)(c10::DataPtr& block, const CopyPtr& copy, bool last) = nullptr;
 
   // The number of the copy that this thread issued last, where there is a log of them. Must not throw.
   std::uint64_t (*last_copy)() = nullptr;

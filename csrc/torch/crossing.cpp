@@ -145,9 +145,9 @@ at::Tensor over_block(const at::Tensor& t, c10::DataPtr block) {
 }
 
 // Copies t on streams of the copies' own: what runs on either device does not stand behind the copy, except for what is
-// issued there from now on. Undefined: t is not one dense piece whose bytes can be told to wait, or torch or a recorder
-// must see the copy.
-at::Tensor copy_beside(const at::Tensor& t, c10::Device to) {
+// issued there from now on, or not `now`, for what uses the copy where that has a handle. Undefined: t is not one dense
+// piece whose bytes can be told to wait, or torch or a recorder must see the copy.
+at::Tensor copy_beside(const at::Tensor& t, c10::Device to, bool now) {
   const Bridge* backend = to.is_cpu() ? nullptr : backend_of(to.type());
   if (!backend || !backend->copy_operand || t.layout() != at::kStrided || !t.has_storage() || needs_torch(t) ||
       is_recorded() || t.is_conj() || t.is_neg() || t.numel() == 0 || !t.is_non_overlapping_and_dense())
@@ -157,7 +157,7 @@ at::Tensor copy_beside(const at::Tensor& t, c10::Device to) {
   StorageHandle* h = t.is_cpu() ? nullptr : handle_of(s);
   if (t.is_cpu() ? is_too_small(s) || t.is_pinned() : !h || t.device().type() != to.type()) return {};
   const c10::DataPtr& source = h ? h->block : t.storage().data_ptr();
-  const Urgency urgency = h ? Urgency::Operand : Urgency::Soon; // of what comes from the host there may be a lot
+  const Urgency urgency = h ? Urgency::Operand : Urgency::Soon;
   at::Tensor r = over_block(t, backend->allocate_for_copy(to.index(), t.nbytes(), urgency));
   const std::size_t offset = static_cast<std::size_t>(t.storage_offset()) * t.element_size();
   CopyPtr after;
@@ -166,13 +166,15 @@ at::Tensor copy_beside(const at::Tensor& t, c10::Device to) {
     after = h->last;
   }
   CopyPtr copy = backend->copy_operand(r.storage().data_ptr(), source, offset, t.nbytes(), urgency, after);
-  copy->order(r.storage().data_ptr());
   if (h) {
     std::lock_guard<std::mutex> lock(h->mutex);
-    h->last = std::move(copy);
+    h->last = copy;
     mgd_handle_read_by_copy(h);
   }
   mark(r);
+  c10::StorageImpl* made = r.storage().unsafeGetStorageImpl();
+  if (!now && handles_enabled && !is_too_small(made)) give_handle_slow(made, true, &copy);
+  if (copy) copy->order(r.storage().data_ptr());
   if (!mgd_torch_in_backward()) give_handle(r, true); // as mark_result() has it
   return r;
 }
@@ -184,7 +186,7 @@ at::Tensor copy_values(const at::Tensor& t, c10::Device to, Traced& trace, int64
   *bytes = bytes_of(t);
   if (at::Tensor r = copy_from_afar(t, to, trace); r.defined()) return r;
   if (takes_handle) {
-    if (at::Tensor r = copy_beside(t, to); r.defined()) return r;
+    if (at::Tensor r = copy_beside(t, to, true); r.defined()) return r;
   }
   // t may be the plain base of a managed view, which no hook would bring home.
   const HeldTensor held(t, false, id_of(to));
@@ -366,7 +368,7 @@ at::Tensor copy_from_host(const at::Tensor& t, c10::Device to) {
   if (!t.is_cpu() || records(t)) return {};
   c10::InferenceMode no_inference(false); // as copy_values() has it
   c10::AutoGradMode no_grad(false);
-  return copy_beside(t, to);
+  return copy_beside(t, to, false);
 }
 
 at::Tensor cross_values(const at::Tensor& t, c10::Device to, const Cause& cause, bool takes_handle) {

@@ -74,7 +74,7 @@ c10::DataPtr try_allocate_on(int device, std::size_t bytes, Urgency urgency) {
 
 // Between places of a storage whose home is that device, or from one of them to others.
 CopyPtr begin_copy(int home, int to, void* target, int from, const void* source, std::size_t bytes, Urgency urgency,
-                   c10::ArrayRef<CopyPtr> after) {
+                   c10::ArrayRef<CopyPtr> after, const CopyPtr& point = nullptr) {
   const bool on_host = to == MGD_HOST && from == MGD_HOST;
   const c10::Device d = device_of(on_host ? home : from == MGD_HOST ? to : from);
   const Bridge* backend = backend_of(d.type());
@@ -84,8 +84,11 @@ CopyPtr begin_copy(int home, int to, void* target, int from, const void* source,
     return nullptr;
   }
   auto index = [](int id) { return id == MGD_HOST ? -1 : static_cast<int>(device_of(id).index()); };
-  return backend->begin_copy(index(to), target, index(from), source, bytes, urgency, after);
+  return backend->begin_copy(index(to), target, index(from), source, bytes, urgency, after, point);
 }
+
+// Behind all operators on the storage. What may have written it past them is behind nothing but all that was issued.
+CopyPtr point_behind(const StorageHandle& h) { return h.was_lent ? nullptr : point_after(h.home, h.points); }
 
 // Records one move of a storage in the history of the tensor that the program named last, with the time that this
 // thread spent on it.
@@ -146,7 +149,8 @@ bool spill_to_peer(StorageHandle* h, const mgd_action& a, Urgency urgency) {
   c10::DataPtr guest = try_allocate_on(a.to, h->size(), urgency);
   if (!guest.get()) return false;
   tell_owner(guest, MGD_HOLD_GUEST);
-  CopyPtr copy = begin_copy(h->home, a.to, guest.mutable_get(), a.from, h->block.get(), h->size(), urgency, h->last);
+  CopyPtr copy = begin_copy(h->home, a.to, guest.mutable_get(), a.from, h->block.get(), h->size(), urgency, h->last,
+                            point_behind(*h));
   h->guest = std::move(guest);
   leave(h, a.from, a.to, nullptr, copy, true);
   return true;
@@ -161,7 +165,8 @@ HostMemory* begin_copy_to_host(StorageHandle* h, int from, HostMemory* memory, U
   try {
     const void* source = from == h->home ? h->block.get() : h->guest.get();
     const CopyPtr after[] = {last_copy(target), h->last}; // which may still read the block that is given up behind this
-    *copy = begin_copy(h->home, MGD_HOST, data_of(target), from, source, h->size(), urgency, after);
+    const CopyPtr point = from == h->home ? point_behind(*h) : nullptr;
+    *copy = begin_copy(h->home, MGD_HOST, data_of(target), from, source, h->size(), urgency, after, point);
   } catch (...) {
     free_host(made);
     throw;
@@ -183,6 +188,7 @@ void join(StorageHandle& h) {
   if (h.last) h.last->order(h.coming);
   restore_pointer(h, std::exchange(h.coming, {}));
   h.last = nullptr;
+  note_points(h, h.home); // the streams wait for the copy from now on
 }
 
 // False when the bytes stay: the host had no memory, or a device failed. Its error is in *failure then.

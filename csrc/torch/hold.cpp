@@ -150,8 +150,10 @@ void Hold::record_streams() {
 
 void Hold::give_back() {
   if (std::exchange(given_, true)) return;
-  for (const Use& u : used_)
+  for (const Use& u : used_) {
+    note_points(*u.handle, u.handle->home);
     if (mgd_handle_unuse(u.handle, user_, 1)) delete u.handle;
+  }
 }
 
 void Hold::let_go() {

@@ -128,7 +128,7 @@ int mgd_torch_write_saved(PyObject* to, PyObject* from) {
     const StorageHandle& h = *handle_of(target.unsafeGetStorageImpl());
     const Bridge* backend = backend_of(target.device_type());
     const int place = target.device().index();
-    wait_for(backend->begin_copy(place, h.block.get(), -1, source.data(), h.size(), Urgency::Now, {}));
+    wait_for(backend->begin_copy(place, h.block.get(), -1, source.data(), h.size(), Urgency::Now, {}, nullptr));
     return 0;
   });
 }

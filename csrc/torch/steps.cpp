@@ -8,6 +8,7 @@
 #include "devices.h"
 #include "executor.h"
 #include "guard.h"
+#include "points.h"
 #include "transfer.h"
 #include "uses.h"
 
@@ -48,6 +49,7 @@ void begin_steps(int device) {
 }
 
 void follow_step(int device, const char* operator_name, c10::ArrayRef<mgd_step_use> uses) noexcept {
+  pass_by(device);
   const mgd_step_call call{operator_name, uses.data(), uses.size(), worked(device, uses)};
   bool plans = false;
   {

@@ -110,11 +110,13 @@ bool is_too_small(const c10::StorageImpl* s) {
   return !bytes || *bytes < least_bytes_with_handle.load(std::memory_order_relaxed);
 }
 
+namespace {
+
 // The allocator records an event for each stream of a block, and throws when the driver refuses, as it does after a
 // device-side assert. It is called by its name, because a unique_ptr ends the process where its deleter throws. The
 // block is lost then, and the device with it: the next call that waits for the device says why.
-void free_idle_block(c10::DataPtr& block, const CopyPtr& copy) noexcept {
-  if (copy && block.get_context()) return backend_of(block.device().type())->free_after(block, copy);
+void give_back(c10::DataPtr& block, const CopyPtr& copy, bool last) noexcept {
+  if (copy && block.get_context()) return backend_of(block.device().type())->free_after(block, copy, last);
   const c10::DeleterFnPtr give_back = block.get_deleter();
   void* context = block.release_context();
   block.clear();
@@ -124,10 +126,14 @@ void free_idle_block(c10::DataPtr& block, const CopyPtr& copy) noexcept {
   }
 }
 
+} // namespace
+
+void free_idle_block(c10::DataPtr& block, const CopyPtr& copy) noexcept { give_back(block, copy, true); }
+
 void free_block(c10::DataPtr& block, const CopyPtr& copy) noexcept {
   const Bridge* h = block.get() ? backend_of(block.device().type()) : nullptr;
   if (h && h->retire) h->retire(block);
-  free_idle_block(block, copy);
+  give_back(block, copy, false);
 }
 
 // A thread that ends leaves its counts behind. Whatever it still does after that joins again, for good.
@@ -141,7 +147,7 @@ mgd_user* join_slow() {
   return user_of_thread;
 }
 
-void give_handle_slow(c10::StorageImpl* s, bool fresh) {
+void give_handle_slow(c10::StorageImpl* s, bool fresh, CopyPtr* coming) {
   if (!can_leave(s)) return;
   if (!fresh &&
       (c10::raw::intrusive_ptr::use_count(s) != 1 || is_exposed(s) || graphs_recorded.load(std::memory_order_relaxed)))
@@ -158,8 +164,15 @@ void give_handle_slow(c10::StorageImpl* s, bool fresh) {
   if (id <= 0 || mgd_handle_open(machine(), h.get(), id, static_cast<int64_t>(s->nbytes())) != MGD_OK) return;
   s->get_extra_meta().custom_data_ptr_error_msg_ = kUnreadable;
   StorageHandle* owned = h.release();
+  note_points(*owned, id);
   tell_owner(s->_mutable_data_ptr_no_checks(), MGD_HOLD_MANAGED);
   take_over(s, owned);
+  if (coming && mgd_handle_arrive(machine(), owned) == MGD_OK) { // it cannot leave yet: nobody finds its storage
+    owned->last = std::exchange(*coming, nullptr);
+    owned->coming = std::exchange(owned->block, {});
+    set_pointer(s->_mutable_data_ptr_no_checks(), nullptr);
+    set_unreadable(s, true);
+  }
   owned->storage.store(s, std::memory_order_release);
   log_use(owned, owned->bytes, owned->stamp, UseKind::Made);
 }

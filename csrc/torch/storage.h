@@ -12,6 +12,7 @@
 
 #include "../core/handle.h"
 #include "bridge.h"
+#include "points.h"
 
 namespace managed {
 
@@ -20,6 +21,7 @@ struct Marks {
   std::atomic<bool> waits_for_use{false}; // pinned until an operator uses it
   std::atomic<bool> was_lent{false};      // to what may write it past every operator, as long as it lives
   std::atomic<bool> is_saved{false};      // whoever holds the storage's Python object only saves it (saving.cpp)
+  std::atomic<uint64_t> points{0};        // points_begun (points.h) when the last operator on it had been issued
 };
 
 // The context of a managed storage's DataPtr is a StorageHandle (as Head*), its deleter drop_handle. `block` (of Head)
@@ -39,6 +41,12 @@ struct StorageHandle final : Head, Marks, mgd_handle {
   ~StorageHandle(); // what is left of a storage that died while its bytes were moved
   std::size_t size() const { return static_cast<std::size_t>(bytes); }
 };
+
+// Whatever has been issued on the bytes so far lies before the device's next point.
+inline void note_points(StorageHandle& h, int home) {
+  h.points.store(points_begun[static_cast<std::size_t>(home)].load(std::memory_order_acquire),
+                 std::memory_order_relaxed);
+}
 
 void drop_handle(void* context); // the deleter of a DataPtr whose context is a StorageHandle
 
@@ -83,7 +91,9 @@ bool is_too_small(const c10::StorageImpl* s);
 
 // Gives the storage a handle if it can have one. `fresh`: nobody else can know the storage yet. Otherwise it must have
 // one reference: a plain tensor over the same storage would not find its bytes when they have left.
-void give_handle_slow(c10::StorageImpl* s, bool fresh);
+// `coming`: the copy that brings its bytes, which work comes after only when it uses them; taken where the storage gets
+// a handle.
+void give_handle_slow(c10::StorageImpl* s, bool fresh, CopyPtr* coming = nullptr);
 // The same for all storages of t that are large enough.
 inline void give_handle(const at::Tensor& t, bool fresh) {
   if (C10_LIKELY(!handles_enabled.load(std::memory_order_relaxed)) || t.is_cpu()) return;

@@ -173,6 +173,36 @@ static void orphans(void) {
   mgd_machine_destroy(m);
 }
 
+/* ---- first bytes that are on their way */
+
+static void a_new_storage_may_wait_for_its_first_bytes(void) {
+  struct mgd_machine *m = new_directory(1);
+  struct mgd_handle *h = open_handle(m, 1, 8, 1);
+  int64_t room[MGD_MAX_DEVICES] = {0};
+  struct plan p;
+  int device = -1;
+  void *left = NULL;
+  EXPECT(i_use(h, 1));
+  EXPECT_CODE(mgd_handle_arrive(m, h), MGD_E_INVALID); /* somebody uses what is not there */
+  put_back(h, 1);
+  EXPECT_OK(mgd_handle_arrive(m, h));
+  EXPECT_INT(h->state, MGD_ARRIVING);
+  EXPECT_CODE(mgd_handle_arrive(m, h), MGD_E_INVALID);
+  EXPECT_INT(residency_of(m, 1).idle, 8);
+  EXPECT(!i_use(h, 2));
+  EXPECT_OK(acquire(m, &h, 1, room, &p, &device));
+  EXPECT_INT(p.n, 1);
+  EXPECT_ACTION(p.actions[0], MGD_DO_JOIN, 1, 1, 8, h);
+  EXPECT_OK(mgd_restore_end(m, h, MGD_RESIDENT, &left));
+  EXPECT(!left && h->state == MGD_RESIDENT);
+  put_back(h, 1);
+  EXPECT_OK(mgd_handle_arrive(m, h));
+  spill(m, h, MGD_HOST); /* it may leave before anybody has used it */
+  EXPECT_CODE(mgd_handle_arrive(m, h), MGD_E_INVALID);
+  close_handle(m, h);
+  mgd_machine_destroy(m);
+}
+
 /* ---- another block, pins */
 
 static void another_block_makes_the_copy_worthless(void) {
@@ -329,6 +359,7 @@ int main(void) {
     closing_on_the_way_home(i & 2, i & 1, 0);
   }
   orphans();
+  a_new_storage_may_wait_for_its_first_bytes();
   another_block_makes_the_copy_worthless();
   pins_count();
   pins_have_kinds();

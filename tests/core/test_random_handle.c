@@ -58,6 +58,18 @@ static void step_open(struct model *x) {
   x->has_order[home] |= s->open;
 }
 
+static void step_arrive(struct model *x) {
+  struct storage *s = any(x);
+  const bool can = s->open && s->state == MGD_RESIDENT && s->uses == 0;
+  if (s->open) {
+    EXPECT_CODE(mgd_handle_arrive(x->m, &s->h), can ? MGD_OK : MGD_E_INVALID);
+  }
+  if (can) {
+    s->state = MGD_ARRIVING;
+    s->filed = ++x->tick;
+  }
+}
+
 static void step_close(struct model *x) {
   struct storage *s = any(x);
   if (!s->open) {
@@ -457,6 +469,8 @@ static void step(struct model *x) {
     (which < 2 ? step_evict_random : which < 6 ? step_devices
                                  : which < 8   ? step_settings
                                                : step_advise)(x);
+  } else if (which < 30) {
+    step_arrive(x);
   }
   bool is_opening = which % 23 < 3;
   (x->draining && is_opening ? step_close : steps[which % 23])(x); /* now and then devices get empty */

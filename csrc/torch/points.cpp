@@ -1,0 +1,72 @@
+// points.cpp: see points.h.
+#include "points.h"
+
+#include <algorithm>
+#include <mutex>
+#include <new>
+
+#include "devices.h"
+#include "forks.h"
+
+namespace managed {
+
+std::array<std::atomic<uint64_t>, MGD_MAX_DEVICES> points_begun{};
+
+namespace {
+
+constexpr uint32_t kEvery = 16; // operators
+constexpr uint64_t kKept = 64;  // points of a device; the later ones serve for what lies before the earlier ones
+
+struct Line {
+  std::atomic<uint32_t> passed{0};
+  std::array<CopyPtr, kKept> points; // by number; null: nobody could tell
+};
+
+struct Points {
+  std::mutex mutex; // guards the points; the backend's locks are taken under it
+  std::array<Line, MGD_MAX_DEVICES> lines;
+};
+
+std::mutex& points_mutex();
+Points& points() {
+  static auto* all = [] {
+    survive_fork<points_mutex>();
+    return new Points; // never destroyed: tensors may outlive static destructors
+  }();
+  return *all;
+}
+std::mutex& points_mutex() { return points().mutex; }
+
+} // namespace
+
+void pass_by(int device) noexcept {
+  Line& line = points().lines[static_cast<std::size_t>(device)];
+  if (C10_LIKELY(line.passed.fetch_add(1, std::memory_order_relaxed) % kEvery != 0)) return;
+  const c10::Device d = device_of(device);
+  const Bridge* backend = backend_of(d.type());
+  if (!backend || !backend->point) return;
+  std::lock_guard<std::mutex> lock(points().mutex);
+  const uint64_t number = ++points_begun[static_cast<std::size_t>(device)];
+  CopyPtr made;
+  try {
+    made = backend->point(d.index());
+  } catch (const std::exception&) { // an earlier kernel has failed, and every call reports that
+  }
+  line.points[number % kKept] = std::move(made);
+}
+
+CopyPtr point_after(int device, uint64_t begun) {
+  const auto at = static_cast<std::size_t>(device);
+  std::lock_guard<std::mutex> lock(points().mutex);
+  const uint64_t made = points_begun[at];
+  for (uint64_t n = std::max(begun, made - std::min(made, kKept)) + 1; n <= made; n++)
+    if (const CopyPtr& point = points().lines[at].points[n % kKept]) return point;
+  return nullptr;
+}
+
+void forget_points() {
+  for (Line& line : points().lines)
+    for (CopyPtr& point : line.points) new (&point) CopyPtr; // not destroyed: its device is not there
+}
+
+} // namespace managed

@@ -1,0 +1,225 @@
+"""Bytes that leave behind their last use, and first bytes that nobody waits for."""
+
+import pytest
+import torch
+
+from managed import _C, ManagedTensor
+from managed._sim_presets import DEFAULT
+
+pytestmark = pytest.mark.only_simulated("on the virtual clock")
+DEVICE = "sim:1"
+MIB = 2**20
+WORK = 200  # operators that make the device busy for longer than two of the copies
+LARGE = 16 * MIB
+COPY = (DEFAULT.host_latency_ns + LARGE / DEFAULT.host_bytes_per_ns) * 1e-9  # s, alone on its way
+
+PROGRAM = """
+    import torch, managed
+    from managed import ManagedTensor, _C
+    DEVICE, MIB, WORK, COPY = "sim:0", 2**20, {work}, {copy}
+    managed.simulate(1, 66 * MIB)
+    torch.set_grad_enabled(False)
+    torch.set_num_threads(1)  # a child of fork() has one
+
+    def on(mib):
+        return torch.rand(mib * MIB // 4).as_subclass(ManagedTensor).to(DEVICE)
+
+    def work():
+        for _ in range(WORK):
+            scratch.sin_()
+
+    def ran(begin):
+        torch.sim.synchronize(DEVICE)
+        return torch.sim.virtual_time("cpu") - begin
+
+    def begin():
+        torch.sim.synchronize(DEVICE)
+        return torch.sim.virtual_time("cpu")
+
+    scratch = on(4)
+    start = begin()
+    work()
+    alone = ran(start)
+    assert alone > 2.5 * COPY, (alone, COPY)
+    idle = [on(16) for _ in range(3)]
+    expected = [t.cpu() for t in idle]
+    scratch.sin_()
+    new = on(16)  # the first that has to leave: from now on the device makes points
+    assert _C.is_spilled(idle[0])
+    del new
+    for t, e in zip(idle, expected):
+        t.neg_()  # so that to leave again takes a copy
+        e.neg_()
+"""
+
+
+@pytest.fixture
+def program(run_python):
+    def run(code):
+        text = PROGRAM.format(work=WORK, copy=COPY)
+        return run_python(text + code)
+
+    return run
+
+
+def test_bytes_leave_beside_the_work_that_was_issued_since_their_last_use(program):
+    program("""
+    start = begin()
+    work()
+    new = scratch.repeat(4)
+    assert _C.is_spilled(idle[0])
+    took = ran(start)
+    assert took < alone + COPY / 2, (took, alone, COPY)
+    for t, e in zip(idle, expected):
+        assert torch.equal(t.cpu(), e)
+    """)
+
+
+def test_they_leave_behind_their_last_use(program):
+    program("""
+    start = begin()
+    work()
+    for t in idle:
+        t.add_(1)
+    new = scratch.repeat(4)
+    assert _C.is_spilled(idle[0])
+    took = ran(start)
+    assert took > alone + COPY, (took, alone, COPY)
+    for t, e in zip(idle, expected):
+        assert torch.equal(t.cpu(), e + 1)
+    """)
+
+
+def test_what_was_lent_leaves_behind_all_that_was_issued(program):
+    """Operators of plain tensors over it were not seen."""
+    program("""
+    idle[0].untyped_storage()
+    idle[1].sum(), idle[2].sum()
+    start = begin()
+    work()
+    new = scratch.repeat(4)
+    assert _C.is_spilled(idle[0])
+    took = ran(start)
+    assert took > alone + COPY, (took, alone, COPY)
+    """)
+
+
+def test_where_a_second_stream_works_they_leave_behind_all_that_was_issued(program):
+    program("""
+    with torch.Stream(DEVICE):
+        scratch.sin_()
+    for t in idle:
+        t.sum()
+    start = begin()
+    work()
+    new = scratch.repeat(4)
+    assert _C.is_spilled(idle[0])
+    took = ran(start)
+    assert took > alone + COPY, (took, alone, COPY)
+    """)
+
+
+def test_what_came_ahead_of_need_leaves_behind_its_arrival(program):
+    """It has not been used since, so an older point would lie before its bytes are there."""
+    program("""
+    start = begin()
+    work()
+    coming = torch.rand(4 * MIB).as_subclass(ManagedTensor)
+    there = coming.to(DEVICE, non_blocking=True)
+    idle[1].sum(), idle[2].sum()
+    assert _C.spill_all() >= 1
+    assert _C.is_spilled(there)
+    assert torch.equal(there.cpu(), coming)
+    for t, e in zip(idle, expected):
+        assert torch.equal(t.cpu(), e)
+    """)
+
+
+def test_a_child_of_fork_knows_no_points(program):
+    program("""
+    import os
+    work()
+    pid = os.fork()
+    for _ in range(3):
+        scratch.repeat(4)
+        for t, e in zip(idle, expected):
+            assert torch.equal(t.cpu(), e)
+            t.mul_(1)
+        work()
+    if pid == 0:
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    """)
+
+
+# ---- first bytes
+
+
+def on(device, *shape):
+    return torch.rand(*shape).as_subclass(ManagedTensor).to(device)
+
+
+def ran(device, begin):
+    event = torch.Event(device)
+    event.record(torch.sim.current_stream(device))
+    event.synchronize()
+    return max(0, torch.sim.virtual_time("cpu") - begin)
+
+
+@pytest.fixture
+def begin():
+    def at():
+        torch.sim.synchronize(DEVICE)
+        return torch.sim.virtual_time("cpu")
+
+    with torch.no_grad():
+        yield at
+
+
+def test_work_that_does_not_use_a_batch_does_not_wait_for_it(begin):
+    """The next batch is asked for before the step that uses the last one."""
+    other, batch = on(DEVICE, 1024), torch.rand(LARGE // 4)
+    start = begin()
+    there = batch.as_subclass(ManagedTensor).to(DEVICE, non_blocking=True)
+    other.sin_()
+    assert ran(DEVICE, start) < COPY / 10
+    result = there + 1
+    assert ran(DEVICE, start) > COPY
+    assert torch.equal(result.cpu(), batch + 1)
+
+
+@pytest.mark.parametrize("then", ["read", "written", "dead", "away", "home by name", "copied"])
+def test_first_bytes_that_are_on_their_way(begin, then):
+    batch = torch.rand(2 * MIB)
+    expected = batch.clone()
+    there = batch.as_subclass(ManagedTensor).to(DEVICE, non_blocking=True)
+    if then == "written":
+        there.add_(1)
+        expected += 1
+    elif then == "dead":
+        del there
+        used = torch.sim.memory_allocated(DEVICE)
+        there = torch.rand(2 * MIB, device=DEVICE)
+        assert torch.sim.memory_allocated(DEVICE) == used + 8 * MIB
+        return
+    elif then == "away":
+        assert _C.spill_all() >= 1
+        assert _C.is_spilled(there)
+    elif then == "home by name":
+        there = there.to("sim:2")
+    elif then == "copied":
+        there = there.clone()
+    assert torch.equal(there.cpu(), expected)
+    assert torch.equal(batch, expected) == (then != "written")
+
+
+@pytest.mark.parametrize("pin", [False, True])
+def test_small_bytes_and_pinned_ones_are_waited_for_at_once(begin, pin):
+    """Small ones have no handle; torch's own copies bring pinned ones."""
+    batch = torch.rand(MIB if pin else 8)
+    batch = batch.pin_memory() if pin else batch
+    start = begin()
+    there = batch.as_subclass(ManagedTensor).to(DEVICE, non_blocking=True)
+    bytes_ns = batch.nbytes / DEFAULT.host_bytes_per_ns
+    assert ran(DEVICE, start) >= (DEFAULT.host_latency_ns + bytes_ns) * 1e-9
+    assert torch.equal(there.cpu(), batch)
