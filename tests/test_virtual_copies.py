@@ -400,3 +400,63 @@ def test_when_uses_ended_is_told_when_they_have(run):
         assert read[1] == dropped[1] == 8 * MIB and (read[3], dropped[3]) == (1, 3)
         assert dropped[4] == read[4] > 0
     """)
+
+
+def test_what_leaves_comes_after_its_last_use_and_not_after_later_work(run):
+    """A copy that has not run yet reads its source when it runs."""
+    run("""
+        x, y, late, work, leave = ahead()
+        x.copy_(late, non_blocking=True)
+        work()
+        work()
+        assert (leave() == 1).all()
+        late.fill_(2)
+        torch.cuda.synchronize()
+        assert (y == 2).all(), "the last of the work was still to be done"
+        assert not races()
+    """)
+
+
+def test_what_a_second_stream_wrote_leaves_after_that(run):
+    """The points of one stream say nothing of the other."""
+    run("""
+        x, y, late, work, leave = ahead()
+        x.add_(0)
+        work()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            x.copy_(late, non_blocking=True)
+        work()
+        assert (leave() == 1).all()
+        assert not races()
+    """)
+
+
+def test_what_a_plain_tensor_wrote_leaves_after_that(run):
+    """Nobody saw when, so points that were made since prove nothing."""
+    run("""
+        x, y, late, work, leave = ahead()
+        plain = torch.empty(0, dtype=torch.int32, device=CUDA).set_(x.untyped_storage())
+        work()
+        plain.copy_(late, non_blocking=True)
+        del plain
+        work()
+        assert (leave() == 1).all()
+        assert not races()
+    """)
+
+
+def test_what_came_ahead_of_need_leaves_after_its_arrival(run):
+    """Nobody has used it since, and the points that were made before say nothing of its bytes."""
+    run("""
+        tensors, operators = repeated()
+        done = 8 * 2 * 6  # operators; a step has six that write and six that read
+        for stop in range(12):
+            for _ in range(8 * 2 * 6 + (stop + 1 - done) % 12):
+                next(operators)
+                done += 1
+            C.spill_all()
+            step, at = divmod(done, 12)
+            for i, t in enumerate(tensors):
+                assert (t.cpu() == 1000 * i + (step if at > i else step - 1)).all(), (stop, i)
+        assert not races()
+    """)

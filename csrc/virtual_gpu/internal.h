@@ -152,7 +152,8 @@ struct part { /* a copy or a fill: rows of bytes */
 };
 struct op {
   struct op *next; /* in its stream, or in its graph */
-  struct stream *stream;
+  struct stream *stream; /* may be gone when the operation is over */
+  int device;            /* the stream's */
   enum kind kind;
   enum state state;
   int references, asked, depth;

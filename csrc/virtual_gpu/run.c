@@ -16,6 +16,7 @@ struct op *new_op(enum kind kind, struct stream *s) {
   if (!op) return NULL;
   op->kind = kind;
   op->stream = s;
+  op->device = s->device;
   op->references = 1;
   op->at.actor = -1;
   return op;
@@ -127,7 +128,7 @@ static uint64_t now_ns(void) {
 }
 
 static void execute(struct op *op) {
-  cudaError_t *sticky = &devices[op->stream->device].sticky;
+  cudaError_t *sticky = &devices[op->device].sticky;
   op->state = RUNNING;
   op->references++;
   if (op->kind == RECORD) op->ran_ns = now_ns();
@@ -189,7 +190,6 @@ static struct op *next_for(struct op *op) {
 
 cudaError_t run_until(struct op *op) {
   if (!op) return cudaSuccess;
-  const int device = op->stream->device;
   op->references++;
   while (!is_over(op)) {
     let_run();
@@ -198,8 +198,9 @@ cudaError_t run_until(struct op *op) {
     if (next) execute(next);
     else wait_for_change();
   }
+  const cudaError_t error = devices[op->device].sticky;
   drop_op(op);
-  return devices[device].sticky;
+  return error;
 }
 
 cudaError_t drain_stream(struct stream *s) { return run_until(s->last); }

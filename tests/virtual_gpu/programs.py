@@ -129,6 +129,34 @@ def repeated(count=6, fit=4):
     return tensors, steps
 
 
+def ahead():
+    """On a device that is short of room: x, y, `late`, full of 1, and two functions. work() copies
+    that 20 times to y, as late as may be: there is a point behind one of the copies. leave() makes
+    x leave, whose last use has been before that of y, and says what it holds then."""
+    managed.budget(CUDA, 52 * MIB)
+    x, y = made(16), made(16)
+    others = [made(16) for _ in range(3)]
+    assert C.is_spilled(x)
+    del others
+    x.add_(0)
+    y.add_(0)
+    torch.cuda.synchronize()
+    late = torch.full((4 * MIB,), 1, dtype=torch.int32).pin_memory()
+
+    def work():
+        for _ in range(20):
+            y.copy_(late, non_blocking=True)
+
+    def leave():
+        new = [empty(16), empty(16)]
+        assert C.is_spilled(x)
+        assert not C.is_spilled(y)
+        del new
+        return x.cpu()
+
+    return x, y, late, work, leave
+
+
 def give_up_spares():
     """The host has no room, and tensors of cuda:1, where two of 8 MiB fit, need it: copies on the
     host of tensors that are at home are given up. Returns those of cuda:1."""
@@ -165,6 +193,7 @@ __all__ = [
     "C",
     "Calls",
     "ManagedTensor",
+    "ahead",
     "contexts",
     "ctypes",
     "destroy",

@@ -68,6 +68,19 @@ static void an_event_waits_for_its_newest_record(void) {
   EXPECT(device[0] == 1);
 }
 
+static void an_event_may_outlive_its_stream(void) {
+  cudaStream_t s;
+  cudaEvent_t e;
+  OK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+  OK(cudaEventCreate(&e));
+  OK(cudaEventRecord(e, s));
+  OK(cudaStreamSynchronize(s));
+  OK(cudaStreamDestroy(s));
+  OK(cudaEventSynchronize(e));
+  OK(cudaEventQuery(e));
+  OK(cudaEventDestroy(e));
+}
+
 static void a_query_does_not_wait_but_not_for_ever(void) {
   cudaStream_t a = new_stream();
   cudaEvent_t e = new_event();
@@ -180,6 +193,7 @@ int main(void) {
   a_pageable_source_is_read_at_once_and_a_pageable_target_is_written();
   a_wait_runs_what_it_needs_and_no_more();
   an_event_waits_for_its_newest_record();
+  an_event_may_outlive_its_stream();
   a_query_does_not_wait_but_not_for_ever();
   the_legacy_stream_waits_for_blocking_ones_and_they_for_it();
   a_free_drains_its_device();
