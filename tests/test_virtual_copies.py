@@ -443,20 +443,3 @@ def test_what_a_plain_tensor_wrote_leaves_after_that(run):
         assert (leave() == 1).all()
         assert not races()
     """)
-
-
-def test_what_came_ahead_of_need_leaves_after_its_arrival(run):
-    """Nobody has used it since, and the points that were made before say nothing of its bytes."""
-    run("""
-        tensors, operators = repeated()
-        done = 8 * 2 * 6  # operators; a step has six that write and six that read
-        for stop in range(12):
-            for _ in range(8 * 2 * 6 + (stop + 1 - done) % 12):
-                next(operators)
-                done += 1
-            C.spill_all()
-            step, at = divmod(done, 12)
-            for i, t in enumerate(tensors):
-                assert (t.cpu() == 1000 * i + (step if at > i else step - 1)).all(), (stop, i)
-        assert not races()
-    """)
