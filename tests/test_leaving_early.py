@@ -36,20 +36,21 @@ PROGRAM = """
         torch.sim.synchronize(DEVICE)
         return torch.sim.virtual_time("cpu")
 
-    scratch = on(4)
+    scratch, small = on(4), on(1)
     start = begin()
     work()
     alone = ran(start)
     assert alone > 2.5 * COPY, (alone, COPY)
     idle = [on(16) for _ in range(3)]
     expected = [t.cpu() for t in idle]
-    scratch.sin_()
+    scratch.sin_(), small.sin_()
     new = on(16)  # the first that has to leave: from now on the device makes points
     assert _C.is_spilled(idle[0])
     del new
     for t, e in zip(idle, expected):
         t.neg_()  # so that to leave again takes a copy
         e.neg_()
+    small.sin_()
 """
 
 
@@ -104,25 +105,36 @@ def test_what_was_lent_leaves_behind_all_that_was_issued(program):
     """)
 
 
-def test_where_a_second_stream_works_they_leave_behind_all_that_was_issued(program):
-    program("""
-    with torch.Stream(DEVICE):
-        scratch.sin_()
-    for t in idle:
-        t.sum()
+@pytest.mark.parametrize("first", ["work", "use"])
+def test_they_leave_behind_their_last_use_on_each_stream(program, first):
+    """A point lies behind the work of all streams; nothing else tells them apart."""
+    program(
+        f"    first = {first!r}"
+        + """
     start = begin()
-    work()
+    with torch.Stream(DEVICE):
+        if first == "work":
+            work()
+        for t in idle:
+            t.sum()
+    for _ in range(20):
+        small.sin_()
+    if first == "use":
+        work()
     new = scratch.repeat(4)
     assert _C.is_spilled(idle[0])
     took = ran(start)
-    assert took > alone + COPY, (took, alone, COPY)
-    """)
+    assert (took > alone + COPY) == (first == "work"), (took, alone, COPY)
+    for t, e in zip(idle, expected):
+        assert torch.equal(t.cpu(), e)
+    """
+    )
 
 
 def test_what_has_just_begun_to_arrive_leaves_behind_its_arrival(program):
     """It has not been used, so a point that was made before says nothing of its bytes."""
     program("""
-    batch, small = torch.rand(4 * MIB).as_subclass(ManagedTensor), on(1)[:8]
+    batch = torch.rand(4 * MIB).as_subclass(ManagedTensor)
     _C.spill_all()
     for t in (*idle, scratch, small):
         t.cpu()  # waits for what leaves

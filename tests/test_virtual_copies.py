@@ -418,15 +418,20 @@ def test_what_leaves_comes_after_its_last_use_and_not_after_later_work(run):
 
 
 def test_what_a_second_stream_wrote_leaves_after_that(run):
-    """The points of one stream say nothing of the other."""
+    """A point lies behind the work of all streams, and later work may still be to be done."""
     run("""
         x, y, late, work, leave = ahead()
         x.add_(0)
         work()
-        with torch.cuda.stream(torch.cuda.Stream()):
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
             x.copy_(late, non_blocking=True)
         work()
+        work()
         assert (leave() == 1).all()
+        late.fill_(2)
+        torch.cuda.synchronize()
+        assert (y == 2).all(), "the last of the work was still to be done"
         assert not races()
     """)
 

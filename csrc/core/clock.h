@@ -144,8 +144,9 @@ void mgd_clock_hold_use(struct mgd_hold *hold, int stream);
 /* Whose they are; a log tells what was said last, as if it had been so from the beginning. Takes no lock. */
 void mgd_clock_hold_own(struct mgd_hold *hold, enum mgd_hold_owner owner);
 enum mgd_hold_owner mgd_clock_hold_owner(const struct mgd_hold *hold);
-/* The stream that took them needs them no more, and `stream` has them in its place: as if it had taken them. */
-void mgd_clock_hold_hand_over(struct mgd_clock *c, struct mgd_hold *hold, int stream);
+/* The stream that took them needs them no more, and `stream` has them in its place: as if it had taken them. `alone`:
+ * it comes after all others that used them. */
+void mgd_clock_hold_hand_over(struct mgd_clock *c, struct mgd_hold *hold, int stream, bool alone);
 /* The owner is gone: they are free when the streams that used them have come to where they are now, and not before
  * `after`, if there is one. */
 void mgd_clock_hold_give(struct mgd_clock *c, struct mgd_hold *hold, const struct mgd_moment *after);

@@ -196,10 +196,10 @@ void mgd_clock_hold_use(struct mgd_hold *hold, int stream) {
   }
 }
 
-void mgd_clock_hold_hand_over(struct mgd_clock *c, struct mgd_hold *h, int stream) {
+void mgd_clock_hold_hand_over(struct mgd_clock *c, struct mgd_hold *h, int stream, bool alone) {
   mgd_clock_enter(c);
   h->stream = stream;
-  atomic_fetch_and_explicit(&h->also, ~((uint64_t)1 << stream), memory_order_relaxed);
+  atomic_fetch_and_explicit(&h->also, alone ? 0 : ~((uint64_t)1 << stream), memory_order_relaxed);
   (void)mgd_clock_leave(c, MGD_OK);
 }
 

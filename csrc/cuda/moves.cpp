@@ -8,6 +8,8 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include <array>
+#include <atomic>
+#include <deque>
 #include <mutex>
 #include <vector>
 
@@ -109,6 +111,18 @@ class Move final : public Copy {
   const Event event_;
 };
 
+// An event on each stream that operators have used.
+class Streams final : public Point {
+ public:
+  void add(int device, cudaStream_t stream) { ends_.emplace_back(device).record(stream); }
+  void lead(cudaStream_t stream) const {
+    for (const Event& end : ends_) end.lead(stream);
+  }
+
+ private:
+  std::deque<Event> ends_; // which never move
+};
+
 Move& move_of(const CopyPtr& copy) { return static_cast<Move&>(*copy); }
 
 // Without access to each other's memory; where torch has made it possible, it is used all the same.
@@ -141,14 +155,14 @@ void follow_target(int to, cudaStream_t copies) {
 } // namespace
 
 CopyPtr begin_copy(int to, void* target, int from, const void* source, std::size_t bytes, Urgency urgency,
-                   c10::ArrayRef<CopyPtr> after, const CopyPtr& point) {
+                   c10::ArrayRef<CopyPtr> after, const PointPtr& point) {
   const int device = from < 0 ? to : from;
   refuse_capture(device);
   if (from >= 0 && to >= 0) refuse_capture(to);
   const c10::cuda::CUDAGuard guard(index_of(device));
   const cudaStream_t stream = copy_stream(device, from < 0 ? kIn : kOut, urgency);
   auto copy = std::make_shared<Move>(device);
-  if (from >= 0) point ? move_of(point).lead(stream) : follow_source(from, stream);
+  if (from >= 0) point ? static_cast<Streams&>(*point).lead(stream) : follow_source(from, stream);
   if (to >= 0) follow_target(to, stream);
   for (const CopyPtr& earlier : after)
     if (earlier) move_of(earlier).lead(stream);
@@ -157,14 +171,18 @@ CopyPtr begin_copy(int to, void* target, int from, const void* source, std::size
   return copy;
 }
 
-// Of one stream, the only one that the device has ever had: what is recorded into a graph is no point in its work.
-CopyPtr point(int device) {
+// What is recorded into a graph is no point in a stream's work.
+PointPtr point(int device) {
+  std::atomic_thread_fence(std::memory_order_seq_cst); // streams.cpp: add()
+  if (!only_own_streams(device)) return nullptr;
   const c10::cuda::CUDAGuard guard(index_of(device));
-  const auto stream = only_stream(device);
-  if (!stream || is_recording(*stream)) return nullptr;
-  auto made = std::make_shared<Move>(device);
-  made->begun(*stream);
-  return made;
+  auto made = std::make_shared<Streams>();
+  bool whole = true;
+  each_stream(device, [&](cudaStream_t stream) {
+    whole = whole && !is_recording(stream);
+    if (whole) made->add(device, stream);
+  });
+  return whole ? made : nullptr;
 }
 
 c10::DataPtr allocate_for_copy(int device, std::size_t bytes, Urgency) {

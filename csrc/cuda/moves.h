@@ -11,8 +11,8 @@
 namespace managed {
 
 CopyPtr begin_copy(int to, void* target, int from, const void* source, std::size_t bytes, Urgency urgency,
-                   c10::ArrayRef<CopyPtr> after, const CopyPtr& point);
-CopyPtr point(int device);
+                   c10::ArrayRef<CopyPtr> after, const PointPtr& point);
+PointPtr point(int device);
 c10::DataPtr allocate_for_copy(int device, std::size_t bytes, Urgency urgency);
 void free_after(c10::DataPtr& block, const CopyPtr& copy, bool last);
 

@@ -77,7 +77,7 @@ bool add(int device, const c10::cuda::CUDAStream& stream) {
     if (n == kStreams) return false;
     s.ids[n].store(stream.id(), std::memory_order_relaxed);
     s.count.store(n + 1, std::memory_order_release);
-    std::atomic_thread_fence(std::memory_order_seq_cst); // only_stream()
+    std::atomic_thread_fence(std::memory_order_seq_cst); // moves.cpp: point()
   }
   come_after_copies(device, stream.stream());
   return true;
@@ -164,14 +164,6 @@ void each_stream(int device, const std::function<void(cudaStream_t)>& f) {
   if (C10_LIKELY(!s.foreign && !s.foreign_blocks)) return;
   const c10::cuda::CUDAStream current = c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device));
   if (!knows(s, current.id())) f(current.stream());
-}
-
-// Who begins to use a second stream is seen here, or reads the number of the point that is asked for: points.h.
-std::optional<cudaStream_t> only_stream(int device) {
-  const Streams& s = g_streams[device];
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (s.count.load(std::memory_order_acquire) != 1 || s.foreign || s.foreign_blocks) return {};
-  return stream_of(device, s.ids[0].load(std::memory_order_relaxed)).stream();
 }
 
 bool use_stream(int device) {

@@ -11,7 +11,6 @@
 #include <cuda_runtime_api.h>
 
 #include <functional>
-#include <optional>
 
 namespace managed {
 
@@ -29,8 +28,6 @@ void know_stream(int device, cudaStream_t stream);
 // Calls f with each stream of torch's own that was used, and with the current one whosever it is. It may be called
 // under no lock.
 void each_stream(int device, const std::function<void(cudaStream_t)>& f);
-// The stream, where operators have used no other on the device.
-std::optional<cudaStream_t> only_stream(int device);
 bool is_recording(cudaStream_t stream); // a graph; also true when the driver cannot tell
 
 // moves.cpp: what a stream does from now on comes after all copies that have begun.

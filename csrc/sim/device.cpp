@@ -190,8 +190,8 @@ void Reservation::used_on(int stream) const {
   if (hold_) mgd_clock_hold_use(hold_, stream);
 }
 
-void Reservation::hand_over(int stream) const {
-  if (hold_) hand_over_bytes(hold_, stream);
+void Reservation::hand_over(int stream, bool alone) const {
+  if (hold_) hand_over_bytes(hold_, stream, alone);
 }
 
 void Reservation::belongs_to(mgd_hold_owner owner) const {

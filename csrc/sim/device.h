@@ -37,7 +37,7 @@ class Reservation {
   // An operator uses the bytes on that stream.
   void used_on(int stream) const;
   // On the clock: another stream has the bytes now; when they are given up, they wait for the copy.
-  void hand_over(int stream) const;
+  void hand_over(int stream, bool alone) const;
   void stay_until(CopyPtr copy) { copy_ = std::move(copy); }
   void belongs_to(mgd_hold_owner owner) const;
   // What the stream got last writes the bytes. Null: nobody has said so yet.

@@ -1,7 +1,9 @@
 // moves.cpp: see moves.h.
 #include "moves.h"
 
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include "operators.h"
 #include "storage.h"
@@ -47,28 +49,40 @@ class Move final : public Copy {
 
 const Move &move_of(const Copy &copy) { return static_cast<const Move &>(copy); }
 
-// The stream of the source begins where everything is that was started there before.
-void wait_for_source(int from, int stream) {
-  each_stream_in_use(from, [&](int used) { stream_wait(from, stream, Move(from, used).end_); });
+class Streams final : public Point {
+ public:
+  explicit Streams(int device) {
+    each_stream_in_use(device, [&](int stream) { ends_.push_back(std::make_unique<Move>(device, stream)); });
+  }
+  void lead(int device, int stream) const {
+    for (const auto &end : ends_) stream_wait(device, stream, end->end_);
+  }
+
+ private:
+  std::vector<std::unique_ptr<Move>> ends_;
+};
+
+// The stream of the source begins where the point is, or everything that was started there before.
+void wait_for_source(int from, int stream, const PointPtr &point = nullptr) {
+  if (point) static_cast<const Streams &>(*point).lead(from, stream);
+  else Streams(from).lead(from, stream);
 }
 
 }  // namespace
 
 CopyPtr begin_copy(int to, void *target, int from, const void *source, std::size_t bytes, Urgency urgency, c10::ArrayRef<CopyPtr> after,
-                   const CopyPtr &point) {
+                   const PointPtr &point) {
   copy_bytes(to, target, from, source, bytes);
   if (from == kHost && to == kHost) return nullptr;
   const int in = copy_stream(Way::In, urgency), out = from == to ? in : copy_stream(Way::Out, urgency);
-  if (from != kHost && point) stream_wait(from, out, end_of(*point));
-  if (from != kHost && !point) wait_for_source(from, out);
+  if (from != kHost) wait_for_source(from, out, point);
   for (const CopyPtr &copy : after)
     if (copy) stream_wait(from != kHost ? from : to, from != kHost ? out : in, end_of(*copy));
   charge_copy_on(from, from == kHost ? 0 : out, to, to == kHost ? 0 : in, static_cast<std::int64_t>(bytes), "room");
   return std::make_shared<Move>(to != kHost ? to : from, to != kHost ? in : out, from, out);
 }
 
-// Where several streams are in use, nobody asks for their points.
-CopyPtr point(int device) { return streams_in_use(device) == 1 ? std::make_shared<Move>(device, 0) : nullptr; }
+PointPtr point(int device) { return std::make_shared<Streams>(device); }
 
 CopyPtr copy_operand(const c10::DataPtr &target, const c10::DataPtr &source, std::size_t offset, std::size_t bytes, Urgency urgency,
                      const CopyPtr &after) {
@@ -98,7 +112,7 @@ c10::DataPtr allocate_for_copy(int device, std::size_t bytes, Urgency urgency) {
 void free_after(c10::DataPtr &block, const CopyPtr &copy, bool last) {
   if (copy) {
     const int device = block.device().index();
-    hand_over(block, last ? move_of(*copy).reader_of(device) : current_stream(device));
+    hand_over(block, last ? move_of(*copy).reader_of(device) : current_stream(device), last);
     stay_until(block, copy);
   }
   block.clear();

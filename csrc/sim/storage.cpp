@@ -212,8 +212,8 @@ void note_use(const c10::DataPtr &pointer, int stream) {
   if (const Reservation *r = reservation_of(pointer)) r->used_on(stream);
 }
 
-void hand_over(const c10::DataPtr &pointer, int stream) {
-  if (const Reservation *r = reservation_of(pointer)) r->hand_over(stream);
+void hand_over(const c10::DataPtr &pointer, int stream, bool alone) {
+  if (const Reservation *r = reservation_of(pointer)) r->hand_over(stream, alone);
 }
 
 void stay_until(const c10::DataPtr &pointer, const CopyPtr &copy) {

@@ -275,7 +275,7 @@ mgd_hold *take_bytes(int device, int stream, std::size_t bytes) {
 
 void give_bytes(mgd_hold *hold, const mgd_moment *after) noexcept { mgd_clock_hold_give(g_clock, hold, after); }
 
-void hand_over_bytes(mgd_hold *hold, int stream) noexcept { mgd_clock_hold_hand_over(g_clock, hold, stream); }
+void hand_over_bytes(mgd_hold *hold, int stream, bool alone) noexcept { mgd_clock_hold_hand_over(g_clock, hold, stream, alone); }
 
 void start_audit() { check(mgd_clock_audit_start(g_clock)); }
 

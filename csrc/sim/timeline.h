@@ -94,7 +94,8 @@ std::int64_t busy_for(int device);
 void set_clock_capacity(int device, std::size_t bytes);
 mgd_hold *take_bytes(int device, int stream, std::size_t bytes);
 void give_bytes(mgd_hold *hold, const mgd_moment *after) noexcept;  // not before `after`, if it is not null
-void hand_over_bytes(mgd_hold *hold, int stream) noexcept;  // the stream has them in the place of the one that took them
+// The stream has them in the place of the one that took them; `alone`: and of all others that used them.
+void hand_over_bytes(mgd_hold *hold, int stream, bool alone) noexcept;
 // Whether a thread has ever worked on another stream than the default one: only then bytes can be used on several.
 bool has_side_streams() noexcept;
 // For tests: from now on, or what was most since then. Throws if it was more than the device has.

@@ -50,6 +50,13 @@ class Copy {
 };
 using CopyPtr = std::shared_ptr<Copy>; // null: it has ended
 
+// Stands for all that had been started on a device when it was made.
+class Point {
+ public:
+  virtual ~Point() = default;
+};
+using PointPtr = std::shared_ptr<Point>;
+
 struct Bridge {
   int version = 13;
 
@@ -82,9 +89,9 @@ struct Bridge {
   // before `point` where that is not null, and after the copies `after` that are not null. Both pieces of memory stay
   // until it has ended. May throw c10::Error, and has not begun then.
   CopyPtr (*begin_copy)(int to, void* target, int from, const void* source, std::size_t bytes, Urgency urgency,
-                        c10::ArrayRef<CopyPtr> after, const CopyPtr& point) = nullptr;
-  // Stands for all that has been started on the device, or is null where that cannot be told. May throw c10::Error.
-  CopyPtr (*point)(int device) = nullptr;
+                        c10::ArrayRef<CopyPtr> after, const PointPtr& point) = nullptr;
+  // Null where what has been started on the device cannot be told. May throw c10::Error.
+  PointPtr (*point)(int device) = nullptr;
   // Memory of the device for what such a copy will bring; the copy comes after what used the memory before. Throws as
   // the allocator does.
   c10::DataPtr (*allocate_for_copy)(int device, std::size_t bytes, Urgency urgency) = nullptr;

@@ -74,7 +74,7 @@ c10::DataPtr try_allocate_on(int device, std::size_t bytes, Urgency urgency) {
 
 // Between places of a storage whose home is that device, or from one of them to others.
 CopyPtr begin_copy(int home, int to, void* target, int from, const void* source, std::size_t bytes, Urgency urgency,
-                   c10::ArrayRef<CopyPtr> after, const CopyPtr& point = nullptr) {
+                   c10::ArrayRef<CopyPtr> after, const PointPtr& point = nullptr) {
   const bool on_host = to == MGD_HOST && from == MGD_HOST;
   const c10::Device d = device_of(on_host ? home : from == MGD_HOST ? to : from);
   const Bridge* backend = backend_of(d.type());
@@ -88,7 +88,7 @@ CopyPtr begin_copy(int home, int to, void* target, int from, const void* source,
 }
 
 // Behind all operators on the storage. What may have written it past them is behind nothing but all that was issued.
-CopyPtr point_behind(const StorageHandle& h) { return h.was_lent ? nullptr : point_after(h.home, h.points); }
+PointPtr point_behind(const StorageHandle& h) { return h.was_lent ? nullptr : point_after(h.home, h.points); }
 
 // Records one move of a storage in the history of the tensor that the program named last, with the time that this
 // thread spent on it.
@@ -165,7 +165,7 @@ HostMemory* begin_copy_to_host(StorageHandle* h, int from, HostMemory* memory, U
   try {
     const void* source = from == h->home ? h->block.get() : h->guest.get();
     const CopyPtr after[] = {last_copy(target), h->last}; // which may still read the block that is given up behind this
-    const CopyPtr point = from == h->home ? point_behind(*h) : nullptr;
+    const PointPtr point = from == h->home ? point_behind(*h) : nullptr;
     *copy = begin_copy(h->home, MGD_HOST, data_of(target), from, source, h->size(), urgency, after, point);
   } catch (...) {
     free_host(made);

@@ -19,7 +19,7 @@ constexpr uint64_t kKept = 64;  // points of a device; the later ones serve for 
 
 struct Line {
   std::atomic<uint32_t> passed{0};
-  std::array<CopyPtr, kKept> points; // by number; null: nobody could tell
+  std::array<PointPtr, kKept> points; // by number; null: nobody could tell
 };
 
 struct Points {
@@ -47,7 +47,7 @@ void pass_by(int device) noexcept {
   if (!backend || !backend->point) return;
   std::lock_guard<std::mutex> lock(points().mutex);
   const uint64_t number = ++points_begun[static_cast<std::size_t>(device)];
-  CopyPtr made;
+  PointPtr made;
   try {
     made = backend->point(d.index());
   } catch (const std::exception&) { // an earlier kernel has failed, and every call reports that
@@ -55,18 +55,18 @@ void pass_by(int device) noexcept {
   line.points[number % kKept] = std::move(made);
 }
 
-CopyPtr point_after(int device, uint64_t begun) {
+PointPtr point_after(int device, uint64_t begun) {
   const auto at = static_cast<std::size_t>(device);
   std::lock_guard<std::mutex> lock(points().mutex);
   const uint64_t made = points_begun[at];
   for (uint64_t n = std::max(begun, made - std::min(made, kKept)) + 1; n <= made; n++)
-    if (const CopyPtr& point = points().lines[at].points[n % kKept]) return point;
+    if (const PointPtr& point = points().lines[at].points[n % kKept]) return point;
   return nullptr;
 }
 
 void forget_points() {
   for (Line& line : points().lines)
-    for (CopyPtr& point : line.points) new (&point) CopyPtr; // not destroyed: its device is not there
+    for (PointPtr& point : line.points) new (&point) PointPtr; // not destroyed: its device is not there
 }
 
 } // namespace managed

@@ -19,7 +19,7 @@ extern std::array<std::atomic<uint64_t>, MGD_MAX_DEVICES> points_begun;
 // An operator is about to run on the device: now and then a point is made before it. Must not throw.
 void pass_by(int device) noexcept;
 // The earliest point after so many that is known, or null: then a copy comes after all that has been issued.
-CopyPtr point_after(int device, uint64_t begun);
+PointPtr point_after(int device, uint64_t begun);
 
 // In a child of fork(), where the device's work is not what it was.
 void forget_points();

@@ -131,7 +131,7 @@ static void bytes_are_handed_over(void) {
   EXPECT_OK(mgd_clock_stream_wait(c, 0, 0, &there));
   mgd_clock_forget(c, &there);
   mgd_clock_hold_use(h, 0);
-  mgd_clock_hold_hand_over(c, h, 0);
+  mgd_clock_hold_hand_over(c, h, 0, false);
   run(c, 0, 0, 5.0);
   mgd_clock_hold_give(c, h, NULL);
   struct mgd_hold *next = take(c, 0, 2, 60);
@@ -140,6 +140,31 @@ static void bytes_are_handed_over(void) {
   EXPECT_INT(audit(c, 0), 70);
   mgd_clock_hold_give(c, next, NULL);
   mgd_clock_destroy(c);
+}
+
+/* A copy that comes after all uses: what takes the room waits for it, and not for what its users did since. */
+static void who_comes_last_has_them_alone(void) {
+  for (int alone = 0; alone < 2; alone++) {
+    struct mgd_clock *c = new_audited(1, 100);
+    const struct mgd_transfer out = {0, 2, HOST, 0, 20, false, NULL};
+    struct mgd_moment used = {0, NULL};
+    struct mgd_hold *h = take(c, 0, 0, 70);
+    mgd_clock_hold_use(h, 1);
+    run(c, 0, 1, 10.0);
+    EXPECT_OK(mgd_clock_record(c, ME, 0, 1, &used));
+    EXPECT_OK(mgd_clock_stream_wait(c, 0, 2, &used));
+    mgd_clock_forget(c, &used);
+    EXPECT_OK(mgd_clock_copy(c, ME, &out));
+    run(c, 0, 1, 500.0);
+    mgd_clock_hold_hand_over(c, h, 2, alone);
+    mgd_clock_hold_give(c, h, NULL);
+    struct mgd_hold *next = take(c, 0, 3, 60);
+    run(c, 0, 3, 1.0);
+    EXPECT_INT(time_of(c, 0, 3), alone ? 31 : 511);
+    EXPECT_INT(audit(c, 0), 70);
+    mgd_clock_hold_give(c, next, NULL);
+    mgd_clock_destroy(c);
+  }
 }
 
 /* Nothing that is issued from now on begins before what has been issued. */
@@ -273,6 +298,7 @@ int main(int argc, char **argv) {
   the_end_of_a_copy_frees_what_it_read();
   bytes_may_wait_for_one_moment_of_a_stream();
   bytes_are_handed_over();
+  who_comes_last_has_them_alone();
   what_has_ended_is_in_nobodys_way();
   many_leave_at_once();
   a_smaller_capacity_takes_nothing_away();
