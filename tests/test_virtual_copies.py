@@ -248,6 +248,83 @@ def test_a_guest_is_used_when_its_copy_has_ended(run, then):
     )
 
 
+def test_a_guest_dies_while_it_is_brought(run):
+    """As by another thread. Who moves it is its last owner, and gives both blocks back."""
+    run(
+        """
+        torch.empty(1, device="cuda:1")
+        managed.budget(CUDA, 22 * MIB)
+        tensors = [made(8)]
+        beside = torch.empty(8 * MIB, dtype=torch.uint8, device=CUDA)
+        late = torch.full((2 * MIB,), 5, dtype=torch.int32).pin_memory()
+        dies = Before("cudaMemcpyAsync", 1, tensors.clear)
+        y = empty(8)
+        assert dies.done and managed.stats()["spill"] == 1
+        assert C.residency("cuda:1")["guests"] == 0
+        for _ in range(2):
+            torch.empty(2 * MIB, dtype=torch.int32, device="cuda:1").copy_(late, non_blocking=True)
+        report = races()
+        assert not report, report
+        """,
+        devices=2,
+        VIRTUAL_GPU_LINKS="all",
+    )
+
+
+def test_tensors_die_while_a_plan_moves_them(run):
+    """One while a copy of it is made ahead of need, one on its way home; `away` keeps the host's
+    memory in use, or it would be given back, and that waits for what reads it."""
+    run("""
+        late = torch.full((2 * MIB,), 5, dtype=torch.int32).pin_memory()
+        away = made(8)
+        assert C.spill_all() == 1
+        for n in copies_beside_a_spare():
+            tensors, operators = repeated()
+            died = Before("cudaMemcpyAsync", n, tensors.clear)
+            while not died.done:
+                next(operators)
+            operators.close()
+            for t in [torch.empty(2 * MIB, dtype=torch.int32, device=CUDA) for _ in range(4)]:
+                t.copy_(late, non_blocking=True)
+            del t
+            report = races()
+            assert not report, (n, report)
+    """)
+
+
+def test_who_waits_for_a_copy_to_begin_writes_after_it(run):
+    """Another thread makes it, ahead of need, and the bytes stay where they are. The one that
+    writes them is a compiled graph, which takes no turn: it comes while the copy is made."""
+    run("""
+        import threading, time
+        late = torch.full((2 * MIB,), 5, dtype=torch.int32).pin_memory()
+        for n in copies_beside_a_spare():
+            tensors, operators = repeated()
+            home, writers = [], []
+
+            def begin_to_write():
+                for t in home:
+                    if C.is_spilled(t):
+                        call = lambda: t.copy_(late, non_blocking=True)
+                        writers.append(
+                            threading.Thread(target=C.call_lent, args=([t], (0,), call, ()))
+                        )
+                        writers[-1].start()
+                        return time.sleep(0.1)  # until it waits
+
+            begun = Before("cudaMemcpyAsync", n, begin_to_write)
+            while not begun.done:
+                home[:] = [t for t in tensors if not C.is_spilled(t)]
+                next(operators)
+            for t in writers:
+                t.join()
+            report = races()
+            assert not report, (n, report)
+            home.clear()
+            operators.close()
+    """)
+
+
 def test_a_stream_that_is_recorded_waits_for_nothing_so_the_thread_does(run):
     run("""
         x = made(8)

@@ -35,6 +35,8 @@ int vgpu_check(int on);
 /* ---- faults and figures */
 /* The n-th call (1 is the next) of the function with this name fails with `error`; n == 0 forgets it. */
 void vgpu_fail(const char *name, long n, int error);
+/* The n-th call does `act()` first, in its own thread: what another thread could do just then. In the place of vgpu_fail's order. */
+void vgpu_before(const char *name, long n, void (*act)(void));
 /* Calls of a function of CUDA's since the start, by name; also of those that are refused as not supported. */
 long vgpu_count(const char *name);
 /* Names of functions that were called and are not supported, a line each; as vgpu_report. */

@@ -17,9 +17,10 @@ static struct fault {
   char name[64];
   long n;
   int error;
+  void (*act)(void); /* instead of the error */
 } faults[FAULTS];
 static int fault_count;
-static bool forked; /* CUDA does not outlive a fork */
+static bool forked; /* CUDA that has been called does not outlive a fork */
 static _Thread_local cudaError_t last;
 static _Thread_local const char *current_call;
 
@@ -44,17 +45,18 @@ void complain(const char *format, ...) {
 }
 
 static void in_child(void) {
-  forked = true;
+  forked = forked || calls;
   unlock();
 }
 
-static void order_fault(const char *name, size_t length, long n, int error) {
+static void order_fault(const char *name, size_t length, long n, int error, void (*act)(void)) {
   int i = 0;
   while (i < fault_count && (strncmp(faults[i].name, name, length) != 0 || faults[i].name[length])) i++;
   if (i == FAULTS || length >= sizeof faults[0].name) return;
   (void)snprintf(faults[i].name, sizeof faults[i].name, "%.*s", (int)length, name);
   faults[i].n = n;
   faults[i].error = error;
+  faults[i].act = act;
   if (i == fault_count) fault_count++;
 }
 
@@ -66,7 +68,7 @@ __attribute__((constructor)) static void start(void) {
     const size_t length = strcspn(text, ":");
     long n = 0;
     int error = 0;
-    if (sscanf(text + length, ":%ld:%d", &n, &error) == 2) order_fault(text, length, n, error);
+    if (sscanf(text + length, ":%ld:%d", &n, &error) == 2) order_fault(text, length, n, error, NULL);
     text += strcspn(text, ",");
     text += *text == ',';
   }
@@ -82,9 +84,18 @@ static void count(struct call *call) {
   current_call = call->name;
 }
 
-static cudaError_t ordered_fault(const char *name) {
-  for (int i = 0; i < fault_count; i++)
-    if (faults[i].n > 0 && strcmp(faults[i].name, name) == 0 && --faults[i].n == 0) return (cudaError_t)faults[i].error;
+/* What was ordered for this call; an act is done here, without the lock, so that it may call whom it likes. */
+static cudaError_t ordered_fault(const struct call *call) {
+  for (int i = 0; i < fault_count; i++) {
+    if (faults[i].n <= 0 || strcmp(faults[i].name, call->name) != 0 || --faults[i].n > 0) continue;
+    void (*const act)(void) = faults[i].act;
+    if (!act) return (cudaError_t)faults[i].error;
+    unlock();
+    act();
+    lock();
+    current_call = call->name;
+    break;
+  }
   return cudaSuccess;
 }
 
@@ -97,7 +108,7 @@ static bool stays(cudaError_t e) {
 cudaError_t enter(struct call *call, bool needs_context) {
   lock();
   count(call);
-  const cudaError_t error = ordered_fault(call->name);
+  const cudaError_t error = ordered_fault(call);
   if (error != cudaSuccess) {
     if (stays(error)) devices[current_device()].sticky = error;
     return error;
@@ -201,7 +212,13 @@ const char *cudaGetErrorName(cudaError_t e) {
 
 void vgpu_fail(const char *name, long n, int error) {
   lock();
-  order_fault(name, strlen(name), n, error);
+  order_fault(name, strlen(name), n, error, NULL);
+  unlock();
+}
+
+void vgpu_before(const char *name, long n, void (*act)(void)) {
+  lock();
+  order_fault(name, strlen(name), n, 0, act);
   unlock();
 }
 

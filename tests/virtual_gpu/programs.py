@@ -157,6 +157,17 @@ def ahead():
     return x, y, late, work, leave
 
 
+def copies_beside_a_spare():
+    """Which copies after repeated() an operator makes before which a copy is made ahead of need."""
+    _, operators = repeated()
+    calls = Calls()
+    while True:
+        spares, copies = managed.stats()["spare"], calls["MemcpyAsync"]
+        next(operators)
+        if managed.stats()["spare"] > spares:
+            return range(copies + 1, calls["MemcpyAsync"] + 1)
+
+
 def give_up_spares():
     """The host has no room, and tensors of cuda:1, where two of 8 MiB fit, need it: copies on the
     host of tensors that are at home are given up. Returns those of cuda:1."""
@@ -171,6 +182,20 @@ def give_up_spares():
     assert C.host_memory()["used"] == away
     managed.budget("cpu", 1 << 34)
     return others
+
+
+class Before:
+    """What is done before the nth call of a function of the runtime, as another thread could."""
+
+    def __init__(self, name, n, act):
+        self.done = False
+
+        def once():
+            self.done = True
+            act()
+
+        self.act = ctypes.CFUNCTYPE(None)(once)  # lives as long as the runtime may call it
+        gpu.vgpu_before(name.encode(), ctypes.c_long(n), self.act)
 
 
 class recorded:
@@ -190,11 +215,13 @@ class recorded:
 __all__ = [
     "CUDA",
     "MIB",
+    "Before",
     "C",
     "Calls",
     "ManagedTensor",
     "ahead",
     "contexts",
+    "copies_beside_a_spare",
     "ctypes",
     "destroy",
     "empty",

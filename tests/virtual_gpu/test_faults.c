@@ -1,5 +1,27 @@
 /* Calls that are told to fail, and errors that stay. */
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "expect.h"
+
+/* What a child of fork() is told by its first call. */
+static cudaError_t in_a_child(void) {
+  int status = 0;
+  const pid_t child = fork();
+  if (child == 0) {
+    void *p = NULL;
+    _exit((int)cudaMalloc(&p, BYTES));
+  }
+  EXPECT(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status));
+  return (cudaError_t)WEXITSTATUS(status);
+}
+
+/* Only what has been called does not outlive a fork. */
+static void a_child_has_cuda_of_its_own(void) {
+  EXPECT_CODE(in_a_child(), cudaSuccess);
+  OK(cudaFree(NULL));
+  EXPECT_CODE(in_a_child(), cudaErrorInitializationError);
+}
 
 static void the_nth_call_fails(void) {
   void *p = NULL;
@@ -12,6 +34,23 @@ static void the_nth_call_fails(void) {
   vgpu_fail("cudaStreamSynchronize", 1, cudaErrorUnknown);
   vgpu_fail("cudaStreamSynchronize", 0, 0); /* taken back */
   OK(cudaStreamSynchronize(NULL));
+}
+
+static void *made_before;
+static void make_some(void) { OK(cudaMalloc(&made_before, BYTES)); }
+
+/* Also a call of the same function. */
+static void something_is_done_before_the_nth_call(void) {
+  void *first = NULL, *second = NULL;
+  const long before = vgpu_count("cudaMalloc");
+  vgpu_before("cudaMalloc", 2, make_some);
+  OK(cudaMalloc(&first, BYTES));
+  EXPECT(!made_before);
+  OK(cudaMalloc(&second, BYTES));
+  EXPECT(made_before && made_before != second && vgpu_count("cudaMalloc") == before + 3);
+  OK(cudaFree(first));
+  OK(cudaFree(second));
+  OK(cudaFree(made_before));
 }
 
 static void what_is_not_there_says_so(void) {
@@ -76,7 +115,9 @@ static void a_kernel_that_fails(void) {
 }
 
 int main(void) {
+  a_child_has_cuda_of_its_own();
   the_nth_call_fails();
+  something_is_done_before_the_nth_call();
   what_is_not_there_says_so();
   wrong_arguments_are_refused();
   a_kernel_that_fails();
