@@ -67,6 +67,16 @@ def test_the_copy_waits_for_what_wrote_the_operand(busy):
     assert ran(TO, start) > written + COPY
 
 
+def test_an_operand_that_nobody_is_known_to_have_written_waits_for_all(busy):
+    work, begin = busy
+    x, y = on(FROM, 1).new_empty(1024, 1024), on(TO, 1024, 2048)
+    start = begin()
+    work(FROM)
+    y[:, :1024] + x
+    worked = ran(FROM, start)
+    assert ran(TO, start) > worked + COPY
+
+
 def test_neither_device_stands_still_for_the_copy(busy):
     work, begin = busy
     x, y, other = on(FROM, 1024, 1024), on(TO, 1024, 2048), on(FROM, 1024, 1024)
@@ -115,6 +125,21 @@ def test_an_operand_that_leaves_and_dies_after_the_copy(busy):
         del results, x
     finally:
         managed.budget(FROM, None)
+
+
+def test_an_operand_whose_storage_is_given_up_keeps_its_block_until_the_copy_ends(busy):
+    """No operator does that, so nothing else on the device comes after the copy."""
+    _, begin = busy
+    x, y = on(FROM, 1024, 1024), on(TO, 1024, 2048)
+    storage = x.untyped_storage()
+    free, _ = torch.sim.mem_get_info(FROM)
+    full = torch.empty(free, dtype=torch.uint8, device=FROM)
+    start = begin()
+    z = y[:, :1024] + x
+    storage.resize_(0)
+    new = torch.empty(1024, 1024, device=FROM).zero_()
+    assert ran(FROM, start) > COPY
+    del z, new, full
 
 
 @pytest.mark.parametrize("made", [lambda x: x, lambda x: x.as_subclass(ManagedTensor)])
