@@ -40,6 +40,7 @@ TESTS = [
     "tests/test_sim_clock.py",
     "tests/test_sim_memory.py",
     "tests/test_operands_beside.py",
+    "tests/test_sim_moves.py",
 ]
 # The same again, in one process a file, with virtual GPUs for devices.
 TESTS_ON_CUDA = ["tests/test_steps.py", "tests/test_spill.py"]
