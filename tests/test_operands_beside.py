@@ -18,8 +18,8 @@ def on(device, *shape):
     return torch.rand(*shape).as_subclass(ManagedTensor).to(device)
 
 
-@pytest.fixture
-def busy():
+@pytest.fixture(name="busy")
+def makes_busy():
     """Makes a device busy for some milliseconds; the time when all were idle."""
     scratch = {d: on(d, 1024, 1024) for d in (FROM, TO)}
 

@@ -1,7 +1,7 @@
 """Bytes that leave a simulated device and come back: what comes after their copies on the clock."""
 
 import torch
-from test_operands_beside import BYTES, FROM, busy, on, pytestmark, ran  # noqa: F401
+from test_operands_beside import BYTES, FROM, makes_busy, on, pytestmark, ran  # noqa: F401
 
 from managed import _C, ManagedTensor
 from managed._sim_presets import DEFAULT
@@ -18,7 +18,8 @@ def test_bytes_that_are_read_on_the_host_have_left_behind_what_wrote_them(busy):
     start = begin()
     work(FROM)
     _C.spill_all()
-    assert (x * w).device.type == "cpu" and _C.is_spilled(x)
+    assert (x * w).device.type == "cpu"
+    assert _C.is_spilled(x)
     assert torch.sim.virtual_time("cpu") - start > worked + WAY
 
 
