@@ -41,6 +41,7 @@ TESTS = [
     "tests/test_sim_memory.py",
     "tests/test_operands_beside.py",
     "tests/test_sim_moves.py",
+    "tests/test_leaving_early.py",
 ]
 # The same again, in one process a file, with virtual GPUs for devices.
 TESTS_ON_CUDA = ["tests/test_steps.py", "tests/test_spill.py"]
@@ -80,6 +81,7 @@ CALLS = {
     "wait_for": "void()",
     "write_after_copy": "void()",
     "retire": "void()",
+    "note_points": "void()",
     "use": "false",
     "record_stream_use": "false",
     "record_streams": "void()",
@@ -104,7 +106,7 @@ ONLY_IN = {
 NO_COPY = "CopyPtr()"
 PARTS = [
     # what a copy comes after
-    ("csrc/torch/executor.cpp", r"h->block\.get\(\), h->size\(\), urgency, (h->last)\)", NO_COPY),
+    ("csrc/torch/executor.cpp", r"h->block\.get\(\), h->size\(\), urgency, (h->last),", NO_COPY),
     ("csrc/torch/executor.cpp", r"after\[\] = \{(last_copy\(target\)), h->last\}", NO_COPY),
     ("csrc/torch/executor.cpp", r"after\[\] = \{last_copy\(target\), (h->last)\}", NO_COPY),
     ("csrc/torch/executor.cpp", r"const CopyPtr after = ([^;]+);", NO_COPY),
@@ -112,6 +114,8 @@ PARTS = [
     ("csrc/torch/executor.cpp", r"(last_copy\(\w+\) = \*?copy);", None),
     ("csrc/torch/executor.cpp", r"(\(memory \? last_copy\(memory\) : h\.last\) = copy);", None),
     ("csrc/torch/executor.cpp", r"(h->last = (?:copy|std::move\(copy\)));", None),
+    ("csrc/torch/crossing.cpp", r"(h->last = copy);", None),
+    ("csrc/torch/storage.cpp", r"(owned->last = std::exchange\(\*coming, nullptr\));", None),
     (
         "csrc/torch/executor.cpp",
         r"exchange\(h->last, (to == MGD_HOST \? nullptr : copy)\)",
@@ -122,6 +126,7 @@ PARTS = [
     ("csrc/torch/executor.cpp", r"\((copied) \? free_idle_block", "true"),
     ("csrc/torch/*.cpp", r"free_(?:idle_)?block\([^(),]+, ((?:h->)?last|copy)\);", NO_COPY),
     ("csrc/torch/storage.cpp", r"if \((copy && block\.get_context\(\))\)", "false"),
+    ("csrc/torch/storage.cpp", r"give_back\(block, (copy), \w+\)", NO_COPY),
     ("csrc/sim/moves.cpp", r"if \((copy)\) \{", NO_COPY),
 ]
 
