@@ -24,7 +24,9 @@ from managed import _C
 
 __all__ = ["Link", "durations", "least_time", "recorded"]
 
-CUTS = 1500  # segments begin at so many operators; the time is quadratic in it
+#: Segments begin at so many operators; the time is quadratic in it. With fewer than there are, the
+#: one with the largest peak may be none of them: then the bound is far below what is possible.
+CUTS = 4096
 
 
 class Link(NamedTuple):
