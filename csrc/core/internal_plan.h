@@ -34,6 +34,11 @@ static inline bool mgd_plan_is_written(const struct mgd_plan_use *use) {
   return (use->flags & (MGD_PLAN_WRITTEN | MGD_PLAN_MADE)) != 0;
 }
 
+/* Of the storage that use k is of. */
+static inline int64_t mgd_plan_bytes_of(const struct mgd_plan_cycle *c, int32_t k) {
+  return c->step->storage[c->step->uses[k].storage].bytes;
+}
+
 /* ---- what is decided of each gap, by the number of the use before it */
 /* Operators are counted in the step of that use. Invariants of evict: it is -1, or after the use and before `until`;
  * where all those are away from evict to until, everything fits. */
@@ -48,7 +53,7 @@ struct mgd_plan_choice {
 /* ---- plan_evict.c: which bytes leave */
 struct mgd_plan_evict {
   struct mgd_plan_heap home; /* by next use, the latest first */
-  bool *is_home;
+  bool *is_home, *is_written; /* by storage; is_written: by any operator */
   int32_t *gap;  /* which a storage is in, -1: none */
   int64_t *base; /* operators before the step of that gap */
   int64_t *limit, *bytes;       /* by operator */
@@ -61,6 +66,7 @@ struct mgd_plan_way {
   int32_t spare; /* and so many times the largest storage */
   bool even;     /* what is away for more than half of a step is spread over it */
   bool small;    /* small storages leave as others do */
+  bool trades;   /* gaps that cost much are traded for others that free less */
 };
 /* Fills `evict`, which is by use. The profile is for it to use. */
 void mgd_plan_evict_choose(struct mgd_plan_evict *e, const struct mgd_plan_cycle *c, struct mgd_plan_way way,

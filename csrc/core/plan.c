@@ -11,9 +11,9 @@
 #define STEADY 3
 
 /* What the choice of victims leaves free is taken by what comes back early. */
-static const struct mgd_plan_way ways[] = {{.slack = 0},   {.small = true}, {.slack = 10},
-                                           {.slack = 20},  {.slack = 30},   {.slack = 40},
-                                           {.slack = 60},  {.even = true},  {.even = true, .spare = 1}};
+static const struct mgd_plan_way ways[] = {
+    {.trades = true}, {.trades = true, .small = true}, {.slack = 10}, {.slack = 20}, {.slack = 30}, {.slack = 40},
+    {.slack = 60},    {.even = true},                  {.even = true, .spare = 1}};
 
 /* Everything that is needed to make a plan. Zero is none of it. */
 struct planner {

@@ -2,7 +2,8 @@
  *
  * The one whose next use is furthest leaves first (Belady, IBM Systems Journal 5(2), 1966), over several steps, so
  * that the last of them is what each step repeats. Then gaps that need not be empty are filled again: the choice looks
- * only forwards, and takes whole storages. Owns `evict` of the choice; knows no streams.
+ * only forwards, and takes whole storages. For the same reason gaps may be traded for others in the end. Owns `evict`
+ * of the choice; knows no streams.
  *
  * Where a step reads each storage once, in turn, the furthest next use takes a row of neighbours: they come back one
  * after the other, and then the link rests while those that stayed are used. So there is another way, which spreads
@@ -17,6 +18,8 @@
 #define SMALL 1000000 /* storages below this leave last, as a rule: a copy's latency would cost more than their bytes */
 #define LAST ((int64_t)1 << 42) /* what takes those behind all others, or before */
 #define PLACES (1 << 20)
+#define TRADES 64 /* gaps */
+#define OTHERS 6  /* for one of them */
 
 int mgd_plan_evict_make(struct mgd_alloc *a, const struct mgd_plan_cycle *c, struct mgd_plan_evict *e) {
   const size_t storages = (size_t)c->storages + 1, operators = (size_t)c->operators + 1;
@@ -24,18 +27,24 @@ int mgd_plan_evict_make(struct mgd_alloc *a, const struct mgd_plan_cycle *c, str
   e->is_home = mgd_alloc_new(a, storages, sizeof *e->is_home);
   e->gap = mgd_alloc_new(a, storages, sizeof *e->gap);
   e->base = mgd_alloc_new(a, storages, sizeof *e->base);
+  e->is_written = mgd_alloc_new(a, storages, sizeof *e->is_written);
   e->limit = mgd_alloc_new(a, operators, sizeof *e->limit);
   e->bytes = mgd_alloc_new(a, operators, sizeof *e->bytes);
   e->order = mgd_alloc_new(a, (size_t)c->uses + 1, sizeof *e->order);
-  return e->is_home && e->gap && e->base && e->limit && e->bytes && e->order
-             ? mgd_plan_heap_make(a, c->storages, &e->home)
-             : MGD_E_NOMEM;
+  if (!(e->is_home && e->gap && e->base && e->is_written && e->limit && e->bytes && e->order)) {
+    return MGD_E_NOMEM;
+  }
+  for (int32_t k = 0; k < c->uses; k++) {
+    e->is_written[c->step->uses[k].storage] |= mgd_plan_is_written(&c->step->uses[k]);
+  }
+  return mgd_plan_heap_make(a, c->storages, &e->home);
 }
 
 void mgd_plan_evict_free(struct mgd_plan_evict *e) {
   mgd_alloc_free(e->is_home);
   mgd_alloc_free(e->gap);
   mgd_alloc_free(e->base);
+  mgd_alloc_free(e->is_written);
   mgd_alloc_free(e->limit);
   mgd_alloc_free(e->bytes);
   mgd_alloc_free(e->order);
@@ -150,7 +159,7 @@ void mgd_plan_evict_profile(const struct mgd_plan_cycle *c, const int32_t *from,
     if (from[k] < 0) {
       continue;
     }
-    const int64_t size = c->step->storage[c->step->uses[k].storage].bytes;
+    const int64_t size = mgd_plan_bytes_of(c, k);
     const int32_t first = from[k] % c->operators, end = to[k] % c->operators;
     bytes[first] -= size;
     bytes[end] += size;
@@ -195,11 +204,90 @@ static void fill_gaps(struct mgd_plan_evict *e, const struct mgd_plan_cycle *c, 
   mgd_plan_heap_sort(e->order, n);
   for (int32_t i = 0; i < n; i++) {
     const int32_t k = e->order[i].value;
-    const int64_t size = c->step->storage[c->step->uses[k].storage].bytes;
+    const int64_t size = mgd_plan_bytes_of(c, k);
     if (mgd_plan_profile_most(profile, evict[k], c->until[k]) + size <= 0) {
       mgd_plan_profile_add(profile, evict[k], c->until[k], size);
       evict[k] = -1;
     }
+  }
+}
+
+/* Bytes that are copied since gap k is empty: those that no operator writes are not written to the host either. */
+static int64_t copied_for(const struct mgd_plan_evict *e, const struct mgd_plan_cycle *c, int32_t k) {
+  return mgd_plan_bytes_of(c, k) * ((c->after[k] >= 0) + e->is_written[c->step->uses[k].storage]);
+}
+
+/* Which operator `first` is, counted in the step of gap j, if that gap is at all of first .. last; else -1. */
+static int32_t find_in_gap(const struct mgd_plan_cycle *c, int32_t j, int32_t first, int32_t last) {
+  for (int32_t shift = -c->operators; shift <= c->operators; shift += c->operators) {
+    if (c->operator_of[j] < first + shift && last + shift < c->until[j]) {
+      return first + shift;
+    }
+  }
+  return -1;
+}
+
+/* A gap that is full and could be empty from `first` to `last`: of those that give all that is missing the one for
+ * which least is copied, else the largest. It costs less than `most`. -1: none. */
+static int32_t find_other(const struct mgd_plan_evict *e, const struct mgd_plan_cycle *c, const int32_t *evict,
+                          int32_t first, int32_t last, int64_t missing, int64_t most) {
+  int32_t best = -1;
+  int64_t best_size = SMALL - 1;
+  for (int32_t j = 0; j < c->uses; j++) {
+    const int64_t size = mgd_plan_bytes_of(c, j), cost = copied_for(e, c, j);
+    const bool is_better = best_size >= missing ? size >= missing : size > best_size;
+    if (evict[j] < 0 && is_better && cost < most && find_in_gap(c, j, first, last) >= 0) {
+      best = j;
+      best_size = size;
+      most = size >= missing ? cost : most;
+    }
+  }
+  return best;
+}
+
+/* Fills gap k where others, for which less is copied, give the room that it takes. */
+static void trade_gap(const struct mgd_plan_evict *e, const struct mgd_plan_cycle *c, struct mgd_plan_profile *profile,
+                      int32_t k, int32_t *evict) {
+  const int32_t first = evict[k], end = c->until[k];
+  const int32_t last = mgd_plan_profile_last_above(profile, first, end, -mgd_plan_bytes_of(c, k));
+  int64_t missing = mgd_plan_profile_most(profile, first, end) + mgd_plan_bytes_of(c, k), most = copied_for(e, c, k);
+  int32_t others[OTHERS], n = 0;
+  for (int32_t j = 0; missing > 0 && n < OTHERS && j >= 0;) {
+    j = find_other(e, c, evict, first, last, missing, most);
+    if (j >= 0) {
+      others[n++] = j;
+      evict[j] = find_in_gap(c, j, first, last);
+      missing -= mgd_plan_bytes_of(c, j);
+      most -= copied_for(e, c, j);
+    }
+  }
+  for (int32_t i = 0; i < n; i++) {
+    const int32_t j = others[i];
+    if (missing <= 0) {
+      mgd_plan_profile_add(profile, evict[j], c->until[j], -mgd_plan_bytes_of(c, j));
+    } else {
+      evict[j] = -1;
+    }
+  }
+  if (missing <= 0) {
+    mgd_plan_profile_add(profile, first, end, mgd_plan_bytes_of(c, k));
+    evict[k] = -1;
+  }
+}
+
+/* Storages are whole, so that those that leave may free far more than is needed. The most expensive gaps are traded
+ * for others that free less. */
+static void trade_gaps(struct mgd_plan_evict *e, const struct mgd_plan_cycle *c, struct mgd_plan_profile *profile,
+                       int32_t *evict) {
+  int32_t n = 0;
+  for (int32_t k = 0; k < c->uses; k++) {
+    if (evict[k] >= 0) {
+      e->order[n++] = (struct mgd_plan_entry){-copied_for(e, c, k), k};
+    }
+  }
+  mgd_plan_heap_sort(e->order, n);
+  for (int32_t i = 0; i < n && i < TRADES; i++) {
+    trade_gap(e, c, profile, e->order[i].value, evict);
   }
 }
 
@@ -210,7 +298,7 @@ static int64_t count_parts(const struct mgd_plan_evict *e, const struct mgd_plan
     over = mgd_max(over, c->alive[o] - e->limit[o]);
   }
   for (int32_t k = 0; k < c->uses; k++) {
-    const int64_t size = c->step->storage[c->step->uses[k].storage].bytes;
+    const int64_t size = mgd_plan_bytes_of(c, k);
     if (c->after[k] >= 0 && size >= SMALL && is_long(c, c->until[k] - c->operator_of[k])) {
       bytes += size;
       n++;
@@ -235,4 +323,7 @@ void mgd_plan_evict_choose(struct mgd_plan_evict *e, const struct mgd_plan_cycle
   evict_more(c, profile, evict);
   mgd_plan_evict_profile(c, evict, c->until, e->bytes, profile);
   fill_gaps(e, c, profile, parts, evict);
+  if (way.trades) {
+    trade_gaps(e, c, profile, evict);
+  }
 }

@@ -8,10 +8,6 @@
 
 #include <string.h>
 
-static int64_t amount_of(const struct mgd_plan_cycle *c, int32_t k) {
-  return c->step->storage[c->step->uses[k].storage].bytes;
-}
-
 /* Bytes that stay after all become a gap that ends where it begins; the others are brought into order. */
 static void clamp_gap(const struct mgd_plan_cycle *c, int32_t k, struct mgd_plan_choice *choice) {
   const int32_t evict = choice->evict[k];
@@ -37,15 +33,16 @@ void mgd_plan_settle_mend(const struct mgd_plan_cycle *c, int64_t spare, int64_t
     if (choice->leave[k] < 0) {
       continue;
     }
-    const int64_t limit = c->machine.room - amount_of(c, k);
+    const int64_t limit = c->machine.room - mgd_plan_bytes_of(c, k);
     int32_t *fetch = &choice->fetch[k];
     *fetch = *fetch < c->until[k] ? mgd_plan_profile_last_above(profile, *fetch, c->until[k], limit) + 1 : *fetch;
-    mgd_plan_profile_add(profile, *fetch, c->until[k], amount_of(c, k));
+    mgd_plan_profile_add(profile, *fetch, c->until[k], mgd_plan_bytes_of(c, k));
   }
   for (int32_t k = 0; k < c->uses; k++) {
-    if (choice->leave[k] >= 0 && mgd_plan_profile_most(profile, choice->leave[k], choice->fetch[k]) + amount_of(c, k) <=
+    const int64_t size = mgd_plan_bytes_of(c, k);
+    if (choice->leave[k] >= 0 && mgd_plan_profile_most(profile, choice->leave[k], choice->fetch[k]) + size <=
                                      c->machine.room - spare) {
-      mgd_plan_profile_add(profile, choice->leave[k], choice->fetch[k], amount_of(c, k));
+      mgd_plan_profile_add(profile, choice->leave[k], choice->fetch[k], size);
       choice->leave[k] = -1;
     }
   }
