@@ -10,7 +10,8 @@
 
 #include <math.h>
 
-#define MARGIN 128 /* the part of the room that a plan leaves free at first, and that more is taken by */
+#define MARGIN 1024 /* the part of the room that a plan leaves free at first */
+#define TAKEN 128   /* and that is taken more where it was not enough */
 #define CHANGED 32 /* the part of the room by which it must have changed to plan again */
 #define QUIET 4096 /* operators without anything leaving, before a device logs no more */
 #define QUIET_LOADED (16 * QUIET) /* the same while a step from a file was not met yet */
@@ -325,7 +326,7 @@ static void take_over(struct mgd_step *s, struct mgd_step_learned *l, int64_t pr
 static int plan_again(struct mgd_machine *m, int device, struct mgd_step *s, int64_t free) {
   struct mgd_step_learned *l = &s->known[s->which];
   struct mgd_plan *plan = NULL;
-  l->margin += l->tight ? room_for_plan(m, device, free, 0) / MARGIN : 0;
+  l->margin += l->tight ? room_for_plan(m, device, free, 0) / TAKEN : 0;
   const int64_t room = room_for_plan(m, device, free, l->margin);
   const int64_t change = room > l->room ? room - l->room : l->room - room;
   if (!l->tight && change < l->room / CHANGED) {

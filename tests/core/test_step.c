@@ -277,6 +277,30 @@ static void many_come_before_one_operator(uint64_t seed) {
   give_up(&d);
 }
 
+/* 1/1024 of the room at first, and 1/128 more after a period in which bytes had to leave all the same. */
+static void a_plan_leaves_some_room_free(uint64_t seed) {
+  struct device d = new_device(seed, 0);
+  d.room = 1024000;
+  struct storage *two[] = {make(&d, 600000), make(&d, 600000)};
+  for (int i = 0; i < 20; i++) {
+    run(&d, "one", &two[0], 1, true);
+    run(&d, "other", &two[1], 1, true);
+  }
+  EXPECT(state(&d).follows);
+  EXPECT_INT(state(&d).plans, 1);
+  EXPECT_INT(state(&d).room, 1024000 - 1000);
+  evict(&d, 500000);
+  for (int i = 0; i < 4; i++) {
+    run(&d, "one", &two[0], 1, true);
+    run(&d, "other", &two[1], 1, true);
+  }
+  EXPECT_INT(state(&d).plans, 2);
+  EXPECT_INT(state(&d).room, 1024000 - 1000 - 8000);
+  drop(&d, &two[0]);
+  drop(&d, &two[1]);
+  give_up(&d);
+}
+
 /* Nothing has to leave: nothing is logged. */
 static void what_fits_is_not_logged(uint64_t seed) {
   struct device d = new_device(seed, 0);
@@ -665,6 +689,7 @@ int main(int argc, char **argv) {
   (void)fflush(stdout);
   a_step_that_repeats_is_learned(seed);
   many_come_before_one_operator(seed);
+  a_plan_leaves_some_room_free(seed);
   what_fits_is_not_logged(seed);
   a_plan_is_lost_and_taken_up(seed);
   several_steps_are_known(seed);
