@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 from devices import D0, D1
+from pressed import BEGIN
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -558,3 +559,41 @@ def test_no_stream_is_a_context_that_does_nothing():
         with torch.cuda.stream(None) as stream:
             assert stream is None
             assert torch.cuda.current_stream() == before
+
+
+def test_fork_does_not_hold_what_a_move_needs(run_python):
+    """It took the lock of points, then waited two seconds for moves that waited for that lock.
+
+    The child found bytes on their way in a thread that it lacked.
+    """
+    said = run_python(
+        BEGIN
+        + """
+world = [on(torch.full((MiB,), float(i))) for i in range(8)]
+end, longest = threading.Event(), 0.0
+
+def leave_and_return():
+    with torch.no_grad():
+        while not end.is_set():
+            _C.spill_all()
+            for t in world:
+                t.add_(0)
+
+mover = threading.Thread(target=leave_and_return)
+mover.start()
+for _ in range(6):
+    while not _C.residency(0)["moving"]:
+        pass
+    begin = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    longest = max(longest, time.monotonic() - begin)
+    os.waitpid(child, 0)
+end.set()
+mover.join()
+assert longest < 1.5, longest
+print("end")
+"""
+    )
+    assert said == "end\n"

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from test_operands_beside import FROM as DEVICE
+from test_operands_beside import on, pytestmark, ran  # noqa: F401
 
 from managed import _C, ManagedTensor
 from managed._sim_presets import DEFAULT
 
-pytestmark = pytest.mark.only_simulated("on the virtual clock")
-DEVICE = "sim:1"
 MIB = 2**20
 WORK = 200  # operators that make the device busy for longer than two of the copies
 LARGE = 16 * MIB
@@ -167,17 +167,6 @@ def test_a_child_of_fork_knows_no_points(program):
 
 
 # ---- first bytes
-
-
-def on(device, *shape):
-    return torch.rand(*shape).as_subclass(ManagedTensor).to(device)
-
-
-def ran(device, begin):
-    event = torch.Event(device)
-    event.record(torch.sim.current_stream(device))
-    event.synchronize()
-    return max(0, torch.sim.virtual_time("cpu") - begin)
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Bytes that leave a simulated device and come back: what comes after their copies on the clock."""
 
 import torch
-from test_operands_beside import BYTES, FROM, makes_busy, on, pytestmark, ran  # noqa: F401
+from test_operands_beside import BYTES, FROM, alone, makes_busy, on, pytestmark, ran  # noqa: F401
 
 from managed import _C, ManagedTensor
 from managed._sim_presets import DEFAULT
@@ -12,9 +12,7 @@ WAY = BYTES / DEFAULT.host_bytes_per_ns * 1e-9  # s, between a device and the ho
 def test_bytes_that_are_read_on_the_host_have_left_behind_what_wrote_them(busy):
     work, begin = busy
     x, w = on(FROM, 1024, 1024), torch.rand(4, 1024, 1024).as_subclass(ManagedTensor).pin()
-    start = begin()
-    work(FROM)
-    worked = ran(FROM, start)
+    worked = alone(FROM, busy)
     start = begin()
     work(FROM)
     _C.spill_all()
@@ -26,9 +24,7 @@ def test_bytes_that_are_read_on_the_host_have_left_behind_what_wrote_them(busy):
 def test_bytes_come_home_when_they_have_left(busy):
     work, begin = busy
     x = on(FROM, 1024, 1024)
-    start = begin()
-    work(FROM)
-    worked = ran(FROM, start)
+    worked = alone(FROM, busy)
     start = begin()
     work(FROM)
     _C.spill_all()

@@ -479,29 +479,14 @@ def test_when_uses_ended_is_told_when_they_have(run):
     """)
 
 
-def test_what_leaves_comes_after_its_last_use_and_not_after_later_work(run):
-    """A copy that has not run yet reads its source when it runs."""
-    run("""
-        x, y, late, work, leave = ahead()
-        x.copy_(late, non_blocking=True)
-        work()
-        work()
-        assert (leave() == 1).all()
-        late.fill_(2)
-        torch.cuda.synchronize()
-        assert (y == 2).all(), "the last of the work was still to be done"
-        assert not races()
-    """)
-
-
-def test_what_a_second_stream_wrote_leaves_after_that(run):
-    """A point lies behind the work of all streams, and later work may still be to be done."""
-    run("""
+@pytest.mark.parametrize("stream", ["current_stream", "Stream"])
+def test_what_leaves_comes_after_its_last_use_and_not_after_later_work(run, stream):
+    """A copy that has not run yet reads its source when it runs. Points lie behind all streams."""
+    run(f"""
         x, y, late, work, leave = ahead()
         x.add_(0)
         work()
-        side = torch.cuda.Stream()
-        with torch.cuda.stream(side):
+        with torch.cuda.stream(torch.cuda.{stream}()):
             x.copy_(late, non_blocking=True)
         work()
         work()

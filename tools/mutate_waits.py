@@ -126,7 +126,7 @@ PARTS = [
     ("csrc/torch/executor.cpp", r"\((copied) \? free_idle_block", "true"),
     ("csrc/torch/*.cpp", r"free_(?:idle_)?block\([^(),]+, ((?:h->)?last|copy)\);", NO_COPY),
     ("csrc/torch/storage.cpp", r"if \((copy && block\.get_context\(\))\)", "false"),
-    ("csrc/torch/storage.cpp", r"give_back\(block, (copy), \w+\)", NO_COPY),
+    ("csrc/torch/storage.cpp", r"free_with\(block, (copy), \w+\)", NO_COPY),
     ("csrc/sim/moves.cpp", r"if \((copy)\) \{", NO_COPY),
 ]
 

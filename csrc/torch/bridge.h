@@ -85,9 +85,9 @@ struct Bridge {
   bool (*is_shared)(const c10::DataPtr& pointer) = nullptr;
   // The backend allocates no more than this many bytes on the device, whatever its capacity.
   void (*limit)(int device, std::size_t bytes) = nullptr;
-  // Begins to copy bytes between devices, -1 is the host. The copy comes after what was started on `from` before, or
-  // before `point` where that is not null, and after the copies `after` that are not null. Both pieces of memory stay
-  // until it has ended. May throw c10::Error, and has not begun then.
+  // Begins to copy bytes between devices, -1 is the host. The copy comes after `point`, a point of `from`; where that
+  // is null, after all that was started on `from`. It comes after the copies `after`, too; some may be null. The memory
+  // at both ends stays until it has ended. May throw c10::Error, and has not begun then.
   CopyPtr (*begin_copy)(int to, void* target, int from, const void* source, std::size_t bytes, Urgency urgency,
                         c10::ArrayRef<CopyPtr> after, const PointPtr& point) = nullptr;
   // Null where what has been started on the device cannot be told. May throw c10::Error.

@@ -144,9 +144,9 @@ at::Tensor over_block(const at::Tensor& t, c10::DataPtr block) {
   return r;
 }
 
-// Copies t on streams of the copies' own: what runs on either device does not stand behind the copy, except for what is
-// issued there from now on, or not `now`, for what uses the copy where that has a handle. Undefined: t is not one dense
-// piece whose bytes can be told to wait, or torch or a recorder must see the copy.
+// Copies t on streams of the copies' own, beside what runs on either device. `now`: all that is issued on `to` from now
+// on waits for the copy. Not `now`: only what uses it does, if it gets a handle. Undefined: t is not one dense piece
+// whose bytes can be told to wait, or torch or a recorder must see the copy.
 at::Tensor copy_beside(const at::Tensor& t, c10::Device to, bool now) {
   const Bridge* backend = to.is_cpu() ? nullptr : backend_of(to.type());
   if (!backend || !backend->copy_operand || t.layout() != at::kStrided || !t.has_storage() || needs_torch(t) ||
@@ -172,10 +172,10 @@ at::Tensor copy_beside(const at::Tensor& t, c10::Device to, bool now) {
     mgd_handle_read_by_copy(h);
   }
   mark(r);
-  c10::StorageImpl* made = r.storage().unsafeGetStorageImpl();
-  if (!now && handles_enabled && !is_too_small(made)) give_handle_slow(made, true, &copy);
+  const bool gets_handle = !mgd_torch_in_backward(); // as mark_result() has it
+  if (gets_handle && !now) give_handle(r, true, &copy);
   if (copy) copy->order(r.storage().data_ptr());
-  if (!mgd_torch_in_backward()) give_handle(r, true); // as mark_result() has it
+  if (gets_handle) give_handle(r, true); // behind order(): from now on the bytes may leave
   return r;
 }
 

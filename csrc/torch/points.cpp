@@ -23,7 +23,7 @@ struct Line {
 };
 
 struct Points {
-  std::mutex mutex; // guards the points; the backend's locks are taken under it
+  std::mutex mutex; // a leaf; guards the points
   std::array<Line, MGD_MAX_DEVICES> lines;
 };
 
@@ -39,20 +39,28 @@ std::mutex& points_mutex() { return points().mutex; }
 
 } // namespace
 
+// The lock is free while the backend makes the point. Until then the place of the point is empty, so that nobody takes
+// the one that was there before for it. If others have made so many meanwhile that the place is theirs, it is dropped.
 void pass_by(int device) noexcept {
-  Line& line = points().lines[static_cast<std::size_t>(device)];
+  const auto at = static_cast<std::size_t>(device);
+  Line& line = points().lines[at];
   if (C10_LIKELY(line.passed.fetch_add(1, std::memory_order_relaxed) % kEvery != 0)) return;
   const c10::Device d = device_of(device);
   const Bridge* backend = backend_of(d.type());
   if (!backend || !backend->point) return;
-  std::lock_guard<std::mutex> lock(points().mutex);
-  const uint64_t number = ++points_begun[static_cast<std::size_t>(device)];
-  PointPtr made;
+  PointPtr before, made; // die behind the locks
+  uint64_t number = 0;
+  {
+    std::lock_guard<std::mutex> lock(points().mutex);
+    number = ++points_begun[at];
+    before.swap(line.points[number % kKept]);
+  }
   try {
     made = backend->point(d.index());
   } catch (const std::exception&) { // an earlier kernel has failed, and every call reports that
   }
-  line.points[number % kKept] = std::move(made);
+  std::lock_guard<std::mutex> lock(points().mutex);
+  if (points_begun[at] < number + kKept) made.swap(line.points[number % kKept]);
 }
 
 PointPtr point_after(int device, uint64_t begun) {
@@ -63,6 +71,8 @@ PointPtr point_after(int device, uint64_t begun) {
     if (const PointPtr& point = points().lines[at].points[n % kKept]) return point;
   return nullptr;
 }
+
+void prepare_points() { points(); }
 
 void forget_points() {
   for (Line& line : points().lines)

@@ -1,7 +1,8 @@
 // points.h: points in the work of a device that is short of room.
 //
-// The host issues operators ahead of the device. A copy that brings bytes away would come after all that has been
-// issued; with a point that lies behind their last use it comes after that point alone, while later work still runs.
+// The host issues operators long before the device runs them. A point stands for all that had been issued when it was
+// made. When bytes leave, their copy waits for the first point after their last use. Without a point it would wait for
+// all that has been issued.
 #pragma once
 #include <array>
 #include <atomic>
@@ -20,6 +21,8 @@ extern std::array<std::atomic<uint64_t>, MGD_MAX_DEVICES> points_begun;
 void pass_by(int device) noexcept;
 // The earliest point after so many that is known, or null: then a copy comes after all that has been issued.
 PointPtr point_after(int device, uint64_t begun);
+
+void prepare_points(); // names their lock (forks.h)
 
 // In a child of fork(), where the device's work is not what it was.
 void forget_points();

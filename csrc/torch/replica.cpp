@@ -271,6 +271,8 @@ void give_up_replica_of(const at::Tensor& result) {
   reap_locked(d, dying);
 }
 
+void prepare_replicas() { directory(); }
+
 bool drop_replicas(int device, int64_t bytes, bool all, bool only_there) {
   Directory& d = directory();
   Dying dying;

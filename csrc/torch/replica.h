@@ -68,6 +68,8 @@ void give_up_replica_of(const at::Tensor& result);
 // `only_there`: those doomed on others die later, because their allocators must not be called now.
 bool drop_replicas(int device, int64_t bytes, bool all, bool only_there = false);
 
+void prepare_replicas(); // names their lock (forks.h)
+
 // Frees what a smaller budget has doomed.
 void reap_replicas();
 

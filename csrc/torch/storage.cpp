@@ -115,7 +115,7 @@ namespace {
 // The allocator records an event for each stream of a block, and throws when the driver refuses, as it does after a
 // device-side assert. It is called by its name, because a unique_ptr ends the process where its deleter throws. The
 // block is lost then, and the device with it: the next call that waits for the device says why.
-void give_back(c10::DataPtr& block, const CopyPtr& copy, bool last) noexcept {
+void free_with(c10::DataPtr& block, const CopyPtr& copy, bool last) noexcept {
   if (copy && block.get_context()) return backend_of(block.device().type())->free_after(block, copy, last);
   const c10::DeleterFnPtr give_back = block.get_deleter();
   void* context = block.release_context();
@@ -128,12 +128,12 @@ void give_back(c10::DataPtr& block, const CopyPtr& copy, bool last) noexcept {
 
 } // namespace
 
-void free_idle_block(c10::DataPtr& block, const CopyPtr& copy) noexcept { give_back(block, copy, true); }
+void free_idle_block(c10::DataPtr& block, const CopyPtr& copy) noexcept { free_with(block, copy, true); }
 
 void free_block(c10::DataPtr& block, const CopyPtr& copy) noexcept {
   const Bridge* h = block.get() ? backend_of(block.device().type()) : nullptr;
   if (h && h->retire) h->retire(block);
-  give_back(block, copy, false);
+  free_with(block, copy, false);
 }
 
 // A thread that ends leaves its counts behind. Whatever it still does after that joins again, for good.

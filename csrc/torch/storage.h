@@ -91,14 +91,14 @@ bool is_too_small(const c10::StorageImpl* s);
 
 // Gives the storage a handle if it can have one. `fresh`: nobody else can know the storage yet. Otherwise it must have
 // one reference: a plain tensor over the same storage would not find its bytes when they have left.
-// `coming`: the copy that brings its bytes, which work comes after only when it uses them; taken where the storage gets
-// a handle.
+// `coming`: the copy that brings the bytes of a new storage. If the storage gets a handle, the handle takes that copy,
+// and only who uses the bytes waits for it. Otherwise it stays the caller's.
 void give_handle_slow(c10::StorageImpl* s, bool fresh, CopyPtr* coming = nullptr);
 // The same for all storages of t that are large enough.
-inline void give_handle(const at::Tensor& t, bool fresh) {
+inline void give_handle(const at::Tensor& t, bool fresh, CopyPtr* coming = nullptr) {
   if (C10_LIKELY(!handles_enabled.load(std::memory_order_relaxed)) || t.is_cpu()) return;
-  each_storage(t, [fresh](c10::StorageImpl* s) {
-    if (!is_too_small(s) && !handle_of(s)) give_handle_slow(s, fresh);
+  each_storage(t, [fresh, coming](c10::StorageImpl* s) {
+    if (!is_too_small(s) && !handle_of(s)) give_handle_slow(s, fresh, coming);
   });
 }
 

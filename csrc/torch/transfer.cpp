@@ -9,6 +9,8 @@
 
 #include "forks.h"
 #include "host_memory.h"
+#include "points.h"
+#include "replica.h"
 #include "turns.h"
 
 namespace managed {
@@ -48,7 +50,11 @@ void child_begins() {
 
 Transfers& transfers() {
   static auto* m = [] {
-    kept_host(); // its lock is taken inside, so it is named earlier (forks.h)
+    // Their locks are taken inside of transfers, so they are named earlier (forks.h): fork() would have such a lock
+    // while it waits for a transfer that waits for the lock.
+    kept_host();
+    prepare_points();
+    prepare_replicas();
     pthread_atfork(&fork_begins, &fork_ends, &child_begins);
     return new Transfers; // never destroyed: threads may outlive static destructors
   }();
