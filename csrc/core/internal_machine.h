@@ -98,13 +98,13 @@ struct mgd_machine {
   struct mgd_moves moves;
   struct mgd_user *users;
   mgd_victim_fn victim;
-  void *victim_context;
+  void *victim_context, *heuristic_context;
   mgd_may_leave_fn may_leave; /* NULL: all may */
   struct mgd_trace trace;
   struct mgd_sites sites;
   struct mgd_repeats repeats;
+  struct mgd_balance *balance; /* NULL: no object has ended a step */
   mgd_heuristic_fn heuristic;
-  void *heuristic_context;
   bool heuristic_enabled;
   uint64_t disturbed; /* for tests, 0: mgd_step_disturb() */
   bool learns, fetches_late; /* mgd_step_learn(), mgd_step_fetch_ahead() */

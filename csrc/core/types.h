@@ -148,7 +148,8 @@ struct mgd_operand {
   X(PRESSURE, "its device had no room for something else")                      \
   X(PLANNED, "a plan that was learned from repeated steps foresees it")         \
   X(NEEDED, "an operator uses it")                                              \
-  X(QUEUE, "the others are busy for longer")
+  X(QUEUE, "the others are busy for longer")                                    \
+  X(BALANCED, "its device had more to do, step after step")
 enum mgd_reason {
 #define X(name, text) MGD_WHY_##name,
   MGD_REASONS(X)
@@ -248,6 +249,18 @@ struct mgd_traffic {
   uint32_t idle;  /* rounds in a row that found the home idle; stays at its largest value */
   uint8_t moves;  /* that were advised, so far; stays at the largest that makes a difference */
   uint8_t round;  /* enum mgd_round, of the round that is on or over last */
+};
+
+/* ---- balance: whether an object lives where there is time for it */
+
+/* A step of an object has ended. Arrays by device. */
+struct mgd_object_step {
+  uint64_t object;         /* not 0 */
+  int home;                /* the device that all of it is on; the host: it is on several, and stays */
+  mgd_mask allowed;        /* where it may go; none: it stays, and its work counts */
+  int64_t bytes;           /* that would move */
+  const int64_t *worked;   /* ns that the operators take which were issued so far */
+  const int64_t *busy_for; /* ns until the device has done them */
 };
 
 /* ---- links */

@@ -45,6 +45,12 @@ static PyObject *pinned(PyObject *module, PyObject *o) {
   return yes < 0 ? NULL : PyBool_FromLong(yes);
 }
 
+static PyObject *alone(PyObject *module, PyObject *o) {
+  (void)module;
+  const int yes = need_tensor(o) < 0 ? -1 : mgd_torch_is_alone(o);
+  return yes < 0 ? NULL : PyBool_FromLong(yes);
+}
+
 static PyObject *advise(PyObject *module, PyObject *args) {
   (void)module;
   PyObject *o;
@@ -293,6 +299,7 @@ PyMethodDef mgd_walk_methods[] = {
     {"pin", pin, METH_VARARGS,
      PyDoc_STR("pin(tensor, pinned, /)\n--\n\nPins the tensor to its device, or lets it move again.")},
     {"pinned", pinned, METH_O, PyDoc_STR("pinned(tensor, /)\n--\n\nWhether the tensor is pinned.")},
+    {"alone", alone, METH_O, PyDoc_STR("alone(tensor, /)\n--\n\nWhether nobody else has the tensor's bytes.")},
     {"advise", advise, METH_VARARGS,
      PyDoc_STR("advise(tensor, advice, /)\n--\n\nWhat the program says of its bytes: the sum of LAST, FIRST, NEXT and "
                "READ that apply (enum mgd_advice).")},

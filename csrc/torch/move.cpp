@@ -281,8 +281,15 @@ PyObject* mgd_torch_to(PyObject* o, int device, int non_blocking, enum mgd_reaso
 int mgd_torch_move(PyObject* o, int device, enum mgd_reason why) {
   return guarded([&] {
     const c10::Device to = awake(device);
+    const at::Tensor& t = THPVariable_Unpack(o);
+    const Cause cause{"move", MGD_EV_MOVE, why};
     NoGil no_gil;
-    move(THPVariable_Unpack(o), to, {"move", MGD_EV_MOVE, why});
+    if (why != MGD_WHY_BALANCED) {
+      move(t, to, cause);
+    } else if (t.device() != to) {
+      const OperatorSection visit; // as an operator that makes it move
+      TORCH_CHECK(follow(t, to, cause), "managed: others use what was to move by itself");
+    }
     return 0;
   });
 }
@@ -293,6 +300,13 @@ int mgd_torch_allocate(PyObject* o, int device) {
     NoGil no_gil;
     allocate(THPVariable_Unpack(o), to);
     return 0;
+  });
+}
+
+int mgd_torch_is_alone(PyObject* o) {
+  return guarded([&] {
+    const at::Tensor& t = THPVariable_Unpack(o);
+    return static_cast<int>(t.has_storage() && owns_alone(t, {}) && !may_change_unseen(t, {}));
   });
 }
 
