@@ -510,3 +510,64 @@ def test_what_a_plain_tensor_wrote_leaves_after_that(run):
         assert (leave() == 1).all()
         assert not races()
     """)
+
+
+def test_nobody_waits_for_bytes_of_ordinary_memory_of_the_host(run):
+    """CUDA would copy them behind all that the stream has to do, and the caller would wait."""
+    run("""
+        late = torch.empty(2 * MIB, dtype=torch.int32).pin_memory()
+        y, z = made(8), made(8)
+        original = torch.arange(2 * MIB, dtype=torch.int32)
+        x = original.clone().as_subclass(ManagedTensor)
+        there = torch.zeros_like(original).pin_memory()
+        for turn in range(8):
+            late.fill_(turn)
+            z.copy_(late, non_blocking=True)
+            x.copy_(original + turn)
+            calls = Calls()
+            x + y  # kernels do nothing here
+            sent = x.to(CUDA, non_blocking=True)
+            assert calls.waits() == 0 and calls["MemcpyAsync"] == 2
+            x.fill_(-1)
+            late.fill_(turn + 100)
+            there.copy_(sent, non_blocking=True)
+            torch.cuda.synchronize()
+            assert torch.equal(there, original + turn)
+            assert (z.cpu() == turn + 100).all(), "it was still to be done then"
+            assert not races()
+    """)
+
+
+def test_memory_by_which_bytes_go_to_the_device_is_bounded(run):
+    """A copy of more than 32 MiB goes torch's way, and so do those for which no buffer is free."""
+    run("""
+        before = pinned()
+        x = torch.arange(5 * MIB).as_subclass(ManagedTensor)  # 40 MiB
+        assert torch.equal(x.to(CUDA, non_blocking=True).cpu(), x)
+        assert pinned() == before
+        x = torch.arange(MIB).as_subclass(ManagedTensor)  # 8 MiB
+        sent = [x.to(CUDA, non_blocking=True) for _ in range(20)]
+        assert pinned() - before == 128 * MIB
+        assert all(torch.equal(t.cpu(), x) for t in sent)
+        del sent
+        for _ in range(20):
+            torch.cuda.synchronize()
+            calls = Calls()
+            x.to(CUDA, non_blocking=True)
+            assert calls.waits() == 0
+        assert pinned() - before == 128 * MIB
+        assert not races()
+    """)
+
+
+def test_no_memory_by_which_bytes_could_go_is_no_error(run):
+    run("""
+        before = pinned()
+        x = torch.arange(MIB).as_subclass(ManagedTensor)
+        gpu.vgpu_fail(b"cudaHostAlloc", 1, 2)
+        assert torch.equal(x.to(CUDA, non_blocking=True).cpu(), x)
+        assert pinned() == before
+        assert torch.equal(x.to(CUDA, non_blocking=True).cpu(), x)
+        assert pinned() > before
+        assert not races()
+    """)

@@ -27,6 +27,7 @@
 #include "move.h"
 #include "record.h"
 #include "replica.h"
+#include "staging.h"
 #include "state.h"
 
 namespace managed {
@@ -144,18 +145,39 @@ at::Tensor over_block(const at::Tensor& t, c10::DataPtr block) {
   return r;
 }
 
+// Whether t is one dense piece, and neither torch nor a recorder must see a copy of it.
+bool is_plain_piece(const at::Tensor& t) {
+  return t.layout() == at::kStrided && t.has_storage() && !needs_torch(t) && !is_recorded() && !t.is_conj() &&
+      !t.is_neg() && t.numel() > 0 && t.is_non_overlapping_and_dense();
+}
+
+// Copies t, which is in ordinary memory of the host, by way of page-locked memory: nobody waits for what the device has
+// to do before. Undefined: there is no such memory.
+at::Tensor copy_staged(const at::Tensor& t, c10::Device to, const Bridge& backend) {
+  Staged staged(t.const_data_ptr(), t.nbytes());
+  if (!staged.get()) return {};
+  at::Tensor r = over_block(t, backend.allocate_for_copy(to.index(), t.nbytes(), Urgency::Soon));
+  const CopyPtr copy =
+      backend.begin_copy(to.index(), r.mutable_data_ptr(), -1, staged.get(), t.nbytes(), Urgency::Soon, {}, nullptr);
+  staged.read_by(copy);
+  copy->order(r.storage().data_ptr());
+  mark(r);
+  if (!mgd_torch_in_backward()) give_handle(r, true); // as mark_result() has it
+  return r;
+}
+
 // Copies t on streams of the copies' own, beside what runs on either device. `now`: all that is issued on `to` from now
-// on waits for the copy. Not `now`: only what uses it does, if it gets a handle. Undefined: t is not one dense piece
-// whose bytes can be told to wait, or torch or a recorder must see the copy.
+// on waits for the copy. Not `now`: only what uses it does, if it gets a handle. Undefined: t is not a plain piece, or
+// its bytes cannot be told to wait.
 at::Tensor copy_beside(const at::Tensor& t, c10::Device to, bool now) {
   const Bridge* backend = to.is_cpu() ? nullptr : backend_of(to.type());
-  if (!backend || !backend->copy_operand || t.layout() != at::kStrided || !t.has_storage() || needs_torch(t) ||
-      is_recorded() || t.is_conj() || t.is_neg() || t.numel() == 0 || !t.is_non_overlapping_and_dense())
-    return {};
+  if (!backend || !is_plain_piece(t)) return {};
   const HeldTensor held(t, false, id_of(to));
   c10::StorageImpl* s = t.storage().unsafeGetStorageImpl();
   StorageHandle* h = t.is_cpu() ? nullptr : handle_of(s);
   if (t.is_cpu() ? is_too_small(s) || t.is_pinned() : !h || t.device().type() != to.type()) return {};
+  if (to.is_cuda() && t.is_cpu()) return copy_staged(t, to, *backend);
+  if (!backend->copy_operand) return {};
   const c10::DataPtr& source = h ? h->block : t.storage().data_ptr();
   const Urgency urgency = h ? Urgency::Operand : Urgency::Soon;
   at::Tensor r = over_block(t, backend->allocate_for_copy(to.index(), t.nbytes(), urgency));
