@@ -8,8 +8,10 @@ file knows which modules may, and moves them. What the program has put on a devi
 from __future__ import annotations
 
 import itertools
+import time
 import weakref
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -81,7 +83,9 @@ def end_step(optimizer: torch.optim.Optimizer) -> None:
         return
     number, roaming = _object_of(optimizer)
     manager, size = (roaming.manager, roaming.size) if roaming else (None, 0)
-    target = C.object_step(manager, number, first.device, size)
+    kind: Any = torch.get_device_module(first.device)  # its clock is that on which devices work
+    now = time.monotonic() if first.is_cuda else kind.virtual_time("cpu")
+    target = C.object_step(manager, number, first.device, size, now)
     if roaming and target is not None:
         _move(roaming, first.device, target)
 

@@ -6,6 +6,10 @@
  * that follows how much of each device's time each object takes, and whether all would be done sooner if it lived
  * elsewhere. What it takes on a device where it has been is known; elsewhere it is supposed to take the same time.
  *
+ * Work that waits for other work gains nothing by another device, although that stands idle: two models of which one
+ * works with what the other has made. So each move is a trial. If the time from step to step has not become shorter by
+ * half of what was to be expected, the object goes back, and stays.
+ *
  * It moves where three things are true in several of its steps in a row. Its device is the one with most to do, and it
  * stays so by a margin if the object goes. The other device stands idle while this one is behind: where a program waits
  * for each step there is nothing to gain, however uneven the work. And what is gained in ten steps pays for the copies.
@@ -20,6 +24,7 @@
 #define MARGIN 0.9     /* of the work of the device that has most, for the other one with the object on it */
 #define BEHIND 1e6     /* ns that a device must be behind */
 #define PAYS_IN 10.0   /* steps */
+#define TRIAL 8        /* steps until it is seen whether a move was worth it */
 #define FORGOTTEN 4.0  /* periods without a step, and its work does not count any more */
 
 /* The work of one object. Invariants: ns >= 0; period is 0 or at least 1. */
@@ -33,6 +38,11 @@ struct mgd_work {
   double period;   /* steps of anybody from one of its steps to the next, a mean */
   uint32_t wishes; /* steps in a row in which a move was worth it */
   uint32_t moves;
+  int64_t done_at; /* when the devices have done all that was issued when its last step had ended */
+  double pace;     /* ns from one done_at to the next, a mean */
+  int from;        /* on trial: where it goes back to; the host: it is not */
+  double wanted;   /* on trial: the pace that would be worth it */
+  bool is_tied;    /* it has gone back, and stays */
 };
 
 struct mgd_balance {
@@ -70,6 +80,14 @@ static double given_to(const struct mgd_machine *m, int device, const int64_t *w
   return ns;
 }
 
+static int64_t done_at(const struct mgd_machine *m, const struct mgd_object_step *r) {
+  int64_t longest = 0;
+  for (int id = 1; id < m->count; id++) {
+    longest = mgd_max(longest, r->busy_for[id]);
+  }
+  return r->time + longest;
+}
+
 static void count_work(struct mgd_machine *m, struct mgd_work *w, const struct mgd_object_step *r) {
   struct mgd_balance *b = m->balance;
   const double given = given_to(m, r->home, r->worked), took = fmax(given - b->given[r->home], 0.0);
@@ -80,7 +98,9 @@ static void count_work(struct mgd_machine *m, struct mgd_work *w, const struct m
   } else if (w->steps > 0) {
     w->ns = w->at[w->home] = mean(w->ns, took, w->steps == 1);
     w->period = mean(w->period, (double)(b->step - w->last), w->steps == 1);
+    w->pace = mean(w->pace, (double)(done_at(m, r) - w->done_at), w->steps == 1);
   }
+  w->done_at = done_at(m, r);
   w->last = b->step;
   w->steps++;
 }
@@ -132,18 +152,44 @@ static int better(const struct mgd_machine *m, const struct mgd_work *w, const s
   return best;
 }
 
+/* The end of a trial: where the object goes on. */
+static int judge(const struct mgd_machine *m, struct mgd_work *w, const struct mgd_object_step *r) {
+  const int back = w->from;
+  w->from = MGD_HOST;
+  if (w->pace <= w->wanted) {
+    return r->home;
+  }
+  w->is_tied = true;
+  const bool can = (r->allowed >> back & 1) && r->bytes <= mgd_ledger_room_locked(m, back, 0.0);
+  return can ? back : r->home;
+}
+
+/* It moves to where there will be so much to do then. */
+static void begin_trial(struct mgd_work *w, const double *load, double then) {
+  const double most = fmax(load[w->home] - part_here(w), then), gains = 1.0 - most / load[w->home];
+  w->from = w->home;
+  w->wanted = w->pace * (1.0 - gains / 2.0);
+}
+
 static int decide(struct mgd_machine *m, const struct mgd_object_step *r) {
   double load[MGD_MAX_DEVICES];
   struct mgd_work *w = work_of(m->balance, r->object);
   count_work(m, w, r);
-  if (r->home == MGD_HOST || w->steps < LEAST_STEPS || (double)r->busy_for[r->home] < BEHIND) {
+  if (w->from != MGD_HOST) {
+    return w->steps > TRIAL ? judge(m, w, r) : r->home;
+  }
+  if (r->home == MGD_HOST || w->is_tied || w->steps < LEAST_STEPS || (double)r->busy_for[r->home] < BEHIND) {
     w->wishes = 0;
     return r->home;
   }
   sum_loads(m->balance, load);
   const int there = has_most(m, load, r->home) ? better(m, w, r, load) : r->home;
   w->wishes = there == r->home ? 0 : w->wishes + 1;
-  return w->wishes >= (uint32_t)LEAST_STEPS << w->moves ? there : r->home;
+  if (w->wishes < (uint32_t)LEAST_STEPS << w->moves) {
+    return r->home;
+  }
+  begin_trial(w, load, load[there] + part_there(m, w, there));
+  return there;
 }
 
 int mgd_balance_step(struct mgd_machine *m, const struct mgd_object_step *r, int *device) {
@@ -166,6 +212,7 @@ void mgd_balance_moved(struct mgd_machine *m, uint64_t object, int device) {
   mgd_state_enter(m);
   if (m->balance) {
     struct mgd_work *w = work_of(m->balance, object);
+    w->from = device == w->from ? MGD_HOST : w->from; /* it could not go, or has come back */
     w->home = device; /* its work counts there from now on */
     w->steps = 0;     /* the next step brings what belongs to it, and the one after that is measured */
     w->wishes = 0;

@@ -261,6 +261,7 @@ struct mgd_object_step {
   int64_t bytes;           /* that would move */
   const int64_t *worked;   /* ns that the operators take which were issued so far */
   const int64_t *busy_for; /* ns until the device has done them */
+  int64_t time;            /* ns, the clock from which busy_for counts */
 };
 
 /* ---- links */

@@ -347,13 +347,17 @@ static int parse_object(PyObject *number, PyObject *device, uint64_t *object, in
 static PyObject *object_step(PyObject *module, PyObject *args) {
   struct mgd_state *st = mgd_state_of(module);
   PyObject *o, *number, *home, *size;
+  double seconds;
   struct mgd_manager *m = NULL;
   struct mgd_object_step step = {0};
   int device = MGD_HOST;
-  if (!PyArg_ParseTuple(args, "OOOO:object_step", &o, &number, &home, &size) || mgd_state_ready() < 0 ||
+  if (!PyArg_ParseTuple(args, "OOOOd:object_step", &o, &number, &home, &size, &seconds) || mgd_state_ready() < 0 ||
       (o != Py_None && parse_manager(st, o, &m) < 0) || parse_object(number, home, &step.object, &step.home) < 0 ||
       mgd_errors_bytes(size, "bytes", &step.bytes) < 0)
     return NULL;
+  if (!(seconds >= 0 && seconds < 1e9))
+    return PyErr_Format(PyExc_ValueError, "managed: time is seconds from 0 to 1e9"), NULL;
+  step.time = (int64_t)(seconds * 1e9);
   step.allowed = m ? mgd_admit_allowed(m) : 0;
   if (PyErr_Occurred()) return NULL;
   const int code = mgd_torch_object_step(&step, &device);
@@ -388,8 +392,8 @@ PyMethodDef mgd_admit_methods[] = {{"admit", admit, METH_VARARGS,
                                     PyDoc_STR("rooms(manager, /)\n--\n\n(device, (free bytes after what is kept in "
                                               "reserve, bytes in use, speed)) of each of the manager's accelerators.")},
                                    {"object_step", object_step, METH_VARARGS,
-                                    PyDoc_STR("object_step(manager, object, device, bytes, /)\n--\n\nA step of an "
-                                              "object has ended; the device where it should go, or None.")},
+                                    PyDoc_STR("object_step(manager, object, device, bytes, time, /)\n--\n\nA step "
+                                              "of an object has ended; the device where it should go, or None.")},
                                    {"object_moved", object_moved, METH_VARARGS,
                                     PyDoc_STR("object_moved(object, device, /)\n--\n\nThe object went there.")},
                                    {NULL, NULL, 0, NULL}};

@@ -39,7 +39,8 @@ static bool step(struct program *p, int object) {
                                     .allowed = ((mgd_mask)1 << (DEVICES + 1)) - 2,
                                     .bytes = p->bytes,
                                     .worked = p->worked,
-                                    .busy_for = p->busy_for};
+                                    .busy_for = p->busy_for,
+                                    .time = p->ran};
   int there = -1;
   EXPECT_OK(mgd_balance_step(p->m, &s, &there));
   if (there == home) {
@@ -191,6 +192,25 @@ static void who_brings_its_data_along_each_time_goes_back_and_stays(void) {
   mgd_machine_destroy(p.m);
 }
 
+/* Two that work in turns: each begins when the other has done what it was given, wherever that is. */
+static void who_waits_for_another_goes_back_and_stays(void) {
+  struct program p = new_program(500 * MS);
+  p.home[0] = p.home[1] = 1;
+  p.takes[0] = p.takes[1] = 20 * MS;
+  for (int round = 0; round < 500; round++) {
+    for (int i = 0; i < 2; i++) {
+      const int other = p.home[1 - i], home = p.home[i];
+      if (p.busy_for[home] < p.busy_for[other]) {
+        p.busy_for[home] = p.busy_for[other];
+      }
+      step(&p, i);
+    }
+  }
+  EXPECT(p.moves <= 4); /* each of the two tries it once */
+  EXPECT_INT(p.home[0], p.home[1]);
+  mgd_machine_destroy(p.m);
+}
+
 static void a_faster_device_counts_as_such(void) {
   struct program p = new_program(50 * MS);
   for (int id = 1; id <= DEVICES; id++) {
@@ -254,6 +274,7 @@ int main(int argc, char **argv) {
   what_costs_more_than_ten_steps_gain_stays();
   it_goes_where_there_is_room_and_where_it_may();
   nobody_wanders(seed);
+  who_waits_for_another_goes_back_and_stays();
   who_brings_its_data_along_each_time_goes_back_and_stays();
   a_faster_device_counts_as_such();
   as_many_objects_as_there_may_be();
