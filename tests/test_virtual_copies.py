@@ -571,3 +571,26 @@ def test_no_memory_by_which_bytes_could_go_is_no_error(run):
         assert pinned() > before
         assert not races()
     """)
+
+
+@pytest.mark.parametrize("refused", [1, 2])
+def test_a_copy_from_the_host_that_nothing_can_come_after(run, refused):
+    """At the second order the copy is under way: the block that it fills serves others after it."""
+    run(f"""
+        x = torch.arange(MIB).as_subclass(ManagedTensor)
+        gpu.vgpu_fail(b"cudaStreamWaitEvent", {refused}, 1)
+        try:
+            x.to(CUDA, non_blocking=True)
+        except RuntimeError as e:
+            assert "invalid argument" in str(e), e
+        else:
+            raise AssertionError("nobody was told")
+        late = torch.full((MIB,), 5).pin_memory()
+        others = [torch.empty(MIB, dtype=torch.int64, device=CUDA) for _ in range(3)]
+        for t in others:
+            t.copy_(late, non_blocking=True)
+        torch.cuda.synchronize()
+        assert all(torch.equal(t.cpu(), late) for t in others)
+        assert torch.equal(x.to(CUDA, non_blocking=True).cpu(), x)
+        assert not races()
+    """)

@@ -156,11 +156,17 @@ bool is_plain_piece(const at::Tensor& t) {
 at::Tensor copy_staged(const at::Tensor& t, c10::Device to, const Bridge& backend) {
   Staged staged(t.const_data_ptr(), t.nbytes());
   if (!staged.get()) return {};
-  at::Tensor r = over_block(t, backend.allocate_for_copy(to.index(), t.nbytes(), Urgency::Soon));
-  const CopyPtr copy =
-      backend.begin_copy(to.index(), r.mutable_data_ptr(), -1, staged.get(), t.nbytes(), Urgency::Soon, {}, nullptr);
-  staged.read_by(copy);
-  copy->order(r.storage().data_ptr());
+  c10::DataPtr block = backend.allocate_for_copy(to.index(), t.nbytes(), Urgency::Soon);
+  CopyPtr copy;
+  try {
+    copy = backend.begin_copy(to.index(), block.get(), -1, staged.get(), t.nbytes(), Urgency::Soon, {}, nullptr);
+    staged.read_by(copy);
+    copy->order(block);
+  } catch (...) {
+    free_idle_block(block, copy);
+    throw;
+  }
+  at::Tensor r = over_block(t, std::move(block));
   mark(r);
   if (!mgd_torch_in_backward()) give_handle(r, true); // as mark_result() has it
   return r;

@@ -67,7 +67,10 @@ struct Stage {
     }
     auto made = std::make_unique<Buffer>(Buffer{lock_pages(wanted), wanted, nullptr, true});
     std::lock_guard<std::mutex> lock(mutex);
-    if (!made->memory) return size -= wanted, nullptr;
+    if (!made->memory) {
+      size -= wanted;
+      return nullptr;
+    }
     return buffers.emplace_back(std::move(made)).get();
   }
 
