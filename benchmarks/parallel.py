@@ -177,7 +177,7 @@ def rows(reports: dict[Any, Report]) -> list[list[str]]:
     alone = reports[1]["elapsed_s"]
     return [
         [
-            f"{devices} devices",
+            f"{devices} devices" if isinstance(devices, int) else devices,
             f"{r['elapsed_s'] * 1e3:.1f} ms",
             f"{alone / r['elapsed_s']:.2f}",
             *map(percent, r["parts"].values()),
@@ -201,7 +201,8 @@ def main() -> int:
         counts = (1, 8) if asked.quick else DEVICES
         found: dict[Any, Any] = {n: apart(__file__, [case, n]) for n in counts}
         if case == "turns":
-            found |= {f"{n}, stay:": apart(__file__, [case, n, False]) for n in counts if n > 1}
+            stay = [n for n in counts if n > 1]
+            found |= {f"{n} devices, stay": apart(__file__, [case, n, False]) for n in stay}
         results[case] = found
         columns = ["time", "speed-up", *found[1]["parts"]]
         print_table(f"{case}, {PRESET}; parts in %", columns, rows(found))

@@ -8,10 +8,8 @@ file knows which modules may, and moves them. What the program has put on a devi
 from __future__ import annotations
 
 import itertools
-import time
 import weakref
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import nn
@@ -50,7 +48,7 @@ def let_roam(module: nn.Module, manager: C.DeviceManager) -> None:
     stay([module])
     found = _walk.slots([module])
     where = {s.tensor.device for s in found}
-    if len(where) != 1 or torch.device("cpu") in where:
+    if len(where) != 1 or not _tells_times(where.pop()):
         return
     roaming = _Roaming(module, found, manager)
     _roaming[roaming.number] = roaming
@@ -79,15 +77,19 @@ def end_step(optimizer: torch.optim.Optimizer) -> None:
     if not _roaming:
         return
     first = next((p for g in optimizer.param_groups for p in g["params"]), None)
-    if first is None or first.is_cpu or not C.is_managed(first):
+    if first is None or not C.is_managed(first) or not _tells_times(first.device):
         return
     number, roaming = _object_of(optimizer)
     manager, size = (roaming.manager, roaming.size) if roaming else (None, 0)
-    kind: Any = torch.get_device_module(first.device)  # its clock is that on which devices work
-    now = time.monotonic() if first.is_cuda else kind.virtual_time("cpu")
+    now = torch.get_device_module(first.device).virtual_time("cpu")
     target = C.object_step(manager, number, first.device, size, now)
     if roaming and target is not None:
         _move(roaming, first.device, target)
+
+
+def _tells_times(device: torch.device) -> bool:
+    """Whether it is known how long the operators of such a device take: of CUDA's it is not."""
+    return device.type == "sim"
 
 
 def _object_of(optimizer: torch.optim.Optimizer) -> tuple[int, _Roaming | None]:
@@ -112,7 +114,7 @@ def _move(roaming: _Roaming, home: torch.device, target: torch.device) -> None:
         return
     held = C.reserve(roaming.manager, target, roaming.size)
     if held is None:
-        return  # others were quicker
+        return  # others were quicker: the next step asks again
     try:
         with held:
             _walk.carry([(s, target) for s in found], C.BALANCED)

@@ -141,7 +141,7 @@ STAYS = {
     "others have its bytes": "models = made(); held = [m[0].weight.detach() for m in models]",
     "a pointer has left": "models = made(); held = [m[0].weight.data_ptr() for m in models]",
     "learning is off": "models = made(); managed.LEARN_STEPS = False",
-    "frozen": "models = made(); x = x.cuda(0); C = managed.frozen(); C.__enter__()",
+    "frozen": "models = made(); still = managed.frozen(); still.__enter__()",
 }
 
 

@@ -10,9 +10,11 @@
  * works with what the other has made. So each move is a trial. If the time from step to step has not become shorter by
  * half of what was to be expected, the object goes back, and stays.
  *
- * It moves where three things are true in several of its steps in a row. Its device is the one with most to do, and it
- * stays so by a margin if the object goes. The other device stands idle while this one is behind: where a program waits
- * for each step there is nothing to gain, however uneven the work. And what is gained in ten steps pays for the copies.
+ * An object moves if three things are true in several of its steps in a row:
+ *   - No device has more to do than its own, and the other one would have clearly less with the object on it.
+ *   - The other device would begin its next step earlier, by more than a step takes. A program that waits for each step
+ *     leaves nothing in any queue, so there is nothing to gain, however uneven the work is.
+ *   - What ten steps gain pays for the copies of the move.
  */
 #include "arithmetic.h"
 #include "internal_machine.h"
@@ -21,7 +23,7 @@
 #define WEIGHT 0.25    /* of the newest step in a mean */
 #define LEAST_STEPS 3  /* of an object, before it moves for the first time; each move doubles it */
 #define MOST_DOUBLED 8 /* moves after which it is doubled no more */
-#define MARGIN 0.9     /* of the work of the device that has most, for the other one with the object on it */
+#define MARGIN 0.9     /* most that the other device may have to do with it, over what its own has now */
 #define BEHIND 1e6     /* ns that a device must be behind */
 #define PAYS_IN 10.0   /* steps */
 #define TRIAL 8        /* steps until it is seen whether a move was worth it */
@@ -40,8 +42,8 @@ struct mgd_work {
   uint32_t moves;
   int64_t done_at; /* when the devices have done all that was issued when its last step had ended */
   double pace;     /* ns from one done_at to the next, a mean */
-  int from;        /* on trial: where it goes back to; the host: it is not */
-  double wanted;   /* on trial: the pace that would be worth it */
+  int from;        /* where it would go back to, or the host; it is on trial while it is anywhere else */
+  double wanted;   /* on trial: the pace that is worth it */
   bool is_tied;    /* it has gone back, and stays */
 };
 
@@ -91,6 +93,7 @@ static int64_t done_at(const struct mgd_machine *m, const struct mgd_object_step
 static void count_work(struct mgd_machine *m, struct mgd_work *w, const struct mgd_object_step *r) {
   struct mgd_balance *b = m->balance;
   const double given = given_to(m, r->home, r->worked), took = fmax(given - b->given[r->home], 0.0);
+  const int64_t done = done_at(m, r);
   b->step++;
   b->given[r->home] = given; /* less than before: somebody has reset the totals */
   if (w->home != r->home) { /* it is new, or the program has moved it */
@@ -98,9 +101,9 @@ static void count_work(struct mgd_machine *m, struct mgd_work *w, const struct m
   } else if (w->steps > 0) {
     w->ns = w->at[w->home] = mean(w->ns, took, w->steps == 1);
     w->period = mean(w->period, (double)(b->step - w->last), w->steps == 1);
-    w->pace = mean(w->pace, (double)(done_at(m, r) - w->done_at), w->steps == 1);
+    w->pace = mean(w->pace, (double)(done - w->done_at), w->steps == 1);
   }
-  w->done_at = done_at(m, r);
+  w->done_at = done;
   w->last = b->step;
   w->steps++;
 }
@@ -175,7 +178,7 @@ static int decide(struct mgd_machine *m, const struct mgd_object_step *r) {
   double load[MGD_MAX_DEVICES];
   struct mgd_work *w = work_of(m->balance, r->object);
   count_work(m, w, r);
-  if (w->from != MGD_HOST) {
+  if (w->from != MGD_HOST && w->from != r->home) {
     return w->steps > TRIAL ? judge(m, w, r) : r->home;
   }
   if (r->home == MGD_HOST || w->is_tied || w->steps < LEAST_STEPS || (double)r->busy_for[r->home] < BEHIND) {
@@ -212,7 +215,6 @@ void mgd_balance_moved(struct mgd_machine *m, uint64_t object, int device) {
   mgd_state_enter(m);
   if (m->balance) {
     struct mgd_work *w = work_of(m->balance, object);
-    w->from = device == w->from ? MGD_HOST : w->from; /* it could not go, or has come back */
     w->home = device; /* its work counts there from now on */
     w->steps = 0;     /* the next step brings what belongs to it, and the one after that is measured */
     w->wishes = 0;

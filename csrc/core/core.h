@@ -247,7 +247,7 @@ void mgd_traffic_moved(struct mgd_traffic *t, bool advised);
 /* ---- balance.c: which device an object that works again and again had better live on */
 /* A step of the object has ended. *device: where it should go, or its home. NO_DEVICE, INVALID, NOMEM. */
 int mgd_balance_step(struct mgd_machine *m, const struct mgd_object_step *step, int *device);
-/* It went there, as was said. Or it is still at home since it could not: it is told again after twice as many steps. */
+/* The object has moved to that device. Its own device: it could not move, and is told to after twice as many steps. */
 void mgd_balance_moved(struct mgd_machine *m, uint64_t object, int device);
 
 /* ---- trace.c: ring of events and totals that never forget */

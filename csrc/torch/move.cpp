@@ -141,6 +141,11 @@ bool owns_alone(const at::Tensor& t, const at::Tensor& through) {
   return !held && t.storage().use_count() == (through.defined() ? 2u : 1u);
 }
 
+// Whether its bytes can be elsewhere without anybody else being told.
+bool has_bytes_alone(const at::Tensor& t, const at::Tensor& through) {
+  return owns_alone(t, through) && !may_change_unseen(t, through);
+}
+
 // With its gradient and two states of an optimizer.
 bool has_room(const at::Tensor& t, c10::Device to) {
   observe();
@@ -191,7 +196,7 @@ bool settle(const at::Tensor& t, c10::Device to, const Cause& cause, const at::T
     if (!mgd_traffic_needed(&s->traffic, id_of(to))) return false;
   }
   const ExclusiveSection alone; // what is asked below stays true until it has moved
-  if (!alone || is_pinned(t) || !owns_alone(t, through) || may_change_unseen(t, through) ||
+  if (!alone || is_pinned(t) || !has_bytes_alone(t, through) ||
       !is_at_rest(t, *s, through) || !has_room(t, to))
     return false;
   const std::vector<NodePtr> ends = ends_of_views(*s, through);
@@ -204,7 +209,7 @@ bool settle(const at::Tensor& t, c10::Device to, const Cause& cause, const at::T
 bool follow(const at::Tensor& t, c10::Device to, const Cause& cause) {
   if (!t.is_leaf() || t.is_view()) return false;
   const ExclusiveSection alone;
-  if (!alone || is_pinned(t) || !owns_alone(t, {}) || may_change_unseen(t, {}) || !has_room(t, to)) return false;
+  if (!alone || is_pinned(t) || !has_bytes_alone(t, {}) || !has_room(t, to)) return false;
   move(t, to, cause);
   return true;
 }
@@ -306,7 +311,7 @@ int mgd_torch_allocate(PyObject* o, int device) {
 int mgd_torch_is_alone(PyObject* o) {
   return guarded([&] {
     const at::Tensor& t = THPVariable_Unpack(o);
-    return static_cast<int>(t.has_storage() && owns_alone(t, {}) && !may_change_unseen(t, {}));
+    return static_cast<int>(t.has_storage() && has_bytes_alone(t, {}));
   });
 }
 

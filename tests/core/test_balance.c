@@ -64,6 +64,14 @@ static struct program new_program(int64_t lead) {
   return (struct program){.m = new_machine(DEVICES, 1024 * MIB), .lead = lead, .issuing = MS / 100, .bytes = MIB};
 }
 
+/* Two objects of one device. */
+static struct program two_on_one(int64_t lead, int64_t takes) {
+  struct program p = new_program(lead);
+  p.home[0] = p.home[1] = 1;
+  p.takes[0] = p.takes[1] = takes;
+  return p;
+}
+
 /* ns of the device that has most. */
 static int64_t most(const struct program *p, int objects) {
   int64_t load[MGD_MAX_DEVICES] = {0}, largest = 0;
@@ -121,9 +129,7 @@ static void one_object_alone_stays(void) {
 }
 
 static void what_costs_more_than_ten_steps_gain_stays(void) {
-  struct program p = new_program(50 * MS);
-  p.home[0] = p.home[1] = 1;
-  p.takes[0] = p.takes[1] = 2 * MS; /* ten steps gain 20 ms, in which 500 MB go to a peer */
+  struct program p = two_on_one(50 * MS, 2 * MS); /* ten steps gain 20 ms, in which 500 MB go to a peer */
   p.bytes = 600 * MIB;
   rounds(&p, 2, 500);
   EXPECT_INT(p.moves, 0);
@@ -133,10 +139,31 @@ static void what_costs_more_than_ten_steps_gain_stays(void) {
   mgd_machine_destroy(p.m);
 }
 
+/* Nothing is known of a move that did not happen: it is asked for again, and no trial begins. */
+static void who_did_not_move_is_not_on_trial(void) {
+  struct program p = two_on_one(50 * MS, 5 * MS);
+  int asked = 0, there;
+  for (int round = 0; round < 100; round++) {
+    for (int i = 0; i < 2; i++) {
+      p.worked[1] += 5 * MS;
+      p.busy_for[1] = 50 * MS;
+      p.ran += 5 * MS;
+      const struct mgd_object_step s = {.object = (uint64_t)i + 1,
+                                        .home = 1,
+                                        .allowed = 6,
+                                        .worked = p.worked,
+                                        .busy_for = p.busy_for,
+                                        .time = p.ran};
+      EXPECT_OK(mgd_balance_step(p.m, &s, &there));
+      asked += there == 2;
+    }
+  }
+  EXPECT(asked > 150);
+  mgd_machine_destroy(p.m);
+}
+
 static void it_goes_where_there_is_room_and_where_it_may(void) {
-  struct program p = new_program(50 * MS);
-  p.home[0] = p.home[1] = 1;
-  p.takes[0] = p.takes[1] = 5 * MS;
+  struct program p = two_on_one(50 * MS, 5 * MS);
   for (int id = 2; id <= DEVICES; id++) {
     EXPECT_OK(mgd_ledger_add(p.m, id, MGD_MANAGED, (id == 3 ? 1000 : 1024) * MIB));
   }
@@ -172,9 +199,7 @@ static void nobody_wanders(uint64_t seed) {
 
 /* An object whose data is on its first device: elsewhere each step brings 1 GiB, which takes longer than its work. */
 static void who_brings_its_data_along_each_time_goes_back_and_stays(void) {
-  struct program p = new_program(500 * MS);
-  p.home[0] = p.home[1] = 1;
-  p.takes[0] = p.takes[1] = 20 * MS;
+  struct program p = two_on_one(500 * MS, 20 * MS);
   for (int round = 0; round < 300; round++) {
     for (int i = 0; i < 2; i++) {
       const int home = p.home[i];
@@ -194,9 +219,7 @@ static void who_brings_its_data_along_each_time_goes_back_and_stays(void) {
 
 /* Two that work in turns: each begins when the other has done what it was given, wherever that is. */
 static void who_waits_for_another_goes_back_and_stays(void) {
-  struct program p = new_program(500 * MS);
-  p.home[0] = p.home[1] = 1;
-  p.takes[0] = p.takes[1] = 20 * MS;
+  struct program p = two_on_one(500 * MS, 20 * MS);
   for (int round = 0; round < 500; round++) {
     for (int i = 0; i < 2; i++) {
       const int other = p.home[1 - i], home = p.home[i];
@@ -212,12 +235,10 @@ static void who_waits_for_another_goes_back_and_stays(void) {
 }
 
 static void a_faster_device_counts_as_such(void) {
-  struct program p = new_program(50 * MS);
+  struct program p = two_on_one(50 * MS, 5 * MS);
   for (int id = 1; id <= DEVICES; id++) {
     EXPECT_OK(mgd_device_set_speed(p.m, id, id == 4 ? 1.0 : id == 1 ? 1.0 : 0.5));
   }
-  p.home[0] = p.home[1] = 1;
-  p.takes[0] = p.takes[1] = 5 * MS;
   rounds(&p, 2, 50);
   EXPECT_INT(p.home[0] + p.home[1], 1 + 4); /* on a slower one it would take as long as both here */
   mgd_machine_destroy(p.m);
@@ -272,6 +293,7 @@ int main(int argc, char **argv) {
   who_waits_for_each_step_stays();
   one_object_alone_stays();
   what_costs_more_than_ten_steps_gain_stays();
+  who_did_not_move_is_not_on_trial();
   it_goes_where_there_is_room_and_where_it_may();
   nobody_wanders(seed);
   who_waits_for_another_goes_back_and_stays();
