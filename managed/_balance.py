@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from managed import _told, _walk
+from managed import _told, _walk, sim
 from managed._backend import C
 
 __all__: list[str] = []
@@ -81,7 +81,7 @@ def end_step(optimizer: torch.optim.Optimizer) -> None:
         return
     number, roaming = _object_of(optimizer)
     manager, size = (roaming.manager, roaming.size) if roaming else (None, 0)
-    now = torch.get_device_module(first.device).virtual_time("cpu")
+    now = sim.virtual_time("cpu")
     target = C.object_step(manager, number, first.device, size, now)
     if roaming and target is not None:
         _move(roaming, first.device, target)
