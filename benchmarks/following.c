@@ -78,7 +78,7 @@ static void lap(int64_t room) {
     if (plans) {
       struct mgd_residency_usage u;
       EXPECT_OK(mgd_residency_read(m, 1, &u));
-      (void)mgd_step_plan(m, 1, room - (u.idle + u.in_use + u.held + u.moving));
+      (void)mgd_step_plan(m, 1, room - (u.idle + u.in_use + u.held + u.moving), 0, NULL);
     }
     for (int k = 0; k < 2; k++) {
       fetch(uses[k].handle);

@@ -594,3 +594,122 @@ def test_a_copy_from_the_host_that_nothing_can_come_after(run, refused):
         assert torch.equal(x.to(CUDA, non_blocking=True).cpu(), x)
         assert not races()
     """)
+
+
+def test_what_leaves_is_waited_for_when_its_room_is_taken(run):
+    """Until then the stream does other work, and the copy is as late as it may be."""
+    run("""
+        x = made(8)
+        expected = x.cpu()
+        other = torch.empty(MIB, dtype=torch.int32, device=CUDA)
+        late = torch.full((2 * MIB,), 5, dtype=torch.int32).pin_memory()
+        before = gpu.vgpu_pending()
+        assert C.spill_all() == 1
+        other.copy_(late[:MIB], non_blocking=True)
+        torch.cuda.current_stream().synchronize()
+        assert gpu.vgpu_pending() > before, "the copy was waited for"
+        assert torch.cuda.memory_allocated() == 4 * MIB  # who looks gives the block back
+        new = torch.empty(2 * MIB, dtype=torch.int32, device=CUDA)
+        new.copy_(late, non_blocking=True)
+        torch.cuda.current_stream().synchronize()
+        assert gpu.vgpu_pending() == before, "its block was written before it had left"
+        assert same(x, expected) and not races()
+    """)
+
+
+@pytest.mark.parametrize("then", ["room", "failure", "empty_cache", "memory_stats", "budget"])
+def test_room_that_is_needed_is_taken_from_what_leaves(run, then):
+    """Two blocks are kept for copies that have not ended, and there is no room for a third."""
+    run(f"""
+        then = {then!r}
+        torch.empty(1, device=CUDA)
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info(0)
+        managed.budget(CUDA, 42 * MIB)
+        x, y = made(20), made(20)
+        expected = [t.cpu() for t in (x, y)]
+        late = torch.full((5 * MIB,), 5, dtype=torch.int32).pin_memory()
+        assert C.spill_all() == 2
+        if then == "empty_cache":
+            torch.cuda.empty_cache()
+            assert torch.cuda.mem_get_info(0)[0] >= free - 2 * MIB
+        elif then == "memory_stats":
+            assert torch.cuda.memory_stats()["allocated_bytes.all.current"] == 0
+        elif then == "budget":
+            managed.budget(CUDA, None)
+            assert managed.stats()["devices"]["cuda:0"]["free"] >= 40 * MIB
+        elif then == "failure":
+            try:
+                torch.empty(100 * MIB, dtype=torch.uint8, device=CUDA)
+            except torch.OutOfMemoryError:
+                pass
+            else:
+                raise AssertionError("there was room")
+        new = [torch.empty(5 * MIB, dtype=torch.int32, device=CUDA) for _ in range(2)]
+        for t in new:
+            t.copy_(late, non_blocking=True)
+        torch.cuda.synchronize()
+        del new, t
+        assert same(x, expected[0]) and same(y, expected[1]) and not races()
+    """)
+
+
+def test_what_comes_takes_the_block_of_what_leaves(run):
+    """Behind the copy that reads it, and nobody is asked for a block."""
+    run("""
+        x, y = made(8), made(8)
+        expected = [t.cpu() for t in (x, y)]
+        requests = lambda: torch.cuda.memory_stats()["allocation.all.allocated"]
+        C.spill_all()
+        y.add_(0)
+        for leaves, comes in ((y, x), (x, y), (y, x)):
+            before = requests()
+            assert C.spill_all() == 1
+            comes.add_(0)
+            assert requests() == before
+            assert C.is_spilled(leaves) and not C.is_spilled(comes)
+        assert same(x, expected[0]) and same(y, expected[1]) and not races()
+    """)
+
+
+@pytest.mark.parametrize("stream", ["current_stream", "Stream"])
+def test_a_block_whose_last_use_comes_after_its_copy_serves_what_comes_after_that(run, stream):
+    """Its bytes were copied ahead of need and then read again, and the tensor is dead."""
+    run(f"""
+        tensors, operators = repeated()
+        late = torch.zeros(2 * MIB, dtype=torch.int32).pin_memory()
+        for _ in range(60):
+            spares = managed.stats()["spare"]
+            next(operators)
+            if managed.stats()["spare"] == spares:
+                continue
+            home = next((t for t in reversed(tensors) if not C.is_spilled(t)), None)
+            main, other = torch.cuda.current_stream(), torch.cuda.{stream}()
+            other.wait_stream(main)
+            with torch.cuda.stream(other):
+                late.copy_(home, non_blocking=True)
+            main.wait_stream(other)
+        torch.cuda.synchronize()
+        assert not races()
+    """)
+
+
+def test_times_of_operators_are_those_of_the_device(run):
+    """A product takes long for its bytes; a copy that it waits for is no part of it."""
+    run("""
+        managed.budget(CUDA, 62 * MIB)
+        tensors = [made(8) for _ in range(8)]
+        out = torch.empty(2 * MIB, dtype=torch.int32, device=CUDA)
+        def slow():
+            assert gpu.vgpu_kernel_begin(None, b"a kernel that takes 2 ms") == 0
+            time.sleep(0.002)
+            gpu.vgpu_kernel_end()
+        import time
+        for _ in range(12):
+            for t in tensors:
+                out.copy_(t)
+                slow()
+        told = C.step_state(1)
+        assert told["follows"], told
+        assert 8 * 2e6 < told["ideal"] < 8 * 20e6, told
+    """)

@@ -106,7 +106,7 @@ struct mgd_machine {
   struct mgd_balance *balance; /* NULL: no object has ended a step */
   mgd_heuristic_fn heuristic;
   bool heuristic_enabled;
-  uint64_t disturbed; /* for tests, 0: mgd_step_disturb() */
+  uint64_t disturbed, logging; /* for tests, 0: mgd_step_disturb(); bit i: mgd_step_logs(), read without the mutex */
   bool learns, fetches_late; /* mgd_step_learn(), mgd_step_fetch_ahead() */
 };
 

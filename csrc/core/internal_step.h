@@ -28,6 +28,9 @@ static inline uint64_t mgd_step_mix(uint64_t hash, uint64_t value) {
   return hash ^ (hash >> 29);
 }
 
+#define MGD_STEP_MOST 12 /* plans for one step */
+#define MGD_STEP_TRIES 8 /* of which so many may be for more room than the one before */
+
 /* A storage in the log. Operators are numbered from 0 in the order of the log. */
 struct mgd_step_seen {
   struct mgd_handle *handle; /* NULL: it has died */
@@ -118,8 +121,9 @@ void mgd_step_learn_forget_locked(struct mgd_step_learned *l);
 bool mgd_step_learn_allocate(struct mgd_alloc *a, struct mgd_step_learned *l, size_t operators, size_t uses,
                              size_t made);
 void mgd_step_learn_index(struct mgd_step_learned *l); /* fills the buckets */
-/* From the last period of the log. NOMEM. WAIT: it is not known yet when some of its results die. */
-int mgd_step_learn_from_log_locked(struct mgd_machine *m, struct mgd_step *s, struct mgd_step_learned *out);
+/* From the last period of the log. NOMEM. WAIT: it is not known yet when some of its results die. clock: NULL is ns. */
+int mgd_step_learn_from_log_locked(struct mgd_machine *m, struct mgd_step *s, const struct mgd_step_clock *clock,
+                                   struct mgd_step_learned *out);
 /* The roles of what was learned from this log get their handles. */
 void mgd_step_learn_bind_locked(const struct mgd_step_log *log, struct mgd_step_learned *l);
 

@@ -12,6 +12,7 @@
 
 #define MARGIN 1024 /* the part of the room that a plan leaves free at first */
 #define TAKEN 128   /* and that is taken more where it was not enough */
+#define LEAP 16     /* the same where there are pieces and no room has proved to be enough */
 #define CHANGED 32 /* the part of the room by which it must have changed to plan again */
 #define QUIET 4096 /* operators without anything leaving, before a device logs no more */
 #define QUIET_LOADED (16 * QUIET) /* the same while a step from a file was not met yet */
@@ -41,6 +42,17 @@ static void forget_step(struct mgd_device *d) {
 /* Other room asks for another plan, if for any. */
 void mgd_step_room_changed_locked(struct mgd_machine *m, int device) { forget_step(&m->devices[device]); }
 
+/* Who asks takes no lock. */
+static void tell_whether_it_logs(struct mgd_machine *m, int device) {
+  const struct mgd_step *s = m->devices[device].step;
+  const uint64_t bit = UINT64_C(1) << device;
+  __atomic_store_n(&m->logging, s && !s->follows ? m->logging | bit : m->logging & ~bit, __ATOMIC_RELAXED);
+}
+
+bool mgd_step_logs(const struct mgd_machine *m, int device) {
+  return __atomic_load_n(&m->logging, __ATOMIC_RELAXED) >> device & 1;
+}
+
 static void begin_anew(struct mgd_step *s) {
   mgd_step_log_clear_locked(&s->log);
   s->generation++;
@@ -66,6 +78,7 @@ int mgd_step_begin(struct mgd_machine *m, int device) {
       *s = mgd_alloc_new(&m->alloc, 1, sizeof **s);
     }
     code = *s || !m->learns ? MGD_OK : MGD_E_NOMEM;
+    tell_whether_it_logs(m, device);
   }
   return mgd_state_leave(m, code);
 }
@@ -232,6 +245,7 @@ int mgd_step_operator(struct mgd_machine *m, int device, const struct mgd_step_c
     if (is_quiet(s, m->devices[device].storages.pressed)) {
       forget_step(&m->devices[device]);
     }
+    tell_whether_it_logs(m, device);
   }
   return mgd_state_leave(m, s && m->learns ? MGD_OK : MGD_E_ABSENT);
 }
@@ -322,17 +336,40 @@ static void take_over(struct mgd_step *s, struct mgd_step_learned *l, int64_t pr
   s->pressed = pressed;
 }
 
-/* Plans the same step again, with less room or with what is there now, if that is another. */
-static int plan_again(struct mgd_machine *m, int device, struct mgd_step *s, int64_t free) {
+static int64_t changed_by(int64_t a, int64_t b) { return a > b ? a - b : b - a; }
+
+/* The room to plan the same step again with: less where bytes had to leave, or what is there now, if that is another.
+ *
+ * Pieces are room for blocks that fit into them. How much they are worth depends on the sizes that the step asks for,
+ * and is found by trying: half way from a room that was enough to one that was not, or to all of it. */
+static int64_t room_again(const struct mgd_machine *m, int device, struct mgd_step_learned *l, int64_t free,
+                          int64_t pieces) {
+  const int64_t whole = room_for_plan(m, device, free + pieces, 0);
+  const bool other = changed_by(whole, l->whole) >= l->whole / CHANGED;
+  if (other || (l->tight && pieces == 0)) {
+    l->margin += l->tight ? whole / TAKEN : 0;
+    l->whole = l->too_much = whole;
+    l->enough = 0;
+    return room_for_plan(m, device, free, l->margin);
+  }
+  if (l->tight) {
+    const int64_t certain = room_for_plan(m, device, free, l->margin), half = (l->room - certain) / 2;
+    l->too_much = l->room;
+    return l->enough > 0 ? l->enough : mgd_max(0, l->room - (half > whole / LEAP ? half : whole / LEAP));
+  }
+  l->enough = l->room;
+  const int64_t more = (l->too_much - l->room) / 2;
+  return pieces > 0 && more >= whole / CHANGED && l->plans < MGD_STEP_TRIES ? l->room + more : l->room;
+}
+
+static int plan_again(struct mgd_machine *m, int device, struct mgd_step *s, int64_t free, int64_t pieces) {
   struct mgd_step_learned *l = &s->known[s->which];
   struct mgd_plan *plan = NULL;
-  l->margin += l->tight ? room_for_plan(m, device, free, 0) / TAKEN : 0;
-  const int64_t room = room_for_plan(m, device, free, l->margin);
-  const int64_t change = room > l->room ? room - l->room : l->room - room;
-  if (!l->tight && change < l->room / CHANGED) {
+  const int64_t room = room_again(m, device, l, free, pieces);
+  l->tight = false;
+  if (room == l->room) {
     return MGD_OK;
   }
-  l->tight = false;
   const int code = plan_of(m, device, s, l, room, &plan);
   l->plans++;
   if (code == MGD_OK) {
@@ -340,6 +377,7 @@ static int plan_again(struct mgd_machine *m, int device, struct mgd_step *s, int
     l->plan = plan;
     s->ahead.operators = 0;
     l->room = room;
+    l->since = 0;
   }
   return code;
 }
@@ -349,14 +387,17 @@ static bool was_tight(const struct mgd_step *s) {
   return s->pressed_before != s->log.operators[s->log.count - 1 - s->log.period].pressed;
 }
 
-static int plan_first(struct mgd_machine *m, int device, struct mgd_step *s, int64_t free) {
+static int plan_first(struct mgd_machine *m, int device, struct mgd_step *s, int64_t free,
+                      int64_t pieces, const struct mgd_step_clock *clock) {
   struct mgd_step_learned l;
-  int code = mgd_step_learn_from_log_locked(m, s, &l);
+  int code = mgd_step_learn_from_log_locked(m, s, clock, &l);
   if (code != MGD_OK) {
     s->plan_at = s->log.count + s->log.period / 32 + 1; /* now and then only, since it looks at the whole period */
     return code;
   }
-  l.margin = room_for_plan(m, device, free, 0) / MARGIN;
+  l.whole = l.too_much = room_for_plan(m, device, free + pieces, 0);
+  l.seeks = pieces > 0;
+  l.margin = l.whole / MARGIN;
   l.room = room_for_plan(m, device, free, l.margin);
   l.plans = 1;
   const uint64_t generation = s->generation;
@@ -379,16 +420,16 @@ static int plan_first(struct mgd_machine *m, int device, struct mgd_step *s, int
   return code;
 }
 
-int mgd_step_plan(struct mgd_machine *m, int device, int64_t free) {
+int mgd_step_plan(struct mgd_machine *m, int device, int64_t free, int64_t pieces, const struct mgd_step_clock *clock) {
   int code = MGD_E_ABSENT;
   mgd_state_enter(m);
   struct mgd_step *s = mgd_state_knows_device_locked(m, device) ? m->devices[device].step : NULL;
   if (s && s->planning) {
     code = MGD_E_ABSENT;
   } else if (s && s->follows) {
-    code = plan_again(m, device, s, free);
+    code = plan_again(m, device, s, free, pieces);
   } else if (s && s->log.period > 0 && s->log.count > s->log.period) {
-    code = plan_first(m, device, s, free);
+    code = plan_first(m, device, s, free, pieces, clock);
   }
   return mgd_state_leave(m, code);
 }

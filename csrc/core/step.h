@@ -28,7 +28,14 @@ struct mgd_step_call {
   const char *name; /* the pointer counts, not the text; it lives for ever, or is NULL */
   const struct mgd_step_use *uses;
   size_t n;
-  int64_t worked; /* ns, up to now; what differs from call to call is the time of an operator */
+  int64_t worked; /* what operators took so far, in ns, or a moment of a clock; -1: nobody knows */
+};
+
+/* Of a device whose operators end long after they were issued. */
+struct mgd_step_clock {
+  void *context;
+  /* ns that operators took from one moment to a later one; -1: nobody knows. Called with the mutex of the machine. */
+  int64_t (*between)(void *context, int64_t from, int64_t to);
 };
 
 struct mgd_step_state {
@@ -58,10 +65,15 @@ int mgd_step_operator(struct mgd_machine *m, int device, const struct mgd_step_c
  * two: some actions take as many. */
 int mgd_step_rest(struct mgd_machine *m, int device, const struct mgd_step_call *call, struct mgd_action *actions,
                   size_t *n);
-/* Plans the period that was found. `free`: bytes that the device's allocator could give now. Takes some ms, most of it
- * without the mutex. ABSENT: there is no period, or another thread has changed the log meanwhile. WAIT: more must be
- * seen. */
-int mgd_step_plan(struct mgd_machine *m, int device, int64_t free);
+/* Whether times are wanted: the device logs. Takes no lock, and may be an operator late. */
+bool mgd_step_logs(const struct mgd_machine *m, int device);
+/* Plans the period that was found. `free`: bytes that the device's allocator could give now; `pieces`: bytes beside
+ * them that may serve some requests and not others (step.c says how much of them counts). `clock`: whose moments
+ * `worked` had, NULL where it was ns. The bytes that an operator uses stand for a time that nobody knows. Takes some
+ * ms, most of it without the mutex. ABSENT: there is no period, or another thread has changed the log meanwhile. WAIT:
+ * more must be seen. */
+int mgd_step_plan(struct mgd_machine *m, int device, int64_t free, int64_t pieces,
+                  const struct mgd_step_clock *clock);
 int mgd_step_read(struct mgd_machine *m, int device, struct mgd_step_state *out);
 
 #ifdef __cplusplus

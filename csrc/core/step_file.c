@@ -180,6 +180,7 @@ static int load_one(struct mgd_machine *m, int device, struct tape *t, size_t n)
     l.uses = (int32_t)h.uses;
     l.room = machine.room;
     l.margin = h.margin;
+    l.whole = l.too_much = machine.room + h.margin;
     l.plans = 1;
     l.loaded = true;
     for (int32_t r = 0; r < l.roles; r++) {

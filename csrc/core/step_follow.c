@@ -8,7 +8,7 @@
 
 #define STRANGE 6 /* operators in a row that are not in the plan, before it is lost */
 #define MISSING 6 /* operators of the plan that may be left out at once */
-#define PLANS 12  /* plans for one step that each leave more free than the one before */
+#define SETTLED 3 /* periods after which a plan has shown whether its room is enough */
 #define LOOK 8    /* after so many periods it is asked again how much room there is */
 
 /* ---- roles */
@@ -210,11 +210,12 @@ static bool go_on(struct mgd_step *s, struct mgd_step_learned *l, int64_t presse
     return false;
   }
   s->at = 0;
-  l->tight = pressed > s->pressed && l->laps > 0 && l->plans < PLANS;
+  l->tight = pressed > s->pressed && (l->seeks ? l->since : l->laps) > 0 && l->plans < MGD_STEP_MOST;
   l->laps++;
+  l->since++;
   l->loaded = l->loaded && l->laps < 2;
   s->pressed = pressed;
-  return !s->planning && (l->tight || l->laps % LOOK == 0);
+  return !s->planning && (l->tight || l->laps % LOOK == 0 || (l->seeks && l->since == SETTLED));
 }
 
 bool mgd_step_follow_call_locked(struct mgd_machine *m, struct mgd_step *s, const struct mgd_step_call *call,

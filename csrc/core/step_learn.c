@@ -32,6 +32,7 @@ void mgd_step_learn_forget_locked(struct mgd_step_learned *l) {
 struct period {
   const struct mgd_step_log *log;
   int32_t first, n;
+  const struct mgd_step_clock *clock; /* NULL: `worked` is in ns */
   int32_t *role_of; /* by storage of the log, -1 */
 };
 
@@ -125,13 +126,31 @@ static void add_use(struct mgd_step_learned *l, int32_t *latest, int32_t first, 
   l->plan_uses[latest[role]].flags |= flags;
 }
 
+/* Where nobody knows, at the memory bandwidth of a large card: a plan needs the proportions. */
+#define BYTES_PER_NS 1000
+
+static int64_t duration(const struct period *p, const struct mgd_step_logged *op) {
+  int64_t ns = -1;
+  if (op->worked >= 0 && op[1].worked >= op->worked) {
+    ns = p->clock ? p->clock->between(p->clock->context, op->worked, op[1].worked) : op[1].worked - op->worked;
+  }
+  if (ns >= 0) {
+    return ns;
+  }
+  int64_t bytes = 0;
+  for (int32_t i = op->first_use; i < op[1].first_use; i++) {
+    bytes += p->log->seen[p->log->uses[i].seen].bytes;
+  }
+  return bytes / BYTES_PER_NS;
+}
+
 static void fill_operator(struct mgd_step_learned *l, const struct period *p, int32_t o, int32_t *latest) {
   const struct mgd_step_log *log = p->log;
   const struct mgd_step_logged *op = &log->operators[p->first + o];
   const int32_t base = log->operators[p->first].first_use, first = l->uses;
   l->kinds[o] =
       (struct mgd_step_kind){op->kind, op->window, op->first_use - base, op->first_made - made_from(p, 0), -1};
-  l->ns[o] = op[1].worked > op->worked ? op[1].worked - op->worked : 0;
+  l->ns[o] = duration(p, op);
   l->plan_first[o] = first;
   for (int32_t i = op->first_use; i < op[1].first_use; i++) {
     const struct mgd_step_logged_use *u = &log->uses[i];
@@ -193,8 +212,10 @@ static bool fill_step(struct mgd_machine *m, struct mgd_step_learned *l, struct 
   return true;
 }
 
-int mgd_step_learn_from_log_locked(struct mgd_machine *m, struct mgd_step *s, struct mgd_step_learned *out) {
-  struct period p = {.log = &s->log, .first = s->log.count - 1 - s->log.period, .n = s->log.period};
+int mgd_step_learn_from_log_locked(struct mgd_machine *m, struct mgd_step *s, const struct mgd_step_clock *clock,
+                                   struct mgd_step_learned *out) {
+  struct period p = {
+      .log = &s->log, .first = s->log.count - 1 - s->log.period, .n = s->log.period, .clock = clock};
   p.role_of = mgd_alloc_new(&m->alloc, (size_t)s->log.seen_count + 1, sizeof *p.role_of);
   *out = (struct mgd_step_learned){0};
   if (!knows_deaths(&p)) {

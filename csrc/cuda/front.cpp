@@ -17,8 +17,10 @@
 #include <limits>
 #include <type_traits>
 
+#include "leaving.h"
 #include "room.h"
 #include "streams.h"
+#include "times.h"
 
 namespace managed {
 namespace {
@@ -112,6 +114,7 @@ class Request {
  private:
   bool make_room(std::size_t bytes) {
     const WithoutGil no_gil;
+    const Pause pause(device_);
     made_room_ = hook->make_room(device_, bytes);
     if (made_room_) has_waited_ = false; // what left may wait for streams in its turn
     return made_room_;
@@ -119,10 +122,12 @@ class Request {
 
   void see_to_shortage() {
     C10_CUDA_CHECK(c10::cuda::GetDevice(&device_));
-    const std::size_t needed = needed_for(device_, bytes_), there = room(device_);
+    const std::size_t needed = needed_for(device_, bytes_);
+    if (give_back_blocks(device_, needed)) return;
+    const std::size_t there = room(device_);
     fits_ = there >= needed; // the callback may not look as closely
     if (fits_) return give_cache_back(needed);
-    if (wait_for_pending(there, needed)) return;
+    if (wait_for_pending(needed)) return;
     hopeless_ =
         needed > allowed(device_) || !make_room(needed); // torch may still know a way, and has the words for the error
   }
@@ -136,8 +141,8 @@ class Request {
   }
 
   // Torch would wait as well, with its lock held.
-  bool wait_for_pending(std::size_t there, std::size_t needed) {
-    if (has_waited_ || !has_pending(device_) || there + soon_free(device_) < needed) return false;
+  bool wait_for_pending(std::size_t needed) {
+    if (has_waited_ || !has_pending(device_) || room_soon(device_) < needed) return false;
     const WithoutGil no_gil;
     hook->waited();
     wait_for_streams(device_);
@@ -148,6 +153,7 @@ class Request {
   bool see_to_refusal() {
     fits_ = false;
     C10_CUDA_CHECK(c10::cuda::GetDevice(&device_));
+    if (give_back_blocks(device_, kAll)) return true;
     if (uses_pool(device_) || is_capturing(device_)) return false;
     const std::size_t needed = needed_for(device_, bytes_);
     return needed <= allowed(device_) && make_room(room(device_) + needed);
@@ -209,16 +215,23 @@ class FrontOf : public Base {
   }
   void enable(bool value) override { native_->enable(value); }
   bool isEnabled() const override { return native_->isEnabled(); }
-  void emptyCache(c10::MempoolId_t id) override { native_->emptyCache(id); }
+  void emptyCache(c10::MempoolId_t id) override {
+    for (int device = 0; device < kMostDevices; device++) give_back_blocks(device, kAll);
+    native_->emptyCache(id);
+  }
   void cacheInfo(c10::DeviceIndex device, std::size_t* largest) override { native_->cacheInfo(device, largest); }
   void* getBaseAllocation(void* p, std::size_t* size) override { return native_->getBaseAllocation(p, size); }
   void recordStream(const c10::DataPtr& p, c10::cuda::CUDAStream stream) override { native_->recordStream(p, stream); }
   void recordStream(const c10::DataPtr& p, c10::Stream stream) override { native_->recordStream(p, stream); }
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
+    give_back_blocks(device, kAll); // whoever looks finds free what was given up
     return native_->getDeviceStats(device);
   }
   void resetAccumulatedStats(c10::DeviceIndex device) override { native_->resetAccumulatedStats(device); }
-  void resetPeakStats(c10::DeviceIndex device) override { native_->resetPeakStats(device); }
+  void resetPeakStats(c10::DeviceIndex device) override {
+    give_back_blocks(device, kAll);
+    native_->resetPeakStats(device);
+  }
   allocator::SnapshotInfo snapshot(c10::MempoolId_t id) { return native_->snapshot(id); }
   allocator::SnapshotInfo snapshot(c10::MempoolId_t id, bool traces) { return native_->snapshot(id, traces); }
   void markCaptureBegin(c10::DeviceIndex device) { native_->markCaptureBegin(device); }

@@ -11,10 +11,13 @@
 #include <new>
 
 #include "front.h"
+#include "leaving.h"
+#include "links.h"
 #include "moves.h"
 #include "pressure.h"
 #include "room.h"
 #include "streams.h"
+#include "times.h"
 
 namespace managed {
 namespace {
@@ -52,26 +55,6 @@ void limit(int device, std::size_t bytes) {
   if (static_cast<std::size_t>(a->getDeviceStats(index_of(device)).reserved_bytes[0].current) > bytes) a->emptyCache();
 }
 
-int attribute(cudaDeviceP2PAttr what, int from, int to) {
-  int value = 0;
-  if (cudaDeviceGetP2PAttribute(&value, what, from, to) != cudaSuccess) (void)cudaGetLastError();
-  return value;
-}
-
-// The runtime does not tell how fast a link is, so these are those of common ones, in bytes/ns in one direction. PCI
-// Express: 31.5 for generation 4 with 16 lanes (PCI-SIG, 16 GT/s a lane with 128b/130b). NVLink: 300 (NVIDIA A100 data
-// sheet, 2021: 600 GB/s in both directions together); devices do atomic operations on each other's memory only over it.
-// What cannot reach the other device goes through the host, over two links. Starting a copy takes about 10 us.
-void link(int from, int to, std::int64_t* latency_ns, double* bytes_per_ns) {
-  constexpr double kPcie = 31.5, kNvlink = 300.0;
-  constexpr std::int64_t kStart = 10'000;
-  const bool host = from < 0 || to < 0;
-  const bool direct = host || attribute(cudaDevP2PAttrAccessSupported, from, to);
-  const bool nvlink = !host && attribute(cudaDevP2PAttrNativeAtomicSupported, from, to);
-  *latency_ns = direct ? kStart : 2 * kStart;
-  *bytes_per_ns = nvlink ? kNvlink : direct ? kPcie : kPcie / 2;
-}
-
 // To lock pages makes a context on the current device where it has none. A recording on another thread does not mind.
 void* lock_pages(std::size_t bytes) {
   const c10::cuda::OptionalCUDAGuard guard(c10::cuda::getDeviceIndexWithPrimaryContext());
@@ -100,14 +83,18 @@ void fill_backend(CudaBridge* bridge) {
   bridge->begin_copy = &begin_copy;
   bridge->point = &point;
   bridge->allocate_for_copy = &allocate_for_copy;
-  bridge->free_after = &free_after;
+  bridge->free_after = &give_up_block;
   bridge->start = &start;
   bridge->capacity = &capacity;
   bridge->room = &room;
-  bridge->soon_free = &soon_free;
+  bridge->room_soon = &room_soon;
   bridge->speed = &speed;
   bridge->use = &use_stream;
   bridge->retire = &retire_block;
+  bridge->worked = &moment;
+  bridge->begin_work = &begin_work;
+  bridge->worked_between = &worked_between;
+  bridge->await_moments = &await_moments;
   bridge->lock_pages = &lock_pages;
   bridge->unlock_pages = &unlock_pages;
 }

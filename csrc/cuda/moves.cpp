@@ -13,7 +13,9 @@
 #include <mutex>
 #include <vector>
 
+#include "leaving.h"
 #include "streams.h"
+#include "times.h"
 
 namespace managed {
 namespace {
@@ -93,6 +95,7 @@ class Move final : public Copy {
   }
   void lead_streams(int device) {
     if (has_ended()) return;
+    const Pause pause(device);
     const c10::cuda::CUDAGuard guard(index_of(device));
     each_stream(device, [&](cudaStream_t stream) {
       is_recording(stream) ? wait() : event_.lead(stream); // a graph waits for nothing outside
@@ -146,29 +149,55 @@ void follow_source(int from, cudaStream_t copies) {
   });
 }
 
-// The memory of the target was used before on the current stream, for which it was allocated.
-void follow_target(int to, cudaStream_t copies) {
-  const c10::cuda::CUDAGuard guard(index_of(to));
-  order_streams(to, c10::cuda::getCurrentCUDAStream(index_of(to)).stream(), copies);
-}
+// What the memory of the target was used for before: work on the current stream, for which it was allocated, or a copy
+// whose block it was until now (leaving.h).
+class Before {
+ public:
+  explicit Before(const void* target) { takes_ = comes_after(target, &copy_, &users_); }
+
+  void lead(int to, cudaStream_t copies) const {
+    if (takes_) {
+      move_of(copy_).lead(copies);
+      if (users_) static_cast<Streams&>(*users_).lead(copies);
+      return;
+    }
+    const c10::cuda::CUDAGuard guard(index_of(to));
+    order_streams(to, c10::cuda::getCurrentCUDAStream(index_of(to)).stream(), copies);
+  }
+  // Nothing comes into the block, which goes back to torch: what its streams do with it comes after that copy.
+  void give_up(int to) const {
+    if (takes_) move_of(copy_).lead_streams(to);
+  }
+
+ private:
+  bool takes_;
+  CopyPtr copy_;
+  PointPtr users_;
+};
 
 } // namespace
 
 CopyPtr begin_copy(int to, void* target, int from, const void* source, std::size_t bytes, Urgency urgency,
                    c10::ArrayRef<CopyPtr> after, const PointPtr& point) {
-  const int device = from < 0 ? to : from;
-  refuse_capture(device);
-  if (from >= 0 && to >= 0) refuse_capture(to);
-  const c10::cuda::CUDAGuard guard(index_of(device));
-  const cudaStream_t stream = copy_stream(device, from < 0 ? kIn : kOut, urgency);
-  auto copy = std::make_shared<Move>(device);
-  if (from >= 0) point ? static_cast<Streams&>(*point).lead(stream) : follow_source(from, stream);
-  if (to >= 0) follow_target(to, stream);
-  for (const CopyPtr& earlier : after)
-    if (earlier) move_of(earlier).lead(stream);
-  enqueue(to, target, from, source, bytes, stream);
-  copy->begun(stream);
-  return copy;
+  const Before before(target);
+  try {
+    const int device = from < 0 ? to : from;
+    refuse_capture(device);
+    if (from >= 0 && to >= 0) refuse_capture(to);
+    const c10::cuda::CUDAGuard guard(index_of(device));
+    const cudaStream_t stream = copy_stream(device, from < 0 ? kIn : kOut, urgency);
+    auto copy = std::make_shared<Move>(device);
+    if (from >= 0) point ? static_cast<Streams&>(*point).lead(stream) : follow_source(from, stream);
+    if (to >= 0) before.lead(to, stream);
+    for (const CopyPtr& earlier : after)
+      if (earlier) move_of(earlier).lead(stream);
+    enqueue(to, target, from, source, bytes, stream);
+    copy->begun(stream);
+    return copy;
+  } catch (...) {
+    before.give_up(to);
+    throw;
+  }
 }
 
 // What is recorded into a graph is no point in a stream's work.
@@ -187,20 +216,11 @@ PointPtr point(int device) {
 
 c10::DataPtr allocate_for_copy(int device, std::size_t bytes, Urgency) {
   const c10::cuda::CUDAGuard guard(index_of(device));
-  return c10::GetAllocator(c10::kCUDA)->allocate(bytes);
-}
-
-// The block is room at once. A device that has failed says so at the next call.
-void free_after(c10::DataPtr& block, const CopyPtr& copy, bool) {
-  const c10::DeleterFnPtr give_back = block.get_deleter();
-  void* context = block.release_context();
-  const int device = block.device().index();
-  block.clear();
-  try {
-    move_of(copy).lead_streams(device);
-    give_back(context);
-  } catch (const std::exception&) {
+  if (c10::DataPtr block = take_block_for_copy(device, bytes); block.get()) {
+    know_stream(device);
+    return block;
   }
+  return c10::GetAllocator(c10::kCUDA)->allocate(bytes);
 }
 
 void follow_copies(int device, cudaStream_t stream) {

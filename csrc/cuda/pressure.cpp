@@ -8,6 +8,7 @@
 #include <atomic>
 
 #include "front.h"
+#include "leaving.h"
 #include "streams.h"
 
 namespace managed {
@@ -35,7 +36,7 @@ class MakeRoom final : public c10::FreeMemoryCallback {
     if (is_seen_to_by_front(device)) return false;
     if (allocator::isHistoryEnabled())
       return false; // a free would take the GIL for its stack trace, under the allocator's lock
-    return make_some_room(*h, device);
+    return give_back_blocks(device, kAll) || make_some_room(*h, device);
   } catch (const std::exception&) {
     return false;
   }

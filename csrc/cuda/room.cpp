@@ -15,6 +15,7 @@
 #include <cmath>
 
 #include "front.h"
+#include "leaving.h"
 #include "streams.h"
 
 namespace managed {
@@ -117,20 +118,35 @@ std::size_t allowed(int device) {
       std::llround(native()->getMemoryFraction(index_of(device)) * static_cast<double>(capacity(device))));
 }
 
-std::size_t room(int device) {
+namespace {
+
+// Null: nothing is there.
+Allocator* allocator_of(int device) {
   Allocator* any = allocator::get();
-  if (!any || !any->initialized() || !c10::cuda::hasPrimaryContext(index_of(device))) return 0;
-  Allocator* a = native();
-  if (!a) return any->getMemoryInfo(index_of(device)).first;
-  if (is_in_callback() || figures_tell(a, device)) return certain_room(device);
-  return room_with(a, device, a->getDeviceStats(index_of(device)), idle_by_snapshot(a, device));
+  return any && any->initialized() && c10::cuda::hasPrimaryContext(index_of(device)) ? any : nullptr;
 }
 
-std::size_t soon_free(int device) {
+std::size_t exact_room(Allocator* a, int device, const Stats& stats) {
+  return room_with(a, device, stats, figures_tell(a, device) ? idle_by_stats(stats) : idle_by_snapshot(a, device));
+}
+
+} // namespace
+
+std::size_t room(int device) {
+  Allocator* any = allocator_of(device);
+  if (!any) return 0;
   Allocator* a = native();
-  if (!a || !a->initialized() || !c10::cuda::hasPrimaryContext(index_of(device))) return 0;
+  if (!a) return any->getMemoryInfo(index_of(device)).first;
+  give_back_blocks(device, kAll); // they are room, and only torch knows how much
+  return is_in_callback() ? certain_room(device) : exact_room(a, device, a->getDeviceStats(index_of(device)));
+}
+
+std::size_t room_soon(int device) {
+  Allocator* a = allocator_of(device) ? native() : nullptr;
+  if (!a || is_in_callback()) return room(device);
   const Stats stats = a->getDeviceStats(index_of(device));
-  return static_cast<std::size_t>(stats.inactive_split_bytes[0].current + pending_of(stats));
+  return exact_room(a, device, stats) + static_cast<std::size_t>(stats.inactive_split_bytes[0].current) +
+      static_cast<std::size_t>(pending_of(stats)) + bytes_given_up(device);
 }
 
 bool has_pending(int device) { return pending_of(native()->getDeviceStats(index_of(device))) > 0; }

@@ -23,9 +23,9 @@ std::size_t room_in_driver(int device);
 // The most that torch may have there.
 std::size_t allowed(int device);
 
-// Bytes that are no room as yet: pieces of segments that are in use otherwise, and blocks that were freed but wait for
-// streams.
-std::size_t soon_free(int device);
+// The same and bytes that are no room as yet: pieces of segments that are in use otherwise, and blocks that were freed
+// but wait for streams or copies. Who asks gives none of them back.
+std::size_t room_soon(int device);
 
 // Whether there are blocks that were freed but wait for streams.
 bool has_pending(int device);

@@ -109,7 +109,7 @@ c10::DataPtr allocate_for_copy(int device, std::size_t bytes, Urgency urgency) {
   return allocator_of(device)->allocate(bytes);
 }
 
-void free_after(c10::DataPtr &block, const CopyPtr &copy, bool last) {
+void free_after(c10::DataPtr &block, const CopyPtr &copy, bool last, std::size_t) {
   if (copy) {
     const int device = block.device().index();
     hand_over(block, last ? move_of(*copy).reader_of(device) : current_stream(device), last);

@@ -58,7 +58,7 @@ class Point {
 using PointPtr = std::shared_ptr<Point>;
 
 struct Bridge {
-  int version = 13;
+  int version = 14;
 
   // ---- filled by the hook; null until it attaches
   // The device has no room for a request of so many bytes: free something and return true to look again. No lock of
@@ -95,13 +95,14 @@ struct Bridge {
   // Memory of the device for what such a copy will bring; the copy comes after what used the memory before. Throws as
   // the allocator does.
   c10::DataPtr (*allocate_for_copy)(int device, std::size_t bytes, Urgency urgency) = nullptr;
-  // Frees a block that the copy still reads or writes: whoever gets its memory comes after that. `last`: nothing uses
-  // the block after the copy. Must not throw.
-  void (*free_after)(c10::DataPtr& block, const CopyPtr& copy, bool last) = nullptr;
+  // Frees a block of so many bytes (0: nobody knows) that the copy still reads or writes: whoever gets its memory comes
+  // after that. `last`: nothing uses the block after the copy. Must not throw.
+  void (*free_after)(c10::DataPtr& block, const CopyPtr& copy, bool last, std::size_t bytes) = nullptr;
 
   // The number of the copy that this thread issued last, where there is a log of them. Must not throw.
   std::uint64_t (*last_copy)() = nullptr;
-  // What the operators take that were issued to the device so far, in ns. Null: nobody knows. Must not throw.
+  // What the operators take that were issued to the device so far, in ns; or, where worked_between is there, the moment
+  // at which its current stream has done them, and -1 where that cannot be told. Null: nobody knows. Must not throw.
   std::int64_t (*worked)(int device) = nullptr;
   // Whose bytes an allocation of the backend holds, for a profile. Takes no lock; must not throw.
   void (*own)(const c10::DataPtr& pointer, mgd_hold_owner owner) = nullptr;
@@ -119,9 +120,9 @@ struct Bridge {
   // Bytes of the device, and those that an allocation could have now. No context is made where there is none.
   std::size_t (*capacity)(int device) = nullptr;
   std::size_t (*room)(int device) = nullptr;
-  // Bytes that are no room as yet: free pieces between blocks that are in use, which serve what fits or come free with
-  // these; and freed blocks that kernels on other streams may still use, for which an allocation waits.
-  std::size_t (*soon_free)(int device) = nullptr;
+  // The room, and bytes that are none as yet: free pieces between blocks that are in use, which serve what fits or come
+  // free with these; and freed blocks that copies or kernels on other streams may still use.
+  std::size_t (*room_soon)(int device) = nullptr;
   // How fast it is beside the others, in any unit; 0: nobody knows.
   double (*speed)(int device) = nullptr;
   // An operator of this thread uses memory of the device: the backend remembers on which stream. True: it wants to hear
@@ -142,6 +143,16 @@ struct Bridge {
   // knows. Must not throw.
   std::int64_t (*busy_for)(int device) = nullptr;
   std::int64_t (*written_in)(const c10::DataPtr& pointer) = nullptr;
+
+  // ---- times, filled by a backend that knows them only when its kernels have run, or left null
+  // What this thread puts into the current stream from now on is an operator's work; since the last moment it was what
+  // the operator waits for. Must not throw.
+  void (*begin_work)(int device) = nullptr;
+  // ns that operators worked between two moments; -1: it has not come there, or has forgotten. Called with the core's
+  // mutex held; must not throw.
+  std::int64_t (*worked_between)(int device, std::int64_t from, std::int64_t to) = nullptr;
+  // This thread waits until the last of these moments has come. Must not throw.
+  void (*await_moments)(int device) = nullptr;
 };
 
 } // namespace managed

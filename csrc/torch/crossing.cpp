@@ -163,7 +163,7 @@ at::Tensor copy_staged(const at::Tensor& t, c10::Device to, const Bridge& backen
     staged.read_by(copy);
     copy->order(block);
   } catch (...) {
-    free_idle_block(block, copy);
+    free_idle_block(block, copy, t.nbytes());
     throw;
   }
   at::Tensor r = over_block(t, std::move(block));

@@ -106,10 +106,10 @@ int64_t free_bytes(int id) {
   return b && b->room ? static_cast<int64_t>(b->room(d.index())) : memory_info(d).first;
 }
 
-int64_t soon_free(int id) {
+int64_t bytes_free_soon(int id) {
   const c10::Device d = device_of(id);
   const Bridge* b = backend_of(d.type());
-  return b && b->soon_free ? static_cast<int64_t>(b->soon_free(d.index())) : 0;
+  return b && b->room_soon ? static_cast<int64_t>(b->room_soon(d.index())) : free_bytes(id);
 }
 
 std::atomic<bool> kernels_are_async{false};

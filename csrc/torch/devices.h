@@ -30,8 +30,8 @@ bool has_context(c10::Device d);
 
 // What the allocator of the device says is free, in bytes; of a simulated device exactly.
 int64_t free_bytes(int id);
-// Bytes that are no room as yet, but may be soon (bridge.h).
-int64_t soon_free(int id);
+// The same and what will be free without anybody leaving (bridge.h). To ask changes nothing.
+int64_t bytes_free_soon(int id);
 
 // The backend that allocates on this kind of device, or null when nothing may leave there.
 const Bridge* backend_of(c10::DeviceType type);

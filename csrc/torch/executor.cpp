@@ -140,7 +140,7 @@ void leave(StorageHandle* h, int from, int to, HostMemory* memory, const CopyPtr
       backend_of(c10::kPrivateUse1)->values)
     std::memset(old.mutable_get(), 0xCB, h->size());
   const CopyPtr before = std::exchange(h->last, to == MGD_HOST ? nullptr : copy);
-  (copied ? free_idle_block : free_block)(old, copy ? copy : before);
+  (copied ? free_idle_block : free_block)(old, copy ? copy : before, h->size());
   end_spill(h, to, memory);
 }
 
@@ -237,7 +237,7 @@ CopyPtr begin_return(StorageHandle* h, const mgd_action& a, c10::DataPtr& block,
 void come_home(StorageHandle* h, const CopyPtr& copy) {
   if (h->was_lent.load(std::memory_order_relaxed)) mgd_handle_write(h);
   c10::DataPtr guest = std::exchange(h->guest, {});
-  free_idle_block(guest, copy);
+  free_idle_block(guest, copy, h->size());
 }
 
 } // namespace
@@ -278,7 +278,7 @@ void carry_home(const mgd_action& a) {
     copy = begin_return(h, a, block, Urgency::Now);
     if (copy) copy->order(block);
   } catch (...) {
-    free_idle_block(block, copy);
+    free_idle_block(block, copy, h->size());
     end_restore(h, MGD_SPILLED);
     throw;
   }

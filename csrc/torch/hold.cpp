@@ -110,6 +110,15 @@ void Hold::log_uses() const {
   for (const Use& u : used_) log_use(u.handle, u.handle->bytes, call, u.written ? UseKind::Written : UseKind::Read);
 }
 
+// The operator runs next, on each of the devices.
+void Hold::begin_to_work() const {
+  const mgd_mask watched = steps_watched.load(std::memory_order_relaxed);
+  if (!turn_ || !watched) return;
+  for (std::size_t i = 0; i < used_.size(); i++)
+    if (const int home = used_[i].handle->home; (watched >> home & 1) && (i == 0 || home != used_[i - 1].handle->home))
+      begin_work(home);
+}
+
 // Before its operands come home: what a plan lets leave first makes room for them.
 void Hold::watch_uses(const char* operator_name) const {
   if (noting_uses.load(std::memory_order_relaxed)) log_uses();
@@ -126,6 +135,7 @@ void Hold::watch_uses(const char* operator_name) const {
       if (u.handle->home == device) uses.push_back({u.handle, u.written});
     follow_step(device, operator_name, uses);
   }
+  if (!away_) begin_to_work();
 }
 
 void Hold::take_turn(Turn& turn, const StorageHandle* first) {
@@ -212,8 +222,8 @@ int Hold::begin_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std:
   int64_t room[MGD_MAX_DEVICES] = {};
   for (const Use& u : used_) {
     const int home = u.handle->home;
-    if (!mgd_handle_is_home(u.handle) && room[home] == 0)
-      room[home] = free_bytes(home) + soon_free(home); // to ask takes the allocator's lock
+    if (mgd_handle_is_away(u.handle) && room[home] == 0) // what arrives has its room
+      room[home] = bytes_free_soon(home); // to ask takes the allocator's lock
   }
   const int code = mgd_restore_begin(machine(), handles, used_.size(), room, plan, n, device);
   if (code == MGD_OK) carry_out_all(plan, *n);
@@ -258,6 +268,7 @@ void Hold::bring_home_slow(const char* operator_name) {
   while (!try_to_bring_home(handles.data(), plan.data(), plan.size(), deadline, operator_name)) {
   }
   away_ = false;
+  begin_to_work();
   for (const Use& u : used_)
     if (u.written && mgd_handle_write(u.handle)) write_after_copy(u.handle);
 }

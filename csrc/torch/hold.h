@@ -80,6 +80,7 @@ class Hold {
   };
   void log_uses() const;
   void watch_uses(const char* operator_name) const;
+  void begin_to_work() const;
   void enter(const StorageHandle* first);
   void record_streams(); // operands may stand on several devices, as those of a copy do
   void add_tangent(const at::Tensor& t,

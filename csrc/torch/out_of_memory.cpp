@@ -28,8 +28,9 @@ void add_device(std::ostringstream& s, int id) {
     s << "not used by this process";
     return;
   }
-  s << readable(free_bytes(id)) << " free";
-  add_part(s, "between blocks or waiting for kernels", soon_free(id));
+  const int64_t free = free_bytes(id);
+  s << readable(free) << " free";
+  add_part(s, "between blocks or waiting for kernels", bytes_free_soon(id) - free);
   add_part(s, "could leave", u.idle);
   add_part(s, "in use by operators", u.in_use);
   static constexpr const char* reasons[] = {

@@ -1,6 +1,7 @@
 // steps.cpp: see steps.h.
 #include "steps.h"
 
+#include <algorithm>
 #include <array>
 
 #include "../core/step_file.h"
@@ -20,17 +21,27 @@ namespace {
 
 std::atomic<bool> learns{true};
 
-// Where nobody knows what operators take, their bytes stand for it: ns at the memory bandwidth of a large card. A plan
-// needs the proportions.
-constexpr int64_t kBytesPerNs = 1000;
-std::array<std::atomic<int64_t>, MGD_MAX_DEVICES> bytes_worked{};
-
-int64_t worked(int device, c10::ArrayRef<mgd_step_use> uses) {
+// A moment is an event in a stream, so there are some only while they are wanted.
+int64_t worked(int device) {
   const c10::Device d = device_of(device);
-  if (const auto* backend = backend_of(d.type()); backend->worked) return backend->worked(d.index());
-  int64_t bytes = 0;
-  for (const mgd_step_use& u : uses) bytes += u.handle->bytes;
-  return bytes_worked[static_cast<std::size_t>(device)].fetch_add(bytes / kBytesPerNs, std::memory_order_relaxed);
+  const Bridge* backend = backend_of(d.type());
+  if (!backend->worked || (backend->worked_between && !mgd_step_logs(machine(), device))) return -1;
+  return backend->worked(d.index());
+}
+
+int64_t between(void* device, int64_t from, int64_t to) {
+  const auto* d = static_cast<const c10::Device*>(device);
+  return backend_of(d->type())->worked_between(d->index(), from, to);
+}
+
+// What was logged may lie ahead of the device: before its first plan a step is waited for, once.
+void plan(int device) {
+  c10::Device d = device_of(device);
+  const Bridge* backend = backend_of(d.type());
+  const mgd_step_clock clock{&d, &between};
+  if (backend->worked_between && mgd_step_logs(machine(), device)) backend->await_moments(d.index());
+  const int64_t free = free_bytes(device), pieces = std::max<int64_t>(0, bytes_free_soon(device) - free);
+  mgd_step_plan(machine(), device, free, pieces, backend->worked_between ? &clock : nullptr);
 }
 
 // Who notes uses may begin in between, and asks again himself.
@@ -50,7 +61,7 @@ void begin_steps(int device) {
 
 void follow_step(int device, const char* operator_name, c10::ArrayRef<mgd_step_use> uses) noexcept {
   pass_by(device);
-  const mgd_step_call call{operator_name, uses.data(), uses.size(), worked(device, uses)};
+  const mgd_step_call call{operator_name, uses.data(), uses.size(), worked(device)};
   bool plans = false;
   {
     const Transfer moving;
@@ -66,7 +77,13 @@ void follow_step(int device, const char* operator_name, c10::ArrayRef<mgd_step_u
       carry_out_planned(actions.data(), n);
     }
   }
-  if (plans) mgd_step_plan(machine(), device, free_bytes(device));
+  if (plans) plan(device);
+}
+
+void begin_work(int device) noexcept {
+  const c10::Device d = device_of(device);
+  const Bridge* backend = backend_of(d.type());
+  if (backend->begin_work && mgd_step_logs(machine(), device)) backend->begin_work(d.index());
 }
 
 void learn_steps(bool on) {

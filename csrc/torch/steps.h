@@ -16,6 +16,8 @@ extern std::atomic<uint64_t> steps_watched; // bit i: the device with that id lo
 void begin_steps(int device); // bytes had to leave it for the host
 // An operator is about to use these storages, all of the device. Never throws: without a plan all goes on as before.
 void follow_step(int device, const char* operator_name, c10::ArrayRef<mgd_step_use> uses) noexcept;
+// The storages are at home, and the operator is about to run. Never throws.
+void begin_work(int device) noexcept;
 void learn_steps(bool on);
 bool learns_steps();
 

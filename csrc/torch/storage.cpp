@@ -115,8 +115,8 @@ namespace {
 // The allocator records an event for each stream of a block, and throws when the driver refuses, as it does after a
 // device-side assert. It is called by its name, because a unique_ptr ends the process where its deleter throws. The
 // block is lost then, and the device with it: the next call that waits for the device says why.
-void free_with(c10::DataPtr& block, const CopyPtr& copy, bool last) noexcept {
-  if (copy && block.get_context()) return backend_of(block.device().type())->free_after(block, copy, last);
+void free_with(c10::DataPtr& block, const CopyPtr& copy, bool last, std::size_t bytes) noexcept {
+  if (copy && block.get_context()) return backend_of(block.device().type())->free_after(block, copy, last, bytes);
   const c10::DeleterFnPtr give_back = block.get_deleter();
   void* context = block.release_context();
   block.clear();
@@ -128,12 +128,14 @@ void free_with(c10::DataPtr& block, const CopyPtr& copy, bool last) noexcept {
 
 } // namespace
 
-void free_idle_block(c10::DataPtr& block, const CopyPtr& copy) noexcept { free_with(block, copy, true); }
+void free_idle_block(c10::DataPtr& block, const CopyPtr& copy, std::size_t bytes) noexcept {
+  free_with(block, copy, true, bytes);
+}
 
-void free_block(c10::DataPtr& block, const CopyPtr& copy) noexcept {
+void free_block(c10::DataPtr& block, const CopyPtr& copy, std::size_t bytes) noexcept {
   const Bridge* h = block.get() ? backend_of(block.device().type()) : nullptr;
   if (h && h->retire) h->retire(block);
-  free_with(block, copy, false);
+  free_with(block, copy, false, bytes);
 }
 
 // A thread that ends leaves its counts behind. Whatever it still does after that joins again, for good.
@@ -205,9 +207,9 @@ void advise_storages(const at::Tensor& t, uint32_t advice) {
 
 // A copy may still use them.
 StorageHandle::~StorageHandle() {
-  free_block(block, last);
-  free_idle_block(coming, last);
-  free_idle_block(guest, last);
+  free_block(block, last, size());
+  free_idle_block(coming, last, size());
+  free_idle_block(guest, last, size());
 }
 
 void drop_handle(void* context) {
@@ -223,9 +225,9 @@ void drop_handle(void* context) {
   mgd_handle_close(machine(), h, &moving, &memory);
   if (!moving) { // an operator that still holds the handle needs the bytes no more: they go now
     free_host(memory);
-    free_block(h->block, h->last);
-    free_idle_block(h->coming, h->last);
-    free_idle_block(h->guest, h->last);
+    free_block(h->block, h->last, h->size());
+    free_idle_block(h->coming, h->last, h->size());
+    free_idle_block(h->guest, h->last, h->size());
   }
   unfinished_deaths--;
   if (mgd_handle_put(h, MGD_ALIVE)) delete h;

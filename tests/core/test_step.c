@@ -20,10 +20,12 @@ struct storage {
 
 struct device {
   struct mgd_machine *m;
-  int64_t room, worked;
+  int64_t room, worked, less, pieces; /* so much less than is free is certain, and so much more may be room */
   uint64_t tick, random;
   int64_t planned, needed, spares, refused; /* what was done ahead of need; restores at need; what found no room */
   bool knows; /* that bytes had to leave */
+  bool untimed; /* nobody knows what operators take */
+  const struct mgd_step_clock *clock;
   struct storage *weights[LAYERS], *results[LAYERS], *gradients[LAYERS];
 };
 
@@ -151,7 +153,7 @@ static void run(struct device *d, const char *name, struct storage *const *s, si
       (void)mgd_handle_write(handles[i]);
     }
   }
-  const struct mgd_step_call call = {name, uses, n, d->worked};
+  const struct mgd_step_call call = {name, uses, n, d->untimed ? -1 : d->worked};
   EXPECT_CODE(mgd_step_operator(d->m, 1, &call, actions, &made, &plans), d->m->devices[1].step ? MGD_OK : MGD_E_ABSENT);
   act_ahead(d, actions, made);
   while (made + 2 >= MGD_STEP_ACTIONS) {
@@ -160,7 +162,7 @@ static void run(struct device *d, const char *name, struct storage *const *s, si
     act_ahead(d, actions, made);
   }
   if (plans) {
-    const int code = mgd_step_plan(d->m, 1, d->room - in_use(d));
+    const int code = mgd_step_plan(d->m, 1, d->room - in_use(d) - d->less, d->pieces, d->clock);
     EXPECT(code == MGD_OK || code == MGD_E_NOMEM || code == MGD_E_WAIT);
   }
   bring_home(d, handles, n);
@@ -274,6 +276,72 @@ static void many_come_before_one_operator(uint64_t seed) {
   for (int i = 0; i < MANY; i++) {
     drop(&d, &small[i]);
   }
+  give_up(&d);
+}
+
+static int64_t seven_times(void *context, int64_t from, int64_t to) {
+  ++*(int *)context;
+  return 7 * (to - from);
+}
+
+static int64_t unknown(void *context, int64_t from, int64_t to) { return ++*(int *)context, from < to ? -1 : 0; }
+
+/* What two operators that use 600,000 bytes each are taken to need. */
+static int64_t ideal_by(uint64_t seed, const struct mgd_step_clock *clock, bool untimed) {
+  struct device d = new_device(seed, 0);
+  d.room = 1024000;
+  d.clock = clock;
+  d.untimed = untimed;
+  EXPECT(!mgd_step_logs(d.m, 1));
+  struct storage *two[] = {make(&d, 600000), make(&d, 600000)};
+  EXPECT(mgd_step_logs(d.m, 1)); /* one had to leave */
+  for (int i = 0; i < 20; i++) {
+    run(&d, "one", &two[0], 1, true);
+    run(&d, "other", &two[1], 1, true);
+  }
+  EXPECT(state(&d).follows && !mgd_step_logs(d.m, 1));
+  const int64_t ideal = state(&d).ideal;
+  drop(&d, &two[0]);
+  drop(&d, &two[1]);
+  give_up(&d);
+  return ideal;
+}
+
+/* 100 each by what `worked` says, which a clock may have in moments of its own; and by their bytes where nobody knows. */
+static void times_are_ns_or_moments(uint64_t seed) {
+  int asked = 0;
+  const struct mgd_step_clock slow = {&asked, seven_times}, none = {&asked, unknown};
+  EXPECT_INT(ideal_by(seed, NULL, false), 200);
+  EXPECT_INT(ideal_by(seed, NULL, true), 1200);
+  EXPECT_INT(asked, 0);
+  EXPECT_INT(ideal_by(seed, &slow, false), 1400);
+  EXPECT_INT(asked, 2);
+  EXPECT_INT(ideal_by(seed, &slow, true), 1200);
+  EXPECT_INT(asked, 2);
+  EXPECT_INT(ideal_by(seed, &none, false), 1200);
+  EXPECT_INT(asked, 4);
+}
+
+/* 60 bytes less than there is are certain, and 40 more would be there if all pieces served. The room is found between:
+ * a plan for too much lets bytes leave unasked for, is given up for the one before, and nothing is tried for ever. */
+static void what_pieces_are_worth_is_tried(uint64_t seed) {
+  struct device d = new_device(seed, 0);
+  d.less = 60;
+  d.pieces = 100;
+  int64_t least = INT64_MAX, most = 0, room = 0, plans = 0;
+  for (int i = 0; i < 120; i++) {
+    train(&d);
+    const struct mgd_step_state now = state(&d);
+    least = now.follows && now.room < least ? now.room : least;
+    most = now.room > most ? now.room : most;
+    EXPECT(i < 100 || (now.room == room && now.plans == plans));
+    room = now.room;
+    plans = now.plans;
+  }
+  EXPECT(least < 120 && most > ROOM);
+  EXPECT(room > ROOM - 20 && room < most);
+  EXPECT(plans <= MGD_STEP_MOST);
+  EXPECT_INT(d.refused, 0);
   give_up(&d);
 }
 
@@ -671,7 +739,7 @@ static void nonsense_is_refused(uint64_t seed) {
   EXPECT_CODE(mgd_step_rest(d.m, 1, &call, actions, &n), MGD_E_INVALID);
   EXPECT_CODE(mgd_step_begin(d.m, 2), MGD_E_NO_DEVICE);
   EXPECT_CODE(mgd_step_begin(d.m, MGD_HOST), MGD_E_NO_DEVICE);
-  EXPECT_CODE(mgd_step_plan(d.m, 1, 5), MGD_E_ABSENT);
+  EXPECT_CODE(mgd_step_plan(d.m, 1, 5, 0, NULL), MGD_E_ABSENT);
   EXPECT_CODE(mgd_step_read(d.m, 2, &s), MGD_E_NO_DEVICE);
   n = MGD_STEP_ACTIONS;
   EXPECT_CODE(mgd_step_operator(d.m, 1, &call, actions, &n, &plans), MGD_E_ABSENT);
@@ -689,6 +757,8 @@ int main(int argc, char **argv) {
   (void)fflush(stdout);
   a_step_that_repeats_is_learned(seed);
   many_come_before_one_operator(seed);
+  times_are_ns_or_moments(seed);
+  what_pieces_are_worth_is_tried(seed);
   a_plan_leaves_some_room_free(seed);
   what_fits_is_not_logged(seed);
   a_plan_is_lost_and_taken_up(seed);

@@ -1,0 +1,132 @@
+// leaving.cpp: see leaving.h.
+#include "leaving.h"
+
+#include <array>
+#include <atomic>
+#include <deque>
+#include <mutex>
+#include <utility>
+
+#include "moves.h"
+#include "streams.h"
+
+namespace managed {
+namespace {
+
+struct Leaving {
+  c10::DataPtr block;
+  CopyPtr copy;
+  PointPtr users; // that began after the copy; null: there are none
+  std::size_t bytes;
+  bool serves = true; // a copy may have it
+};
+
+struct Device {
+  std::mutex mutex;          // a leaf: nothing that waits is called in it
+  std::deque<Leaving> there; // the oldest first
+  std::atomic<std::size_t> count{0}, bytes{0};
+};
+Device& on(int device) {
+  static auto* all = new std::array<Device, kMostDevices>; // never destroyed: tensors may outlive static destructors
+  return (*all)[device];
+}
+
+struct Taken {
+  const void* block = nullptr;
+  CopyPtr copy;
+  PointPtr users;
+};
+thread_local Taken taken;
+
+// Torch's deleter; a unique_ptr would end the process where it throws.
+void give_back(Leaving&& l) {
+  const c10::DeleterFnPtr deleter = l.block.get_deleter();
+  try {
+    l.copy->order(l.block); // nothing where it has ended
+    void* context = l.block.release_context();
+    deleter(context);
+  } catch (const std::exception&) {
+    // A device that has failed says so at the next call.
+    (void)l.block.release_context();
+  }
+}
+
+// Takes out of the list what `which` says yes to, until that has so many bytes.
+template <class Which>
+std::deque<Leaving> take_out(Device& d, std::size_t bytes, const Which& which) {
+  std::deque<Leaving> out;
+  std::lock_guard<std::mutex> lock(d.mutex);
+  std::size_t found = 0;
+  for (auto l = d.there.begin(); l != d.there.end() && found < bytes;) {
+    if (!which(*l)) {
+      ++l;
+      continue;
+    }
+    found += l->bytes;
+    d.bytes -= l->bytes;
+    out.push_back(std::move(*l));
+    l = d.there.erase(l);
+  }
+  d.count.store(d.there.size(), std::memory_order_relaxed);
+  return out;
+}
+
+} // namespace
+
+void give_up_block(c10::DataPtr& block, const CopyPtr& copy, bool last, std::size_t bytes) {
+  const int device = block.device().index();
+  Leaving l{std::move(block), copy, nullptr, bytes};
+  block.clear();
+  try {
+    if (copy->has_ended()) return give_back(std::move(l));
+    if (!last) l.users = point(device);
+    l.serves = last || l.users;
+    Device& d = on(device);
+    std::lock_guard<std::mutex> lock(d.mutex);
+    d.there.push_back(std::move(l));
+    d.bytes += bytes;
+    d.count.store(d.there.size(), std::memory_order_relaxed);
+  } catch (const std::exception&) {
+    give_back(std::move(l));
+  }
+}
+
+bool give_back_blocks(int device, std::size_t bytes) {
+  Device& d = on(device);
+  if (C10_LIKELY(d.count.load(std::memory_order_relaxed) == 0)) return false;
+  std::size_t given = 0;
+  bool any = false;
+  const auto give = [&](std::deque<Leaving> blocks) {
+    for (Leaving& l : blocks) {
+      given += l.bytes;
+      give_back(std::move(l));
+      any = true;
+    }
+  };
+  give(take_out(d, bytes, [](const Leaving& l) { return l.copy->has_ended(); }));
+  if (given < bytes) give(take_out(d, bytes - given, [](const Leaving&) { return true; }));
+  return any;
+}
+
+std::size_t bytes_given_up(int device) { return on(device).bytes.load(std::memory_order_relaxed); }
+
+c10::DataPtr take_block_for_copy(int device, std::size_t bytes) {
+  taken = {};
+  Device& d = on(device);
+  if (bytes == 0 || d.count.load(std::memory_order_relaxed) == 0) return {};
+  auto one = take_out(d, 1, [bytes](const Leaving& l) { return l.serves && l.bytes == bytes; });
+  if (one.empty()) return {};
+  Leaving& l = one.front();
+  taken = {l.block.get(), std::move(l.copy), std::move(l.users)};
+  return std::move(l.block);
+}
+
+bool comes_after(const void* block, CopyPtr* copy, PointPtr* users) {
+  const Taken last = std::exchange(taken, {});
+  if (!last.block || last.block != block) return false;
+  *copy = last.copy;
+  *users = last.users;
+  return true;
+}
+
+} // namespace managed
