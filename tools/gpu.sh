@@ -37,6 +37,7 @@ run() {
     tests --ignore tests/conformance --ignore tests/test_build.py --ignore tests/test_docs.py
   # shellcheck disable=SC2086 # the flags are words
   step bench "$python" benchmarks/overhead.py $bench_flags
+  step card "$python" benchmarks/on_card.py
   printf '\n== %s\n' "${failed[*]:+failed: ${failed[*]}}${failed[*]:-all steps succeeded}"
   [ "${#failed[@]}" = 0 ]
 }

@@ -24,18 +24,23 @@ def made():
     return make
 
 
+def empty_caches():
+    """cuBLAS keeps workspace for each stream that it has seen: 32 MiB on Hopper."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+
+
 @pytest.fixture
 def empty():
     """Nothing of torch's is on the device before the test and, but for its own, after it."""
-    gc.collect()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
+    empty_caches()
     before = torch.cuda.memory_allocated(0)
     yield before
     managed.budget(CUDA, None)
-    gc.collect()
-    torch.cuda.synchronize()
-    assert torch.cuda.memory_allocated(0) == before, "bytes were left on cuda:0"
+    empty_caches()
+    assert torch.cuda.memory_allocated(0) <= before, "bytes were left on cuda:0"
 
 
 @pytest.fixture
