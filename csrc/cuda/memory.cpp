@@ -51,7 +51,8 @@ void limit(int device, std::size_t bytes) {
   const c10::cuda::CUDAGuard guard(index_of(device)); // some versions leave another device current
   a->setMemoryFraction(std::min(1.0, static_cast<double>(bytes) / static_cast<double>(capacity(device))),
                        index_of(device));
-  // Torch serves requests from its cache whatever the limit is, so the cache must not lie beyond it.
+  // Torch serves requests from its cache whatever the limit is, so nothing in the cache must lie beyond it.
+  give_back_blocks(device, kAll);
   if (static_cast<std::size_t>(a->getDeviceStats(index_of(device)).reserved_bytes[0].current) > bytes) a->emptyCache();
 }
 
