@@ -617,7 +617,9 @@ def test_what_leaves_is_waited_for_when_its_room_is_taken(run):
     """)
 
 
-@pytest.mark.parametrize("then", ["room", "failure", "empty_cache", "memory_stats", "budget"])
+@pytest.mark.parametrize(
+    "then", ["room", "failure", "empty_cache", "memory_stats", "budget", "less"]
+)
 def test_room_that_is_needed_is_taken_from_what_leaves(run, then):
     """Two blocks are kept for copies that have not ended, and there is no room for a third."""
     run(f"""
@@ -635,6 +637,11 @@ def test_room_that_is_needed_is_taken_from_what_leaves(run, then):
             assert torch.cuda.mem_get_info(0)[0] >= free - 2 * MIB
         elif then == "memory_stats":
             assert torch.cuda.memory_stats()["allocated_bytes.all.current"] == 0
+        elif then == "less":
+            x.add_(0), y.add_(0)
+            managed.budget(CUDA, 22 * MIB)
+            assert torch.cuda.memory_reserved() <= 22 * MIB, "torch would serve it from its cache"
+            managed.budget(CUDA, 42 * MIB)
         elif then == "budget":
             managed.budget(CUDA, None)
             assert managed.stats()["devices"]["cuda:0"]["free"] >= 40 * MIB
