@@ -1,5 +1,6 @@
 """Torch's CUDA build on GPUs made of software: programs that know nothing of it."""
 
+import json
 import os
 import subprocess
 import sys
@@ -382,3 +383,19 @@ def test_nobody_waits_for_bytes_while_a_training_repeats(part):
         print(moved["host_waits"])
     """)
     assert told == "0\n"
+
+
+@with_cuda
+def test_the_benchmark_of_cards_repeats_its_bits_in_less_room(tmp_path):
+    """Its times are nothing here; what it moves, and what comes out, is what a card does."""
+    out = tmp_path / "on_card.json"
+    script = Path(__file__).parents[1] / "benchmarks" / "on_card.py"
+    words = ["--only", "inference", "--width", "1024", "--batch", "4", "--fractions", "0.6"]
+    launch(str(script), *words, "--out", str(out), devices="1x2GiB")
+    ((cell,),) = (report["cells"] for report in json.loads(out.read_text())["reports"])
+    lru, learned = (cell["policies"][policy] for policy in ("lru", "learned"))
+    assert lru["same_bits"]
+    assert learned["same_bits"]
+    assert lru["host_waits"] == learned["host_waits"] == 0
+    assert learned["plan"]["follows"]
+    assert 0 < learned["restore_bytes"] < lru["restore_bytes"]
