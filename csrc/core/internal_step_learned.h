@@ -39,7 +39,8 @@ struct mgd_step_learned {
   struct mgd_plan_storage *plan_storages;
   int64_t room, margin; /* bytes that the plan was made for, and that it leaves free beside */
   int64_t whole;        /* with all pieces, when the plan was made */
-  int64_t enough, too_much; /* rooms that have proved to be so; 0, and all there is, where none has */
+  int64_t enough;       /* the room of the last plan with which no bytes had to leave unasked for; 0: none yet */
+  int64_t too_much;     /* that of the last one with which some had to; `whole`: none yet */
   int64_t plans, laps, since; /* made for this step; periods followed to their end, and those since the last plan */
   bool seeks;           /* there were pieces, so that it is to be found out how much room there is */
   bool tight;           /* bytes had to leave in the period that has ended */

@@ -115,8 +115,8 @@ inline StorageHandle* give_operand_handle(const at::Tensor& t, c10::StorageImpl*
 // Frees a block of a device when the kernels that may use it have ended, and the copy, if there is one; never throws.
 // `bytes`: its size, if that is known.
 void free_block(c10::DataPtr& block, const CopyPtr& copy = nullptr, std::size_t bytes = 0) noexcept;
-// The same for a block that no kernel uses any more, or none after the copy has ended. It is room at once, also where
-// several streams are in use.
+// The same for a block that no kernel uses any more, or none after the copy has ended: whoever needs room can have it
+// at once, also where several streams are in use.
 void free_idle_block(c10::DataPtr& block, const CopyPtr& copy = nullptr, std::size_t bytes = 0) noexcept;
 
 // take_block(): the bytes have been copied elsewhere. Takes the block out of the handle into *taken, and makes every

@@ -145,9 +145,7 @@ def test_a_stream_of_another_library_ends_adoption(run_python):
 
 
 GRAPH = """
-    import warnings
     import torch, managed
-    warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # where what it records is refused
     from managed import _C as C
     def made(value=1.0):
         return torch.full((1 << 22,), value, device="cuda:0").as_subclass(managed.ManagedTensor) + 0
@@ -157,6 +155,13 @@ GRAPH = """
         with torch.cuda.stream(stream):
             f()
         torch.cuda.current_stream().wait_stream(stream)
+"""
+
+
+# Torch warns of what it records where everything is refused.
+REFUSED = """
+    import warnings
+    warnings.filterwarnings("ignore", "The CUDA Graph is empty")
 """
 
 
@@ -185,6 +190,7 @@ def test_a_graph_keeps_what_it_was_recorded_with(run_python):
 def test_a_tensor_that_is_away_is_refused_in_a_recording(run_python):
     run_python(
         GRAPH
+        + REFUSED
         + """
     x = made()
     warm(lambda: x * 2)
@@ -206,6 +212,7 @@ def test_a_tensor_that_is_away_is_refused_in_a_recording(run_python):
 def test_a_recording_in_a_full_device_fails_as_in_torch(run_python):
     run_python(
         GRAPH
+        + REFUSED
         + """
     managed.budget("cuda:0", torch.cuda.memory_reserved(0) + (160 << 20))
     x = made()
