@@ -5,6 +5,7 @@ import torch
 from test_operands_beside import FROM as DEVICE
 from test_operands_beside import on, pytestmark, ran  # noqa: F401
 
+import managed
 from managed import _C, ManagedTensor
 from managed._sim_presets import DEFAULT
 
@@ -226,3 +227,109 @@ def test_small_bytes_and_pinned_ones_are_waited_for_at_once(begin, pin):
     bytes_ns = batch.nbytes / DEFAULT.host_bytes_per_ns
     assert ran(DEVICE, start) >= (DEFAULT.host_latency_ns + bytes_ns) * 1e-9
     assert torch.equal(there.cpu(), batch)
+
+
+# ---- whose stream a block is freed on, and what comes after two copies
+
+
+def test_the_room_of_what_came_is_free_although_more_is_on_its_way(begin):
+    """The stream of the copies brings the next batch; who takes the room does not wait for that."""
+    first, second = torch.rand(MIB), torch.rand(LARGE // 4)  # 4 and 16 MiB
+    other = on(DEVICE, 1024)
+    managed.budget(DEVICE, torch.sim.memory_allocated(DEVICE) + 20 * MIB + MIB // 4)
+    try:
+        start = begin()
+        there = first.as_subclass(ManagedTensor).to(DEVICE, non_blocking=True)
+        then = second.as_subclass(ManagedTensor).to(DEVICE, non_blocking=True)
+        there.sum()
+        del there
+        new = torch.empty(MIB, device=DEVICE).zero_()
+        took = ran(DEVICE, start)
+        assert took < COPY / 2, (took, COPY)
+        assert torch.equal(then.cpu(), second)
+        assert torch.sim.virtual_time("cpu") - start > COPY
+    finally:
+        managed.budget(DEVICE, None)
+    del new, other
+
+
+def test_what_comes_takes_the_room_of_what_left_beside_the_work(program):
+    """The block was the program's stream's, which is busy for longer."""
+    program("""
+    batch = torch.rand(4 * MIB).as_subclass(ManagedTensor)
+    start = begin()
+    work()
+    issued = torch.sim.virtual_time("cpu") - start
+    there = batch.to(DEVICE, non_blocking=True)
+    assert _C.is_spilled(idle[0])
+    side = torch.Stream(DEVICE)
+    with side:
+        there[:1024].sum()
+        event = torch.Event(DEVICE)
+        event.record(side)
+    event.synchronize()
+    took = torch.sim.virtual_time("cpu") - start
+    assert 2 * COPY < took - issued < 2.4 * COPY, (took, issued, COPY)
+    assert took < alone - COPY, (took, alone)
+    assert torch.equal(there.cpu(), batch)
+    """)
+
+
+def test_who_writes_what_crosses_waits_for_the_copy_ahead_of_need_too(run_python):
+    """It waits for another stream's work as well, and the copy to the other device does not."""
+    run_python("""
+    import itertools, torch, managed
+    from managed import ManagedTensor, _C
+    MIB = 2**20
+    managed.simulate(2, 256 * MIB)
+    torch.set_grad_enabled(False)
+    managed.budget("sim:0", 4 * 16 * MIB + 6 * MIB)
+    tensors = [torch.rand(4 * MIB).as_subclass(ManagedTensor).to("sim:0") for _ in range(6)]
+    small = torch.rand(1, device="sim:0").as_subclass(ManagedTensor)
+    y = torch.rand(MIB).as_subclass(ManagedTensor).to("sim:1")
+
+    plain, side = torch.zeros(MIB, device="sim:0"), torch.Stream("sim:0")
+
+    def work():
+        with side:
+            for _ in range(200):
+                plain.sin_()
+
+    def begin():
+        torch.sim.synchronize("sim:0")
+        return torch.sim.virtual_time("cpu")
+
+    start = begin()
+    work()
+    alone = begin() - start
+
+    def operators():
+        for step in itertools.count():
+            for t in tensors:
+                yield t.fill_(step)
+            for t in tensors:
+                yield small.add_(t[0])
+
+    steps = operators()
+    for _ in range(12 * 8):
+        next(steps)
+    assert _C.step_state(1)["follows"]
+    for _ in range(24):
+        start, mark = begin(), managed.explain()[-1].sequence
+        work()
+        next(steps)
+        made = [e for e in managed.explain() if e.sequence > mark and e.kind == "spare"]
+        x = next((t for t in tensors for e in managed.explain(t) if e in made), None)
+        if x is None:
+            continue
+        y.view(4, -1) + x[:MIB // 4]
+        x.mul_(2)
+        break
+    else:
+        raise AssertionError("no copy was made ahead of need")
+    event = torch.Event("sim:0")
+    event.record(torch.sim.current_stream("sim:0"))
+    event.synchronize()
+    took = torch.sim.virtual_time("cpu") - start
+    assert took > alone, (took, alone)
+    """)

@@ -63,7 +63,7 @@ CALLS = {
     "lead_streams": "void()",
     "order_streams": "void()",
     "follow_source": "void()",
-    "follow_target": "void()",
+    "give_up": "void()",
     "follow_copies": "void()",
     "begun": "void()",
     "has_ended": "true",
@@ -98,7 +98,8 @@ ONLY_IN = {
     "record": "csrc/cuda/moves.cpp",
     "wait_for": "csrc/torch/[ehs]*.cpp",
     "wait": "csrc/*/[em]*.cpp",
-    "order": "csrc/torch/*.cpp",
+    "order": "csrc/[tc]*/[!m]*.cpp",
+    "give_up": "csrc/cuda/moves.cpp",
 }
 
 # What is no call of its own: an expression (the group) and what stands for it, or a statement,
@@ -122,12 +123,14 @@ PARTS = [
         NO_COPY,
     ),
     # a block that is freed behind a copy, and behind streams
-    ("csrc/torch/executor.cpp", r"\(old, (copy \? copy : before)\)", NO_COPY),
+    ("csrc/torch/executor.cpp", r"\(old, (copy \? copy : before), ", NO_COPY),
     ("csrc/torch/executor.cpp", r"\((copied) \? free_idle_block", "true"),
-    ("csrc/torch/*.cpp", r"free_(?:idle_)?block\([^(),]+, ((?:h->)?last|copy)\);", NO_COPY),
+    ("csrc/torch/*.cpp", r"free_(?:idle_)?block\([^(),]+, ((?:h->)?last|copy)[,)]", NO_COPY),
     ("csrc/torch/storage.cpp", r"if \((copy && block\.get_context\(\))\)", "false"),
-    ("csrc/torch/storage.cpp", r"free_with\(block, (copy), \w+\)", NO_COPY),
+    ("csrc/torch/storage.cpp", r"free_with\(block, (copy), ", NO_COPY),
     ("csrc/sim/moves.cpp", r"if \((copy)\) \{", NO_COPY),
+    ("csrc/cuda/leaving.cpp", r"l\.serves = (last \|\| l\.users);", "true"),
+    ("csrc/cuda/leaving.cpp", r"(\*users = last\.users);", None),
 ]
 
 _NAMES = sorted({name.split(":")[-1] for name in CALLS}, key=len, reverse=True)
@@ -184,7 +187,7 @@ def without_comments(source: str) -> str:
 
 
 def object_before(code: str, at: int) -> int:
-    """Where `b->` or `f(x).` or `a::b::` before a name begins."""
+    """Where `b->` or `f(x).` or `f<T>(x).` or `a::b::` before a name begins."""
     while at:
         if code[at - 1] == ")" and re.match(r"->|\.", code[at:]):
             depth = 0
@@ -193,6 +196,8 @@ def object_before(code: str, at: int) -> int:
                 depth += {")": 1, "(": -1}.get(code[at], 0)
                 if not depth:
                     break
+            if code[at - 1] == ">":
+                at = code.rindex("<", 0, at)
         elif code[at - 1].isalnum() or code[at - 1] in "_.:" or code[at - 2 : at] == "->":
             at -= 2 if code[at - 2 : at] == "->" else 1
         else:

@@ -128,10 +128,31 @@ class Streams final : public Point {
 
 Move& move_of(const CopyPtr& copy) { return static_cast<Move&>(*copy); }
 
-// Without access to each other's memory; where torch has made it possible, it is used all the same.
+// Whether the driver copies from one device to the other directly; else it goes through the host. The first question
+// makes it possible, as torch does before a copy of its own.
+bool reaches(int from, int to) {
+  enum : char { kUnknown, kNo, kYes };
+  static std::array<std::array<std::atomic<char>, kMostDevices>, kMostDevices> known{};
+  std::atomic<char>& answer = known[from][to];
+  if (answer.load(std::memory_order_acquire) == kUnknown) {
+    const c10::cuda::CUDAStreamCaptureModeGuard outside(cudaStreamCaptureModeRelaxed);
+    int can = 0;
+    if (cudaDeviceCanAccessPeer(&can, from, to) != cudaSuccess) (void)cudaGetLastError();
+    try {
+      if (can) c10::cuda::CUDACachingAllocator::get()->enablePeerAccess(index_of(from), index_of(to));
+    } catch (const std::exception&) { // a device has a limited number of peers
+      (void)cudaGetLastError();
+      can = 0;
+    }
+    answer.store(can ? kYes : kNo, std::memory_order_release);
+  }
+  return answer.load(std::memory_order_relaxed) == kYes;
+}
+
 void enqueue(int to, void* target, int from, const void* source, std::size_t bytes, cudaStream_t stream) {
   if (from >= 0 && to >= 0)
-    C10_CUDA_CHECK(c10::cuda::CUDACachingAllocator::get()->memcpyAsync(target, to, source, from, bytes, stream, false));
+    C10_CUDA_CHECK(c10::cuda::CUDACachingAllocator::get()->memcpyAsync(target, to, source, from, bytes, stream,
+                                                                       reaches(from, to)));
   else
     C10_CUDA_CHECK(
         cudaMemcpyAsync(target, source, bytes, from < 0 ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost, stream));
