@@ -72,10 +72,16 @@ def test_a_foreign_stream_comes_after_what_brings_its_operands(run, home_on):
     """)
 
 
-def test_memory_that_a_foreign_stream_had_comes_back_to_it_after_the_copy(run):
+LOOKS = pytest.mark.parametrize("looks", [False, True])  # then torch has the block at once
+
+
+@LOOKS
+def test_memory_that_a_foreign_stream_had_comes_back_to_it_after_the_copy(run, looks):
     """The block came home on that stream, so its memory is that stream's when it has left."""
-    run("""
+    run(f"""
         foreign, x, expected = left_from_a_foreign_stream()
+        if {looks}:
+            torch.cuda.memory_allocated()
         late = torch.full_like(expected, 5).pin_memory()
         with torch.cuda.stream(foreign):
             new = [torch.empty(2 * MIB, dtype=torch.int32, device=CUDA) for _ in range(3)]
@@ -86,9 +92,10 @@ def test_memory_that_a_foreign_stream_had_comes_back_to_it_after_the_copy(run):
     """)
 
 
+@LOOKS
 @pytest.mark.parametrize("then", ["away", "dead"])
 @pytest.mark.parametrize("stream", ["torch.cuda.Stream()", "stream_of_another_library()"])
-def test_memory_comes_back_to_a_stream_that_no_managed_operator_used(run, stream, then):
+def test_memory_comes_back_to_a_stream_that_no_managed_operator_used(run, stream, then, looks):
     """Plain operators had it there, so the allocator gives it to that stream again."""
     run(f"""
         made(1)  # from now on allocations are seen
@@ -109,6 +116,8 @@ def test_memory_comes_back_to_a_stream_that_no_managed_operator_used(run, stream
         else:
             host.copy_(module.w.detach(), non_blocking=True)
             del module.w
+        if {looks}:
+            torch.cuda.memory_allocated()
         with torch.cuda.stream(side):
             for t in [torch.empty(n, device=CUDA) for _ in range(3)]:
                 t.copy_(late, non_blocking=True)
@@ -118,12 +127,15 @@ def test_memory_comes_back_to_a_stream_that_no_managed_operator_used(run, stream
     """)
 
 
+@LOOKS
 @pytest.mark.parametrize("current", [True, False])
-def test_memory_without_a_tensor_comes_after_the_copy_that_had_it(run, current):
+def test_memory_without_a_tensor_comes_after_the_copy_that_had_it(run, current, looks):
     """Other libraries take it from torch's allocator for a stream that they name."""
     run(f"""
         import contextlib
         foreign, x, expected = left_from_a_foreign_stream()
+        if {looks}:
+            torch.cuda.memory_allocated()
         late = torch.full_like(expected, 5).pin_memory()
         with torch.cuda.stream(foreign) if {current} else contextlib.nullcontext():
             for _ in range(3):
@@ -679,7 +691,10 @@ def test_what_comes_takes_the_block_of_what_leaves(run):
     """)
 
 
-@pytest.mark.parametrize("stream", ["current_stream", "Stream"])
+STREAMS = ["torch.cuda.current_stream()", "torch.cuda.Stream()", "stream_of_another_library()"]
+
+
+@pytest.mark.parametrize("stream", STREAMS)
 def test_a_block_whose_last_use_comes_after_its_copy_serves_what_comes_after_that(run, stream):
     """Its bytes were copied ahead of need and then read again, and the tensor is dead."""
     run(f"""
@@ -691,11 +706,39 @@ def test_a_block_whose_last_use_comes_after_its_copy_serves_what_comes_after_tha
             if managed.stats()["spare"] == spares:
                 continue
             home = next((t for t in reversed(tensors) if not C.is_spilled(t)), None)
-            main, other = torch.cuda.current_stream(), torch.cuda.{stream}()
+            main, other = torch.cuda.current_stream(), {stream}
             other.wait_stream(main)
             with torch.cuda.stream(other):
                 late.copy_(home, non_blocking=True)
             main.wait_stream(other)
+        torch.cuda.synchronize()
+        assert not races()
+    """)
+
+
+def test_a_block_that_a_foreign_stream_reads_serves_no_copy(run):
+    """Its bytes were copied ahead of need, so it waits in the list; no point lies behind such a
+    stream, and what comes would take the block behind the copy alone."""
+    run("""
+        tensors, operators = repeated()
+        foreign, main = stream_of_another_library(), torch.cuda.current_stream()
+        late = torch.zeros(2 * MIB, dtype=torch.int32).pin_memory()
+        spares = managed.stats()["spare"]
+        while managed.stats()["spare"] == spares:
+            next(operators)
+        operators.close()
+        managed.LEARN_STEPS = False
+        torch.cuda.memory_allocated()  # gives back what else is in the list
+        away = next(t for t in tensors if C.is_spilled(t))
+        home = [t for t in tensors if not C.is_spilled(t)]
+        tensors.clear()
+        foreign.wait_stream(main)
+        with torch.cuda.stream(foreign):
+            for t in home:
+                late.copy_(t, non_blocking=True)
+        main.wait_stream(foreign)
+        del t, home
+        away.add_(0)
         torch.cuda.synchronize()
         assert not races()
     """)

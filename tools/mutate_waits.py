@@ -100,6 +100,7 @@ ONLY_IN = {
     "wait": "csrc/*/[em]*.cpp",
     "order": "csrc/[tc]*/[!m]*.cpp",
     "give_up": "csrc/cuda/moves.cpp",
+    "has_ended": "csrc/[tc]*/[!l]*.cpp",  # by which leaving.cpp only chooses
 }
 
 # What is no call of its own: an expression (the group) and what stands for it, or a statement,
