@@ -744,10 +744,11 @@ def test_a_block_that_a_foreign_stream_reads_serves_no_copy(run):
     """)
 
 
-def test_times_of_operators_are_those_of_the_device(run):
-    """A kernel of 2 ms, which is long for its bytes. What brings its operand home takes 20 ms a
-    copy and is no part of it."""
-    run("""
+@pytest.mark.parametrize("operator", ["t.add_(1)", "t.add_(1), t + 1"])
+def test_times_of_operators_are_those_of_the_device(run, operator):
+    """A kernel of 2 ms, which is long for its bytes. What brings its operand home, or makes room
+    for its result, takes 20 ms a copy and is no part of it."""
+    run(f"""
         import time
         managed.budget(CUDA, 62 * MIB)
         tensors = [made(8) for _ in range(8)]
@@ -759,7 +760,7 @@ def test_times_of_operators_are_those_of_the_device(run):
         gpu.vgpu_before(b"cudaMemcpyAsync", ctypes.c_long(1), slow)
         for _ in range(12):
             for t in tensors:
-                t.add_(1)
+                {operator}
                 assert gpu.vgpu_kernel_begin(None, b"a kernel that takes 2 ms") == 0
                 time.sleep(0.002)
                 gpu.vgpu_kernel_end()
