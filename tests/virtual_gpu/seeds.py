@@ -20,6 +20,7 @@ from torch import nn
 
 import managed
 from managed import _C, ManagedModule, ManagedTensor
+from managed.errors import ManagedError
 
 WIDTH, DEPTH, BATCH, STEPS = 256, 8, 256, 6
 MIB = 1 << 20
@@ -85,7 +86,7 @@ def train(start, batch, optimizer, choose):
         if choose.random() < 0.1:
             saved(model)
         if choose.random() < 0.1 and _C.step_state(1)["follows"]:
-            with contextlib.suppress(managed.ManagedError):  # a plan in which nothing leaves
+            with contextlib.suppress(ManagedError):  # a plan in which nothing leaves
                 _C.lie(1, choose.randrange(1 << 30))
     return [x.cpu() for x in losses], [p.detach().cpu() for p in model.parameters()]
 
