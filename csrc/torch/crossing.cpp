@@ -22,11 +22,9 @@
 #include "compat.h"
 #include "devices.h"
 #include "executor.h"
-#include "exposure.h"
 #include "graphs.h"
 #include "hold.h"
 #include "move.h"
-#include "points.h"
 #include "record.h"
 #include "replica.h"
 #include "staging.h"
@@ -185,8 +183,7 @@ at::Tensor copy_beside(const at::Tensor& t, c10::Device to, bool now) {
   StorageHandle* h = t.is_cpu() ? nullptr : handle_of(s);
   if (t.is_cpu() ? is_too_small(s) || t.is_pinned() : !h || t.device().type() != to.type()) return {};
   if (to.is_cuda() && t.is_cpu()) return copy_staged(t, to, *backend);
-  // Who writes the source past us knows of the streams of the program's alone, on which torch copies.
-  if (!backend->copy_operand && (!h || h->was_lent || is_exposed(s) || recording_graphs)) return {};
+  if (!backend->copy_operand) return {};
   const c10::DataPtr& source = h ? h->block : t.storage().data_ptr();
   const Urgency urgency = h ? Urgency::Operand : Urgency::Soon;
   at::Tensor r = over_block(t, backend->allocate_for_copy(to.index(), t.nbytes(), urgency));
@@ -196,11 +193,7 @@ at::Tensor copy_beside(const at::Tensor& t, c10::Device to, bool now) {
     std::lock_guard<std::mutex> lock(h->mutex);
     after = h->last;
   }
-  CopyPtr copy = backend->copy_operand
-      ? backend->copy_operand(r.storage().data_ptr(), source, offset, t.nbytes(), urgency, after)
-      : backend->begin_copy(to.index(), r.mutable_data_ptr(), t.device().index(),
-                            static_cast<const char*>(source.get()) + offset, t.nbytes(), urgency, after,
-                            point_after(h->home, h->points));
+  CopyPtr copy = backend->copy_operand(r.storage().data_ptr(), source, offset, t.nbytes(), urgency, after);
   if (h) {
     std::lock_guard<std::mutex> lock(h->mutex);
     h->last = copy;
