@@ -469,16 +469,17 @@ def test_a_dispersed_gpt2_stays_dispersed(autocast):
 
 def border_bytes(net, tokens):
     """Of what is needed on both sides, wherever a layer and the next one that runs are on different
-    devices: what goes in and, inside a block, the residual stream beside it.
+    devices: what goes in and, where that is not the residual stream itself, the stream beside it.
     """
     found, last = [0], [None]
-    between_blocks = [net.lm_head, net.transformer.ln_f, *(b.ln_1 for b in net.transformer.h)]
+    norms = [norm for b in net.transformer.h for norm in (b.ln_1, b.ln_2)]
+    read_the_stream = [net.lm_head, net.transformer.ln_f, *norms]
 
     def enter(module, inputs):
         device = next(module.parameters(recurse=False)).device
         stream = tokens.numel() * net.config.n_embd * 4
         if last[0] not in (None, device):
-            found[0] += inputs[0].nbytes + (0 if module in between_blocks else stream)
+            found[0] += inputs[0].nbytes + (0 if module in read_the_stream else stream)
         last[0] = device
 
     own = [m for m in net.modules() if next(m.parameters(recurse=False), None) is not None]
@@ -490,10 +491,14 @@ def border_bytes(net, tokens):
     return found[0]
 
 
+@pytest.mark.usefixtures("level_devices")
 @pytest.mark.not_under_torture("it counts what leaves and comes back")
-def test_a_dispersed_gpt2_copies_its_borders():
+@pytest.mark.parametrize("ballast", [0, 8192, 73728])  # bytes: each sets the borders elsewhere
+def test_a_dispersed_gpt2_copies_its_borders(ballast):
     """Forwards what crosses, backwards its gradient, and the tokens in the beginning."""
+    held = torch.empty(ballast, dtype=torch.uint8, device=device_name(0))
     net = dispersed(gpt2)
+    del held
     tokens = torch.randint(0, 512, (8, 64))
     once = border_bytes(net, tokens)
     assert once >= 4 * 8 * 64 * 64 * 4  # three borders, and the tied head is on the first device
