@@ -100,6 +100,24 @@ def test_neither_device_stands_still_for_the_copy(busy):
     assert without > 4 * COPY
 
 
+def test_a_gradient_goes_home_beside_what_runs(busy):
+    """It is copied like any operand: where it comes from nothing waits for its way."""
+    work, begin = busy
+    w, x = on(FROM, 1024, 1024).requires_grad_(), on(TO, 1024, 2048)
+    other = on(TO, 1024, 1024)
+    with torch.enable_grad():
+        y = (x[:, :1024] * w).sum()
+    assert y.device == torch.device(TO)
+    start = begin()
+    work(FROM)
+    y.backward()
+    other.sin_()
+    issued = torch.sim.virtual_time("cpu") - start
+    assert ran(TO, start) < issued + COPY / 2
+    assert w.grad.device == torch.device(FROM)
+    assert torch.equal(w.grad.cpu(), x.detach().cpu()[:, :1024])
+
+
 def test_who_writes_the_operand_comes_after_the_copies(busy):
     _, begin = busy
     x, y, z = on(FROM, 1024, 1024), on(TO, 1024, 2048), on("sim:3", 1024, 2048)

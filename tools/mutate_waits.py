@@ -31,6 +31,7 @@ TREE = ROOT / "build" / "mutate-waits"
 FILES = ("csrc/cuda/*.cpp", "csrc/torch/*.cpp", "csrc/sim/moves.cpp")
 TESTS = [
     "tests/test_virtual_copies.py",
+    "tests/test_virtual_crossing.py",
     "tests/test_virtual_runtime.py",
     "tests/test_virtual_gpu.py",
     "tests/test_steps.py",
@@ -55,6 +56,7 @@ CALLS = {
     "cudaStreamWaitEvent": "cudaSuccess",
     "cudaEventRecord": "cudaSuccess",
     "synchronize": "void()",
+    "synchronizeDevice": "void()",
     "recordStream": "void()",
     "record_stream": "void()",
     # csrc/cuda: copies

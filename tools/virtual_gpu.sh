@@ -32,7 +32,7 @@ run_programs() {
   (
     cd tests
     PYTHONPATH="$PWD/../build/virtual-gpu" "$python" -m pytest -o faulthandler_exit_on_timeout=true --rootdir=.. -c ../pyproject.toml -q -n 2 \
-      test_virtual_copies.py test_virtual_runtime.py
+      test_virtual_copies.py test_virtual_crossing.py test_virtual_runtime.py
   )
 }
 

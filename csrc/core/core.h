@@ -168,6 +168,7 @@ int mgd_handle_close(struct mgd_machine *m, struct mgd_handle *h, bool *moving, 
 int mgd_handle_resize(struct mgd_machine *m, struct mgd_handle *h, int64_t bytes, void **memory);
 int mgd_handle_pin(struct mgd_machine *m, struct mgd_handle *h, enum mgd_pin kind,
                    bool pin); /* counted; what is spilled stays so until it is used */
+bool mgd_handle_is_pinned(struct mgd_machine *m, const struct mgd_handle *h);
 /* Flags of enum mgd_advice, instead of what was said before. INVALID: others, or two that exclude each other. */
 int mgd_handle_advise(struct mgd_machine *m, struct mgd_handle *h, uint32_t advice);
 /* No operator uses any storage, and no thread but the user's, if any, is there: for a child of fork(). What other

@@ -136,6 +136,13 @@ int mgd_handle_pin(struct mgd_machine *m, struct mgd_handle *h, enum mgd_pin kin
   return mgd_state_leave(m, code);
 }
 
+bool mgd_handle_is_pinned(struct mgd_machine *m, const struct mgd_handle *h) {
+  mgd_state_enter(m);
+  const bool pinned = h->pins > 0;
+  (void)mgd_state_leave(m, MGD_OK);
+  return pinned;
+}
+
 /* Plans were made for bytes that may leave. Where those that must stay are others now, they are made anew. */
 int mgd_handle_advise(struct mgd_machine *m, struct mgd_handle *h, uint32_t advice) {
   const uint32_t both = MGD_ADVICE_LAST | MGD_ADVICE_FIRST;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "moves.h"
+#include "room.h"
 #include "streams.h"
 
 namespace managed {
@@ -18,13 +19,14 @@ struct Leaving {
   CopyPtr copy;
   PointPtr users; // that began after the copy; null: there are none
   std::size_t bytes;
+  bool is_dead;       // its storage is, and no plan waits for its room
   bool serves = true; // a copy may have it
 };
 
 struct Device {
   std::mutex mutex;          // a leaf: nothing that waits is called in it
   std::deque<Leaving> there; // the oldest first
-  std::atomic<std::size_t> count{0}, bytes{0};
+  std::atomic<std::size_t> count{0}, bytes{0}, dead{0}; // dead: bytes
 };
 Device& on(int device) {
   static auto* all = new std::array<Device, kMostDevices>; // never destroyed: tensors may outlive static destructors
@@ -64,6 +66,7 @@ std::deque<Leaving> take_out(Device& d, std::size_t bytes, const Which& which) {
     }
     found += l->bytes;
     d.bytes -= l->bytes;
+    d.dead -= l->is_dead ? l->bytes : 0;
     out.push_back(std::move(*l));
     l = d.there.erase(l);
   }
@@ -71,24 +74,44 @@ std::deque<Leaving> take_out(Device& d, std::size_t bytes, const Which& which) {
   return out;
 }
 
+// Without a plan nobody asks for these. So they go back when their copies have ended, the oldest first, and where they
+// are more than a part of the device, before: a program with many operands must not hold much more for it.
+void give_back_dead(int device) {
+  constexpr std::size_t kPart = 32;
+  Device& d = on(device);
+  bool goes_on = true;
+  for (Leaving& l : take_out(d, kAll, [&goes_on](const Leaving& one) {
+         if (!goes_on || !one.is_dead) return false;
+         return goes_on = one.copy->has_ended();
+       }))
+    give_back(std::move(l));
+  const std::size_t most = capacity(device) / kPart, dead = d.dead;
+  if (dead <= most) return;
+  for (Leaving& l : take_out(d, dead - most, [](const Leaving& one) { return one.is_dead; })) give_back(std::move(l));
+}
+
 } // namespace
 
 void give_up_block(c10::DataPtr& block, const CopyPtr& copy, bool last, std::size_t bytes) {
   const int device = block.device().index();
-  Leaving l{std::move(block), copy, nullptr, bytes};
+  Leaving l{std::move(block), copy, nullptr, bytes, !last};
   block.clear();
   try {
     if (copy->has_ended()) return give_back(std::move(l));
     if (!last) l.users = point(device);
     l.serves = last || l.users;
     Device& d = on(device);
-    std::lock_guard<std::mutex> lock(d.mutex);
-    d.there.push_back(std::move(l));
-    d.bytes += bytes;
-    d.count.store(d.there.size(), std::memory_order_relaxed);
+    {
+      std::lock_guard<std::mutex> lock(d.mutex);
+      d.there.push_back(std::move(l));
+      d.bytes += bytes;
+      d.dead += last ? 0 : bytes;
+      d.count.store(d.there.size(), std::memory_order_relaxed);
+    }
   } catch (const std::exception&) {
-    give_back(std::move(l));
+    return give_back(std::move(l));
   }
+  if (!last) give_back_dead(device);
 }
 
 bool give_back_blocks(int device, std::size_t bytes) {

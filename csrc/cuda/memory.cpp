@@ -82,6 +82,8 @@ void fill_backend(CudaBridge* bridge) {
   bridge->is_shared = &is_shared;
   bridge->limit = &limit;
   bridge->begin_copy = &begin_copy;
+  bridge->copy_operand = &copy_operand;
+  bridge->records = &is_capturing;
   bridge->point = &point;
   bridge->allocate_for_copy = &allocate_for_copy;
   bridge->free_after = &give_up_block;

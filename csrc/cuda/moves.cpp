@@ -23,11 +23,13 @@ namespace {
 c10::DeviceIndex index_of(int device) { return static_cast<c10::DeviceIndex>(device); }
 
 enum Way { kIn, kOut, kWays };
+using CopyStreams = std::array<std::array<cudaStream_t, kUrgencies>, kWays>;
 
 // What a device has for copies. The mutex is a leaf: nothing of CUDA's that may wait is called in it.
 struct Device {
   std::mutex mutex;
-  std::array<std::array<cudaStream_t, kUrgencies>, kWays> streams{};
+  CopyStreams streams{};
+  std::atomic<uint64_t> writes{0}; // the other devices to which bytes were copied from here, a bit each
   std::vector<cudaEvent_t> events; // that nobody uses
 };
 Device& on(int device) {
@@ -198,8 +200,12 @@ class Before {
 
 } // namespace
 
-CopyPtr begin_copy(int to, void* target, int from, const void* source, std::size_t bytes, Urgency urgency,
-                   c10::ArrayRef<CopyPtr> after, const PointPtr& point) {
+namespace {
+
+// `follow`: lets the stream that copies come after what wrote the source.
+template <class Follow>
+CopyPtr begin(int to, void* target, int from, const void* source, std::size_t bytes, Urgency urgency,
+              c10::ArrayRef<CopyPtr> after, const Follow& follow) {
   const Before before(target);
   try {
     const int device = from < 0 ? to : from;
@@ -208,8 +214,9 @@ CopyPtr begin_copy(int to, void* target, int from, const void* source, std::size
     const c10::cuda::CUDAGuard guard(index_of(device));
     const cudaStream_t stream = copy_stream(device, from < 0 ? kIn : kOut, urgency);
     auto copy = std::make_shared<Move>(device);
-    if (from >= 0) point ? static_cast<Streams&>(*point).lead(stream) : follow_source(from, stream);
+    if (from >= 0) follow(stream);
     if (to >= 0) before.lead(to, stream);
+    if (to >= 0 && from >= 0) on(from).writes |= uint64_t{1} << to;
     for (const CopyPtr& earlier : after)
       if (earlier) move_of(earlier).lead(stream);
     enqueue(to, target, from, source, bytes, stream);
@@ -219,6 +226,26 @@ CopyPtr begin_copy(int to, void* target, int from, const void* source, std::size
     before.give_up(to);
     throw;
   }
+}
+
+} // namespace
+
+CopyPtr begin_copy(int to, void* target, int from, const void* source, std::size_t bytes, Urgency urgency,
+                   c10::ArrayRef<CopyPtr> after, const PointPtr& point) {
+  return begin(to, target, from, source, bytes, urgency, after, [&](cudaStream_t stream) {
+    point ? static_cast<Streams&>(*point).lead(stream) : follow_source(from, stream);
+  });
+}
+
+// The program has brought the current stream behind what wrote the source, as a copy of torch's expects as well. Which
+// bytes managed has moved here, all streams come after.
+CopyPtr copy_operand(const c10::DataPtr& target, const c10::DataPtr& source, std::size_t offset, std::size_t bytes,
+                     Urgency urgency, const CopyPtr& after) {
+  const int to = target.device().index(), from = source.device().index();
+  const void* first = static_cast<const char*>(source.get()) + offset;
+  return begin(to, target.get(), from, first, bytes, urgency, after, [from](cudaStream_t stream) {
+    order_streams(from, c10::cuda::getCurrentCUDAStream(index_of(from)).stream(), stream);
+  });
 }
 
 // What is recorded into a graph is no point in a stream's work.
@@ -244,17 +271,22 @@ c10::DataPtr allocate_for_copy(int device, std::size_t bytes, Urgency) {
   return c10::GetAllocator(c10::kCUDA)->allocate(bytes);
 }
 
+// Those of this device, and those of others that have copied to it.
 void follow_copies(int device, cudaStream_t stream) {
-  Device& d = on(device);
-  std::array<std::array<cudaStream_t, kUrgencies>, kWays> all;
-  {
-    std::lock_guard<std::mutex> lock(d.mutex);
-    all = d.streams;
+  for (int other = 0; other < kMostDevices; other++) {
+    Device& d = on(other);
+    const bool all = other == device;
+    if (!all && !(d.writes >> device & 1)) continue;
+    CopyStreams streams;
+    {
+      std::lock_guard<std::mutex> lock(d.mutex);
+      streams = d.streams;
+    }
+    const c10::cuda::CUDAGuard guard(index_of(other));
+    for (int way = 0; way < kWays; way++)
+      for (const cudaStream_t copies : streams[way])
+        if (copies && (all || way == kOut)) order_streams(other, copies, stream);
   }
-  const c10::cuda::CUDAGuard guard(index_of(device));
-  for (const auto& way : all)
-    for (const cudaStream_t copies : way)
-      if (copies) order_streams(device, copies, stream);
 }
 
 } // namespace managed

@@ -134,10 +134,12 @@ struct Bridge {
 
   // ---- operands that an operator needs elsewhere, filled by a backend that has copies for them, or left null
   // As begin_copy, from `offset` on in `source`, a block of another device or memory of the host that is not pinned, to
-  // `target`, which allocate_for_copy() gave for that urgency. A backend that knows what wrote the source lets the copy
-  // come after that alone.
+  // `target`, which allocate_for_copy() gave for that urgency. The copy comes after what wrote the source: after that
+  // alone where the backend knows it, or else after all that the current stream of the source's device has to do.
   CopyPtr (*copy_operand)(const c10::DataPtr& target, const c10::DataPtr& source, std::size_t offset, std::size_t bytes,
                           Urgency urgency, const CopyPtr& after) = nullptr;
+  // Whether the current stream of the device is recorded: a copy of the hook's could not be. Null: it never is.
+  bool (*records)(int device) = nullptr;
   // How long, in ns from this thread's time on, a device is busy with what was issued to it, and how long it takes
   // until what was issued has written the bytes of an allocation: as far as that is known without waiting. Null: nobody
   // knows. Must not throw.

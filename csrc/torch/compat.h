@@ -51,4 +51,11 @@ bool has_materializer(const Storage& s) {
   else return false;
 }
 
+// Whether dimensions have names; torch 2.13 has none.
+template <class Tensor>
+bool has_names(const Tensor& t) {
+  if constexpr (requires { t.has_names(); }) return t.has_names();
+  else return false;
+}
+
 } // namespace managed

@@ -18,6 +18,7 @@
 #include <torch/csrc/jit/frontend/tracer.h>
 
 #include "api.h"
+#include "beside.h"
 #include "chains.h"
 #include "compat.h"
 #include "devices.h"
@@ -27,7 +28,6 @@
 #include "move.h"
 #include "record.h"
 #include "replica.h"
-#include "staging.h"
 #include "state.h"
 
 namespace managed {
@@ -134,77 +134,10 @@ at::Tensor copy_from_afar(const at::Tensor& t, c10::Device to, Traced& trace) {
   return r;
 }
 
-// An empty tensor like t over this block of its device.
-at::Tensor over_block(const at::Tensor& t, c10::DataPtr block) {
-  const c10::impl::ExcludeDispatchKeyGuard plain(kKey); // it gets its handle when it is complete
-  at::Tensor r = at::empty({0}, t.options().device(block.device()));
-  c10::StorageImpl* s = r.storage().unsafeGetStorageImpl();
-  s->set_data_ptr_noswap(std::move(block));
-  s->set_nbytes(t.nbytes());
-  r.unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), t.strides());
-  return r;
-}
-
-// Whether t is one dense piece, and neither torch nor a recorder must see a copy of it.
+// Whether t is one dense piece of numbers and nothing more, and neither torch nor a recorder must see a copy of it.
 bool is_plain_piece(const at::Tensor& t) {
   return t.layout() == at::kStrided && t.has_storage() && !needs_torch(t) && !is_recorded() && !t.is_conj() &&
-      !t.is_neg() && t.numel() > 0 && t.is_non_overlapping_and_dense();
-}
-
-// Copies t, which is in ordinary memory of the host, by way of page-locked memory: nobody waits for what the device has
-// to do before. Undefined: there is no such memory.
-at::Tensor copy_staged(const at::Tensor& t, c10::Device to, const Bridge& backend) {
-  Staged staged(t.const_data_ptr(), t.nbytes());
-  if (!staged.get()) return {};
-  c10::DataPtr block = backend.allocate_for_copy(to.index(), t.nbytes(), Urgency::Soon);
-  CopyPtr copy;
-  try {
-    copy = backend.begin_copy(to.index(), block.get(), -1, staged.get(), t.nbytes(), Urgency::Soon, {}, nullptr);
-    staged.read_by(copy);
-    copy->order(block);
-  } catch (...) {
-    free_idle_block(block, copy, t.nbytes());
-    throw;
-  }
-  at::Tensor r = over_block(t, std::move(block));
-  mark(r);
-  if (!mgd_torch_in_backward()) give_handle(r, true); // as mark_result() has it
-  return r;
-}
-
-// Copies t on streams of the copies' own, beside what runs on either device. `now`: all that is issued on `to` from now
-// on waits for the copy. Not `now`: only what uses it does, if it gets a handle. Undefined: t is not a plain piece, or
-// its bytes cannot be told to wait.
-at::Tensor copy_beside(const at::Tensor& t, c10::Device to, bool now) {
-  const Bridge* backend = to.is_cpu() ? nullptr : backend_of(to.type());
-  if (!backend || !is_plain_piece(t)) return {};
-  const HeldTensor held(t, false, id_of(to));
-  c10::StorageImpl* s = t.storage().unsafeGetStorageImpl();
-  StorageHandle* h = t.is_cpu() ? nullptr : handle_of(s);
-  if (t.is_cpu() ? is_too_small(s) || t.is_pinned() : !h || t.device().type() != to.type()) return {};
-  if (to.is_cuda() && t.is_cpu()) return copy_staged(t, to, *backend);
-  if (!backend->copy_operand) return {};
-  const c10::DataPtr& source = h ? h->block : t.storage().data_ptr();
-  const Urgency urgency = h ? Urgency::Operand : Urgency::Soon;
-  at::Tensor r = over_block(t, backend->allocate_for_copy(to.index(), t.nbytes(), urgency));
-  const std::size_t offset = static_cast<std::size_t>(t.storage_offset()) * t.element_size();
-  CopyPtr after;
-  if (h) {
-    std::lock_guard<std::mutex> lock(h->mutex);
-    after = h->last;
-  }
-  CopyPtr copy = backend->copy_operand(r.storage().data_ptr(), source, offset, t.nbytes(), urgency, after);
-  if (h) {
-    std::lock_guard<std::mutex> lock(h->mutex);
-    h->last = copy;
-    mgd_handle_read_by_copy(h);
-  }
-  mark(r);
-  const bool gets_handle = !mgd_torch_in_backward(); // as mark_result() has it
-  if (gets_handle && !now) give_handle(r, true, &copy);
-  if (copy) copy->order(r.storage().data_ptr());
-  if (gets_handle) give_handle(r, true); // behind order(): from now on the bytes may leave
-  return r;
+      !t.is_neg() && !t.is_quantized() && !has_names(t) && t.numel() > 0 && t.is_non_overlapping_and_dense();
 }
 
 at::Tensor copy_values(const at::Tensor& t, c10::Device to, Traced& trace, int64_t* bytes, bool takes_handle) {
@@ -214,7 +147,7 @@ at::Tensor copy_values(const at::Tensor& t, c10::Device to, Traced& trace, int64
   *bytes = bytes_of(t);
   if (at::Tensor r = copy_from_afar(t, to, trace); r.defined()) return r;
   if (takes_handle) {
-    if (at::Tensor r = copy_beside(t, to, true); r.defined()) return r;
+    if (at::Tensor r = is_plain_piece(t) ? copy_beside(t, to, true) : at::Tensor(); r.defined()) return r;
   }
   // t may be the plain base of a managed view, which no hook would bring home.
   const HeldTensor held(t, false, id_of(to));
@@ -288,10 +221,10 @@ at::Tensor TripHome::send_home(const at::Tensor& g) const {
   if (g.device() == home) return g;
   Traced trace(g, home, {"gradient", MGD_EV_COPY, MGD_WHY_GRADIENT});
   trace.answers(object_, site_);
-  const bool managed = has_key(g.unsafeGetTensorImpl()), ours = managed && records(g) && !needs_torch(g);
+  const bool managed = has_key(g.unsafeGetTensorImpl()), ours = managed && !needs_torch(g);
   int64_t bytes = bytes_of(g);
   at::Tensor r = ours ? copy_values(g, home, trace, &bytes, true) : g.to(home);
-  if (ours) connect(r, way_home(g, r));
+  if (ours && records(g)) connect(r, way_home(g, r));
   if (managed) mark(r);
   trace.done(bytes);
   return r;
@@ -393,7 +326,7 @@ at::Tensor alias_of(const at::Tensor& t) {
 }
 
 at::Tensor copy_from_host(const at::Tensor& t, c10::Device to) {
-  if (!t.is_cpu() || records(t)) return {};
+  if (!t.is_cpu() || records(t) || !is_plain_piece(t)) return {};
   c10::InferenceMode no_inference(false); // as copy_values() has it
   c10::AutoGradMode no_grad(false);
   return copy_beside(t, to, false);

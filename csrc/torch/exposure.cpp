@@ -1,11 +1,14 @@
 // exposure.cpp: see exposure.h.
 #include "exposure.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <algorithm>
 #include <mutex>
 #include <unordered_map>
 
 #include "devices.h"
+#include "executor.h"
 #include "forks.h"
 #include "hold.h"
 #include "replica.h"
@@ -65,19 +68,39 @@ struct ExposureTable {
   }
 };
 
+// Who has the bytes may use them on a stream that managed does not know. So this thread waits for the copy that reads
+// them, and for one that brought them just now (`came`), behind which the current stream is.
+void await_copies(StorageHandle& h, bool came) {
+  CopyPtr last;
+  {
+    std::lock_guard<std::mutex> lock(h.mutex);
+    last = h.last;
+  }
+  wait_for(last);
+  if (!came) return;
+  const c10::Device d = device_of(h.home);
+  count_host_wait();
+  c10::impl::VirtualGuardImpl device(d.type());
+  device.getStream(d).synchronize();
+}
+
 // Enters the storage into the table, makes its kept copies stale, and brings its bytes home. for_good: a pointer has
 // left, so they are kept home from now on. Otherwise they are lent: they stay at home while somebody holds the storage
 // (may_leave), and never again count as unchanged (was_lent).
 void add_exposure(const at::Tensor& t, bool for_good) {
   if (!t.defined() || t.layout() != at::kStrided || !t.has_storage()) return;
   ExposureTable::table().add(t, for_good);
-  if (StorageHandle* h = handle_of(t.storage().unsafeGetStorageImpl()))
-    h->is_saved = false; // before it is brought home
+  StorageHandle* h = handle_of(t.storage().unsafeGetStorageImpl());
+  const bool was_away = h && mgd_handle_is_away(h);
+  if (h) h->is_saved = false; // before it is brought home
   invalidate_copies(t); // after the entry: a copy that is being made now is not kept either
-  if (for_good) return keep_home(t, MGD_PIN_POINTER);
-  // As long as somebody holds the storage, may_leave() (storage.cpp) keeps its bytes at home.
   const HeldTensor held(t, true);
-  if (StorageHandle* h = handle_of(t.storage().unsafeGetStorageImpl())) h->was_lent = true;
+  h = handle_of(t.storage().unsafeGetStorageImpl()); // it may have got one now
+  if (!h) return;
+  // As long as somebody holds a storage that is lent, may_leave() (storage.cpp) keeps its bytes at home.
+  if (for_good) mgd_handle_pin(machine(), h, MGD_PIN_POINTER, true);
+  else h->was_lent = true;
+  if (kernels_are_async.load(std::memory_order_relaxed)) await_copies(*h, was_away);
 }
 
 // Torch's Python object of a storage holds the storage, and the storage holds

@@ -176,6 +176,13 @@ void Hold::let_go() {
   if (C10_UNLIKELY(somebody_waits())) count_change();
 }
 
+bool Hold::is_written(const StorageHandle* handle) {
+  for (const Hold* h = innermost; h; h = h->outer_)
+    for (const Use& u : h->used_)
+      if (u.handle == handle && u.written) return true;
+  return false;
+}
+
 void Hold::forget_other_threads() {
   mgd_handle_forget_uses(machine(), user_of_thread);
   mgd_mask turns = 0;

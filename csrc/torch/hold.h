@@ -66,6 +66,9 @@ class Hold {
   // The turn of whoever is about to use this storage first, or to read its bytes where they are.
   static void take_turn(Turn& turn, const StorageHandle* first);
 
+  // Whether an operator of this thread, which runs others inside, writes the storage.
+  static bool is_written(const StorageHandle* handle);
+
   // In a child of fork(): what threads that it lacks were using is used no more, and nobody has their turn.
   static void forget_other_threads();
 

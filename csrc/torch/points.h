@@ -19,7 +19,8 @@ extern std::array<std::atomic<uint64_t>, MGD_MAX_DEVICES> points_begun;
 
 // An operator is about to run on the device: now and then a point is made before it. Must not throw.
 void pass_by(int device) noexcept;
-// The earliest point after so many that is known, or null: then a copy comes after all that has been issued.
+// The earliest point after so many that is known, or null: then a copy comes after all that has been issued. Of a
+// storage that no operator has used there is none.
 PointPtr point_after(int device, uint64_t begun);
 
 void prepare_points(); // names their lock (forks.h)

@@ -58,7 +58,7 @@ class Calls:
 
     def __init__(self):
         names = ["StreamSynchronize", "DeviceSynchronize", "EventSynchronize", "MemcpyAsync"]
-        names += ["EventRecord", "EventRecordWithFlags", "MemGetInfo"]
+        names += ["EventRecord", "EventRecordWithFlags", "MemGetInfo", "GraphLaunch"]
         self.start = {name: gpu.vgpu_count(f"cuda{name}".encode()) for name in names}
 
     def waits(self):

@@ -1,0 +1,16 @@
+// beside.h: copies of operands on streams of their own, beside what runs on either device.
+//
+// Torch copies on the current streams of both devices. Each then does nothing else until both have done all that was
+// issued before and the copy has ended. Here only who needs the bytes comes after the copy: on the device that they go
+// to, and on theirs whoever writes them next or gets their memory.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+namespace managed {
+
+// A copy of t on `to`, a device. t is one dense piece of numbers, and no recorder must see the copy. `now`: all that is
+// issued on `to` from now on waits for the copy. Not `now`: only what uses it does, if it gets a handle. Undefined:
+// nobody would wait, or the bytes may be written without a word to us; a copy of torch's serves.
+at::Tensor copy_beside(const at::Tensor& t, c10::Device to, bool now);
+
+} // namespace managed
