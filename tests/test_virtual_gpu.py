@@ -349,7 +349,7 @@ def test_training_under_a_budget_does_not_depend_on_what_runs_when(links):
     )
     assert done.stderr == "", done.stderr
     told = dict(word.split("=") for word in done.stdout.split())
-    assert all(int(told[kind]) > 0 for kind in ("spill", "drop", "spare", "restore")), told
+    assert all(int(told[kind]) > 0 for kind in ("spill", "drop", "spare", "restore", "copy")), told
 
 
 @with_cuda

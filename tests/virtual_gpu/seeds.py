@@ -3,8 +3,8 @@
     python -m managed.virtual_gpu --devices 2x320MiB seeds.py FIRST COUNT
 
 A seed says what of the runtime runs when, and how the training goes: which part of its memory it
-has, how much of the host, whether a peer takes what leaves, and what else the program does in
-between. The first seed that gives other bits, or a report of the checker, ends it with its number.
+has, how much of the host, whether a peer takes what leaves or has half of the layers, and what else
+the program does in between. The first seed that gives other bits, or a report of the checker, ends it with its number.
 """
 
 import contextlib
@@ -72,8 +72,10 @@ def saved(model):
     torch.save(model.state_dict(), io.BytesIO())
 
 
-def train(start, batch, optimizer, choose):
+def train(start, batch, optimizer, choose, halves=False):
     model = ManagedModule.from_module(copy.deepcopy(start)).to("cuda:0")
+    if halves:
+        model[DEPTH:].to("cuda:1")
     there = batch.as_subclass(ManagedTensor).to("cuda:0")
     with_optimizer = OPTIMIZERS[optimizer](model.parameters())
     losses = []
@@ -100,12 +102,14 @@ def trained(seed, expected, needed):
     host = choose.choice((None, None, 10 * MIB, 14 * MIB))
     with contextlib.ExitStack() as budgets:
         part = choose.choice((0.5, 0.6, 0.7, 0.85))
-        budgets.enter_context(managed.budget("cuda:0", int(part * needed[optimizer])))
+        halves = choose.random() < 0.4
+        most = int(part * needed[optimizer] * (0.6 if halves else 1.0))
+        budgets.enter_context(managed.budget("cuda:0", most))
         if choose.random() < 0.3:
-            budgets.enter_context(managed.budget("cuda:1", 4 * MIB))
+            budgets.enter_context(managed.budget("cuda:1", most if halves else 4 * MIB))
         if host is not None:
             budgets.enter_context(managed.budget("cpu", _C.host_memory()["used"] + host))
-        found = train(start, batch, optimizer, choose)
+        found = train(start, batch, optimizer, choose, halves)
     assert all(map(torch.equal, losses, found[0])), f"seed {seed}: other losses"
     assert all(map(torch.equal, weights, found[1])), f"seed {seed}: other weights"
     report = races()
@@ -127,7 +131,7 @@ def main():
         gpu.vgpu_seed(ctypes.c_ulonglong(seed))
         trained(seed, expected, needed)
     told = managed.stats()
-    print(*(f"{k}={told[k]}" for k in ("spill", "drop", "spare", "restore", "host_waits")))
+    print(*(f"{k}={told[k]}" for k in ("spill", "drop", "spare", "restore", "copy", "host_waits")))
 
 
 if __name__ == "__main__":
