@@ -111,7 +111,11 @@ void give_up_block(c10::DataPtr& block, const CopyPtr& copy, bool last, std::siz
   } catch (const std::exception&) {
     return give_back(std::move(l));
   }
-  if (!last) give_back_dead(device);
+  try {
+    if (!last) give_back_dead(device);
+  } catch (const std::exception&) {
+    // The host is out of memory: the next one that dies tries again.
+  }
 }
 
 bool give_back_blocks(int device, std::size_t bytes) {
