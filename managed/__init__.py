@@ -14,6 +14,7 @@ from collections.abc import Callable
 from managed import (
     _checkpoint,
     _compile,
+    _dlpack,
     _einsum,
     _fake,
     _functions,
@@ -97,6 +98,7 @@ C.install(ManagedTensor)
 if not INERT:
     _checkpoint.install()
     _compile.install()
+    _dlpack.install()
     _einsum.install()
     _fake.install()
     _functions.install()

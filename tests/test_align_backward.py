@@ -266,3 +266,20 @@ def test_nothing_is_left_on_the_devices():
     while used() != before and time.monotonic() < deadline:
         gc.collect()
     assert used() == before
+
+
+def test_a_hook_writes_an_expanded_gradient_that_came_home():
+    """Torch's copy of it is dense."""
+    found = []
+
+    def doubles(grad):
+        found.append((grad.stride(), grad.device))
+        return grad.mul_(2)
+
+    leaf = torch.ones(1 << 14).to(D0).as_subclass(ManagedTensor).requires_grad_()
+    there = torch.ones(2, 1 << 14).to(D1).as_subclass(ManagedTensor).pin()
+    here = leaf * 2
+    here.register_hook(doubles)
+    (there[0] + here).sum().backward()
+    assert found == [((1,), torch.device(D0))]
+    assert torch.equal(leaf.grad.cpu(), torch.full((1 << 14,), 4.0))

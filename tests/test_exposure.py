@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from devices import D0, D1, D2, device_module
+from torch.utils import dlpack
 
 import managed
 from managed import ManagedModule, ManagedTensor
@@ -40,6 +41,8 @@ WRITES = {
     "numpy": lambda x: x.detach().numpy().fill(3.0),
     "item of numpy": lambda x: x.detach().numpy().__setitem__(slice(None), 3.0),
     "dlpack": lambda x: torch.from_dlpack(x.detach()).fill_(3.0),
+    "to_dlpack": lambda x: dlpack.from_dlpack(dlpack.to_dlpack(x.detach())).fill_(3.0),
+    "to_dlpack of torch": lambda x: torch.from_dlpack(torch.to_dlpack(x.detach())).fill_(3.0),
     "pointer": lambda x: ctypes.memmove(x.data_ptr(), THREES.data_ptr(), 16),
     "storage, copy": lambda x: x.untyped_storage().copy_(storage_of(3.0)),
     "storage, items": lambda x: [

@@ -694,8 +694,8 @@ def test_what_comes_takes_the_block_of_what_leaves(run):
 @pytest.mark.parametrize("away", [False, True])
 @pytest.mark.parametrize("what", ["pointer", "storage"])
 def test_who_gets_hold_of_bytes_writes_them_after_the_copy_that_has_them(run, what, away):
-    """On a stream that managed has not seen and cannot order. The copy is one ahead of need, or
-    brings them home."""
+    """A pointer on a stream that managed cannot order, a storage on one that is current then. The
+    copy is one ahead of need, or brings the bytes home."""
     run(f"""
         tensors, operators = repeated()
         late = torch.full((2 * MIB,), -1, dtype=torch.int32).pin_memory()
@@ -710,7 +710,8 @@ def test_who_gets_hold_of_bytes_writes_them_after_the_copy_that_has_them(run, wh
             held = [t.data_ptr() for t in those]
         else:
             empty = torch.empty(0, dtype=torch.int32, device=CUDA)
-            held = [empty.clone().set_(t.untyped_storage()) for t in those]
+            with torch.cuda.stream(strange):
+                held = [empty.clone().set_(t.untyped_storage()) for t in those]
         for h in held:
             if {what!r} == "pointer":
                 to, source, stream = h, late.data_ptr(), strange.cuda_stream

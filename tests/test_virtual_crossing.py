@@ -403,3 +403,89 @@ def test_two_threads_need_an_operand_elsewhere(run):
         """,
         devices=3,
     )
+
+
+@pytest.mark.parametrize("how", ["a pointer", "plain"])
+def test_a_thread_gets_hold_of_an_operand_while_room_is_made_for_its_copy(run, how):
+    """It finds no copy yet, and the copy begins after that: streams are told then."""
+    run(
+        f"""{CROSSES}
+        import threading
+        managed.budget("cuda:1", 36 * MIB)
+        y.pin()
+        fill = [made(8, "cuda:1") for _ in range(2)]
+        assert [C.is_spilled(t) for t in fill] == [True, False]
+        for i in range(2):
+            torch.cuda.synchronize(i)
+        held = []
+
+        def other():
+            if {how!r} == "plain":
+                plain = torch.empty(0, dtype=torch.int32, device=CUDA).set_(x.untyped_storage())
+                held.append(plain.data_ptr())
+            else:
+                held.append(x.data_ptr())
+
+        def act():
+            thread.start()
+            thread.join(0.5)
+
+        thread = threading.Thread(target=other)
+        before = Before("cudaMemcpyAsync", 1, act)  # of what leaves cuda:1
+        y.view(2, -1).add_(x)
+        thread.join()
+        assert before.done
+        write_at(held[0])
+        report = races()
+        assert not report, report
+        """,
+        devices=2,
+    )
+
+
+def test_an_operand_does_not_wait_for_another_that_goes_elsewhere(run):
+    """They are in streams of their own, and what they come from shares nothing."""
+    run(
+        f"""{CROSSES}
+        x2, z = made(8), made(16, "cuda:2")
+        sides = [torch.cuda.Stream(0) for _ in range(2)]
+        for side in sides:
+            with torch.cuda.stream(side):
+                x.add_(0)
+                x2.add_(0)
+        work = torch.empty(16 * MIB, dtype=torch.int32).pin_memory()
+        there = torch.empty_like(work, device="cuda:1", pin_memory=False)
+        for i in range(3):
+            torch.cuda.synchronize(i)
+        there.copy_(work, non_blocking=True)
+        with torch.cuda.device(1):
+            worked = torch.cuda.Event()
+            worked.record()
+        with torch.cuda.stream(sides[0]):
+            torch.add(y.view(2, -1), x)
+        with torch.cuda.stream(sides[1]):
+            torch.add(z.view(2, -1), x2)
+        torch.cuda.current_stream(2).synchronize()
+        assert not worked.query()
+        assert not races()
+        """,
+        devices=3,
+    )
+
+
+def test_who_looks_at_the_storage_of_an_operand_waits_for_nobody(run):
+    """The streams of the program come after the copy instead."""
+    run(
+        f"""{CROSSES}
+        there = cross()
+        calls = Calls()
+        for _ in range(3):
+            assert x.untyped_storage().nbytes() == 8 * MIB
+        assert calls.waits() == 0
+        plain = torch.empty(0, dtype=torch.int32, device=CUDA).set_(x.untyped_storage())
+        plain.copy_(late, non_blocking=True)
+        assert torch.equal(values_at(there), expected)
+        assert not races()
+        """,
+        devices=2,
+    )

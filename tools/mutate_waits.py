@@ -118,13 +118,20 @@ PARTS = [
     ("csrc/torch/executor.cpp", r"(last_copy\(\w+\) = \*?copy);", None),
     ("csrc/torch/executor.cpp", r"(\(memory \? last_copy\(memory\) : h\.last\) = copy);", None),
     ("csrc/torch/executor.cpp", r"(h->last = (?:copy|std::move\(copy\)));", None),
-    ("csrc/torch/crossing.cpp", r"(h->last = copy);", None),
+    ("csrc/torch/beside.cpp", r"(h\.last = copy);", None),
+    ("csrc/torch/beside.cpp", r"(alone\.lock\(\));", None),
+    ("csrc/cuda/moves.cpp", r"(on\(from\)\.writes \|= [^;]+);", None),
     ("csrc/torch/storage.cpp", r"(owned->last = std::exchange\(\*coming, nullptr\));", None),
     (
         "csrc/torch/executor.cpp",
         r"exchange\(h->last, (to == MGD_HOST \? nullptr : copy)\)",
         NO_COPY,
     ),
+    # what nothing orders, so that somebody waits or another way is taken
+    ("csrc/torch/storage.cpp", r"else (owned->points = kNotUsed);", None),
+    ("csrc/torch/beside.cpp", r"\((h\.was_lent) \|\|", "false"),
+    ("csrc/torch/beside.cpp", r"(Hold::is_written\(&h\))", "false"),
+    ("csrc/torch/beside.cpp", r"(mgd_handle_is_pinned\(machine\(\), &h\))", "false"),
     # a block that is freed behind a copy, and behind streams
     ("csrc/torch/executor.cpp", r"\(old, (copy \? copy : before), ", NO_COPY),
     ("csrc/torch/executor.cpp", r"\((copied) \? free_idle_block", "true"),

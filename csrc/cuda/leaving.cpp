@@ -53,13 +53,13 @@ void give_back(Leaving&& l) {
   }
 }
 
-// Takes out of the list what `which` says yes to, until that has so many bytes.
+// Takes out of the list what `which` says yes to, until that has so many bytes or `goes_on` is false.
 template <class Which>
-std::deque<Leaving> take_out(Device& d, std::size_t bytes, const Which& which) {
+std::deque<Leaving> take_out(Device& d, std::size_t bytes, const Which& which, const bool& goes_on = true) {
   std::deque<Leaving> out;
   std::lock_guard<std::mutex> lock(d.mutex);
   std::size_t found = 0;
-  for (auto l = d.there.begin(); l != d.there.end() && found < bytes;) {
+  for (auto l = d.there.begin(); l != d.there.end() && found < bytes && goes_on;) {
     if (!which(*l)) {
       ++l;
       continue;
@@ -80,11 +80,8 @@ void give_back_dead(int device) {
   constexpr std::size_t kPart = 32;
   Device& d = on(device);
   bool goes_on = true;
-  for (Leaving& l : take_out(d, kAll, [&goes_on](const Leaving& one) {
-         if (!goes_on || !one.is_dead) return false;
-         return goes_on = one.copy->has_ended();
-       }))
-    give_back(std::move(l));
+  const auto has_ended = [&goes_on](const Leaving& l) { return l.is_dead && (goes_on = l.copy->has_ended()); };
+  for (Leaving& l : take_out(d, kAll, has_ended, goes_on)) give_back(std::move(l));
   const std::size_t most = capacity(device) / kPart, dead = d.dead;
   if (dead <= most) return;
   for (Leaving& l : take_out(d, dead - most, [](const Leaving& one) { return one.is_dead; })) give_back(std::move(l));

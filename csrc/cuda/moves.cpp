@@ -29,6 +29,7 @@ using CopyStreams = std::array<std::array<cudaStream_t, kUrgencies>, kWays>;
 struct Device {
   std::mutex mutex;
   CopyStreams streams{};
+  std::array<cudaStream_t, kMostDevices> operands{}; // by the device that they go to: one does not wait for another
   std::atomic<uint64_t> writes{0}; // the other devices to which bytes were copied from here, a bit each
   std::vector<cudaEvent_t> events; // that nobody uses
 };
@@ -42,6 +43,15 @@ cudaStream_t copy_stream(int device, Way way, Urgency urgency) {
   Device& d = on(device);
   std::lock_guard<std::mutex> lock(d.mutex);
   cudaStream_t& stream = d.streams[way][static_cast<std::size_t>(urgency)];
+  if (!stream) C10_CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, 0));
+  return stream;
+}
+
+// The same for operands that go to that device.
+cudaStream_t operand_stream(int from, int to) {
+  Device& d = on(from);
+  std::lock_guard<std::mutex> lock(d.mutex);
+  cudaStream_t& stream = d.operands[to];
   if (!stream) C10_CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, 0));
   return stream;
 }
@@ -212,7 +222,8 @@ CopyPtr begin(int to, void* target, int from, const void* source, std::size_t by
     refuse_capture(device);
     if (from >= 0 && to >= 0) refuse_capture(to);
     const c10::cuda::CUDAGuard guard(index_of(device));
-    const cudaStream_t stream = copy_stream(device, from < 0 ? kIn : kOut, urgency);
+    const cudaStream_t stream = urgency == Urgency::Operand ? operand_stream(from, to)
+                                                            : copy_stream(device, from < 0 ? kIn : kOut, urgency);
     auto copy = std::make_shared<Move>(device);
     if (from >= 0) follow(stream);
     if (to >= 0) before.lead(to, stream);
@@ -278,14 +289,18 @@ void follow_copies(int device, cudaStream_t stream) {
     const bool all = other == device;
     if (!all && !(d.writes >> device & 1)) continue;
     CopyStreams streams;
+    std::array<cudaStream_t, kMostDevices> operands;
     {
       std::lock_guard<std::mutex> lock(d.mutex);
       streams = d.streams;
+      operands = d.operands;
     }
     const c10::cuda::CUDAGuard guard(index_of(other));
     for (int way = 0; way < kWays; way++)
       for (const cudaStream_t copies : streams[way])
         if (copies && (all || way == kOut)) order_streams(other, copies, stream);
+    for (int to = 0; to < kMostDevices; to++)
+      if (operands[to] && (all || to == device)) order_streams(other, operands[to], stream);
   }
 }
 

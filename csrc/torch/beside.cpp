@@ -59,13 +59,6 @@ at::Tensor copy_staged(const at::Tensor& t, c10::Device to, const Bridge& backen
   return result_over(t, std::move(block), backend, nullptr);
 }
 
-// Whether the bytes may be written without an operator that the hook sees, which would come after a copy of ours. Who
-// does that uses the streams of the program, on which torch copies.
-bool is_written_past_us(const StorageHandle& h) {
-  return kernels_are_async.load(std::memory_order_relaxed) &&
-      (h.was_lent || Hold::is_written(&h) || mgd_handle_is_pinned(machine(), &h));
-}
-
 std::mutex& copying() {
   static auto* mutex = [] {
     survive_fork<copying>();
@@ -74,11 +67,15 @@ std::mutex& copying() {
   return *mutex;
 }
 
-// Copies `bytes` from `offset` on into `target`; who writes the source next comes after that, for the handle has the
-// newest of the copies that read it. Those out of one device are in one stream: in the order in which they have the
-// lock.
-CopyPtr copy_from_handle(StorageHandle& h, std::size_t offset, std::size_t bytes, const c10::DataPtr& target,
-                         const Bridge& backend) {
+// Whether the bytes may be written without an operator that the hook sees and that would come after the copy.
+bool is_written_past_us(const StorageHandle& h) {
+  return h.was_lent || Hold::is_written(&h) || mgd_handle_is_pinned(machine(), &h);
+}
+
+// Copies `bytes` from `offset` on into `target`; who writes the source next comes after that. For the handle has the
+// newest of the copies that read it, and each comes after the one before: to begin one and to enter it is one step.
+CopyPtr begin_and_enter(StorageHandle& h, std::size_t offset, std::size_t bytes, const c10::DataPtr& target,
+                        const Bridge& backend) {
   std::unique_lock<std::mutex> alone(copying(), std::defer_lock);
   if (kernels_are_async.load(std::memory_order_relaxed)) alone.lock(); // others copy at once: that may take long
   CopyPtr after;
@@ -93,7 +90,22 @@ CopyPtr copy_from_handle(StorageHandle& h, std::size_t offset, std::size_t bytes
   return copy;
 }
 
+// Who lets others have the bytes says so and then asks for the newest copy (last_read). Here the copy is entered and
+// then that is looked for. So one of the two sees the other.
+CopyPtr copy_from_handle(StorageHandle& h, std::size_t offset, std::size_t bytes, const c10::DataPtr& target,
+                         const Bridge& backend) {
+  CopyPtr copy = begin_and_enter(h, offset, bytes, target, backend);
+  if (kernels_are_async.load(std::memory_order_relaxed) && is_written_past_us(h))
+    copy->order(h.block); // all streams of the program's come after it, as the current one does after torch's
+  return copy;
+}
+
 } // namespace
+
+CopyPtr last_read(StorageHandle& h) {
+  const std::scoped_lock lock(copying(), h.mutex);
+  return h.last;
+}
 
 at::Tensor copy_beside(const at::Tensor& t, c10::Device to, bool now) {
   const Bridge* backend = to.is_cpu() ? nullptr : backend_of(to.type());
@@ -103,7 +115,6 @@ at::Tensor copy_beside(const at::Tensor& t, c10::Device to, bool now) {
   StorageHandle* h = t.is_cpu() ? nullptr : handle_of(s);
   if (t.is_cpu() ? is_too_small(s) || t.is_pinned() : !h || t.device().type() != to.type()) return {};
   if (to.is_cuda() && t.is_cpu()) return copy_staged(t, to, *backend);
-  if (h && is_written_past_us(*h)) return {};
   if (backend->records && (backend->records(to.index()) || backend->records(t.device().index()))) return {};
   const Urgency urgency = h ? Urgency::Operand : Urgency::Soon;
   c10::DataPtr block = backend->allocate_for_copy(to.index(), t.nbytes(), urgency);

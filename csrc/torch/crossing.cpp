@@ -225,6 +225,7 @@ at::Tensor TripHome::send_home(const at::Tensor& g) const {
   int64_t bytes = bytes_of(g);
   at::Tensor r = ours ? copy_values(g, home, trace, &bytes, true) : g.to(home);
   if (ours && records(g)) connect(r, way_home(g, r));
+  else if (is_expanded(r)) r = r.contiguous(); // hooks may write it: torch's copy would be dense
   if (managed) mark(r);
   trace.done(bytes);
   return r;

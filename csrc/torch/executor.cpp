@@ -88,18 +88,7 @@ CopyPtr begin_copy(int home, int to, void* target, int from, const void* source,
 }
 
 // Behind all operators on the storage. What may have written it past them is behind nothing but all that was issued.
-// What wrote it before there was a handle may be on a stream that nobody knows, so this thread waits for the device.
-PointPtr point_behind(StorageHandle& h) {
-  uint64_t points = h.points;
-  if (C10_UNLIKELY(points == kNotUsed) && kernels_are_async.load(std::memory_order_relaxed)) {
-    const c10::Device d = device_of(h.home);
-    count_host_wait();
-    c10::impl::VirtualGuardImpl(d.type()).synchronizeDevice(d.index());
-    const uint64_t now = points_begun[static_cast<std::size_t>(h.home)];
-    h.points.compare_exchange_strong(points, now); // unless an operator has used it meanwhile
-  }
-  return h.was_lent ? nullptr : point_after(h.home, points);
-}
+PointPtr point_behind(const StorageHandle& h) { return h.was_lent ? nullptr : point_after(h.home, h.points); }
 
 // Records one move of a storage in the history of the tensor that the program named last, with the time that this
 // thread spent on it.

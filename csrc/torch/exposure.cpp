@@ -7,9 +7,11 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "beside.h"
 #include "devices.h"
 #include "executor.h"
 #include "forks.h"
+#include "gil.h"
 #include "hold.h"
 #include "replica.h"
 
@@ -68,20 +70,25 @@ struct ExposureTable {
   }
 };
 
-// Who has the bytes may use them on a stream that managed does not know. So this thread waits for the copy that reads
-// them, and for one that brought them just now (`came`), behind which the current stream is.
-void await_copies(StorageHandle& h, bool came) {
-  CopyPtr last;
-  {
-    std::lock_guard<std::mutex> lock(h.mutex);
-    last = h.last;
-  }
-  wait_for(last);
+// Who has a pointer may use it on a stream that nobody can order. So this thread waits for the copy that reads what is
+// there, and for one that brought them just now (`came`), behind which the current stream is.
+void await_copies(StorageHandle& h, const CopyPtr& last, bool came) {
+  if (last) wait_for(last);
   if (!came) return;
   const c10::Device d = device_of(h.home);
+  const c10::impl::VirtualGuardImpl device(d.type());
   count_host_wait();
-  c10::impl::VirtualGuardImpl device(d.type());
   device.getStream(d).synchronize();
+}
+
+// Who has the storage uses it by operators of torch's, most of them on the current stream or one that was used before:
+// these come after the copy. Who copies the bytes from now on finds that they are lent or pinned (beside.cpp).
+void let_go_after_copies(StorageHandle& h, bool for_good, bool came) {
+  const NoGilIfHeld no_gil;
+  CopyPtr last = last_read(h);
+  if (last && last->has_ended()) last = nullptr;
+  if (for_good) await_copies(h, last, came);
+  else if (last) last->order(h.block);
 }
 
 // Enters the storage into the table, makes its kept copies stale, and brings its bytes home. for_good: a pointer has
@@ -90,17 +97,16 @@ void await_copies(StorageHandle& h, bool came) {
 void add_exposure(const at::Tensor& t, bool for_good) {
   if (!t.defined() || t.layout() != at::kStrided || !t.has_storage()) return;
   ExposureTable::table().add(t, for_good);
-  StorageHandle* h = handle_of(t.storage().unsafeGetStorageImpl());
-  const bool was_away = h && mgd_handle_is_away(h);
-  if (h) h->is_saved = false; // before it is brought home
+  if (StorageHandle* h = handle_of(t.storage().unsafeGetStorageImpl()))
+    h->is_saved = false; // before it is brought home
   invalidate_copies(t); // after the entry: a copy that is being made now is not kept either
   const HeldTensor held(t, true);
-  h = handle_of(t.storage().unsafeGetStorageImpl()); // it may have got one now
+  StorageHandle* h = handle_of(t.storage().unsafeGetStorageImpl()); // it may have got one now
   if (!h) return;
   // As long as somebody holds a storage that is lent, may_leave() (storage.cpp) keeps its bytes at home.
   if (for_good) mgd_handle_pin(machine(), h, MGD_PIN_POINTER, true);
   else h->was_lent = true;
-  if (kernels_are_async.load(std::memory_order_relaxed)) await_copies(*h, was_away);
+  if (kernels_are_async.load(std::memory_order_relaxed)) let_go_after_copies(*h, for_good, held.came());
 }
 
 // Torch's Python object of a storage holds the storage, and the storage holds

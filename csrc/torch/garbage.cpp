@@ -1,12 +1,11 @@
 // garbage.cpp: see garbage.h.
 #include "garbage.h"
 
-#include <Python.h>
-
 #include <atomic>
 
 #include "api.h"
 #include "devices.h"
+#include "gil.h"
 #include "waiting.h"
 
 namespace managed {
@@ -20,9 +19,11 @@ bool collect_garbage() {
   int (*collect)(void) = collector.load();
   if (!collect) return false;
   const uint64_t seen = change_count();
-  PyThreadState* gil = PyGILState_Check() ? PyEval_SaveThread() : nullptr;
-  const bool collected = collect() != 0;
-  if (gil) PyEval_RestoreThread(gil);
+  bool collected = false;
+  {
+    const NoGilIfHeld no_gil;
+    collected = collect() != 0;
+  }
   return collected && change_count() != seen;
 }
 

@@ -66,6 +66,8 @@ class Hold {
   // The turn of whoever is about to use this storage first, or to read its bytes where they are.
   static void take_turn(Turn& turn, const StorageHandle* first);
 
+  bool is_away() const { return away_; } // an operand is, until bring_home()
+
   // Whether an operator of this thread, which runs others inside, writes the storage.
   static bool is_written(const StorageHandle* handle);
 
@@ -117,12 +119,15 @@ class HeldTensor {
  public:
   HeldTensor(const at::Tensor& t, bool written, int target = MGD_HOST) : turn_(target), hold_(&turn_) {
     hold_.add(t, written);
+    came_ = hold_.is_away();
     hold_.bring_home();
   }
+  bool came() const { return came_; } // it was brought home for this
 
  private:
   Turn turn_;
   Hold hold_;
+  bool came_ = false;
 };
 
 } // namespace managed

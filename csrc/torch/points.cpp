@@ -67,7 +67,6 @@ PointPtr point_after(int device, uint64_t begun) {
   const auto at = static_cast<std::size_t>(device);
   std::lock_guard<std::mutex> lock(points().mutex);
   const uint64_t made = points_begun[at];
-  if (begun > made) return nullptr;
   for (uint64_t n = std::max(begun, made - std::min(made, kKept)) + 1; n <= made; n++)
     if (const PointPtr& point = points().lines[at].points[n % kKept]) return point;
   return nullptr;

@@ -19,8 +19,7 @@ extern std::array<std::atomic<uint64_t>, MGD_MAX_DEVICES> points_begun;
 
 // An operator is about to run on the device: now and then a point is made before it. Must not throw.
 void pass_by(int device) noexcept;
-// The earliest point after so many that is known, or null: then a copy comes after all that has been issued. Of a
-// storage that no operator has used there is none.
+// The earliest point after so many that is known, or null: then a copy comes after all that has been issued.
 PointPtr point_after(int device, uint64_t begun);
 
 void prepare_points(); // names their lock (forks.h)

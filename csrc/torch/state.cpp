@@ -4,6 +4,7 @@
 // No tensor changes its device here. Pinning, unmarking, exposing and lending bring its bytes home first (hold.h).
 #include "state.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -11,6 +12,7 @@
 #include "devices.h"
 #include "exposure.h"
 #include "functorch.h"
+#include "graphs.h"
 #include "guard.h"
 #include "hold.h"
 #include "record.h"
@@ -157,6 +159,17 @@ int mgd_torch_is_managed(PyObject* o) {
   return THPVariable_Check(o) && has_key(THPVariable_Unpack(o).unsafeGetTensorImpl());
 }
 
+// Plain operators may have written the bytes on streams that nobody has seen, and the program may order its own streams
+// after that later. The bytes may leave as soon as they have a handle, so this thread waits for the device before.
+static void await_writers(const at::Tensor& t) {
+  if (!kernels_are_async.load(std::memory_order_relaxed)) return;
+  bool any = false;
+  each_storage(t, [&any](c10::StorageImpl* s) { any |= !is_too_small(s) && !handle_of(s); });
+  if (!any || recording_graphs.load(std::memory_order_relaxed)) return;
+  const NoGil no_gil;
+  c10::impl::VirtualGuardImpl(t.device().type()).synchronizeDevice(t.device().index());
+}
+
 int mgd_torch_mark(PyObject* o, int in_module) {
   return guarded([&] {
     const at::Tensor& t = THPVariable_Unpack(o);
@@ -165,6 +178,7 @@ int mgd_torch_mark(PyObject* o, int in_module) {
     mark(t);
     if (handles_enabled.load(std::memory_order_relaxed) &&
         !t.is_cpu()) { // asked first: the first exclusive section of a process takes milliseconds
+      await_writers(t);
       if (const ExclusiveSection alone; alone) give_handle(t, false);
     }
     if (!has_key(t.unsafeGetTensorImpl())) return 0;

@@ -166,8 +166,7 @@ void give_handle_slow(c10::StorageImpl* s, bool fresh, CopyPtr* coming) {
   if (id <= 0 || mgd_handle_open(machine(), h.get(), id, static_cast<int64_t>(s->nbytes())) != MGD_OK) return;
   s->get_extra_meta().custom_data_ptr_error_msg_ = kUnreadable;
   StorageHandle* owned = h.release();
-  if (fresh) note_points(*owned, id);
-  else owned->points = kNotUsed;
+  note_points(*owned, id);
   tell_owner(s->_mutable_data_ptr_no_checks(), MGD_HOLD_MANAGED);
   take_over(s, owned);
   if (coming && mgd_handle_arrive(machine(), owned) == MGD_OK) { // it cannot leave yet: nobody finds its storage

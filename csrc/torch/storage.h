@@ -24,10 +24,6 @@ struct Marks {
   std::atomic<uint64_t> points{0};        // points_begun (points.h) when the last operator on it had been issued
 };
 
-// In place of `points`: no operator has used the bytes since they have a handle. Plain operators wrote them, on streams
-// that nobody may have seen.
-constexpr uint64_t kNotUsed = UINT64_MAX;
-
 // The context of a managed storage's DataPtr is a StorageHandle (as Head*), its deleter drop_handle. `block` (of Head)
 // is the allocator's DataPtr, empty while the bytes are away; `guest` is the block on a peer; `memory` (of mgd_handle)
 // is the copy on the host. Only who moves the bytes changes `guest`, `coming` and `last`; and who uses them may begin a

@@ -1,7 +1,6 @@
 // threads.cpp: see threads.h. Counts and waits; never touches a tensor.
 #include "threads.h"
 
-#include <Python.h>
 #include <pthread.h>
 #ifdef __linux__
 #include <linux/membarrier.h>
@@ -17,6 +16,7 @@
 
 #include "api.h"
 #include "forks.h"
+#include "gil.h"
 
 namespace managed {
 
@@ -106,12 +106,11 @@ void catch_up(ThreadSlot& slot) {
   ThreadSlots& c = slots();
   while (is_moving(slot.seen = exclusive_epoch)) {
     slot.inside = false;
-    PyThreadState* gil = PyGILState_Check() ? PyEval_SaveThread() : nullptr;
     {
+      const NoGilIfHeld no_gil;
       std::unique_lock<std::mutex> lock(c.mutex);
       c.ended.wait(lock, [] { return !is_moving(exclusive_epoch); });
     }
-    if (gil) PyEval_RestoreThread(gil);
     slot.inside = true;
   }
 }

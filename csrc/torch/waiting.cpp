@@ -1,8 +1,6 @@
 // waiting.cpp: see waiting.h.
 #include "waiting.h"
 
-#include <Python.h>
-
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -10,6 +8,7 @@
 
 #include "api.h"
 #include "forks.h"
+#include "gil.h"
 
 namespace managed {
 namespace {
@@ -58,7 +57,7 @@ void bytes_came_back(int, std::size_t) {
 
 bool wait_for_change(uint64_t seen, int64_t deadline) {
   Waiting& w = waiting();
-  PyThreadState* gil = PyGILState_Check() ? PyEval_SaveThread() : nullptr;
+  const NoGilIfHeld no_gil;
   w.waiters++;
   bool woken = false;
   {
@@ -67,7 +66,6 @@ bool wait_for_change(uint64_t seen, int64_t deadline) {
     woken = w.freed.wait_until(lock, until, [&] { return w.count != seen; });
   }
   w.waiters--;
-  if (gil) PyEval_RestoreThread(gil);
   return woken;
 }
 

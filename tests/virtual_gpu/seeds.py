@@ -4,7 +4,8 @@
 
 A seed says what of the runtime runs when, and how the training goes: which part of its memory it
 has, how much of the host, whether a peer takes what leaves or has half of the layers, and what else
-the program does in between. The first seed that gives other bits, or a report of the checker, ends it with its number.
+the program does in between. The first seed that gives other bits, or a report of the checker, ends
+it with its number.
 """
 
 import contextlib
