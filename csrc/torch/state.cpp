@@ -159,12 +159,15 @@ int mgd_torch_is_managed(PyObject* o) {
   return THPVariable_Check(o) && has_key(THPVariable_Unpack(o).unsafeGetTensorImpl());
 }
 
-// Plain operators may have written the bytes on streams that nobody has seen, and the program may order its own streams
-// after that later. The bytes may leave as soon as they have a handle, so this thread waits for the device before.
+// Plain operators may have written a module's tensor on streams that nobody has seen, and the program may order its own
+// streams after that later. The bytes may leave as soon as they have a handle, so this thread waits for the device
+// before. Other tensors are marked in every step, and used at once.
 static void await_writers(const at::Tensor& t) {
-  if (!kernels_are_async.load(std::memory_order_relaxed)) return;
+  if (!kernels_are_async.load(std::memory_order_relaxed) || has_key(t.unsafeGetTensorImpl())) return;
   bool any = false;
-  each_storage(t, [&any](c10::StorageImpl* s) { any |= !is_too_small(s) && !handle_of(s); });
+  each_storage(t, [&any](c10::StorageImpl* s) {
+    any |= !is_too_small(s) && !handle_of(s) && c10::raw::intrusive_ptr::use_count(s) == 1;
+  });
   if (!any || recording_graphs.load(std::memory_order_relaxed)) return;
   const NoGil no_gil;
   c10::impl::VirtualGuardImpl(t.device().type()).synchronizeDevice(t.device().index());
@@ -175,10 +178,10 @@ int mgd_torch_mark(PyObject* o, int in_module) {
     const at::Tensor& t = THPVariable_Unpack(o);
     check_wrappable(t);
     if (t.has_storage() && t.storage().use_count() > 1) lend(t); // to plain tensors, for all we know
+    if (in_module && !t.is_cpu()) await_writers(t);
     mark(t);
     if (handles_enabled.load(std::memory_order_relaxed) &&
         !t.is_cpu()) { // asked first: the first exclusive section of a process takes milliseconds
-      await_writers(t);
       if (const ExclusiveSection alone; alone) give_handle(t, false);
     }
     if (!has_key(t.unsafeGetTensorImpl())) return 0;
