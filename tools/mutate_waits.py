@@ -128,7 +128,7 @@ PARTS = [
         NO_COPY,
     ),
     # what nothing orders, so that somebody waits or another way is taken
-    ("csrc/torch/beside.cpp", r"return (h\.was_lent) \|\|", "false"),
+    ("csrc/torch/beside.cpp", r"return (h\.was_lent\.load\(\)) \|\|", "false"),
     ("csrc/torch/beside.cpp", r"(Hold::is_written\(&h\))", "false"),
     ("csrc/torch/beside.cpp", r"(mgd_handle_is_pinned\(machine\(\), &h\))", "false"),
     # a block that is freed behind a copy, and behind streams

@@ -69,7 +69,7 @@ std::mutex& copying() {
 
 // Whether the bytes may be written without an operator that the hook sees and that would come after the copy.
 bool is_written_past_us(const StorageHandle& h) {
-  return h.was_lent || Hold::is_written(&h) || mgd_handle_is_pinned(machine(), &h);
+  return h.was_lent.load() || Hold::is_written(&h) || mgd_handle_is_pinned(machine(), &h);
 }
 
 // Copies `bytes` from `offset` on into `target`; who writes the source next comes after that. For the handle has the

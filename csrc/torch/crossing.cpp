@@ -221,11 +221,11 @@ at::Tensor TripHome::send_home(const at::Tensor& g) const {
   if (g.device() == home) return g;
   Traced trace(g, home, {"gradient", MGD_EV_COPY, MGD_WHY_GRADIENT});
   trace.answers(object_, site_);
-  const bool managed = has_key(g.unsafeGetTensorImpl()), ours = managed && !needs_torch(g);
+  const bool managed = has_key(g.unsafeGetTensorImpl());
+  const bool ours = managed && !needs_torch(g) && (records(g) || !is_expanded(g)); // torch's is dense: hooks write it
   int64_t bytes = bytes_of(g);
   at::Tensor r = ours ? copy_values(g, home, trace, &bytes, true) : g.to(home);
   if (ours && records(g)) connect(r, way_home(g, r));
-  else if (is_expanded(r)) r = r.contiguous(); // hooks may write it: torch's copy would be dense
   if (managed) mark(r);
   trace.done(bytes);
   return r;
