@@ -18,7 +18,11 @@ CROSSES = """
             crossed = managed.stats()["copy"]
             operator(y.view(2, -1), x)
             assert managed.stats()["copy"] == crossed + 1
-            there = [s for s in torch.cuda.memory_snapshot() if s["device"] == 1]
+            return block_on(1)
+
+        def block_on(device):
+            \"\"\"The address of the one of 8 MiB that is in use there.\"\"\"
+            there = [s for s in torch.cuda.memory_snapshot() if s["device"] == device]
             found, = [b["address"] for s in there for b in s["blocks"]
                       if b["size"] == 8 * MIB and b["state"] == "active_allocated"]
             return found
@@ -180,10 +184,7 @@ def test_a_custom_operator_that_writes_what_has_crossed_inside_it(run):
     """As a kernel does. That it writes was said before it began."""
     run(
         f"""{CROSSES}
-        address, = [
-            b["address"] for s in torch.cuda.memory_snapshot() if s["device"] == 0
-            for b in s["blocks"] if b["size"] == 8 * MIB and b["state"] == "active_allocated"
-        ]
+        address = block_on(0)
 
         @torch.library.custom_op("test::writes", mutates_args=["x"])
         def writes(x: torch.Tensor) -> None:
@@ -333,6 +334,27 @@ def test_a_stream_that_is_new_comes_after_what_a_peer_copies(run, what):
         """,
         devices=2,
         VIRTUAL_GPU_LINKS="0-1",
+    )
+
+
+def test_a_stream_that_is_new_comes_after_what_moved_there(run):
+    """No copy of an operand's is its own there: it uses what another stream has moved."""
+    run(
+        f"""{CROSSES}
+        seen = torch.zeros_like(late).pin_memory()
+        module = torch.nn.Module()
+        module.register_buffer("x", x)
+        module = managed.ManagedModule.from_module(module)
+        del x
+        module.to("cuda:1")
+        new = torch.cuda.Stream(1)
+        with torch.cuda.stream(new):
+            seen.copy_(module.x, non_blocking=True)
+        new.synchronize()
+        assert torch.equal(seen, expected)
+        assert not races()
+        """,
+        devices=2,
     )
 
 
