@@ -38,22 +38,21 @@ Device& on(int device) {
   return (*all)[device];
 }
 
-// The device is the current one.
-cudaStream_t copy_stream(int device, Way way, Urgency urgency) {
-  Device& d = on(device);
+// Makes the stream at its first use. The device is the current one.
+cudaStream_t made(Device& d, cudaStream_t& stream) {
   std::lock_guard<std::mutex> lock(d.mutex);
-  cudaStream_t& stream = d.streams[way][static_cast<std::size_t>(urgency)];
   if (!stream) C10_CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, 0));
   return stream;
 }
 
-// The same for operands that go to that device.
+cudaStream_t copy_stream(int device, Way way, Urgency urgency) {
+  Device& d = on(device);
+  return made(d, d.streams[way][static_cast<std::size_t>(urgency)]);
+}
+
 cudaStream_t operand_stream(int from, int to) {
   Device& d = on(from);
-  std::lock_guard<std::mutex> lock(d.mutex);
-  cudaStream_t& stream = d.operands[to];
-  if (!stream) C10_CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, 0));
-  return stream;
+  return made(d, d.operands[to]);
 }
 
 // An event of the device, for as long as the object lives. To record one that streams still wait for is allowed: they
@@ -207,10 +206,6 @@ class Before {
   CopyPtr copy_;
   PointPtr users_;
 };
-
-} // namespace
-
-namespace {
 
 // `follow`: lets the stream that copies come after what wrote the source.
 template <class Follow>

@@ -84,7 +84,7 @@ void await_copies(StorageHandle& h, const CopyPtr& last, bool came) {
 // Who has the storage uses it by operators of torch's, most of them on the current stream or one that was used before:
 // these come after the copy. Who copies the bytes from now on finds that they are lent or pinned (beside.cpp).
 void let_go_after_copies(StorageHandle& h, bool for_good, bool came) {
-  const NoGilIfHeld no_gil;
+  const WithoutGil no_gil;
   CopyPtr last = last_read(h);
   if (last && last->has_ended()) last = nullptr;
   if (for_good) await_copies(h, last, came);

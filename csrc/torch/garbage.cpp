@@ -21,7 +21,7 @@ bool collect_garbage() {
   const uint64_t seen = change_count();
   bool collected = false;
   {
-    const NoGilIfHeld no_gil;
+    const WithoutGil no_gil;
     collected = collect() != 0;
   }
   return collected && change_count() != seen;

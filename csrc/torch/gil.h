@@ -5,14 +5,14 @@
 namespace managed {
 
 // For code that is called with the GIL and without it.
-class NoGilIfHeld {
+class WithoutGil {
  public:
-  NoGilIfHeld() : state_(PyGILState_Check() ? PyEval_SaveThread() : nullptr) {}
-  ~NoGilIfHeld() {
+  WithoutGil() : state_(PyGILState_Check() ? PyEval_SaveThread() : nullptr) {}
+  ~WithoutGil() {
     if (state_) PyEval_RestoreThread(state_);
   }
-  NoGilIfHeld(const NoGilIfHeld&) = delete;
-  NoGilIfHeld& operator=(const NoGilIfHeld&) = delete;
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
 
  private:
   PyThreadState* state_;

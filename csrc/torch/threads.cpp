@@ -107,7 +107,7 @@ void catch_up(ThreadSlot& slot) {
   while (is_moving(slot.seen = exclusive_epoch)) {
     slot.inside = false;
     {
-      const NoGilIfHeld no_gil;
+      const WithoutGil no_gil;
       std::unique_lock<std::mutex> lock(c.mutex);
       c.ended.wait(lock, [] { return !is_moving(exclusive_epoch); });
     }

@@ -57,7 +57,7 @@ void bytes_came_back(int, std::size_t) {
 
 bool wait_for_change(uint64_t seen, int64_t deadline) {
   Waiting& w = waiting();
-  const NoGilIfHeld no_gil;
+  const WithoutGil no_gil;
   w.waiters++;
   bool woken = false;
   {
