@@ -7,6 +7,7 @@ import pytest
 from test_virtual_runtime import found_libraries, pytestmark, runs_program  # noqa: F401
 
 CROSSES = """
+        import functools
         x, y = made(8), made(16, "cuda:1")
         late = torch.full((2 * MIB,), 5, dtype=torch.int32).pin_memory()
         expected = x.cpu()
@@ -86,17 +87,48 @@ def test_what_has_crossed_is_gone_or_written_after_the_copy(run, then):
     )
 
 
+def test_a_thread_copies_an_operand_while_another_lends_it(run):
+    """It has not been told yet that they are lent; who lends them finds the copy then."""
+    run(
+        f"""{CROSSES}
+        import threading
+        saved = x.__reduce_ex__(2)[1][0]._untyped_storage  # nobody uses it yet
+        z = made(16, "cuda:2")
+        cross()
+        copies = managed.stats()["copy"]
+
+        def act():
+            thread.start()
+            thread.join(0.5)
+            began.append(managed.stats()["copy"] - copies)
+
+        began = []
+        thread = threading.Thread(target=lambda: z.view(2, -1) + x)
+        before = Before("cudaStreamWaitEvent", 1, act)  # who lends comes after the first copy
+        saved.copy_(late.untyped_storage(), non_blocking=True)
+        assert before.done and began == [1]
+        thread.join()
+        for i in range(3):
+            torch.cuda.synchronize(i)
+        report = races()
+        assert not report, report
+        """,
+        devices=3,
+    )
+
+
 @pytest.mark.parametrize("how", ["plain", "a pointer"])
 def test_what_may_be_written_unseen_crosses_behind_all_that_the_stream_does(run, how):
     """On the stream itself: whoever writes the bytes there comes after the copy."""
     run(
         f"""{CROSSES}
-        how = {how!r}
-        if how == "plain":
+        if {how!r} == "plain":
             plain = torch.empty(0, dtype=torch.int32, device=CUDA).set_(x.untyped_storage())
-        address = x.data_ptr() if how != "plain" else plain.data_ptr()
+            write = functools.partial(plain.copy_, late, non_blocking=True)
+        else:
+            write = functools.partial(write_at, x.data_ptr())
         y.view(2, -1) + x
-        write_at(address)
+        write()
         torch.cuda.synchronize(0)
         torch.cuda.synchronize(1)
         report = races()
@@ -133,6 +165,41 @@ def test_devices_that_reach_each_other_are_told_to(run, which, fails):
         devices=2,
         VIRTUAL_GPU_LINKS="0-1",
         VIRTUAL_GPU_FAIL=fails,
+    )
+
+
+@pytest.mark.parametrize(
+    ("refused", "lent"), [(1, False), (2, False), (3, False), (3, True), (4, True)]
+)
+def test_an_operand_that_nothing_can_come_after(run, refused, lent):
+    """From the third order on its copy is under way: the block that it fills serves others after it."""
+    run(
+        f"""{CROSSES}
+        if {lent}:
+            plain = torch.empty(0, dtype=torch.int32, device=CUDA).set_(x.untyped_storage())
+
+        @torch.library.custom_op("test::reads", mutates_args=())
+        def reads(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            return torch.zeros(1, device="cuda:1")
+
+        gpu.vgpu_fail(b"cudaStreamWaitEvent", {refused}, 1)
+        try:
+            reads(y, x)
+        except RuntimeError as e:
+            assert "invalid argument" in str(e), e
+        else:
+            raise AssertionError("nobody was told")
+        others = [torch.empty_like(late, device="cuda:1") for _ in range(3)]
+        for t in others:
+            t.copy_(late, non_blocking=True)
+        torch.cuda.synchronize(1)
+        assert all(torch.equal(t.cpu(), late) for t in others)
+        reads(y, x)
+        assert same(x, expected)
+        report = races()
+        assert not report, report
+        """,
+        devices=2,
     )
 
 
@@ -444,9 +511,9 @@ def test_a_thread_gets_hold_of_an_operand_while_room_is_made_for_its_copy(run, h
         def other():
             if {how!r} == "plain":
                 plain = torch.empty(0, dtype=torch.int32, device=CUDA).set_(x.untyped_storage())
-                held.append(plain.data_ptr())
+                held.append(functools.partial(plain.copy_, late, non_blocking=True))
             else:
-                held.append(x.data_ptr())
+                held.append(functools.partial(write_at, x.data_ptr()))
 
         def act():
             thread.start()
@@ -457,7 +524,7 @@ def test_a_thread_gets_hold_of_an_operand_while_room_is_made_for_its_copy(run, h
         y.view(2, -1).add_(x)
         thread.join()
         assert before.done
-        write_at(held[0])
+        held[0]()
         report = races()
         assert not report, report
         """,
