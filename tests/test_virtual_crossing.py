@@ -172,7 +172,7 @@ def test_devices_that_reach_each_other_are_told_to(run, which, fails):
     ("refused", "lent"), [(1, False), (2, False), (3, False), (3, True), (4, True)]
 )
 def test_an_operand_that_nothing_can_come_after(run, refused, lent):
-    """From the third order on its copy is under way: the block that it fills serves others after it."""
+    """From the third order on its copy is under way: the block that it fills serves others then."""
     run(
         f"""{CROSSES}
         if {lent}:

@@ -334,10 +334,11 @@ def test_simulated_devices_and_cards_are_no_peers():
 
 SEEDS = int(os.environ.get("VIRTUAL_GPU_SEEDS", "8"))  # of the next test; `make virtual-gpu-seeds`
 SCRIPT = Path(__file__).parent / "virtual_gpu" / "seeds.py"
+with_links = pytest.mark.parametrize("links", ["", "all"], ids=["over the host", "peers"])
 
 
 @with_cuda
-@pytest.mark.parametrize("links", ["", "all"], ids=["over the host", "peers"])
+@with_links
 def test_training_under_a_budget_does_not_depend_on_what_runs_when(links):
     """Plans, copies that are kept, a full host, other streams: the CPU's bits for every seed."""
     done = launch(
@@ -350,6 +351,22 @@ def test_training_under_a_budget_does_not_depend_on_what_runs_when(links):
     assert done.stderr == "", done.stderr
     told = dict(word.split("=") for word in done.stdout.split())
     assert all(int(told[kind]) > 0 for kind in ("spill", "drop", "spare", "restore", "copy")), told
+
+
+@with_cuda
+@with_links
+def test_a_random_program_of_streams_does_not_depend_on_what_runs_when(links):
+    """Ordered as torch asks for and no more. Operands, lent bytes, pointers, gradients cross."""
+    done = launch(
+        str(SCRIPT.parent / "streams.py"),
+        *("0", str(SEEDS)),
+        devices="3x320MiB",
+        timeout=300 + 60 * SEEDS,
+        VIRTUAL_GPU_LINKS=links,
+    )
+    assert done.stderr == "", done.stderr
+    told = dict(word.split("=") for word in done.stdout.split())
+    assert all(int(count) > 0 for count in told.values()), told
 
 
 @with_cuda
