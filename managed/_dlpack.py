@@ -1,6 +1,7 @@
-"""Tells the compiled part of the pointers that torch.utils.dlpack.to_dlpack() gives out.
+"""Tells the compiled part of pointers that DLPack gives out where Tensor.__dlpack__ is not asked.
 
-Tensor.__dlpack__ is wrapped in C (csrc/python/tensor.c). This function is older, and goes past it.
+That method is wrapped in C (csrc/python/tensor.c). torch.utils.dlpack.to_dlpack() is older and goes
+past it; so do libraries that take tensors by C functions (csrc/python/exchange.c).
 """
 
 from __future__ import annotations
@@ -12,10 +13,17 @@ from typing import Any
 import torch
 from torch.utils import dlpack
 
+from . import _C as C
+
 __all__: list[str] = []
 
 
 def install() -> None:
+    _wrap_function()
+    _wrap_table()
+
+
+def _wrap_function() -> None:
     modules: tuple[Any, ...] = (torch, dlpack)
     original = modules[1].to_dlpack
 
@@ -29,3 +37,15 @@ def install() -> None:
     for module in modules:
         if getattr(module, "to_dlpack", None) is original:
             module.to_dlpack = to_dlpack
+
+
+def _wrap_table() -> None:
+    tensor: Any = torch.Tensor
+    table = getattr(tensor, "__dlpack_c_exchange_api__", None)
+    if table is None:  # torch has none yet
+        return
+    ours = C.exchange_api(table)
+    if ours is None:  # of a version that nobody here knows: who finds none asks __dlpack__
+        del tensor.__dlpack_c_exchange_api__
+    else:
+        tensor.__dlpack_c_exchange_api__ = ours

@@ -762,6 +762,38 @@ def test_an_operand_from_the_host_in_a_backward_pass_may_have_memory_of_another_
     """)
 
 
+def test_a_stream_that_is_new_in_a_backward_pass_comes_after_what_is_sent_there(run):
+    """Into the block of what has just left. There is no handle, by which a use would be seen."""
+    run("""
+        seen = torch.zeros(MIB, dtype=torch.int32).pin_memory()
+        source = torch.full((2 * MIB,), 7, dtype=torch.int32).as_subclass(ManagedTensor)
+        new = torch.cuda.Stream()
+
+        class Needs(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx, g):
+                with torch.cuda.stream(new):
+                    sent = source.to(CUDA, non_blocking=True)
+                    part = sent[:MIB]  # two have the storage: it gets no handle now
+                    seen.copy_(part, non_blocking=True)
+                    new.synchronize()
+                return g
+
+        x = made(8)
+        w = torch.ones(4, device=CUDA).as_subclass(ManagedTensor).requires_grad_()
+        loss = Needs.apply(w).sum()
+        torch.cuda.synchronize()
+        assert C.spill_all() == 1
+        loss.backward()
+        assert (seen == 7).all()
+        assert not races()
+    """)
+
+
 @pytest.mark.parametrize("ordered", ["before", "after"])
 def test_what_was_written_before_managed_knew_it_leaves_with_what_was_written(run, ordered):
     """On a stream that managed has not seen; the program orders its own work before it reads."""

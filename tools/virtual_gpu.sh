@@ -12,7 +12,7 @@ suites=(
   test_spread test_module test_module_devices test_module_utils test_optim test_random test_tensor test_written_into
 )
 # These count bytes, so they have processes of their own: a backward pass drops its last tensors late.
-memory=(test_spill test_spill_access test_exposure test_leaks test_out_of_memory test_manager)
+memory=(test_spill test_spill_access test_exposure test_dlpack test_leaks test_out_of_memory test_manager)
 # These take minutes.
 long=(test_threads test_budget test_faults test_torture)
 

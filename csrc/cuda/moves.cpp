@@ -270,10 +270,7 @@ PointPtr point(int device) {
 
 c10::DataPtr allocate_for_copy(int device, std::size_t bytes, Urgency) {
   const c10::cuda::CUDAGuard guard(index_of(device));
-  if (c10::DataPtr block = take_block_for_copy(device, bytes); block.get()) {
-    know_stream(device);
-    return block;
-  }
+  if (c10::DataPtr block = take_block_for_copy(device, bytes); block.get()) return block;
   return c10::GetAllocator(c10::kCUDA)->allocate(bytes);
 }
 

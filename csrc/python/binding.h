@@ -102,6 +102,8 @@ extern PyGetSetDef mgd_pin_getsets[]; /* ends with an empty one */
 
 /* ---- tensor.c: all that import adds to torch.Tensor */
 int mgd_tensor_install(struct mgd_state *st);
+/* Whether it is a torch.Tensor or a Parameter, and of no subclass. */
+int mgd_tensor_is_own(PyObject *tensor);
 
 /* ---- engine.c: the autograd engine's Python face */
 int mgd_engine_init(PyObject *module);
@@ -133,6 +135,9 @@ extern PyMethodDef mgd_memory_methods[];
  * written. */
 int mgd_storage_find_saved(PyObject *o, PyObject **saved);
 extern PyMethodDef mgd_storage_methods[];
+
+/* ---- exchange.c: tensors in the hands of C functions of other libraries */
+extern PyMethodDef mgd_exchange_methods[];
 
 /* ---- lists.c: lists of tensors that torch reads number by number */
 int mgd_lists_install(void);

@@ -49,16 +49,16 @@ static struct {
 } patch;
 
 /* Tensor subclasses keep their own manners; wrappers such as FakeTensor must. */
-static int is_torchs_own(PyObject *self) {
+int mgd_tensor_is_own(PyObject *self) {
   PyObject *type = (PyObject *)Py_TYPE(self);
   return type == patch.state->tensor_type || type == patch.state->parameter_type;
 }
 
-static int is_ours(PyObject *self) { return is_torchs_own(self) && mgd_torch_is_managed(self); }
+static int is_ours(PyObject *self) { return mgd_tensor_is_own(self) && mgd_torch_is_managed(self); }
 
 /* Whether the manager sees to it when the tensor goes somewhere: inside of managed.on to plain ones, too. */
 static int is_sent_by_us(PyObject *self) {
-  return is_torchs_own(self) && (mgd_torch_is_managed(self) || (mgd_torch_on() && mgd_torch_can_be_managed(self)));
+  return mgd_tensor_is_own(self) && (mgd_torch_is_managed(self) || (mgd_torch_on() && mgd_torch_can_be_managed(self)));
 }
 
 /* Calls what torch had under this name. */
@@ -355,7 +355,7 @@ static PyObject *tensor_new_tensor(PyObject *self, PyObject *const *args, Py_ssi
  * somebody does hold the storage: until then another thread may find that nobody does, and forget the note. */
 static PyObject *call_noted_now(void *context) {
   const struct call *c = context;
-  const int noted = is_torchs_own(c->self);
+  const int noted = mgd_tensor_is_own(c->self);
   if (noted && c->note(c->self) < 0) return NULL;
   PyObject *result = call_original(c->which, c->self, c->args, c->nargs, c->kwnames);
   if (noted && !result && c->note == mgd_torch_expose) mgd_torch_let_leave(c->self);
@@ -376,8 +376,8 @@ static PyObject *tensor_numpy(PyObject *self, PyObject *const *args, Py_ssize_t 
 /* Who only compares addresses gets a number that stays the same when the bytes leave, and that no other storage comes
  * to have. */
 static PyObject *tensor_data_ptr(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
-  if (is_torchs_own(self) && mgd_torch_is_lent(self)) return call_original(DATA_PTR, self, args, nargs, kwnames);
-  const uint64_t identity = is_torchs_own(self) ? mgd_torch_identity(self) : 0;
+  if (mgd_tensor_is_own(self) && mgd_torch_is_lent(self)) return call_original(DATA_PTR, self, args, nargs, kwnames);
+  const uint64_t identity = mgd_tensor_is_own(self) ? mgd_torch_identity(self) : 0;
   if (identity && mgd_frames_is_saver()) return PyLong_FromUnsignedLongLong(identity);
   return call_noted(DATA_PTR, mgd_torch_expose, self, args, nargs, kwnames);
 }

@@ -113,8 +113,8 @@ at::Tensor copy_beside(const at::Tensor& t, c10::Device to, bool now) {
     const std::size_t offset = static_cast<std::size_t>(t.storage_offset()) * t.element_size();
     copy = h ? begin_and_enter(*h, offset, t.nbytes(), block, *backend)
              : backend->copy_operand(block, t.storage().data_ptr(), offset, t.nbytes(), urgency, nullptr);
-    // Who lets others have the bytes says so and then asks for the newest copy (last_read). Here the copy is entered and
-    // then that is looked for. So one of the two sees the other.
+    // Who lets others have the bytes says so and then asks for the newest copy (last_read). Here the copy is entered
+    // and then that is looked for. So one of the two sees the other.
     if (h && kernels_are_async.load(std::memory_order_relaxed) && is_written_past_us(*h))
       copy->order(h->block); // all streams of the program's come after it, as the current one does after torch's
     if (now && copy) copy->order(block); // before it has a handle, by which the bytes may leave

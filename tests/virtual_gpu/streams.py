@@ -228,7 +228,7 @@ class Program:
 
     def have_less_room(self):
         with self.operator():
-            managed.budget(self.device(), self.choose.choice((None, 12 * MIB, 24 * MIB)))
+            managed.budget(self.device(), self.choose.choice((None, 20 * MIB, 32 * MIB)))
 
     def another_stream(self):
         streams = self.choose.choice(self.streams)
