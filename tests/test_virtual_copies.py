@@ -872,6 +872,16 @@ def test_a_block_that_a_foreign_stream_reads_serves_no_copy(run):
     """)
 
 
+def test_a_plan_waits_for_the_times_of_its_step(run):
+    """The device is far behind the host then: what copies 8 MiB runs when somebody must have it.
+    A card would take 0.15 ms by the bytes of the step, which are used where times are unknown."""
+    run("""
+        tensors, operators = repeated()
+        told = C.step_state(1)
+        assert told["operators"] == 12 and told["ideal"] > 1e6, told
+    """)
+
+
 @pytest.mark.parametrize("operator", ["t.add_(1)", "t.add_(1), t + 1"])
 def test_times_of_operators_are_those_of_the_device(run, operator):
     """A kernel of 2 ms, which is long for its bytes. What brings its operand home, or makes room
