@@ -51,6 +51,22 @@ def test_a_copy_ahead_of_need_reads_its_block_until_it_ends(run, then):
     )
 
 
+def test_what_comes_leaves_again_behind_the_copy_that_brings_it(run):
+    """Nobody has used it, and the host's copy has been given up: no point lies behind its coming."""
+    run(
+        """
+        tensors, operators = repeated()
+        next(operators)  # the next operand comes
+        others = give_up_spares()
+        before = managed.stats()["drop"]
+        assert C.spill_all() >= 3 and managed.stats()["drop"] == before, "all is copied"
+        report = races()
+        assert not report, report
+        """,
+        devices=2,
+    )
+
+
 @pytest.mark.parametrize("home_on", ["it", "another"])
 def test_a_foreign_stream_comes_after_what_brings_its_operands(run, home_on):
     """Copies do not know of streams that are not torch's, so these wait when they are used."""
