@@ -52,7 +52,7 @@ def test_a_copy_ahead_of_need_reads_its_block_until_it_ends(run, then):
 
 
 def test_what_comes_leaves_again_behind_the_copy_that_brings_it(run):
-    """Nobody has used it, and the host's copy has been given up: no point lies behind its coming."""
+    """Unused, and the host has no copy any more: no point that was noted lies behind its coming."""
     run(
         """
         tensors, operators = repeated()
