@@ -51,6 +51,20 @@ def test_a_copy_ahead_of_need_reads_its_block_until_it_ends(run, then):
     )
 
 
+def test_what_was_just_made_leaves_behind_what_made_it(run):
+    """The device is short of room: there are points, and all lie before it."""
+    run("""
+        x, y, late, work, leave = ahead()
+        expected = y.cpu()
+        z = y.clone()
+        C.spill_all()
+        assert C.is_spilled(z)
+        report = races()
+        assert not report, report
+        assert same(z, expected)
+    """)
+
+
 def test_what_comes_leaves_again_behind_the_copy_that_brings_it(run):
     """Unused, and the host has no copy any more: no point that was noted lies behind its coming."""
     run(
