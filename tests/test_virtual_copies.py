@@ -763,23 +763,15 @@ def test_an_operand_from_the_host_in_a_backward_pass_may_have_memory_of_another_
         late = torch.full_like(seen, 5).pin_memory()
         source = torch.full((2 * MIB,), 7, dtype=torch.int32).as_subclass(ManagedTensor)
 
-        class Needs(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx, x):
-                return x.clone()
-
-            @staticmethod
-            def backward(ctx, g):
-                sent = source.to(CUDA, non_blocking=True)
-                seen.copy_(sent, non_blocking=True)
-                return g
+        def use():
+            sent = source.to(CUDA, non_blocking=True)
+            seen.copy_(sent, non_blocking=True)
 
         main, side = torch.cuda.current_stream(), torch.cuda.Stream()
         with torch.cuda.stream(side):
             x = made(8)
         main.wait_stream(side)
-        w = torch.ones(4, device=CUDA).as_subclass(ManagedTensor).requires_grad_()
-        loss = Needs.apply(w).sum()
+        loss = in_a_backward_pass(use)
         torch.cuda.synchronize()
         assert C.spill_all() == 1
         loss.backward()
@@ -799,23 +791,15 @@ def test_a_stream_that_is_new_in_a_backward_pass_comes_after_what_is_sent_there(
         source = torch.full((2 * MIB,), 7, dtype=torch.int32).as_subclass(ManagedTensor)
         new = torch.cuda.Stream()
 
-        class Needs(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx, x):
-                return x.clone()
-
-            @staticmethod
-            def backward(ctx, g):
-                with torch.cuda.stream(new):
-                    sent = source.to(CUDA, non_blocking=True)
-                    part = sent[:MIB]  # two have the storage: it gets no handle now
-                    seen.copy_(part, non_blocking=True)
-                    new.synchronize()
-                return g
+        def use():
+            with torch.cuda.stream(new):
+                sent = source.to(CUDA, non_blocking=True)
+                part = sent[:MIB]  # two have the storage: it gets no handle now
+                seen.copy_(part, non_blocking=True)
+                new.synchronize()
 
         x = made(8)
-        w = torch.ones(4, device=CUDA).as_subclass(ManagedTensor).requires_grad_()
-        loss = Needs.apply(w).sum()
+        loss = in_a_backward_pass(use)
         torch.cuda.synchronize()
         assert C.spill_all() == 1
         loss.backward()

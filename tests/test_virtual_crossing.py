@@ -340,22 +340,11 @@ def test_an_operand_that_crosses_in_a_backward_pass_may_have_memory_of_another_s
             assert managed.stats()["copy"] == crossed + 2  # there, and to `seen`
             w.add_(0)  # the kept copy is given up
 
-        class Uses(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx, a):
-                return a * 2
-
-            @staticmethod
-            def backward(ctx, grad):
-                use()
-                return grad
-
         C.spill_all()
         w.add_(0)
         assert C.is_spilled(away) and not C.is_spilled(w)
         if {inside}:
-            a = torch.ones(4, device="cuda:1").as_subclass(ManagedTensor).requires_grad_()
-            Uses.apply(a).backward(torch.ones(4, device="cuda:1"))
+            in_a_backward_pass(use, "cuda:1").backward()
         else:
             use()
         with torch.cuda.stream(other):

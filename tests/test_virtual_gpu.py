@@ -332,7 +332,7 @@ def test_simulated_devices_and_cards_are_no_peers():
     """)
 
 
-SEEDS = int(os.environ.get("VIRTUAL_GPU_SEEDS", "8"))  # of the next test; `make virtual-gpu-seeds`
+SEEDS = int(os.environ.get("VIRTUAL_GPU_SEEDS", "8"))  # of the next two; `make virtual-gpu-seeds`
 SCRIPT = Path(__file__).parent / "virtual_gpu" / "seeds.py"
 with_links = pytest.mark.parametrize("links", ["", "all"], ids=["over the host", "peers"])
 

@@ -199,6 +199,23 @@ class Before:
         gpu.vgpu_before(name.encode(), ctypes.c_long(n), self.act)
 
 
+def in_a_backward_pass(use, device=CUDA):
+    """A loss whose backward() calls use()."""
+
+    class Uses(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            use()
+            return g
+
+    w = torch.ones(4, device=device).as_subclass(ManagedTensor).requires_grad_()
+    return Uses.apply(w).sum()
+
+
 class recorded:
     """A stream that Python does not know to be recorded."""
 
@@ -229,6 +246,7 @@ __all__ = [
     "fail_a_kernel",
     "give_up_spares",
     "gpu",
+    "in_a_backward_pass",
     "left_from_a_foreign_stream",
     "made",
     "managed",
