@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils import dlpack
 
-from . import _C as C
+from managed._backend import C
 
 __all__: list[str] = []
 
