@@ -313,18 +313,26 @@ def test_a_guest_dies_while_it_is_brought(run):
     )
 
 
-def test_tensors_die_while_a_plan_moves_them(run):
-    """One while a copy of it is made ahead of need, one on its way home; `away` keeps the host's
-    memory in use, or it would be given back, and that waits for what reads it."""
-    run("""
+@pytest.mark.parametrize("when", ["before a copy", "behind an operator"])
+def test_tensors_die_while_a_plan_moves_them(run, when):
+    """On their way out and home, while copies of them are made ahead of need, or when what brings
+    them has begun. `away` keeps the host's memory in use, or it would be given back, and that waits
+    for what reads it."""
+    run(f"""
         late = torch.full((2 * MIB,), 5, dtype=torch.int32).pin_memory()
         away = made(8)
         assert C.spill_all() == 1
-        for n in copies_beside_a_spare():
+        each = [1, 2, 3]
+        for n in [*each, *copies_beside_a_spare()] if {when!r} == "before a copy" else each:
             tensors, operators = repeated()
-            died = Before("cudaMemcpyAsync", n, tensors.clear)
-            while not died.done:
-                next(operators)
+            if {when!r} == "before a copy":
+                died = Before("cudaMemcpyAsync", n, tensors.clear)
+                while not died.done:
+                    next(operators)
+            else:
+                for _ in range(n):
+                    next(operators)
+                tensors.clear()
             operators.close()
             for t in [torch.empty(2 * MIB, dtype=torch.int32, device=CUDA) for _ in range(4)]:
                 t.copy_(late, non_blocking=True)
