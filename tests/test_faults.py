@@ -339,8 +339,9 @@ xs = [on(torch.full((4 * MiB,), float(i))) for i in range(3)]
 with managed.budget("sim:0", "52MiB"):
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    # Enough for the result, which the host's memory stands for, and for nothing beside it.
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 24 * MiB, hard))
+    # Enough for the result, which the host's memory stands for, and not for another copy beside it,
+    # even if a thread ends meanwhile, whose stack was 8 MiB.
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 20 * MiB, hard))
     try:
         xs[0] + 1
     except RuntimeError as error:
