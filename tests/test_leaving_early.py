@@ -229,6 +229,21 @@ def test_small_bytes_and_pinned_ones_are_waited_for_at_once(begin, pin):
     assert torch.equal(there.cpu(), batch)
 
 
+def test_what_is_sent_in_a_backward_pass_is_waited_for_at_once(begin):
+    """Results have no handle there, which would remember the copy."""
+    batch, sent = torch.rand(LARGE // 4), []
+    with torch.enable_grad():
+        w = on(DEVICE, 1024).requires_grad_()
+        loss = w.sum()
+    w.register_hook(
+        lambda g: sent.append(batch.as_subclass(ManagedTensor).to(DEVICE, non_blocking=True))
+    )
+    start = begin()
+    loss.backward()
+    assert ran(DEVICE, start) > COPY
+    assert torch.equal(sent[0].cpu(), batch)
+
+
 # ---- whose stream a block is freed on, and what comes after two copies
 
 
