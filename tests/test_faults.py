@@ -339,8 +339,8 @@ xs = [on(torch.full((4 * MiB,), float(i))) for i in range(3)]
 with managed.budget("sim:0", "52MiB"):
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    # Enough for the result, which the host's memory stands for, and not for another copy beside it,
-    # even if a thread ends meanwhile, whose stack was 8 MiB.
+    # Enough for the result, which the host's memory stands for. Not enough for a copy beside it,
+    # even if a thread ends meanwhile and gives back its stack of 8 MiB.
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 20 * MiB, hard))
     try:
         xs[0] + 1

@@ -230,7 +230,7 @@ def test_small_bytes_and_pinned_ones_are_waited_for_at_once(begin, pin):
 
 
 def test_what_is_sent_in_a_backward_pass_is_waited_for_at_once(begin):
-    """Results have no handle there, which would remember the copy."""
+    """A result gets no handle there, and only a handle remembers the copy for later."""
     batch, sent = torch.rand(LARGE // 4), []
     with torch.enable_grad():
         w = on(DEVICE, 1024).requires_grad_()

@@ -322,23 +322,38 @@ def test_tensors_die_while_a_plan_moves_them(run, when):
         late = torch.full((2 * MIB,), 5, dtype=torch.int32).pin_memory()
         away = made(8)
         assert C.spill_all() == 1
-        each = [1, 2, 3]
-        for n in [*each, *copies_beside_a_spare()] if {when!r} == "before a copy" else each:
+        before_a_copy = {when == "before a copy"}
+        moved = []
+        for n in [1, 2, 3, *(copies_beside_a_spare() if before_a_copy else [])]:
             tensors, operators = repeated()
-            if {when!r} == "before a copy":
-                died = Before("cudaMemcpyAsync", n, tensors.clear)
+
+            def die():
+                begun.update(managed.stats())
+                tensors.clear()
+
+            begun = {{}}
+            if before_a_copy:
+                died = Before("cudaMemcpyAsync", n, die)
                 while not died.done:
                     next(operators)
             else:
                 for _ in range(n):
+                    begun = managed.stats()
                     next(operators)
                 tensors.clear()
             operators.close()
+            ended = managed.stats()
+            moved.append([k for k in ("spill", "restore", "spare") if ended[k] > begun[k]])
             for t in [torch.empty(2 * MIB, dtype=torch.int32, device=CUDA) for _ in range(4)]:
                 t.copy_(late, non_blocking=True)
             del t
             report = races()
             assert not report, (n, report)
+        if before_a_copy:  # which brings bytes home is the one behind what leaves
+            assert ["restore"] in moved and ["spill", "restore"] in moved, moved
+            assert any("spare" in kinds for kinds in moved), moved
+        else:
+            assert moved.count(["spill", "restore"]) == 2, moved
     """)
 
 

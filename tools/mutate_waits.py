@@ -47,7 +47,7 @@ TESTS = [
 # The same again, in one process a file, with virtual GPUs for devices.
 TESTS_ON_CUDA = ["tests/test_steps.py", "tests/test_spill.py"]
 SECONDS = 900  # for the tests of one wait; one that hangs is caught
-SECONDS_FOR_ALL = 3600
+SECONDS_FOR_ALL = 3600  # for all tests, with every wait in its place
 
 # Calls that wait, and what stands for a call that is left out. "file:name" is that name there only.
 CALLS = {
