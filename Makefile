@@ -17,12 +17,12 @@ PIP := $(BIN)/pip -qq --disable-pip-version-check
 export MAX_JOBS := $(JOBS)
 export MANAGED_WERROR ?= 1
 
-.PHONY: help build demo test ctest asan tsan valgrind conformance torture stress asan-python tsan-python bench docs docs-look compat ecosystem gpu lint wheel packages conda clean virtual-gpu virtual-gpu-slice virtual-gpu-build virtual-gpu-seeds mutate-waits
+.PHONY: help build demo test check ctest asan tsan valgrind conformance torture stress asan-python tsan-python bench docs docs-look compat ecosystem gpu lint wheel packages conda clean virtual-gpu virtual-gpu-slice virtual-gpu-build virtual-gpu-seeds mutate-waits
 .PRECIOUS: .venv-compat-%/.torch .venv-compat-%/.test # made on the way, kept
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make demo | test | build | ctest | asan | tsan | valgrind | conformance | bench"
+	@echo "make demo | test | check | build | ctest | asan | tsan | valgrind | conformance | bench"
 	@echo "     torture | stress | asan-python | tsan-python | docs | docs-look | lint | wheel | packages | conda | compat | ecosystem | gpu | virtual-gpu | virtual-gpu-seeds | mutate-waits | clean"
 
 # ---- environment
@@ -55,9 +55,18 @@ build: $(VENV)/.editable
 demo: $(VENV)/.examples build
 	@$(BIN)/python examples/pde_fault.py --devices 4 --out build/demo
 
-# pytest comes last: its closing line is the result.
+# What a newcomer runs: every public behaviour and every error path once. pytest comes last: its closing line is the
+# result. The markers, in pyproject.toml, say why a test is left to `make check`.
+FIRST = not (slow or sweep or program)
 test: $(VENV)/.test build ctest
-	@$(BIN)/python $(PYTEST) -m "not conformance" $(PYTEST_FLAGS)
+	@$(BIN)/python $(PYTEST) -m "$(FIRST)" $(PYTEST_FLAGS)
+
+# Everything.
+check: lint ctest
+	@$(BIN)/python $(PYTEST) $(PYTEST_FLAGS)
+	@$(MAKE) --no-print-directory bench BENCH_FLAGS="--quick --check"
+	@$(MAKE) --no-print-directory packages
+	@tools/fresh.sh
 
 # ---- the core alone: C, no torch
 
@@ -69,13 +78,13 @@ asan tsan valgrind:
 # ---- longer checks
 
 conformance: $(VENV)/.test build
-	@$(BIN)/python $(PYTEST) -m conformance tests/conformance tests/test_run.py $(PYTEST_FLAGS)
+	@$(BIN)/python $(PYTEST) -m sweep tests/conformance tests/test_run.py $(PYTEST_FLAGS)
 
 # The Python suite while everything that nobody uses leaves its device before each operator. The sweeps over operators
 # have placements of their own for that; tests that cannot hold then are marked not_under_torture, with the reason.
 TORTURE ?= all
 torture: $(VENV)/.test build
-	@MANAGED_TORTURE=$(TORTURE) $(BIN)/python $(PYTEST) -m "not conformance" --ignore=tests/conformance --ignore=tests/test_build.py $(PYTEST_FLAGS)
+	@MANAGED_TORTURE=$(TORTURE) $(BIN)/python $(PYTEST) -m "not sweep" --ignore=tests/conformance --ignore=tests/test_build.py $(PYTEST_FLAGS)
 
 # Threads that train, infer and make everything leave, for as long as is asked for; tests/stress_spill.py says what fails.
 SECONDS ?= 300
@@ -87,7 +96,7 @@ stress: $(VENV)/.editable build
 asan-python: export MANAGED_SANITIZE := address,undefined
 asan-python: $(VENV)/.test build
 	@status=0; PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" \
-	  $(BIN)/python $(PYTEST) -m "not conformance" --ignore=tests/conformance --ignore=tests/test_build.py $(PYTEST_FLAGS) || status=$$?; \
+	  $(BIN)/python $(PYTEST) -m "not sweep" --ignore=tests/conformance --ignore=tests/test_build.py $(PYTEST_FLAGS) || status=$$?; \
 	MANAGED_SANITIZE= $(BIN)/python setup.py --quiet build_ext --inplace; exit $$status
 
 # Threads that share everything, under ThreadSanitizer; tests/tsan.supp names what is not ours. The package is built
@@ -138,14 +147,15 @@ docs: $(VENV)/.docs
 docs-look: $(VENV)/.look docs
 	@$(BIN)/python tools/docs_look.py build/site build/docs-look
 
-# clang-format sees only what is not committed yet: the layout of the rest is its authors'.
+# clang-format sees only what has changed since LINT_BASE: the layout of the rest is its authors'.
+LINT_BASE ?= HEAD
 lint: $(VENV)/.test $(VENV)/.lint build
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/codespell
 	$(BIN)/shellcheck .ci/run $(wildcard tools/*.sh)
-	PATH="$(BIN):$$PATH" $(BIN)/git-clang-format --quiet --diff HEAD
+	PATH="$(BIN):$$PATH" $(BIN)/git-clang-format --quiet --diff $(LINT_BASE)
 
 wheel: $(VENV)/.torch
 	MANAGED_RELEASE=1 $(BIN)/pip wheel . -qq --no-deps --no-build-isolation --wheel-dir dist
@@ -183,7 +193,7 @@ compat: $(COMPAT:%=compat-%)
 
 compat-%: .venv-compat-%/.test
 	MANAGED_REQUIRE_CUDA=1 .venv-compat-$*/bin/pip install -qq --no-deps --no-build-isolation --force-reinstall .
-	cd tests && ../.venv-compat-$*/bin/python $(PYTEST) -m "not conformance" --rootdir=.. -c ../pyproject.toml . $(PYTEST_FLAGS)
+	cd tests && ../.venv-compat-$*/bin/python $(PYTEST) -m "not sweep" --rootdir=.. -c ../pyproject.toml . $(PYTEST_FLAGS)
 
 # ---- a GPU made of software
 

@@ -1,5 +1,5 @@
-"""Builds the extensions: managed._C, managed._sim, managed._virtual_gpu and, with a CUDA torch,
-managed._cuda and the runtime of virtual GPUs.
+"""Builds the extensions: managed._C, managed._sim and, with a CUDA torch, managed._cuda,
+managed._virtual_gpu and the runtime of virtual GPUs.
 
 Owns which sources make which extension; tools/ninja_build.py owns how they are built and
 pyproject.toml the metadata.
@@ -9,6 +9,7 @@ Environment:
     MANAGED_DEBUG      0, 1 or 2: the MGD_DEBUG level of the checks compiled in (0)
     MANAGED_SANITIZE   address, thread, undefined or a comma-separated list of them
     MANAGED_WERROR     1 makes warnings errors
+    MANAGED_UNIT       C++ files of one folder that are compiled together (12); 1: each alone
     MANAGED_RELEASE    1 makes a wheel for others: a version with +pt214cu130, no debug information
     MANAGED_REQUIRE_CUDA  1 makes it an error when managed._cuda cannot be built
     MAX_JOBS           parallel compilations (number of processors)
@@ -71,34 +72,32 @@ def extensions() -> list[Extension]:
             core + sources("sim/*.cpp", "sim/*.c"),
             libraries=torch_libraries,
         ),
-        # The simulator's kernels once more, for CUDA's dispatch keys.
-        Extension(
-            "managed._virtual_gpu",
-            [f"csrc/sim/{name}.cpp" for name in KERNELS] + sources("virtual_gpu/*.cpp"),
-            libraries=torch_libraries,
-            define_macros=[("MANAGED_VIRTUAL_GPU", None)],
-        ),
     ]
     include = cuda_include() if torch.version.cuda else None
     if include is not None:
-        found.append(
+        found += [
             Extension(
                 "managed._cuda",
                 sources("cuda/*.cpp"),
                 libraries=["c10", "c10_cuda"],
                 include_dirs=[str(include)],
-            )
-        )
-        # Found under the driver's name by whoever asks for it once this is loaded.
-        found.append(
+            ),
+            # The simulator's kernels once more, for CUDA's dispatch keys.
+            Extension(
+                "managed._virtual_gpu",
+                [f"csrc/sim/{name}.cpp" for name in KERNELS] + sources("virtual_gpu/*.cpp"),
+                libraries=torch_libraries,
+                define_macros=[("MANAGED_VIRTUAL_GPU", None)],
+            ),
+            # Once this is loaded, the loader finds it under the driver's name.
             SharedLibrary(
                 "managed.libvirtual_gpu",
                 sources("virtual_gpu/*.c"),
                 "libcuda.so.1",
                 include_dirs=[str(include)],
                 extra_compile_args=["-D_GNU_SOURCE"],
-            )
-        )
+            ),
+        ]
     elif os.environ.get("MANAGED_REQUIRE_CUDA") == "1":
         raise SystemExit(
             "managed._cuda cannot be built: this torch is built without CUDA, or CUDA's "

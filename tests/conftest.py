@@ -8,20 +8,23 @@ with MANAGED_TORTURE set (`make torture`), those marked `not_sanitized` with MAN
 """
 
 import gc
+import itertools
 import json
 import os
 import random
-import subprocess
-import sys
+import statistics
 import textwrap
+from collections import defaultdict
 
+import interpreters
 import pytest
 import torch
 from devices import ON_CUDA, device_module, device_name
-from fresh import WARNINGS
+from garbage import collect_all, collect_and_freeze
 
 import managed
 
+LONG = 10  # seconds; a test of `make test` takes less
 SEED = int(os.environ.get("TEST_SEED", "0"))
 INERT = os.environ.get("NO_MANAGED", "0") not in ("", "0")
 TORTURE = os.environ.get("MANAGED_TORTURE")
@@ -59,6 +62,23 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason=f"{words}: {exempt.args[0]}"))
 
 
+def pytest_terminal_summary(terminalreporter):
+    """Names tests that are long. It fails none: on a loaded machine each is slow."""
+    calls, around = {}, defaultdict(float)
+    for report in itertools.chain.from_iterable(terminalreporter.stats.values()):
+        if getattr(report, "when", None) == "call":
+            calls[report.nodeid] = report.duration
+        elif getattr(report, "when", None) in ("setup", "teardown"):
+            around[report.nodeid] += report.duration
+    if not calls:
+        return
+    usual = statistics.median(around[name] for name in calls)
+    terminalreporter.write_line(f"set-up and teardown: a median of {1e3 * usual:.1f} ms (< 20)")
+    for name, seconds in sorted(calls.items(), key=lambda c: -c[1]):
+        if seconds > LONG:
+            terminalreporter.write_line(f"{seconds:.1f} s, more than {LONG:.0f}: {name}")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def machine():
     """Simulated devices for the run, unless managed is inert or CUDA's own are asked for."""
@@ -90,13 +110,22 @@ def nothing_left(request, machine):
     if INERT or ON_CUDA:
         yield
         return
-    gc.collect()
+    collect_and_freeze()
     before = in_use()
     yield
-    gc.collect()
     few = 4096  # torch itself keeps some small tensors, a constant of a parametrization for example
-    left = [now - then for now, then in zip(in_use(), before, strict=True)]
-    assert request.session.testsfailed or max(left) <= few, f"bytes left on the devices: {left}"
+    for collect in (gc.collect, collect_all):
+        collect()
+        left = [now - then for now, then in zip(in_use(), before, strict=True)]
+        if max(left) <= few:
+            return
+    assert request.session.testsfailed, f"bytes left on the devices: {left}"
+
+
+@pytest.fixture(autouse=True)
+def garbage_is_the_tests_own(nothing_left):
+    """A collection inside of a test walks only what the test has made."""
+    collect_and_freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +152,10 @@ def not_learning():
 
 @pytest.fixture
 def run_python(tmp_path):
-    """Runs a program in an interpreter of its own and returns what it printed.
+    """Runs a program in a process of its own and returns what it printed.
+
+    The process is forked by a server that has imported torch; `own` starts an interpreter, for
+    programs whose own import of torch matters.
 
     The environment is this one's less every MANAGED variable, with the keywords added. Anything on
     standard error fails the test, as does an exit status other than `status`; a program that is
@@ -139,18 +171,17 @@ def run_python(tmp_path):
         input=None,
         timeout=120,
         cwd=tmp_path,
+        own=False,
         **environment,
     ):
         kept = {k: v for k, v in os.environ.items() if "MANAGED" not in k}
-        done = subprocess.run(
-            [sys.executable, *WARNINGS, "-c", textwrap.dedent(code), *map(str, arguments)],
+        done = interpreters.run(
+            ["-c", textwrap.dedent(code), *arguments],
             env=kept | {k: str(v) for k, v in environment.items()},
             cwd=cwd,
             input=json.dumps(input),
-            capture_output=True,
-            text=True,
             timeout=timeout,
-            check=False,
+            own=own,
         )
         told = f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
         assert done.returncode == status, told

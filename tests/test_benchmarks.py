@@ -6,12 +6,11 @@ import json
 import os
 import random
 import re
-import subprocess
 import sys
 from pathlib import Path
 
+import interpreters
 import pytest
-from fresh import WARNINGS
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
@@ -305,13 +304,10 @@ def benchmark(tmp_path_factory):
 
     def run(script, *arguments):
         kept = {k: v for k, v in os.environ.items() if "MANAGED" not in k}
-        done = subprocess.run(
-            [sys.executable, *WARNINGS, str(BENCHMARKS / script), *arguments, "--out", str(out)],
+        done = interpreters.run(
+            [BENCHMARKS / script, *arguments, "--out", out],
             env=kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            capture_output=True,
-            text=True,
             timeout=300,
-            check=False,
         )
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
         return done.stdout, json.loads(out.read_text())

@@ -4,14 +4,12 @@ import json
 import math
 import os
 import re
-import subprocess
-import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import interpreters
 import pytest
-from fresh import WARNINGS
 from test_html import read
 
 from managed._sim_presets import PRESETS
@@ -73,11 +71,9 @@ print(json.dumps({
 def start(*command, cwd):
     environment = {k: v for k, v in os.environ.items() if "MANAGED" not in k}
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(
-        [sys.executable, *WARNINGS, *map(str, command)],
-        env=environment | {"PYTHONPATH": path, "COLUMNS": "100"},
-        cwd=cwd, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    return interpreters.run(
+        command, env=environment | {"PYTHONPATH": path, "COLUMNS": "100"}, cwd=cwd, timeout=300
+    )
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,12 @@ import difflib
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
+import interpreters
 import numpy as np
 import pytest
-from fresh import WARNINGS
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -64,14 +63,8 @@ def run(*arguments: str) -> str:
     """Output of `python -W error ...`, run where neither a GPU nor a display is to be seen."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MANAGED_")}
     environment |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, *WARNINGS, *arguments],
-        cwd=EXAMPLES,  # where no source tree stands in front of an installed package
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    # In that folder no source tree stands in front of an installed package.
+    done = interpreters.run(arguments, cwd=EXAMPLES, env=environment, timeout=300)
     assert done.returncode == 0, f"{arguments[-1][-200:]}\n{done.stdout}\n{done.stderr}"
     assert done.stderr == ""
     return done.stdout

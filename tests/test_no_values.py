@@ -1,13 +1,11 @@
 """Devices without values: what they know, what they refuse, and that they count as others do."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+import interpreters
 import pytest
 import torch
-from fresh import WARNINGS
 from no_values import CHECKS
 
 import managed
@@ -20,15 +18,10 @@ HERE = Path(__file__).parent
 VERSION = tuple(int(n) for n in torch.__version__.split(".")[:2])
 
 
-def start(program, *arguments):
-    command = [sys.executable, *WARNINGS, str(HERE / program), *map(str, arguments)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(command, cwd=HERE, **pipes)
-
-
-def read(process, file):
-    output, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, output
+def written(program, file, *arguments):
+    """What a program writes into the file that is its first argument."""
+    done = interpreters.run([HERE / program, file, *arguments], cwd=HERE, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(file.read_text())
 
 
@@ -36,7 +29,7 @@ def read(process, file):
 def failed(tmp_path_factory):
     """Which checks failed, and how: all run in one process."""
     file = tmp_path_factory.mktemp("no_values") / "failed.json"
-    return read(start("no_values.py", file), file)
+    return written("no_values.py", file)
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -46,10 +39,9 @@ def test_check(failed, check):
 
 
 def compared(tmp_path, program):
-    """What a program writes with values, and without, run beside each other."""
+    """What a program writes with values, and without."""
     files = [tmp_path / "values.json", tmp_path / "nothing.json"]
-    runs = [start(program, file, file.stem) for file in files]
-    return [read(run, file) for run, file in zip(runs, files, strict=True)]
+    return [written(program, file, file.stem) for file in files]
 
 
 #: Operators for which a run without values differs, and why.

@@ -5,11 +5,10 @@ Those whose libraries `make test` installs are never skipped.
 
 import ast
 import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import interpreters
 import pytest
 from test_docs import blocks
 
@@ -39,12 +38,6 @@ def test_recipe_runs(program, tmp_path):
     kept = {
         k: v for k, v in os.environ.items() if "MANAGED" not in k and k != "CUDA_VISIBLE_DEVICES"
     }
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=kept | {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    environment = kept | {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    done = interpreters.run(["-c", program], options=(), env=environment, cwd=tmp_path, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -2,29 +2,22 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+import interpreters
 import pytest
 
 PLAIN = Path(__file__).parent / "plain"
 pytestmark = pytest.mark.only_simulated("`managed run` is shown on simulated devices")
 
 
-def start(*words, cwd=None, input=None, **more):
+def start(*words, cwd=None, input="", own=False, **more):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MANAGED_")}
     root = str(Path(__file__).parents[1])
     path = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH", "")]))
     environment |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path, "NO_COLOR": "1", **more}
-    return subprocess.run(
-        [sys.executable, *map(str, words)],
-        cwd=cwd,
-        env=environment,
-        input=input,
-        capture_output=True,
-        text=True,
-        timeout=300,
+    return interpreters.run(
+        words, options=(), env=environment, cwd=cwd, input=input, timeout=300, own=own
     )
 
 
@@ -65,7 +58,7 @@ def test_plain_scripts_have_the_numbers_of_wrapped_ones():
     assert runs[0].stdout.split()[:4] == ["sim:0", "sim:1", "sim:2", "sim:3"]
 
 
-@pytest.mark.conformance
+@pytest.mark.sweep
 def test_a_hundred_plain_models_have_the_numbers_of_the_host():
     script = PLAIN / "models.py"
     inside, plain = managed_run("--devices", "4x64MiB", script, "100"), start(script, "100")
@@ -162,7 +155,9 @@ def test_modules_and_code(tmp_path):
     )
     done = managed_run("--devices", "1x64MiB", "-m", "part", "-m", "--devices", cwd=tmp_path)
     assert done.stdout == "['-m', '--devices'] part sim:0\n", done.stderr
-    done = managed_run("-c", "import sys; print(sys.argv, 'torch' in sys.modules)", "--budget")
+    done = managed_run(
+        "-c", "import sys; print(sys.argv, 'torch' in sys.modules)", "--budget", own=True
+    )
     assert done.stdout == "['-c', '--budget'] False\n", done.stderr
     done = managed_run("-", "--lr", input="import sys; print(sys.argv, __name__)")
     assert done.stdout == "['-', '--lr'] __main__\n", done.stderr

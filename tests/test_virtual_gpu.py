@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fresh import WARNINGS
+from interpreters import WARNINGS
 
 from managed import virtual_gpu
 

@@ -35,6 +35,8 @@ RELEASE = os.environ.get("MANAGED_RELEASE") == "1"
 # An sdist that was unpacked: no other build's objects are there, so a release has its own flags.
 UNPACKED = (ROOT / "PKG-INFO").is_file()
 
+# Templates of these take longer than torch's headers do, so they would hold up the rest of a unit.
+ALONE = {"typed.cpp"}
 STRICT = ["-Wall", "-Wextra", "-Wshadow"]
 STRICT_C = ["-Wconversion", "-Wstrict-prototypes", "-Wmissing-prototypes", "-Wundef"]
 # Only the module's entry point leaves a shared object, templates of libstdc++ included.
@@ -48,6 +50,7 @@ class Options:
     debug: str = field(default_factory=lambda: os.environ.get("MANAGED_DEBUG", "0"))
     sanitize: str = field(default_factory=lambda: os.environ.get("MANAGED_SANITIZE", ""))
     werror: bool = field(default_factory=lambda: os.environ.get("MANAGED_WERROR", "0") == "1")
+    unit: int = field(default_factory=lambda: int(os.environ.get("MANAGED_UNIT", "12")))
 
     def __post_init__(self) -> None:
         if self.debug not in ("0", "1", "2"):
@@ -70,7 +73,6 @@ class Options:
         flags += [f"-DMGD_DEBUG={self.debug}", *STRICT]
         if self.sanitize:
             flags += [f"-fsanitize={self.sanitize}", "-fno-omit-frame-pointer"]
-            flags.append("-Wno-maybe-uninitialized")  # gcc 12 is wrong there in instrumented code
         if "thread" in self.sanitize:
             flags.append("-Wno-tsan")  # torch's headers use a fence, which it cannot follow
         if self.werror:
@@ -171,12 +173,13 @@ class NinjaBuild(build_ext):
             macros = [name for name, _ in extension.define_macros]
             extra = [*extension.extra_compile_args, *(f"-D{name}" for name in macros)]
             extra += [f"-isystem {escape(d)}" for d in extension.include_dirs]
-            for source in extension.sources:
-                obj = folder.joinpath("obj", *macros, f"{source}.o")
+            for source in units(extension.sources, folder.joinpath("units", *macros), options.unit):
+                name = source.relative_to(folder if source.is_relative_to(folder) else ROOT)
+                obj = folder.joinpath("obj", *macros, f"{name}.o")
                 objects.append(escape(obj))
-                if obj not in seen:  # the core belongs to two extensions
-                    rule = "cc" if source.endswith(".c") else "cxx"
-                    lines += [f"build {escape(obj)}: {rule} {escape(ROOT / source)}"]
+                if obj not in seen:  # two extensions link the core
+                    rule = "cc" if source.suffix == ".c" else "cxx"
+                    lines += [f"build {escape(obj)}: {rule} {escape(source)}"]
                     lines += [f"  extra = {' '.join(extra)}"]
                     seen.add(obj)
             built = folder / Path(self.get_ext_filename(extension.name)).name
@@ -189,10 +192,7 @@ class NinjaBuild(build_ext):
                 lines += [f"build {escape(built)}: link {' '.join(objects)} | {exports}"]
                 lines += [f"  libraries = {libraries}"]
             outputs.append((extension, built))
-        text = "\n".join(lines) + "\n"
-        path = folder / "build.ninja"
-        if not path.exists() or path.read_text() != text:
-            path.write_text(text)
+        write_if_changed(folder / "build.ninja", "\n".join(lines) + "\n")
         return outputs
 
     def run_ninja(self, folder: Path) -> bool:
@@ -205,6 +205,35 @@ class NinjaBuild(build_ext):
         return subprocess.run(command, check=False, env=shared | os.environ).returncode == 0
 
 
+def units(sources: list[str], folder: Path, size: int) -> list[Path]:
+    """The files to compile for `sources`: C as it is, C++ joined into files that are written here.
+
+    Nearly all of a C++ file's time goes to torch's headers, so a unit includes up to `size` files
+    of one folder. Two names of one unit that clash are a compile error. The units of a folder have
+    about the same number of files, and a unit is written only when its list has changed.
+    """
+    files = [Path(s) for s in sources]
+    found = [ROOT / f for f in files if f.suffix == ".c" or f.name in ALONE or size == 1]
+    by_folder: dict[Path, list[Path]] = {}
+    for file in files:
+        if ROOT / file not in found:
+            by_folder.setdefault(file.parent, []).append(file)
+    for parent, members in by_folder.items():
+        count = -(-len(members) // size)
+        for i in range(count):
+            part = members[i * len(members) // count : (i + 1) * len(members) // count]
+            unit = folder / f"{'_'.join(parent.parts)}_{i}.cpp"
+            write_if_changed(unit, "".join(f'#include "{file}"\n' for file in part))
+            found.append(unit)
+    return found
+
+
+def write_if_changed(path: Path, text: str) -> None:
+    if not path.exists() or path.read_text() != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
 def rules(options: Options, folder: Path) -> list[str]:
     """The head of build.ninja: one rule a language, one to link."""
     launcher = shutil.which("ccache") or ""
@@ -213,11 +242,14 @@ def rules(options: Options, folder: Path) -> list[str]:
     python = escape(sysconfig.get_path("include"))
     includes = [f"-isystem {escape(TORCH / 'include')}"]
     includes += [f"-isystem {escape(TORCH / 'include/torch/csrc/api/include')}"]
+    includes.append(f"-iquote {escape(ROOT)}")  # units name their files from there
     abi = int(torch.compiled_with_cxx11_abi())
     shared = " ".join([*options.shared(), f"-isystem {python}"])
     c_flags = ["-std=c11", *STRICT_C, *(["-DNDEBUG"] if options.debug == "0" else [])]
     # NDEBUG always: torch's inline assertions are those of the libraries, which were built with it.
     cxx_flags = ["-std=c++20", "-DNDEBUG", f"-D_GLIBCXX_USE_CXX11_ABI={abi}", *includes]
+    # gcc 12 reports the empty state of an inlined std::optional, and instrumented code of any kind.
+    cxx_flags.append("-Wno-maybe-uninitialized")
     sanitize = f"-fsanitize={options.sanitize}" if options.sanitize else ""
     link = f"-shared -pthread -Wl,--as-needed -Wl,--version-script={escape(folder)}/exports.map"
     compile_rule = "  command = {} $extra -MMD -MF $out.d -c $in -o $out"

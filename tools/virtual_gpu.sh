@@ -39,7 +39,7 @@ run_programs() {
 paths() { printf '%s.py\n' "$@"; }
 
 if [ "$what" = slice ]; then
-  run "operators, models, modules" -m "not conformance" conformance/test_models.py conformance/test_operators.py -k "not tortured"
+  run "operators, models, modules" -m "not sweep" conformance/test_models.py conformance/test_operators.py -k "not tortured"
   mapfile -t chosen < <(paths "${suites[@]}" test_virtual_gpu)
   run "suites" "${chosen[@]}"
   mapfile -t chosen < <(paths "${memory[@]}")
@@ -50,6 +50,6 @@ else
   mapfile -t chosen < <(paths "${memory[@]}" "${long[@]}")
   run "suites that count bytes" "${chosen[@]}"
   run_programs
-  run "sweeps, short" -m "not conformance" conformance
-  run "sweeps, whole" -m conformance conformance
+  run "sweeps, short" -m "not sweep" conformance
+  run "sweeps, whole" -m sweep conformance
 fi

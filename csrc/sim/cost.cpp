@@ -10,7 +10,7 @@ namespace {
 
 using at::Tensor;
 
-double size(const Tensor &t, int64_t dim) {
+double extent(const Tensor &t, int64_t dim) {
   const int64_t d = dim < 0 ? dim + t.dim() : dim;
   return d >= 0 && d < t.dim() ? static_cast<double>(t.size(d)) : 1.0;
 }
@@ -55,10 +55,10 @@ Arithmetic matrix(const Tensor &numbers, double flops) {
 }
 
 // (..., m, k) x (..., k, n): 2 m k n for each matrix.
-double product(const Tensor &a, const Tensor &b) { return 2.0 * static_cast<double>(a.numel()) * size(b, -1); }
+double product(const Tensor &a, const Tensor &b) { return 2.0 * static_cast<double>(a.numel()) * extent(b, -1); }
 
 // One output element takes 2 * (input channels of its group) * (kernel elements).
-double per_weight(const Tensor &weight) { return 2.0 * static_cast<double>(weight.numel()) / std::max(size(weight, 0), 1.0); }
+double per_weight(const Tensor &weight) { return 2.0 * static_cast<double>(weight.numel()) / std::max(extent(weight, 0), 1.0); }
 
 // convolution(input, weight, bias, stride, padding, dilation, transposed, ...)
 Arithmetic convolution(c10::ArrayRef<c10::IValue> a) {
@@ -79,18 +79,18 @@ Arithmetic convolution_backward(c10::ArrayRef<c10::IValue> a) {
 }
 
 // Scores and the weighted sum: 2 products of (L, E) x (E, S) for each head.
-double attention(const Tensor &q, const Tensor &k) { return 2 * 2.0 * static_cast<double>(q.numel()) * size(k, -2); }
+double attention(const Tensor &q, const Tensor &k) { return 2 * 2.0 * static_cast<double>(q.numel()) * extent(k, -2); }
 
 // (input, weight_ih, weight_hh, ...): each step multiplies with both weights.
 double rnn_layer(c10::ArrayRef<c10::IValue> a) {
   const Tensor &x = a[0].toTensor();
-  const double steps = static_cast<double>(x.numel()) / std::max(size(x, -1), 1.0);
+  const double steps = static_cast<double>(x.numel()) / std::max(extent(x, -1), 1.0);
   return 2.0 * steps * static_cast<double>(a[1].toTensor().numel() + a[2].toTensor().numel());
 }
 
 // LU of an n x n matrix: 2/3 n^3 (Golub and Van Loan, Matrix Computations, 3.2);
 // Cholesky is half of it and an inverse three times: within the model's error.
-double factor(const Tensor &a) { return 2.0 / 3.0 * static_cast<double>(a.numel()) * size(a, -1); }
+double factor(const Tensor &a) { return 2.0 / 3.0 * static_cast<double>(a.numel()) * extent(a, -1); }
 
 }  // namespace
 

@@ -145,7 +145,7 @@ void attach_sim(Bridge* bridge, int devices) {
 }
 
 // What other threads were doing ends here, for they are not in the child.
-void child_begins() {
+void machine_in_child() {
   mgd_state_after_fork(machine());
   registry().cuda_is_lost = registry().cuda[0].load() > 0;
   forget_waiting();
@@ -171,7 +171,7 @@ void create_machine() {
   prepare_waiting();
   check(mgd_machine_create(nullptr, &r.machine), "starting");
   check(mgd_host_set_limit(r.machine, share_of_host() / 5 * 4), "reading the host's memory");
-  pthread_atfork([] { mgd_state_before_fork(machine()); }, [] { mgd_state_after_fork(machine()); }, child_begins);
+  pthread_atfork([] { mgd_state_before_fork(machine()); }, [] { mgd_state_after_fork(machine()); }, machine_in_child);
 }
 
 } // namespace managed

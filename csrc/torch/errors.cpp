@@ -13,7 +13,7 @@ namespace managed {
 namespace {
 
 using Type = std::atomic<PyObject*>; // owned; lives as long as the process
-Type pin_conflict{nullptr}, out_of_memory{nullptr};
+Type pin_conflict_type{nullptr}, out_of_memory_type{nullptr};
 
 template <Type& type>
 struct Error : torch::PyTorchError {
@@ -26,12 +26,12 @@ struct Error : torch::PyTorchError {
 
 } // namespace
 
-void throw_pin_conflict(std::string message) { throw Error<pin_conflict>(std::move(message)); }
-void throw_out_of_memory(std::string message) { throw Error<out_of_memory>(std::move(message)); }
+void throw_pin_conflict(std::string message) { throw Error<pin_conflict_type>(std::move(message)); }
+void throw_out_of_memory(std::string message) { throw Error<out_of_memory_type>(std::move(message)); }
 
 } // namespace managed
 
 void mgd_torch_set_errors(PyObject* pin_conflict, PyObject* out_of_memory) {
-  Py_XDECREF(managed::pin_conflict.exchange(Py_XNewRef(pin_conflict)));
-  Py_XDECREF(managed::out_of_memory.exchange(Py_XNewRef(out_of_memory)));
+  Py_XDECREF(managed::pin_conflict_type.exchange(Py_XNewRef(pin_conflict)));
+  Py_XDECREF(managed::out_of_memory_type.exchange(Py_XNewRef(out_of_memory)));
 }

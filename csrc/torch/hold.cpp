@@ -22,7 +22,7 @@ namespace {
 
 constexpr int64_t kStuck = 60'000'000'000; // ns that another thread's copy may take
 
-constinit thread_local Hold* innermost __attribute__((tls_model("initial-exec"))) = nullptr;
+constinit thread_local Hold* innermost_hold __attribute__((tls_model("initial-exec"))) = nullptr;
 
 // Whether other threads are freeing bytes, or have freed some since changes_by_others() was `freed`. Their storages
 // could not leave any more, and the bytes were not read as free yet.
@@ -140,7 +140,7 @@ void Hold::watch_uses(const char* operator_name) const {
 
 void Hold::take_turn(Turn& turn, const StorageHandle* first) {
   if (C10_LIKELY(!room_is_short())) return;
-  for (const Hold* h = innermost; h; h = h->outer_)
+  for (const Hold* h = innermost_hold; h; h = h->outer_)
     if (h->turn_) return; // inside an operator, which has its turn or goes on without
   turn.take(first->home);
 }
@@ -148,8 +148,8 @@ void Hold::take_turn(Turn& turn, const StorageHandle* first) {
 void Hold::enter(const StorageHandle* first) {
   user_ = this_user();
   if (turn_) take_turn(*turn_, first);
-  outer_ = innermost;
-  innermost = this;
+  outer_ = innermost_hold;
+  innermost_hold = this;
 }
 
 void Hold::record_streams() {
@@ -172,12 +172,12 @@ void Hold::let_go() {
     for (const Use& u : used_)
       mgd_handle_pin(machine(), u.handle, MGD_PIN_GRAPH, true); // each replay reads them where they are now
   give_back();
-  innermost = outer_;
+  innermost_hold = outer_;
   if (C10_UNLIKELY(somebody_waits())) count_change();
 }
 
 bool Hold::is_written(const StorageHandle* handle) {
-  for (const Hold* h = innermost; h; h = h->outer_)
+  for (const Hold* h = innermost_hold; h; h = h->outer_)
     for (const Use& u : h->used_)
       if (u.handle == handle && u.written) return true;
   return false;
@@ -186,7 +186,7 @@ bool Hold::is_written(const StorageHandle* handle) {
 void Hold::forget_other_threads() {
   mgd_handle_forget_uses(machine(), user_of_thread);
   mgd_mask turns = 0;
-  for (Hold* h = innermost; h; h = h->outer_) {
+  for (Hold* h = innermost_hold; h; h = h->outer_) {
     if (!h->given_) h->use_again();
     if (h->turn_) turns |= h->turn_->has();
   }
@@ -195,14 +195,14 @@ void Hold::forget_other_threads() {
 
 int64_t Hold::uses_of_this_thread(int device) {
   int64_t uses = 0;
-  for (const Hold* h = innermost; h; h = h->outer_)
+  for (const Hold* h = innermost_hold; h; h = h->outer_)
     if (!h->given_) for (const Use& u : h->used_) uses += u.handle->home == device;
   return uses;
 }
 
 int64_t Hold::bytes_of_this_thread(int device) {
   int64_t bytes = 0;
-  for (const Hold* h = innermost; h; h = h->outer_)
+  for (const Hold* h = innermost_hold; h; h = h->outer_)
     for (const Use& u : h->used_) bytes += u.handle->home == device ? u.handle->bytes : 0;
   return bytes;
 }

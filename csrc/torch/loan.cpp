@@ -20,13 +20,13 @@ namespace managed {
 namespace {
 
 class Loan;
-constinit thread_local const Loan* innermost = nullptr;
+constinit thread_local const Loan* innermost_loan = nullptr;
 
 class Loan {
  public:
-  Loan() : outer_(innermost) { innermost = this; }
+  Loan() : outer_(innermost_loan) { innermost_loan = this; }
   ~Loan() {
-    innermost = outer_;
+    innermost_loan = outer_;
     for (const auto& w : written_)
       if (const auto storage = w.lock()) invalidate_storage_copies(storage.get());
   }
@@ -45,7 +45,7 @@ class Loan {
   static bool covers(c10::StorageImpl* s) {
     const StorageHandle* h = handle_of(s);
     bool found = !h;
-    for (const Loan* l = innermost; l && !found; l = l->outer_) found = l->blocks_.count(h) != 0;
+    for (const Loan* l = innermost_loan; l && !found; l = l->outer_) found = l->blocks_.count(h) != 0;
     return found;
   }
 
@@ -91,7 +91,7 @@ PyObject* mgd_torch_call_lent(PyObject* tensors, PyObject* written, PyObject* ca
 }
 
 int mgd_torch_is_lent(PyObject* o) {
-  if (!innermost || recording_graphs.load(std::memory_order_relaxed)) return 0;
+  if (!innermost_loan || recording_graphs.load(std::memory_order_relaxed)) return 0;
   bool all = true;
   each_storage(THPVariable_Unpack(o), [&all](c10::StorageImpl* s) { all &= Loan::covers(s); });
   return all;

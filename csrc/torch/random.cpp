@@ -135,7 +135,7 @@ thread_local std::unique_ptr<Replay> replay; // of this thread, while it is its 
 Turns& turns();
 
 // A child of fork() has the thread that forked and no other.
-void child_begins() {
+void turns_in_child() {
   turns().taken = replay != nullptr;
   forget_waiters(turns().free);
   turns().mutex.unlock();
@@ -143,7 +143,7 @@ void child_begins() {
 
 Turns& turns() {
   static auto* all = [] {
-    pthread_atfork([] { turns().mutex.lock(); }, [] { turns().mutex.unlock(); }, child_begins);
+    pthread_atfork([] { turns().mutex.lock(); }, [] { turns().mutex.unlock(); }, turns_in_child);
     return new Turns;
   }();
   return *all;

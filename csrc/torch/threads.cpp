@@ -58,7 +58,7 @@ ThreadSlots& slots();
 bool is_moving(uint64_t state) { return state & 1; }
 
 // A child of fork() has the thread that forked and no other; nothing moves in it while it is made.
-void child_begins() {
+void slots_in_child() {
   slots().all.clear();
   if (thread_slot) slots().all.push_back(thread_slot);
   exclusive_epoch = exclusive_epoch & ~uint64_t{1};
@@ -68,7 +68,7 @@ void child_begins() {
 
 ThreadSlots& slots() {
   static auto* all = [] {
-    pthread_atfork([] { slots().mutex.lock(); }, [] { slots().mutex.unlock(); }, child_begins);
+    pthread_atfork([] { slots().mutex.lock(); }, [] { slots().mutex.unlock(); }, slots_in_child);
     return new ThreadSlots; // never destroyed: threads may outlive static destructors
   }();
   return *all;

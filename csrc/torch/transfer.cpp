@@ -28,20 +28,20 @@ Transfers& transfers();
 
 // fork() waits for running transfers, but at most kPatience: one may be waiting for the GIL, which the forking thread
 // has.
-void fork_begins() {
+void transfers_before_fork() {
   std::unique_lock<std::mutex> lock(transfers().mutex);
   transfers().forking = true;
   transfers().changed.wait_for(lock, std::chrono::nanoseconds(kPatience), [] { return transfers().running == 0; });
   lock.release(); // held until both sides of the fork go on
 }
 
-void fork_ends() {
+void transfers_after_fork() {
   transfers().forking = false;
   transfers().mutex.unlock();
   transfers().changed.notify_all();
 }
 
-void child_begins() {
+void transfers_in_child() {
   transfers().running = 0;
   transfers().forking = false;
   forget_waiters(transfers().changed);
@@ -55,7 +55,7 @@ Transfers& transfers() {
     kept_host();
     prepare_points();
     prepare_replicas();
-    pthread_atfork(&fork_begins, &fork_ends, &child_begins);
+    pthread_atfork(&transfers_before_fork, &transfers_after_fork, &transfers_in_child);
     return new Transfers; // never destroyed: threads may outlive static destructors
   }();
   return *m;

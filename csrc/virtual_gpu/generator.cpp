@@ -64,7 +64,7 @@ at::mt19937 wound(uint64_t seed, int64_t draws) {
 }
 
 // What is known of places; its lock is the last that is taken.
-class Known {
+class Engines {
  public:
   at::mt19937 engine(const Place &p) {
     {
@@ -94,8 +94,8 @@ class Known {
   std::map<Place, Halves> halves_;
 };
 
-Known &known() {
-  static auto *const all = new Known;
+Engines &engines() {
+  static auto *const all = new Engines;
   return *all;
 }
 
@@ -103,9 +103,9 @@ Known &known() {
 class Lease {
  public:
   explicit Lease(const at::Generator &g)
-      : device_(g), held_(device_.mutex()), place_(g.current_seed(), g.get_offset()), start_(known().engine(place_)),
+      : device_(g), held_(device_.mutex()), place_(g.current_seed(), g.get_offset()), start_(engines().engine(place_)),
         cpu_(at::detail::createCPUGenerator(place_.first)) {
-    const Halves h = known().halves(place_);
+    const Halves h = engines().halves(place_);
     inside()->set_engine(start_);
     inside()->set_next_float_normal_sample(h.single);
     inside()->set_next_double_normal_sample(h.full);
@@ -114,7 +114,7 @@ class Lease {
     const auto end = inside()->engine();
     const Halves h{inside()->next_float_normal_sample(), inside()->next_double_normal_sample()};
     place_.second = offset_of(draws_of(place_.second) + draws_between(start_, end.data()), h);
-    known().keep(place_, end, h);
+    engines().keep(place_, end, h);
     device_.set_offset(place_.second);
   }
   Lease(const Lease &) = delete;

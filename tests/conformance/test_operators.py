@@ -6,6 +6,7 @@ import zlib
 
 import pytest
 import torch
+from slices import slice_of
 
 import managed.debug
 from managed import _C
@@ -16,6 +17,7 @@ from .operators import full_name, run_operator
 from .placement import OnDevice, Scattered, Together
 
 CHUNKS = 12
+SHORT = 12  # of the chunks of a short sweep `make test` runs one
 PLACEMENTS = {
     "device": (OnDevice, ON_DEVICE),
     "scattered": (Scattered, SCATTERED),
@@ -53,7 +55,7 @@ def run(placement, dtype, chosen, samples, seed, layout=torch.strided):
     return outcomes, known
 
 
-@pytest.mark.conformance
+@pytest.mark.sweep
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 @pytest.mark.parametrize(
     ("placement", "dtype"),
@@ -71,31 +73,33 @@ def test_every_operator(placement, dtype, chunk, sweep, seed):
     sweep(f"{placement} {dtype}", outcomes, chunk, CHUNKS, known)
 
 
-@pytest.mark.parametrize("chunk", range(2))
+@pytest.mark.parametrize("chunk", slice_of(range(SHORT)))
 @pytest.mark.parametrize(
     "placement",
-    [pytest.param(p, marks=pytest.mark.conformance if p in SLOWER else ()) for p in PLACEMENTS],
+    [pytest.param(p, marks=pytest.mark.sweep if p in SLOWER else ()) for p in PLACEMENTS],
 )
 def test_every_operator_once(placement, chunk, sweep, seed):
     """Two samples of each operator in float32: most of what the full sweep finds, in seconds."""
-    outcomes, known = run(placement, torch.float32, operators(torch.float32)[chunk::2], 2, seed)
-    sweep(f"{placement} float32, two samples", outcomes, chunk, 2, known)
+    chosen = operators(torch.float32)[chunk::SHORT]
+    outcomes, known = run(placement, torch.float32, chosen, 2, seed)
+    sweep(f"{placement} float32, two samples", outcomes, chunk, SHORT, known)
 
 
+@pytest.mark.parametrize("chunk", slice_of(range(4)))
 @pytest.mark.parametrize("dtype", ["complex64", "bfloat16", "int64", "bool"])
 @pytest.mark.parametrize("placement", ["device", "scattered"])
-def test_a_fifth_of_the_operators(placement, dtype, sweep, seed):
+def test_a_fifth_of_the_operators(placement, dtype, chunk, sweep, seed):
     """The other dtypes on a part of the operators that does not depend on their order."""
     kind = getattr(torch, dtype)
     chosen = [op for op in operators(kind) if zlib.crc32(full_name(op).encode()) % 5 == 0]
-    outcomes, known = run(placement, kind, chosen, 2, seed)
-    sweep(f"{placement} {dtype}, a fifth", outcomes, known=known)
+    outcomes, known = run(placement, kind, chosen[chunk::4], 2, seed)
+    sweep(f"{placement} {dtype}, a fifth", outcomes, chunk, 4, known)
 
 
 SPARSE = ["sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"]
 
 
-@pytest.mark.conformance
+@pytest.mark.sweep
 @pytest.mark.parametrize("layout", SPARSE)
 def test_every_operator_of_sparse_tensors(layout, sweep, seed):
     kind, chosen = getattr(torch, layout), operators(torch.float32)
@@ -103,9 +107,10 @@ def test_every_operator_of_sparse_tensors(layout, sweep, seed):
     sweep(f"tortured {layout}", outcomes)
 
 
+@pytest.mark.parametrize("chunk", slice_of(range(SHORT)))
 @pytest.mark.parametrize("layout", SPARSE[:2])
-def test_operators_of_sparse_tensors(layout, sweep, seed):
+def test_operators_of_sparse_tensors(layout, chunk, sweep, seed):
     """Two samples of each operator that has a kernel for such operands at all."""
     kind, chosen = getattr(torch, layout), operators(torch.float32)
-    outcomes, _ = run("tortured", torch.float32, chosen, 2, seed, kind)
-    sweep(f"tortured {layout}, two samples", outcomes)
+    outcomes, _ = run("tortured", torch.float32, chosen[chunk::SHORT], 2, seed, kind)
+    sweep(f"tortured {layout}, two samples", outcomes, chunk, SHORT)

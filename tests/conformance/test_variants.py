@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from slices import slice_of
 
 from .compare import difference, tensors
 from .conftest import SAMPLES
@@ -146,7 +147,7 @@ def _call(function, operands):
     return function(operands[0], *operands[1], **operands[2])
 
 
-@pytest.mark.conformance
+@pytest.mark.sweep
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_every_operator_in_place(chunk, sweep, seed):
     chosen = operators_in_place()[chunk::CHUNKS]
@@ -154,7 +155,7 @@ def test_every_operator_in_place(chunk, sweep, seed):
     sweep("scattered, in place", found, chunk, CHUNKS)
 
 
-@pytest.mark.conformance
+@pytest.mark.sweep
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_every_list_operator(chunk, sweep, seed):
     found = [
@@ -165,7 +166,7 @@ def test_every_list_operator(chunk, sweep, seed):
     sweep("scattered, lists", found, chunk, CHUNKS)
 
 
-@pytest.mark.conformance
+@pytest.mark.sweep
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_every_operator_with_out(chunk, sweep, seed):
     chosen = operators_with_out()[chunk::CHUNKS]
@@ -173,18 +174,24 @@ def test_every_operator_with_out(chunk, sweep, seed):
     sweep("scattered, out", found, chunk, CHUNKS)
 
 
-def test_operators_in_place(sweep, seed):
-    found = [sweep_one(op, "in place", op.inplace_variant, 2, seed) for op in operators_in_place()]
-    sweep("scattered, in place, two samples", found)
+@pytest.mark.parametrize("chunk", slice_of(range(CHUNKS)))
+def test_operators_in_place(chunk, sweep, seed):
+    chosen = operators_in_place()[chunk::CHUNKS]
+    found = [sweep_one(op, "in place", op.inplace_variant, 2, seed) for op in chosen]
+    sweep("scattered, in place, two samples", found, chunk, CHUNKS)
 
 
-def test_list_operators(sweep, seed):
+@pytest.mark.parametrize("chunk", slice_of(range(CHUNKS)))
+def test_list_operators(chunk, sweep, seed):
     found = [
-        sweep_one(op, kind, form, 4, seed) for op in list_operators() for kind, form in forms_of(op)
+        sweep_one(op, kind, form, 4, seed)
+        for op in list_operators()[chunk::CHUNKS]
+        for kind, form in forms_of(op)
     ]
-    sweep("scattered, lists, four samples", found)
+    sweep("scattered, lists, four samples", found, chunk, CHUNKS)
 
 
-def test_operators_with_out(sweep, seed):
-    found = [sweep_one(op, "out", op, 1, seed) for op in operators_with_out()]
-    sweep("scattered, out, one sample", found)
+@pytest.mark.parametrize("chunk", slice_of(range(CHUNKS)))
+def test_operators_with_out(chunk, sweep, seed):
+    found = [sweep_one(op, "out", op, 1, seed) for op in operators_with_out()[chunk::CHUNKS]]
+    sweep("scattered, out, one sample", found, chunk, CHUNKS)
