@@ -9,7 +9,8 @@ TORCH ?= torch==2.13.0
 COMPAT ?= 2.11.0 2.15.0
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 # A test that hangs for ten minutes shows its threads and ends the run.
-PYTEST_FLAGS ?= -n 2
+# A worker takes files as a whole and, at the end, tests of the other's files: each imports few libraries.
+PYTEST_FLAGS ?= -n 2 --dist worksteal
 PYTEST = -m pytest -o faulthandler_exit_on_timeout=true
 
 BIN := $(VENV)/bin

@@ -174,10 +174,9 @@ def run_python(tmp_path):
         own=False,
         **environment,
     ):
-        kept = {k: v for k, v in os.environ.items() if "MANAGED" not in k}
         done = interpreters.run(
             ["-c", textwrap.dedent(code), *arguments],
-            env=kept | {k: str(v) for k, v in environment.items()},
+            env=interpreters.environment(**environment),
             cwd=cwd,
             input=json.dumps(input),
             timeout=timeout,

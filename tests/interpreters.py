@@ -25,7 +25,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-__all__ = ["WARNINGS", "run"]
+__all__ = ["WARNINGS", "environment", "run"]
 
 # Warnings are errors in programs too.
 WARNINGS = ("-W", "error")
@@ -61,6 +61,12 @@ def run(words, *, options=WARNINGS, env=None, cwd=None, input="", timeout=120, o
     return _server(tuple(options)).run(words, env, str(cwd or Path.cwd()), input, timeout)
 
 
+def environment(**added):
+    """This process's environment less every MANAGED variable, with more."""
+    kept = {k: v for k, v in os.environ.items() if "MANAGED" not in k}
+    return kept | {k: str(v) for k, v in added.items()}
+
+
 def _read_at_start(env):
     return {k: v for k, v in env.items() if k.startswith(READ_AT_START) and k != "PYTHONPATH"}
 
@@ -80,10 +86,9 @@ class _Server:
     def __init__(self, options):
         self.one_at_a_time = threading.Lock()
         self.socket, theirs = socket.socketpair()
-        env = {k: v for k, v in os.environ.items() if "MANAGED" not in k}
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, *options, "-c", BOOT], stdin=theirs, env=env, cwd=HERE
+                [sys.executable, *options, "-c", BOOT], stdin=theirs, env=environment(), cwd=HERE
             )
         atexit.register(self.end)
 

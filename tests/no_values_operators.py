@@ -1,8 +1,8 @@
 """Forms, bytes and virtual time of operators on sim:0, with values or without, as JSON.
 
-`python no_values_operators.py FILE values|nothing`. Of each operator of torch's database up to six
-samples, forward and backward. Without values nothing is known, not even small integers, so that
-every kernel tells forms.
+`python no_values_operators.py FILE values|nothing EVERY`. Of each EVERY-th operator of torch's
+database up to six samples, forward and backward. Without values nothing is known, not even small
+integers, so that every kernel tells forms.
 """
 
 import gc
@@ -141,7 +141,7 @@ def main():
     managed.simulate(1, "8GiB", "a100-40g", values=sys.argv[2] == "values", repeatable=True)
     _sim.know_nothing(True)
     all_rows = {}
-    for op in op_db:
+    for op in op_db[:: int(sys.argv[3])]:
         if torch.float32 in op.dtypes and not op.name.startswith(STRANGE):
             all_rows[f"{op.name}.{op.variant_test_name}".strip(".")] = list(rows(op))
     for name, function, (first, *others) in convolutions():

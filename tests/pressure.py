@@ -94,16 +94,16 @@ def counted(device=D0):
 
 
 @contextlib.contextmanager
-def leaves_nothing():
-    """What the block allocates is given back when it ends.
+def leaves_nothing(patience=3):
+    """What the block allocates is given back when it ends, or at most `patience` seconds later.
 
     The engine's threads drop their last tensors a little after a backward pass has returned.
     """
     before = held()
     yield
-    if _stays(before, 0.1):
+    if _stays(before, patience / 30):
         collect_all()
-        left = _stays(before, 3)
+        left = _stays(before, patience)
         assert not left, left
 
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from slices import slice_of
 
 from managed._sim_presets import DEFAULT
 
@@ -85,6 +86,7 @@ print(managed.explain(models[found.index(3)][0].weight))
     assert "its device had more to do, step after step" in said
 
 
+@pytest.mark.slow
 def test_it_is_faster(run):
     said = run("""
 def ran(learns):
@@ -145,7 +147,7 @@ STAYS = {
 }
 
 
-@pytest.mark.parametrize("case", STAYS)
+@pytest.mark.parametrize("case", slice_of(STAYS, 2))
 def test_what_stays(run, case):
     run(
         STAYS[case]
@@ -156,6 +158,7 @@ assert devices(models) == [0] * 8, devices(models)
     )
 
 
+@pytest.mark.slow
 def test_who_waits_for_each_step_stays(run):
     """Nothing would be done sooner."""
     run("""
@@ -169,6 +172,7 @@ assert devices(models) == [0] * 8, devices(models)
 """)
 
 
+@pytest.mark.slow
 def test_models_that_work_with_what_others_make_stay_together(run):
     """A generator and what judges it gain nothing by a second device. They try it once."""
     run("""
@@ -194,6 +198,7 @@ assert managed.stats()["move"] == moves
 """)
 
 
+@pytest.mark.slow
 def test_devices_that_the_manager_does_not_have_get_nothing(run):
     run("""
 manager = managed.DeviceManager(cuda_devices=[0, 2])
@@ -203,6 +208,7 @@ assert sorted(devices(models)) == [0] * 4 + [2] * 4, devices(models)
 """)
 
 
+@pytest.mark.slow
 def test_a_program_inside_of_on(run):
     """Placed by bytes; two of them are large and do little."""
     run("""
@@ -228,6 +234,7 @@ with managed.on():
 """)
 
 
+@pytest.mark.slow
 def test_a_device_that_is_full_gets_nothing(run):
     run("""
 full = [torch.empty(4 * 2**30 - 2**20, dtype=torch.uint8, device=f"sim:{i}") for i in (1, 2)]
@@ -237,6 +244,7 @@ assert sorted(devices(models)) == [0] * 4 + [3] * 4, devices(models)
 """)
 
 
+@pytest.mark.slow
 def test_modules_that_die_are_forgotten(run):
     run("""
 import gc

@@ -303,10 +303,9 @@ def benchmark(tmp_path_factory):
     out = tmp_path_factory.mktemp("reports") / "report.json"
 
     def run(script, *arguments):
-        kept = {k: v for k, v in os.environ.items() if "MANAGED" not in k}
         done = interpreters.run(
             [BENCHMARKS / script, *arguments, "--out", out],
-            env=kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=interpreters.environment(PYTHONPATH=os.pathsep.join(filter(None, sys.path))),
             timeout=300,
         )
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

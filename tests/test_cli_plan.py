@@ -69,11 +69,9 @@ print(json.dumps({
 
 
 def start(*command, cwd):
-    environment = {k: v for k, v in os.environ.items() if "MANAGED" not in k}
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return interpreters.run(
-        command, env=environment | {"PYTHONPATH": path, "COLUMNS": "100"}, cwd=cwd, timeout=300
-    )
+    env = interpreters.environment(PYTHONPATH=path, COLUMNS=100)
+    return interpreters.run(command, env=env, cwd=cwd, timeout=300)
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +87,7 @@ def planned(tmp_path_factory):
     return folder, done.stdout, json.loads((folder / "plan.json").read_text())
 
 
+@pytest.mark.slow
 def test_every_line_is_what_a_run_with_values_counts(planned, tmp_path):
     folder, _, found = planned
     room, *lines = found["configurations"]

@@ -16,6 +16,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import cli_samples as samples
+import interpreters
 import pytest
 from devices import ON_CUDA
 
@@ -57,11 +58,10 @@ class Process:
     """The program above, which can be looked at, and told what to do."""
 
     def __init__(self, run_time):
-        environment = {k: v for k, v in os.environ.items() if "MANAGED" not in k}
         self.it = subprocess.Popen(
             [sys.executable, "-c", "\n".join(s[4:] for s in PROGRAM.splitlines())],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env=environment | {"MANAGED_TOP": "1", "XDG_RUNTIME_DIR": str(run_time)},
+            env=interpreters.environment(MANAGED_TOP=1, XDG_RUNTIME_DIR=run_time),
         )  # fmt: skip
         self.pid = self.it.pid
 
@@ -381,13 +381,10 @@ def test_doctor_where_the_extension_cannot_be_imported(tmp_path):
     package = tmp_path / "managed"
     shutil.copytree(ROOT / "managed", package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     (package / f"_C{EXTENSION_SUFFIXES[0]}").write_bytes(b"")
-    environment = {k: v for k, v in os.environ.items() if "MANAGED" not in k}
+    env = interpreters.environment(PYTHONPATH=tmp_path)
 
     def run(*arguments):
-        return subprocess.run(
-            [sys.executable, "-m", "managed", *arguments], cwd=tmp_path, capture_output=True,
-            text=True, env=environment | {"PYTHONPATH": str(tmp_path)}, check=False,
-        )  # fmt: skip
+        return interpreters.run(["-m", "managed", *arguments], options=(), env=env, cwd=tmp_path)
 
     done = run("doctor", "--json")
     told = json.loads(done.stdout)

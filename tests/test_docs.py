@@ -47,8 +47,14 @@ RUNNER = """
 """
 
 
+RUN = [p for p in PAGES if p not in APART and any(blocks(p, "python"))]
+LONG = ("docs/memory.md", "docs/environment.md")
+
+
 @pytest.mark.parametrize(
-    "page", [p for p in PAGES if p not in APART and any(blocks(p, "python"))], ids=name
+    "page",
+    [pytest.param(p, marks=pytest.mark.slow if name(p) in LONG else ()) for p in RUN],
+    ids=map(name, RUN),
 )
 def test_code_of_the_page_runs(page, run_python):
     run_python(RUNNER, input=[name(page), list(blocks(page, "python"))])

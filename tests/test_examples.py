@@ -171,6 +171,7 @@ def test_fault_prints_a_table_and_draws_four_panels(tmp_path: Path) -> None:
         assert panel.var() > 0.01
 
 
+@pytest.mark.slow
 def test_fault_runs_at_another_size(tmp_path: Path) -> None:
     """One patch on a device that is too small for it goes to the host, and is solved there."""
     text = example("pde_fault.py", "--patches", "1", "--memory", "1MiB", "--out", str(tmp_path))
@@ -178,6 +179,7 @@ def test_fault_runs_at_another_size(tmp_path: Path) -> None:
     assert (tmp_path / "pde_fault.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_fault_single_is_the_same_for_one_device(tmp_path: Path) -> None:
     text = example("pde_fault_single.py", "--patches", "80", "--out", str(tmp_path))
     assert re.search(r"^ +cpu +80 ", text, re.M)

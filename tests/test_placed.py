@@ -9,6 +9,7 @@ import copy
 import pytest
 import torch
 from devices import D0, D1, D2, D3, DEVICE_TYPE, device_name
+from slices import slice_of
 from torch import nn
 from torch.nn.utils import parametrizations
 
@@ -434,7 +435,7 @@ def assert_as_pinned(make, loss, batches, autocast):
 
 @pytest.mark.usefixtures("level_devices")
 @pytest.mark.not_under_torture("it counts what leaves and comes back")
-@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("autocast", slice_of([False, True]))
 def test_a_dispersed_perceptron_stays_dispersed(autocast):
     """Its activations outweigh its weights, which gathered on one device within four steps."""
     batches = [torch.randn(512, 256) for _ in range(5)]
@@ -461,7 +462,7 @@ def language_loss(net, tokens):
 
 @pytest.mark.usefixtures("level_devices")
 @pytest.mark.not_under_torture("it counts what leaves and comes back")
-@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("autocast", slice_of([False, True]))
 def test_a_dispersed_gpt2_stays_dispersed(autocast):
     batches = [torch.randint(0, 512, (8, 64)) for _ in range(4)]
     assert_as_pinned(gpt2, language_loss, batches, autocast)
@@ -493,7 +494,9 @@ def border_bytes(net, tokens):
 
 @pytest.mark.usefixtures("level_devices")
 @pytest.mark.not_under_torture("it counts what leaves and comes back")
-@pytest.mark.parametrize("ballast", [0, 8192, 73728])  # bytes: each sets the borders elsewhere
+@pytest.mark.parametrize(
+    "ballast", slice_of([0, 8192, 73728])
+)  # bytes: each sets the borders elsewhere
 def test_a_dispersed_gpt2_copies_its_borders(ballast):
     """Forwards what crosses, backwards its gradient, and the tokens in the beginning."""
     held = torch.empty(ballast, dtype=torch.uint8, device=device_name(0))

@@ -47,6 +47,7 @@ gpt2.main(where)
 """
 
 
+@pytest.mark.slow
 def test_plain_scripts_have_the_numbers_of_wrapped_ones():
     wrapped = start("-c", WRAPPED)
     assert wrapped.returncode == 0, wrapped.stderr
@@ -86,6 +87,7 @@ LIBRARIES = {
 }
 
 
+@pytest.mark.slow
 def test_libraries_that_choose_devices_have_the_numbers_of_the_host():
     import importlib.util
 

@@ -20,6 +20,7 @@ import torch
 from conformance.models import MODELS, make
 from conftest import SEED
 from devices import D0, D1, D2, D3, device_module, device_name
+from slices import slice_of
 from torch import nn
 
 import managed
@@ -144,7 +145,7 @@ def train_scattered(name, seed):
 
 
 @pytest.mark.not_under_torture("the history forgets what it counts")
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", slice_of(SEEDS))
 @pytest.mark.parametrize("name", NAMES)
 def test_ten_steps(name, seed):
     model, batches, loss = make(name, seed, STEPS)
@@ -162,7 +163,7 @@ def test_ten_steps(name, seed):
 
 
 @pytest.mark.not_under_torture("the history forgets what it counts")
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", slice_of(SEEDS))
 @pytest.mark.parametrize("name", SUMS_IN_ANOTHER_ORDER)
 def test_a_run_repeats_to_the_bit_with_the_backward_pass_in_one_thread(name, seed):
     with torch.autograd.set_multithreading_enabled(False):
@@ -226,7 +227,7 @@ def three_hundred_steps(name):
 
 
 @pytest.mark.not_under_torture("it counts what devices hold")
-@pytest.mark.parametrize("name", ["mlp", "encoder"])
+@pytest.mark.parametrize("name", slice_of(["mlp", "encoder"]))
 def test_three_hundred_steps(name, run_python):
     """In an interpreter of its own: those of other tests have objects that come and go."""
     code = """

@@ -249,6 +249,7 @@ DISPERSED = """
 """
 
 
+@pytest.mark.slow
 def test_a_repeatable_run_repeats_to_the_nanosecond(run_python):
     runs = [run_python(DISPERSED, "repeatable") for _ in range(3)]
     assert runs[0] == runs[1] == runs[2]
@@ -421,6 +422,7 @@ def test_a_file_that_is_none_is_refused(tmp_path):
         read_preset(str(tmp_path / "nowhere.json"))
 
 
+@pytest.mark.slow
 def test_a_simulated_device_that_is_measured_is_what_it_was_told_to_be(run_python, tmp_path):
     program = """
         import sys, torch, managed

@@ -9,6 +9,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from slices import slice_of
 
 MODULES = (Path(__file__).parents[1] / "csrc").glob("*/module.c*")
 STRESS = (Path(__file__).parent / "stress_threads.py").read_text()
@@ -28,7 +29,7 @@ def on(device, *shape):
 """
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", slice_of([0, 1]))
 def test_a_crowd_that_shares_everything_gets_what_plain_gives(run_python, seed):
     assert "as plain" in run_python(STRESS, 20, seed)
 

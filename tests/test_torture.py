@@ -10,6 +10,7 @@ from conformance.scattering import scatter
 from devices import D0, D1, D2
 from pressure import leaves_nothing, moved
 from programs import PROGRAMS
+from slices import slice_of
 from torch import nn
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
@@ -24,6 +25,7 @@ pytestmark = [
 ]
 
 SEEDS = (0, 1, 2)
+FEW = 8  # programs that `make test` runs in each way
 # Gradients from several devices that meet at one tensor are added up as they arrive: three and more
 # give other bits from run to run, with and without torture.
 IN_ANOTHER_ORDER = ("llama", "t5", "linear_algebra", "complex_numbers", "sorting_and_searching")
@@ -75,7 +77,7 @@ def check(expected, actual):
     assert found is None, found
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", slice_of(PROGRAMS, FEW))
 def test_everything_leaves(name, expected):
     wanted = expected(name)
     with leaves_nothing():
@@ -86,8 +88,8 @@ def test_everything_leaves(name, expected):
     assert m["restore"] > 3
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("seed", slice_of(SEEDS))
+@pytest.mark.parametrize("name", slice_of(PROGRAMS, FEW))
 def test_some_leave(name, seed, expected):
     wanted = expected(name)
     with managed.debug.torture(odds=3, seed=seed):
@@ -95,7 +97,7 @@ def test_some_leave(name, seed, expected):
     check(wanted, [t.cpu() for t in actual])
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", slice_of(PROGRAMS, FEW))
 def test_everything_leaves_all_the_time(name, expected):
     wanted = expected(name)
     with leaves_nothing():
@@ -106,7 +108,8 @@ def test_everything_leaves_all_the_time(name, expected):
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in PROGRAMS if "generate" not in n and n not in IN_ANOTHER_ORDER]
+    "name",
+    slice_of([n for n in PROGRAMS if "generate" not in n and n not in IN_ANOTHER_ORDER], FEW),
 )
 def test_everything_leaves_on_several_devices(name, expected):
     """As without torture, bit by bit: over devices some sums are in another order than on one."""
@@ -126,7 +129,9 @@ class Before(TorchFunctionMode):
 
 
 # With such a mode torch's own attention takes its slow way, whose sums are in another order.
-@pytest.mark.parametrize("name", [n for n in PROGRAMS if n != "attention_in_one_kernel"])
+@pytest.mark.parametrize(
+    "name", slice_of([n for n in PROGRAMS if n != "attention_in_one_kernel"], FEW)
+)
 def test_operands_leave_too(name, expected):
     wanted = expected(name)
     with managed.debug.torture(odds=2**32 - 1), Before():  # small storages take part

@@ -38,6 +38,7 @@ def run(run_python, tmp_path):
     return lambda code: run_python(BEGIN + code, LD_PRELOAD=library)
 
 
+@pytest.mark.program
 @pytest.mark.not_sanitized("its allocator is another")
 def test_a_write_locks_nothing_for_the_copies_of_others(run):
     run("""
@@ -52,6 +53,7 @@ def test_a_write_locks_nothing_for_the_copies_of_others(run):
     """)
 
 
+@pytest.mark.program
 @pytest.mark.not_sanitized("its allocator is another")
 def test_a_write_that_ends_copies_allocates_nothing_for_it(run):
     """A destructor does it, where there is nobody to tell of memory that is missing."""

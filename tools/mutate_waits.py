@@ -147,8 +147,10 @@ _NAMES = sorted({name.split(":")[-1] for name in CALLS}, key=len, reverse=True)
 NAME = re.compile(rf"\b({'|'.join(_NAMES)})(?=\()")
 DECLARED = re.compile(r"\b(?!return\b|else\b)\w+\s+$")  # a type stands before it: no call
 
-# Stands before each file that has waits.
+# Stands before each file that has waits; files that are compiled together have it once.
 QUESTION = """\
+#ifndef LEFT_OUT
+#define LEFT_OUT
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
@@ -172,6 +174,7 @@ namespace {
   return chosen && std::atoi(chosen) == n;
 }
 }
+#endif
 #line 1
 """
 

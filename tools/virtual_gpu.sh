@@ -22,7 +22,7 @@ run() { # a name, and what pytest is told
   (
     cd tests
     export PYTHONPATH="$PWD/../build/virtual-gpu" MANAGED_TEST_DEVICES=cuda
-    "$python" -m managed.virtual_gpu --devices 4x320MiB -m pytest -o faulthandler_exit_on_timeout=true --rootdir=.. -c ../pyproject.toml -q -n 2 "${@:2}"
+    "$python" -m managed.virtual_gpu --devices 4x320MiB -m pytest -o faulthandler_exit_on_timeout=true --rootdir=.. -c ../pyproject.toml -q -n 2 --dist worksteal "${@:2}"
   )
 }
 
@@ -31,7 +31,7 @@ run_programs() {
   echo "== programs on virtual GPUs"
   (
     cd tests
-    PYTHONPATH="$PWD/../build/virtual-gpu" "$python" -m pytest -o faulthandler_exit_on_timeout=true --rootdir=.. -c ../pyproject.toml -q -n 2 \
+    PYTHONPATH="$PWD/../build/virtual-gpu" "$python" -m pytest -o faulthandler_exit_on_timeout=true --rootdir=.. -c ../pyproject.toml -q -n 2 --dist worksteal \
       test_virtual_copies.py test_virtual_crossing.py test_virtual_runtime.py
   )
 }
@@ -39,11 +39,12 @@ run_programs() {
 paths() { printf '%s.py\n' "$@"; }
 
 if [ "$what" = slice ]; then
-  run "operators, models, modules" -m "not sweep" conformance/test_models.py conformance/test_operators.py -k "not tortured"
+  first="not (slow or sweep or program)" # what `make test` runs
+  run "operators, models, modules" -m "$first" conformance/test_models.py conformance/test_operators.py -k "not tortured"
   mapfile -t chosen < <(paths "${suites[@]}" test_virtual_gpu)
-  run "suites" "${chosen[@]}"
+  run "suites" -m "$first" "${chosen[@]}"
   mapfile -t chosen < <(paths "${memory[@]}")
-  run "suites that count bytes" "${chosen[@]}"
+  run "suites that count bytes" -m "$first" "${chosen[@]}"
 else
   mapfile -t chosen < <(paths "${suites[@]}" test_virtual_gpu)
   run "suites" "${chosen[@]}"

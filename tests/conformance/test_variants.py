@@ -14,6 +14,7 @@ from .placement import ACCELERATORS, Scattered, copied
 from .tally import Outcome
 
 CHUNKS = 4
+SHORT = 16  # of the chunks of a short sweep `make test` runs one
 
 
 def operators_in_place():
@@ -174,24 +175,24 @@ def test_every_operator_with_out(chunk, sweep, seed):
     sweep("scattered, out", found, chunk, CHUNKS)
 
 
-@pytest.mark.parametrize("chunk", slice_of(range(CHUNKS)))
+@pytest.mark.parametrize("chunk", slice_of(range(SHORT)))
 def test_operators_in_place(chunk, sweep, seed):
-    chosen = operators_in_place()[chunk::CHUNKS]
+    chosen = operators_in_place()[chunk::SHORT]
     found = [sweep_one(op, "in place", op.inplace_variant, 2, seed) for op in chosen]
-    sweep("scattered, in place, two samples", found, chunk, CHUNKS)
+    sweep("scattered, in place, two samples", found, chunk, SHORT)
 
 
-@pytest.mark.parametrize("chunk", slice_of(range(CHUNKS)))
+@pytest.mark.parametrize("chunk", slice_of(range(SHORT)))
 def test_list_operators(chunk, sweep, seed):
     found = [
         sweep_one(op, kind, form, 4, seed)
-        for op in list_operators()[chunk::CHUNKS]
+        for op in list_operators()[chunk::SHORT]
         for kind, form in forms_of(op)
     ]
-    sweep("scattered, lists, four samples", found, chunk, CHUNKS)
+    sweep("scattered, lists, four samples", found, chunk, SHORT)
 
 
-@pytest.mark.parametrize("chunk", slice_of(range(CHUNKS)))
+@pytest.mark.parametrize("chunk", slice_of(range(SHORT)))
 def test_operators_with_out(chunk, sweep, seed):
-    found = [sweep_one(op, "out", op, 1, seed) for op in operators_with_out()[chunk::CHUNKS]]
-    sweep("scattered, out, one sample", found, chunk, CHUNKS)
+    found = [sweep_one(op, "out", op, 1, seed) for op in operators_with_out()[chunk::SHORT]]
+    sweep("scattered, out, one sample", found, chunk, SHORT)

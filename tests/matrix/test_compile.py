@@ -9,6 +9,7 @@ import pytest
 import torch
 from devices import D1, D3
 from pressure import PRESSURES, moved, pressed
+from slices import slice_of
 from torch import nn
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -74,7 +75,7 @@ def placed(where):
     note="where devices meet, and on simulated devices, the graph runs operator by operator",
 )
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("where", ["cpu", D1, "mixed"])
+@pytest.mark.parametrize("where", slice_of([D1, "mixed", "cpu"], 2))
 def test_compile(backend, where):
     operands, place = leaves(), placed(where)
     there = place(*operands)
@@ -95,7 +96,7 @@ def test_compile(backend, where):
 
 
 @pytest.mark.row("torch.compile, backend inductor", note="training a module with an optimizer")
-@pytest.mark.parametrize("where", ["cpu", D1, "mixed"])
+@pytest.mark.parametrize("where", slice_of([D1, "mixed", "cpu"], 2))
 def test_compiled_training(where):
     net, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(5, 4)
     place = placed(where)
