@@ -121,7 +121,7 @@ PARTS = [
     ("csrc/torch/executor.cpp", r"(h->last = (?:copy|std::move\(copy\)));", None),
     ("csrc/torch/beside.cpp", r"(h\.last = copy);", None),
     ("csrc/torch/beside.cpp", r"(alone\.lock\(\));", None),
-    ("csrc/cuda/moves.cpp", r"(on\(from\)\.writes \|= [^;]+);", None),
+    ("csrc/cuda/moves.cpp", r"(copies_of\(from\)\.writes \|= [^;]+);", None),
     ("csrc/torch/storage.cpp", r"(owned->last = std::exchange\(\*coming, nullptr\));", None),
     (
         "csrc/torch/executor.cpp",

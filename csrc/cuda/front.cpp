@@ -48,7 +48,7 @@ class Set {
   const T before_;
 };
 
-const CudaBridge* hook = nullptr; // written before the front is in its place
+const CudaBridge* front_hook = nullptr; // written before the front is in its place
 
 // Pools of the program's own from which some requests of a device are served just now, graphs' among them. Nobody tells
 // whose, and torch gives nothing back to the driver meanwhile, so requests are left to the callback.
@@ -115,7 +115,7 @@ class Request {
   bool make_room(std::size_t bytes) {
     const WithoutGil no_gil;
     const Pause pause(device_);
-    made_room_ = hook->make_room(device_, bytes);
+    made_room_ = front_hook->make_room(device_, bytes);
     if (made_room_) has_waited_ = false; // what left may wait for streams in its turn
     return made_room_;
   }
@@ -144,7 +144,7 @@ class Request {
   bool wait_for_pending(std::size_t needed) {
     if (has_waited_ || !has_pending(device_) || room_soon(device_) < needed) return false;
     const WithoutGil no_gil;
-    hook->waited();
+    front_hook->waited();
     wait_for_streams(device_);
     return has_waited_ = true;
   }
@@ -332,7 +332,7 @@ void install_front(const CudaBridge* bridge) {
     return;
   }
   note_pools();
-  hook = bridge;
+  front_hook = bridge;
   auto* made = new Front(a); // never destroyed: tensors may outlive static destructors
   front.store(made, std::memory_order_release);
   allocator::allocator.store(made);

@@ -23,13 +23,13 @@ struct Leaving {
   bool serves = true; // a copy may have it
 };
 
-struct Device {
+struct LeavingQueue {
   std::mutex mutex;          // a leaf: nothing that waits is called in it
   std::deque<Leaving> there; // the oldest first
   std::atomic<std::size_t> count{0}, bytes{0}, dead{0}; // dead: bytes
 };
-Device& on(int device) {
-  static auto* all = new std::array<Device, kMostDevices>; // never destroyed: tensors may outlive static destructors
+LeavingQueue& leaving_of(int device) {
+  static auto* all = new std::array<LeavingQueue, kMostDevices>; // never destroyed: tensors may outlive static destructors
   return (*all)[device];
 }
 
@@ -55,7 +55,7 @@ void give_back(Leaving&& l) {
 
 // Takes out of the list what `which` says yes to, until that has so many bytes or `goes_on` is false.
 template <class Which>
-std::deque<Leaving> take_out(Device& d, std::size_t bytes, const Which& which, const bool& goes_on = true) {
+std::deque<Leaving> take_out(LeavingQueue& d, std::size_t bytes, const Which& which, const bool& goes_on = true) {
   std::deque<Leaving> out;
   std::lock_guard<std::mutex> lock(d.mutex);
   std::size_t found = 0;
@@ -78,7 +78,7 @@ std::deque<Leaving> take_out(Device& d, std::size_t bytes, const Which& which, c
 // are more than a part of the device, before: a program with many operands must not hold much more for it.
 void give_back_dead(int device) {
   constexpr std::size_t kPart = 32;
-  Device& d = on(device);
+  LeavingQueue& d = leaving_of(device);
   bool goes_on = true;
   const auto has_ended = [&goes_on](const Leaving& l) { return l.is_dead && (goes_on = l.copy->has_ended()); };
   for (Leaving& l : take_out(d, kAll, has_ended, goes_on)) give_back(std::move(l));
@@ -97,7 +97,7 @@ void give_up_block(c10::DataPtr& block, const CopyPtr& copy, bool last, std::siz
     if (copy->has_ended()) return give_back(std::move(l));
     if (!last) l.users = point(device);
     l.serves = last || l.users;
-    Device& d = on(device);
+    LeavingQueue& d = leaving_of(device);
     {
       std::lock_guard<std::mutex> lock(d.mutex);
       d.there.push_back(std::move(l));
@@ -116,7 +116,7 @@ void give_up_block(c10::DataPtr& block, const CopyPtr& copy, bool last, std::siz
 }
 
 bool give_back_blocks(int device, std::size_t bytes) {
-  Device& d = on(device);
+  LeavingQueue& d = leaving_of(device);
   if (C10_LIKELY(d.count.load(std::memory_order_relaxed) == 0)) return false;
   std::size_t given = 0;
   bool any = false;
@@ -132,11 +132,11 @@ bool give_back_blocks(int device, std::size_t bytes) {
   return any;
 }
 
-std::size_t bytes_given_up(int device) { return on(device).bytes.load(std::memory_order_relaxed); }
+std::size_t bytes_given_up(int device) { return leaving_of(device).bytes.load(std::memory_order_relaxed); }
 
 c10::DataPtr take_block_for_copy(int device, std::size_t bytes) {
   taken = {};
-  Device& d = on(device);
+  LeavingQueue& d = leaving_of(device);
   if (bytes == 0 || d.count.load(std::memory_order_relaxed) == 0) return {};
   auto one = take_out(d, 1, [bytes](const Leaving& l) { return l.serves && l.bytes == bytes; });
   if (one.empty()) return {};

@@ -24,7 +24,6 @@ namespace {
 
 namespace allocator = c10::cuda::CUDACachingAllocator;
 
-c10::DeviceIndex index_of(int device) { return static_cast<c10::DeviceIndex>(device); }
 
 // What came over CUDA's IPC, from_blob or another allocator has another deleter.
 bool owns(const c10::DataPtr& p) {

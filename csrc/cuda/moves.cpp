@@ -20,47 +20,46 @@
 namespace managed {
 namespace {
 
-c10::DeviceIndex index_of(int device) { return static_cast<c10::DeviceIndex>(device); }
 
 enum Way { kIn, kOut, kWays };
 using CopyStreams = std::array<std::array<cudaStream_t, kUrgencies>, kWays>;
 
 // What a device has for copies. The mutex is a leaf: nothing of CUDA's that may wait is called in it.
-struct Device {
+struct Copies {
   std::mutex mutex;
   CopyStreams streams{};
   std::array<cudaStream_t, kMostDevices> operands{}; // by the device that they go to: one does not wait for another
   std::atomic<uint64_t> writes{0}; // the other devices to which bytes were copied from here, a bit each
   std::vector<cudaEvent_t> events; // that nobody uses
 };
-Device& on(int device) {
-  static auto* all = new std::array<Device, kMostDevices>; // never destroyed: tensors may outlive static destructors
+Copies& copies_of(int device) {
+  static auto* all = new std::array<Copies, kMostDevices>; // never destroyed: tensors may outlive static destructors
   return (*all)[device];
 }
 
 // Makes the stream at its first use. The device is the current one.
-cudaStream_t made(Device& d, cudaStream_t& stream) {
+cudaStream_t made(Copies& d, cudaStream_t& stream) {
   std::lock_guard<std::mutex> lock(d.mutex);
   if (!stream) C10_CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, 0));
   return stream;
 }
 
 cudaStream_t copy_stream(int device, Way way, Urgency urgency) {
-  Device& d = on(device);
+  Copies& d = copies_of(device);
   return made(d, d.streams[way][static_cast<std::size_t>(urgency)]);
 }
 
 cudaStream_t operand_stream(int from, int to) {
-  Device& d = on(from);
+  Copies& d = copies_of(from);
   return made(d, d.operands[to]);
 }
 
 // An event of the device, for as long as the object lives. To record one that streams still wait for is allowed: they
 // wait for what it stood for when they were told.
-class Event {
+class PooledEvent {
  public:
-  explicit Event(int device) : device_(device) {
-    Device& d = on(device);
+  explicit PooledEvent(int device) : device_(device) {
+    Copies& d = copies_of(device);
     {
       std::lock_guard<std::mutex> lock(d.mutex);
       if (!d.events.empty()) {
@@ -72,12 +71,12 @@ class Event {
     const c10::cuda::CUDAStreamCaptureModeGuard outside(cudaStreamCaptureModeRelaxed);
     C10_CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
   }
-  ~Event() {
-    std::lock_guard<std::mutex> lock(on(device_).mutex);
-    on(device_).events.push_back(event_);
+  ~PooledEvent() {
+    std::lock_guard<std::mutex> lock(copies_of(device_).mutex);
+    copies_of(device_).events.push_back(event_);
   }
-  Event(const Event&) = delete;
-  Event& operator=(const Event&) = delete;
+  PooledEvent(const PooledEvent&) = delete;
+  PooledEvent& operator=(const PooledEvent&) = delete;
 
   void record(cudaStream_t stream) const { C10_CUDA_CHECK(cudaEventRecord(event_, stream)); }
   void lead(cudaStream_t stream) const { C10_CUDA_CHECK(cudaStreamWaitEvent(stream, event_, 0)); }
@@ -90,7 +89,7 @@ class Event {
 
 // What `first` holds now comes before what `second` gets from now on. The current device is that of `first`.
 void order_streams(int device, cudaStream_t first, cudaStream_t second) {
-  const Event event(device);
+  const PooledEvent event(device);
   event.record(first);
   event.lead(second);
 }
@@ -122,7 +121,7 @@ class Move final : public Copy {
   void lead(cudaStream_t stream) const { event_.lead(stream); }
 
  private:
-  const Event event_;
+  const PooledEvent event_;
 };
 
 // An event on each stream that operators have used.
@@ -130,11 +129,11 @@ class Streams final : public Point {
  public:
   void add(int device, cudaStream_t stream) { ends_.emplace_back(device).record(stream); }
   void lead(cudaStream_t stream) const {
-    for (const Event& end : ends_) end.lead(stream);
+    for (const PooledEvent& end : ends_) end.lead(stream);
   }
 
  private:
-  std::deque<Event> ends_; // which never move
+  std::deque<PooledEvent> ends_; // which never move
 };
 
 Move& move_of(const CopyPtr& copy) { return static_cast<Move&>(*copy); }
@@ -222,7 +221,7 @@ CopyPtr begin(int to, void* target, int from, const void* source, std::size_t by
     auto copy = std::make_shared<Move>(device);
     if (from >= 0) follow(stream);
     if (to >= 0) before.lead(to, stream);
-    if (to >= 0 && from >= 0) on(from).writes |= uint64_t{1} << to;
+    if (to >= 0 && from >= 0) copies_of(from).writes |= uint64_t{1} << to;
     for (const CopyPtr& earlier : after)
       if (earlier) move_of(earlier).lead(stream);
     enqueue(to, target, from, source, bytes, stream);
@@ -277,7 +276,7 @@ c10::DataPtr allocate_for_copy(int device, std::size_t bytes, Urgency) {
 // Those of this device, and those of others that have copied to it.
 void follow_copies(int device, cudaStream_t stream) {
   for (int other = 0; other < kMostDevices; other++) {
-    Device& d = on(other);
+    Copies& d = copies_of(other);
     const bool all = other == device;
     if (!all && !(d.writes >> device & 1)) continue;
     CopyStreams streams;

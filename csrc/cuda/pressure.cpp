@@ -15,7 +15,7 @@ namespace managed {
 namespace {
 
 namespace allocator = c10::cuda::CUDACachingAllocator;
-using Event = allocator::TraceEntry;
+using TraceEvent = allocator::TraceEntry;
 
 std::atomic<const CudaBridge*> hook{nullptr};
 bool tracking = false; // written by the one thread that starts
@@ -42,12 +42,12 @@ class MakeRoom final : public c10::FreeMemoryCallback {
   }
 };
 
-void on_event(const Event& entry) {
+void on_event(const TraceEvent& entry) {
   if (entry.device_ < 0 || entry.device_ >= kMostDevices) return;
   // FREE_COMPLETED: a block is back in the cache. SEGMENT_FREE, SEGMENT_UNMAP: the cache gave
   // memory back to the driver, which other libraries may be waiting for.
-  if (entry.action_ != Event::FREE_COMPLETED && entry.action_ != Event::SEGMENT_FREE &&
-      entry.action_ != Event::SEGMENT_UNMAP)
+  if (entry.action_ != TraceEvent::FREE_COMPLETED && entry.action_ != TraceEvent::SEGMENT_FREE &&
+      entry.action_ != TraceEvent::SEGMENT_UNMAP)
     return;
   const CudaBridge* h = hook.load(std::memory_order_acquire);
   if (h && h->freed) h->freed(entry.device_, entry.size_);

@@ -31,7 +31,6 @@ constexpr c10::MempoolId_t kDefaultPool{0, 0};
 
 std::array<std::atomic<bool>, kMostDevices> has_pools{};
 
-c10::DeviceIndex index_of(int device) { return static_cast<c10::DeviceIndex>(device); }
 
 std::size_t large_segment() { return c10::CachingAllocator::AcceleratorAllocatorConfig::large_segment_size(); }
 

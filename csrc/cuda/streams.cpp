@@ -19,13 +19,13 @@ namespace {
 constexpr int kStreams = 192; // torch has 32 a priority and device, and the default one
 
 // Invariant: ids[0, count) are the streams that were used, each once, and stay.
-struct Streams {
+struct UsedStreams {
   std::array<std::atomic<c10::StreamId>, kStreams> ids;
   std::atomic<int> count{0};
   std::atomic<bool> foreign{false};        // operators ran on others: not torch's, or more than fit
   std::atomic<bool> foreign_blocks{false}; // blocks belong to others
 };
-Streams g_streams[kMostDevices];
+UsedStreams g_streams[kMostDevices];
 
 // What operators have started on streams that are not torch's.
 struct Mark {
@@ -52,7 +52,7 @@ std::mutex& adding() {
 // the id of a stream from elsewhere is its address, which is even.
 bool is_own(c10::StreamId id) { return id == 0 || (id & 1) != 0; }
 
-bool knows(const Streams& s, c10::StreamId id) {
+bool knows(const UsedStreams& s, c10::StreamId id) {
   const int n = s.count.load(std::memory_order_acquire);
   for (int i = 0; i < n; i++)
     if (s.ids[i].load(std::memory_order_relaxed) == id) return true;
@@ -69,7 +69,7 @@ void come_after_copies(int device, cudaStream_t stream) try {
 // False: there are more than fit. A stream comes after the copies that have begun before it was known; later ones see
 // to it themselves.
 bool add(int device, const c10::cuda::CUDAStream& stream) {
-  Streams& s = g_streams[device];
+  UsedStreams& s = g_streams[device];
   {
     std::lock_guard<std::mutex> lock(adding());
     if (knows(s, stream.id())) return true;
@@ -158,7 +158,7 @@ bool is_recording(cudaStream_t stream) {
 }
 
 void each_stream(int device, const std::function<void(cudaStream_t)>& f) {
-  const Streams& s = g_streams[device];
+  const UsedStreams& s = g_streams[device];
   const int n = s.count.load(std::memory_order_acquire);
   for (int i = 0; i < n; i++) f(stream_of(device, s.ids[i].load(std::memory_order_relaxed)).stream());
   if (C10_LIKELY(!s.foreign && !s.foreign_blocks)) return;
@@ -172,7 +172,7 @@ bool use_stream(int device) {
   const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device));
   const c10::StreamId id = stream.id();
   if (C10_LIKELY(device == last_device && id == last)) return false;
-  Streams& s = g_streams[device];
+  UsedStreams& s = g_streams[device];
   if (C10_UNLIKELY(!is_own(id) || (!knows(s, id) && !add(device, stream)))) {
     mark_foreign(device, stream);
     return true;
@@ -184,7 +184,7 @@ bool use_stream(int device) {
 
 void know_stream(int device) {
   const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device));
-  Streams& s = g_streams[device];
+  UsedStreams& s = g_streams[device];
   if (C10_LIKELY(is_own(stream.id()) && knows(s, stream.id()))) return;
   if (is_own(stream.id()) && add(device, stream)) return;
   s.foreign_blocks = true;
@@ -200,7 +200,7 @@ bool only_own_streams(int device) { return !g_streams[device].foreign; }
 
 void wait_for_streams(int device) {
   const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
-  const Streams& s = g_streams[device];
+  const UsedStreams& s = g_streams[device];
   if (s.foreign) wait_for_foreign(device);
   const int n = s.count.load(std::memory_order_acquire);
   for (int i = 0; i < n; i++)
@@ -210,7 +210,7 @@ void wait_for_streams(int device) {
 // Only one stream has blocks: the block comes back to it, in its order.
 void retire_block(const c10::DataPtr& block) {
   const int device = block.device().index();
-  const Streams& s = g_streams[device];
+  const UsedStreams& s = g_streams[device];
   const int n = s.count.load(std::memory_order_acquire);
   if (C10_LIKELY(n < 2 && !s.foreign && !s.foreign_blocks)) return;
   try {

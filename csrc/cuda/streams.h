@@ -8,6 +8,7 @@
 // is needed: what operators have started there is remembered by events.
 #pragma once
 #include <c10/core/Allocator.h>
+#include <c10/core/Device.h>
 #include <cuda_runtime_api.h>
 
 #include <functional>
@@ -15,6 +16,8 @@
 namespace managed {
 
 constexpr int kMostDevices = 64; // as many as the hook takes in
+
+inline c10::DeviceIndex index_of(int device) { return static_cast<c10::DeviceIndex>(device); }
 
 // An operator of this thread is about to use memory of the device on its current stream. True: that is not torch's own,
 // and this is to be called again when the operator has returned. Never throws.

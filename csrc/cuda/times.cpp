@@ -23,25 +23,25 @@ struct Noted {
   bool pauses = false; // until the next one no operator works
 };
 
-struct Device {
+struct Times {
   std::mutex mutex; // a leaf: nothing that waits is called in it
   std::vector<Noted> ring;
   std::int64_t count = 0; // the last one has the number count - 1, and its place is that modulo kMost
   std::atomic<bool> noting{false};
 };
-Device& on(int device) {
-  static auto* all = new std::array<Device, kMostDevices>; // never destroyed: threads may outlive static destructors
+Times& times_of(int device) {
+  static auto* all = new std::array<Times, kMostDevices>; // never destroyed: threads may outlive static destructors
   return (*all)[device];
 }
 
-Noted& place_of(Device& d, std::int64_t number) { return d.ring[static_cast<std::size_t>(number % kMost)]; }
+Noted& place_of(Times& d, std::int64_t number) { return d.ring[static_cast<std::size_t>(number % kMost)]; }
 
 // The number of a new event in the current stream.
 std::int64_t note(int device, bool pauses) try {
   const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)).stream();
   if (is_recording(stream)) return -1;
-  Device& d = on(device);
+  Times& d = times_of(device);
   std::lock_guard<std::mutex> lock(d.mutex);
   if (d.count < kMost && d.ring.size() <= static_cast<std::size_t>(d.count)) {
     const c10::cuda::CUDAStreamCaptureModeGuard outside(cudaStreamCaptureModeRelaxed);
@@ -62,7 +62,7 @@ thread_local bool pauses_of_this_thread = false;
 } // namespace
 
 std::int64_t moment(int device) {
-  on(device).noting.store(true, std::memory_order_relaxed);
+  times_of(device).noting.store(true, std::memory_order_relaxed);
   pauses_of_this_thread = true;
   return note(device, true);
 }
@@ -73,7 +73,7 @@ void begin_work(int device) {
 }
 
 void await_moments(int device) {
-  Device& d = on(device);
+  Times& d = times_of(device);
   d.noting.store(false, std::memory_order_relaxed);
   cudaEvent_t last = nullptr;
   {
@@ -85,7 +85,7 @@ void await_moments(int device) {
 }
 
 std::int64_t worked_between(int device, std::int64_t from, std::int64_t to) {
-  Device& d = on(device);
+  Times& d = times_of(device);
   std::lock_guard<std::mutex> lock(d.mutex);
   if (from < d.count - kMost || to >= d.count || from > to) return -1;
   const c10::cuda::CUDAStreamCaptureModeGuard outside(cudaStreamCaptureModeRelaxed);
@@ -104,7 +104,7 @@ std::int64_t worked_between(int device, std::int64_t from, std::int64_t to) {
 
 // One inside another is a part of it.
 Pause::Pause(int device)
-    : device_(on(device).noting.load(std::memory_order_relaxed) && !pauses_of_this_thread ? device : -1) {
+    : device_(times_of(device).noting.load(std::memory_order_relaxed) && !pauses_of_this_thread ? device : -1) {
   if (device_ < 0) return;
   pauses_of_this_thread = true;
   note(device_, true);
