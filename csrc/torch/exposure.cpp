@@ -13,6 +13,8 @@
 #include "forks.h"
 #include "gil.h"
 #include "hold.h"
+#include "key.h"
+#include "on.h"
 #include "replica.h"
 
 namespace managed {
@@ -109,15 +111,14 @@ void add_exposure(const at::Tensor& t, bool for_good) {
   if (kernels_are_async.load(std::memory_order_relaxed)) let_go_after_copies(*h, for_good, held.came());
 }
 
-// Torch's Python object of a storage holds the storage, and the storage holds
-// that object when nobody else does; then no program can write through it.
+// Torch's Python object of a tensor or a storage is kept by it when nothing else refers to that object; then no program
+// can write through it.
+bool is_in_program(const c10::impl::PyObjectSlot* slot) { return slot->load_pyobj() && !slot->has_unique_reference(); }
+
 bool is_held(const c10::Storage& storage, uint32_t known) {
   const auto* slot = storage.unsafeGetStorageImpl()->pyobj_slot();
-  if (slot->load_pyobj()) {
-    if (!slot->has_unique_reference()) return true;
-    known++;
-  }
-  return storage.use_count() > known;
+  if (is_in_program(slot)) return true;
+  return storage.use_count() > known + (slot->load_pyobj() ? 1 : 0);
 }
 
 } // namespace
@@ -148,6 +149,16 @@ bool may_change_unseen(const at::Tensor& t, const at::Tensor& through) {
   if (is_held(t.storage(), through.defined() ? 2 : 1)) return true;
   r.forget(storage, times);
   return false;
+}
+
+bool is_held_plainly(const at::TensorBase& t) {
+  if (has_key(t.unsafeGetTensorImpl()) || mgd_torch_on() != MGD_OFF) return false;
+  return is_in_program((t.is_view() ? t._base() : t).unsafeGetTensorImpl()->pyobj_slot());
+}
+
+bool is_written_plainly(const at::Tensor& operand) {
+  if (!has_key(operand.unsafeGetTensorImpl())) return mgd_torch_on() == MGD_OFF;
+  return operand.is_view() && is_held_plainly(operand._base());
 }
 
 } // namespace managed
