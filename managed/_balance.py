@@ -127,9 +127,9 @@ def _move(roaming: _Roaming, home: torch.device, target: torch.device) -> None:
 
 def _may_move(tensor: torch.Tensor, home: torch.device) -> bool:
     """Whether it is where the manager has put it, and nobody else would have to be told."""
-    if not _walk.markable(tensor) or tensor.device != home:
+    if not _walk.markable(tensor) or tensor.device != home or tensor._is_view():
         return False
-    return C.placed(tensor) and not C.pinned(tensor) and C.alone(tensor)
+    return C.placed(tensor) and not C.pinned(tensor) and C.alone([tensor])
 
 
 def _is_bound(module: nn.Module) -> bool:

@@ -184,7 +184,8 @@ def _sent(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 def _called(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(self, ManagedModule) and C.get_on() and _arrived(self):
+        fresh = not isinstance(self, ManagedModule) and C.get_on() and _arrived(self)
+        if fresh and C.alone(list(_tensors(self))):  # the program did not ask for it to move
             _placement.place(self, C.get_manager(), False)
         return original(self, *args, **kwargs)
 

@@ -72,4 +72,5 @@ def _bring(parameter: torch.Tensor, state: dict[str, Any], on_device: bool) -> N
         # Scalars such as `step` live on the host, unless the kernel reads them on the device.
         if value.dim() == 0 and value.device.type == "cpu" and not on_device:
             continue
-        C.move(value, parameter.device)
+        if C.alone([value]):  # what shares its bytes stays, and is aligned
+            C.move(value, parameter.device)

@@ -48,7 +48,8 @@ def hint(
     Raises:
         TypeError: for what is no tensor, no module and no nest of them, and for other values.
         ValueError: for tensors that are not managed, and for a `near` that names no single device.
-        RuntimeError: `near` for what cannot move in place: results of operators, and views.
+        RuntimeError: `near` for what cannot move in place: results of operators, views, and what
+            shares its bytes with something that would stay behind.
         PinConflictError: `near` for what is pinned elsewhere.
         OutOfMemoryError: no room there. After an error everything is as it was.
     """
@@ -122,11 +123,18 @@ def _device_of(near: _Place) -> torch.device:
 
 def _bring(slots: list[_walk.Slot], device: torch.device) -> None:
     """Moves all of them or none."""
+    slots = [slot for slot in slots if slot.tensor.device != device]
     for slot in slots:
         x = slot.tensor
-        if x.device != device and not slot.places and (not x.is_leaf or x._is_view()):
+        if not slot.places and (not x.is_leaf or x._is_view()):
             what = "a view" if x._is_view() else "the result of an operator"
             raise RuntimeError(
                 f"managed: {what} does not move in place; use x = x.to({str(device)!r})"
             )
+    if not C.alone([slot.tensor for slot in slots]):
+        raise RuntimeError(
+            "managed: near moves no bytes that others have as well: a view of a tensor or of its "
+            "gradient, detach(), .data, a storage, an array. They would stay behind; delete them, "
+            f"or use x = x.to({str(device)!r}) or module.to({str(device)!r})"
+        )
     _walk.carry([(slot, device) for slot in slots], C.REQUESTED)

@@ -56,6 +56,9 @@ WRITES = {
     "out": lambda x: torch.add(torch.ones(4), 2.0, out=x.detach()),
     "foreach": lambda x: torch._foreach_copy_([x.detach()], [torch.full((4,), 3.0)]),
     "swap": lambda x: torch.utils.swap_tensors(x, managed_zeros() + 3),
+    "apply_": lambda x: x.detach().apply_(lambda value: 3.0),
+    "map_": lambda x: x.detach().map_(THREES, lambda value, other: other),
+    "map2_": lambda x: x.detach().map2_(THREES, THREES, lambda value, one, other: one),
     "shared": lambda x: x.detach().share_memory_().fill_(3.0),
 }
 
@@ -101,6 +104,34 @@ def test_writes_to_bytes_of_others_are_seen():
     assert_seen(
         x, lambda: buffer.__setitem__(slice(None), np.full(4, 2, np.float32).tobytes()), 2.0
     )
+
+
+def test_a_function_that_is_applied_may_use_the_tensor_and_may_fail():
+    x, z = managed_zeros(), there()
+
+    def fill(value):
+        seen = (x + z).tolist()  # no copy of this moment serves the next one
+        assert seen == x.tolist()
+        if seen[1]:
+            raise ValueError("half way")
+        return value + 1
+
+    with pytest.raises(ValueError, match="half way"):
+        x.apply_(fill)
+    assert (x + z).tolist() == [1.0, 1.0, 0.0, 0.0]
+    assert copies_of_ten_uses(x) == 0  # nothing holds the bytes any more
+
+
+def test_what_is_applied_to_plain_tensors_is_seen():
+    with managed.on():
+        z = there()
+    plain = torch.zeros(4)
+    with managed.on():
+        for times in range(1, 4):
+            assert (plain + z).tolist() == [times - 1.0] * 4
+            plain.apply_(lambda value: value + 1)
+    x = plain.as_subclass(ManagedTensor)
+    assert_seen(x, lambda: plain.apply_(lambda value: 5.0), 5.0)
 
 
 def copies_of_ten_uses(x):

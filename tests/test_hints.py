@@ -249,6 +249,69 @@ def test_near_moves_all_or_none():
     assert [_C.advice(t) for t in (net.weight, kept)] == [0, _C.LAST]
 
 
+SHARERS = {
+    "view": lambda x: x[3],
+    "transposed": lambda x: x.t(),
+    "detach": lambda x: x.detach(),
+    "data": lambda x: x.data,
+    "another tensor over the storage": lambda x: torch.empty(0, device=x.device).set_(x),
+    "view of the gradient": lambda x: x.grad[3],
+}
+
+
+@pytest.mark.parametrize("where", ["cpu", D0])
+@pytest.mark.parametrize("how", SHARERS)
+def test_near_leaves_nothing_behind_that_shares_the_bytes(how, where):
+    net = ManagedModule.from_module(nn.Linear(8, 8, bias=False)).to(where)
+    x = net.weight
+    x.grad = torch.zeros_like(x)
+    other = SHARERS[how](x)
+    for obj in (x, net, [net, x]):
+        with pytest.raises(RuntimeError, match="that others have as well"):
+            managed.hint(obj, near=D1)
+    assert str(x.device) == where
+    with torch.no_grad():
+        other.fill_(3)
+    shared = x.grad if "gradient" in how else x.detach()
+    assert (shared == 3).sum() == other.numel()
+    del other, shared
+    managed.hint(net, near=D1)
+    assert str(x.device) == str(x.grad.device) == D1
+
+
+def test_near_brings_a_storage_whose_parts_all_come():
+    flat = torch.rand(8)
+    first, last = nn.Parameter(flat[:4]), nn.Parameter(flat[4:])
+    twin = nn.Parameter(flat[2:6])
+    del flat
+    net = ManagedModule.from_module(nn.ParameterList([first, last]))
+    with pytest.raises(RuntimeError, match="that others have as well"):
+        managed.hint(net, near=D1)
+    with pytest.raises(RuntimeError, match="that others have as well"):
+        managed.hint([net, ManagedModule.from_module(nn.ParameterList([twin]))], near=D1)
+    del twin
+    want = [p.tolist() for p in net]
+    managed.hint(net, near=D1)
+    assert [p.tolist() for p in net] == want
+    assert {str(p.device) for p in net} == {D1}
+
+
+def test_near_takes_buffers_that_are_views_of_what_is_gone():
+    class Positions(nn.Module):
+        def __init__(self, ids):
+            super().__init__()
+            self.register_buffer("ids", ids[None].expand(2, -1))
+
+    kept = torch.arange(4)
+    net = ManagedModule.from_module(Positions(kept))
+    with pytest.raises(RuntimeError, match="that others have as well"):
+        managed.hint(net, near=D1)
+    del kept
+    managed.hint(net, near=D1)
+    assert str(net.ids.device) == D1
+    assert net.ids.tolist() == [[0, 1, 2, 3]] * 2
+
+
 # ---- what is refused
 
 

@@ -35,6 +35,7 @@ def test_what_import_adds_to_torch_tensor(run_python):
         assert changed == {
             "__class__", "pin", "unpin", "pinned", "as_subclass", "cuda", "to", "new", "new_tensor",
             "register_hook", "numpy", "data_ptr", "__dlpack__", "untyped_storage", "set_",
+            "apply_", "map_", "map2_",
             "placed", "unplace", "__deepcopy__", "__dir__", "_repr_html_", "_repr_mimebundle_",
             *({"__dlpack_c_exchange_api__"} & set(before)),
         }, changed

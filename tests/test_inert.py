@@ -92,7 +92,7 @@ def test_the_stand_in_has_what_the_package_asks_for():
         "_on.py": None,
         "_stats_tables.py": {"residency"},
         "explain.py": {"is_spilled"},
-        "hints.py": {"device"},
+        "hints.py": {"alone", "device"},
         "plans.py": {"load_steps", "save_steps"},
         "_on_cuda.py": None,
         "_placement.py": None,

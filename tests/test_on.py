@@ -327,6 +327,18 @@ def test_modules_are_placed_whole():
     assert not isinstance(outside, ManagedModule)
 
 
+@pytest.mark.parametrize("share", [lambda p: p.detach()[0], lambda p: p.data])
+def test_a_module_whose_bytes_others_have_is_not_placed_by_its_first_call(share):
+    with managed.on():
+        model, x = nn.Linear(4, 4), torch.ones(2, 4)
+        other = share(model.weight)
+        model(x)
+        other.fill_(3)
+        assert (model.weight == 3).sum() == other.numel()
+        assert model.weight.is_cpu
+        assert torch.equal(model(x.to("cuda")).cpu(), model(x))
+
+
 def test_a_module_that_fits_on_no_device_is_spread():
     with managed.on(budget="2MiB"):
         model = nn.Sequential(*(nn.Linear(384, 384) for _ in range(6))).to("cuda")

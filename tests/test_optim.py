@@ -93,6 +93,20 @@ def test_an_optimizer_made_before_the_module_is_managed_and_dispersed():
     assert_same(plain, net)
 
 
+def test_a_state_whose_bytes_others_have_stays_and_is_written_there():
+    plain, net = pair()
+    optimizers = [make("AdamW", "foreach", m) for m in (plain, net)]
+    for i in range(3):
+        if i == 1:
+            states = optimizers[1].state[next(net.parameters())]
+            row = states["exp_avg"].view(-1)[:3]
+            net.cuda(3)
+        for m, optimizer in zip((plain, net), optimizers, strict=True):
+            step(m, optimizer, i)
+    assert_same(plain, net)
+    assert torch.equal(row.cpu(), states["exp_avg"].view(-1)[:3].cpu())
+
+
 def test_groups_that_are_added_later():
     plain, net = pair()
     optimizers = [torch.optim.AdamW([m.a.weight], foreach=True) for m in (plain, net)]

@@ -314,6 +314,28 @@ def test_a_bias_that_is_elsewhere_comes_where_it_is_used():
     assert net.bias.device == torch.device(D0)
 
 
+def test_a_leaf_does_not_leave_a_view_of_its_gradient_behind():
+    net = ManagedModule.from_module(nn.Linear(16, 32))
+    _C.move(net.weight, D0)
+    _C.move(net.bias, D1)
+
+    def step():
+        net(torch.randn(8, 16)).sum().backward()
+        with torch.no_grad():
+            net.bias.sub_(0.1)
+
+    step()
+    row = net.bias.grad[:4]
+    for _ in range(4):
+        step()
+        assert torch.equal(row, net.bias.grad[:4])
+    assert net.bias.device == torch.device(D1)
+    del row
+    for _ in range(2):
+        step()
+    assert net.bias.device == net.bias.grad.device == torch.device(D0)
+
+
 @pytest.mark.not_under_torture("it counts what leaves and comes back")
 @pytest.mark.parametrize("uses", [1, 2, 10])
 def test_a_weight_that_two_devices_need(uses):

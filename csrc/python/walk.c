@@ -47,7 +47,11 @@ static PyObject *pinned(PyObject *module, PyObject *o) {
 
 static PyObject *alone(PyObject *module, PyObject *o) {
   (void)module;
-  const int yes = need_tensor(o) < 0 ? -1 : mgd_torch_is_alone(o);
+  if (!PyList_Check(o))
+    return PyErr_Format(PyExc_TypeError, "managed: expected a list, not %.100s", Py_TYPE(o)->tp_name);
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(o); i++)
+    if (need_tensor(PyList_GET_ITEM(o, i)) < 0) return NULL;
+  const int yes = mgd_torch_are_alone(o);
   return yes < 0 ? NULL : PyBool_FromLong(yes);
 }
 
@@ -299,7 +303,9 @@ PyMethodDef mgd_walk_methods[] = {
     {"pin", pin, METH_VARARGS,
      PyDoc_STR("pin(tensor, pinned, /)\n--\n\nPins the tensor to its device, or lets it move again.")},
     {"pinned", pinned, METH_O, PyDoc_STR("pinned(tensor, /)\n--\n\nWhether the tensor is pinned.")},
-    {"alone", alone, METH_O, PyDoc_STR("alone(tensor, /)\n--\n\nWhether nobody else has the tensor's bytes.")},
+    {"alone", alone, METH_O,
+     PyDoc_STR("alone(tensors, /)\n--\n\nWhether nothing but these tensors of a list has their bytes, and no two "
+               "share any.")},
     {"advise", advise, METH_VARARGS,
      PyDoc_STR("advise(tensor, advice, /)\n--\n\nWhat the program says of its bytes: the sum of LAST, FIRST, NEXT and "
                "READ that apply (enum mgd_advice).")},

@@ -66,8 +66,8 @@ int mgd_torch_advice(PyObject *tensor);
 int mgd_torch_place(PyObject *tensor, int placed);
 int mgd_torch_place_here(PyObject *tensor); /* the program has named the accelerator where the tensor is already */
 int mgd_torch_placed(PyObject *tensor);
-/* Whether nobody else has its bytes: no view, alias, graph or pointer. */
-int mgd_torch_is_alone(PyObject *tensor);
+/* Whether nothing but the tensors of a list has their bytes: no view, alias, graph or pointer. */
+int mgd_torch_are_alone(PyObject *tensors);
 /* As mgd_balance_step(), with what the devices have to do. ABSENT: nobody knows that, or nothing is to be learned. */
 int mgd_torch_object_step(struct mgd_object_step *step, int *device);
 /* f(context), while no leaf moves by itself. */

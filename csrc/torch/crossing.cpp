@@ -23,6 +23,7 @@
 #include "compat.h"
 #include "devices.h"
 #include "executor.h"
+#include "exposure.h"
 #include "graphs.h"
 #include "hold.h"
 #include "move.h"
@@ -308,7 +309,8 @@ at::Tensor shared_base(const at::Tensor& t) {
   const bool same_bytes = base.layout() == at::kStrided &&
       base.storage().unsafeGetStorageImpl() == t.storage().unsafeGetStorageImpl() && base.dtype() == t.dtype() &&
       !base.is_conj() && !base.is_neg();
-  if (!same_bytes || !base.is_leaf() || !base.is_non_overlapping_and_dense() || 2 * t.numel() < base.numel() ||
+  const int64_t most = is_written_plainly(t) ? t.numel() : 2 * t.numel(); // a copy for this call alone is no larger
+  if (!same_bytes || !base.is_leaf() || !base.is_non_overlapping_and_dense() || base.numel() > most ||
       !is_inside(t, base))
     return {};
   if (records(t) &&
@@ -353,10 +355,15 @@ at::Tensor cross_by_torch(const at::Tensor& t, c10::Device to, const Cause& caus
 }
 
 // A kept copy is looked for first, then t may move (settle), else it is copied. `through`: the view of t by which it is
-// needed, if it is one. Undefined: t itself has moved there.
+// needed, if it is one. Undefined: t itself has moved there. The copy of a plain operand serves this call alone.
 Replica replica_of(const at::Tensor& t, c10::Device to, const Cause& cause, const at::Tensor& through) {
-  Replica replica = find_replica(t, to);
+  const bool once = is_written_plainly(through.defined() ? through : t);
+  Replica replica = once ? Replica{} : find_replica(t, to);
   if (replica.values.defined() || settle(t, to, cause, through)) return replica;
+  if (once) {
+    make_state(t); // its copies are counted, and told of
+    return {cross_values(t, to, cause), {}, -1};
+  }
   SourceSnapshot source(t, through);
   return source.keep(to, cross_values(t, to, cause));
 }

@@ -1,11 +1,15 @@
 // exposure.cpp: see exposure.h.
 #include "exposure.h"
 
+#include <ATen/EmptyTensor.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <mutex>
 #include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
 
 #include "beside.h"
 #include "devices.h"
@@ -13,7 +17,10 @@
 #include "forks.h"
 #include "gil.h"
 #include "hold.h"
+#include "key.h"
+#include "on.h"
 #include "replica.h"
+#include "storage.h"
 
 namespace managed {
 namespace {
@@ -109,15 +116,14 @@ void add_exposure(const at::Tensor& t, bool for_good) {
   if (kernels_are_async.load(std::memory_order_relaxed)) let_go_after_copies(*h, for_good, held.came());
 }
 
-// Torch's Python object of a storage holds the storage, and the storage holds
-// that object when nobody else does; then no program can write through it.
-bool is_held(const c10::Storage& storage, uint32_t known) {
-  const auto* slot = storage.unsafeGetStorageImpl()->pyobj_slot();
-  if (slot->load_pyobj()) {
-    if (!slot->has_unique_reference()) return true;
-    known++;
-  }
-  return storage.use_count() > known;
+// Torch's Python object of a tensor or a storage is kept by it when nothing else refers to that object; then no program
+// can write through it.
+bool is_in_program(const c10::impl::PyObjectSlot* slot) { return slot->load_pyobj() && !slot->has_unique_reference(); }
+
+bool is_held(c10::StorageImpl* storage, uint32_t known) {
+  const auto* slot = storage->pyobj_slot();
+  if (is_in_program(slot)) return true;
+  return c10::raw::intrusive_ptr::use_count(storage) > known + (slot->load_pyobj() ? 1 : 0);
 }
 
 } // namespace
@@ -145,9 +151,63 @@ bool may_change_unseen(const at::Tensor& t, const at::Tensor& through) {
   const c10::StorageImpl* storage = t.storage().unsafeGetStorageImpl();
   const uint64_t times = r.times(storage);
   if (times == 0 || times == UINT64_MAX) return times != 0;
-  if (is_held(t.storage(), through.defined() ? 2 : 1)) return true;
+  if (is_held(t.storage().unsafeGetStorageImpl(), through.defined() ? 2 : 1)) return true;
   r.forget(storage, times);
   return false;
+}
+
+namespace {
+
+// The tensors of a move that have bytes of one storage.
+struct Holders {
+  uint32_t count = 0;
+  std::vector<std::pair<std::size_t, std::size_t>> pieces; // from, to
+
+  bool overlap() {
+    std::sort(pieces.begin(), pieces.end());
+    for (std::size_t i = 1; i < pieces.size(); i++)
+      if (pieces[i].first < pieces[i - 1].second) return true;
+    return false;
+  }
+};
+using HoldersOf = std::unordered_map<c10::StorageImpl*, Holders>;
+
+void add_holder(HoldersOf& found, const at::Tensor& t) {
+  each_storage(t, [&](c10::StorageImpl* s) {
+    Holders& h = found[s];
+    h.count += t.is_view() ? 2 : 1;
+    if (!t.has_storage() || t.layout() != at::kStrided) return;
+    const std::size_t from = static_cast<std::size_t>(t.storage_offset()) * t.element_size();
+    h.pieces.emplace_back(from, from + at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.element_size()));
+  });
+}
+
+} // namespace
+
+bool have_bytes_alone(c10::ArrayRef<at::Tensor> tensors) {
+  HoldersOf found;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (const at::Tensor& t : tensors) {
+    const at::Tensor grad = t.is_leaf() ? t.grad() : at::Tensor();
+    for (const at::Tensor* one : {&t, &grad}) {
+      if (!one->defined() || !seen.insert(one->unsafeGetTensorImpl()).second) continue;
+      if (one->is_view() && is_in_program(one->_base().unsafeGetTensorImpl()->pyobj_slot())) return false;
+      add_holder(found, *one);
+    }
+  }
+  for (auto& [storage, of] : found)
+    if (is_exposed(storage) || is_held(storage, of.count) || of.overlap()) return false;
+  return true;
+}
+
+bool is_held_plainly(const at::TensorBase& t) {
+  if (has_key(t.unsafeGetTensorImpl()) || mgd_torch_on() != MGD_OFF) return false;
+  return is_in_program((t.is_view() ? t._base() : t).unsafeGetTensorImpl()->pyobj_slot());
+}
+
+bool is_written_plainly(const at::Tensor& operand) {
+  if (!has_key(operand.unsafeGetTensorImpl())) return mgd_torch_on() == MGD_OFF;
+  return operand.is_view() && is_held_plainly(operand._base());
 }
 
 } // namespace managed

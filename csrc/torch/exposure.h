@@ -23,4 +23,16 @@ bool is_exposed(const c10::StorageImpl* storage);
 // Whether bytes may change unseen now. `through`: a view of t that the caller knows of, or undefined.
 bool may_change_unseen(const at::Tensor& t, const at::Tensor& through);
 
+// Whether nothing but these tensors, and their gradients, has their bytes, and no two of them share any: they can move
+// together, and no tensor is left behind. A view counts with its base, if the program does not hold that.
+bool have_bytes_alone(c10::ArrayRef<at::Tensor> tensors);
+
+// Whether t is plain and the program holds it, or the tensor of which it is a view, and the thread is not in
+// managed.on().
+bool is_held_plainly(const at::TensorBase& t);
+
+// Whether operators that do not come to the hook may write the operand: it is plain, or a view of what is held plainly.
+// Version counters do not tell of such writes: some operators bump none, and inference tensors have none.
+bool is_written_plainly(const at::Tensor& operand);
+
 } // namespace managed

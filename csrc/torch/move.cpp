@@ -141,9 +141,10 @@ bool owns_alone(const at::Tensor& t, const at::Tensor& through) {
   return !held && t.storage().use_count() == (through.defined() ? 2u : 1u);
 }
 
-// Whether its bytes can be elsewhere without anybody else being told.
+// Whether its bytes, and those of its gradient, can be elsewhere without anybody else being told.
 bool has_bytes_alone(const at::Tensor& t, const at::Tensor& through) {
-  return owns_alone(t, through) && !may_change_unseen(t, through);
+  const at::Tensor& grad = t.grad();
+  return owns_alone(t, through) && !may_change_unseen(t, through) && (!grad.defined() || have_bytes_alone({grad}));
 }
 
 // With its gradient and two states of an optimizer.
@@ -308,10 +309,12 @@ int mgd_torch_allocate(PyObject* o, int device) {
   });
 }
 
-int mgd_torch_is_alone(PyObject* o) {
+int mgd_torch_are_alone(PyObject* list) {
   return guarded([&] {
-    const at::Tensor& t = THPVariable_Unpack(o);
-    return static_cast<int>(t.has_storage() && has_bytes_alone(t, {}));
+    std::vector<at::Tensor> tensors;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); i++)
+      tensors.push_back(THPVariable_Unpack(PyList_GET_ITEM(list, i)));
+    return static_cast<int>(have_bytes_alone(tensors));
   });
 }
 

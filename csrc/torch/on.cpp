@@ -25,6 +25,7 @@
 #include "guard.h"
 #include "hook.h"
 #include "random.h"
+#include "replica.h"
 #include "state.h"
 
 namespace managed {
@@ -161,6 +162,7 @@ int mgd_torch_set_on(int to, PyObject* picker) {
       names_before = c10::impl::tls_is_dispatch_key_included(kNames);
     }
     mode = to;
+    if (to == MGD_OFF) end_plain_era();
     c10::impl::tls_set_dispatch_key_included(kKey, to != MGD_OFF || hook_before);
     c10::impl::tls_set_dispatch_key_included(kNames, to != MGD_OFF || names_before);
     return old;

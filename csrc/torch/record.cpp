@@ -21,6 +21,7 @@
 #include "api.h"
 #include "compat.h"
 #include "devices.h"
+#include "exposure.h"
 #include "forks.h"
 
 namespace managed {
@@ -68,11 +69,17 @@ uint32_t backward_site() {
   return id;
 }
 
+constexpr auto kPlain =
+    " It is a plain tensor, to which writes can go unseen, so a copy of it serves one operator. With x = "
+    "x.as_subclass(managed.ManagedTensor), or ManagedModule.from_module(module), and no reference to the plain tensor "
+    "left, one copy serves until x is written.";
+
 std::string describe(const at::Tensor& t, const mgd_event& e, const mgd_repeat& r) {
   return c10::str(
       "managed: a tensor (torch.", c10::getDtypeNames(t.scalar_type()).first, ", shape ", t.sizes(), ") on ",
       t.device(), " was copied to ", device_of(e.to), " ", r.count, " times in one step, ", readable(r.bytes),
-      " in all, here for ", e.operator_name ? e.operator_name : "an operator", ". Move it there with x.to(\"",
+      " in all, here for ", e.operator_name ? e.operator_name : "an operator", ".",
+      is_held_plainly(t) ? kPlain : "", " Move it there with x.to(\"",
       device_of(e.to), "\") or module.cuda(...), or keep what uses it on ", t.device(),
       "; a tensor that is written between two uses has to be copied anew. managed.explain(x) shows each copy; "
       "managed.COPY_WARNING = 0 turns this warning off.");

@@ -24,15 +24,24 @@ std::atomic<int64_t> sources_alive{0};
 
 namespace {
 
+// Copies of plain tensors are kept in managed.on() alone, and serve until a thread leaves it, which begins a new era.
+std::atomic<uint64_t> plain_era{1};
+
+// The era in which a copy of t serves; 0: in each.
+uint64_t era_of(const at::Tensor& t) { return has_key(t.unsafeGetTensorImpl()) ? 0 : plain_era.load(); }
+
 // What is kept under a slot of the core's directory. The version counter tells of
 // writes that never passed the hook, through tensors that are not managed.
 struct Kept {
   at::Tensor values;
   c10::VariableVersion counter;
   uint32_t version = 0;
+  uint64_t era = 0;
   std::weak_ptr<NodePtr> trip_home;
 
-  bool is_current() const { return !counter.enabled() || counter.current_version() == version; }
+  bool is_current() const {
+    return (!counter.enabled() || counter.current_version() == version) && (era == 0 || era == plain_era.load());
+  }
 };
 
 struct Directory {
@@ -197,6 +206,7 @@ SourceSnapshot::SourceSnapshot(const at::Tensor& t, const at::Tensor& through) :
     mgd_source_writes(machine(), source_, &writes_);
     const auto& counter = t.unsafeGetTensorImpl()->version_counter();
     version_ = counter.enabled() ? counter.current_version() : 0;
+    era_ = era_of(t);
   }
   if (may_change_unseen(t, through)) source_ = 0; // asked last: who gets hold of the bytes after this counts as a write
 }
@@ -211,7 +221,7 @@ Replica SourceSnapshot::keep(c10::Device to, const at::Tensor& copy) {
     const auto bytes = static_cast<int64_t>(copy.storage().nbytes());
     if (mgd_replica_add(machine(), source_, writes_, id_of(to), extent_of(t_, to), bytes, &made.slot) == MGD_OK) {
       reap_locked(d, dying); // what the new copy takes the place of
-      put_locked(d, made.slot, {copy, t_.unsafeGetTensorImpl()->version_counter(), version_, {}}, dying);
+      put_locked(d, made.slot, {copy, t_.unsafeGetTensorImpl()->version_counter(), version_, era_, {}}, dying);
     } else {
       made.slot = -1;
     }
@@ -270,6 +280,8 @@ void give_up_replica_of(const at::Tensor& result) {
   mgd_replica_drop(machine(), found->second);
   reap_locked(d, dying);
 }
+
+void end_plain_era() { plain_era++; }
 
 void prepare_replicas() { directory(); }
 

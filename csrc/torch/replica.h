@@ -42,7 +42,7 @@ class SourceSnapshot {
 
  private:
   const at::Tensor& t_;
-  uint64_t source_ = 0, writes_ = 0;
+  uint64_t source_ = 0, writes_ = 0, era_ = 0;
   uint32_t version_ = 0;
 };
 
@@ -67,6 +67,10 @@ void give_up_replica_of(const at::Tensor& result);
 // Drops copies on a device (an id of the machine); false when there was none. Not `all`: a few, used last, stay.
 // `only_there`: those doomed on others die later, because their allocators must not be called now.
 bool drop_replicas(int device, int64_t bytes, bool all, bool only_there = false);
+
+// A thread leaves managed.on(): copies of plain tensors that were kept there serve no more, since writes may go unseen
+// from now on.
+void end_plain_era();
 
 void prepare_replicas(); // names their lock (forks.h)
 
