@@ -171,7 +171,8 @@ static PyObject *torture(PyObject *module, PyObject *args) {
 static PyObject *spill_all(PyObject *module, PyObject *unused) {
   (void)module;
   (void)unused;
-  return PyLong_FromLongLong(mgd_torch_spill_all());
+  const int64_t left = mgd_torch_spill_all();
+  return left < 0 ? NULL : PyLong_FromLongLong(left);
 }
 
 static PyObject *is_spilled(PyObject *module, PyObject *tensor) {
@@ -183,7 +184,7 @@ static PyObject *is_spilled(PyObject *module, PyObject *tensor) {
 static PyObject *begin_uses(PyObject *module, PyObject *unused) {
   (void)module;
   (void)unused;
-  mgd_torch_begin_uses();
+  if (mgd_torch_begin_uses() < 0) return NULL;
   Py_RETURN_NONE;
 }
 

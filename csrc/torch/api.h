@@ -110,7 +110,7 @@ void mgd_torch_private_pool(int change, int graph);
 int mgd_torch_set_budget(int device, int64_t bytes);
 
 /* ---- uses.cpp: which storages operators use, for benchmarks */
-void mgd_torch_begin_uses(void);
+int mgd_torch_begin_uses(void);
 /* Since then, as a list of (storage, bytes, operator, kind, ns): uses of one operator have one number, kind is 0 made,
  * 1 read, 2 written, 3 dropped, and ns is when the current stream had done what came before, since the beginning. */
 PyObject *mgd_torch_end_uses(void);
