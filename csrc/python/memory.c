@@ -40,7 +40,8 @@ static PyObject *host_memory(PyObject *module, PyObject *unused) {
   (void)unused;
   int64_t used, limit, peak;
   mgd_host_usage(mgd_torch_machine(), &used, &limit, &peak);
-  return Py_BuildValue("{s:L,s:L,s:L,s:L}", "used", used, "limit", limit, "peak", peak, "kept", mgd_torch_kept_host());
+  return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L}", "used", used, "limit", limit, "peak", peak, "kept",
+                       mgd_torch_kept_host(), "pageable", mgd_torch_pageable_host());
 }
 
 static PyObject *set_host_limit(PyObject *module, PyObject *value) {
