@@ -7,6 +7,7 @@
 // (align.cpp, rules.cpp, core/place.c).
 #include "hook.h"
 
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/llvmMathExtras.h>
 #include <torch/csrc/jit/python/update_graph_executor_opt.h>
@@ -115,12 +116,24 @@ void hold_operands(Hold& hold, const OpFacts& f, const torch::jit::Stack& stack)
   hold.bring_home(f.c_name);
 }
 
+// The device of the first operand on an accelerator. An operator that is not torch's own launches on the current
+// device, and managed has chosen where its operands are.
+std::optional<c10::Device> to_be_current(const OpFacts& f, const torch::jit::Stack& stack) {
+  std::optional<c10::Device> device;
+  for (const TensorArg& a : f.tensors)
+    each_tensor(stack[stack.size() - f.arguments + a.index], [&](const at::Tensor& t) {
+      if (!device && t.defined() && id_of(t.device()) > MGD_HOST) device = t.device();
+    });
+  return device;
+}
+
 void run_kernel(Turn& turn, const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack,
                 const OpFacts& f) {
   const bool host = !handles_enabled.load(std::memory_order_relaxed) || on_host(f, stack);
   Hold hold(&turn);
   try { // the text names what the operator holds
     if (!host && holds_operands(f)) hold_operands(hold, f, stack);
+    const c10::OptionalDeviceGuard current(C10_UNLIKELY(f.is_foreign) ? to_be_current(f, stack) : std::nullopt);
     if (meets_hook_inside(f, ks, host)) return op.redispatchBoxed(ks, &stack);
     c10::impl::ExcludeDispatchKeyGuard no_key(kKey);
     op.redispatchBoxed(ks, &stack);
