@@ -247,8 +247,22 @@ struct DrawingHook final : c10::OperatorKernel {
   const OpFacts& facts;
 };
 
+// That of locking a tensor's pages, as a DataLoader does with pin_memory=True.
+struct PinningHook final : c10::OperatorKernel {
+  explicit PinningHook(const OpFacts& f) : facts(f) {}
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack* stack) {
+    const at::Tensor& t = (*stack)[stack->size() - facts.arguments].toTensor();
+    TORCH_CHECK(t.is_cpu(), "cannot pin '", t.toString(),
+                "' only dense CPU tensors can be pinned. managed: the tensor is on ", t.device(),
+                " already. Leave pin_memory() away, or give its DataLoader pin_memory=False.");
+    chokepoint(op, ks, *stack, facts);
+  }
+  const OpFacts& facts;
+};
+
 c10::KernelFunction kernel_of(const OpFacts& f) {
   if (f.route == Route::Fallthrough) return c10::KernelFunction::makeFallthrough();
+  if (f.name == "aten::_pin_memory") return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<PinningHook>(f));
   if (f.draws_random) return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<DrawingHook>(f));
   return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Hook>(f));
 }
