@@ -145,6 +145,8 @@ void run_kernel(Turn& turn, const c10::OperatorHandle& op, c10::DispatchKeySet k
 void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
   const auto lists = written_lists(f, stack);
   const Writes writes(f, stack);
+  for (uint64_t left = f.written; left; left &= left - 1)
+    each_tensor(stack[stack.size() - f.arguments + c10::llvm::countTrailingZeros(left)], renew_history);
   // A recorded graph writes its operands and results whenever it is replayed, and no operator tells of it.
   const bool exposes = f.outlives_call || recording_graphs.load(std::memory_order_relaxed);
   if (C10_UNLIKELY(exposes))
