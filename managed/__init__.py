@@ -25,6 +25,7 @@ from managed import (
     _placed,
     _reprs,
     _saving,
+    _wrappers,
     _written,
     debug,
     errors,
@@ -111,6 +112,7 @@ if not INERT:
     _placed.install()
     _saving.install()
     _written.install()
+    _wrappers.install()
 sys.modules[__name__].__class__ = Attributes
 apply_environment()
 if not INERT and os.environ.get("MANAGED_SIM"):

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from managed import _on_comm
 from managed._backend import C
 from managed._patches import Patch, Patches
 
@@ -21,10 +22,12 @@ __all__: list[str] = []
 # Functions of torch.cuda that torch.sim has under the same name.
 _SAME = """
 can_device_access_peer current_device current_stream default_stream device_count empty_cache
-get_device_name get_rng_state get_rng_state_all init initial_seed is_available is_initialized
+get_device_name get_per_process_memory_fraction get_rng_state get_rng_state_all init initial_seed
+is_available is_initialized
 manual_seed manual_seed_all max_memory_allocated max_memory_reserved mem_get_info memory_allocated
 memory_reserved memory_stats reset_accumulated_memory_stats reset_peak_memory_stats seed seed_all
-set_device set_rng_state set_rng_state_all set_stream stream synchronize
+set_device set_per_process_memory_fraction set_rng_state set_rng_state_all set_stream stream
+synchronize
 """.split()  # noqa: SIM905
 
 # Of torch, told a device before or beside all operators: switches of autocast, sparse tensors.
@@ -212,6 +215,8 @@ def _make() -> Iterator[Patch]:
     yield Patch(torch, "is_autocast_enabled", _translating_first(torch.is_autocast_enabled))
     for name in _TOLD:
         yield Patch(torch, name, _translating(getattr(torch, name)))
+    for owner, name, theirs, ours in _on_comm.functions():
+        yield Patch(owner, name, _inside(theirs, ours))
     amp: Any = torch.amp
     yield Patch(amp.autocast, "__init__", _translating(amp.autocast.__init__))
     yield Patch(amp.GradScaler, "__init__", _translating(amp.GradScaler.__init__, "device"))

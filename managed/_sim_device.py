@@ -13,6 +13,7 @@ from managed import _sim
 from managed._sim_memory import (
     Device,
     empty_cache,
+    get_per_process_memory_fraction,
     index_of,
     max_memory_allocated,
     max_memory_reserved,
@@ -23,6 +24,7 @@ from managed._sim_memory import (
     reset_accumulated_memory_stats,
     reset_peak_memory_stats,
     set_capacity,
+    set_per_process_memory_fraction,
 )
 from managed._sim_presets import DEFAULT, Preset
 from managed._sim_random import (
@@ -53,6 +55,7 @@ __all__ = [
     "get_amp_supported_dtype",
     "get_device_name",
     "get_device_properties",
+    "get_per_process_memory_fraction",
     "get_rng_state",
     "get_rng_state_all",
     "init",
@@ -74,6 +77,7 @@ __all__ = [
     "seed_all",
     "set_capacity",
     "set_device",
+    "set_per_process_memory_fraction",
     "set_rng_state",
     "set_rng_state_all",
     "set_stream",

@@ -7,11 +7,13 @@ from typing import Any
 import torch
 
 from managed import _sim
-from managed.settings import parse_bytes
+from managed._backend import INERT, C
+from managed.settings import budget, parse_bytes
 
 __all__ = [
     "Device",
     "empty_cache",
+    "get_per_process_memory_fraction",
     "index_of",
     "max_memory_allocated",
     "max_memory_reserved",
@@ -22,6 +24,7 @@ __all__ = [
     "reset_accumulated_memory_stats",
     "reset_peak_memory_stats",
     "set_capacity",
+    "set_per_process_memory_fraction",
 ]
 
 Device = torch.device | str | int | None
@@ -90,3 +93,23 @@ def set_capacity(memory: int | str, device: Device = None) -> None:
     Below what is in use, nothing is freed and nothing fits.
     """
     _sim.set_capacity(index_of(device), parse_bytes(memory))
+
+
+def set_per_process_memory_fraction(fraction: float, device: Device = None) -> None:
+    """Caps what may be used of a device, as `managed.budget()` does: what is beyond leaves.
+
+    Raises:
+        TypeError: for a fraction that is no float.
+        ValueError: for one that is not from 0 to 1.
+    """
+    if not isinstance(fraction, float):
+        raise TypeError("Invalid type for fraction argument, must be `float`")
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
+    index = index_of(device)
+    budget(f"sim:{index}", int(fraction * mem_get_info(index)[1]))
+
+
+def get_per_process_memory_fraction(device: Device = None) -> float:
+    index = index_of(device)
+    return 1.0 if INERT else C.capacity(f"sim:{index}") / mem_get_info(index)[1]

@@ -3,6 +3,8 @@
 Every result must be the CPU's to the bit: the copies are copies and the kernels are the same.
 """
 
+import ctypes
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -70,6 +72,20 @@ def test_a_generator_decides():
     result = torch.bernoulli(put(p, D0), generator=there)
     assert result.device == torch.device(D1)
     assert same(result, torch.bernoulli(p, generator=here))
+
+
+@pytest.mark.only_simulated("the generator of an unknown device is made of a simulated one's")
+def test_a_generator_of_an_unknown_device_leaves_the_choice_to_torch():
+    """As those of MPS and XPU, which no build has beside simulated devices."""
+    g = torch.Generator(D1)
+    implementation = ctypes.c_void_p.from_address(id(g) + object.__basicsize__).value
+    bytes_of = (ctypes.c_ubyte * 128).from_address(implementation)
+    simulated, mps = bytes([20, 1]), 13  # c10::DeviceType and index
+    bytes_of[bytes(bytes_of).index(simulated)] = mps
+    assert g.device == torch.device("mps:1")
+    for _ in range(8):  # it wrote before an array on the stack
+        with pytest.raises(RuntimeError, match="same device"):
+            torch.normal(at(D0, 4), at(D1, 4).abs(), generator=g)
 
 
 def test_one_device_copies_nothing():

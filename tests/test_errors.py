@@ -5,7 +5,7 @@ import torch
 from devices import D0, D1, D2, device_name
 
 import managed
-from managed import _C, errors
+from managed import _C, ManagedTensor, errors
 
 
 def test_hierarchy():
@@ -132,3 +132,17 @@ def test_explain_a_module_names_its_tensors():
     ]
     assert len(managed.explain()) >= 2
     assert [e.sequence for e in history] == sorted(e.sequence for e in history)
+
+
+def test_what_is_on_a_device_cannot_be_pinned_and_what_to_do():
+    """As a DataLoader with pin_memory=True asks for each batch."""
+    x = torch.ones(8).as_subclass(ManagedTensor)
+    assert not x.is_pinned()
+    there = x.to(D0)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(there), 4, pin_memory=True)
+    for call in (there.pin_memory, lambda: list(loader)):
+        with pytest.raises(RuntimeError, match="cannot pin") as caught:
+            call()
+        assert f"on {D0} already" in str(caught.value)
+        assert "pin_memory=False" in str(caught.value)
+    assert torch.equal(x.pin_memory(), x)

@@ -37,6 +37,7 @@ def test_what_import_adds_to_torch_tensor(run_python):
             "register_hook", "numpy", "data_ptr", "__dlpack__", "untyped_storage", "set_",
             "apply_", "map_", "map2_",
             "placed", "unplace", "__deepcopy__", "__dir__", "_repr_html_", "_repr_mimebundle_",
+            "_make_wrapper_subclass",
             *({"__dlpack_c_exchange_api__"} & set(before)),
         }, changed
         assert set(before) <= set(vars(torch.Tensor))

@@ -75,6 +75,46 @@ def test_includes_follow_the_layers(path):
         assert there in ALLOWED[room] or bridge, f"{room} may not include {there}/{target.name}"
 
 
+# What a function that csrc/python calls may name outside of guarded(), beside functions of the core
+# and of CPython: nothing of this throws.
+THROWS_NOTHING = set(
+    """Bridge CudaBridge Loan StorageHandle StorageImpl Tensor Warning
+    begin_steps change_count count_change covers cuda_bridge data each_storage empty end_turn
+    exchange front get_current_graph_task_id handle_of has_key host_waits is_meta is_nested
+    is_python_dispatch is_quantized is_storage itemsize kept_host learn_steps learns_steps let_leave
+    load lock machine move now pageable_host pending pop_front reap_replicas remove_key replica_hits
+    reset saved_handle seed_mutex size storage_of storage_offset store tls_is_dispatch_key_included
+    tls_set_dispatch_key_included unsafeGetStorageImpl unsafeGetTensorImpl unsafe_storage
+    wait_for_change""".split()  # noqa: SIM905
+)
+GUARDED = re.compile(r"\s*(uint64_t \w+ = 0;\s*)?(return )?(managed::)?guarded\(")
+NOT_OURS = re.compile(r"mgd_(?!torch_)|Py|THPVariable_|(if|for|static_cast|reinterpret_cast)$")
+
+
+def exported():
+    """(name, body) of each function that csrc/torch offers to csrc/python."""
+    for path in sorted((CSRC / "torch").glob("*.cpp")):
+        text = code(path)
+        for found in re.finditer(r"^\w[\w: ]*[ *]+(mgd_torch_\w+)\([^{};]*\)\s*\{", text, re.M):
+            depth, end = 1, found.end()
+            while depth:
+                depth += {"{": 1, "}": -1}.get(text[end], 0)
+                end += 1
+            yield found[1], text[found.end() : end - 1]
+
+
+def test_no_exception_of_c_plus_plus_reaches_python():
+    bodies = dict(exported())
+    assert len(bodies) > 80
+    for function, body in bodies.items():
+        if GUARDED.match(body):
+            continue
+        text = re.sub(r'"[^"]*"', "", body)
+        calls = re.findall(r"\b(\w+)(?:<[^;{}()]*>)?\(", text)
+        named = {n for n in calls + re.findall(r"\b[A-Z][a-z]\w*", text) if not NOT_OURS.match(n)}
+        assert named <= THROWS_NOTHING, f"{function} is to be guarded: {named - THROWS_NOTHING}"
+
+
 FORBIDDEN_IN_CORE = {
     "Python": r"\bPy[A-Z_]\w*|Python\.h",
     "torch": r"\b(?:torch|at|c10)::|<(?:torch|ATen|c10)/",

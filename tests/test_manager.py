@@ -259,6 +259,23 @@ def test_send_with_a_bad_estimate(size):
         device_manager.send(torch.ones(1), D0, size)
 
 
+def test_sizes_that_add_up_to_more_than_a_number_holds():
+    """Of tensors and modules alike, before anything is sent."""
+    half, before = 2**62, managed.HEURISTIC_FUNCTION
+    tensors, modules = (
+        [sized(1), sized(1)],
+        [nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)],
+    )
+    try:
+        managed.HEURISTIC_FUNCTION = lambda size: half
+        for nest in (tensors, modules, [tensors[0], modules[0]]):
+            with pytest.raises((OverflowError, ValueError)):
+                device_manager.send(nest, D0)
+    finally:
+        managed.HEURISTIC_FUNCTION = before
+    assert {p.device.type for m in modules for p in m.parameters()} == {"cpu"}
+
+
 def test_send_a_pinned_tensor():
     pinned = torch.ones(2).as_subclass(ManagedTensor).cuda(0).pin()
     with pytest.raises(PinConflictError, match=r"unpin\(\)"):

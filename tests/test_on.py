@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import parallel
+from torch.nn.parallel import comm
 from torch.utils.data import DataLoader, TensorDataset
 
 import managed
@@ -510,3 +512,122 @@ def test_data_parallel_outlives_the_block_and_is_told_devices():
 class Nothing(nn.Module):
     def forward(self):
         return 3
+
+
+# ---- the functions that nn.DataParallel consists of
+
+COUNT = 3
+
+
+def whole():
+    torch.manual_seed(0)
+    return nn.BatchNorm1d(4), torch.randn(7, 4, requires_grad=True)
+
+
+@pytest.mark.parametrize("rows", [7, 6, 2])
+def test_scatter_and_gather(rows):
+    _, x = whole()
+    x = x[:rows].detach()
+    with managed.on():
+        there = x.to("cuda:0").requires_grad_()
+        parts = parallel.scatter({"x": there, "n": 3}, range(COUNT))
+        assert [p["x"].device.index for p in parts] == list(range(len(parts)))
+        assert [p["n"] for p in parts] == [3] * len(parts)
+        back = parallel.gather([p["x"] * 2 for p in parts], "cuda:1")
+        assert back.device == torch.device("sim:1")
+        assert torch.equal(back.cpu(), x * 2)
+        back.sum().backward()
+    assert torch.equal(there.grad.cpu(), torch.full_like(x, 2))
+    assert [len(p["x"]) for p in parts] == [len(part) for part in x.chunk(COUNT)]
+
+
+def test_scatter_takes_what_is_on_the_host_and_another_dimension():
+    with managed.on():
+        parts = parallel.scatter(torch.arange(12.0).view(2, 6), [2, 0], dim=1)
+        assert [str(p.device) for p in parts] == ["sim:2", "sim:0"]
+    assert [p.tolist() for p in parts] == [[[0, 1, 2], [6, 7, 8]], [[3, 4, 5], [9, 10, 11]]]
+
+
+def test_replicas_are_copies_that_gradients_come_home_from():
+    norm, x = whole()
+    want = copy.deepcopy(norm)(x).square().sum()
+    (weight_grad,) = torch.autograd.grad(want, [x])
+    with managed.on():
+        norm.to("cuda:1")
+        copies = parallel.replicate(norm, ["cuda:1", "cuda:0", "cuda:2"])
+        assert [c.weight.device.index for c in copies] == [1, 0, 2]
+        assert [c.running_mean.device.index for c in copies] == [1, 0, 2]
+        there = [x.detach().to(f"cuda:{c.weight.device.index}").requires_grad_() for c in copies]
+        outputs = parallel.parallel_apply(copies, there)
+        sum(o.square().sum().to("cuda:0") for o in outputs).backward()
+    for t in there:
+        assert torch.allclose(t.grad.cpu(), weight_grad)
+    assert norm.weight.grad.device == torch.device("sim:1")
+    with managed.on(), torch.no_grad():
+        assert parallel.replicate(norm, [0, 1], detach=True)[1].weight.device.index == 1
+
+
+def test_data_parallel_as_a_function():
+    plain, x = nn.Linear(4, 2), torch.randn(7, 4)
+    want = plain(x)
+    want.sum().backward()
+    grad, plain.weight.grad = plain.weight.grad, None
+    with managed.on():
+        module = plain.to("cuda:0")
+        got = parallel.data_parallel(module, x.cuda(), range(COUNT))
+        got.sum().backward()
+        assert torch.allclose(got.cpu(), want)
+        assert torch.allclose(plain.weight.grad.cpu(), grad)
+
+
+def test_a_subclass_that_gathers_by_itself():
+    """As MultiDeviceKernel of GPyTorch."""
+
+    class Sums(nn.DataParallel):
+        def gather(self, outputs, output_device):
+            return sum(o.sum().to(output_device) for o in outputs)
+
+    x = torch.randn(7, 4)
+    with managed.on():
+        module = nn.Linear(4, 2).to("cuda:0")
+        got = Sums(module, range(COUNT))(x.cuda())
+        assert torch.allclose(got.cpu(), module(x.cuda()).sum().cpu())
+
+
+def test_copies_of_torch_nn_parallel_comm():
+    with managed.on():
+        x = torch.arange(6.0, device="cuda:1")
+        for copies in (comm.broadcast(x, [0, 1, 2]), comm.broadcast(x, out=[x * 0, x.cuda(2) * 0])):
+            assert all(torch.equal(c.cpu(), x.cpu()) for c in copies)
+        summed = comm.reduce_add([x.to("cuda:0"), x, x.to("cuda:2")], 1)
+        assert str(summed.device) == "sim:1"
+        assert torch.equal(summed.cpu(), 3 * x.cpu())
+        halves = comm.scatter(x, [0, 2], chunk_sizes=[2, 4])
+        assert [(len(h), h.device.index) for h in halves] == [(2, 0), (4, 2)]
+        comm.scatter(x + 1, out=halves)
+        assert torch.equal(comm.gather(halves, destination="cpu"), x.cpu() + 1)
+        out = torch.empty(6, device="cuda:0")
+        assert comm.gather(halves, out=out) is out
+        assert torch.equal(out.cpu(), x.cpu() + 1)
+    with pytest.raises((AttributeError, AssertionError, RuntimeError)):
+        comm.broadcast(torch.ones(2), [0, 1])
+
+
+# ---- a part of the device's memory
+
+
+def test_a_fraction_of_the_memory_is_a_budget():
+    x = torch.ones(2**18)
+    with managed.budget("sim:0", None), managed.on():
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(0.5, "cuda:0")
+        assert torch.cuda.get_per_process_memory_fraction(0) == 0.5
+        assert C.capacity("sim:0") == total // 2
+        torch.cuda.memory.set_per_process_memory_fraction(0.0125)  # 3.2 MiB of the current device
+        kept = [x.to("cuda:0") + i for i in range(4)]
+        assert sum(map(C.is_spilled, kept)) >= 2
+        assert [t[0].item() for t in kept] == [1, 2, 3, 4]
+        for bad, error in ((2, TypeError), (1.5, ValueError), (-0.5, ValueError)):
+            with pytest.raises(error):
+                torch.cuda.set_per_process_memory_fraction(bad)
+    assert C.capacity("sim:0") == total

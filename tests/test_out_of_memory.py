@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import re
 import textwrap
 
 import pytest
@@ -474,3 +475,24 @@ def test_it_can_be_caught_and_retried(room, kind):
             size //= 2
     assert size == 25
     assert isinstance(y, ManagedTensor)
+
+
+# ---- what managed does not know
+
+
+@pytest.mark.parametrize("kind", ["plain", "small"])
+def test_it_says_how_much_cannot_leave(room, kind):
+    """Plain tensors, and storages that have no handle."""
+    if kind == "plain":
+        held = [torch.empty(30 * MiB, dtype=torch.uint8, device=D0)]
+    else:
+        held = [on(torch.empty(15 * 2**10, dtype=torch.uint8)) for _ in range(2048)]
+    kept, row = sized(1), f"  {D0}: "
+    text = next(r for r in str(failure(lambda: sized(25))).splitlines() if r.startswith(row))
+    said = re.search(r"([\d.]+) MiB in plain or small tensors, which never leave", text)
+    assert said, text
+    assert 30 <= float(said[1]) < 40
+    del held
+    if not ON_CUDA:
+        text = next(r for r in str(failure(lambda: kept.repeat(60))).splitlines() if row in r)
+        assert "plain" not in text, "what is managed is counted once"

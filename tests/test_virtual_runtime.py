@@ -290,6 +290,147 @@ def test_blocks_that_wait_for_streams_are_no_room(run):
     )
 
 
+def test_without_page_locked_memory_bytes_leave_to_pageable_memory(run):
+    """That is counted, and said once."""
+    run("""
+        import warnings
+        before, there = pinned(), []
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for mib in (8, 16):
+                x = made(mib)
+                there.append((x, x.cpu()))
+                gpu.vgpu_fail(b"cudaHostAlloc", 1, 2)
+                assert C.spill_all() == 1
+            C.begin_step()
+        assert C.host_memory()["pageable"] == 24 * MIB and pinned() == before
+        assert [w.category for w in said] == [RuntimeWarning]
+        assert "page-lock" in str(said[0].message)
+        for x, expected in there:
+            assert same(x.add_(0), expected)
+        assert C.spill_all() == 2
+        assert all(same(x, expected) for x, expected in there) and not races()
+        assert C.host_memory()["pageable"] == 24 * MIB
+    """)
+
+
+def test_an_operator_has_room_although_no_memory_can_be_page_locked(run):
+    run("""
+        import warnings
+        managed.budget(CUDA, 40 * MIB)
+        xs = [made(8) for _ in range(3)]
+        expected = [x.cpu() for x in xs]
+        warnings.simplefilter("ignore", RuntimeWarning)
+        for x in xs * 2:
+            gpu.vgpu_fail(b"cudaHostAlloc", 1, 2)
+            y = x + torch.zeros_like(x)
+        assert managed.stats()["spill"] > 0 and C.host_memory()["pageable"] > 0
+        assert all(map(same, xs, expected)) and not races()
+    """)
+
+
+# ---- what the driver refuses where C++ may not throw
+
+
+def test_a_device_that_fails_while_a_step_is_planned(run):
+    """Nothing is planned, and no operator fails by that."""
+    run("""
+        managed.budget(CUDA, 42 * MIB)
+        xs = [made(8) for _ in range(6)]
+        out = torch.empty_like(xs[0])
+
+        def use(x):
+            out.copy_(x)
+
+        def refused(x):
+            gpu.vgpu_fail(b"cudaMemGetInfo", 1, 1)
+            try:
+                use(x)
+            except RuntimeError as e:
+                assert "invalid argument" in str(e), e
+                use(x)
+
+        for one in (refused, use):
+            for _ in range(8):
+                for x in xs:
+                    one(x)
+            gpu.vgpu_fail(b"cudaMemGetInfo", 0, 0)
+        assert C.step_state(1)["follows"]
+    """)
+
+
+def test_uses_that_cannot_be_timed(run):
+    run("""
+        x = made(8)
+        C.begin_uses()
+        x + 1
+        for call, refused in ((C.end_uses, "Synchronize"), (C.begin_uses, "Record")):
+            gpu.vgpu_fail(f"cudaEvent{refused}".encode(), 1, 1)
+            try:
+                call()
+            except RuntimeError as e:
+                assert "invalid argument" in str(e), e
+            else:
+                raise AssertionError(call)
+        C.begin_uses()
+        x + 1
+        assert C.end_uses()
+    """)
+
+
+def test_a_replay_that_cannot_read_the_generators_does_not_begin(run):
+    """Its turn is free again."""
+    run("""
+        made(1)  # its device is known from now on
+
+        def use():
+            stream = torch.cuda.Stream()
+            with torch.cuda.stream(stream), recorded(stream):
+                try:
+                    C.begin_replay()
+                except RuntimeError as e:
+                    assert "graph capture" in str(e), e
+                else:
+                    raise AssertionError("generators were read")
+            assert C.begin_replay()
+            C.end_replay()
+
+        in_a_backward_pass(use).backward()
+        in_a_backward_pass(use).backward()
+    """)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_pass_inside_a_replay_that_cannot_set_the_generators(run, when):
+    run(f"""
+        made(1)
+        w = torch.ones(4, device=CUDA, requires_grad=True)
+        stream = torch.cuda.Stream()
+        capture = recorded(stream)
+
+        def use():
+            assert C.begin_replay()
+            with torch.cuda.stream(stream), torch.enable_grad():
+                y = (w * 2).sum()
+                if {when == "before"}:
+                    capture.__enter__()
+                else:
+                    w.register_hook(lambda g: capture.__enter__())
+                try:
+                    torch.autograd.grad(y, w)
+                except RuntimeError as e:
+                    assert "graph capture" in str(e), e
+                else:
+                    raise AssertionError("generators were set")
+                finally:
+                    capture.__exit__()
+            C.end_replay()
+
+        in_a_backward_pass(use).backward()
+        in_a_backward_pass(lambda: (C.begin_replay(), C.end_replay())).backward()
+    """)
+
+
 def test_pinned_memory_is_counted_and_given_back(run):
     run("""
         tensors = [made(33) for _ in range(3)]

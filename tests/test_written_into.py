@@ -182,3 +182,46 @@ def test_an_ode_whose_model_and_state_are_apart(solver, where, method):
     for p, q in zip(net.parameters(), plain.parameters(), strict=True):
         assert p.grad.device == p.device
         assert torch.allclose(p.grad.cpu(), q.grad, rtol=1e-6, atol=1e-7)
+
+
+SECOND = {
+    "mul_": lambda out: out.mul_(3),
+    "copy_": lambda out: out[:, :2].copy_(out.detach()[:, 1:]),
+    "foreach": lambda out: torch._foreach_mul_([out], 3),
+    "fill_diagonal_": lambda out: out.fill_diagonal_(2),
+    "index_put_": lambda out: out.index_put_((torch.tensor([1]),), torch.ones(1, 3)),
+    "masked_fill_": lambda out: out.masked_fill_(torch.tensor([True, False, True]), 4),
+    "out[1] = y": lambda out: out.__setitem__(1, torch.ones(3)),
+    "baddbmm_": lambda out: out[None].baddbmm_(torch.ones(1, 2, 2), torch.ones(1, 2, 3)),
+    "sigmoid_": torch.sigmoid_,
+}
+
+
+@pytest.mark.parametrize("managed_source", [False, True])
+@pytest.mark.parametrize("first", ["out[0] = y", "out[0] += y", "a view of a view", "copy_"])
+@pytest.mark.parametrize("second", SECOND)
+def test_what_was_wrapped_on_the_host_is_written_twice(first, second, managed_source):
+    """Torch took it for a leaf, as any view whose base was written through another one."""
+
+    def gradient(out, wrap):
+        w = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+        WAYS[first](out, wrap(w) * 2)
+        SECOND[second](out)
+        out.square().sum().backward()
+        return w.grad
+
+    def wrap(w):
+        return w.as_subclass(ManagedTensor) if managed_source else w
+
+    want = gradient(torch.zeros(2, 3), lambda w: w)
+    assert torch.equal(gradient(torch.zeros(2, 3).as_subclass(ManagedTensor), wrap), want)
+
+
+def test_a_leaf_that_requires_a_gradient_is_not_written():
+    for x in (torch.zeros(3), torch.zeros(3).as_subclass(ManagedTensor)):
+        x.requires_grad_()
+        with pytest.raises(RuntimeError, match="leaf Variable"):
+            x.mul_(2)
+    parameter = nn.Parameter(torch.zeros(3)).as_subclass(ManagedTensor)
+    with pytest.raises(RuntimeError, match="a view of a leaf Variable"):
+        parameter.mul_(2)

@@ -40,7 +40,8 @@ static PyObject *host_memory(PyObject *module, PyObject *unused) {
   (void)unused;
   int64_t used, limit, peak;
   mgd_host_usage(mgd_torch_machine(), &used, &limit, &peak);
-  return Py_BuildValue("{s:L,s:L,s:L,s:L}", "used", used, "limit", limit, "peak", peak, "kept", mgd_torch_kept_host());
+  return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L}", "used", used, "limit", limit, "peak", peak, "kept",
+                       mgd_torch_kept_host(), "pageable", mgd_torch_pageable_host());
 }
 
 static PyObject *set_host_limit(PyObject *module, PyObject *value) {
@@ -171,7 +172,8 @@ static PyObject *torture(PyObject *module, PyObject *args) {
 static PyObject *spill_all(PyObject *module, PyObject *unused) {
   (void)module;
   (void)unused;
-  return PyLong_FromLongLong(mgd_torch_spill_all());
+  const int64_t left = mgd_torch_spill_all();
+  return left < 0 ? NULL : PyLong_FromLongLong(left);
 }
 
 static PyObject *is_spilled(PyObject *module, PyObject *tensor) {
@@ -183,7 +185,7 @@ static PyObject *is_spilled(PyObject *module, PyObject *tensor) {
 static PyObject *begin_uses(PyObject *module, PyObject *unused) {
   (void)module;
   (void)unused;
-  mgd_torch_begin_uses();
+  if (mgd_torch_begin_uses() < 0) return NULL;
   Py_RETURN_NONE;
 }
 

@@ -150,14 +150,18 @@ static int first_time(PyObject *seen, PyObject *leaf) {
   return failed ? -1 : !known;
 }
 
+static int add_bytes(struct mgd_state *st, int64_t bytes, int64_t *total) {
+  if (bytes > INT64_MAX - *total) return mgd_errors_raise(st, MGD_E_OVERFLOW, "adding up sizes");
+  *total += bytes;
+  return 0;
+}
+
 /* Adds the room that one tensor needs where it is not yet. */
 static int add_room(struct mgd_state *st, PyObject *tensor, int device, int64_t *total) {
   int64_t bytes = 0;
   const int here = mgd_torch_device_of(tensor);
   if (here < 0 || (here != device && estimate_of(st, tensor, &bytes) < 0)) return -1;
-  if (bytes > INT64_MAX - *total) return mgd_errors_raise(st, MGD_E_OVERFLOW, "adding up sizes");
-  *total += bytes;
-  return 0;
+  return add_bytes(st, bytes, total);
 }
 
 /* Adds up the room the tensors need, each counted once; device -1 counts all of them. */
@@ -183,8 +187,7 @@ static int room_needed(struct mgd_state *st, struct nest *n, PyObject *modules, 
   int64_t bytes = 0;
   const int ok = more && mgd_errors_bytes(more, "the size of a module", &bytes) == 0;
   Py_XDECREF(more);
-  *total += bytes;
-  return ok ? 0 : -1;
+  return ok ? add_bytes(st, bytes, total) : -1;
 }
 
 /* ---- leaves and what comes of them */

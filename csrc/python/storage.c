@@ -66,6 +66,13 @@ static PyObject *call_lent(PyObject *module, PyObject *args) {
   return mgd_torch_call_lent(tensors, written, call, given, named);
 }
 
+static PyObject *call_hooked(PyObject *module, PyObject *args) {
+  (void)module;
+  PyObject *call, *given, *named;
+  if (!PyArg_ParseTuple(args, "OO!O!:call_hooked", &call, &PyTuple_Type, &given, &PyDict_Type, &named)) return NULL;
+  return mgd_torch_call_hooked(call, given, named);
+}
+
 static PyObject *explained(PyObject *module, PyObject *error) {
   (void)module;
   return mgd_torch_explained(error);
@@ -90,6 +97,9 @@ PyMethodDef mgd_storage_methods[] = {
      PyDoc_STR("call_lent(tensors, written, call, args, kwargs={}, /)\n--\n\nCalls what reads the pointers of the "
                "tensors and writes those at the "
                "positions in `written`, or all if it is None; they stay home until it returns.")},
+    {"call_hooked", call_hooked, METH_VARARGS,
+     PyDoc_STR("call_hooked(call, args, kwargs, /)\n--\n\nCalls it with managed's key as it is outside of a "
+               "__torch_dispatch__.")},
     {"explained", explained, METH_O,
      PyDoc_STR("explained(text, /)\n--\n\nThe text of an allocator's error, with who holds what.")},
     {NULL, NULL, 0, NULL}};

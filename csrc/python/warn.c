@@ -1,4 +1,4 @@
-/* warn.c: says the warnings of copies that are made again and again.
+/* warn.c: says warnings: of copies that are made again and again, and of memory that is slow.
  *
  * They come up inside operators, where no Python may run and nothing may be
  * raised; there they wait, and are said where the interpreter can be called and
@@ -8,16 +8,17 @@
 #include "binding.h"
 
 /* Pending calls get no state; the module lives as long as the process. */
-static PyObject *category;
+static PyObject *category; /* of warnings of copies */
 
 static PyObject *text_of_file(const char *file) { return PyUnicode_DecodeFSDefault(file[0] ? file : "<backward>"); }
 
 /* Steals `text`. -1 when the filters have made an error of it. */
-static int say(PyObject *text, uint32_t id) {
+static int say(PyObject *text, uint32_t id, int is_of_copies) {
   struct mgd_site site = {"", "", 0};
   mgd_site_get(mgd_torch_machine(), id, &site);
   PyObject *file = text_of_file(site.file);
-  const int failed = !file || PyErr_WarnExplicitObject(category, text, file, site.line, NULL, NULL) < 0;
+  PyObject *kind = is_of_copies ? category : PyExc_RuntimeWarning;
+  const int failed = !file || PyErr_WarnExplicitObject(kind, text, file, site.line, NULL, NULL) < 0;
   Py_XDECREF(file);
   Py_DECREF(text);
   return failed ? -1 : 0;
@@ -25,9 +26,10 @@ static int say(PyObject *text, uint32_t id) {
 
 int mgd_warn_flush(void) {
   uint32_t site = 0;
+  int is_of_copies = 0;
   PyObject *text;
-  while ((text = mgd_torch_take_warning(&site)))
-    if (say(text, site) < 0) return -1; /* the others wait for the next time */
+  while ((text = mgd_torch_take_warning(&site, &is_of_copies)))
+    if (say(text, site, is_of_copies) < 0) return -1; /* the others wait for the next time */
   return PyErr_Occurred() ? -1 : 0;
 }
 

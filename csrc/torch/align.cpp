@@ -225,8 +225,11 @@ std::optional<Choice> choose(const OpFacts& f, const Operands& operands, const c
     total += core.back().bytes;
   }
   if (total >= kWorthAsking) observe();
-  if (generator.isGenerator() && generator.toGenerator().defined())
-    core.push_back({id_of(generator.toGenerator().device()), MGD_OP_GENERATOR, 0, 0, 0});
+  if (generator.isGenerator() && generator.toGenerator().defined()) {
+    const int id = id_of(generator.toGenerator().device());
+    if (id < 0) return std::nullopt;
+    core.push_back({id, MGD_OP_GENERATOR, 0, 0, 0});
+  }
   int device = 0, other = 0;
   enum mgd_reason why = MGD_WHY_NONE;
   int64_t queues[MGD_MAX_DEVICES];

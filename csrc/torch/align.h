@@ -42,8 +42,8 @@ struct Choice {
 // Are all operands where the kernel wants them? The only question on the hot path.
 bool together(const OpFacts& f, const torch::jit::Stack& stack, std::size_t base);
 
-// The device for these operands, or nothing when one of them is on a device that is not ours to align. The one that
-// `follows` (or null) is written and yet goes where the others are.
+// The device for these operands, or nothing when one of them, or the generator, is on a device that is not ours to
+// align. The one that `follows` (or null) is written and yet goes where the others are.
 std::optional<Choice> choose(const OpFacts& f, const Operands& operands, const c10::IValue& generator,
                              const Operand* follows = nullptr);
 

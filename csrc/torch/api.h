@@ -95,8 +95,9 @@ void mgd_torch_set_call_site(uint32_t (*read)(void));
 int mgd_torch_profile(int on);
 /* `wake` is called in any thread, with or without the GIL, when a warning begins to wait. */
 void mgd_torch_set_wake(void (*wake)(void));
-/* The oldest waiting warning, a new str, and the site it is about. NULL without an exception when none waits. */
-PyObject *mgd_torch_take_warning(uint32_t *site);
+/* The oldest waiting warning, a new str, the site it is about, and whether it is a CopyWarning. NULL without an
+ * exception when none waits. */
+PyObject *mgd_torch_take_warning(uint32_t *site, int *is_of_copies);
 int mgd_torch_in_backward(void); /* whether this thread is inside a backward pass */
 
 /* ---- graphs.cpp */
@@ -110,7 +111,7 @@ void mgd_torch_private_pool(int change, int graph);
 int mgd_torch_set_budget(int device, int64_t bytes);
 
 /* ---- uses.cpp: which storages operators use, for benchmarks */
-void mgd_torch_begin_uses(void);
+int mgd_torch_begin_uses(void);
 /* Since then, as a list of (storage, bytes, operator, kind, ns): uses of one operator have one number, kind is 0 made,
  * 1 read, 2 written, 3 dropped, and ns is when the current stream had done what came before, since the beginning. */
 PyObject *mgd_torch_end_uses(void);
@@ -132,6 +133,7 @@ int mgd_torch_learns(void); /* whether devices that are short of room learn from
 void mgd_torch_learn(int on); /* off: what was learned is forgotten */
 int mgd_torch_load_steps(int device, const int64_t *numbers, size_t n, int *steps); /* mgd_step_file_load() */
 int64_t mgd_torch_kept_host(void); /* bytes of the host that are kept for what will leave */
+int64_t mgd_torch_pageable_host(void); /* bytes so far that the driver did not page-lock for what left */
 
 /* ---- move.cpp */
 /* Another tensor over the same bytes, connected by autograd, managed: what as_subclass gives. */

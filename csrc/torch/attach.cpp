@@ -199,9 +199,9 @@ PyObject* mgd_torch_bridge(void) {
 }
 
 int mgd_torch_attach_sim(PyObject* capsule, int devices) {
-  auto* bridge = static_cast<Bridge*>(PyCapsule_GetPointer(capsule, "managed._sim.bridge"));
-  if (!bridge) return -1;
   return guarded([&] {
+    auto* bridge = static_cast<Bridge*>(PyCapsule_GetPointer(capsule, "managed._sim.bridge"));
+    if (!bridge) return -1;
     attach_sim(bridge, devices);
     return 0;
   });

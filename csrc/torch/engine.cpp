@@ -218,29 +218,35 @@ class OneThread {
   const bool before_;
 };
 
-} // namespace
-} // namespace managed
-
-using namespace managed;
-
-PyObject* mgd_torch_run_backward(PyObject* callable, PyObject* args, PyObject* kwargs) {
-  const StepAside from_replay;
+PyObject* run_pass(PyObject* callable, PyObject* args, PyObject* kwargs) {
   const OneThread as_simulated(backward_in_caller);
   const auto takes_part = [&](Py_ssize_t i) {
     return PyTuple_GET_SIZE(args) > i && any_managed(PyTuple_GET_ITEM(args, i));
   };
   if (!takes_part(0) && !takes_part(1))
     return PyObject_Call(callable, args, kwargs); // neither roots nor their gradients
+  const OperatorSection visit; // the engine reads leaves between operators, too
+  c10::impl::IncludeDispatchKeyGuard managed_everywhere(kKey);
+  THPObjectPtr at_roots(with_gradients_at_roots(args));
+  THPObjectPtr aligned(at_roots ? with_roots_over_host(at_roots) : nullptr);
+  if (!aligned) return nullptr;
+  Hold roots(nullptr);
+  hold_gradients(roots, aligned);
+  const OneThread one_thread(at::globalContext().deterministicAlgorithms());
+  return PyObject_Call(callable, aligned, kwargs);
+}
+
+} // namespace
+} // namespace managed
+
+using namespace managed;
+
+PyObject* mgd_torch_run_backward(PyObject* callable, PyObject* args, PyObject* kwargs) {
   return guarded([&]() -> PyObject* {
-    const OperatorSection visit; // the engine reads leaves between operators, too
-    c10::impl::IncludeDispatchKeyGuard managed_everywhere(kKey);
-    THPObjectPtr at_roots(with_gradients_at_roots(args));
-    THPObjectPtr aligned(at_roots ? with_roots_over_host(at_roots) : nullptr);
-    if (!aligned) return nullptr;
-    Hold roots(nullptr);
-    hold_gradients(roots, aligned);
-    const OneThread one_thread(at::globalContext().deterministicAlgorithms());
-    return PyObject_Call(callable, aligned, kwargs);
+    StepAside from_replay;
+    THPObjectPtr result(run_pass(callable, args, kwargs));
+    if (result) from_replay.come_back();
+    return result.release();
   });
 }
 

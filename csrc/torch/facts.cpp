@@ -121,6 +121,7 @@ std::unique_ptr<OpFacts> compute(const c10::OperatorHandle& op) {
   read_arguments(*f, schema, base, aten);
   read_returns(*f, schema);
   const OpRule rule = aten ? rule_of(base) : OpRule{};
+  f->is_foreign = !aten && ns != "prims";
   f->outlives_call = ns == "c10d" || ns == "_c10d_functional"; // and their schemas are silent about what they write
   f->alignment = f->outlives_call ? Alignment::Never : rule.alignment;
   f->copies_between_devices = aten && carries_bytes(base);

@@ -69,6 +69,7 @@ struct OpFacts : CallFacts {
   uint16_t arguments = 0, returns = 0;
   int generator = -1; // position of a Generator argument
   bool draws_random = false;
+  bool is_foreign = false; // not torch's own: its kernel may use the current device
   int training = -1;  // position of the bool without which hidden writes do not happen
   c10::SmallVector<TensorArg, 8> tensors;
   c10::SmallVector<int16_t, 4> returned; // argument that return r is, or -1 when it is fresh

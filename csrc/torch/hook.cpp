@@ -7,6 +7,7 @@
 // (align.cpp, rules.cpp, core/place.c).
 #include "hook.h"
 
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/llvmMathExtras.h>
 #include <torch/csrc/jit/python/update_graph_executor_opt.h>
@@ -115,12 +116,24 @@ void hold_operands(Hold& hold, const OpFacts& f, const torch::jit::Stack& stack)
   hold.bring_home(f.c_name);
 }
 
+// The device of the first operand on an accelerator. An operator that is not torch's own launches on the current
+// device, and managed has chosen where its operands are.
+std::optional<c10::Device> to_be_current(const OpFacts& f, const torch::jit::Stack& stack) {
+  std::optional<c10::Device> device;
+  for (const TensorArg& a : f.tensors)
+    each_tensor(stack[stack.size() - f.arguments + a.index], [&](const at::Tensor& t) {
+      if (!device && t.defined() && id_of(t.device()) > MGD_HOST) device = t.device();
+    });
+  return device;
+}
+
 void run_kernel(Turn& turn, const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack,
                 const OpFacts& f) {
   const bool host = !handles_enabled.load(std::memory_order_relaxed) || on_host(f, stack);
   Hold hold(&turn);
   try { // the text names what the operator holds
     if (!host && holds_operands(f)) hold_operands(hold, f, stack);
+    const c10::OptionalDeviceGuard current(C10_UNLIKELY(f.is_foreign) ? to_be_current(f, stack) : std::nullopt);
     if (meets_hook_inside(f, ks, host)) return op.redispatchBoxed(ks, &stack);
     c10::impl::ExcludeDispatchKeyGuard no_key(kKey);
     op.redispatchBoxed(ks, &stack);
@@ -132,6 +145,8 @@ void run_kernel(Turn& turn, const c10::OperatorHandle& op, c10::DispatchKeySet k
 void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
   const auto lists = written_lists(f, stack);
   const Writes writes(f, stack);
+  for (uint64_t left = f.written; left; left &= left - 1)
+    each_tensor(stack[stack.size() - f.arguments + c10::llvm::countTrailingZeros(left)], renew_history);
   // A recorded graph writes its operands and results whenever it is replayed, and no operator tells of it.
   const bool exposes = f.outlives_call || recording_graphs.load(std::memory_order_relaxed);
   if (C10_UNLIKELY(exposes))
@@ -234,8 +249,22 @@ struct DrawingHook final : c10::OperatorKernel {
   const OpFacts& facts;
 };
 
+// That of locking a tensor's pages, as a DataLoader does with pin_memory=True.
+struct PinningHook final : c10::OperatorKernel {
+  explicit PinningHook(const OpFacts& f) : facts(f) {}
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack* stack) {
+    const at::Tensor& t = (*stack)[stack->size() - facts.arguments].toTensor();
+    TORCH_CHECK(t.is_cpu(), "cannot pin '", t.toString(),
+                "' only dense CPU tensors can be pinned. managed: the tensor is on ", t.device(),
+                " already. Leave pin_memory() away, or give its DataLoader pin_memory=False.");
+    chokepoint(op, ks, *stack, facts);
+  }
+  const OpFacts& facts;
+};
+
 c10::KernelFunction kernel_of(const OpFacts& f) {
   if (f.route == Route::Fallthrough) return c10::KernelFunction::makeFallthrough();
+  if (f.name == "aten::_pin_memory") return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<PinningHook>(f));
   if (f.draws_random) return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<DrawingHook>(f));
   return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Hook>(f));
 }

@@ -5,6 +5,7 @@
 #include <c10/util/llvmMathExtras.h>
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "devices.h"
 #include "executor.h"
 #include "forks.h"
+#include "record.h"
 
 namespace managed {
 
@@ -50,13 +52,30 @@ std::size_t class_of(std::size_t bytes) {
   return (bytes + step - 1) / step * step;
 }
 
+std::atomic<std::size_t> pageable{0};
+
+c10::DataPtr allocate_pageable(std::size_t bytes) {
+  static std::atomic_flag was_said;
+  if (!was_said.test_and_set())
+    warn_later(
+        "managed: the driver refused to page-lock memory of the host. What leaves a GPU goes to pageable memory "
+        "instead: such copies are several times slower, and the program waits for them. Raise the limit of locked "
+        "memory (ulimit -l, or that of the container), free memory of the host, or let less leave.");
+  pageable += bytes;
+  return c10::GetCPUAllocator()->allocate(bytes);
+}
+
 // Page-locked where there is CUDA, and not from torch's pool, which takes the next power of two and gives nothing back
 // to the system. The simulator copies with the CPU and needs none.
 c10::DataPtr fresh(std::size_t bytes) {
   const auto* cuda = static_cast<const CudaBridge*>(backend_of(c10::kCUDA));
   if (!cuda) return c10::GetCPUAllocator()->allocate(bytes);
-  void* memory = cuda->lock_pages(bytes);
-  return {memory, memory, cuda->unlock_pages, c10::Device(c10::kCPU)};
+  try {
+    void* memory = cuda->lock_pages(bytes);
+    return {memory, memory, cuda->unlock_pages, c10::Device(c10::kCPU)};
+  } catch (const std::bad_alloc&) {
+    return allocate_pageable(bytes);
+  }
 }
 
 // What is kept beyond the room that was ever needed goes, the largest first; but not what a copy still reads or writes,
@@ -136,6 +155,8 @@ void free_host(void* memory) {
   }
   destroy(dying);
 }
+
+std::size_t pageable_host() { return pageable; }
 
 std::size_t kept_host() {
   std::lock_guard<std::mutex> lock(pool().mutex);

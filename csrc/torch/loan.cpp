@@ -4,12 +4,14 @@
 // leave while it runs.
 #include "loan.h"
 
+#include <c10/core/DeviceGuard.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/object_ptr.h>
 
 #include <unordered_set>
 #include <vector>
 
+#include "devices.h"
 #include "guard.h"
 #include "graphs.h"
 #include "hold.h"
@@ -75,10 +77,13 @@ PyObject* mgd_torch_call_lent(PyObject* tensors, PyObject* written, PyObject* ca
     const OperatorSection visit; // nothing moves by itself
     Loan loan;
     Hold hold(nullptr); // operators inside take turns of their own
+    c10::OptionalDeviceGuard current; // kernels are launched on it: the device of the first tensor on an accelerator
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(all.get()); i++) {
       PyObject* o = PySequence_Fast_GET_ITEM(all.get(), i);
       if (!THPVariable_Check(o)) continue;
       const bool writes = is_written(written, i);
+      const c10::Device device = THPVariable_Unpack(o).device();
+      if (!current.current_device() && id_of(device) > MGD_HOST) current.reset_device(device);
       hold.add(THPVariable_Unpack(o), writes); // first: it may give it a handle
       loan.add(THPVariable_Unpack(o), writes);
     }

@@ -15,8 +15,9 @@
 extern "C" {
 #endif
 
-/* call(*args, **kwargs), while the tensors of the sequence are home and stay. Those whose positions are in `written`,
- * or all if it is None, count as written when it returns. */
+/* call(*args, **kwargs), while the tensors of the sequence are home and stay, and the device of the first one on an
+ * accelerator is the current device. Those whose positions are in `written`, or all if it is None, count as written
+ * when it returns. */
 PyObject *mgd_torch_call_lent(PyObject *tensors, PyObject *written, PyObject *call, PyObject *args, PyObject *kwargs);
 /* Whether a pointer of the tensor that is read now is given back when such a call of this thread returns. Not where a
  * graph is recorded. */

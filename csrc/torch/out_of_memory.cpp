@@ -4,8 +4,10 @@
 // programs that look for a batch size that fits recognise the error.
 #include "out_of_memory.h"
 
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
 #include <set>
 #include <sstream>
 
@@ -18,6 +20,17 @@ namespace {
 
 void add_part(std::ostringstream& s, const char* what, int64_t bytes) {
   if (bytes) s << ", " << readable(bytes) << " " << what;
+}
+
+// Bytes that the program has of the device and of which managed knows no storage.
+int64_t others_of(int id, const mgd_residency_usage& u) {
+  const c10::Device d = device_of(id);
+  mgd_usage ledger{};
+  if (mgd_ledger_usage(machine(), id, &ledger) != MGD_OK) return 0;
+  const int64_t all = c10::getDeviceAllocator(d.type())->getDeviceStats(d.index()).allocated_bytes[0].current;
+  int64_t known = u.idle + u.in_use + u.held + u.moving + u.guests + ledger.by_owner[MGD_REPLICA];
+  for (const int64_t pinned : u.pinned) known += pinned;
+  return std::max<int64_t>(0, all - known);
 }
 
 void add_device(std::ostringstream& s, int id) {
@@ -42,6 +55,7 @@ void add_device(std::ostringstream& s, int id) {
   add_part(s, "whose storages the program holds", u.held);
   add_part(s, "on the way", u.moving);
   add_part(s, "of other devices' tensors", u.guests);
+  add_part(s, "in plain or small tensors, which never leave", others_of(id, u));
   add_part(s, "of its tensors elsewhere", u.spilled);
 }
 

@@ -175,18 +175,26 @@ OneStream::~OneStream() {
   if (C10_UNLIKELY(borrower_)) give_back(borrower_);
 }
 
-StepAside::StepAside() : replay_(std::move(replay)) {
-  if (!replay_) return;
-  replay_->own.emplace();
-  replay_->before.set();
+StepAside::StepAside() {
+  if (!replay) return;
+  replay->own.emplace();
+  replay->before.set();
+  replay_ = std::move(replay);
   end_turn();
 }
 
-StepAside::~StepAside() {
+void StepAside::come_back() {
   if (!replay_) return;
   take_turn();
-  replay_->own->set();
   replay = std::move(replay_);
+  replay->own->set();
+}
+
+StepAside::~StepAside() {
+  try {
+    come_back();
+  } catch (const std::exception&) { // the error of the pass is on its way, and says more
+  }
 }
 
 } // namespace managed
@@ -199,8 +207,13 @@ int mgd_torch_begin_replay(void) {
   return guarded([] {
     if (replay || !c10::impl::tls_is_dispatch_key_included(kKey)) return 0;
     take_turn();
+    try {
+      replay = std::make_unique<Replay>();
+    } catch (...) {
+      end_turn();
+      throw;
+    }
     c10::impl::tls_set_dispatch_key_included(kKey, false);
-    replay = std::make_unique<Replay>();
     return 1;
   });
 }

@@ -30,11 +30,13 @@ class OneStream {
 };
 
 // Around a backward pass that starts inside a replay. That pass may need threads which wait for the turn. So this
-// thread gives the turn back and sets the generators as they were before the replay; afterwards it takes the turn and
-// the replay's states again.
+// thread gives the turn back and sets the generators as they were before the replay; come_back() takes the turn and
+// the replay's states again. Both throw when a generator refuses its state; the thread has its turn then. The
+// destructor comes back if nothing else has, and throws nothing.
 class StepAside {
  public:
   StepAside();
+  void come_back();
   ~StepAside();
   StepAside(const StepAside&) = delete;
   StepAside& operator=(const StepAside&) = delete;

@@ -1,11 +1,14 @@
-// reading.cpp: keeps tensors at home while torch reads them with the hook shut out, as torch.tensor([x[0], x[1]]) does.
+// reading.cpp: calls that torch makes with the hook shut out.
 //
-// Which calls do that is known to the binding (csrc/python/lists.c).
+// Tensors whose bytes torch reads stay at home meanwhile, as those of torch.tensor([x[0], x[1]]); the binding knows
+// which calls do that (csrc/python/lists.c). The __torch_dispatch__ of a wrapper subclass gets the hook back.
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "api.h"
 #include "guard.h"
 #include "hold.h"
+#include "key.h"
 #include "saving.h"
 #include "threads.h"
 
@@ -20,5 +23,13 @@ PyObject* mgd_torch_held(PyObject* tensors, PyObject* (*f)(void*), void* context
       hold.add(THPVariable_Unpack(PyList_GET_ITEM(tensors, i)), false);
     hold.bring_home();
     return f(context);
+  });
+}
+
+PyObject* mgd_torch_call_hooked(PyObject* call, PyObject* args, PyObject* kwargs) {
+  return guarded([&] {
+    const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+    const c10::impl::ForceDispatchKeyGuard hooked(keys.included_, keys.excluded_.remove(kKey));
+    return PyObject_Call(call, args, kwargs);
   });
 }

@@ -33,8 +33,9 @@ std::atomic<void (*)()> wake_interpreter{nullptr};
 struct Warning {
   std::string text;
   uint32_t site;
+  bool is_of_copies;
 };
-// At most one for each call site. Never destroyed: the engine's threads may outlive static destructors.
+// Of copies at most one for each call site. Never destroyed: the engine's threads may outlive static destructors.
 struct PendingWarnings {
   std::mutex mutex; // a leaf: nothing is called while it is held
   std::deque<Warning> list;
@@ -85,8 +86,7 @@ std::string describe(const at::Tensor& t, const mgd_event& e, const mgd_repeat& 
       "managed.COPY_WARNING = 0 turns this warning off.");
 }
 
-void put_aside(const at::Tensor& t, const mgd_event& e, const mgd_repeat& r) {
-  Warning w{describe(t, e, r), e.site};
+void put_aside(Warning w) {
   {
     std::lock_guard<std::mutex> lock(pending().mutex);
     pending().list.push_back(std::move(w));
@@ -124,10 +124,13 @@ void record(mgd_event& e, const at::Tensor* copied) noexcept {
     if (C10_UNLIKELY(profiling.load(std::memory_order_relaxed))) e.transfer = last_simulated_copy();
     mgd_trace_add(machine(), &e);
     mgd_repeat repeat{};
-    if (copied && mgd_repeat_add(machine(), &e, &repeat) == MGD_OK && repeat.due) put_aside(*copied, e, repeat);
+    if (copied && mgd_repeat_add(machine(), &e, &repeat) == MGD_OK && repeat.due)
+      put_aside({describe(*copied, e, repeat), e.site, true});
   } catch (const std::exception&) { // no memory for a name or a text: the call goes on without it
   }
 }
+
+void warn_later(const char* text) { put_aside({text, call_site(), false}); }
 
 } // namespace managed
 
@@ -142,7 +145,7 @@ void mgd_torch_set_call_site(uint32_t (*read)(void)) { frames_site.store(read, s
 
 void mgd_torch_set_wake(void (*wake)(void)) { wake_interpreter.store(wake, std::memory_order_release); }
 
-PyObject* mgd_torch_take_warning(uint32_t* site) {
+PyObject* mgd_torch_take_warning(uint32_t* site, int* is_of_copies) {
   Warning w;
   {
     std::lock_guard<std::mutex> lock(pending().mutex);
@@ -152,6 +155,7 @@ PyObject* mgd_torch_take_warning(uint32_t* site) {
     list.pop_front();
   }
   *site = w.site;
+  *is_of_copies = w.is_of_copies;
   return PyUnicode_FromStringAndSize(w.text.data(), static_cast<Py_ssize_t>(w.text.size()));
 }
 

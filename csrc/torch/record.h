@@ -1,7 +1,6 @@
 // record.h: the one way of an event into the core's trace, with the line of the program that it belongs to.
 //
-// Warnings of repeated copies begin here too and are said later by the binding. Nothing is counted here: the core does
-// that.
+// Warnings begin here too and are said later by the binding. Nothing is counted here: the core does that.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -21,6 +20,9 @@ std::string readable(int64_t bytes); // "12.5 MiB"
 // the tensor whose copy it is: too many copies of it in one step are warned of, later,
 // where a warning can be said. Never throws.
 void record(mgd_event& event, const at::Tensor* copied = nullptr) noexcept;
+
+// A RuntimeWarning about the line that this thread runs, said where one can be. Throws std::bad_alloc.
+void warn_later(const char* text);
 
 // While one lives, this thread's copies are part of what somebody else records.
 class Recorded {

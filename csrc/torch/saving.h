@@ -1,6 +1,7 @@
 /* saving.h: storages in the hands of somebody who only saves them. They may leave, and are copied from where they are.
  *
- * Also here, for callers that need them beside it: mgd_torch_held (reading.cpp) and mgd_torch_explained.
+ * Also here, for callers that need them beside it: mgd_torch_held and mgd_torch_call_hooked (reading.cpp),
+ * mgd_torch_explained.
  *
  * Part of what csrc/torch offers to csrc/python; api.h says how these functions fail.
  */
@@ -32,6 +33,9 @@ int mgd_torch_write_saved(PyObject *target, PyObject *source);
 PyObject *mgd_torch_set_saved(PyObject *tensor, PyObject *storage, PyObject *(*set)(void *), void *context);
 /* f(context), while the tensors of the list are home and stay. */
 PyObject *mgd_torch_held(PyObject *tensors, PyObject *(*f)(void *), void *context);
+/* call(*args, **kwargs), while operators of this thread on managed tensors come to the hook although torch has shut it
+ * out. */
+PyObject *mgd_torch_call_hooked(PyObject *call, PyObject *args, PyObject *kwargs);
 /* A number that stands for the address of the first element, whether or not the bytes are there; 0 where they never
  * leave. */
 uint64_t mgd_torch_identity(PyObject *tensor_or_storage);

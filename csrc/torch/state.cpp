@@ -96,6 +96,10 @@ void mark_written_slow(const at::Tensor& t) {
   if (is_view) mark(at::Tensor(t._base()));
 }
 
+void renew_history_slow(const at::Tensor& t) {
+  if (t.is_leaf() && t.is_view() && t.requires_grad()) t.grad_fn();
+}
+
 namespace {
 
 // Whether t or, where it is a view without a state, its base is so.

@@ -6,6 +6,7 @@
 // pinning, moving) and when a tensor first crosses to another device.
 #pragma once
 #include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/TensorImpl.h>
 
 #include <atomic>
@@ -62,6 +63,13 @@ inline void mark(const at::Tensor& t) {
 void mark_written_slow(const at::Tensor& t);
 inline void mark_written(const at::Tensor& t) {
   if (C10_UNLIKELY(!has_key(t.unsafeGetTensorImpl()) && t.defined())) mark_written_slow(t);
+}
+
+// Before t is written. Wrapping makes a view of a plain tensor, and torch takes a view whose base was written through
+// another view for a leaf until its node is asked for.
+void renew_history_slow(const at::Tensor& t);
+inline void renew_history(const at::Tensor& t) {
+  if (t.unsafeGetTensorImpl()->autograd_meta() != nullptr && c10::GradMode::is_enabled()) renew_history_slow(t);
 }
 
 } // namespace managed

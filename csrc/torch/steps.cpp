@@ -34,7 +34,8 @@ int64_t between(void* device, int64_t from, int64_t to) {
   return backend_of(d->type())->worked_between(d->index(), from, to);
 }
 
-// What was logged may lie ahead of the device: before its first plan a step is waited for, once.
+// Plans the period that the core has found. What was logged may lie ahead of the device: before its first plan a step
+// is waited for, once. Throws when the driver reports an error.
 void plan(int device) {
   c10::Device d = device_of(device);
   const Bridge* backend = backend_of(d.type());
@@ -59,7 +60,7 @@ void begin_steps(int device) {
   watching_uses.store(true, std::memory_order_relaxed);
 }
 
-void follow_step(int device, const char* operator_name, c10::ArrayRef<mgd_step_use> uses) noexcept {
+void follow_step(int device, const char* operator_name, c10::ArrayRef<mgd_step_use> uses) noexcept try {
   pass_by(device);
   const mgd_step_call call{operator_name, uses.data(), uses.size(), worked(device)};
   bool plans = false;
@@ -78,6 +79,7 @@ void follow_step(int device, const char* operator_name, c10::ArrayRef<mgd_step_u
     }
   }
   if (plans) plan(device);
+} catch (const std::exception&) { // a kernel has failed: the operator's own calls report it
 }
 
 void begin_work(int device) noexcept {

@@ -65,11 +65,12 @@ int mgd_torch_is_spilled(PyObject* o) {
 }
 
 int64_t mgd_torch_kept_host(void) { return static_cast<int64_t>(kept_host()); }
+int64_t mgd_torch_pageable_host(void) { return static_cast<int64_t>(pageable_host()); }
 
 int64_t mgd_torch_spill_all(void) {
-  uint64_t unused = 0;
-  int64_t left = 0;
-  Py_BEGIN_ALLOW_THREADS left = spill_some(1, &unused);
-  Py_END_ALLOW_THREADS
-  return left;
+  return guarded([] {
+    const NoGil no_gil;
+    uint64_t unused = 0;
+    return spill_some(1, &unused);
+  });
 }

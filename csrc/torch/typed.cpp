@@ -121,6 +121,9 @@ class Call {
   __attribute__((noinline)) void begin(c10::DispatchKeySet ks) {
     const CallFacts& f = arguments_.facts;
     arguments_.noting = f.written != 0;
+    if (arguments_.noting)
+      for (const Tensors& a : arguments_)
+        if (arguments_.is_written(a)) std::for_each(a.begin(), a.end(), renew_history);
     if (!is_host_ && holds_operands(f)) hold_operands();
     if (C10_LIKELY(!meets_hook_inside(f, ks, is_host_))) no_key_.emplace(kKey);
   }

@@ -89,34 +89,39 @@ void note_use_slow(const void* block, int64_t bytes, uint64_t tick, UseKind kind
 
 using namespace managed;
 
-void mgd_torch_begin_uses(void) {
-  Notes& n = notes();
-  std::lock_guard<std::mutex> lock(n.mutex);
-  n.uses.clear();
-  n.numbers.clear();
-  n.met = 0;
-  n.begin = moment_now();
-  noting_uses = true;
-  watching_uses = true;
+int mgd_torch_begin_uses(void) {
+  return guarded([] {
+    Notes& n = notes();
+    std::lock_guard<std::mutex> lock(n.mutex);
+    n.begin = moment_now();
+    n.uses.clear();
+    n.numbers.clear();
+    n.met = 0;
+    noting_uses = true;
+    watching_uses = true;
+    return 0;
+  });
 }
 
 PyObject* mgd_torch_end_uses(void) {
-  noting_uses = false;
-  std::vector<Use> uses;
-  Moment begin;
-  {
-    std::lock_guard<std::mutex> lock(notes().mutex);
-    uses.swap(notes().uses);
-    begin.swap(notes().begin);
-  }
-  THPObjectPtr list(PyList_New(static_cast<Py_ssize_t>(uses.size())));
-  for (std::size_t i = 0; list && i < uses.size(); i++) {
-    const Use& u = uses[i];
-    PyObject* item =
-        Py_BuildValue("(KLKid)", static_cast<unsigned long long>(u.storage), static_cast<long long>(u.bytes),
-                      static_cast<unsigned long long>(u.tick), static_cast<int>(u.kind), ns_between(begin, u.when));
-    if (!item) return nullptr;
-    PyList_SET_ITEM(list.get(), static_cast<Py_ssize_t>(i), item);
-  }
-  return list.release();
+  return guarded([]() -> PyObject* {
+    noting_uses = false;
+    std::vector<Use> uses;
+    Moment begin;
+    {
+      std::lock_guard<std::mutex> lock(notes().mutex);
+      uses.swap(notes().uses);
+      begin.swap(notes().begin);
+    }
+    THPObjectPtr list(PyList_New(static_cast<Py_ssize_t>(uses.size())));
+    for (std::size_t i = 0; list && i < uses.size(); i++) {
+      const Use& u = uses[i];
+      PyObject* item =
+          Py_BuildValue("(KLKid)", static_cast<unsigned long long>(u.storage), static_cast<long long>(u.bytes),
+                        static_cast<unsigned long long>(u.tick), static_cast<int>(u.kind), ns_between(begin, u.when));
+      if (!item) return nullptr;
+      PyList_SET_ITEM(list.get(), static_cast<Py_ssize_t>(i), item);
+    }
+    return list.release();
+  });
 }

@@ -211,25 +211,15 @@ def test_wrapper_is_refused():
 
 
 @pytest.mark.row(
-    "Wrapper subclasses around managed tensors", note="on one device; results inside are plain"
+    "Wrapper subclasses around managed tensors",
+    note="operators inside __torch_dispatch__ are managed's, too",
 )
-def test_wrapper_of_managed():
+def test_wrapper_of_managed(place):
     a, b = torch.randn(3), torch.randn(3)
-    x, y = Place("one")(a, b)
+    x, y = place(a, b)
     for out in (Wrapper(x) + Wrapper(y), Wrapper(x) + y):
         assert type(out) is Wrapper
-        same(a + b, out.inner, managed=False)
-
-
-@pytest.mark.row(
-    "Wrapper subclasses around managed tensors on several devices",
-    "refused: RuntimeError",
-    note="inside __torch_dispatch__ nothing is aligned",
-)
-def test_wrapper_over_devices():
-    x, y = Place("mixed")(torch.randn(3), torch.randn(3))
-    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
-        Wrapper(x) + Wrapper(y)
+        same(a + b, out.inner)
 
 
 class Own(torch.Tensor):
@@ -253,7 +243,6 @@ def test_torch_function_subclass(place):
     assert "add" in Own.seen
 
 
-@pytest.mark.not_under_torture("refused where its bytes are away: docs/limitations.md")
 @pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors:UserWarning")
 @pytest.mark.row("Masked tensors", note="plain themselves; their data on one device")
 def test_masked():

@@ -1,0 +1,82 @@
+"""What torch.nn.parallel.comm calls in a CUDA build's torch._C, for simulated devices.
+
+scatter, replicate, gather and the autograd functions between them are torch's own. Devices are
+indices here; -1 is the CPU, and None is the current device.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["functions"]
+
+
+def _device(index: int | None) -> torch.device:
+    if index is not None and index < 0:
+        return torch.device("cpu")
+    return torch.device("sim", torch.accelerator.current_device_index() if index is None else index)
+
+
+def _broadcast(tensor: torch.Tensor, devices: Sequence[int]) -> list[torch.Tensor]:
+    return [tensor.to(_device(d)) for d in devices]
+
+
+def _broadcast_coalesced(
+    tensors: Sequence[torch.Tensor], devices: Sequence[int], buffer_size: int
+) -> list[list[torch.Tensor]]:
+    return [[t.to(_device(d)) for t in tensors] for d in devices]
+
+
+def _broadcast_out(tensor: torch.Tensor, out: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [o.copy_(tensor) for o in out]
+
+
+def _scatter(
+    tensor: torch.Tensor, devices: Sequence[int], sizes: Any, dim: int, streams: Any
+) -> list[torch.Tensor]:
+    parts = torch.split(tensor, sizes, dim) if sizes else tensor.chunk(len(devices), dim)
+    return [part.to(_device(d)) for part, d in zip(parts, devices, strict=False)]
+
+
+def _scatter_out(
+    tensor: torch.Tensor, out: Sequence[torch.Tensor], dim: int, streams: Any
+) -> list[torch.Tensor]:
+    parts = torch.split(tensor, [o.size(dim) for o in out], dim)
+    return [o.copy_(part) for o, part in zip(out, parts, strict=True)]
+
+
+def _gather(tensors: Sequence[torch.Tensor], dim: int, destination: int | None) -> torch.Tensor:
+    there = _device(destination)
+    return torch.cat([t.to(there) for t in tensors], dim)
+
+
+def _gather_out(tensors: Sequence[torch.Tensor], out: torch.Tensor, dim: int) -> torch.Tensor:
+    return out.copy_(_gather(tensors, dim, -1 if out.is_cpu else out.get_device()))
+
+
+def functions() -> Iterator[tuple[Any, str, Callable[..., Any], Callable[..., Any]]]:
+    """Owner and name of each function, the function, and the one for simulated devices."""
+    for ours in (
+        _broadcast, _broadcast_coalesced, _broadcast_out, _gather, _gather_out, _scatter,
+        _scatter_out,
+    ):  # fmt: skip
+        name = ours.__name__
+        yield torch._C, name, getattr(torch._C, name, None) or _missing(name), ours
+    nccl: Any = torch.cuda.nccl
+    yield nccl, "is_available", nccl.is_available, lambda tensors: False
+    parallel: Any = sys.modules[torch.nn.DataParallel.__module__]
+    kind = "_get_available_device_type"  # of the device that a module has to be on
+    yield parallel, kind, getattr(parallel, kind), lambda: "sim"
+
+
+def _missing(name: str) -> Callable[..., Any]:
+    """What a build without CUDA says of such a function."""
+
+    def missing(*args: Any) -> Any:
+        raise AttributeError(f"module 'torch._C' has no attribute {name!r}")
+
+    return missing
