@@ -6,9 +6,9 @@ and its environment holds no MANAGED variable when it imports. The child takes o
 environment, folder, arguments and standard streams, runs it as `__main__` and ends as an
 interpreter ends, atexit functions and finalisation included.
 
-What differs from an interpreter of its own: torch is imported already, variables that are read
-when the interpreter starts or torch is imported have no effect, and /proc shows the server's
-command line. `own=True` starts an interpreter.
+What differs from an interpreter of its own: torch and torch._dynamo are imported already,
+variables that are read when the interpreter starts or torch is imported have no effect, and /proc
+shows the server's command line. `own=True` starts an interpreter.
 """
 
 import atexit
@@ -139,7 +139,7 @@ TIMED_OUT = 1 << 20  # no exit status
 
 def serve():
     """Forks a child for each request. Returns in the child only, with the code that it runs."""
-    import torch  # noqa: F401
+    import torch._dynamo  # noqa: F401 # every optimizer imports it, which takes 1.5 s
 
     connection = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDONLY)
@@ -188,6 +188,7 @@ def _begin(words, env, cwd, streams):
     for name in [n for n in main if not n.startswith("__")]:
         del main[name]
     del sys.modules["interpreters"]
+    sys.orig_argv = [*sys.orig_argv[: sys.orig_argv.index("-c")], *words]
     first, *arguments = words
     if first == "-c":
         sys.argv = ["-c", *arguments[1:]]

@@ -1,7 +1,7 @@
-"""What models in training count, with values or without, as JSON.
+"""What models in training count, with values and without, as JSON.
 
-`python no_values_models.py FILE values|nothing`. Five models, two optimizers, all memory that they
-use and 60 and 40 % of it: peak, virtual time, and how often and how much moved.
+`python no_values_models.py WITH_VALUES WITHOUT EVERY`. Each EVERY-th of five models, with two
+optimizers, in all memory that they use and in 60 and 40 % of it: peak, virtual time, and how often and how much moved.
 """
 
 import gc
@@ -12,6 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 
+import both_ways
 import torch
 from budgeted import managed_on, vacated
 from training import MODELS, Trained
@@ -42,20 +43,20 @@ def trained(model, optimizer, budget):
     return row
 
 
-def main():
+def write(path, values, every):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    managed.simulate(2, "4GiB", "a100-40g", values=sys.argv[2] == "values", repeatable=True)
+    managed.simulate(2, "4GiB", "a100-40g", values=values, repeatable=True)
     rows = {}
-    for name, model in list(MODELS.items())[:: int(sys.argv[3])]:
+    for name, model in list(MODELS.items())[::every]:
         for optimizer in ("adamw", "adamw-fused"):
             whole = rows[f"{name} {optimizer} 1.0"] = trained(model, optimizer, None)
             for part in (0.6, 0.4):
                 budget = int(whole["peak"] * part)
                 rows[f"{name} {optimizer} {part}"] = trained(model, optimizer, budget)
-    with open(sys.argv[1], "w", encoding="utf-8") as file:
+    with open(path, "w", encoding="utf-8") as file:
         json.dump(rows, file)
 
 
 if __name__ == "__main__":
-    main()
+    both_ways.run(write)

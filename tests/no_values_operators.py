@@ -1,6 +1,6 @@
-"""Forms, bytes and virtual time of operators on sim:0, with values or without, as JSON.
+"""Forms, bytes and virtual time of operators on sim:0, with values and without, as JSON.
 
-`python no_values_operators.py FILE values|nothing EVERY`. Of each EVERY-th operator of torch's
+`python no_values_operators.py WITH_VALUES WITHOUT EVERY`. Of each EVERY-th operator of torch's
 database up to six samples, forward and backward. Without values nothing is known, not even small
 integers, so that every kernel tells forms.
 """
@@ -8,12 +8,12 @@ integers, so that every kernel tells forms.
 import gc
 import json
 import random
-import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+import both_ways
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -136,20 +136,20 @@ def rows(op):
             yield measured(op, sample)
 
 
-def main():
+def write(path, values, every):
     warnings.simplefilter("ignore")
-    managed.simulate(1, "8GiB", "a100-40g", values=sys.argv[2] == "values", repeatable=True)
+    managed.simulate(1, "8GiB", "a100-40g", values=values, repeatable=True)
     _sim.know_nothing(True)
     all_rows = {}
-    for op in op_db[:: int(sys.argv[3])]:
+    for op in op_db[::every]:
         if torch.float32 in op.dtypes and not op.name.startswith(STRANGE):
             all_rows[f"{op.name}.{op.variant_test_name}".strip(".")] = list(rows(op))
     for name, function, (first, *others) in convolutions():
         sample = SampleInput(first, args=tuple(others))
         all_rows[name] = [measured(Plain(function), sample)]
-    with open(sys.argv[1], "w", encoding="utf-8") as file:
+    with open(path, "w", encoding="utf-8") as file:
         json.dump(all_rows, file)
 
 
 if __name__ == "__main__":
-    main()
+    both_ways.run(write)

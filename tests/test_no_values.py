@@ -19,18 +19,18 @@ HERE = Path(__file__).parent
 VERSION = tuple(int(n) for n in torch.__version__.split(".")[:2])
 
 
-def written(program, file, *arguments):
-    """What a program writes into the file that is its first argument."""
-    done = interpreters.run([HERE / program, file, *arguments], cwd=HERE, timeout=600)
+def written(program, *files, every=()):
+    """What a program writes into the files that are its arguments."""
+    done = interpreters.run([HERE / program, *files, *every], cwd=HERE, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(file.read_text())
+    return [json.loads(file.read_text()) for file in files]
 
 
 @pytest.fixture(scope="module")
 def failed(tmp_path_factory):
     """Which checks failed, and how: all run in one process."""
     file = tmp_path_factory.mktemp("no_values") / "failed.json"
-    return written("no_values.py", file)
+    return written("no_values.py", file)[0]
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -42,7 +42,7 @@ def test_check(failed, check):
 def compared(tmp_path, program, every):
     """What a program writes with values, and without, of each so-many-th case."""
     files = [tmp_path / "values.json", tmp_path / "nothing.json"]
-    return [written(program, file, file.stem, every) for file in files]
+    return written(program, *files, every=[every])
 
 
 #: Operators for which a run without values differs, and why.

@@ -12,13 +12,14 @@ PROGRAM = """
 import sys, torch, managed
 from torch import nn
 from managed import ManagedModule, ManagedTensor
-managed.simulate(1, memory="64MiB")
+torch.set_num_threads(1)
+managed.simulate(1, memory="16MiB")
 torch.manual_seed(0)
-model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(10)])
+model = nn.Sequential(*[nn.Linear(512, 512) for _ in range(10)])
 model = ManagedModule.from_module(model).to("sim:0")
 optimizer = torch.optim.SGD(model.parameters(), 1e-4)
-x = torch.randn(64, 1024).as_subclass(ManagedTensor)
-managed.budget("sim:0", "48MiB")
+x = torch.randn(64, 512).as_subclass(ManagedTensor)
+managed.budget("sim:0", "12MiB")
 taken = managed.load_plans(sys.argv[1])
 for step in range(8):
     managed.stats(reset=True)

@@ -29,7 +29,8 @@ struct LeavingQueue {
   std::atomic<std::size_t> count{0}, bytes{0}, dead{0}; // dead: bytes
 };
 LeavingQueue& leaving_of(int device) {
-  static auto* all = new std::array<LeavingQueue, kMostDevices>; // never destroyed: tensors may outlive static destructors
+  // Never destroyed: tensors may outlive static destructors.
+  static auto* all = new std::array<LeavingQueue, kMostDevices>;
   return (*all)[device];
 }
 

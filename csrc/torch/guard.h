@@ -29,11 +29,12 @@ auto guarded(F&& f) -> decltype(f()) {
   END_HANDLE_TH_ERRORS_RET(failed)
 }
 
-// Lets other Python threads run while bytes are copied.
+// Lets other Python threads run while bytes are copied. The destructor may unwind: while the interpreter ends, a daemon
+// thread that asks for the GIL is ended there (pthread_exit).
 class NoGil {
  public:
   NoGil() : state_(PyEval_SaveThread()) {}
-  ~NoGil() { PyEval_RestoreThread(state_); }
+  ~NoGil() noexcept(false) { PyEval_RestoreThread(state_); }
   NoGil(const NoGil&) = delete;
   NoGil& operator=(const NoGil&) = delete;
 

@@ -153,7 +153,7 @@ PROTOTYPE = pytest.mark.filterwarnings("ignore:The PyTorch API of nested:UserWar
 @PROTOTYPE
 @pytest.mark.row(
     "Nested tensors of managed components",
-    note="jagged, parts on one device; they and their parts are plain",
+    note="jagged, parts on one device; they are plain, their parts are managed",
 )
 def test_jagged_of_managed():
     parts, w = [torch.rand(2, 3), torch.rand(3, 3)], torch.randn(3, 3)
@@ -161,7 +161,7 @@ def test_jagged_of_managed():
     plain = torch.nested.as_nested_tensor(parts, layout=torch.jagged)
     assert not isinstance(there, ManagedTensor)
     weight = managed_on(w, there.device)
-    same(list((plain * 2 @ w).unbind()), list((there * 2 @ weight).unbind()), managed=False)
+    same(list((plain * 2 @ w).unbind()), list((there * 2 @ weight).unbind()))
 
 
 @PROTOTYPE
