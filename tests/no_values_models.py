@@ -1,7 +1,8 @@
 """What models in training count, with values and without, as JSON.
 
 `python no_values_models.py WITH_VALUES WITHOUT EVERY`. Each EVERY-th of five models, with two
-optimizers, in all memory that they use and in 60 and 40 % of it: peak, virtual time, and how often and how much moved.
+optimizers, in all memory that they use and in 60 and 40 % of it: peak, virtual time, and how often
+and how much moved.
 """
 
 import gc
