@@ -58,7 +58,9 @@ Arithmetic matrix(const Tensor &numbers, double flops) {
 double product(const Tensor &a, const Tensor &b) { return 2.0 * static_cast<double>(a.numel()) * extent(b, -1); }
 
 // One output element takes 2 * (input channels of its group) * (kernel elements).
-double per_weight(const Tensor &weight) { return 2.0 * static_cast<double>(weight.numel()) / std::max(extent(weight, 0), 1.0); }
+double per_weight(const Tensor &weight) {
+  return 2.0 * static_cast<double>(weight.numel()) / std::max(extent(weight, 0), 1.0);
+}
 
 // convolution(input, weight, bias, stride, padding, dilation, transposed, ...)
 Arithmetic convolution(c10::ArrayRef<c10::IValue> a) {

@@ -73,9 +73,7 @@ c10::DataPtr fresh(std::size_t bytes) {
   try {
     void* memory = cuda->lock_pages(bytes);
     return {memory, memory, cuda->unlock_pages, c10::Device(c10::kCPU)};
-  } catch (const std::bad_alloc&) {
-    return allocate_pageable(bytes);
-  }
+  } catch (const std::bad_alloc&) { return allocate_pageable(bytes); }
 }
 
 // What is kept beyond the room that was ever needed goes, the largest first; but not what a copy still reads or writes,

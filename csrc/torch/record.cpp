@@ -79,9 +79,8 @@ std::string describe(const at::Tensor& t, const mgd_event& e, const mgd_repeat& 
   return c10::str(
       "managed: a tensor (torch.", c10::getDtypeNames(t.scalar_type()).first, ", shape ", t.sizes(), ") on ",
       t.device(), " was copied to ", device_of(e.to), " ", r.count, " times in one step, ", readable(r.bytes),
-      " in all, here for ", e.operator_name ? e.operator_name : "an operator", ".",
-      is_held_plainly(t) ? kPlain : "", " Move it there with x.to(\"",
-      device_of(e.to), "\") or module.cuda(...), or keep what uses it on ", t.device(),
+      " in all, here for ", e.operator_name ? e.operator_name : "an operator", ".", is_held_plainly(t) ? kPlain : "",
+      " Move it there with x.to(\"", device_of(e.to), "\") or module.cuda(...), or keep what uses it on ", t.device(),
       "; a tensor that is written between two uses has to be copied anew. managed.explain(x) shows each copy; "
       "managed.COPY_WARNING = 0 turns this warning off.");
 }

@@ -103,7 +103,10 @@ Engines &engines() {
 class Lease {
  public:
   explicit Lease(const at::Generator &g)
-      : device_(g), held_(device_.mutex()), place_(g.current_seed(), g.get_offset()), start_(engines().engine(place_)),
+      : device_(g),
+        held_(device_.mutex()),
+        place_(g.current_seed(), g.get_offset()),
+        start_(engines().engine(place_)),
         cpu_(at::detail::createCPUGenerator(place_.first)) {
     const Halves h = engines().halves(place_);
     inside()->set_engine(start_);
