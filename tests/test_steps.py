@@ -274,3 +274,74 @@ def test_a_loop_within_the_step_is_not_taken_for_the_step():
             assert torch.equal(here.cell.weight.cpu(), there.cell.weight)
         assert state()["follows"]
         assert state()["operators"] > 36  # 12 products forward, 24 back
+
+
+def moved():
+    figures = managed.stats()
+    return sum(figures[f"{what}_bytes"] for what in ("spill", "spare", "restore"))
+
+
+def bytes_by_step(step, steps):
+    found = []
+    for _ in range(steps):
+        managed.stats(reset=True)
+        step()
+        found.append(moved())
+    return found
+
+
+def deep(layers=10):
+    """Activations between the layers: operators in a row that use no weight."""
+    parts = [
+        part for _ in range(layers) for part in (nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Tanh())
+    ]
+    return module_on(nn.Sequential(*parts))
+
+
+@pytest.mark.only_simulated("a budget of 7 MiB is three segments of CUDA's allocator")
+@pytest.mark.parametrize("keeps", [False, True], ids=["the_first_dies", "the_first_lives"])
+def test_a_second_training_moves_as_little_as_the_first(keeps):
+    kept = []
+
+    def train_one():
+        model = deep()
+        optimizer, x = adam(model), torch.randn(64, WIDTH)
+
+        def step():
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+
+        found = bytes_by_step(step, 6)
+        kept.append(model if keeps else None)
+        return found
+
+    with managed.budget(D0, device_module.memory_allocated(D0) + 7 * MiB):
+        first, second, third = train_one(), train_one(), train_one()
+    assert first[-1] < 0.9 * first[1]
+    assert max(second[-1], third[-1]) < 1.05 * first[-1]
+
+
+@pytest.mark.only_simulated("a budget of 8 MiB is four segments of CUDA's allocator")
+@pytest.mark.parametrize("passes", [1, 3])
+def test_scoring_passes_do_not_hide_the_round(passes):
+    """They repeat within each round; it is the round that is planned."""
+
+    def rounds(passes):
+        model, reference = deep(), deep()
+        optimizer, x = adam(model), torch.randn(64, WIDTH)
+
+        def step():
+            with torch.no_grad():
+                target = reference(x)
+                for _ in range(passes):
+                    model(x)
+            optimizer.zero_grad()
+            (model(x) - target).square().mean().backward()
+            optimizer.step()
+
+        return bytes_by_step(step, 6)
+
+    with managed.budget(D0, device_module.memory_allocated(D0) + 8 * MiB):
+        alone = rounds(0)
+        assert max(rounds(passes)[3:]) < 1.05 * alone[-1]

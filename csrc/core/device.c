@@ -100,7 +100,7 @@ int mgd_device_set_capacity(struct mgd_machine *m, int id, int64_t capacity) {
   if (mgd_state_knows_device_locked(m, id)) {
     m->devices[id].capacity = capacity;
     mgd_replica_shrink_locked(m, id);
-    mgd_step_room_changed_locked(m, id);
+    mgd_step_forget_locked(m, id);
     code = MGD_OK;
   }
   return mgd_state_leave(m, code);

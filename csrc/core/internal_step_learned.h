@@ -26,6 +26,7 @@ struct mgd_step_kind {
 struct mgd_step_learned {
   int32_t slot; /* its place among those that the device knows */
   int32_t operators, roles, uses;
+  int32_t alive; /* lasting roles that a storage has, or that are unseen; 0: the step can be met no more */
   struct mgd_step_kind *kinds; /* operators + 1 */
   int32_t *buckets;            /* by window, as many as operators: -1, or an operator */
   int32_t *use_roles;          /* of each use as it is named in the call; -1: none */
@@ -47,5 +48,8 @@ struct mgd_step_learned {
   bool loaded;          /* it came from a file, and no two periods were followed yet */
   uint64_t used;        /* mgd_step.calls when it was taken up last */
 };
+
+/* Whether there is a plan that can be met. */
+static inline bool mgd_step_is_known(const struct mgd_step_learned *l) { return l->plan && l->alive > 0; }
 
 #endif

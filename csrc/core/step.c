@@ -1,19 +1,16 @@
 /* step.c: a device's operators are logged until they repeat, and then the plan for them is followed.
  *
- * Says which of both is done, and plans. When a plan is lost the log begins anew; the steps that were learned are kept,
- * some of them, and taken up where the program comes back to one. Which bytes leave for want of room is evict.c's, with
- * a plan and without: a plan does before need what would otherwise be done at need.
+ * Decides when operators are logged, when a period is planned and which plan is followed. The log goes on while a plan
+ * is followed, until it is full: the plan may be for a part of a longer step, and only the log shows the longer one.
+ * When a plan is lost the log stays, and so do the steps that were learned; a plan is taken up again when the program
+ * comes back to its step. Which bytes leave for want of room is evict.c's, with a plan and without: a plan does before
+ * need what would otherwise be done at need.
  */
-#include "arithmetic.h"
 #include "internal_step.h"
 #include "testing.h"
 
 #include <math.h>
 
-#define MARGIN 1024 /* the part of the room that a plan leaves free at first */
-#define TAKEN 128   /* and that is taken more where it was not enough */
-#define LEAP 16     /* the same where there are pieces and no room has proved to be enough */
-#define CHANGED 32 /* the part of the room by which it must have changed to plan again */
 #define QUIET 4096 /* operators without anything leaving, before a device logs no more */
 #define QUIET_LOADED (16 * QUIET) /* the same while a step from a file was not met yet */
 
@@ -28,25 +25,33 @@ void mgd_step_free(struct mgd_step *s) {
   }
 }
 
-static void forget_step(struct mgd_device *d) {
-  if (d->step && !d->step->planning) {
-    mgd_step_log_clear_locked(&d->step->log);
-    for (int i = 0; i < MGD_STEP_PLANS; i++) {
-      mgd_step_learn_forget_locked(&d->step->known[i]);
-    }
-    mgd_step_free(d->step);
-    d->step = NULL;
-  }
-}
-
-/* Other room asks for another plan, if for any. */
-void mgd_step_room_changed_locked(struct mgd_machine *m, int device) { forget_step(&m->devices[device]); }
-
-/* Who asks takes no lock. */
+/* Readers are lock-free. */
 static void tell_whether_it_logs(struct mgd_machine *m, int device) {
   const struct mgd_step *s = m->devices[device].step;
+  const bool logs = s && !s->forgotten && (!s->follows || s->finds);
   const uint64_t bit = UINT64_C(1) << device;
-  __atomic_store_n(&m->logging, s && !s->follows ? m->logging | bit : m->logging & ~bit, __ATOMIC_RELAXED);
+  __atomic_store_n(&m->logging, logs ? m->logging | bit : m->logging & ~bit, __ATOMIC_RELAXED);
+}
+
+void mgd_step_forget_locked(struct mgd_machine *m, int device) {
+  struct mgd_step *s = m->devices[device].step;
+  if (s && s->planning) {
+    s->forgotten = true; /* the thread that plans reads it, and forgets it at the end */
+  } else if (s) {
+    mgd_step_log_clear_locked(&s->log);
+    for (int i = 0; i < MGD_STEP_PLANS; i++) {
+      mgd_step_learn_forget_locked(&s->known[i]);
+    }
+    mgd_step_free(s);
+    m->devices[device].step = NULL;
+  }
+  tell_whether_it_logs(m, device);
+}
+
+/* The step of the device, or NULL: there is none, or it is to be forgotten. */
+struct mgd_step *mgd_step_of_locked(const struct mgd_machine *m, int device) {
+  struct mgd_step *s = mgd_state_knows_device_locked(m, device) ? m->devices[device].step : NULL;
+  return s && !s->forgotten ? s : NULL;
 }
 
 bool mgd_step_logs(const struct mgd_machine *m, int device) {
@@ -57,14 +62,13 @@ static void begin_anew(struct mgd_step *s) {
   mgd_step_log_clear_locked(&s->log);
   s->generation++;
   s->plan_at = 0;
-  s->hopeless = false;
 }
 
 int mgd_step_learn(struct mgd_machine *m, bool on) {
   mgd_state_enter(m);
   m->learns = on;
   for (int id = 1; id < m->count && !on; id++) {
-    forget_step(&m->devices[id]);
+    mgd_step_forget_locked(m, id);
   }
   return mgd_state_leave(m, MGD_OK);
 }
@@ -93,16 +97,38 @@ void mgd_step_made_locked(struct mgd_machine *m, struct mgd_handle *h) {
   struct mgd_step *s = step_of(m, h);
   if (s && s->follows) {
     mgd_step_follow_result_locked(s, h);
-  } else if (s) {
+  }
+  if (s) {
     mgd_step_log_made_locked(m, &s->log, h);
   }
 }
 
+/* The plan is kept unless nothing is left that it could be met by. */
+static void lose(struct mgd_step *s) {
+  struct mgd_step_learned *l = &s->known[s->which];
+  if (l->loaded) {
+    mgd_step_follow_unbind_locked(l); /* it may have been the wrong place */
+  }
+  s->doubts = l->laps > 0 ? 0 : s->doubts < MGD_STEP_DOUBTS ? s->doubts + 1 : s->doubts;
+  s->follows = s->sure = false;
+  s->ahead.operators = 0;
+  s->lost++;
+  s->strange = 0;
+}
+
+/* A plan that a thread reads stays; its place is free all the same (choose_slot()). */
 void mgd_step_died_locked(struct mgd_machine *m, struct mgd_handle *h) {
   struct mgd_step *s = step_of(m, h);
   if (s) {
     mgd_step_log_died_locked(&s->log, h);
-    mgd_step_follow_leave_locked(s, h);
+  }
+  for (int i = 0; s && i < MGD_STEP_PLANS; i++) {
+    if (mgd_step_follow_leave_locked(&s->known[i], h) && !s->planning) {
+      if (s->follows && i == s->which) {
+        lose(s);
+      }
+      mgd_step_learn_forget_locked(&s->known[i]);
+    }
   }
 }
 
@@ -114,7 +140,7 @@ void mgd_step_stays_locked(struct mgd_machine *m, const struct mgd_handle *h) {
     planned = planned || (h->role[i] >= 0 && s->known[i].role[h->role[i]].lasting);
   }
   if (planned) {
-    mgd_step_room_changed_locked(m, h->home);
+    mgd_step_forget_locked(m, h->home);
   }
 }
 
@@ -154,30 +180,19 @@ static void remember(struct mgd_step *s, uint64_t kind) {
 
 /* ---- logging */
 
-static void lose(struct mgd_step *s) {
-  if (s->known[s->which].loaded) {
-    mgd_step_follow_unbind_locked(&s->known[s->which]); /* it may have been the wrong place */
-  }
-  s->follows = false;
-  s->ahead.operators = 0;
-  s->lost++;
-  s->strange = 0;
-  begin_anew(s);
-}
-
-/* True: a period has been found, and is to be planned. */
+/* True: a period has been found that is to be planned. While a plan is followed, only a longer one is. Where a plan is
+ * known, turns of its step and others look like a period sooner. */
 static bool note(struct mgd_machine *m, struct mgd_step *s, const struct mgd_step_call *call, uint64_t kind,
-                 int64_t pressed) {
-  if (mgd_step_follow_from_here_locked(s, call, kind)) {
-    s->pressed = pressed;
+                 int64_t known_ns) {
+  const struct mgd_step_log *log = &s->log;
+  const int32_t doubts = s->doubts + mgd_step_is_known(&s->known[s->which]);
+  if (!mgd_step_log_add_locked(m, s, call, kind, known_ns)) {
     begin_anew(s);
+    s->sure = s->follows;
     return false;
   }
-  if (!mgd_step_log_add_locked(m, s, call, kind)) {
-    begin_anew(s);
-    return false;
-  }
-  return mgd_step_log_repeats_locked(&s->log) && s->log.count >= s->plan_at && !s->hopeless && !s->planning;
+  return mgd_step_log_repeats_locked(&s->log, doubts) && log->count >= s->plan_at && !s->planning &&
+      (!s->follows || log->period > s->known[s->which].operators);
 }
 
 /* Nothing had to leave for long, and no plan sees to that. */
@@ -196,14 +211,17 @@ static bool follow_or_note(struct mgd_machine *m, int device, struct mgd_step *s
                            struct mgd_action *actions, size_t *n, size_t size) {
   const uint64_t kind = kind_of_call(s, call);
   const int64_t pressed = m->devices[device].storages.pressed;
-  bool plans = false;
+  bool again = false;
   remember(s, kind);
-  if (!s->follows) {
-    plans = note(m, s, call, kind, pressed);
-  } else if (!mgd_step_follow_call_locked(m, s, call, kind, pressed, actions, n, size, &plans)) {
+  if (s->follows && !mgd_step_follow_call_locked(m, s, call, kind, pressed, actions, n, size, &again)) {
     lose(s);
   }
-  return plans;
+  s->finds = !s->sure && note(m, s, call, kind, mgd_step_follow_ns_locked(s));
+  if (!s->follows && mgd_step_follow_from_here_locked(s, call, kind)) {
+    s->pressed = pressed;
+    s->finds = s->finds && s->log.period > s->known[s->which].operators;
+  }
+  return again || s->finds;
 }
 
 /* For tests: what was recorded is wrong. Times are from half to twice what they were, with a fifth of noise. Where a
@@ -237,13 +255,13 @@ int mgd_step_operator(struct mgd_machine *m, int device, const struct mgd_step_c
   *n = 0;
   *plans = false;
   mgd_state_enter(m);
-  struct mgd_step *s = mgd_state_knows_device_locked(m, device) ? m->devices[device].step : NULL;
+  struct mgd_step *s = mgd_step_of_locked(m, device);
   if (s && m->learns) {
     if (m->disturbed == 0 || disturb(m, device, s, &seen, plans)) {
       *plans = follow_or_note(m, device, s, &seen, actions, n, size) || *plans;
     }
     if (is_quiet(s, m->devices[device].storages.pressed)) {
-      forget_step(&m->devices[device]);
+      mgd_step_forget_locked(m, device);
     }
     tell_whether_it_logs(m, device);
   }
@@ -258,53 +276,20 @@ int mgd_step_rest(struct mgd_machine *m, int device, const struct mgd_step_call 
   const size_t size = *n;
   *n = 0;
   mgd_state_enter(m);
-  struct mgd_step *s = mgd_state_knows_device_locked(m, device) ? m->devices[device].step : NULL;
+  struct mgd_step *s = mgd_step_of_locked(m, device);
   if (s && m->learns) {
     mgd_step_follow_ahead_locked(m, s, call, actions, n, size);
   }
   return mgd_state_leave(m, MGD_OK);
 }
 
-/* ---- the plan */
-
-static int64_t room_for_plan(const struct mgd_machine *m, int device, int64_t free, int64_t margin) {
-  const struct mgd_storages *s = &m->devices[device].storages;
-  const mgd_wide room = s->ordered_bytes - s->last_bytes + free - margin;
-  return room < 0 ? 0 : room < INT64_MAX ? (int64_t)room : INT64_MAX;
-}
-
-int mgd_step_plan_of(const struct mgd_step_learned *l, const struct mgd_plan_machine *machine, struct mgd_plan **plan) {
-  const struct mgd_plan_step step = {.operators = l->operators,
-                                     .storages = l->roles,
-                                     .ns = l->ns,
-                                     .first_use = l->plan_first,
-                                     .uses = l->plan_uses,
-                                     .storage = l->plan_storages};
-  const int code = mgd_plan_make(&step, machine, 0, plan);
-  if (code == MGD_OK) {
-    (void)mgd_plan_early_write(&step, *plan, 0); /* without memory the plan is good as it is */
-  }
-  return code;
-}
-
-/* Without the mutex: what is read stays as it is while `planning` is set. */
-static int plan_of(struct mgd_machine *m, int device, struct mgd_step *s, const struct mgd_step_learned *l,
-                   int64_t room, struct mgd_plan **plan) {
-  const struct mgd_plan_machine machine = {
-      .room = room, .in = m->links[MGD_HOST][device], .out = m->links[device][MGD_HOST]};
-  s->planning = true;
-  int code = mgd_state_leave(m, MGD_OK);
-  const int planned = mgd_step_plan_of(l, &machine, plan);
-  mgd_state_enter(m);
-  s->planning = false;
-  return code != MGD_OK ? code : planned;
-}
+/* ---- places for plans */
 
 /* An empty place, or that of the step that was taken up longest ago. */
 static int32_t choose_slot(const struct mgd_step *s) {
   int32_t oldest = 0;
   for (int32_t i = 0; i < MGD_STEP_PLANS; i++) {
-    if (!s->known[i].plan) {
+    if (!mgd_step_is_known(&s->known[i])) {
       return i;
     }
     oldest = s->known[i].used < s->known[oldest].used ? i : oldest;
@@ -321,123 +306,12 @@ int32_t mgd_step_free_slot_locked(struct mgd_step *s) {
   return slot;
 }
 
-/* The operator that is under way began the period anew: it is the first one of the plan. */
-static void take_over(struct mgd_step *s, struct mgd_step_learned *l, int64_t pressed) {
-  s->which = l->slot = choose_slot(s);
-  mgd_step_learn_forget_locked(&s->known[s->which]);
-  mgd_step_learn_bind_locked(&s->log, l);
-  l->used = s->calls;
-  s->known[s->which] = *l;
-  mgd_step_log_clear_locked(&s->log);
-  s->follows = true;
-  s->ahead.operators = 0;
-  s->at = 1 % l->operators;
-  s->results = s->strange = 0;
-  s->pressed = pressed;
-}
-
-static int64_t changed_by(int64_t a, int64_t b) { return a > b ? a - b : b - a; }
-
-/* The room to plan the same step again with: less where bytes had to leave, or what is there now, if that is another.
- *
- * Pieces are room for blocks that fit into them. How much they are worth depends on the sizes that the step asks for,
- * and is found by trying: half way from a room that was enough to one that was not, or to all of it. */
-static int64_t room_again(const struct mgd_machine *m, int device, struct mgd_step_learned *l, int64_t free,
-                          int64_t pieces) {
-  const int64_t whole = room_for_plan(m, device, free + pieces, 0);
-  const bool other = changed_by(whole, l->whole) >= l->whole / CHANGED;
-  if (other || (l->tight && pieces == 0)) {
-    l->margin += l->tight ? whole / TAKEN : 0;
-    l->whole = l->too_much = whole;
-    l->enough = 0;
-    return room_for_plan(m, device, free, l->margin);
-  }
-  if (l->tight) {
-    const int64_t certain = room_for_plan(m, device, free, l->margin), half = (l->room - certain) / 2;
-    l->too_much = l->room;
-    return l->enough > 0 ? l->enough : mgd_max(0, l->room - (half > whole / LEAP ? half : whole / LEAP));
-  }
-  l->enough = l->room;
-  const int64_t more = (l->too_much - l->room) / 2;
-  return pieces > 0 && more >= whole / CHANGED && l->plans < MGD_STEP_TRIES ? l->room + more : l->room;
-}
-
-static int plan_again(struct mgd_machine *m, int device, struct mgd_step *s, int64_t free, int64_t pieces) {
-  struct mgd_step_learned *l = &s->known[s->which];
-  struct mgd_plan *plan = NULL;
-  const int64_t room = room_again(m, device, l, free, pieces);
-  l->tight = false;
-  if (room == l->room) {
-    return MGD_OK;
-  }
-  const int code = plan_of(m, device, s, l, room, &plan);
-  l->plans++;
-  if (code == MGD_OK) {
-    mgd_plan_free(l->plan);
-    l->plan = plan;
-    s->ahead.operators = 0;
-    l->room = room;
-    l->since = 0;
-  }
-  return code;
-}
-
-/* Whether bytes had to leave in the period that was found. */
-static bool was_tight(const struct mgd_step *s) {
-  return s->pressed_before != s->log.operators[s->log.count - 1 - s->log.period].pressed;
-}
-
-static int plan_first(struct mgd_machine *m, int device, struct mgd_step *s, int64_t free,
-                      int64_t pieces, const struct mgd_step_clock *clock) {
-  struct mgd_step_learned l;
-  int code = mgd_step_learn_from_log_locked(m, s, clock, &l);
-  if (code != MGD_OK) {
-    s->plan_at = s->log.count + s->log.period / 32 + 1; /* now and then only, since it looks at the whole period */
-    return code;
-  }
-  l.whole = l.too_much = room_for_plan(m, device, free + pieces, 0);
-  l.seeks = pieces > 0;
-  l.margin = l.whole / MARGIN;
-  l.room = room_for_plan(m, device, free, l.margin);
-  l.plans = 1;
-  const uint64_t generation = s->generation;
-  const int32_t count = s->log.count;
-  code = plan_of(m, device, s, &l, l.room, &l.plan);
-  const bool stands = s->generation == generation && s->log.count == count;
-  if (code != MGD_OK) {
-    s->hopeless = s->hopeless || stands;
-  } else if (!stands) {
-    code = MGD_E_ABSENT;
-  } else if (l.plan->actions == 0 && !was_tight(s)) {
-    s->plan_at = count + s->log.period; /* a loop within the step that has room enough, and nothing to plan */
-    code = MGD_E_WAIT;
-  }
-  if (code == MGD_OK) {
-    take_over(s, &l, m->devices[device].storages.pressed);
-  } else {
-    mgd_step_learn_forget_locked(&l);
-  }
-  return code;
-}
-
-int mgd_step_plan(struct mgd_machine *m, int device, int64_t free, int64_t pieces, const struct mgd_step_clock *clock) {
-  int code = MGD_E_ABSENT;
-  mgd_state_enter(m);
-  struct mgd_step *s = mgd_state_knows_device_locked(m, device) ? m->devices[device].step : NULL;
-  if (s && s->planning) {
-    code = MGD_E_ABSENT;
-  } else if (s && s->follows) {
-    code = plan_again(m, device, s, free, pieces);
-  } else if (s && s->log.period > 0 && s->log.count > s->log.period) {
-    code = plan_first(m, device, s, free, pieces, clock);
-  }
-  return mgd_state_leave(m, code);
-}
+/* ---- for tests, and what there is to see */
 
 int mgd_step_lie(struct mgd_machine *m, int device, uint64_t seed) {
   int code = MGD_E_ABSENT;
   mgd_state_enter(m);
-  struct mgd_step *s = mgd_state_knows_device_locked(m, device) ? m->devices[device].step : NULL;
+  struct mgd_step *s = mgd_step_of_locked(m, device);
   struct mgd_step_learned *l = s && !s->planning ? &s->known[s->which] : NULL;
   for (int32_t i = 0; l && l->plan && i < l->plan->actions; i++) {
     seed = mgd_step_mix(seed, (uint64_t)i + 1);
@@ -464,11 +338,11 @@ int mgd_step_read(struct mgd_machine *m, int device, struct mgd_step_state *out)
   mgd_state_enter(m);
   if (mgd_state_knows_device_locked(m, device)) {
     static const struct mgd_step_learned none;
-    const struct mgd_step *s = m->devices[device].step;
+    const struct mgd_step *s = mgd_step_of_locked(m, device);
     const struct mgd_step_learned *l = s ? &s->known[s->which] : &none;
     int32_t known = 0;
     for (int i = 0; s && i < MGD_STEP_PLANS; i++) {
-      known += s->known[i].plan != NULL;
+      known += mgd_step_is_known(&s->known[i]);
     }
     *out = (struct mgd_step_state){.logs = s && !s->follows,
                                    .follows = s && s->follows,

@@ -91,11 +91,11 @@ static void pass_arrays(struct tape *t, const struct head *h, const struct mgd_s
 /* ---- to numbers */
 
 static void write_steps(const struct mgd_machine *m, int device, struct tape *t, int *steps) {
-  const struct mgd_step *s = m->devices[device].step;
+  const struct mgd_step *s = mgd_step_of_locked(m, device);
   *steps = 0;
   for (int i = 0; s && i < MGD_STEP_PLANS; i++) {
     const struct mgd_step_learned *l = &s->known[i];
-    if (l->plan) {
+    if (mgd_step_is_known(l)) {
       const struct head h = pass_head(t, (struct head){.operators = l->operators,
                                                        .roles = l->roles,
                                                        .named = l->kinds[l->operators].first_use,
@@ -137,7 +137,7 @@ int mgd_step_file_save(struct mgd_machine *m, int device, int64_t **out, size_t 
 static int take_up(struct mgd_machine *m, int device, struct mgd_step_learned *l) {
   int code = MGD_E_ABSENT;
   mgd_state_enter(m);
-  struct mgd_step *s = mgd_state_knows_device_locked(m, device) ? m->devices[device].step : NULL;
+  struct mgd_step *s = mgd_step_of_locked(m, device);
   if (s && s->planning) {
     code = MGD_E_WAIT;
   } else if (s) {
@@ -185,6 +185,7 @@ static int load_one(struct mgd_machine *m, int device, struct tape *t, size_t n)
     l.loaded = true;
     for (int32_t r = 0; r < l.roles; r++) {
       const bool lasting = l.plan_storages[r].dies < 0;
+      l.alive += lasting;
       l.role[r] = (struct mgd_step_role){.bytes = l.plan_storages[r].bytes, .lasting = lasting, .unseen = lasting};
     }
     mgd_step_learn_index(&l);

@@ -14,8 +14,10 @@
 /* ---- roles */
 
 static void leave_role(struct mgd_step_learned *l, struct mgd_handle *h) {
-  if (h->role[l->slot] >= 0) {
-    l->role[h->role[l->slot]].handle = NULL;
+  const int32_t r = h->role[l->slot];
+  if (r >= 0) {
+    l->role[r].handle = NULL;
+    l->alive -= l->role[r].lasting;
     h->role[l->slot] = -1;
   }
 }
@@ -29,10 +31,10 @@ static void take_role(struct mgd_step_learned *l, struct mgd_handle *h, int32_t 
   h->role[l->slot] = role;
 }
 
-void mgd_step_follow_leave_locked(struct mgd_step *s, struct mgd_handle *h) {
-  for (int i = 0; i < MGD_STEP_PLANS; i++) {
-    leave_role(&s->known[i], h);
-  }
+bool mgd_step_follow_leave_locked(struct mgd_step_learned *l, struct mgd_handle *h) {
+  const int32_t before = l->alive;
+  leave_role(l, h);
+  return l->alive == 0 && before > 0;
 }
 
 /* The next result of the operator that was followed last. */
@@ -52,6 +54,7 @@ void mgd_step_follow_unbind_locked(struct mgd_step_learned *l) {
     if (l->role[r].handle) {
       leave_role(l, l->role[r].handle);
     }
+    l->alive += l->role[r].lasting && !l->role[r].unseen;
     l->role[r].unseen = l->role[r].lasting;
   }
 }
@@ -97,14 +100,27 @@ static int32_t find_ahead(const struct mgd_step *s, const struct mgd_step_call *
   return -1;
 }
 
-/* The operator of the step that the program is at, by its last operators; -1. */
+/* Whether it uses a storage that lives on. What others use is told by its size alone, as in any step of that kind. */
+static bool uses_lasting(const struct mgd_step_learned *l, int32_t o) {
+  bool lasting = false;
+  for (int32_t i = l->kinds[o].first_use; i < l->kinds[o + 1].first_use; i++) {
+    lasting = lasting || (l->use_roles[i] >= 0 && l->role[l->use_roles[i]].lasting);
+  }
+  return lasting;
+}
+
+/* The operator of the step that the program is at, by its last operators; -1: none, or it may be one of several. Of
+ * several that are near each other it is the first, since those up to the right one may be left out; but not where no
+ * weight is known yet that tells layers apart. */
 static int32_t find_place(const struct mgd_step *s, const struct mgd_step_learned *l, const struct mgd_step_call *call,
                           uint64_t kind) {
-  int32_t o = l->plan ? l->buckets[s->window % (uint64_t)l->operators] : -1, found = -1;
-  for (; o >= 0 && (found < 0 || l->loaded); o = l->kinds[o].next) {
-    if (l->kinds[o].window == s->window && is_operator(l, o, call, kind)) {
-      if (found >= 0) {
-        return -1; /* layers that are alike, and no weight is known yet that tells them apart */
+  const int32_t reach = l->loaded ? 0 : MISSING;
+  int32_t o = mgd_step_is_known(l) ? l->buckets[s->window % (uint64_t)l->operators] : -1, found = -1, last = -1;
+  for (; o >= 0; o = l->kinds[o].next) {
+    if (l->kinds[o].window == s->window && uses_lasting(l, o) && is_operator(l, o, call, kind)) {
+      last = last < 0 ? o : last; /* a bucket begins with its last operator */
+      if (o < last - reach) {
+        return -1;
       }
       found = o;
     }
@@ -112,22 +128,36 @@ static int32_t find_place(const struct mgd_step *s, const struct mgd_step_learne
   return found;
 }
 
+/* Which of two plans is taken up where both may be: one that was followed for a period, then the longer one, since a
+ * part of a step hides the rest of it. */
+static bool is_preferred(const struct mgd_step_learned *a, const struct mgd_step_learned *b) {
+  return (a->laps > 0) != (b->laps > 0) ? a->laps > 0 : a->operators > b->operators;
+}
+
 bool mgd_step_follow_from_here_locked(struct mgd_step *s, const struct mgd_step_call *call, uint64_t kind) {
-  int32_t place = -1, which = s->which;
-  for (int i = 0; i < MGD_STEP_PLANS && place < 0; i++) {
-    which = (s->which + i) % MGD_STEP_PLANS;
-    place = find_place(s, &s->known[which], call, kind);
+  int32_t place = -1;
+  for (int32_t i = 0; i < MGD_STEP_PLANS; i++) {
+    const int32_t found = find_place(s, &s->known[i], call, kind);
+    if (found >= 0 && (place < 0 || is_preferred(&s->known[i], &s->known[s->which]))) {
+      place = found;
+      s->which = i;
+    }
   }
   if (place < 0) {
     return false;
   }
-  s->which = which;
-  s->known[which].used = s->calls;
+  struct mgd_step_learned *l = &s->known[s->which];
+  l->used = s->calls;
   s->follows = true;
-  s->at = (place + 1) % s->known[which].operators;
+  s->at = (place + 1) % l->operators;
   s->results = s->strange = 0;
-  bind(&s->known[which], place, call);
+  bind(l, place, call);
   return true;
+}
+
+int64_t mgd_step_follow_ns_locked(const struct mgd_step *s) {
+  const struct mgd_step_learned *l = &s->known[s->which];
+  return s->follows && s->strange == 0 ? l->ns[(s->at + l->operators - 1) % l->operators] : -1;
 }
 
 /* ---- what is done before an operator */

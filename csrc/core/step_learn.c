@@ -58,14 +58,15 @@ static const struct mgd_step_seen *predecessor(const struct period *p, const str
   return t && t->bytes == s->bytes ? t : NULL;
 }
 
-/* After which operator of the step a result dies that was made in the period. */
+/* After which operator of the step a result dies that was made in the period. One that dies where the next in its role
+ * is made counts as dead one operator earlier, or it would seem to live for no time. */
 static int32_t death_of(const struct period *p, const struct mgd_step_seen *s) {
   if (s->died >= 0) {
     return s->died - p->first < p->n ? s->died - p->first : p->n - 1;
   }
   const struct mgd_step_seen *t = predecessor(p, s);
-  const int32_t died = t ? t->died - p->first : -1;
-  return died >= 0 && died < s->made - p->first ? died : p->n - 1;
+  const int32_t died = t ? t->died - p->first : -1, made = s->made - p->first;
+  return died >= 0 && died <= made && made > 0 ? (died < made ? died : made - 1) : p->n - 1;
 }
 
 /* Whether it is known of all results when they die: they have, or those in their place in the period before have. Else
@@ -130,8 +131,8 @@ static void add_use(struct mgd_step_learned *l, int32_t *latest, int32_t first, 
 #define BYTES_PER_NS 1000
 
 static int64_t duration(const struct period *p, const struct mgd_step_logged *op) {
-  int64_t ns = -1;
-  if (op->worked >= 0 && op[1].worked >= op->worked) {
+  int64_t ns = op->known_ns;
+  if (ns < 0 && op->worked >= 0 && op[1].worked >= op->worked) {
     ns = p->clock ? p->clock->between(p->clock->context, op->worked, op[1].worked) : op[1].worked - op->worked;
   }
   if (ns >= 0) {
@@ -245,6 +246,7 @@ void mgd_step_learn_bind_locked(const struct mgd_step_log *log, struct mgd_step_
     const int32_t r = result ? l->made_roles[i] : l->use_roles[u];
     struct mgd_handle *h = log->seen[result ? log->made[made + i] : log->uses[base + u].seen].handle;
     if (r >= 0 && h && h->role[l->slot] < 0 && (result || l->role[r].lasting)) {
+      l->alive += l->role[r].lasting;
       l->role[r].handle = h;
       h->role[l->slot] = r;
     }

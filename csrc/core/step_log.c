@@ -8,6 +8,7 @@
 #include "internal_step.h"
 
 #define BUCKETS (1 << 12)
+#define PROOF (2 * MGD_STEP_WINDOW) /* operators that must be alike before a period is believed, unless it is shorter */
 #define CANDIDATES 512 /* earlier operators that may be at the same place */
 
 void mgd_step_log_clear_locked(struct mgd_step_log *log) {
@@ -17,7 +18,7 @@ void mgd_step_log_clear_locked(struct mgd_step_log *log) {
     }
   }
   log->count = log->uses_count = log->seen_count = log->made_count = 0;
-  log->period = log->run = 0;
+  log->period = log->fresh = 0;
   for (int i = 0; log->buckets && i < BUCKETS; i++) {
     log->buckets[i] = -1;
   }
@@ -82,8 +83,8 @@ static uint64_t mark_of(const struct mgd_step_log *log, const struct mgd_step_ca
   return mark;
 }
 
-bool mgd_step_log_add_locked(struct mgd_machine *m, struct mgd_step *s, const struct mgd_step_call *call,
-                             uint64_t kind) {
+bool mgd_step_log_add_locked(struct mgd_machine *m, struct mgd_step *s, const struct mgd_step_call *call, uint64_t kind,
+                             int64_t known_ns) {
   struct mgd_step_log *log = &s->log;
   if (!has_room(m, log, call->n)) {
     return false;
@@ -99,6 +100,7 @@ bool mgd_step_log_add_locked(struct mgd_machine *m, struct mgd_step *s, const st
                                                         .place = place,
                                                         .worked = call->worked,
                                                         .pressed = s->pressed_before,
+                                                        .known_ns = known_ns,
                                                         .first_use = log->uses_count,
                                                         .first_made = log->made_count,
                                                         .earlier = *bucket};
@@ -167,33 +169,49 @@ static bool windows_are_alike(const struct mgd_step_log *log, int32_t a, int32_t
   return alike;
 }
 
+/* Operators that a plan knew are alike anyway, and prove nothing about a longer period. */
+static int32_t count_fresh(const struct mgd_step_log *log, int32_t run) {
+  int32_t fresh = 0;
+  for (int32_t i = log->count - run; i < log->count; i++) {
+    fresh += log->operators[i].known_ns < 0;
+  }
+  return fresh;
+}
+
 static void look_for_period(struct mgd_step_log *log, int32_t last) {
   int32_t looks = CANDIDATES;
   for (int32_t q = log->operators[last].earlier; q >= 0 && looks > 0; q = log->operators[q].earlier, looks--) {
     if (log->operators[q].place == log->operators[last].place && windows_are_alike(log, last, q)) {
       log->period = last - q;
-      log->run = MGD_STEP_WINDOW;
+      log->fresh = count_fresh(log, MGD_STEP_WINDOW);
       return;
     }
   }
 }
 
-/* How many operators must be alike before a period is believed: all of a short one, a part of a long one. */
-static int32_t enough(int32_t period) {
-  const int32_t part = period / 8 > 16 ? period / 8 : 16;
+void mgd_step_log_look_again_locked(struct mgd_step_log *log) {
+  const int32_t period = log->period, fresh = log->fresh;
+  look_for_period(log, log->count - 1);
+  log->fresh = log->period == period ? fresh : log->fresh;
+}
+
+/* How many operators must be alike before a period is believed: all of a short one, a part of a long one. Each doubt
+ * doubles the part. */
+static int32_t enough(int32_t period, int32_t doubts) {
+  const int32_t part = (period / 8 > PROOF ? period / 8 : PROOF) << doubts;
   return part < period ? part : period;
 }
 
 /* The last operator begins a period anew when those before it are one, and all of it is in the log. */
-bool mgd_step_log_repeats_locked(struct mgd_step_log *log) {
+bool mgd_step_log_repeats_locked(struct mgd_step_log *log, int32_t doubts) {
   const int32_t last = log->count - 1;
   if (log->period > 0 && are_alike(log, last, last - log->period)) {
-    log->run++;
+    log->fresh += count_fresh(log, 1);
   } else {
-    log->period = log->run = 0;
+    log->period = log->fresh = 0;
     if (last >= MGD_STEP_WINDOW) {
       look_for_period(log, last);
     }
   }
-  return log->period > 0 && log->run >= enough(log->period) && last >= log->period;
+  return log->period > 0 && log->fresh >= enough(log->period, doubts) && last >= log->period;
 }
