@@ -345,3 +345,17 @@ def test_scoring_passes_do_not_hide_the_round(passes):
     with managed.budget(D0, device_module.memory_allocated(D0) + 8 * MiB):
         alone = rounds(0)
         assert max(rounds(passes)[3:]) < 1.05 * alone[-1]
+
+
+@pytest.mark.only_simulated("it counts the simulator's errors")
+def test_a_planned_fetch_that_finds_no_room_is_no_error():
+    """An optimizer's operator on all parameters: the plan wants more back than there is room for."""
+    parameters = [nn.Parameter(on(torch.ones(64, 64))) for _ in range(96)]
+    optimizer = torch.optim.AdamW(parameters, foreach=True)
+    before = device_module.memory_stats(D0)["num_ooms"]
+    with managed.budget(D0, device_module.memory_allocated(D0) + int(1.4 * 96 * 16384)):
+        for _ in range(6):
+            for p in parameters:
+                p.grad = torch.ones_like(p)
+            optimizer.step()
+    assert device_module.memory_stats(D0)["num_ooms"] == before

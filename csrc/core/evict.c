@@ -144,6 +144,7 @@ static bool plan_departure(struct plan *p, struct mgd_handle *h, int from) {
   } else {
     p->room[to] -= h->bytes;
   }
+  p->m->devices[h->home].storages.copied += clean ? 0 : h->bytes;
   p->actions[p->n++] = (struct mgd_action){.kind = clean ? MGD_DO_DROP : MGD_DO_SPILL,
                                            .from = from,
                                            .to = to,
@@ -332,6 +333,7 @@ bool mgd_evict_spare_locked(struct mgd_machine *m, struct mgd_handle *h, uint32_
   const bool taken = fits && take_bytes(&p, h, mine, &clean);
   if (taken) {
     mgd_host_count_locked(m, h, true);
+    m->devices[h->home].storages.copied += h->bytes;
     p.actions[p.n++] = (struct mgd_action){
         .kind = MGD_DO_SPARE, .from = h->home, .to = MGD_HOST, .bytes = h->bytes, .handle = h, .memory = h->memory};
   }

@@ -40,6 +40,7 @@ struct mgd_storages {
   mgd_wide ordered_bytes, last_bytes, moving_bytes, guest_bytes;
   uint64_t arrivals; /* how often a storage has come into the order so far */
   int64_t pressed;   /* bytes of own storages that left for want of room so far */
+  int64_t copied;    /* bytes of own storages that were copied away and home so far */
   double age; /* largest finite key of a storage that has left; a policy may add to it (mgd_victim.age) */
   /* guest_backoff rises by one, up to MOST_BACKOFF, when a plan sends guests on to the host, and falls by one when a
    * guest comes home from here. guests_to_refuse: how many victims of other devices it does not take yet; set to

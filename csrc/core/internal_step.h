@@ -1,8 +1,8 @@
 /* internal_step.h: what a device logs of its operators, what was learned from it, and what is followed.
  *
- * Private to the core, as internal_machine.h is, whose devices hold one each. internal_step_log.h has the log. All of it
- * is guarded by the machine's mutex. From the bottom to the top: step_log.c, step_learn.c, step_follow.c, step.c,
- * step_plan.c.
+ * Private to the core, as internal_machine.h is, whose devices hold one each. internal_step_log.h has the log. All is
+ * guarded by the machine's mutex. From the bottom to the top: step_log.c, step_learn.c, step_follow.c,
+ * step_trial.c, step.c, step_plan.c.
  */
 #ifndef MGD_INTERNAL_STEP_H
 #define MGD_INTERNAL_STEP_H
@@ -15,6 +15,7 @@
 
 #define MGD_STEP_NAMES 256 /* names of operators whose hashes are at hand */
 #define MGD_STEP_DOUBTS 2
+#define MGD_STEP_CERTAIN 4 /* doubts with which all of a period is to repeat */
 #define MGD_STEP_MOST 12   /* plans for one step */
 #define MGD_STEP_TRIES 8   /* of which so many may be for more room than the one before */
 
@@ -28,6 +29,21 @@ struct mgd_step_name {
  * operators. */
 struct mgd_step_ahead {
   int32_t operator_at, action, operators;
+};
+
+/* Bytes copied away from the device and home, and bytes that operators used meanwhile. */
+struct mgd_step_cost {
+  double copied, used;
+};
+
+/* What is measured to tell whether plans are worth it. `without`, `with`: of windows without plans, and of those in
+ * which plans were lost; the last ones count most. */
+struct mgd_step_trial {
+  struct mgd_step_cost without, with, now;
+  int64_t copied_before, lost; /* mgd_storages.copied at the operator before; mgd_step.lost when the window began */
+  int32_t operators, length;   /* of the window so far, and in all; 0: none has begun */
+  bool knows;                  /* a plan was known when it began */
+  int32_t away, doublings;     /* windows to come in which no plan is taken up; how often their number was doubled */
 };
 
 /* Invariant: where it follows, or has actions ahead, `known[which]` has a plan. */
@@ -51,6 +67,7 @@ struct mgd_step {
   int32_t quiet;                   /* operators since it changed, while no plan is followed */
   int64_t lost;
   int32_t doubts; /* plans that were lost in their first period, one after the other; at most MGD_STEP_DOUBTS */
+  struct mgd_step_trial trial;
   int64_t worked, disturbed_worked; /* for mgd_step_disturb() */
   int32_t disturbed_calls;
   bool planning;  /* a thread plans, without the mutex: what it reads is not freed */
@@ -86,6 +103,10 @@ int64_t mgd_step_follow_ns_locked(const struct mgd_step *s); /* duration of the 
 /* The storage has no role any more. True: it was the last lasting one, and the plan can be met no more. */
 bool mgd_step_follow_leave_locked(struct mgd_step_learned *l, struct mgd_handle *h);
 void mgd_step_follow_unbind_locked(struct mgd_step_learned *l); /* as it was loaded: nobody has a lasting role */
+
+/* ---- step_trial.c */
+/* An operator comes; so many bytes were copied so far (mgd_storages.copied). */
+void mgd_step_trial_count_locked(struct mgd_step *s, const struct mgd_step_call *call, int64_t copied);
 
 /* ---- step.c */
 /* Forgets what the device has logged and learned; at the end of planning if a thread plans. */

@@ -181,11 +181,12 @@ static void remember(struct mgd_step *s, uint64_t kind) {
 /* ---- logging */
 
 /* True: a period has been found that is to be planned. While a plan is followed, only a longer one is. Where a plan is
- * known, turns of its step and others look like a period sooner. */
+ * known, turns of its step and others look like a period sooner; where plans were not worth it, all of the period is to
+ * repeat. */
 static bool note(struct mgd_machine *m, struct mgd_step *s, const struct mgd_step_call *call, uint64_t kind,
                  int64_t known_ns) {
   const struct mgd_step_log *log = &s->log;
-  const int32_t doubts = s->doubts + mgd_step_is_known(&s->known[s->which]);
+  const int32_t doubts = s->trial.away > 0 ? MGD_STEP_CERTAIN : s->doubts + mgd_step_is_known(&s->known[s->which]);
   if (!mgd_step_log_add_locked(m, s, call, kind, known_ns)) {
     begin_anew(s);
     s->sure = s->follows;
@@ -213,11 +214,16 @@ static bool follow_or_note(struct mgd_machine *m, int device, struct mgd_step *s
   const int64_t pressed = m->devices[device].storages.pressed;
   bool again = false;
   remember(s, kind);
+  if (s->sure) {
+    s->trial.length = 0; /* steps are alike: nothing is measured until the plan is lost */
+  } else {
+    mgd_step_trial_count_locked(s, call, m->devices[device].storages.copied);
+  }
   if (s->follows && !mgd_step_follow_call_locked(m, s, call, kind, pressed, actions, n, size, &again)) {
     lose(s);
   }
   s->finds = !s->sure && note(m, s, call, kind, mgd_step_follow_ns_locked(s));
-  if (!s->follows && mgd_step_follow_from_here_locked(s, call, kind)) {
+  if (!s->follows && s->trial.away == 0 && mgd_step_follow_from_here_locked(s, call, kind)) {
     s->pressed = pressed;
     s->finds = s->finds && s->log.period > s->known[s->which].operators;
   }

@@ -34,6 +34,8 @@ class Request;
 constinit thread_local Request* under_way __attribute__((tls_model("initial-exec"))) =
     nullptr; // torch is being asked for it
 constinit thread_local bool in_callback __attribute__((tls_model("initial-exec"))) = false;
+constinit thread_local bool only_if_room __attribute__((tls_model("initial-exec"))) =
+    false; // a request that finds no room ends there
 
 template <class T>
 class Set {
@@ -128,6 +130,7 @@ class Request {
     fits_ = there >= needed; // the callback may not look as closely
     if (fits_) return give_cache_back(needed);
     if (wait_for_pending(needed)) return;
+    if (only_if_room) throw Shortage{}; // torch would empty its cache, wait for the device and write a text
     hopeless_ =
         needed > allowed(device_) || !make_room(needed); // torch may still know a way, and has the words for the error
   }
@@ -319,6 +322,15 @@ Allocator* native() {
   Allocator* there = allocator::get();
   Allocator* found = found_native();
   return there == found || there == front.load(std::memory_order_acquire) ? found : nullptr;
+}
+
+c10::DataPtr allocate_if_room(std::size_t bytes) {
+  const Set now(only_if_room, true);
+  try {
+    return c10::GetAllocator(c10::kCUDA)->allocate(bytes);
+  } catch (const Shortage&) {
+    return {};
+  }
 }
 
 void install_front(const CudaBridge* bridge) {

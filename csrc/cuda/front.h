@@ -19,6 +19,10 @@ c10::cuda::CUDACachingAllocator::CUDAAllocator* native();
 // Takes the place of torch's native allocator, once for good, and does nothing where another one serves.
 void install_front(const CudaBridge* hook);
 
+// A block of the current device for which nothing leaves, or nothing where there is no room. Torch is not asked for
+// what it would refuse. Other errors are thrown.
+c10::DataPtr allocate_if_room(std::size_t bytes);
+
 // For the callback that torch runs under its lock when its cache has nothing for a request. True: the request came
 // through the front, which sees to it. It throws what only the front catches when there is not enough room.
 bool is_seen_to_by_front(int device);

@@ -97,6 +97,7 @@ void fill_backend(CudaBridge* bridge) {
   bridge->begin_work = &begin_work;
   bridge->worked_between = &worked_between;
   bridge->await_moments = &await_moments;
+  bridge->stop_moments = &stop_moments;
   bridge->lock_pages = &lock_pages;
   bridge->unlock_pages = &unlock_pages;
 }

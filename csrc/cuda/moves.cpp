@@ -13,6 +13,7 @@
 #include <mutex>
 #include <vector>
 
+#include "front.h"
 #include "leaving.h"
 #include "streams.h"
 #include "times.h"
@@ -267,10 +268,10 @@ PointPtr point(int device) {
   return whole ? made : nullptr;
 }
 
-c10::DataPtr allocate_for_copy(int device, std::size_t bytes, Urgency) {
+c10::DataPtr allocate_for_copy(int device, std::size_t bytes, Urgency, bool if_room) {
   const c10::cuda::CUDAGuard guard(index_of(device));
   if (c10::DataPtr block = take_block_for_copy(device, bytes); block.get()) return block;
-  return c10::GetAllocator(c10::kCUDA)->allocate(bytes);
+  return if_room ? allocate_if_room(bytes) : c10::GetAllocator(c10::kCUDA)->allocate(bytes);
 }
 
 // Those of this device, and those of others that have copied to it.

@@ -72,9 +72,11 @@ void begin_work(int device) {
   note(device, false);
 }
 
+void stop_moments(int device) noexcept { times_of(device).noting.store(false, std::memory_order_relaxed); }
+
 void await_moments(int device) {
+  stop_moments(device);
   Times& d = times_of(device);
-  d.noting.store(false, std::memory_order_relaxed);
   cudaEvent_t last = nullptr;
   {
     std::lock_guard<std::mutex> lock(d.mutex);

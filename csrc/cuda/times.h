@@ -2,8 +2,8 @@
 //
 // A moment is an event in the current stream. With it a pause begins, in which an operator's bytes come home: until
 // begin_work(). Later its stream may wait for room: that is a pause too, with an event at both ends. What is between
-// pauses is the time of operators. Nothing is noted before somebody has asked for a moment, nor after await_moments()
-// until somebody asks again.
+// pauses is the time of operators. Nothing is noted before a moment is asked for, nor between stop_moments() or
+// await_moments() and the next moment.
 #pragma once
 #include <cstdint>
 
@@ -16,6 +16,8 @@ std::int64_t moment(int device);
 void begin_work(int device);
 // Returns when the last of them has come. Never throws.
 void await_moments(int device);
+// Pauses are not noted until the next moment.
+void stop_moments(int device) noexcept;
 // ns that operators took between two moments; -1 where one has not come yet, or is too long ago. Never throws.
 std::int64_t worked_between(int device, std::int64_t from, std::int64_t to);
 

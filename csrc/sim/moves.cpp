@@ -104,7 +104,11 @@ std::int64_t written_in(const c10::DataPtr &pointer) {
   return end ? time_until(*end) : 0;
 }
 
-c10::DataPtr allocate_for_copy(int device, std::size_t bytes, Urgency urgency) {
+c10::DataPtr allocate_for_copy(int device, std::size_t bytes, Urgency urgency, bool if_room) {
+  if (if_room) {
+    const Memory m = memory_of(device);
+    if (m.used > m.limit || bytes > m.limit - m.used) return {};  // an error would look at all storages for its text
+  }
   const TakenBy taker(copy_stream(Way::In, urgency));
   return allocator_of(device)->allocate(bytes);
 }

@@ -46,7 +46,7 @@ at::Tensor result_over(const at::Tensor& t, c10::DataPtr block, const Bridge& ba
 at::Tensor copy_staged(const at::Tensor& t, c10::Device to, const Bridge& backend) {
   Staged staged(t.const_data_ptr(), t.nbytes());
   if (!staged.get()) return {};
-  c10::DataPtr block = backend.allocate_for_copy(to.index(), t.nbytes(), Urgency::Soon);
+  c10::DataPtr block = backend.allocate_for_copy(to.index(), t.nbytes(), Urgency::Soon, false);
   CopyPtr copy;
   try {
     copy = backend.begin_copy(to.index(), block.get(), -1, staged.get(), t.nbytes(), Urgency::Soon, {}, nullptr);
@@ -107,7 +107,7 @@ at::Tensor copy_beside(const at::Tensor& t, c10::Device to, bool now) {
   if (to.is_cuda() && t.is_cpu()) return copy_staged(t, to, *backend);
   if (backend->records && (backend->records(to.index()) || backend->records(t.device().index()))) return {};
   const Urgency urgency = h ? Urgency::Operand : Urgency::Soon;
-  c10::DataPtr block = backend->allocate_for_copy(to.index(), t.nbytes(), urgency);
+  c10::DataPtr block = backend->allocate_for_copy(to.index(), t.nbytes(), urgency, false);
   CopyPtr copy;
   try {
     const std::size_t offset = static_cast<std::size_t>(t.storage_offset()) * t.element_size();

@@ -58,7 +58,7 @@ class Point {
 using PointPtr = std::shared_ptr<Point>;
 
 struct Bridge {
-  int version = 14;
+  int version = 15;
 
   // ---- filled by the hook; null until it attaches
   // The device has no room for a request of so many bytes: free something and return true to look again. No lock of
@@ -93,8 +93,8 @@ struct Bridge {
   // Null where what has been started on the device cannot be told. May throw c10::Error.
   PointPtr (*point)(int device) = nullptr;
   // Memory of the device for what such a copy will bring; the copy comes after what used the memory before. Throws as
-  // the allocator does.
-  c10::DataPtr (*allocate_for_copy)(int device, std::size_t bytes, Urgency urgency) = nullptr;
+  // the allocator does. `if_room`: nothing leaves for it, and where the device has no room it returns nothing, at once.
+  c10::DataPtr (*allocate_for_copy)(int device, std::size_t bytes, Urgency urgency, bool if_room) = nullptr;
   // Frees a block of so many bytes (0: nobody knows) that the copy still reads or writes: whoever gets its memory comes
   // after that. `last`: nothing uses the block after the copy. Must not throw.
   void (*free_after)(c10::DataPtr& block, const CopyPtr& copy, bool last, std::size_t bytes) = nullptr;
@@ -153,8 +153,8 @@ struct Bridge {
   // ns that operators worked between two moments; -1: it has not come there, or has forgotten. Called with the core's
   // mutex held; must not throw.
   std::int64_t (*worked_between)(int device, std::int64_t from, std::int64_t to) = nullptr;
-  // This thread waits until the last of these moments has come. Must not throw.
-  void (*await_moments)(int device) = nullptr;
+  void (*await_moments)(int device) = nullptr; // returns when the last of these moments has come; must not throw
+  void (*stop_moments)(int device) = nullptr; // no pauses are noted until the next moment; must not throw
 };
 
 } // namespace managed

@@ -37,13 +37,13 @@ class AsGuest {
   ~AsGuest() { no_room_making = false; }
 };
 
-c10::DataPtr allocate_on(int device, std::size_t bytes, Urgency urgency) {
+c10::DataPtr allocate_on(int device, std::size_t bytes, Urgency urgency, bool if_room = false) {
   struct Request {
     explicit Request(std::size_t n) { requested = static_cast<int64_t>(n); }
     ~Request() { requested = 0; }
   } const request(bytes);
   const c10::Device d = device_of(device);
-  return backend_of(d.type())->allocate_for_copy(d.index(), bytes, urgency);
+  return backend_of(d.type())->allocate_for_copy(d.index(), bytes, urgency, if_room);
 }
 
 // What `allocate` returns, or nothing where there is no memory. A driver that refuses for another reason says so by an
@@ -67,7 +67,7 @@ HostMemory* try_allocate_host(const StorageHandle& h) {
 // A block for which nobody leaves, or nothing when there is no room for it.
 c10::DataPtr try_allocate_on(int device, std::size_t bytes, Urgency urgency) {
   const AsGuest guest;
-  return or_nothing([=] { return allocate_on(device, bytes, urgency); });
+  return or_nothing([=] { return allocate_on(device, bytes, urgency, true); });
 }
 
 // ---- copies

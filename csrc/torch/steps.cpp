@@ -25,8 +25,11 @@ std::atomic<bool> learns{true};
 int64_t worked(int device) {
   const c10::Device d = device_of(device);
   const Bridge* backend = backend_of(d.type());
-  if (!backend->worked || (backend->worked_between && !mgd_step_logs(machine(), device))) return -1;
-  return backend->worked(d.index());
+  if (backend->worked_between && !mgd_step_logs(machine(), device)) {
+    if (backend->stop_moments) backend->stop_moments(d.index());
+    return -1;
+  }
+  return backend->worked ? backend->worked(d.index()) : -1;
 }
 
 int64_t between(void* device, int64_t from, int64_t to) {

@@ -24,6 +24,7 @@ struct device {
   int64_t room, worked, less, pieces; /* so much less than is free is certain, and so much more may be room */
   uint64_t tick, random;
   int64_t planned, needed, spares, refused; /* what was done ahead of need; restores at need; what found no room */
+  int64_t copied; /* bytes, away and home */
   bool knows; /* that bytes had to leave */
   bool untimed; /* nobody knows what operators take */
   const struct mgd_step_clock *clock;
@@ -57,6 +58,7 @@ static inline void end_leaving(struct device *d, const struct mgd_action *a) {
   *memory = s->content;
   s->content = stays ? s->content : -1;
   d->spares += stays;
+  d->copied += a->kind == MGD_DO_DROP ? 0 : a->bytes;
   EXPECT_OK(mgd_evict_end(d->m, a->handle, stays ? 1 : MGD_HOST, memory, &left));
   free(left);
   put_mover(a->handle);
@@ -67,6 +69,7 @@ static inline void end_coming(struct device *d, const struct mgd_action *a, enum
   void *left = NULL;
   if (a->kind == MGD_DO_RESTORE && state != MGD_SPILLED) {
     s->content = *(int *)a->memory;
+    d->copied += a->bytes;
   }
   EXPECT_OK(mgd_restore_end(d->m, a->handle, state, &left));
   free(left);
