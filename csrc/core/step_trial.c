@@ -32,7 +32,7 @@ static int32_t longest_known(const struct mgd_step *s) {
   return longest;
 }
 
-static void decide(struct mgd_step *s) {
+static void end_window(struct mgd_step *s) {
   struct mgd_step_trial *t = &s->trial;
   const bool proven = s->follows && s->known[s->which].laps > 0, changes = s->lost - t->lost >= LOST;
   if (t->away > 0 || !t->knows) {
@@ -55,7 +55,7 @@ void mgd_step_trial_count_locked(struct mgd_step *s, const struct mgd_step_call 
   }
   if (++t->operators >= t->length) {
     if (t->length > 0) {
-      decide(s);
+      end_window(s);
     }
     const int32_t longest = longest_known(s);
     t->knows = longest > 0;
