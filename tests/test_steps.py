@@ -349,7 +349,7 @@ def test_scoring_passes_do_not_hide_the_round(passes):
 
 @pytest.mark.only_simulated("it counts the simulator's errors")
 def test_a_planned_fetch_that_finds_no_room_is_no_error():
-    """An optimizer's operator on all parameters: the plan wants more back than there is room for."""
+    """An operator on all parameters: the plan wants more back than there is room for."""
     parameters = [nn.Parameter(on(torch.ones(64, 64))) for _ in range(96)]
     optimizer = torch.optim.AdamW(parameters, foreach=True)
     before = device_module.memory_stats(D0)["num_ooms"]
