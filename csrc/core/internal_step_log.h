@@ -31,7 +31,7 @@ struct mgd_step_seen {
   struct mgd_handle *handle; /* NULL: it has died */
   int64_t bytes;
   int32_t made, ordinal; /* by which operator, as its which result; -1: before the log began */
-  int32_t died;          /* after which operator, -1 */
+  int32_t died; /* after which operator, -1 */
 };
 
 struct mgd_step_logged_use {
@@ -41,14 +41,14 @@ struct mgd_step_logged_use {
 
 struct mgd_step_logged {
   const char *name;
-  uint64_t kind;   /* name, and bytes and writes of its uses */
+  uint64_t kind; /* name, and bytes and writes of its uses */
   uint64_t window; /* kinds of the last MGD_STEP_WINDOW operators */
-  uint64_t mark;   /* kind, and which storages it uses of those that are older than the log */
-  uint64_t place;  /* marks of the last MGD_STEP_WINDOW operators */
+  uint64_t mark; /* kind, and which storages it uses of those that are older than the log */
+  uint64_t place; /* marks of the last MGD_STEP_WINDOW operators */
   int64_t worked, pressed; /* mgd_step_call.worked; mgd_storages.pressed before the operator */
-  int64_t known_ns;        /* its duration by the plan that was followed; -1: none was */
+  int64_t known_ns; /* its duration by the plan that was followed; -1: none was */
   int32_t first_use, first_made; /* of `uses`, `made`; up to those of the next operator */
-  int32_t earlier;               /* the operator before this one in its bucket, -1 */
+  int32_t earlier; /* the operator before this one in its bucket, -1 */
 };
 
 /* Invariants: `made` lists what was made in the log, in order; a storage that is in the log and alive knows its place

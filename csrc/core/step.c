@@ -39,9 +39,7 @@ void mgd_step_forget_locked(struct mgd_machine *m, int device) {
     s->forgotten = true; /* the thread that plans reads it, and forgets it at the end */
   } else if (s) {
     mgd_step_log_clear_locked(&s->log);
-    for (int i = 0; i < MGD_STEP_PLANS; i++) {
-      mgd_step_learn_forget_locked(&s->known[i]);
-    }
+    for (int i = 0; i < MGD_STEP_PLANS; i++) { mgd_step_learn_forget_locked(&s->known[i]); }
     mgd_step_free(s);
     m->devices[device].step = NULL;
   }
@@ -67,9 +65,7 @@ static void begin_anew(struct mgd_step *s) {
 int mgd_step_learn(struct mgd_machine *m, bool on) {
   mgd_state_enter(m);
   m->learns = on;
-  for (int id = 1; id < m->count && !on; id++) {
-    mgd_step_forget_locked(m, id);
-  }
+  for (int id = 1; id < m->count && !on; id++) { mgd_step_forget_locked(m, id); }
   return mgd_state_leave(m, MGD_OK);
 }
 
@@ -95,20 +91,14 @@ static struct mgd_step *step_of(const struct mgd_machine *m, const struct mgd_ha
 
 void mgd_step_made_locked(struct mgd_machine *m, struct mgd_handle *h) {
   struct mgd_step *s = step_of(m, h);
-  if (s && s->follows) {
-    mgd_step_follow_result_locked(s, h);
-  }
-  if (s) {
-    mgd_step_log_made_locked(m, &s->log, h);
-  }
+  if (s && s->follows) { mgd_step_follow_result_locked(s, h); }
+  if (s) { mgd_step_log_made_locked(m, &s->log, h); }
 }
 
 /* The plan is kept unless nothing is left that it could be met by. */
 static void lose(struct mgd_step *s) {
   struct mgd_step_learned *l = &s->known[s->which];
-  if (l->loaded) {
-    mgd_step_follow_unbind_locked(l); /* it may have been the wrong place */
-  }
+  if (l->loaded) { mgd_step_follow_unbind_locked(l); /* it may have been the wrong place */ }
   s->doubts = l->laps > 0 ? 0 : s->doubts < MGD_STEP_DOUBTS ? s->doubts + 1 : s->doubts;
   s->follows = s->sure = false;
   s->ahead.operators = 0;
@@ -119,14 +109,10 @@ static void lose(struct mgd_step *s) {
 /* A plan that a thread reads stays; its place is free all the same (choose_slot()). */
 void mgd_step_died_locked(struct mgd_machine *m, struct mgd_handle *h) {
   struct mgd_step *s = step_of(m, h);
-  if (s) {
-    mgd_step_log_died_locked(&s->log, h);
-  }
+  if (s) { mgd_step_log_died_locked(&s->log, h); }
   for (int i = 0; s && i < MGD_STEP_PLANS; i++) {
     if (mgd_step_follow_leave_locked(&s->known[i], h) && !s->planning) {
-      if (s->follows && i == s->which) {
-        lose(s);
-      }
+      if (s->follows && i == s->which) { lose(s); }
       mgd_step_learn_forget_locked(&s->known[i]);
     }
   }
@@ -139,9 +125,7 @@ void mgd_step_stays_locked(struct mgd_machine *m, const struct mgd_handle *h) {
   for (int i = 0; s && i < MGD_STEP_PLANS; i++) {
     planned = planned || (h->role[i] >= 0 && s->known[i].role[h->role[i]].lasting);
   }
-  if (planned) {
-    mgd_step_forget_locked(m, h->home);
-  }
+  if (planned) { mgd_step_forget_locked(m, h->home); }
 }
 
 void mgd_step_resized_locked(struct mgd_machine *m, const struct mgd_handle *h) {
@@ -219,9 +203,7 @@ static bool follow_or_note(struct mgd_machine *m, int device, struct mgd_step *s
   } else {
     mgd_step_trial_count_locked(s, call, m->devices[device].storages.copied);
   }
-  if (s->follows && !mgd_step_follow_call_locked(m, s, call, kind, pressed, actions, n, size, &again)) {
-    lose(s);
-  }
+  if (s->follows && !mgd_step_follow_call_locked(m, s, call, kind, pressed, actions, n, size, &again)) { lose(s); }
   s->finds = !s->sure && note(m, s, call, kind, mgd_step_follow_ns_locked(s));
   if (!s->follows && s->trial.away == 0 && mgd_step_follow_from_here_locked(s, call, kind)) {
     s->pressed = pressed;
@@ -266,9 +248,7 @@ int mgd_step_operator(struct mgd_machine *m, int device, const struct mgd_step_c
     if (m->disturbed == 0 || disturb(m, device, s, &seen, plans)) {
       *plans = follow_or_note(m, device, s, &seen, actions, n, size) || *plans;
     }
-    if (is_quiet(s, m->devices[device].storages.pressed)) {
-      mgd_step_forget_locked(m, device);
-    }
+    if (is_quiet(s, m->devices[device].storages.pressed)) { mgd_step_forget_locked(m, device); }
     tell_whether_it_logs(m, device);
   }
   return mgd_state_leave(m, s && m->learns ? MGD_OK : MGD_E_ABSENT);
@@ -295,9 +275,7 @@ int mgd_step_rest(struct mgd_machine *m, int device, const struct mgd_step_call 
 static int32_t choose_slot(const struct mgd_step *s) {
   int32_t oldest = 0;
   for (int32_t i = 0; i < MGD_STEP_PLANS; i++) {
-    if (!mgd_step_is_known(&s->known[i])) {
-      return i;
-    }
+    if (!mgd_step_is_known(&s->known[i])) { return i; }
     oldest = s->known[i].used < s->known[oldest].used ? i : oldest;
   }
   return oldest;
@@ -347,9 +325,7 @@ int mgd_step_read(struct mgd_machine *m, int device, struct mgd_step_state *out)
     const struct mgd_step *s = mgd_step_of_locked(m, device);
     const struct mgd_step_learned *l = s ? &s->known[s->which] : &none;
     int32_t known = 0;
-    for (int i = 0; s && i < MGD_STEP_PLANS; i++) {
-      known += mgd_step_is_known(&s->known[i]);
-    }
+    for (int i = 0; s && i < MGD_STEP_PLANS; i++) { known += mgd_step_is_known(&s->known[i]); }
     *out = (struct mgd_step_state){.logs = s && !s->follows,
                                    .follows = s && s->follows,
                                    .logged = s ? s->log.count : 0,

@@ -119,9 +119,7 @@ static int32_t find_place(const struct mgd_step *s, const struct mgd_step_learne
   for (; o >= 0; o = l->kinds[o].next) {
     if (l->kinds[o].window == s->window && uses_lasting(l, o) && is_operator(l, o, call, kind)) {
       last = last < 0 ? o : last; /* a bucket begins with its last operator */
-      if (o < last - reach) {
-        return -1;
-      }
+      if (o < last - reach) { return -1; }
       found = o;
     }
   }

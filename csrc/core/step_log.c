@@ -8,7 +8,8 @@
 #include "internal_step.h"
 
 #define BUCKETS (1 << 12)
-#define PROOF (2 * MGD_STEP_WINDOW) /* operators that must be alike before a period is believed, unless it is shorter */
+#define PROOF (2 * MGD_STEP_WINDOW) /* operators that must be alike before a period is believed, unless it is shorter \
+                                     */
 #define CANDIDATES 512 /* earlier operators that may be at the same place */
 
 void mgd_step_log_clear_locked(struct mgd_step_log *log) {
@@ -172,9 +173,7 @@ static bool windows_are_alike(const struct mgd_step_log *log, int32_t a, int32_t
 /* Operators that a plan knew are alike anyway, and prove nothing about a longer period. */
 static int32_t count_fresh(const struct mgd_step_log *log, int32_t run) {
   int32_t fresh = 0;
-  for (int32_t i = log->count - run; i < log->count; i++) {
-    fresh += log->operators[i].known_ns < 0;
-  }
+  for (int32_t i = log->count - run; i < log->count; i++) { fresh += log->operators[i].known_ns < 0; }
   return fresh;
 }
 

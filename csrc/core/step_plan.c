@@ -26,9 +26,7 @@ int mgd_step_plan_of(const struct mgd_step_learned *l, const struct mgd_plan_mac
                                      .uses = l->plan_uses,
                                      .storage = l->plan_storages};
   const int code = mgd_plan_make(&step, machine, 0, plan);
-  if (code == MGD_OK) {
-    (void)mgd_plan_early_write(&step, *plan, 0); /* without memory the plan is good as it is */
-  }
+  if (code == MGD_OK) { (void)mgd_plan_early_write(&step, *plan, 0); /* without memory the plan is good as it is */ }
   return code;
 }
 
@@ -98,13 +96,9 @@ static int plan_again(struct mgd_machine *m, int device, struct mgd_step *s, int
   struct mgd_plan *plan = NULL;
   const int64_t room = room_again(m, device, l, free, pieces);
   l->tight = false;
-  if (room == l->room) {
-    return MGD_OK;
-  }
+  if (room == l->room) { return MGD_OK; }
   const int code = plan_of(m, device, s, l, room, &plan);
-  if (code == MGD_E_ABSENT) {
-    return code;
-  }
+  if (code == MGD_E_ABSENT) { return code; }
   l->plans++;
   if (code == MGD_OK) {
     mgd_plan_free(l->plan);
@@ -123,9 +117,7 @@ static bool was_tight(const struct mgd_step *s) {
 
 /* Whether the plan that was made of the log is to be followed; `code` is what making it returned. */
 static int check_plan(struct mgd_step *s, const struct mgd_step_learned *l, bool stands, int code) {
-  if (!stands) {
-    return MGD_E_ABSENT; /* another thread has issued operators meanwhile */
-  }
+  if (!stands) { return MGD_E_ABSENT; /* another thread has issued operators meanwhile */ }
   if (code != MGD_OK) {
     s->plan_at = s->log.count + PATIENCE * s->log.period;
   } else if (l->plan->actions == 0 && !was_tight(s)) {
@@ -135,8 +127,8 @@ static int check_plan(struct mgd_step *s, const struct mgd_step_learned *l, bool
   return code;
 }
 
-static int plan_first(struct mgd_machine *m, int device, struct mgd_step *s, int64_t free,
-                      int64_t pieces, const struct mgd_step_clock *clock) {
+static int plan_first(struct mgd_machine *m, int device, struct mgd_step *s, int64_t free, int64_t pieces,
+                      const struct mgd_step_clock *clock) {
   struct mgd_step_learned l;
   int code = mgd_step_learn_from_log_locked(m, s, clock, &l);
   if (code != MGD_OK) {
@@ -152,9 +144,7 @@ static int plan_first(struct mgd_machine *m, int device, struct mgd_step *s, int
   const uint64_t generation = s->generation;
   const int32_t count = s->log.count;
   code = plan_of(m, device, s, &l, l.room, &l.plan);
-  if (code != MGD_E_ABSENT) {
-    code = check_plan(s, &l, s->generation == generation && s->log.count == count, code);
-  }
+  if (code != MGD_E_ABSENT) { code = check_plan(s, &l, s->generation == generation && s->log.count == count, code); }
   if (code == MGD_OK) {
     take_over(s, &l, m->devices[device].storages.pressed);
   } else {
@@ -174,4 +164,3 @@ int mgd_step_plan(struct mgd_machine *m, int device, int64_t free, int64_t piece
   }
   return mgd_state_leave(m, code);
 }
-

@@ -50,13 +50,9 @@ void mgd_step_trial_count_locked(struct mgd_step *s, const struct mgd_step_call 
   struct mgd_step_trial *t = &s->trial;
   t->now.copied += (double)(copied - t->copied_before);
   t->copied_before = copied;
-  for (size_t i = 0; i < call->n; i++) {
-    t->now.used += (double)call->uses[i].handle->bytes;
-  }
+  for (size_t i = 0; i < call->n; i++) { t->now.used += (double)call->uses[i].handle->bytes; }
   if (++t->operators >= t->length) {
-    if (t->length > 0) {
-      end_window(s);
-    }
+    if (t->length > 0) { end_window(s); }
     const int32_t longest = longest_known(s);
     t->knows = longest > 0;
     t->length = t->knows ? STEPS * longest : WINDOW;

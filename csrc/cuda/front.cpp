@@ -328,9 +328,7 @@ c10::DataPtr allocate_if_room(std::size_t bytes) {
   const Set now(only_if_room, true);
   try {
     return c10::GetAllocator(c10::kCUDA)->allocate(bytes);
-  } catch (const Shortage&) {
-    return {};
-  }
+  } catch (const Shortage&) { return {}; }
 }
 
 void install_front(const CudaBridge* bridge) {

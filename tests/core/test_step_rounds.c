@@ -26,15 +26,11 @@ static void train_with_chain(struct device *d) {
 }
 
 static void take_new_weights(struct device *d) {
-  for (int i = 0; i < LAYERS; i++) {
-    d->weights[i] = make(d, WEIGHT);
-  }
+  for (int i = 0; i < LAYERS; i++) { d->weights[i] = make(d, WEIGHT); }
 }
 
 static void expect_learned_by_the_third_step(struct device *d, void (*step)(struct device *)) {
-  for (int i = 0; i < 3; i++) {
-    step(d);
-  }
+  for (int i = 0; i < 3; i++) { step(d); }
   EXPECT(state(d).follows);
   step(d);
   step(d);
@@ -70,9 +66,7 @@ static void another_model_is_learned_beside_the_first(uint64_t seed) {
   take_new_weights(&d);
   expect_learned_by_the_third_step(&d, train_with_chain);
   EXPECT_INT(state(&d).known, 2);
-  for (int i = 0; i < LAYERS; i++) {
-    drop(&d, &first[i]);
-  }
+  for (int i = 0; i < LAYERS; i++) { drop(&d, &first[i]); }
   EXPECT_INT(state(&d).known, 1);
   EXPECT(state(&d).follows);
   give_up(&d);
@@ -118,14 +112,12 @@ static void a_pass_does_not_hide_the_round(uint64_t seed) {
   }
 }
 
-/* When the log is full and nothing longer was found, operators are followed and not logged. After the plan has been lost
- * they are logged again, and a longer round is found then. */
+/* When the log is full and nothing longer was found, operators are followed and not logged. After the plan has been
+ * lost they are logged again, and a longer round is found then. */
 static void a_round_is_found_after_many_steps(uint64_t seed) {
   struct device d = new_device(seed, 0);
   int steps = 0;
-  do {
-    train(&d);
-  } while (++steps < 10 || state(&d).logged > 0);
+  do { train(&d); } while (++steps < 10 || state(&d).logged > 0);
   EXPECT(state(&d).follows);
   EXPECT(steps < MGD_STEP_OPERATORS / (3 * LAYERS) + 2);
   for (int i = 0; i < 4; i++) {

@@ -25,9 +25,7 @@ static void train_of(struct device *d, int64_t bytes) {
       run(d, names[2 + k % 2], in, 2, true);
     }
   }
-  for (int i = 0; i < LAYERS; i++) {
-    drop(d, &d->gradients[i]);
-  }
+  for (int i = 0; i < LAYERS; i++) { drop(d, &d->gradients[i]); }
 }
 
 /* Bytes copied by the last quarter of steps whose sizes are drawn at random. */

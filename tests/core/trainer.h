@@ -42,9 +42,7 @@ static inline int64_t in_use(struct device *d) {
 /* ---- the executor */
 
 static inline void put_mover(struct mgd_handle *h) {
-  if (mgd_handle_put(h, 1)) {
-    free(h);
-  }
+  if (mgd_handle_put(h, 1)) { free(h); }
 }
 
 static inline void end_leaving(struct device *d, const struct mgd_action *a) {
@@ -52,9 +50,7 @@ static inline void end_leaving(struct device *d, const struct mgd_action *a) {
   const bool stays = a->kind == MGD_DO_SPARE;
   int *memory = a->memory ? a->memory : malloc(sizeof *memory);
   void *left = NULL;
-  if (a->kind == MGD_DO_DROP) {
-    EXPECT_INT(*memory, s->content);
-  }
+  if (a->kind == MGD_DO_DROP) { EXPECT_INT(*memory, s->content); }
   *memory = s->content;
   s->content = stays ? s->content : -1;
   d->spares += stays;
@@ -80,9 +76,7 @@ static inline void evict(struct device *d, int64_t bytes) {
     struct mgd_action actions[8];
     size_t n = 8;
     EXPECT_OK(mgd_evict_begin(d->m, 1, 1, NULL, 0, actions, &n));
-    for (size_t i = 0; i < n; i++) {
-      end_leaving(d, &actions[i]);
-    }
+    for (size_t i = 0; i < n; i++) { end_leaving(d, &actions[i]); }
     d->knows = true;
     EXPECT_OK(mgd_step_begin(d->m, 1));
   }
@@ -108,9 +102,7 @@ static inline void bring_home(struct device *d, struct mgd_handle *const *handle
   int64_t room[MGD_MAX_DEVICES];
   size_t made = sizeof actions / sizeof *actions;
   int where = 0;
-  for (int i = 0; i < MGD_MAX_DEVICES; i++) {
-    room[i] = INT64_MAX;
-  }
+  for (int i = 0; i < MGD_MAX_DEVICES; i++) { room[i] = INT64_MAX; }
   EXPECT_OK(mgd_restore_begin(d->m, handles, n, room, actions, &made, &where));
   for (size_t i = 0; i < made; i++) {
     d->needed += actions[i].kind == MGD_DO_RESTORE;
@@ -153,9 +145,7 @@ static inline void run(struct device *d, const char *name, struct storage *const
     handles[i] = &s[i]->h;
     uses[i] = (struct mgd_step_use){handles[i], writes && i == 0};
     (void)mgd_handle_use(handles[i], me, ++d->tick);
-    if (uses[i].written) {
-      (void)mgd_handle_write(handles[i]);
-    }
+    if (uses[i].written) { (void)mgd_handle_write(handles[i]); }
   }
   const struct mgd_step_call call = {name, uses, n, d->untimed ? -1 : d->worked};
   EXPECT_CODE(mgd_step_operator(d->m, 1, &call, actions, &made, &plans), d->m->devices[1].step ? MGD_OK : MGD_E_ABSENT);
@@ -209,16 +199,12 @@ static inline struct device new_device(uint64_t seed, int64_t fail) {
   EXPECT_OK(mgd_user_join(d.m, &me));
   EXPECT_OK(mgd_link_set(d.m, MGD_HOST, 1, (struct mgd_link){1, 1.0}));
   EXPECT_OK(mgd_link_set(d.m, 1, MGD_HOST, (struct mgd_link){1, 1.0}));
-  for (int i = 0; i < LAYERS; i++) {
-    d.weights[i] = make(&d, WEIGHT);
-  }
+  for (int i = 0; i < LAYERS; i++) { d.weights[i] = make(&d, WEIGHT); }
   return d;
 }
 
 static inline void give_up(struct device *d) {
-  for (int i = 0; i < LAYERS; i++) {
-    drop(d, &d->weights[i]);
-  }
+  for (int i = 0; i < LAYERS; i++) { drop(d, &d->weights[i]); }
   EXPECT_INT(in_use(d), 0);
   EXPECT_OK(mgd_device_truncate(d->m, 0));
   mgd_machine_destroy(d->m);
