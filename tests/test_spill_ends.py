@@ -322,12 +322,13 @@ EXITS = {
         threading.Thread(target=hammer, daemon=True).start()
         x.sum()
     """),
+    # No operator brings it home: a daemon that waits for the GIL in torch's ends the process.
     "a daemon in the middle of copies": dedent("""
         big = on(torch.ones(8 * 2**20))
         def use():
             while True:
                 _C.spill_all()
-                big.add_(1)
+                big.untyped_storage()
         threading.Thread(target=use, daemon=True).start()
         while not _C.residency(0)["moving"]:
             pass

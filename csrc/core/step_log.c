@@ -8,8 +8,9 @@
 #include "internal_step.h"
 
 #define BUCKETS (1 << 12)
-#define PROOF (2 * MGD_STEP_WINDOW) /* operators that must be alike before a period is believed, unless it is shorter \
-                                     */
+#define PROOF                                                                                             \
+  (2 * MGD_STEP_WINDOW) /* operators that must be alike before a period is believed, unless it is shorter \
+                         */
 #define CANDIDATES 512 /* earlier operators that may be at the same place */
 
 void mgd_step_log_clear_locked(struct mgd_step_log *log) {
