@@ -18,13 +18,13 @@ PIP := $(BIN)/pip -qq --disable-pip-version-check
 export MAX_JOBS := $(JOBS)
 export MANAGED_WERROR ?= 1
 
-.PHONY: help build demo test check ctest asan tsan valgrind conformance torture stress asan-python tsan-python bench docs docs-look compat ecosystem gpu lint wheel packages conda clean virtual-gpu virtual-gpu-slice virtual-gpu-build virtual-gpu-seeds mutate-waits
+.PHONY: help build demo test check ctest asan tsan valgrind conformance torture stress fuzz asan-python tsan-python bench docs docs-look compat ecosystem gpu lint wheel packages conda clean virtual-gpu virtual-gpu-slice virtual-gpu-build virtual-gpu-seeds mutate-waits
 .PRECIOUS: .venv-compat-%/.torch .venv-compat-%/.test # made on the way, kept
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo | test | check | build | ctest | asan | tsan | valgrind | conformance | bench"
-	@echo "     torture | stress | asan-python | tsan-python | docs | docs-look | lint | wheel | packages | conda | compat | ecosystem | gpu | virtual-gpu | virtual-gpu-seeds | mutate-waits | clean"
+	@echo "     torture | stress | fuzz | asan-python | tsan-python | docs | docs-look | lint | wheel | packages | conda | compat | ecosystem | gpu | virtual-gpu | virtual-gpu-seeds | mutate-waits | clean"
 
 # ---- environment
 
@@ -57,10 +57,9 @@ demo: $(VENV)/.examples build
 	@$(BIN)/python examples/pde_fault.py --devices 4 --out build/demo
 
 # What a newcomer runs: every public behaviour and every error path once. pytest comes last: its closing line is the
-# result. The markers, in pyproject.toml, say why a test is left to `make check`.
-FIRST = not (slow or sweep or program)
+# result. --first leaves to `make check` what a marker of pyproject.toml names.
 test: $(VENV)/.test build ctest
-	@$(BIN)/python $(PYTEST) -m "$(FIRST)" $(PYTEST_FLAGS)
+	@$(BIN)/python $(PYTEST) --first $(PYTEST_FLAGS)
 
 # Everything.
 check: lint ctest
@@ -79,25 +78,30 @@ asan tsan valgrind:
 # ---- longer checks
 
 conformance: $(VENV)/.test build
-	@$(BIN)/python $(PYTEST) -m sweep tests/conformance tests/test_run.py $(PYTEST_FLAGS)
+	@$(BIN)/python $(PYTEST) -m conformance tests/conformance tests/test_run.py $(PYTEST_FLAGS)
 
 # The Python suite while everything that nobody uses leaves its device before each operator. The sweeps over operators
 # have placements of their own for that; tests that cannot hold then are marked not_under_torture, with the reason.
 TORTURE ?= all
 torture: $(VENV)/.test build
-	@MANAGED_TORTURE=$(TORTURE) $(BIN)/python $(PYTEST) -m "not sweep" --ignore=tests/conformance --ignore=tests/test_build.py $(PYTEST_FLAGS)
+	@MANAGED_TORTURE=$(TORTURE) $(BIN)/python $(PYTEST) -m "not conformance" --ignore=tests/conformance --ignore=tests/test_build.py $(PYTEST_FLAGS)
 
 # Threads that train, infer and make everything leave, for as long as is asked for; tests/stress_spill.py says what fails.
 SECONDS ?= 300
 stress: $(VENV)/.editable build
 	@$(BIN)/python tests/stress_spill.py $(SECONDS)
 
+# Random programs on plain and on managed tensors; a failure is shortened and printed, and SEED repeats it.
+SEED ?= 0
+fuzz: $(VENV)/.editable build
+	@$(BIN)/python tests/fuzz.py $(SECONDS) $(SEED)
+
 # The Python suite with the extensions under AddressSanitizer; torch itself is not instrumented.
 # Leaks are not asked for: the interpreter and torch keep much until the very end.
 asan-python: export MANAGED_SANITIZE := address,undefined
 asan-python: $(VENV)/.test build
 	@status=0; PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" \
-	  $(BIN)/python $(PYTEST) -m "not sweep" --ignore=tests/conformance --ignore=tests/test_build.py $(PYTEST_FLAGS) || status=$$?; \
+	  $(BIN)/python $(PYTEST) -m "not conformance" --ignore=tests/conformance --ignore=tests/test_build.py $(PYTEST_FLAGS) || status=$$?; \
 	MANAGED_SANITIZE= $(BIN)/python setup.py --quiet build_ext --inplace; exit $$status
 
 # Threads that share everything, under ThreadSanitizer; tests/tsan.supp names what is not ours. The package is built
@@ -194,7 +198,7 @@ compat: $(COMPAT:%=compat-%)
 
 compat-%: .venv-compat-%/.test
 	MANAGED_REQUIRE_CUDA=1 .venv-compat-$*/bin/pip install -qq --no-deps --no-build-isolation --force-reinstall .
-	cd tests && ../.venv-compat-$*/bin/python $(PYTEST) -m "not sweep" --rootdir=.. -c ../pyproject.toml . $(PYTEST_FLAGS)
+	cd tests && ../.venv-compat-$*/bin/python $(PYTEST) -m "not conformance" --rootdir=.. -c ../pyproject.toml . $(PYTEST_FLAGS)
 
 # ---- a GPU made of software
 

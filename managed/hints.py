@@ -35,7 +35,7 @@ def hint(
     Args:
         obj: a managed tensor, a module of such, or a nest of them (lists, tuples, dictionaries).
         near: a device, or a tensor or a module that is on one. The tensors move there now, in
-            place, and operators come to them there.
+            place, and operators come to them there. No other thread may use them meanwhile.
         reuse: `True`: they stay as long as anything else can leave their device. `False`: they
             leave before anything else. Say so of what is read once.
         read_only: they are seldom written. They leave rather than others, since from the second

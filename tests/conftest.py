@@ -31,6 +31,15 @@ TORTURE = os.environ.get("MANAGED_TORTURE")
 SANITIZED = os.environ.get("MANAGED_SANITIZE")
 
 
+# What `--first` leaves out; pyproject.toml says what each means.
+LEFT_TO_CHECK = {"slow", "sweep", "program", "conformance"}
+
+
+def pytest_addoption(parser):
+    told = "leave out what `make test` leaves to `make check`: " + ", ".join(sorted(LEFT_TO_CHECK))
+    parser.addoption("--first", action="store_true", help=told)
+
+
 def pytest_report_header(config):
     told = f"torch {torch.__version__}, CUDA {torch.version.cuda}, TEST_SEED={SEED}"
     return f"{told}, MANAGED_TORTURE={TORTURE}" if TORTURE else told
@@ -47,7 +56,11 @@ def _no_gpu_suite():
     return None
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--first"):
+        left = {i for i in items if LEFT_TO_CHECK & {m.name for m in i.iter_markers()}}
+        items[:] = [i for i in items if i not in left]
+        config.hook.pytest_deselected(items=left)
     no_gpu = _no_gpu_suite()
     for item in items:
         if no_gpu and item.get_closest_marker("gpu"):

@@ -359,3 +359,58 @@ def test_a_gradient_is_assigned_where_the_tensor_is():
     w.grad = torch.ones(4).to(w.device)
     (w * 2).sum().backward()
     assert torch.equal(w.grad.cpu(), torch.full((4,), 3.0))
+
+
+# ---- what moves between the forward pass and the backward pass
+
+OPERATORS = {
+    "mul": lambda x, w: x * w,
+    "mm": lambda x, w: x @ w,
+    "div": lambda x, w: x / w,
+    "where": lambda x, w: torch.where(w > 0, x, w),
+    "index": lambda x, w: x[w.long().clamp(0, 2)[0]] * w,
+    "addcmul": lambda x, w: torch.addcmul(x, x, w),
+}
+
+
+@pytest.mark.parametrize("trained", [True, False], ids=["weight", "constant"])
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("to", [D1, "cpu"])
+def test_a_saved_operand_moves_before_the_backward_pass(name, to, trained):
+    """The graph has saved the tensor itself, which is then on another device than the gradient."""
+    generator = torch.Generator().manual_seed(3)
+    x, w = (torch.randn(4, 4, generator=generator) for _ in range(2))
+    plain_x, plain_w = x.clone().requires_grad_(), w.clone().requires_grad_(trained)
+    OPERATORS[name](plain_x, plain_w).square().sum().backward()
+    here, there = leaf(D0, x), w.as_subclass(ManagedTensor).to(D0).requires_grad_(trained)
+    result = OPERATORS[name](here, there).square().sum()
+    managed.hint(there, near=to)
+    result.backward()
+    check(here, plain_x.grad)
+    assert there.device == torch.device(to)
+    if trained:
+        check(there, plain_w.grad)
+
+
+def test_a_module_moves_before_the_backward_pass():
+    plain, there = pair()
+    x = torch.randn(5, 6, generator=torch.Generator().manual_seed(4))
+    plain(x).sum().backward()
+    result = there(x).sum()
+    there.to(D3)
+    result.backward()
+    assert_same_gradients(plain, there)
+
+
+def test_gradients_of_gradients_where_an_operand_has_moved():
+    def second(x, w, between):
+        (first,) = torch.autograd.grad((x * w * x).sum(), x, create_graph=True)
+        between()
+        (first * w).sum().backward()
+        return x
+
+    w = X + 1
+    expected = second(X.clone().requires_grad_(), w, lambda: None)
+    there = w.as_subclass(ManagedTensor).to(D0)
+    x = second(leaf(D0), there, lambda: managed.hint(there, near=D1))
+    check(x, expected.grad)

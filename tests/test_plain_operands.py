@@ -254,3 +254,17 @@ def test_plain_tensors_on_another_device(there):
     for step in range(1, 4):
         assert torch.equal((x + there).cpu(), x.cpu())
         x.data.fill_(step)
+
+
+@pytest.mark.parametrize("managed_input", [True, False], ids=["managed", "plain"])
+def test_running_statistics_without_a_version_counter(managed_input):
+    """Plain torch writes them unseen; so does managed, whose copy goes home after the operator."""
+    with torch.inference_mode():
+        mean, variance = torch.zeros(4), torch.ones(4)
+    x = torch.arange(8.0).view(2, 4)
+    if managed_input:
+        x = x.as_subclass(ManagedTensor).to(D0)
+    F.batch_norm(x, mean, variance, training=True)
+    assert torch.equal(mean, torch.arange(4.0) * 0.1 + 0.2)
+    with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
+        mean.add_(x[0])

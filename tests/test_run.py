@@ -59,7 +59,7 @@ def test_plain_scripts_have_the_numbers_of_wrapped_ones():
     assert runs[0].stdout.split()[:4] == ["sim:0", "sim:1", "sim:2", "sim:3"]
 
 
-@pytest.mark.sweep
+@pytest.mark.conformance
 def test_a_hundred_plain_models_have_the_numbers_of_the_host():
     script = PLAIN / "models.py"
     inside, plain = managed_run("--devices", "4x64MiB", script, "100"), start(script, "100")

@@ -19,7 +19,7 @@ def nothing_left():
     gc.collect()
     before = torch.sim.memory_allocated(DEVICE)
     yield
-    deadline = time.monotonic() + 5  # the engine's threads drop their last tensors a little later
+    deadline = time.monotonic() + 20  # the engine's threads drop their last tensors a little later
     while torch.sim.memory_allocated(DEVICE) != before and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.01)

@@ -39,18 +39,17 @@ run_programs() {
 paths() { printf '%s.py\n' "$@"; }
 
 if [ "$what" = slice ]; then
-  first="not (slow or sweep or program)" # what `make test` runs
-  run "operators, models, modules" -m "$first" conformance/test_models.py conformance/test_operators.py -k "not tortured"
+  run "operators, models, modules" --first conformance/test_models.py conformance/test_operators.py -k "not tortured"
   mapfile -t chosen < <(paths "${suites[@]}" test_virtual_gpu)
-  run "suites" -m "$first" "${chosen[@]}"
+  run "suites" --first "${chosen[@]}"
   mapfile -t chosen < <(paths "${memory[@]}")
-  run "suites that count bytes" -m "$first" "${chosen[@]}"
+  run "suites that count bytes" --first "${chosen[@]}"
 else
   mapfile -t chosen < <(paths "${suites[@]}" test_virtual_gpu)
   run "suites" "${chosen[@]}"
   mapfile -t chosen < <(paths "${memory[@]}" "${long[@]}")
   run "suites that count bytes" "${chosen[@]}"
   run_programs
-  run "sweeps, short" -m "not sweep" conformance
-  run "sweeps, whole" -m sweep conformance
+  run "sweeps, short" -m "not conformance" conformance
+  run "sweeps, whole" -m conformance conformance
 fi

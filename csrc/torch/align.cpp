@@ -7,9 +7,13 @@
 #include "align.h"
 
 #include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/function.h>
 
+#include <optional>
 #include <sstream>
 
+#include "api.h"
+#include "chains.h"
 #include "devices.h"
 #include "errors.h"
 #include "move.h"
@@ -182,6 +186,16 @@ bool generator_agrees(const c10::IValue& v, c10::Device d) {
   return !v.isGenerator() || !v.toGenerator().defined() || v.toGenerator().device() == d;
 }
 
+// The device of the gradient that a node of torch's own was given. In the forward pass all operands of its operator
+// were there, so one that is elsewhere has been moved by the program since, and the engine refuses a result that goes
+// with it.
+std::optional<c10::Device> device_of_backward() {
+  if (!mgd_torch_in_backward()) return std::nullopt;
+  const auto node = torch::autograd::get_current_node();
+  if (!node || !is_torchs_own(*node) || node->num_inputs() == 0) return std::nullopt;
+  return node->input_metadata(0).device();
+}
+
 } // namespace
 
 bool together(const OpFacts& f, const torch::jit::Stack& stack, std::size_t base) {
@@ -213,6 +227,7 @@ bool together(const OpFacts& f, const torch::jit::Stack& stack, std::size_t base
 
 std::optional<Choice> choose(const OpFacts& f, const Operands& operands, const c10::IValue& generator,
                              const Operand* follows) {
+  if (const auto device = device_of_backward()) return Choice{*device, MGD_WHY_GRADIENT};
   bool floats = false;
   for (const Operand& o : operands) floats |= may_vote(o) && is_floating(o);
   c10::SmallVector<mgd_operand, 8> core;
@@ -290,6 +305,9 @@ void finish(WriteBacks& write_backs) {
     TensorState* s = state_of(w.original);
     e.object = s ? s->object : 0;
     c10::AutoGradMode mode(!w.hidden && c10::GradMode::is_enabled());
+    // A write that autograd does not see is not refused for a tensor without a version counter.
+    std::optional<at::AutoDispatchBelowADInplaceOrView> below;
+    if (w.hidden && w.original.is_inference()) below.emplace();
     if (w.original.sizes() != w.copy.sizes()) resize_like(w.original, w.copy);
     w.original.copy_(w.copy);
     if (w.hidden) count_returned_values(w.original);

@@ -25,10 +25,6 @@ std::mutex& chains_mutex() {
   return *mutex;
 }
 
-bool is_torchs_own(const Node& n) {
-  return std::string_view(typeid(n).name()).find("autograd9generated") != std::string_view::npos;
-}
-
 bool has_hooks(Node& n) {
   return !n.pre_hooks().empty() || !n.tensor_pre_hooks().empty() || !n.retains_grad_hooks().empty() ||
       !n.post_hooks().empty();
@@ -63,6 +59,10 @@ const NodePtr& end_of(const NodePtr& head) {
 }
 
 } // namespace
+
+bool is_torchs_own(const Node& n) {
+  return std::string_view(typeid(n).name()).find("autograd9generated") != std::string_view::npos;
+}
 
 bool leads_to(const NodePtr& head, const Node* accumulator) {
   const Node* node = head.get();

@@ -28,6 +28,10 @@ using ChainHold = std::shared_ptr<Chain>;
 
 inline long holders(const NodePtr& node) { return static_cast<long>(node.use_count()); }
 
+// Whether torch has generated the node's class: its formula uses the gradient and what the operator saved, nothing
+// else.
+bool is_torchs_own(const torch::autograd::Node& node);
+
 // Whether gradients go from `head` to the accumulator by torch's own views alone: what a custom function does is
 // unknown.
 bool leads_to(const NodePtr& head, const torch::autograd::Node* accumulator);

@@ -52,7 +52,7 @@ def check(expected, actual, tolerance=0.0):
 
 # In the short run one optimizer is enough; `-m conformance` takes the others.
 FIRST, *OTHERS = OPTIMIZERS
-FEW = [FIRST, *(pytest.param(name, marks=pytest.mark.sweep) for name in OTHERS)]
+FEW = [FIRST, *(pytest.param(name, marks=pytest.mark.conformance) for name in OTHERS)]
 
 
 @pytest.mark.parametrize("optimizer", FEW)
@@ -103,7 +103,7 @@ def test_scattered(name, seed):
     assert not left_over()
 
 
-@pytest.mark.sweep
+@pytest.mark.conformance
 @pytest.mark.parametrize("draws", range(3))
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("devices", [Scattered.devices, ACCELERATORS], ids=["all", "accelerators"])

@@ -142,7 +142,7 @@ def _forward_again(module, operands):
     return _forward(module, operands)
 
 
-@pytest.mark.sweep
+@pytest.mark.conformance
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_every_module(chunk, sweep, seed):
     found = [

@@ -55,7 +55,7 @@ def run(placement, dtype, chosen, samples, seed, layout=torch.strided):
     return outcomes, known
 
 
-@pytest.mark.sweep
+@pytest.mark.conformance
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 @pytest.mark.parametrize(
     ("placement", "dtype"),
@@ -76,7 +76,7 @@ def test_every_operator(placement, dtype, chunk, sweep, seed):
 @pytest.mark.parametrize("chunk", slice_of(range(SHORT)))
 @pytest.mark.parametrize(
     "placement",
-    [pytest.param(p, marks=pytest.mark.sweep if p in SLOWER else ()) for p in PLACEMENTS],
+    [pytest.param(p, marks=pytest.mark.conformance if p in SLOWER else ()) for p in PLACEMENTS],
 )
 def test_every_operator_once(placement, chunk, sweep, seed):
     """Two samples of each operator in float32: most of what the full sweep finds, in seconds."""
@@ -99,7 +99,7 @@ def test_a_fifth_of_the_operators(placement, dtype, chunk, sweep, seed):
 SPARSE = ["sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"]
 
 
-@pytest.mark.sweep
+@pytest.mark.conformance
 @pytest.mark.parametrize("layout", SPARSE)
 def test_every_operator_of_sparse_tensors(layout, sweep, seed):
     kind, chosen = getattr(torch, layout), operators(torch.float32)

@@ -148,7 +148,7 @@ def _call(function, operands):
     return function(operands[0], *operands[1], **operands[2])
 
 
-@pytest.mark.sweep
+@pytest.mark.conformance
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_every_operator_in_place(chunk, sweep, seed):
     chosen = operators_in_place()[chunk::CHUNKS]
@@ -156,7 +156,7 @@ def test_every_operator_in_place(chunk, sweep, seed):
     sweep("scattered, in place", found, chunk, CHUNKS)
 
 
-@pytest.mark.sweep
+@pytest.mark.conformance
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_every_list_operator(chunk, sweep, seed):
     found = [
@@ -167,7 +167,7 @@ def test_every_list_operator(chunk, sweep, seed):
     sweep("scattered, lists", found, chunk, CHUNKS)
 
 
-@pytest.mark.sweep
+@pytest.mark.conformance
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_every_operator_with_out(chunk, sweep, seed):
     chosen = operators_with_out()[chunk::CHUNKS]

@@ -1,0 +1,56 @@
+"""Random programs with a fixed seed; `make fuzz SECONDS=600` runs more of them. See fuzz.py."""
+
+import fuzz
+import pytest
+from devices import ON_CUDA
+from slices import slice_of
+
+import managed
+
+FIRST = 7_000_000  # the seed of the first program; the others follow
+COUNT = 20
+
+
+@pytest.mark.parametrize("part", slice_of(range(16), 5))
+def test_random_programs_have_the_bits_of_plain_tensors(part):
+    first = FIRST + COUNT * part
+    print(f"programs of the seeds from {first} on")
+    counts, failures = fuzz.fuzz(first, count=COUNT)
+    assert not failures, "\n".join(failures)
+    assert counts.get("ok", 0) > COUNT // 2, counts
+
+
+def test_another_value_is_found_and_the_program_shortened(monkeypatch):
+    program = [("new", 3), ("leaf", 4), ("new", 5), ("collect", 6), ("view", 7), ("step", 8)]
+
+    def with_a_fault(w, r):
+        if w.is_managed:
+            w.get(next(iter(w.tensors))).data.add_(1)
+
+    monkeypatch.setitem(fuzz.INSTRUCTIONS, "step", (1, with_a_fault))
+    result = fuzz.run(program)
+    assert result.kind == "another value"
+    told = fuzz.tell(0, program, None, result)
+    assert "collect" not in told
+    assert "step" in told
+
+
+def test_another_error_is_found(monkeypatch):
+    def with_a_fault(w, r):
+        if w.is_managed:
+            raise managed.OutOfMemoryError("none left")
+
+    monkeypatch.setitem(fuzz.INSTRUCTIONS, "step", (1, with_a_fault))
+    result = fuzz.run([("new", 3), ("step", 8)])
+    assert result.kind == "another error"
+    assert "none left" in result.told
+
+
+@pytest.mark.skipif(ON_CUDA, reason="a program of its own simulates devices")
+def test_the_program_of_make_fuzz(run_python):
+    told = run_python(
+        "import runpy, sys; sys.path.insert(0, sys.argv[1]); sys.argv = ['fuzz.py', '0.1', '3'];"
+        "runpy.run_path(sys.path[0] + '/fuzz.py', run_name='__main__')",
+        fuzz.__file__.rpartition("/")[0],
+    )
+    assert "20 programs" in told
