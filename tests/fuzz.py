@@ -140,7 +140,7 @@ def instruction(weight):
 @instruction(6)
 def new(w, r):
     """A tensor, or two that overlap in one storage."""
-    place, made = r.choice(["plain", *PLACES]), values(r, 2 * SIDE, SIDE)
+    place, made = r.choice(["plain", "cpu", *PLACES]), values(r, 2 * SIDE, SIDE)
     base = w.place(made, place)
     for begin in r.choice([(0,), (0, SIDE // 2), (SIDE // 4, SIDE)]):
         w.put(r, base[begin : begin + SIDE])
@@ -321,16 +321,22 @@ def write_unseen(w, r):
             w.tensors[slot] = computed.detach()
     x, y, factor = w.any(r), w.any(r), r.randrange(1, 4)
     here = x.device.type == "cpu"
-    bytes_ = x.data
+    bytes_ = x.data if x.requires_grad or r.randrange(2) else x
+    # A copy that is kept from before the write is old after it.
+    used = w.place(values(r), r.choice(DEVICES))
+    with torch.no_grad():
+        before = small(x * used)
 
     def through_numpy():
-        array = bytes_.numpy() if here else bytes_
-        array += 1
+        with contextlib.nullcontext() if here else torch.inference_mode():
+            array = bytes_.numpy() if here else bytes_
+            array += 1
 
     def each_element(method, function, *others):
         if here:
             return getattr(bytes_, method)(*others, function)
-        return bytes_.copy_(function(bytes_, *others))
+        with torch.inference_mode():  # a device has no such method
+            return bytes_.copy_(function(bytes_, *others))
 
     def by_set():
         with torch.no_grad():
@@ -383,7 +389,10 @@ def write_unseen(w, r):
             "in inference mode": in_inference,
         },
     )
+    with torch.no_grad():
+        after = small(x * used)
     x.data.remainder_(7)
+    w.put(r, small(before + after))
 
 
 @instruction(6)
@@ -718,16 +727,14 @@ def still_in_use(before, patience=20):
         time.sleep(0.01)
 
 
-def fuzz(first, count=None, seconds=None):
-    """Runs the programs of the seeds from `first` on. Returns counts by kind, and failures."""
+def fuzz(first, count):
+    """Runs the programs of `count` seeds from `first` on. Returns counts by kind, and failures."""
     counts, failures = {}, []
     gc.collect()
-    begun, before = time.monotonic(), in_use()
+    before = in_use()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for seed in itertools.count(first) if count is None else range(first, first + count):
-            if seconds is not None and time.monotonic() - begun > seconds:
-                break
+        for seed in range(first, first + count):
             instructions, torture = program(seed)
             result = run(instructions, torture)
             counts[result.kind] = counts.get(result.kind, 0) + 1
@@ -736,7 +743,7 @@ def fuzz(first, count=None, seconds=None):
     for device in DEVICES:
         managed.budget(device, None)
     if left := still_in_use(before):
-        failures.append(f"bytes left on the devices: {left}")
+        failures.append(f"programs {first} to {first + count} left bytes on the devices: {left}")
     return counts, failures
 
 

@@ -14,6 +14,7 @@ from devices import D0, D1, D2, D3, device_name
 from scattered import assert_same_gradients, pair, step
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
+from torch.utils.checkpoint import checkpoint
 
 import managed
 from managed import ManagedModule, ManagedTensor
@@ -399,6 +400,16 @@ def test_a_module_moves_before_the_backward_pass():
     result = there(x).sum()
     there.to(D3)
     result.backward()
+    assert_same_gradients(plain, there)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpointed_module_runs_again_on_its_own_devices(reentrant):
+    """A checkpoint that is not reentrant runs it inside of the node that unpacks a tensor."""
+    plain, there = pair()
+    x = torch.randn(5, 6, generator=torch.Generator().manual_seed(4))
+    for net in (plain, there):
+        checkpoint(net, x.clone().requires_grad_(), use_reentrant=reentrant).sum().backward()
     assert_same_gradients(plain, there)
 
 

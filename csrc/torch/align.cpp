@@ -17,6 +17,7 @@
 #include "devices.h"
 #include "errors.h"
 #include "move.h"
+#include "random.h"
 #include "record.h"
 #include "state.h"
 #include "storage.h"
@@ -190,7 +191,8 @@ bool generator_agrees(const c10::IValue& v, c10::Device d) {
 // were there, so one that is elsewhere has been moved by the program since, and the engine refuses a result that goes
 // with it.
 std::optional<c10::Device> device_of_backward() {
-  if (!mgd_torch_in_backward()) return std::nullopt;
+  // A function that a checkpoint runs again is no formula: it chooses as it did in the forward pass.
+  if (!mgd_torch_in_backward() || is_replaying()) return std::nullopt;
   const auto node = torch::autograd::get_current_node();
   if (!node || !is_torchs_own(*node) || node->num_inputs() == 0) return std::nullopt;
   return node->input_metadata(0).device();

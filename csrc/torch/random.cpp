@@ -175,6 +175,8 @@ OneStream::~OneStream() {
   if (C10_UNLIKELY(borrower_)) give_back(borrower_);
 }
 
+bool is_replaying() { return replay != nullptr; }
+
 StepAside::StepAside() {
   if (!replay) return;
   replay->own.emplace();

@@ -29,6 +29,9 @@ class OneStream {
   int borrower_; // id of the accelerator that has the stream on loan, or 0
 };
 
+// Whether this thread is running a checkpointed function again.
+bool is_replaying();
+
 // Around a backward pass that starts inside a replay. That pass may need threads which wait for the turn. So this
 // thread gives the turn back and sets the generators as they were before the replay; come_back() takes the turn and
 // the replay's states again. Both throw when a generator refuses its state; the thread has its turn then. The
