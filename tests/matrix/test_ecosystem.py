@@ -235,7 +235,7 @@ def searching(asked):
 
 @pytest.mark.row(
     "Lightning, `BatchSizeFinder` and `Tuner.scale_batch_size`",
-    note="They take managed's error for a batch that is too large",
+    note="Managed's memory error tells them that a batch is too large",
 )
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("mode", ["power", "binsearch"])
