@@ -39,7 +39,9 @@ class OutOfMemoryError(ManagedError, torch.OutOfMemoryError):
 
 
 class CopyWarning(UserWarning):
-    """A tensor was copied to one device more than managed.COPY_WARNING times within a step.
+    """A tensor was copied to one device more than managed.COPY_WARNING times.
 
-    Said once for each line of the program that does so. See the page "Why did this move?".
+    The count begins anew when an optimizer steps and when a backward pass ends; in a program
+    without these it is that of the whole run. Each line of the program gives one warning. See the
+    page "Why did this move?".
     """

@@ -1,4 +1,4 @@
-"""A tensor that is copied again and again within a step is warned of, once for each line."""
+"""A tensor that is copied again and again gives one warning for each line; steps count anew."""
 
 import itertools
 import threading
@@ -53,6 +53,7 @@ def test_the_copy_beyond_the_limit_is_told_of_with_all_that_helps():
     text = str(warning.message)
     for part in ("torch.float32", "[64]", f"on {D1}", f"to {D0}", "4 times", "1 KiB", "aten::add"):
         assert part in text
+    assert "since the last optimizer step or backward pass" in text  # small_limit began a step
     for advice in ('x.to("sim:0")', "module.cuda", "managed.explain", "COPY_WARNING = 0"):
         assert advice in text
 
@@ -198,7 +199,7 @@ def test_the_variable(run_python):
 
 
 def test_an_inference_loop_is_told_of_at_its_line(run_python):
-    """No optimizer, no backward pass: the whole run is one step, and it is said while it runs."""
+    """Without optimizer and backward pass the text speaks of no step; the loop still runs then."""
     program = """
         import warnings
         import torch
@@ -217,6 +218,43 @@ def test_an_inference_loop_is_told_of_at_its_line(run_python):
                 if caught:
                     break
         assert managed.COPY_WARNING == 16 and i in (16, 17), i  # at once, or at the next jump
+        assert "17 times since the program began" in str(caught[0][0]), caught[0][0]
+        assert "step" not in str(caught[0][0])
         print(len(caught), caught[0][1].__name__, caught[0][3])
     """
     assert run_python(program).split() == ["1", "CopyWarning", "15"]
+
+
+def test_a_plain_mask_is_told_how_to_wrap_or_move_it(run_python):
+    """Either cure ends the copies; neither program has a step."""
+    program = """
+        import sys, warnings
+        import torch
+        import managed
+        managed.simulate(devices=1, memory="64MiB")
+        x = torch.rand(4).as_subclass(managed.ManagedTensor).cuda()
+        mask = torch.ones(4)
+        cures = {
+            "none": lambda mask: mask,
+            "to": lambda mask: mask.to("sim:0"),
+            "wrap": lambda mask: mask.as_subclass(managed.ManagedTensor),
+        }
+        mask = cures[sys.argv[1]](mask)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(40):
+                x * mask
+        print(*(w.message for w in caught))
+    """
+    text = run_python(program, "none")
+    for part in (
+        "plain tensor",
+        "17 times since the program began",
+        'x = x.to("sim:0")',
+        "x = x.as_subclass(managed.ManagedTensor)",
+        "one operator call",
+    ):
+        assert part in text
+    assert "step" not in text
+    for cure in ("to", "wrap"):
+        assert run_python(program, cure).strip() == ""

@@ -14,11 +14,12 @@ PAGE = ROOT / "docs" / "compatibility.md"
 HEAD = """\
 # Compatibility
 
-What is used together with a model, with managed tensors and modules in its place. This page is
-written by `python tools/compatibility.py` from the tests in `tests/matrix`: each row is proven by
-tests that compare with plain PyTorch on the CPU bit by bit, on one simulated device and, where that
-makes sense, over several. *Refused* means: it raises that error and gives no wrong number. What
-lies behind a refusal is told in [limitations](limitations.md).
+This page lists what works together with managed tensors and modules. `tools/compatibility.py`
+writes it from the tests in `tests/matrix`: each row is proven by tests that compare with plain
+PyTorch on the CPU, bit by bit unless the note says otherwise, on one simulated device and, if that
+makes sense, over several. No row has run on CUDA devices, real or virtual. *Refused* means that the
+operation raises that error and gives no wrong number. [Limitations](limitations.md) explains the
+refusals.
 """
 
 

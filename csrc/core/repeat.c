@@ -1,6 +1,7 @@
 /* repeat.c: notices a tensor that is copied to one device again and again.
  *
  * One copy per step is usual. Many copies in one step mean that the program would run faster with the tensor moved.
+ * A program that ends no step is one long step.
  * This file counts copies per object and device within a step, and tells the caller once for each call site when a
  * warning is due; it prints nothing. Memory is bounded: pairs that were copied longest ago are forgotten, so a warning
  * may be missed, and is never given too early.
@@ -57,13 +58,13 @@ static int count_copy(struct mgd_machine *m, const struct mgd_event *e, struct m
   (void)mgd_add(slot->bytes, e->bytes, &slot->bytes); /* stays below 2**63; nobody decides by it */
   r->newest = (size_t)(slot - r->slots);
   bool too_many = r->limit > 0 && slot->count == (uint64_t)r->limit + 1;
-  *out = (struct mgd_repeat){slot->count, slot->bytes, too_many && is_news(r, e->site)};
+  *out = (struct mgd_repeat){slot->count, slot->bytes, too_many && is_news(r, e->site), r->step > 0};
   return MGD_OK;
 }
 
 int mgd_repeat_add(struct mgd_machine *m, const struct mgd_event *copy, struct mgd_repeat *out) {
   if (copy->object == 0) {
-    *out = (struct mgd_repeat){0, 0, false};
+    *out = (struct mgd_repeat){0};
     return MGD_OK;
   }
   mgd_state_enter(m);

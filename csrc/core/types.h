@@ -227,7 +227,8 @@ struct mgd_totals {
 struct mgd_repeat {
   uint64_t count;
   int64_t bytes;
-  bool due; /* one copy too many, and nothing was said of this call site yet: say it now */
+  bool due;     /* one copy too many, and nothing was said of this call site yet: say it now */
+  bool stepped; /* a step has ended before this one; else the counts are those since the machine was made */
 };
 
 /* ---- traffic: whether a tensor lives where it is needed */

@@ -44,8 +44,7 @@ std::mutex& traffic_mutex() {
 
 // Stands before an accumulator whose tensor has moved since its graph was made:
 // the tensor's own gradient still arrives where it was, and goes on to where it
-// is. What else that graph computes from the moved values may meet torch's
-// device check: modules are best moved between steps.
+// is. The formulas of that graph run where their gradient is (align.cpp).
 struct FollowTensor : torch::autograd::FunctionPreHook {
   explicit FollowTensor(c10::TensorImpl* t) : tensor(t) {}
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {

@@ -70,19 +70,26 @@ uint32_t backward_site() {
   return id;
 }
 
-constexpr auto kPlain =
-    " It is a plain tensor, to which writes can go unseen, so a copy of it serves one operator. With x = "
-    "x.as_subclass(managed.ManagedTensor), or ManagedModule.from_module(module), and no reference to the plain tensor "
-    "left, one copy serves until x is written.";
-
+// Says which tensor, how often, since when, where, why, and what to change. A program without optimizer and without
+// backward pass has no steps, so the text speaks of none there.
 std::string describe(const at::Tensor& t, const mgd_event& e, const mgd_repeat& r) {
-  return c10::str(
-      "managed: a tensor (torch.", c10::getDtypeNames(t.scalar_type()).first, ", shape ", t.sizes(), ") on ",
-      t.device(), " was copied to ", device_of(e.to), " ", r.count, " times in one step, ", readable(r.bytes),
-      " in all, here for ", e.operator_name ? e.operator_name : "an operator", ".", is_held_plainly(t) ? kPlain : "",
-      " Move it there with x.to(\"", device_of(e.to), "\") or module.cuda(...), or keep what uses it on ", t.device(),
-      "; a tensor that is written between two uses has to be copied anew. managed.explain(x) shows each copy; "
-      "managed.COPY_WARNING = 0 turns this warning off.");
+  const auto home = t.device(), there = device_of(e.to);
+  const std::string told =
+      c10::str("managed: a tensor (torch.", c10::getDtypeNames(t.scalar_type()).first, ", shape ", t.sizes(), ") on ",
+               home, " was copied to ", there, " ", r.count, " times since ",
+               r.stepped ? "the last optimizer step or backward pass" : "the program began", ", ", readable(r.bytes),
+               " in all, here for ", e.operator_name ? e.operator_name : "an operator", ". ");
+  const std::string cure = is_held_plainly(t)
+      ? c10::str(
+            "It is a plain tensor, or the program holds a plain tensor of the same bytes; a copy of it serves one "
+            "operator call, because writes to it can go unseen. Move it once, with x = x.to(\"",
+            there,
+            "\"), or wrap it: after x = x.as_subclass(managed.ManagedTensor), or "
+            "ManagedModule.from_module(module), and with no reference to the plain tensor left, one copy serves "
+            "until x is written.")
+      : c10::str("A tensor that is written between two uses is copied for each. Move it once, with x = x.to(\"", there,
+                 "\") or module.cuda(...), write it there, or keep what uses it on ", home, ".");
+  return told + cure + " managed.explain(x) shows each copy; managed.COPY_WARNING = 0 turns this warning off.";
 }
 
 void put_aside(Warning w) {

@@ -56,7 +56,9 @@ static void one_object_on_every_device(void) {
 static void a_step_counts_from_its_beginning(void) {
   struct mgd_machine *m = limited(2);
   for (int step = 0; step < 5; step++) {
-    EXPECT(!copy(m, 5, 1, 1).due);
+    struct mgd_repeat r = copy(m, 5, 1, 1);
+    EXPECT(!r.due);
+    EXPECT_INT(r.stepped, step > 0);
     EXPECT_INT(copy(m, 5, 1, 1).count, 2);
     mgd_repeat_begin_step(m);
   }
@@ -132,7 +134,7 @@ static void what_is_forgotten_counts_from_1(void) {
 
 static void nonsense_is_refused(void) {
   struct mgd_machine *m = limited(1);
-  struct mgd_repeat out = {77, 77, false};
+  struct mgd_repeat out = {77, 77, false, false};
   const struct mgd_event wrong[] = {{.object = 1, .to = 3}, {.object = 1, .to = -1}, {.object = 1, .to = 1, .site = 4}, {.object = 1, .to = 1, .bytes = -1}};
   EXPECT_CODE(mgd_repeat_add(m, &wrong[0], &out), MGD_E_NO_DEVICE);
   EXPECT_CODE(mgd_repeat_add(m, &wrong[1], &out), MGD_E_NO_DEVICE);
@@ -159,7 +161,7 @@ static void without_memory_nothing_is_counted(void) {
   const struct mgd_config config = {.fail_allocation = 4};
   const struct mgd_event e = {.object = 1, .to = 0};
   struct mgd_machine *m = NULL;
-  struct mgd_repeat out = {77, 77, false};
+  struct mgd_repeat out = {77, 77, false, false};
   EXPECT_OK(mgd_machine_create(&config, &m));
   EXPECT_CODE(mgd_repeat_add(m, &e, &out), MGD_E_NOMEM);
   EXPECT_INT(out.count, 77);

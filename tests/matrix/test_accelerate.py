@@ -117,7 +117,7 @@ def test_prepare(model, place, moves):
 
 
 @pytest.mark.row(
-    "find_executable_batch_size", note="Knows a full simulated device by its OutOfMemoryError"
+    "find_executable_batch_size", note="It knows a full simulated device by its OutOfMemoryError"
 )
 def test_find_executable_batch_size():
     gc.collect()

@@ -97,7 +97,7 @@ def test_trainer(on_simulated_devices, budget, fraction, tmp_path):
     assert {p.device for p in again.parameters()} == {torch.device(D0)}
 
 
-@pytest.mark.row("save_pretrained", note="Of a model that its device has no room for")
+@pytest.mark.row("save_pretrained", note="Also when the device has no room for the model")
 @pytest.mark.row("safetensors, save_model and load_model", note="Nothing comes home to be saved")
 def test_a_model_without_room(budget, tmp_path):
     plain = gpt2()

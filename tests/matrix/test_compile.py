@@ -72,7 +72,7 @@ def placed(where):
 @pytest.mark.row("torch.compile, backend aot_eager", note="whole graph; no recompilation")
 @pytest.mark.row(
     "torch.compile, backend inductor",
-    note="where devices meet, and on simulated devices, the graph runs operator by operator",
+    note="a graph of several devices, or on simulated ones, runs operator by operator",
 )
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("where", slice_of([D1, "mixed", "cpu"], 2))
@@ -206,9 +206,7 @@ def test_own_backend(place):
     assert len(graphs) == 1
 
 
-@pytest.mark.row(
-    "torch.compile of plain tensors", note="untouched, also where devices are mixed up"
-)
+@pytest.mark.row("torch.compile of plain tensors", note="untouched, also if their devices differ")
 def test_plain_compile():
     x, w = torch.randn(2, 3), torch.randn(3, 4)
     compiled = torch.compile(torch.matmul)

@@ -1,6 +1,7 @@
 """Libraries of an environment of their own
 
-neuraloperator, Lightning, botorch and torchdiffeq: `make ecosystem` installs them and runs this.
+neuraloperator, Lightning, GPyTorch, botorch and torchdiffeq: `make ecosystem` installs them and
+runs this.
 """
 
 import contextlib
@@ -234,7 +235,7 @@ def searching(asked):
 
 @pytest.mark.row(
     "Lightning, `BatchSizeFinder` and `Tuner.scale_batch_size`",
-    note="They take managed's error for a batch that is too large",
+    note="Managed's memory error tells them that a batch is too large",
 )
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("mode", ["power", "binsearch"])
@@ -268,6 +269,84 @@ def test_lightning_finds_a_batch_size(place, mode, tmp_path):
             assert found + 1 in set(asked) - done
     assert net.batch_size == found
     assert 32 <= found < 48
+
+
+# ---- GPyTorch
+
+
+def in_parts(kernel, parts):
+    """What MultiDeviceKernel computes, on one device."""
+    gpytorch, operators = library("gpytorch"), library("linear_operator.operators")
+
+    class InParts(gpytorch.kernels.Kernel):
+        def forward(self, x1, x2, diag=False, **options):
+            if diag or len(x1) <= parts or parts == 1:
+                return kernel.forward(x1, x2, diag=diag, **options)
+            with gpytorch.settings.lazily_evaluate_kernels(False):
+                rows = [operators.to_linear_operator(kernel(r, x2)) for r in x1.chunk(parts)]
+            return operators.CatLinearOperator(*rows, dim=-2, output_device=x1.device)
+
+    result = InParts()
+    result.kernel = kernel
+    return result
+
+
+def regress(over, there):
+    """An exact process as in GPyTorch's example for several GPUs; `over` makes its kernel of parts.
+
+    The loss by preconditioned conjugate gradients; gradients, means and variances; the devices on
+    which the kernel was computed.
+    """
+    gpytorch = library("gpytorch")
+    used = set()
+
+    class Noted(gpytorch.kernels.RBFKernel):
+        def forward(self, x1, x2, **options):
+            used.add(x1.device)
+            return super().forward(x1, x2, **options)
+
+    class Process(gpytorch.models.ExactGP):
+        def __init__(self, x, y, likelihood):
+            super().__init__(x, y, likelihood)
+            self.mean = gpytorch.means.ConstantMean()
+            self.kernel = over(gpytorch.kernels.ScaleKernel(Noted()))
+
+        def forward(self, x):
+            return gpytorch.distributions.MultivariateNormal(self.mean(x), self.kernel(x))
+
+    numbers = torch.Generator().manual_seed(4)
+    x = torch.randn(40, 3, generator=numbers).to(there)
+    asked = torch.randn(7, 3, generator=numbers).to(there)
+    y = x.sum(-1).sin()
+    likelihood = gpytorch.likelihoods.GaussianLikelihood().to(there)
+    process = Process(x, y, likelihood).to(there)
+    objective = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, process)
+    torch.manual_seed(0)  # of the probes that estimate the determinant
+    settings = gpytorch.settings
+    with settings.max_cholesky_size(0), settings.min_preconditioning_size(10):
+        loss = -objective(process(x), y)
+        loss.backward()
+        with torch.no_grad():
+            seen = likelihood.eval()(process.eval()(asked))
+    gradients = [p.grad.item() for p in process.parameters()]
+    return loss.item(), gradients + seen.mean.tolist() + seen.variance.tolist(), used
+
+
+@pytest.mark.row(
+    "GPyTorch, `MultiDeviceKernel` in `managed.on()`",
+    note="An exact process over one to four devices; all but the loss to the order of sums",
+)
+@pytest.mark.parametrize("devices", [1, 2, 3, 4])
+def test_a_kernel_over_several_devices(devices):
+    kernels, first = library("gpytorch").kernels, torch.device("cuda:0")
+    loss, numbers, _ = regress(lambda kernel: in_parts(kernel, devices), "cpu")
+    with managed.on():
+        found, others, used = regress(
+            lambda kernel: kernels.MultiDeviceKernel(kernel, range(devices), first), first
+        )
+    assert len(used) == devices
+    assert found == loss
+    assert others == pytest.approx(numbers, rel=1e-4)
 
 
 # ---- botorch

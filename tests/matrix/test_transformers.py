@@ -155,7 +155,7 @@ def test_generate(model, managed):
     assert len(found) > 1  # the ways differ
 
 
-@pytest.mark.row("save_pretrained, from_pretrained", note="Files know nothing of managed")
+@pytest.mark.row("save_pretrained, from_pretrained", note="Files hold plain tensors")
 @pytest.mark.parametrize("name", ["GPT-2", "T5"])
 def test_files(model, managed, tmp_path):
     homes = [p.device for p in managed.parameters()]
