@@ -2,7 +2,7 @@
 // started is in the files that are included.
 #include "api.h"
 
-#include "devices.h"
+#include "attach.h"
 #include "functorch.h"
 #include "guard.h"
 #include "hook.h"

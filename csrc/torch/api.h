@@ -33,7 +33,7 @@ void mgd_torch_cuda_starts(void);
 /* Attaches the simulator: `capsule` is managed._sim's bridge; adds its devices. A second call fails. */
 int mgd_torch_attach_sim(PyObject *capsule, int devices);
 
-/* ---- devices.cpp: torch's devices as ids of the machine */
+/* ---- device_api.cpp: torch's devices as ids of the machine */
 /* Device object, "cuda:1", "sim", "cpu" or int -> id. "cuda" means a simulated device once there are any.
  * *any is set when a device type without an index was named ("cuda"). ValueError for what does not exist. */
 int mgd_torch_device_id(PyObject *device, int *id, int *any);
