@@ -41,6 +41,9 @@ PyObject *mgd_torch_device(int id); /* a torch.device */
 /* Reads free memory of every accelerator into the ledger. */
 int mgd_torch_observe(void);
 int64_t mgd_torch_now(void); /* ns, monotonic */
+/* Nothing uses more than `bytes` of the accelerator from now on, as far as its allocator takes part; what is beyond
+ * leaves. */
+int mgd_torch_set_budget(int device, int64_t bytes);
 
 /* ---- waiting.cpp: who needs what others have */
 /* How often bytes have come back. Read it BEFORE asking whether there is room, then wait for it to change. */
@@ -104,11 +107,6 @@ int mgd_torch_in_backward(void); /* whether this thread is inside a backward pas
 /* +1 when blocks begin to come from a pool of the program's own, -1 when that ends; `graph`: because a CUDA graph is
  * recorded. */
 void mgd_torch_private_pool(int change, int graph);
-
-/* ---- room.cpp */
-/* Nothing uses more than `bytes` of the accelerator from now on, as far as its allocator takes part; what is beyond
- * leaves. */
-int mgd_torch_set_budget(int device, int64_t bytes);
 
 /* ---- uses.cpp: which storages operators use, for benchmarks */
 int mgd_torch_begin_uses(void);

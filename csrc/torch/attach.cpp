@@ -47,7 +47,7 @@ int count_of(c10::DeviceType type) {
 
 bool make_sim_room(int device, std::size_t bytes) {
   const int id = id_of(c10::Device(c10::kPrivateUse1, static_cast<c10::DeviceIndex>(device)));
-  return id >= 0 && make_room(id, static_cast<int64_t>(bytes));
+  return id >= 0 && make_room(id, static_cast<int64_t>(bytes), Hold::uses_of_this_thread(id));
 }
 
 int cuda_id(int device) {
@@ -57,7 +57,7 @@ int cuda_id(int device) {
 
 bool make_cuda_room(int device, std::size_t bytes) {
   const int id = cuda_id(device);
-  return id >= 0 && make_room(id, static_cast<int64_t>(bytes));
+  return id >= 0 && make_room(id, static_cast<int64_t>(bytes), Hold::uses_of_this_thread(id));
 }
 
 // For a request that the front does not see to (cuda_bridge.h). It comes at each miss of the allocator's cache, also
@@ -70,7 +70,8 @@ bool make_some_cuda_room(int device) {
   if (id < 0) return false;
   const int64_t wanted = std::max(requested_by_this_thread(), Hold::bytes_of_this_thread(id)) + kSegment;
   bool made = false;
-  while (free_bytes(id) < wanted && make_room(id, wanted, Caller::LockedAllocator)) made = true;
+  while (free_bytes(id) < wanted && make_room(id, wanted, Hold::uses_of_this_thread(id), Caller::LockedAllocator))
+    made = true;
   return made;
 }
 

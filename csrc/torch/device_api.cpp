@@ -6,7 +6,9 @@
 #include "api.h"
 #include "devices.h"
 #include "guard.h"
+#include "hold.h"
 #include "registry.h"
+#include "room.h"
 
 namespace managed {
 namespace {
@@ -28,6 +30,19 @@ std::string known_devices() {
   std::string s = "cpu";
   for (int id = 1; id < registry().count; id++) s += ", " + device_of(id).str();
   return s;
+}
+
+// From now on nothing uses more than this many bytes of the device; what is there beyond them leaves as far as it can.
+// If a device fails, it throws that device's error.
+void set_budget(int device, int64_t bytes) {
+  const c10::Device d = device_of(device);
+  const Bridge* backend = backend_of(d.type());
+  if (!backend || !backend->limit) return;
+  const auto limit = [&] { backend->limit(d.index(), static_cast<std::size_t>(bytes)); };
+  limit();
+  // Bytes that have left may lie in the allocator's cache, or wait there for streams, and are no room then. Setting the
+  // limit again gives them back, so that no storage leaves in vain.
+  while (free_bytes(device) == 0 && make_room(device, 1, Hold::uses_of_this_thread(device))) limit();
 }
 
 } // namespace
@@ -79,4 +94,12 @@ int mgd_torch_device_id(PyObject* o, int* id, int* any) {
 
 PyObject* mgd_torch_device(int id) {
   return guarded([&] { return THPDevice_New(device_of(id)); });
+}
+
+int mgd_torch_set_budget(int device, int64_t bytes) {
+  return guarded([&] {
+    const NoGil no_gil;
+    set_budget(device, bytes);
+    return 0;
+  });
 }
