@@ -100,7 +100,7 @@ CALLS = {
 ONLY_IN = {
     "record": "csrc/cuda/moves.cpp",
     "wait_for": "csrc/torch/[ehs]*.cpp",
-    "wait": "csrc/*/[em]*.cpp",
+    "wait": "csrc/*/[emw]*.cpp",
     "order": "csrc/[tc]*/[!m]*.cpp",
     "give_up": "csrc/cuda/moves.cpp",
     "has_ended": "csrc/[tc]*/[!l]*.cpp",  # by which leaving.cpp only chooses

@@ -9,7 +9,6 @@
 
 #include "api.h"
 #include "devices.h"
-#include "executor.h"
 #include "forks.h"
 #include "hold.h"
 #include "staging.h"

@@ -13,7 +13,6 @@
 
 #include "beside.h"
 #include "devices.h"
-#include "executor.h"
 #include "forks.h"
 #include "gil.h"
 #include "hold.h"
@@ -21,6 +20,7 @@
 #include "on.h"
 #include "replica.h"
 #include "storage.h"
+#include "waiting.h"
 
 namespace managed {
 namespace {

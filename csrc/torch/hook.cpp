@@ -22,7 +22,6 @@
 #include "api.h"
 #include "asked.h"
 #include "devices.h"
-#include "executor.h"
 #include "exposure.h"
 #include "graphs.h"
 #include "guard.h"
@@ -33,6 +32,7 @@
 #include "state.h"
 #include "threads.h"
 #include "torture.h"
+#include "waiting.h"
 
 namespace managed {
 namespace {
