@@ -11,7 +11,7 @@
 #include "crossing.h"
 #include "devices.h"
 #include "facts.h"
-#include "functorch.h"
+#include "wrapped.h"
 
 namespace managed {
 

@@ -29,12 +29,12 @@
 #include "api.h"
 #include "crossing.h"
 #include "devices.h"
-#include "functorch.h"
 #include "guard.h"
 #include "hold.h"
 #include "hook.h"
 #include "random.h"
 #include "threads.h"
+#include "wrapped.h"
 
 namespace managed {
 namespace {

@@ -11,13 +11,13 @@
 #include "api.h"
 #include "devices.h"
 #include "exposure.h"
-#include "functorch.h"
 #include "graphs.h"
 #include "guard.h"
 #include "hold.h"
 #include "record.h"
 #include "replica.h"
 #include "threads.h"
+#include "wrapped.h"
 
 namespace managed {
 
