@@ -122,7 +122,7 @@ PARTS = [
     ("csrc/torch/beside.cpp", r"(h\.last = copy);", None),
     ("csrc/torch/beside.cpp", r"(alone\.lock\(\));", None),
     ("csrc/cuda/moves.cpp", r"(copies_of\(from\)\.writes \|= [^;]+);", None),
-    ("csrc/torch/storage.cpp", r"(owned->last = std::exchange\(\*coming, nullptr\));", None),
+    ("csrc/torch/adopt.cpp", r"(owned->last = std::exchange\(\*coming, nullptr\));", None),
     (
         "csrc/torch/executor.cpp",
         r"exchange\(h->last, (to == MGD_HOST \? nullptr : copy)\)",

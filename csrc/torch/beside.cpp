@@ -7,6 +7,7 @@
 #include <mutex>
 #include <utility>
 
+#include "adopt.h"
 #include "api.h"
 #include "devices.h"
 #include "forks.h"

@@ -17,6 +17,7 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 
+#include "adopt.h"
 #include "api.h"
 #include "beside.h"
 #include "chains.h"

@@ -15,7 +15,6 @@
 #include "wrapped.h"
 
 namespace managed {
-
 namespace {
 
 const c10::DispatchKeySet kBelowThis(c10::DispatchKeySet::FULL_AFTER, kAboveFunctorch);

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "align.h"
+#include "adopt.h"
 #include "api.h"
 #include "asked.h"
 #include "devices.h"

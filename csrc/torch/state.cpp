@@ -8,6 +8,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include "adopt.h"
 #include "api.h"
 #include "devices.h"
 #include "exposure.h"
