@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "devices.h"
-#include "exposure.h"
+#include "exposure_table.h"
 #include "forks.h"
 #include "graphs.h"
 #include "state.h"

@@ -24,7 +24,7 @@
 #include "compat.h"
 #include "devices.h"
 #include "executor.h"
-#include "exposure.h"
+#include "exposure_table.h"
 #include "graphs.h"
 #include "hold.h"
 #include "move.h"

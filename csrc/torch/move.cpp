@@ -22,6 +22,7 @@
 #include "chains.h"
 #include "devices.h"
 #include "exposure.h"
+#include "exposure_table.h"
 #include "forks.h"
 #include "guard.h"
 #include "record.h"
