@@ -54,7 +54,7 @@ int mgd_torch_wait_freed(uint64_t seen, int64_t deadline);
 /* Wakes everybody who waits: a reservation was released. */
 void mgd_torch_notify_freed(void);
 
-/* ---- state.cpp: what a tensor carries beside the key */
+/* ---- tensor_api.cpp: what a tensor carries beside the key */
 int mgd_torch_is_tensor(PyObject *o);
 int mgd_torch_is_managed(PyObject *tensor);      /* no error: 0 for anything else */
 /* Makes this very tensor managed; `in_module`: a module has it as a parameter or a buffer. */

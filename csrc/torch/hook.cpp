@@ -311,9 +311,18 @@ void register_fallback() {
 
 } // namespace
 
-// Makes a result managed and gives its storage a handle, with two exceptions. A view has its operand's storage: if that
-// got no handle when it was made, it gets none now. In a backward pass the result of an operator that crosses devices
-// gets none either: the engine reads its pointer outside any operator (InputBuffer::add).
+// An operator has written what a managed tensor gave it into the plain tensor t. So t becomes managed, and its base
+// too: in `out[0] = y` the view dies at once. Other plain tensors over the storage stay plain and may write unseen, so
+// no copy of its bytes is kept. In a backward pass only t is marked, because operators come to the hook there without a
+// managed operand.
+void mark_written_slow(const at::Tensor& t) {
+  mark(t);
+  if (mgd_torch_in_backward() || t.layout() != at::kStrided || !t.has_storage()) return;
+  const bool is_view = t.is_view();
+  if (t.storage().use_count() > (is_view ? 2 : 1)) lend_in_place(t);
+  if (is_view) mark(at::Tensor(t._base()));
+}
+
 void mark_result(const at::Tensor& t, const CallFacts& f) {
   if (C10_UNLIKELY(!t.defined())) return;
   if (C10_LIKELY(f.written == 0)) mark(t);

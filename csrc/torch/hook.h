@@ -42,7 +42,15 @@ inline bool only_looked_at(const CallFacts& f, const at::Tensor& t) {
       !(f.results_are_new && t.key_set().has_any(lazy));
 }
 
-// Makes managed what an operator returned, and able to leave.
+// Makes a tensor managed that an operator has written: a plain one now holds what a managed operand gave it.
+void mark_written_slow(const at::Tensor& t);
+inline void mark_written(const at::Tensor& t) {
+  if (C10_UNLIKELY(!has_key(t.unsafeGetTensorImpl()) && t.defined())) mark_written_slow(t);
+}
+
+// Makes a result managed and gives its storage a handle, with two exceptions. A view has its operand's storage: if that
+// got no handle when it was made, it gets none now. In a backward pass the result of an operator that crosses devices
+// gets none either: the engine reads its pointer outside any operator (InputBuffer::add).
 void mark_result(const at::Tensor& t, const CallFacts& f);
 
 // Registers everything with the dispatcher; throws c10::Error when the key is taken.

@@ -59,12 +59,6 @@ inline void mark(const at::Tensor& t) {
   add_key(impl);
 }
 
-// The same for what an operator has written: a plain tensor that now holds what a managed one gave it.
-void mark_written_slow(const at::Tensor& t);
-inline void mark_written(const at::Tensor& t) {
-  if (C10_UNLIKELY(!has_key(t.unsafeGetTensorImpl()) && t.defined())) mark_written_slow(t);
-}
-
 // Before t is written. Wrapping makes a view of a plain tensor, and torch takes a view whose base was written through
 // another view for a leaf until its node is asked for.
 void renew_history_slow(const at::Tensor& t);
