@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "api.h"
+#include "compat.h"
 #include "crossing.h"
 #include "devices.h"
 #include "guard.h"

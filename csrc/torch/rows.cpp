@@ -7,6 +7,7 @@
 #include <ATen/ops/tensor.h>
 
 #include "align.h"
+#include "crossing.h"
 #include "devices.h"
 #include "hold.h"
 #include "hook.h"

@@ -29,7 +29,7 @@ struct TensorState : c10::BackendMeta {
   std::atomic<uint8_t> advice{0}; // enum mgd_advice, for the storages that it has and those that it gets by moving
   uint64_t object = 0;            // the id under which the trace knows it
   std::shared_ptr<Source> source; // its storage's copies on other devices; guarded by replica.cpp's mutex
-  mgd_traffic traffic{};          // of a leaf; guarded by move.cpp's mutex
+  mgd_traffic traffic{};          // of a leaf; guarded by traffic_mutex() (trips.h)
   std::atomic<int> trips{0};      // trips home in living graphs
   std::atomic<int> waiting{0};    // of these, those whose gradient has not come since their last use
   std::vector<std::weak_ptr<Chain>> chains; // of views of a leaf in living graphs; guarded by chains.cpp's mutex
