@@ -5,7 +5,7 @@
 #include "attach.h"
 #include "functorch.h"
 #include "guard.h"
-#include "hook.h"
+#include "register.h"
 
 int mgd_torch_init(void) {
   return managed::guarded([] {
