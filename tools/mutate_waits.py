@@ -100,7 +100,7 @@ CALLS = {
 ONLY_IN = {
     "record": "csrc/cuda/moves.cpp",
     "wait_for": "csrc/torch/[ehs]*.cpp",
-    "wait": "csrc/*/[em]*.cpp",
+    "wait": "csrc/*/[emw]*.cpp",
     "order": "csrc/[tc]*/[!m]*.cpp",
     "give_up": "csrc/cuda/moves.cpp",
     "has_ended": "csrc/[tc]*/[!l]*.cpp",  # by which leaving.cpp only chooses
@@ -122,7 +122,7 @@ PARTS = [
     ("csrc/torch/beside.cpp", r"(h\.last = copy);", None),
     ("csrc/torch/beside.cpp", r"(alone\.lock\(\));", None),
     ("csrc/cuda/moves.cpp", r"(copies_of\(from\)\.writes \|= [^;]+);", None),
-    ("csrc/torch/storage.cpp", r"(owned->last = std::exchange\(\*coming, nullptr\));", None),
+    ("csrc/torch/adopt.cpp", r"(owned->last = std::exchange\(\*coming, nullptr\));", None),
     (
         "csrc/torch/executor.cpp",
         r"exchange\(h->last, (to == MGD_HOST \? nullptr : copy)\)",

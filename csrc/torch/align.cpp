@@ -3,7 +3,7 @@
 // copy back into the original.
 //
 // The rules are the table of rules.cpp and the order of preference in csrc/core/place.c; none is written down here. How
-// a copy is made, recorded and traced is crossing.cpp's.
+// a copy is made and traced is values.h's, how autograd records it trips.h's.
 #include "align.h"
 
 #include <c10/core/GradMode.h>
@@ -14,6 +14,7 @@
 
 #include "api.h"
 #include "chains.h"
+#include "crossing.h"
 #include "devices.h"
 #include "errors.h"
 #include "move.h"
@@ -21,6 +22,7 @@
 #include "record.h"
 #include "state.h"
 #include "storage.h"
+#include "trips.h"
 
 namespace managed {
 namespace {

@@ -1,17 +1,17 @@
 // align.h: brings the operands of one call together on the device that the core names.
 //
 // The rules themselves are elsewhere: csrc/core/place.c (which device), rules.cpp (what an operator demands). How a
-// copy is made and what autograd hears of it is crossing.h's.
+// copy is made is values.h's, what autograd hears of it trips.h's and crossing.h's.
 #pragma once
 #include <ATen/core/stack.h>
 #include <c10/util/SmallVector.h>
 
 #include <optional>
 
-#include "crossing.h"
 #include "devices.h"
 #include "facts.h"
-#include "functorch.h"
+#include "values.h"
+#include "wrapped.h"
 
 namespace managed {
 

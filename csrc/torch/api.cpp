@@ -2,10 +2,10 @@
 // started is in the files that are included.
 #include "api.h"
 
-#include "devices.h"
+#include "attach.h"
 #include "functorch.h"
 #include "guard.h"
-#include "hook.h"
+#include "register.h"
 
 int mgd_torch_init(void) {
   return managed::guarded([] {

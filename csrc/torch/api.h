@@ -33,7 +33,7 @@ void mgd_torch_cuda_starts(void);
 /* Attaches the simulator: `capsule` is managed._sim's bridge; adds its devices. A second call fails. */
 int mgd_torch_attach_sim(PyObject *capsule, int devices);
 
-/* ---- devices.cpp: torch's devices as ids of the machine */
+/* ---- device_api.cpp: torch's devices as ids of the machine */
 /* Device object, "cuda:1", "sim", "cpu" or int -> id. "cuda" means a simulated device once there are any.
  * *any is set when a device type without an index was named ("cuda"). ValueError for what does not exist. */
 int mgd_torch_device_id(PyObject *device, int *id, int *any);
@@ -41,6 +41,9 @@ PyObject *mgd_torch_device(int id); /* a torch.device */
 /* Reads free memory of every accelerator into the ledger. */
 int mgd_torch_observe(void);
 int64_t mgd_torch_now(void); /* ns, monotonic */
+/* Nothing uses more than `bytes` of the accelerator from now on, as far as its allocator takes part; what is beyond
+ * leaves. */
+int mgd_torch_set_budget(int device, int64_t bytes);
 
 /* ---- waiting.cpp: who needs what others have */
 /* How often bytes have come back. Read it BEFORE asking whether there is room, then wait for it to change. */
@@ -51,7 +54,7 @@ int mgd_torch_wait_freed(uint64_t seen, int64_t deadline);
 /* Wakes everybody who waits: a reservation was released. */
 void mgd_torch_notify_freed(void);
 
-/* ---- state.cpp: what a tensor carries beside the key */
+/* ---- tensor_api.cpp: what a tensor carries beside the key */
 int mgd_torch_is_tensor(PyObject *o);
 int mgd_torch_is_managed(PyObject *tensor);      /* no error: 0 for anything else */
 /* Makes this very tensor managed; `in_module`: a module has it as a parameter or a buffer. */
@@ -104,11 +107,6 @@ int mgd_torch_in_backward(void); /* whether this thread is inside a backward pas
 /* +1 when blocks begin to come from a pool of the program's own, -1 when that ends; `graph`: because a CUDA graph is
  * recorded. */
 void mgd_torch_private_pool(int change, int graph);
-
-/* ---- room.cpp */
-/* Nothing uses more than `bytes` of the accelerator from now on, as far as its allocator takes part; what is beyond
- * leaves. */
-int mgd_torch_set_budget(int device, int64_t bytes);
 
 /* ---- uses.cpp: which storages operators use, for benchmarks */
 int mgd_torch_begin_uses(void);

@@ -1,7 +1,7 @@
-// attach.cpp: brings CUDA's devices and simulated ones into the machine, and gives their allocators what they call.
-//
-// Accelerators are looked up when somebody first asks for one, so importing the package initialises no driver.
-// Also creates the machine when the package is imported, and takes care of what a child of fork() must forget.
+// attach.cpp: see attach.h. Also gives the devices' allocators the functions that they call, and forgets in a child of
+// fork() what the threads of its parent were doing.
+#include "attach.h"
+
 #include <ATen/Context.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/Exceptions.h>
@@ -47,7 +47,7 @@ int count_of(c10::DeviceType type) {
 
 bool make_sim_room(int device, std::size_t bytes) {
   const int id = id_of(c10::Device(c10::kPrivateUse1, static_cast<c10::DeviceIndex>(device)));
-  return id >= 0 && make_room(id, static_cast<int64_t>(bytes));
+  return id >= 0 && make_room(id, static_cast<int64_t>(bytes), Hold::uses_of_this_thread(id));
 }
 
 int cuda_id(int device) {
@@ -57,7 +57,7 @@ int cuda_id(int device) {
 
 bool make_cuda_room(int device, std::size_t bytes) {
   const int id = cuda_id(device);
-  return id >= 0 && make_room(id, static_cast<int64_t>(bytes));
+  return id >= 0 && make_room(id, static_cast<int64_t>(bytes), Hold::uses_of_this_thread(id));
 }
 
 // For a request that the front does not see to (cuda_bridge.h). It comes at each miss of the allocator's cache, also
@@ -70,7 +70,8 @@ bool make_some_cuda_room(int device) {
   if (id < 0) return false;
   const int64_t wanted = std::max(requested_by_this_thread(), Hold::bytes_of_this_thread(id)) + kSegment;
   bool made = false;
-  while (free_bytes(id) < wanted && make_room(id, wanted, Caller::LockedAllocator)) made = true;
+  while (free_bytes(id) < wanted && make_room(id, wanted, Hold::uses_of_this_thread(id), Caller::LockedAllocator))
+    made = true;
   return made;
 }
 
@@ -96,8 +97,9 @@ void attach_speeds(const Bridge& bridge, int first, int devices) {
   for (int i = 0; i < devices; i++) check(mgd_device_set_speed(machine(), first + i, speeds[i]), "describing a device");
 }
 
-// Where managed._cuda is there, the machine is read without a context on every device.
-void discover_cuda() {
+// Adds CUDA's devices. If managed._cuda has filled its half of the bridge, their memory is read without a context on
+// every device.
+void add_cuda() {
   Registry& r = registry();
   if (!at::globalContext().hasCUDA()) return; // torch.compile may have put a guard there that believes in one device
   const int n = std::min(count_of(c10::kCUDA), kMaxIndex);
@@ -156,18 +158,10 @@ void machine_in_child() {
 
 } // namespace
 
-void discover() {
-  Registry& r = registry();
-  if (r.discovered) return;
-  std::lock_guard<std::mutex> lock(r.mutex);
-  if (r.discovered) return;
-  discover_cuda();
-  r.discovered = true;
-}
-
 void create_machine() {
   Registry& r = registry();
   if (r.machine) return;
+  r.add_accelerators = &add_cuda;
   prepare_waiting();
   check(mgd_machine_create(nullptr, &r.machine), "starting");
   check(mgd_host_set_limit(r.machine, share_of_host() / 5 * 4), "reading the host's memory");

@@ -7,9 +7,9 @@
 #include <mutex>
 #include <utility>
 
+#include "adopt.h"
 #include "api.h"
 #include "devices.h"
-#include "executor.h"
 #include "forks.h"
 #include "hold.h"
 #include "staging.h"

@@ -1,5 +1,5 @@
 // devices.cpp: torch's devices as ids of the machine's, and what their allocators report. How devices get there is
-// attach.cpp's.
+// attach.h's.
 //
 // Memory is read through torch's own DeviceAllocator interface, which CUDA and the simulator both implement.
 #include "devices.h"
@@ -8,13 +8,9 @@
 #include <ATen/SparseCsrTensorImpl.h>
 #include <ATen/SparseTensorImpl.h>
 #include <c10/core/CachingDeviceAllocator.h>
-#include <torch/csrc/Device.h>
-#include <torch/csrc/Exceptions.h>
 
 #include <chrono>
 
-#include "api.h"
-#include "guard.h"
 #include "registry.h"
 
 namespace managed {
@@ -32,6 +28,15 @@ void check(int code, const char* what) {
 std::pair<int64_t, int64_t> memory_info(c10::Device d) {
   auto [free, total] = c10::getDeviceAllocator(d.type())->getMemoryInfo(d.index());
   return {static_cast<int64_t>(free), static_cast<int64_t>(total)};
+}
+
+void discover() {
+  Registry& r = registry();
+  if (r.discovered) return;
+  std::lock_guard<std::mutex> lock(r.mutex);
+  if (r.discovered) return;
+  r.add_accelerators();
+  r.discovered = true;
 }
 
 bool has_context(c10::Device d) {
@@ -63,24 +68,6 @@ void observe_one(int id) {
 
 int64_t to_int64(std::chrono::steady_clock::duration d) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(d).count();
-}
-
-// "cuda" names a simulated device while the simulator is attached. -1: there is no such device.
-int resolve(c10::Device d, bool* any) {
-  Registry& r = registry();
-  *any = d.type() != c10::kCPU && !d.has_index();
-  if (d.is_cpu()) return MGD_HOST;
-  discover();
-  const bool wants_sim = d.type() == c10::kPrivateUse1 || (d.is_cuda() && r.bridge);
-  if (!d.has_index()) return wants_sim ? r.sim[0].load() : d.is_cuda() ? r.cuda[0].load() : -1;
-  if (d.index() < 0 || d.index() >= kMaxIndex) return -1;
-  return wants_sim ? r.sim[d.index()].load() : d.is_cuda() ? r.cuda[d.index()].load() : -1;
-}
-
-std::string known_devices() {
-  std::string s = "cpu";
-  for (int id = 1; id < registry().count; id++) s += ", " + device_of(id).str();
-  return s;
 }
 
 } // namespace
@@ -159,49 +146,3 @@ int64_t bytes_of(const at::Tensor& t) {
 }
 
 } // namespace managed
-
-using namespace managed;
-
-struct mgd_machine* mgd_torch_machine(void) { return machine(); }
-int64_t mgd_torch_now(void) { return now(); }
-
-int mgd_torch_observe(void) {
-  return guarded([] {
-    observe();
-    return 0;
-  });
-}
-
-int mgd_torch_device_id(PyObject* o, int* id, int* any) {
-  return guarded([&] {
-    c10::Device d(c10::kCPU);
-    if (THPDevice_Check(o)) {
-      d = reinterpret_cast<THPDevice*>(o)->device;
-    } else if (PyUnicode_Check(o)) {
-      const char* text = PyUnicode_AsUTF8(o);
-      if (!text) throw python_error();
-      d = c10::Device(std::string(text));
-    } else {
-      TORCH_CHECK_TYPE(PyLong_Check(o) && !PyBool_Check(o),
-                       "managed: a device is a torch.device, a string or an int, not ", Py_TYPE(o)->tp_name);
-      const long index = PyLong_AsLong(o);
-      if (index == -1 && PyErr_Occurred()) throw python_error();
-      TORCH_CHECK_VALUE(index >= 0 && index < kMaxIndex, "managed: there is no device ", index, "; there are ",
-                        known_devices());
-      d = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
-    }
-    bool unnamed = false;
-    const int found = resolve(d, &unnamed);
-    // "cuda" alone lets the manager pick, also when there is nothing to pick from.
-    TORCH_CHECK_VALUE(found >= 0 || (unnamed && (d.is_cuda() || d.type() == c10::kPrivateUse1)),
-                      "managed: there is no device ", d, "; there are ", known_devices(),
-                      registry().bridge || registry().count > 1
-                          ? ""
-                          : ". Without a GPU, managed.simulate(devices=4) makes simulated ones");
-    *id = found;
-    *any = unnamed;
-    return 0;
-  });
-}
-
-PyObject* mgd_torch_device(int id) { return guarded([&] { return THPDevice_New(device_of(id)); }); }

@@ -1,7 +1,7 @@
 // devices.h: torch's devices as ids of the core's machine, what their allocators report, and time.
 //
-// Nothing is placed, moved or waited for here: see align.h, room.h, waiting.h. create_machine() and discover() are
-// attach.cpp's.
+// Nothing is placed, moved or waited for here: see align.h, room.h, waiting.h. How devices get into the machine is
+// attach.h's.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -14,13 +14,13 @@
 namespace managed {
 
 struct mgd_machine* machine(); // lives as long as the process
-void create_machine();         // called by mgd_torch_init, before anything else
 
 // 0 for the CPU, -1 for a device that is not in the machine (meta, not yet discovered).
 int id_of(c10::Device d);
 c10::Device device_of(int id);
 
-// Adds the accelerators that torch knows to the machine, once; throws c10::Error.
+// Adds the accelerators that torch knows to the machine, once in a process and by way of Registry::add_accelerators;
+// throws c10::Error. Any thread may call it.
 void discover();
 
 int device_count(); // ids in use, the host included

@@ -27,14 +27,15 @@
 #include <vector>
 
 #include "api.h"
+#include "compat.h"
 #include "crossing.h"
 #include "devices.h"
-#include "functorch.h"
 #include "guard.h"
 #include "hold.h"
 #include "hook.h"
 #include "random.h"
 #include "threads.h"
+#include "wrapped.h"
 
 namespace managed {
 namespace {

@@ -20,8 +20,6 @@ std::atomic<bool> overwrite_freed{false};
 
 namespace {
 
-std::atomic<uint64_t> waits{0};
-
 StorageHandle* handle_from(const mgd_action& a) { return static_cast<StorageHandle*>(a.handle); }
 HostMemory* memory_from(const mgd_action& a) { return static_cast<HostMemory*>(a.memory); }
 
@@ -412,16 +410,5 @@ void carry_out_planned(const mgd_action* actions, std::size_t n) {
     else carry_out(a, 1, &ignored, nullptr, Urgency::Soon);
   }
 }
-
-// ---- waits
-
-void wait_for(const CopyPtr& copy) {
-  if (!copy) return;
-  count_host_wait();
-  copy->wait();
-}
-
-void count_host_wait() { waits++; }
-uint64_t host_waits(bool reset) { return reset ? waits.exchange(0) : waits.load(); }
 
 } // namespace managed

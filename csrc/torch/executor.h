@@ -39,11 +39,6 @@ bool makes_no_room();
 bool copy_from_where_it_is(StorageHandle& h, std::size_t offset, std::size_t bytes, int to, void* target,
                            const c10::DataPtr* block = nullptr, int* from = nullptr);
 
-// This thread waits for a copy, and is counted.
-void wait_for(const CopyPtr& copy);
-uint64_t host_waits(bool reset);
-void count_host_wait(); // for a backend
-
 extern std::atomic<bool> overwrite_freed; // for tests: bytes that left leave nothing behind on simulated devices
 
 } // namespace managed

@@ -33,10 +33,15 @@ bool others_use(int device, uint64_t freed) {
   return others_free(freed) || mgd_user_others(machine(), device, Hold::uses_of_this_thread(device)) == MGD_E_BUSY;
 }
 
+// Makes room for one action of a plan, beyond the bytes that are free.
+void make_room_for(const mgd_action& a) {
+  make_room(a.from, free_bytes(a.from) + a.bytes, Hold::uses_of_this_thread(a.from), Caller::BringsHome);
+}
+
 void carry_out_all(const mgd_action* actions, std::size_t n) {
   for (const mgd_action* a = actions; a != actions + n; a++) {
     try {
-      if (a->kind == MGD_DO_MAKE_ROOM) make_room(a->from, free_bytes(a->from) + a->bytes, Caller::BringsHome);
+      if (a->kind == MGD_DO_MAKE_ROOM) make_room_for(*a);
       else carry_home(*a);
     } catch (...) {
       std::for_each(a + 1, actions + n, give_up);

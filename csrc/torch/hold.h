@@ -7,6 +7,7 @@
 #include <c10/util/SmallVector.h>
 
 #include "../core/core.h"
+#include "adopt.h"
 #include "devices.h"
 #include "storage.h"
 #include "turns.h"

@@ -12,17 +12,17 @@
 #include <c10/util/llvmMathExtras.h>
 #include <torch/csrc/jit/python/update_graph_executor_opt.h>
 #include <torch/csrc/jit/runtime/interpreter.h>
-#include <torch/library.h>
 
 #include <atomic>
 #include <optional>
 #include <vector>
 
+#include "adopt.h"
 #include "align.h"
+#include "aligned_call.h"
 #include "api.h"
 #include "asked.h"
 #include "devices.h"
-#include "executor.h"
 #include "exposure.h"
 #include "graphs.h"
 #include "guard.h"
@@ -33,6 +33,7 @@
 #include "state.h"
 #include "threads.h"
 #include "torture.h"
+#include "waiting.h"
 
 namespace managed {
 namespace {
@@ -45,18 +46,7 @@ struct Counters {
 Counters counters;
 std::atomic<int64_t> hits_before{0}; // of replicas, at the last reset
 
-// The operator whose operands this thread has just brought together. callBoxed
-// starts again at the top with the right key set and meets the hook once more;
-// the mark lets that one call pass without a second look.
-thread_local const OpFacts* aligned_call = nullptr;
-
 thread_local bool frozen = false;
-
-bool just_aligned(const OpFacts& f) {
-  if (C10_LIKELY(aligned_call != &f)) return false;
-  aligned_call = nullptr;
-  return true;
-}
 
 // Calls f with each tensor that a value holds; lists of other things are left after their first element.
 template <class F>
@@ -230,89 +220,20 @@ void run_frozen(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::ji
   }
 }
 
-// A kernel that carries its operator's facts, so that no call looks anything up.
-struct Hook final : c10::OperatorKernel {
-  explicit Hook(const OpFacts& f) : facts(f) {}
-  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack* stack) {
-    chokepoint(op, ks, *stack, facts);
-  }
-  const OpFacts& facts;
-};
-
-// That of an operator that draws random numbers.
-struct DrawingHook final : c10::OperatorKernel {
-  explicit DrawingHook(const OpFacts& f) : facts(f) {}
-  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack* stack) {
-    const OneStream stream(facts, *stack);
-    chokepoint(op, ks, *stack, facts);
-  }
-  const OpFacts& facts;
-};
-
-// That of locking a tensor's pages, as a DataLoader does with pin_memory=True.
-struct PinningHook final : c10::OperatorKernel {
-  explicit PinningHook(const OpFacts& f) : facts(f) {}
-  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack* stack) {
-    const at::Tensor& t = (*stack)[stack->size() - facts.arguments].toTensor();
-    TORCH_CHECK(t.is_cpu(), "cannot pin '", t.toString(),
-                "' only dense CPU tensors can be pinned. managed: the tensor is on ", t.device(),
-                " already. Leave pin_memory() away, or give its DataLoader pin_memory=False.");
-    chokepoint(op, ks, *stack, facts);
-  }
-  const OpFacts& facts;
-};
-
-c10::KernelFunction kernel_of(const OpFacts& f) {
-  if (f.route == Route::Fallthrough) return c10::KernelFunction::makeFallthrough();
-  if (f.name == "aten::_pin_memory") return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<PinningHook>(f));
-  if (f.draws_random) return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<DrawingHook>(f));
-  return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Hook>(f));
-}
-
-void register_operator(c10::Dispatcher& dispatcher, const c10::OperatorName& name,
-                       std::vector<c10::RegistrationHandleRAII>& kept) {
-  const auto op = dispatcher.findSchema(name);
-  if (!op) return;
-  kept.push_back(dispatcher.registerImpl(name, kKey, kernel_of(facts_of(*op)), std::nullopt, nullptr, "managed"));
-}
-
-// Strided bytes on some device. Torch counts CPU and CUDA tensors as one kind here, and simulated ones as another.
-bool is_dense(c10::DispatchKeySet ks) {
-  constexpr c10::DispatchKeySet backends(
-      {c10::BackendComponent::CPUBit, c10::BackendComponent::CUDABit, c10::BackendComponent::PrivateUse1Bit});
-  return ks.has_any(c10::DispatchKeySet(c10::DispatchKey::Dense)) && ks.has_any(backends) && !ks.has_any(kWrappers);
-}
-
-// `x.data = y` asks whether the two key sets allow it. Ours says nothing about
-// layout, so it must not make them differ; nor must the kind of accelerator.
-bool same_kind(const at::Tensor& self, const at::Tensor& from) {
-  const c10::DispatchKeySet ks = from.key_set();
-  if (is_dense(self.key_set()) && is_dense(ks)) return true;
-  return self.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(
-      has_key(self.unsafeGetTensorImpl()) ? ks.add(kKey) : ks.remove(kKey));
-}
-constexpr auto kSameKind = "aten::_has_compatible_shallow_copy_type";
-
-void register_same_kind() {
-  static auto* library = new torch::Library(torch::Library::IMPL, "aten", kKey, __FILE__, __LINE__);
-  library->impl(kSameKind, TORCH_FN(same_kind));
-}
-
-void register_fallback() {
-  TORCH_CHECK(!c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(kKey),
-              "managed: another library already uses the dispatch key ", toString(kKey),
-              ", which managed needs for itself (torchdistx does, for example). Only one of them can be imported in a "
-              "process.");
-  static auto* library = new torch::Library(torch::Library::IMPL, "_", kKey, __FILE__,
-                                            __LINE__); // registrations last as long as the process
-  library->fallback(torch::CppFunction::makeFromBoxedFunction<&boxed>());
-}
-
 } // namespace
 
-// Makes a result managed and gives its storage a handle, with two exceptions. A view has its operand's storage: if that
-// got no handle when it was made, it gets none now. In a backward pass the result of an operator that crosses devices
-// gets none either: the engine reads its pointer outside any operator (InputBuffer::add).
+// An operator has written what a managed tensor gave it into the plain tensor t. So t becomes managed, and its base
+// too: in `out[0] = y` the view dies at once. Other plain tensors over the storage stay plain and may write unseen, so
+// no copy of its bytes is kept. In a backward pass only t is marked, because operators come to the hook there without a
+// managed operand.
+void mark_written_slow(const at::Tensor& t) {
+  mark(t);
+  if (mgd_torch_in_backward() || t.layout() != at::kStrided || !t.has_storage()) return;
+  const bool is_view = t.is_view();
+  if (t.storage().use_count() > (is_view ? 2 : 1)) lend_in_place(t);
+  if (is_view) mark(at::Tensor(t._base()));
+}
+
 void mark_result(const at::Tensor& t, const CallFacts& f) {
   if (C10_UNLIKELY(!t.defined())) return;
   if (C10_LIKELY(f.written == 0)) mark(t);
@@ -321,15 +242,6 @@ void mark_result(const at::Tensor& t, const CallFacts& f) {
   if (is_view && C10_UNLIKELY(t.unsafeGetTensorImpl()->autograd_meta() != nullptr)) mark_tangent(t);
   if (C10_LIKELY(!is_view && (f.alignment != Alignment::Never || !mgd_torch_in_backward())))
     give_handle(t, f.results_are_new);
-}
-
-void call_aligned(const c10::OperatorHandle& op, const OpFacts& f, torch::jit::Stack& stack) {
-  struct Restore {
-    const OpFacts* outer = aligned_call;
-    ~Restore() { aligned_call = outer; }
-  } restore;
-  aligned_call = &f;
-  op.callBoxed(&stack);
 }
 
 bool is_frozen() { return frozen; }
@@ -356,23 +268,6 @@ void boxed(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::St
   const OpFacts& f = facts_of(op);
   const OneStream stream(f, *stack);
   chokepoint(op, ks, *stack, f);
-}
-
-void register_hook() {
-  static bool done = false;
-  if (done) return;
-  register_fallback();
-  register_typed();
-  register_same_kind();
-  register_record_stream();
-  static auto* kept = new std::vector<c10::RegistrationHandleRAII>;
-  auto& dispatcher = c10::Dispatcher::singleton();
-  for (const auto& name : dispatcher.getAllOpNames()) {
-    const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
-    if (name.name.compare(0, 6, "aten::") == 0 && !is_typed(full) && full != kSameKind && full != kRecordStream)
-      register_operator(dispatcher, name, *kept);
-  }
-  done = true;
 }
 
 } // namespace managed

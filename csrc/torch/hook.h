@@ -3,7 +3,7 @@
 //
 // It compares devices, lets the operator run, and marks what comes out. What to do when operands stand apart is
 // align.h's, what to do when bytes are away is hold.h's. Unboxed forms of the same for frequent operators are in
-// typed.cpp.
+// typed.cpp; both are registered by register.cpp.
 #pragma once
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
@@ -42,15 +42,16 @@ inline bool only_looked_at(const CallFacts& f, const at::Tensor& t) {
       !(f.results_are_new && t.key_set().has_any(lazy));
 }
 
-// Makes managed what an operator returned, and able to leave.
-void mark_result(const at::Tensor& t, const CallFacts& f);
+// Makes a tensor managed that an operator has written: a plain one now holds what a managed operand gave it.
+void mark_written_slow(const at::Tensor& t);
+inline void mark_written(const at::Tensor& t) {
+  if (C10_UNLIKELY(!has_key(t.unsafeGetTensorImpl()) && t.defined())) mark_written_slow(t);
+}
 
-// Registers everything with the dispatcher; throws c10::Error when the key is taken.
-void register_hook();
-void register_typed(); // typed.cpp, called by register_hook
-void register_record_stream(); // streams.cpp, called by register_hook
-constexpr auto kRecordStream = "aten::record_stream";
-bool is_typed(const std::string& name);
+// Makes a result managed and gives its storage a handle, with two exceptions. A view has its operand's storage: if that
+// got no handle when it was made, it gets none now. In a backward pass the result of an operator that crosses devices
+// gets none either: the engine reads its pointer outside any operator (InputBuffer::add).
+void mark_result(const at::Tensor& t, const CallFacts& f);
 
 // One call, arguments on the stack: aligned, run below the key, results marked.
 void chokepoint(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f);
@@ -62,8 +63,5 @@ void from_top(const c10::OperatorHandle& op, c10::DispatchKeySet stale,
 // on.
 bool align_call(const c10::OperatorHandle& op, torch::jit::Stack& stack, const OpFacts& f);
 bool is_frozen(); // nothing may be copied in this thread
-
-// Calls op from the top with operands that need no second look.
-void call_aligned(const c10::OperatorHandle& op, const OpFacts& f, torch::jit::Stack& stack);
 
 } // namespace managed

@@ -12,9 +12,9 @@
 
 #include "cuda_bridge.h"
 #include "devices.h"
-#include "executor.h"
 #include "forks.h"
 #include "record.h"
+#include "waiting.h"
 
 namespace managed {
 

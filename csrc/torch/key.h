@@ -14,6 +14,10 @@ constexpr c10::DispatchKey kKey = c10::DispatchKey::DeferredInit;
 // and its kin (functorch.cpp); no tensor carries it.
 constexpr c10::DispatchKey kAboveFunctorch = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 
+// Included by managed.on() in threads in which operators may name a device that managed picks (on.cpp); no tensor
+// carries it.
+constexpr c10::DispatchKey kNames = c10::DispatchKey::TESTING_ONLY_GenericMode;
+
 // Wrapper subclasses and functorch's wrappers, which hold no bytes of their own.
 constexpr c10::DispatchKeySet kWrappers({c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched,
                                          c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::Functionalize});

@@ -22,25 +22,18 @@
 #include "chains.h"
 #include "devices.h"
 #include "exposure.h"
-#include "forks.h"
+#include "exposure_table.h"
 #include "guard.h"
 #include "record.h"
 #include "state.h"
 #include "storage.h"
 #include "threads.h"
+#include "trips.h"
 
 namespace managed {
 namespace {
 
 std::atomic<uint64_t> moves{0}; // tensors moved in place so far
-
-std::mutex& traffic_mutex() {
-  static auto* mutex = [] {
-    survive_fork<traffic_mutex>();
-    return new std::mutex; // never destroyed, like all that tensors may reach when the process ends
-  }();
-  return *mutex;
-}
 
 // Stands before an accumulator whose tensor has moved since its graph was made:
 // the tensor's own gradient still arrives where it was, and goes on to where it
@@ -115,12 +108,6 @@ void note_moved(const at::Tensor& t, bool advised) {
   TensorState* s = state_of(t);
   std::lock_guard<std::mutex> lock(traffic_mutex());
   if (s) mgd_traffic_moved(&s->traffic, advised);
-}
-
-// Whether all that leads to the accumulator are trips home and views that went the same way. `others`: who else is
-// known to hold it, the caller's own pointer included.
-bool only_trips(const NodePtr& accumulator, const TensorState& s, long views, long others) {
-  return views >= 0 && holders(accumulator) <= s.trips + views + others;
 }
 
 // A graph that still waits for its backward pass must find the leaf where it left it.
@@ -212,18 +199,6 @@ bool follow(const at::Tensor& t, c10::Device to, const Cause& cause) {
   if (!alone || is_pinned(t) || !has_bytes_alone(t, {}) || !has_room(t, to)) return false;
   move(t, to, cause);
   return true;
-}
-
-void count_returned_gradient(TensorState& s, const NodePtr& accumulator) {
-  const bool idle = only_trips(accumulator, s, held_by_views(s), 0);
-  std::lock_guard<std::mutex> lock(traffic_mutex());
-  mgd_traffic_returned(&s.traffic, idle);
-}
-
-void count_returned_values(const at::Tensor& t) {
-  TensorState& s = make_state(t);
-  std::lock_guard<std::mutex> lock(traffic_mutex());
-  mgd_traffic_returned(&s.traffic, true);
 }
 
 } // namespace managed

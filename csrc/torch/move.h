@@ -1,14 +1,12 @@
 // move.h: tensors that change their device in place: Python's object, ties and hooks stay.
 //
 // move(): the program asked for it. settle() and follow(): the tensor moves by itself. The history on which settle()
-// decides is core/traffic.c's. A copy on another device is crossing.h's. A storage that leaves for want of room keeps
-// its tensor's device: that is room.h's.
+// decides is core/traffic.c's. A copy on another device is crossing.h's, and its way home trips.h's. A storage that
+// leaves for want of room keeps its tensor's device: that is room.h's.
 #pragma once
 #include <ATen/core/Tensor.h>
 
-#include "compat.h"
-#include "crossing.h"
-#include "state.h"
+#include "values.h"
 
 namespace managed {
 
@@ -23,10 +21,5 @@ bool settle(const at::Tensor& t, c10::Device to, const Cause& cause, const at::T
 // Transfers a result that is about to be written where the rest of its operator is, unless somebody could notice but by
 // its device; returns whether it did.
 bool follow(const at::Tensor& t, c10::Device to, const Cause& cause);
-
-// Counts in the traffic of a tensor what came back from a copy of it: the gradient of a leaf, on its way to the
-// accumulator; the values of a copy that was written.
-void count_returned_gradient(TensorState& leaf, const NodePtr& accumulator);
-void count_returned_values(const at::Tensor& t);
 
 } // namespace managed

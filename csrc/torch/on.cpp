@@ -24,6 +24,7 @@
 #include "devices.h"
 #include "guard.h"
 #include "hook.h"
+#include "on_mode.h"
 #include "random.h"
 #include "replica.h"
 #include "state.h"
@@ -31,11 +32,8 @@
 namespace managed {
 namespace {
 
-// No tensor carries it.
-constexpr c10::DispatchKey kNames = c10::DispatchKey::TESTING_ONLY_GenericMode;
 const c10::DispatchKeySet kBelowNames(c10::DispatchKeySet::FULL_AFTER, kNames);
 
-thread_local int mode = MGD_OFF;
 thread_local bool hook_before, names_before; // whether the keys were included when the thread came in
 std::atomic<bool> cuda_is_simulated{false};
 PyObject* pick = nullptr; // written once, with the GIL
@@ -145,10 +143,7 @@ void register_names() {
 
 using namespace managed;
 
-int mgd_torch_on(void) {
-  if (mode != MGD_OFF) return mode;
-  return c10::impl::tls_is_dispatch_key_included(kNames) ? MGD_ON_DISPERSING : MGD_OFF;
-}
+int mgd_torch_on(void) { return on_mode(); }
 
 int mgd_torch_set_on(int to, PyObject* picker) {
   return guarded([&] {
@@ -156,12 +151,12 @@ int mgd_torch_set_on(int to, PyObject* picker) {
       register_names();
       pick = Py_NewRef(picker);
     }
-    const int old = mode;
+    const int old = on_mode_here;
     if (old == MGD_OFF) {
       hook_before = c10::impl::tls_is_dispatch_key_included(kKey);
       names_before = c10::impl::tls_is_dispatch_key_included(kNames);
     }
-    mode = to;
+    on_mode_here = to;
     if (to == MGD_OFF) end_plain_era();
     c10::impl::tls_set_dispatch_key_included(kKey, to != MGD_OFF || hook_before);
     c10::impl::tls_set_dispatch_key_included(kNames, to != MGD_OFF || names_before);

@@ -21,7 +21,7 @@
 #include "api.h"
 #include "compat.h"
 #include "devices.h"
-#include "exposure.h"
+#include "exposure_table.h"
 #include "forks.h"
 
 namespace managed {

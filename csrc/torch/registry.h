@@ -14,6 +14,7 @@ constexpr int kMaxIndex = 64;
 struct Registry {
   std::mutex mutex; // discovery and attaching
   struct mgd_machine* machine = nullptr;
+  void (*add_accelerators)() = nullptr; // adds those that torch knows to the machine; called once, under the mutex
   std::atomic<bool> discovered{false};
   std::atomic<int> count{1};                            // ids in use, the host included
   std::array<c10::Device, MGD_MAX_DEVICES> devices;     // by id; written before count grows

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "devices.h"
-#include "exposure.h"
+#include "exposure_table.h"
 #include "forks.h"
 #include "state.h"
 #include "storage.h"
@@ -240,9 +240,9 @@ void keep_trip_home(const Replica& replica, const NodeHold& node) {
 
 namespace {
 
-// Whether the storage can have copies, asked without a lock. This file and exposure.cpp refer weakly to each storage
-// that they know. Weak references are counted in the storage, all strong ones together as one, so a count of 1 means:
-// no. Weak references of others only cost a look-up.
+// Whether the storage can have copies, asked without a lock. This file and exposure_table.cpp refer weakly to each
+// storage that they know. Weak references are counted in the storage, all strong ones together as one, so a count of 1
+// means: no. Weak references of others only cost a look-up.
 bool may_have_source(c10::StorageImpl* storage) {
   auto borrowed = c10::intrusive_ptr<c10::StorageImpl>::reclaim(storage);
   const auto holders = borrowed.weak_use_count(); // all strong ones together are one of them

@@ -8,12 +8,9 @@
 #include <vector>
 
 #include "../core/testing.h"
-#include "api.h"
 #include "devices.h"
 #include "executor.h"
 #include "garbage.h"
-#include "guard.h"
-#include "hold.h"
 #include "replica.h"
 #include "steps.h"
 #include "transfer.h"
@@ -29,12 +26,12 @@ constexpr int kTries = 2;         // plans none of whose actions succeeded, befo
 
 // Plans one departure or several and carries them out. Returns what mgd_evict_begin() said; *left and *forgotten as
 // carry_out() has them.
-int let_somebody_leave(int device, int64_t bytes, const int64_t* room, int64_t* left, int64_t* forgotten,
-                       std::exception_ptr* failure) {
+int let_somebody_leave(int device, int64_t bytes, int64_t own_uses, const int64_t* room, int64_t* left,
+                       int64_t* forgotten, std::exception_ptr* failure) {
   const Transfer moving;
   std::array<mgd_action, kPlan> plan;
   std::size_t n = plan.size();
-  const int code = mgd_evict_begin(machine(), device, bytes, room, Hold::uses_of_this_thread(device), plan.data(), &n);
+  const int code = mgd_evict_begin(machine(), device, bytes, room, own_uses, plan.data(), &n);
   if (code == MGD_OK) *left = carry_out(plan.data(), n, failure, forgotten);
   const auto goes_to_host = [](const mgd_action& a) { return a.to == MGD_HOST; };
   if (code == MGD_OK && std::any_of(plan.data(), plan.data() + n, goes_to_host)) begin_steps(device);
@@ -53,7 +50,7 @@ void read_room(int device, int64_t room[MGD_MAX_DEVICES]) {
 // waiting. `waits`: only a caller that holds nothing waits here, until the deadline, and only while another thread may
 // still free something. A plan that failed (no memory on the host, a device that failed) is tried again, kTries times
 // in all.
-bool find_room(int device, int64_t bytes, Caller caller, std::exception_ptr* failure) {
+bool find_room(int device, int64_t bytes, int64_t own_uses, Caller caller, std::exception_ptr* failure) {
   const bool locked = caller == Caller::LockedAllocator;
   const uint64_t freed_before = change_count();
   const int64_t missing = std::max<int64_t>(1, bytes - free_bytes(device));
@@ -68,7 +65,7 @@ bool find_room(int device, int64_t bytes, Caller caller, std::exception_ptr* fai
   for (;;) {
     const uint64_t before = change_count();
     int64_t left = 0, forgotten = 0;
-    const int code = let_somebody_leave(device, missing, room, &left, &forgotten, failure);
+    const int code = let_somebody_leave(device, missing, own_uses, room, &left, &forgotten, failure);
     if (left || (!locked && drop_replicas(device, missing, true))) return true; // what was used last goes last
     if (code == MGD_OK) { // the host has no memory, or a device failed; copies that were freed are progress
       failures += forgotten == 0;
@@ -84,23 +81,13 @@ bool find_room(int device, int64_t bytes, Caller caller, std::exception_ptr* fai
 
 } // namespace
 
-bool make_room(int device, int64_t bytes, Caller caller) {
+bool make_room(int device, int64_t bytes, int64_t own_uses, Caller caller) {
   if (makes_no_room()) return false;
   std::exception_ptr failure;
-  if (find_room(device, bytes, caller, &failure) || (caller == Caller::Free && collect_garbage())) return true;
+  if (find_room(device, bytes, own_uses, caller, &failure) || (caller == Caller::Free && collect_garbage()))
+    return true;
   if (failure && caller != Caller::LockedAllocator) std::rethrow_exception(failure);
   return false;
-}
-
-void set_budget(int device, int64_t bytes) {
-  const c10::Device d = device_of(device);
-  const Bridge* backend = backend_of(d.type());
-  if (!backend || !backend->limit) return;
-  const auto limit = [&] { backend->limit(d.index(), static_cast<std::size_t>(bytes)); };
-  limit();
-  // What has left may lie in the allocator's cache, or wait there for streams, and is no room then. To set the limit
-  // again gives it back, so that nobody leaves in vain.
-  while (free_bytes(device) == 0 && make_room(device, 1)) limit();
 }
 
 int64_t spill_some(uint32_t odds, uint64_t* seed) {
@@ -119,11 +106,3 @@ int64_t spill_some(uint32_t odds, uint64_t* seed) {
 }
 
 } // namespace managed
-
-int mgd_torch_set_budget(int device, int64_t bytes) {
-  return managed::guarded([&] {
-    const managed::NoGil no_gil;
-    managed::set_budget(device, bytes);
-    return 0;
-  });
-}

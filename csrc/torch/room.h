@@ -18,12 +18,9 @@ enum class Caller { Free, BringsHome, LockedAllocator };
 // Tries to make `bytes` bytes free on the device: drops kept copies, else lets storages leave. True: something came
 // free, perhaps not enough, so the caller asks its allocator again and may call again. False: no storage can leave, now
 // or soon. If the reason is a device that failed, it throws that device's error, unless the caller is an allocator that
-// holds its lock.
-bool make_room(int device, int64_t bytes, Caller caller = Caller::Free);
-
-// Nothing may use more than this many bytes of the device from now on; what is there beyond them leaves as far as it
-// can.
-void set_budget(int device, int64_t bytes);
+// holds its lock. `own_uses`: how often this thread itself uses storages of the device
+// (Hold::uses_of_this_thread): it must not wait for these uses to end.
+bool make_room(int device, int64_t bytes, int64_t own_uses, Caller caller = Caller::Free);
 
 // For tests: everything that nobody uses leaves its device, or one in `odds` by chance. Returns how many left.
 int64_t spill_some(uint32_t odds, uint64_t* seed);

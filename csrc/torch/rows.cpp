@@ -7,9 +7,10 @@
 #include <ATen/ops/tensor.h>
 
 #include "align.h"
+#include "aligned_call.h"
+#include "crossing.h"
 #include "devices.h"
 #include "hold.h"
-#include "hook.h"
 
 namespace managed {
 namespace {

@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/object_ptr.h>
 
+#include "adopt.h"
 #include "api.h"
 #include "devices.h"
 #include "executor.h"

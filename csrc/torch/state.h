@@ -29,7 +29,7 @@ struct TensorState : c10::BackendMeta {
   std::atomic<uint8_t> advice{0}; // enum mgd_advice, for the storages that it has and those that it gets by moving
   uint64_t object = 0;            // the id under which the trace knows it
   std::shared_ptr<Source> source; // its storage's copies on other devices; guarded by replica.cpp's mutex
-  mgd_traffic traffic{};          // of a leaf; guarded by move.cpp's mutex
+  mgd_traffic traffic{};          // of a leaf; guarded by traffic_mutex() (trips.h)
   std::atomic<int> trips{0};      // trips home in living graphs
   std::atomic<int> waiting{0};    // of these, those whose gradient has not come since their last use
   std::vector<std::weak_ptr<Chain>> chains; // of views of a leaf in living graphs; guarded by chains.cpp's mutex
@@ -57,12 +57,6 @@ inline void mark(const at::Tensor& t) {
   if (C10_LIKELY(ks.has(kKey)) || !t.defined()) return;
   if (C10_UNLIKELY(ks.has_any(kWrappers) || impl->is_meta())) return;
   add_key(impl);
-}
-
-// The same for what an operator has written: a plain tensor that now holds what a managed one gave it.
-void mark_written_slow(const at::Tensor& t);
-inline void mark_written(const at::Tensor& t) {
-  if (C10_UNLIKELY(!has_key(t.unsafeGetTensorImpl()) && t.defined())) mark_written_slow(t);
 }
 
 // Before t is written. Wrapping makes a view of a plain tensor, and torch takes a view whose base was written through

@@ -6,14 +6,10 @@
 #include <ATen/SparseCsrTensorImpl.h>
 #include <ATen/SparseTensorImpl.h>
 
-#include "compat.h"
 #include "devices.h"
-#include "exposure.h"
-#include "forks.h"
 #include "graphs.h"
 #include "host_memory.h"
-#include "state.h"
-#include "threads.h"
+#include "torch_private.h"
 #include "uses.h"
 
 namespace managed {
@@ -24,89 +20,8 @@ constinit thread_local mgd_user* user_of_thread __attribute__((tls_model("initia
 std::atomic<int> unfinished_deaths{0};
 std::atomic<int64_t> least_bytes_with_handle{int64_t{1} << 14};
 
-namespace {
-
-// Private members are reached through pointers that an explicit instantiation may name.
-template <class Tag, typename Tag::type member>
-struct Reach {
-  friend typename Tag::type reach(Tag) { return member; }
-};
-struct Pointer {
-  using type = c10::detail::UniqueVoidPtr c10::DataPtr::*;
-  friend type reach(Pointer);
-};
-template struct Reach<Pointer, &c10::DataPtr::ptr_>;
-struct Data {
-  using type = void* c10::detail::UniqueVoidPtr::*;
-  friend type reach(Data);
-};
-template struct Reach<Data, &c10::detail::UniqueVoidPtr::data_>;
-struct Context {
-  using type = std::unique_ptr<void, c10::DeleterFnPtr> c10::detail::UniqueVoidPtr::*;
-  friend type reach(Context);
-};
-template struct Reach<Context, &c10::detail::UniqueVoidPtr::ctx_>;
-struct ThrowsOnRead {
-  using type = bool c10::StorageImpl::*;
-  friend type reach(ThrowsOnRead);
-};
-template struct Reach<ThrowsOnRead, &c10::StorageImpl::throw_on_immutable_data_ptr_>;
-struct ChecksOnWrite {
-  using type = bool c10::StorageImpl::*;
-  friend type reach(ChecksOnWrite);
-};
-template struct Reach<ChecksOnWrite, &c10::StorageImpl::has_mutable_data_ptr_check_>;
-struct Bytes { // sym_nbytes() makes a copy, which costs more than the question
-  using type = c10::SymInt c10::StorageImpl::*;
-  friend type reach(Bytes);
-};
-template struct Reach<Bytes, &c10::StorageImpl::size_bytes_>;
-
-void set_pointer(c10::DataPtr& p, void* data) { (p.*reach(Pointer{})).*reach(Data{}) = data; }
-
-// Torch's own way, release_data_and_set_meta_custom_data_ptr_error_msg_, gives the storage's block away and touches
-// metadata that a dying storage frees on another thread.
-void set_unreadable(c10::StorageImpl* s, bool unreadable) {
-  s->*reach(ThrowsOnRead{}) = unreadable;
-  s->*reach(ChecksOnWrite{}) = unreadable || has_materializer(*s);
-}
-
-constexpr const char* kUnreadable =
-    "managed: the bytes of this tensor were moved to make room, and this access does not go through an operator that "
-    "would bring them "
-    "back. Use the tensor in any operator first, or pin() it to keep its bytes where they are";
-
-std::mutex& adopting() {
-  static auto* mutex = [] {
-    survive_fork<adopting>(); // after the machine's, which is taken under it
-    return new std::mutex;    // two threads that mark one tensor
-  }();
-  return *mutex;
-}
-
-bool can_leave(c10::StorageImpl* s) {
-  const c10::DataPtr& p = s->_mutable_data_ptr_no_checks();
-  if (!p.get() || !s->resizable() || !s->allocator()) return false;
-  if (p.device().is_cuda()) discover(); // the first tensor there attaches the backend
-  if (const Bridge* h = backend_of(p.device().type())) return h->owns(p);
-  return false;
-}
-
-// Puts the handle in the place of the DataPtr's context; the allocator's context and deleter move into h->block. The
-// data pointer does not change, so a thread may read it meanwhile. The context is written before the deleter: a thread
-// that finds drop_handle as the deleter finds the handle as the context.
-void take_over(c10::StorageImpl* s, StorageHandle* h) {
-  c10::DataPtr& p = s->_mutable_data_ptr_no_checks();
-  auto& context = (p.*reach(Pointer{})).*reach(Context{});
-  const c10::DeleterFnPtr deleter = context.get_deleter();
-  h->block = c10::DataPtr(p.mutable_get(), context.release(), deleter, p.device());
-  context = std::unique_ptr<void, c10::DeleterFnPtr>(h, &drop_handle);
-}
-
-} // namespace
-
 bool is_too_small(const c10::StorageImpl* s) {
-  const auto bytes = (s->*reach(Bytes{})).maybe_as_int();
+  const auto bytes = (s->*private_member(members::Bytes{})).maybe_as_int();
   return !bytes || *bytes < least_bytes_with_handle.load(std::memory_order_relaxed);
 }
 
@@ -149,54 +64,12 @@ mgd_user* join_slow() {
   return user_of_thread;
 }
 
-void give_handle_slow(c10::StorageImpl* s, bool fresh, CopyPtr* coming) {
-  if (!can_leave(s)) return;
-  if (!fresh &&
-      (c10::raw::intrusive_ptr::use_count(s) != 1 || is_exposed(s) || graphs_recorded.load(std::memory_order_relaxed)))
-    return;
-  if (private_pools.load(std::memory_order_relaxed)) return;
-  auto h = std::make_unique<StorageHandle>();
-  h->stamp = next_tick(); // what was just made is about to be used
-  static uint64_t handles_made = 0; // guarded by the lock
-  std::lock_guard<std::mutex> lock(adopting());
-  if (handle_of(s)) return;
-  h->made = ++handles_made;
-  const int id = id_of(s->device());
-  if (kernels_are_async.load(std::memory_order_relaxed)) record_stream_use(s->device());
-  if (id <= 0 || mgd_handle_open(machine(), h.get(), id, static_cast<int64_t>(s->nbytes())) != MGD_OK) return;
-  s->get_extra_meta().custom_data_ptr_error_msg_ = kUnreadable;
-  StorageHandle* owned = h.release();
-  note_points(*owned, id);
-  tell_owner(s->_mutable_data_ptr_no_checks(), MGD_HOLD_MANAGED);
-  take_over(s, owned);
-  if (coming && mgd_handle_arrive(machine(), owned) == MGD_OK) { // it cannot leave yet: nobody finds its storage
-    owned->last = std::exchange(*coming, nullptr);
-    owned->coming = std::exchange(owned->block, {});
-    set_pointer(s->_mutable_data_ptr_no_checks(), nullptr);
-    set_unreadable(s, true);
-  }
-  owned->storage.store(s, std::memory_order_release);
-  log_use(owned, owned->bytes, owned->stamp, UseKind::Made);
-}
-
 uint64_t newest_handle_of(const at::Tensor& t) {
   uint64_t made = 0;
   each_storage(t, [&made](c10::StorageImpl* s) {
     if (const StorageHandle* h = handle_of(s)) made = std::max(made, h->made);
   });
   return made;
-}
-
-// Other threads may read the pointer while it changes hands, so they must not be inside an operator.
-StorageHandle* give_operand_handle_slow(const at::Tensor& t, c10::StorageImpl* s) {
-  if (!has_key(t.unsafeGetTensorImpl()) || is_pinned(t)) return nullptr; // a plain operand may next be used without us
-  const ExclusiveSection alone;
-  if (alone) give_handle_slow(s, false);
-  StorageHandle* h = handle_of(s);
-  const TensorState* state = h ? state_of(t) : nullptr;
-  if (state) h->object = state->object;
-  if (state && state->advice) mgd_handle_advise(machine(), h, state->advice);
-  return h;
 }
 
 void advise_storages(const at::Tensor& t, uint32_t advice) {

@@ -3,7 +3,8 @@
 // Owns how a handle sits in a StorageImpl: in the context of its DataPtr, found
 // at no cost and dead with it. The storage and every tensor over it stay what
 // they are when the bytes leave; whoever then reads them finds an exception.
-// Which bytes leave, and when, is decided elsewhere (core/evict.c, room.cpp).
+// How a storage gets its handle is in adopt.h. Which bytes leave, and when, is decided elsewhere (core/evict.c,
+// room.cpp).
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -89,28 +90,8 @@ inline void each_storage(const at::Tensor& t, F&& f) {
 // A storage whose size is a symbol is a fake one.
 bool is_too_small(const c10::StorageImpl* s);
 
-// Gives the storage a handle if it can have one. `fresh`: nobody else can know the storage yet. Otherwise it must have
-// one reference: a plain tensor over the same storage would not find its bytes when they have left.
-// `coming`: the copy that brings the bytes of a new storage. If the storage gets a handle, the handle takes that copy,
-// and only who uses the bytes waits for it. Otherwise it stays the caller's.
-void give_handle_slow(c10::StorageImpl* s, bool fresh, CopyPtr* coming = nullptr);
-// The same for all storages of t that are large enough.
-inline void give_handle(const at::Tensor& t, bool fresh, CopyPtr* coming = nullptr) {
-  if (C10_LIKELY(!handles_enabled.load(std::memory_order_relaxed)) || t.is_cpu()) return;
-  each_storage(t, [fresh, coming](c10::StorageImpl* s) {
-    if (!is_too_small(s) && !handle_of(s)) give_handle_slow(s, fresh, coming);
-  });
-}
-
 // When the bytes of t got their handle, as a number that grows; 0 for what has none.
 uint64_t newest_handle_of(const at::Tensor& t);
-
-// The handle of an operand that could have none when it was made, because something else referred to its storage then.
-StorageHandle* give_operand_handle_slow(const at::Tensor& t, c10::StorageImpl* s);
-inline StorageHandle* give_operand_handle(const at::Tensor& t, c10::StorageImpl* s) {
-  if (C10_LIKELY(is_too_small(s) || c10::raw::intrusive_ptr::use_count(s) != 1 || t.is_cpu())) return nullptr;
-  return give_operand_handle_slow(t, s);
-}
 
 // Frees a block of a device when the kernels that may use it have ended, and the copy, if there is one; never throws.
 // `bytes`: its size, if that is known.

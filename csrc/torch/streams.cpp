@@ -9,7 +9,8 @@
 #include <torch/library.h>
 
 #include "hold.h"
-#include "hook.h"
+#include "key.h"
+#include "register.h"
 #include "threads.h"
 
 namespace managed {

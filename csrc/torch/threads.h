@@ -1,7 +1,7 @@
 // threads.h: a tensor does not change by itself while an operator of another thread uses it.
 //
 // Two changes are made to tensors that other threads may know: a tensor moves to another device by itself (move.cpp),
-// and a storage gets its handle (storage.cpp). Each thread says when it is inside an operator on managed tensors
+// and a storage gets its handle (adopt.cpp). Each thread says when it is inside an operator on managed tensors
 // (OperatorSection). Such a change is made only while no other thread is inside one (ExclusiveSection); an operator
 // that begins meanwhile waits. It is a lock with many readers and one writer, in which readers write to no shared
 // memory. A move that the program asks for takes no section: torch leaves such races to the program.

@@ -20,6 +20,7 @@
 #include "hold.h"
 #include "hook.h"
 #include "out_of_memory.h"
+#include "register.h"
 #include "replica.h"
 #include "state.h"
 #include "threads.h"

@@ -27,7 +27,9 @@ Waiting& waiting() {
 
 std::mutex& waiting_mutex() { return waiting().mutex; }
 
-// Of the count, what this thread has added.
+std::atomic<uint64_t> waits_of_host{0};
+
+// Of the count of changes, what this thread has added.
 constinit thread_local uint64_t freed_here __attribute__((tls_model("initial-exec"))) = 0;
 
 } // namespace
@@ -68,6 +70,15 @@ bool wait_for_change(uint64_t seen, int64_t deadline) {
   w.waiters--;
   return woken;
 }
+
+void wait_for(const CopyPtr& copy) {
+  if (!copy) return;
+  count_host_wait();
+  copy->wait();
+}
+
+void count_host_wait() { waits_of_host++; }
+uint64_t host_waits(bool reset) { return reset ? waits_of_host.exchange(0) : waits_of_host.load(); }
 
 } // namespace managed
 

@@ -1,0 +1,20 @@
+// register.h: gives the dispatcher the kernels of managed's key.
+#pragma once
+#include <string>
+
+namespace managed {
+
+// Registers the chokepoint (hook.h) for all operators, and the kernels below for theirs; mgd_torch_init() calls it. A
+// second call does nothing. Throws c10::Error if another library has the key.
+void register_hook();
+
+// Registers the unboxed kernels of the frequent operators (typed.cpp).
+void register_typed();
+// Whether the operator, "aten::add.Tensor", has such a kernel; asked after register_typed().
+bool is_typed(const std::string& name);
+
+// Registers the kernel of record_stream (streams.cpp).
+void register_record_stream();
+constexpr auto kRecordStream = "aten::record_stream";
+
+} // namespace managed
