@@ -63,6 +63,7 @@ test: $(VENV)/.test build ctest
 
 # Everything.
 check: lint ctest
+	@$(BIN)/python tools/circles.py core torch python
 	@$(BIN)/python $(PYTEST) $(PYTEST_FLAGS)
 	@$(MAKE) --no-print-directory bench BENCH_FLAGS="--quick --check"
 	@$(MAKE) --no-print-directory packages

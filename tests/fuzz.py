@@ -89,9 +89,16 @@ class World:
             return values
         if isinstance(tensor, ManagedTensor):
             return values.as_subclass(ManagedTensor).to(tensor.device)
-        plain = torch.empty(values.shape, dtype=values.dtype)
-        plain.copy_(values)
-        return plain
+        return torch.empty_strided(values.shape, values.stride(), dtype=values.dtype).copy_(values)
+
+    def carry_out(self, name, seed):
+        for x in self.tensors.values():
+            # Without that torch takes a view whose base has been written for a leaf. It refuses it
+            # for some views that were made in inference mode.
+            with contextlib.suppress(RuntimeError):
+                _ = x.grad_fn
+        self.said += f" {name}"
+        INSTRUCTIONS[name][1](self, random.Random(seed))
 
     def choose(self, r, ways):
         """Runs one of the functions, by their names."""
@@ -537,9 +544,9 @@ def body(r, names, count):
 
 def carry_out(w, instructions):
     for name, seed in instructions:
-        w.said += f"; {name}"
+        w.said += ";"
         with contextlib.suppress(Skipped):
-            INSTRUCTIONS[name][1](w, random.Random(seed))
+            w.carry_out(name, seed)
 
 
 @instruction(2)
@@ -620,14 +627,9 @@ def program(seed):
 
 def attempt(w, name, seed):
     """The exception that the instruction ended with, or None."""
-    w.said = name
-    for x in w.tensors.values():
-        # Without that torch takes a view whose base has been written for a leaf. It refuses it for
-        # some views that were made in inference mode.
-        with contextlib.suppress(RuntimeError):
-            _ = x.grad_fn
+    w.said = ""
     try:
-        INSTRUCTIONS[name][1](w, random.Random(seed))
+        w.carry_out(name, seed)
     except Exception as error:
         return error
     return None
@@ -680,7 +682,10 @@ def _run(instructions, plain, other):
         if name in ("backward", "grad") and not isinstance(expected, Skipped | None):
             return Result("refused", str(expected), lines)  # how far the engine came may differ
         if i % 4 == 0 or i == len(instructions) - 1:
-            wrong = compare(plain, other)
+            try:
+                wrong = compare(plain, other)
+            except Exception as error:
+                return Result("unreadable", f"managed: {error!r}", lines)
             if wrong:
                 return Result("another value", wrong, lines)
     return Result("ok", "", lines)
@@ -711,7 +716,7 @@ def tell(seed, instructions, torture, result, patience=60):
     return "\n".join(
         [
             f"seed {seed}, torture {torture}: {again.kind}: {again.told}",
-            *(f"  {line}" for line in again.lines),
+            *(f" {line}" for line in again.lines),
             f"  run({short!r}, {torture!r})",
         ]
     )

@@ -294,6 +294,23 @@ def test_what_no_operator_made_comes_along_at_its_first_one():
     assert not isinstance(plain, ManagedTensor)
 
 
+@pytest.mark.parametrize("alias", [torch.Tensor.detach, lambda x: x.data, torch.Tensor.view_as])
+def test_a_plain_tensor_stays_where_it_was_made(alias):
+    """Also if statistics in it, that an operator elsewhere writes, would rather be there."""
+    x, there = torch.ones(4, 4), torch.ones(4, 4, device="sim:0").as_subclass(ManagedTensor)
+    arguments = (x,) if alias is torch.Tensor.view_as else ()
+    with managed.on(), torch.no_grad():
+        for _ in range(5):
+            there * x
+            nn.functional.batch_norm(
+                there, alias(x, *arguments)[0], torch.ones(4), training=True, momentum=1.0
+            )
+    for _ in range(5):
+        there + x
+    assert x.device.type == "cpu"
+    assert torch.equal(x + torch.ones(4, 4), torch.full((4, 4), 2.0))
+
+
 def test_numpy_of_what_is_far():
     with managed.on():
         x = torch.arange(3.0, device="cuda:1")

@@ -177,7 +177,9 @@ void allocate(const at::Tensor& t, c10::Device to) {
 
 bool settle(const at::Tensor& t, c10::Device to, const Cause& cause, const at::Tensor& through) {
   TensorState* s = state_of(t);
-  if (!s || s->placed || !t.is_leaf() || t.is_view() || t.is_inference()) return false;
+  // A plain tensor may have a state, through a view that is managed. It stays where the program expects it.
+  if (!s || s->placed || !has_key(t.unsafeGetTensorImpl()) || !t.is_leaf() || t.is_view() || t.is_inference())
+    return false;
   {
     std::lock_guard<std::mutex> lock(traffic_mutex());
     if (!mgd_traffic_needed(&s->traffic, id_of(to))) return false;
