@@ -3,6 +3,7 @@
 Checked on the text of the sources, so that a breach is found where it is written.
 """
 
+import ast
 import re
 import shutil
 import statistics
@@ -177,6 +178,49 @@ def test_files_draw_no_circle(room, bottom, top):
     assert not any(named[name] for name in bottom)
     assert not [name for name, there in named.items() if top in there]
     assert len([p for p in uses if uses[p]]) > 0.6 * len(uses), "it does not see who uses whom"
+
+
+def test_headers_include_no_circle():
+    headers = [p for p in NATIVE if p.suffix == ".h"]
+    uses = {
+        p: {(p.parent / there).resolve() for kind, there in includes(p) if kind == '"'}
+        & set(headers)
+        for p in headers
+    }
+    assert not circles(uses)
+    assert len([p for p in uses if uses[p]]) > 0.6 * len(uses), "it does not see who includes whom"
+
+
+MODULES = {
+    ".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p
+    for p in PYTHON
+    if p.suffix == ".py"
+}
+
+
+def imported(path):
+    """The modules of managed that are imported when this one is; functions import more later."""
+    found, left = set(), [ast.parse(path.read_text())]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            named = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= named & MODULES.keys() or {node.module}
+        left += ast.iter_child_nodes(node)
+    return {MODULES[m] for m in found if m in MODULES} - {path}
+
+
+def test_modules_import_no_circle():
+    """While the package is imported; what an import need not take is imported by functions."""
+    uses = {p: imported(p) for p in MODULES.values()}
+    assert not circles(uses)
+    assert len([p for p in uses if uses[p]]) > 0.6 * len(uses), "it does not see what is imported"
 
 
 @pytest.mark.parametrize("path", [p for found in C_FILES.values() for p in found], ids=name)
