@@ -331,20 +331,22 @@ def write_unseen(w, r):
         if computed.grad_fn is not None:
             w.tensors[slot] = computed.detach()
     x, y, factor = w.any(r), w.any(r), r.randrange(1, 4)
-    here = x.device.type == "cpu"
     bytes_ = x.data if x.requires_grad or r.randrange(2) else x
     # A copy that is kept from before the write is old after it.
     used = w.place(values(r), r.choice(DEVICES))
     with torch.no_grad():
         before = small(x * used)
 
+    def is_here():
+        return bytes_.device.type == "cpu"
+
     def through_numpy():
-        with contextlib.nullcontext() if here else torch.inference_mode():
-            array = bytes_.numpy() if here else bytes_
+        with contextlib.nullcontext() if is_here() else torch.inference_mode():
+            array = bytes_.numpy() if is_here() else bytes_
             array += 1
 
     def each_element(method, function, *others):
-        if here:
+        if is_here():
             return getattr(bytes_, method)(*others, function)
         with torch.inference_mode():  # a device has no such method
             return bytes_.copy_(function(bytes_, *others))
@@ -670,11 +672,13 @@ def _run(instructions, plain, other):
     for i, (name, seed) in enumerate(instructions):
         expected, got = attempt(plain, name, seed), attempt(other, name, seed)
         placing = isinstance(expected, Skipped) and got is None  # nothing in the plain world
+        later = got is not None and plain.said != other.said  # in another instruction of a block
         lines.append(f"{plain.said}{' (skipped)' if isinstance(expected, Skipped) else ''}")
         if isinstance(got, managed.errors.PinConflictError):
             return Result("pinned", str(got), lines)
-        if type(expected) is not type(got) and not placing:
-            if got is None and any(text in str(expected) for text in REFUSALS):
+        if (type(expected) is not type(got) and not placing) or (expected and later):
+            refused = any(text in str(expected) for text in REFUSALS)
+            if refused and (got is None or later):
                 return Result("laxer", str(expected), lines)
             if REFUSALS[1] in str(got):  # the copy has an edge where a view has none
                 return Result("stricter", str(got), lines)
