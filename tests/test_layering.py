@@ -8,11 +8,15 @@ import re
 import shutil
 import statistics
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+from circles import circles as circles_of  # noqa: E402
+
 CSRC = ROOT / "csrc"
 NATIVE = sorted(p for p in CSRC.rglob("*") if p.suffix in (".c", ".cpp", ".h"))
 PYTHON = sorted(p for room in ("managed", "managed/cli") for p in (ROOT / room).glob("*.py*"))
@@ -157,13 +161,8 @@ def users(paths):
 
 
 def circles(uses):
-    """Files that use each other, directly or by way of others."""
-    reached = {p: set(there) for p, there in uses.items()}
-    for middle in uses:
-        for p in uses:
-            if middle in reached[p]:
-                reached[p] |= reached[middle]
-    return sorted(p.name for p in uses if p in reached[p])
+    """Names of files that use each other, directly or by way of others."""
+    return sorted(p.name for circle in circles_of(uses) for p in circle)
 
 
 # State is at the bottom and creation on top: a file can be read with those below it.

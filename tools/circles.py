@@ -15,9 +15,11 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from ninja_build import ROOT, TORCH, Options, rules, write_if_changed
 
+File = TypeVar("File", str, Path)
 OUT = ROOT / "build/circles"
 CUDA = [f"-isystem{d}" for d in sorted(TORCH.parent.glob("nvidia/*/include"))]
 FOLDERS = ["core", "torch", "sim", "python", *(["cuda", "virtual_gpu"] if CUDA else [])]
@@ -63,8 +65,8 @@ def uses_of(folder: str) -> dict[str, set[str]]:
     return {n: {owner[s] for s in needed if s in owner} - {n} for n, (_, needed) in found.items()}
 
 
-def circles(uses: dict[str, set[str]]) -> set[tuple[str, ...]]:
-    """The sets of files that use each other, directly or through others."""
+def circles(uses: dict[File, set[File]]) -> set[tuple[File, ...]]:
+    """The sets of files that use each other, directly or through others; sorted."""
     reached = {name: set(there) for name, there in uses.items()}
     for middle in uses:
         for name in uses:

@@ -75,7 +75,7 @@ int mgd_place_object(struct mgd_machine *m, const struct mgd_object_request *req
                      enum mgd_reason *why);
 /* Where one operator runs, by the first rule that applies:
  *   1. two pins on different devices: PIN_CONFLICT, and *device and *other are the first two;
- *   2. a random generator's device;
+ *   2. the device of a backward formula's gradient; then that of a random generator;
  *   3. the pin, unless operands are written and none of them stands there;
  *   4. the first written operand's device;
  *   5. among operands that vote (all, where none does) the only accelerator, or

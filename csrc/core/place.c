@@ -119,8 +119,8 @@ int mgd_place_object(struct mgd_machine *m, const struct mgd_object_request *req
  * machine; total is the sum of bytes. The host is never placed. */
 struct ballot {
   mgd_mask everyone, voters, written, placed;
-  int pin, generator, first_written; /* a device or NOWHERE */
-  int other_pin;                     /* a second, different pin or NOWHERE */
+  int pin, gradient, generator, first_written; /* a device or NOWHERE */
+  int other_pin;                               /* a second, different pin or NOWHERE */
   int64_t total;
   int64_t bytes[MGD_MAX_DEVICES];
   int64_t operands[MGD_MAX_DEVICES];
@@ -130,7 +130,7 @@ struct ballot {
 
 static void open_ballot(struct ballot *b, int devices) {
   b->everyone = b->voters = b->written = b->placed = 0;
-  b->pin = b->generator = b->first_written = b->other_pin = NOWHERE;
+  b->pin = b->gradient = b->generator = b->first_written = b->other_pin = NOWHERE;
   b->total = 0;
   for (int id = 0; id < devices; id++) {
     b->bytes[id] = b->operands[id] = b->written_in[id] = 0;
@@ -158,7 +158,8 @@ static void count_vote(struct ballot *b, const struct mgd_operand *o) {
 }
 
 static int count_operand(struct ballot *b, const struct mgd_operand *o, int devices) {
-  const unsigned known = MGD_OP_PINNED | MGD_OP_WRITTEN | MGD_OP_VOTES | MGD_OP_GENERATOR | MGD_OP_PLACED;
+  const unsigned known =
+      MGD_OP_PINNED | MGD_OP_WRITTEN | MGD_OP_VOTES | MGD_OP_GENERATOR | MGD_OP_PLACED | MGD_OP_GRADIENT;
   if (o->device < 0 || o->device >= devices) {
     return MGD_E_NO_DEVICE;
   }
@@ -178,6 +179,7 @@ static int count_operand(struct ballot *b, const struct mgd_operand *o, int devi
   if (o->flags & MGD_OP_PINNED) {
     note_fixed(&b->pin, &b->other_pin, o->device);
   }
+  if ((o->flags & MGD_OP_GRADIENT) && b->gradient == NOWHERE) { b->gradient = o->device; }
   if ((o->flags & MGD_OP_GENERATOR) && b->generator == NOWHERE) {
     b->generator = o->device;
   }
@@ -201,6 +203,10 @@ static int count_operands(struct ballot *b, const struct mgd_operand *operands, 
 
 /* The device that a rule prescribes whatever it costs, or NOWHERE. */
 static int prescribed(const struct ballot *b, enum mgd_reason *why) {
+  if (b->gradient != NOWHERE) {
+    *why = MGD_WHY_GRADIENT;
+    return b->gradient;
+  }
   if (b->generator != NOWHERE) {
     *why = MGD_WHY_GENERATOR;
     return b->generator;

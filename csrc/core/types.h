@@ -113,7 +113,8 @@ enum mgd_operand_flag {
   MGD_OP_WRITTEN = 2,   /* the operator writes it, or returns a view of it */
   MGD_OP_VOTES = 4,     /* takes part in the vote: floating point when any operand is */
   MGD_OP_GENERATOR = 8, /* a random generator: stands where it stands */
-  MGD_OP_PLACED = 16    /* a parameter or buffer that the program put there */
+  MGD_OP_PLACED = 16,   /* a parameter or buffer that the program put there */
+  MGD_OP_GRADIENT = 32  /* the gradient that a backward formula was given: the formula runs there */
 };
 
 /* One operand of an operator, as placement sees it. */

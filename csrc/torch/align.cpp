@@ -189,15 +189,13 @@ bool generator_agrees(const c10::IValue& v, c10::Device d) {
   return !v.isGenerator() || !v.toGenerator().defined() || v.toGenerator().device() == d;
 }
 
-// The device of the gradient that a node of torch's own was given. In the forward pass all operands of its operator
-// were there, so one that is elsewhere has been moved by the program since, and the engine refuses a result that goes
-// with it.
-std::optional<c10::Device> device_of_backward() {
-  // A function that a checkpoint runs again is no formula: it chooses as it did in the forward pass.
-  if (!mgd_torch_in_backward() || is_replaying()) return std::nullopt;
+// The id of the device of the gradient that a node of torch's own was given, or -1. In the forward pass all operands of
+// its operator were there, so one that is elsewhere has been moved by the program since, and the engine refuses a
+// result that goes with it. A function that a checkpoint runs again is no formula: it chooses as in the forward pass.
+int device_of_gradient() {
+  if (!mgd_torch_in_backward() || is_replaying()) return -1;
   const auto node = torch::autograd::get_current_node();
-  if (!node || !is_torchs_own(*node) || node->num_inputs() == 0) return std::nullopt;
-  return node->input_metadata(0).device();
+  return node && is_torchs_own(*node) && node->num_inputs() ? id_of(node->input_metadata(0).device()) : -1;
 }
 
 } // namespace
@@ -231,7 +229,6 @@ bool together(const OpFacts& f, const torch::jit::Stack& stack, std::size_t base
 
 std::optional<Choice> choose(const OpFacts& f, const Operands& operands, const c10::IValue& generator,
                              const Operand* follows) {
-  if (const auto device = device_of_backward()) return Choice{*device, MGD_WHY_GRADIENT};
   bool floats = false;
   for (const Operand& o : operands) floats |= may_vote(o) && is_floating(o);
   c10::SmallVector<mgd_operand, 8> core;
@@ -249,6 +246,7 @@ std::optional<Choice> choose(const OpFacts& f, const Operands& operands, const c
     if (id < 0) return std::nullopt;
     core.push_back({id, MGD_OP_GENERATOR, 0, 0, 0});
   }
+  if (const int id = device_of_gradient(); id >= 0) core.push_back({id, MGD_OP_GRADIENT, 0, 0, 0});
   int device = 0, other = 0;
   enum mgd_reason why = MGD_WHY_NONE;
   int64_t queues[MGD_MAX_DEVICES];

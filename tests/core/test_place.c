@@ -8,6 +8,7 @@
 #define WRITTEN MGD_OP_WRITTEN
 #define VOTES MGD_OP_VOTES
 #define GENERATOR MGD_OP_GENERATOR
+#define GRADIENT MGD_OP_GRADIENT
 #define PLACED MGD_OP_PLACED
 
 /* ---- one object */
@@ -248,6 +249,19 @@ static void rules_go_before_placed_parameters(void) {
   mgd_machine_destroy(m);
 }
 
+/* The engine refuses a gradient that is computed anywhere else. */
+static void a_backward_formula_runs_where_its_gradient_is(void) {
+  struct mgd_machine *m = new_machine(3, MIB);
+  EXPECT_RUNS(1, MGD_WHY_GRADIENT, {2, VOTES | PLACED, 900000}, {1, VOTES, 8}, {1, GRADIENT, 0});
+  EXPECT_RUNS(0, MGD_WHY_GRADIENT, {2, VOTES | PINNED | WRITTEN, 8}, {0, GRADIENT, 0}, {1, GENERATOR, 0});
+  EXPECT_RUNS(3, MGD_WHY_GRADIENT, {1, VOTES, 8}, {2, VOTES, 8}, {3, GRADIENT, 0});
+  const struct mgd_operand pins[] = {{1, PINNED, 8}, {2, PINNED, 8}, {3, GRADIENT, 0}};
+  int device = 77, other = 77;
+  enum mgd_reason why = MGD_WHY_REQUESTED;
+  EXPECT_CODE(mgd_place_operands(m, pins, 3, NULL, &device, &other, &why), MGD_E_PIN_CONFLICT);
+  mgd_machine_destroy(m);
+}
+
 /* Parameters on two devices, on the host, or without a vote prescribe nothing. */
 static void placed_parameters_that_do_not_agree_leave_it_to_cost(void) {
   struct mgd_machine *m = new_machine(3, MIB);
@@ -440,7 +454,8 @@ static void the_order_of_operands_does_not_matter_to_the_price(void) {
 static void bad_operands_are_refused(void) {
   struct mgd_machine *m = new_machine(1, MIB);
   const struct mgd_operand unknown[] = {{0, 0, 1}, {2, 0, 1}}, below[] = {{-1, 0, 1}}, negative[] = {{1, 0, -1}};
-  const struct mgd_operand early[] = {{1, 0, 1, 0, -1}}, flags[] = {{1, 32, 1}}, large[] = {{1, 0, INT64_MAX}, {0, 0, 1}};
+  const struct mgd_operand early[] = {{1, 0, 1, 0, -1}}, flags[] = {{1, 2 * GRADIENT, 1}},
+                           large[] = {{1, 0, INT64_MAX}, {0, 0, 1}};
   int device = 77, other = 77;
   enum mgd_reason why = MGD_WHY_REQUESTED;
   EXPECT_CODE(mgd_place_operands(m, unknown, 2, NULL, &device, &other, &why), MGD_E_NO_DEVICE);
@@ -473,6 +488,7 @@ int main(void) {
   a_written_operand_beats_a_pin_that_is_only_read();
   work_goes_to_placed_parameters_that_agree();
   rules_go_before_placed_parameters();
+  a_backward_formula_runs_where_its_gradient_is();
   placed_parameters_that_do_not_agree_leave_it_to_cost();
   two_pins_on_different_devices_conflict();
   an_accelerator_goes_before_the_host();
