@@ -681,16 +681,15 @@ def test_what_left_behind_a_kernel_that_failed_is_given_to_nobody(run):
 
 
 def test_a_step_that_is_forgotten_leaves_no_pause_recording(run):
-    """Pauses have events while a step is logged, from the second one on."""
+    """A pause in which an allocation makes room has events at both ends while a step is logged."""
     run("""
         managed.budget(CUDA, 42 * MIB)
         xs = [made(8) for _ in range(6)]
-        out = torch.empty_like(xs[0])
 
         def events():
             calls = Calls()
             for x in xs:
-                out.copy_(x)
+                torch.cat([x, x])
             return calls["EventRecord"] + calls["EventRecordWithFlags"]
 
         managed.LEARN_STEPS = False
@@ -699,6 +698,7 @@ def test_a_step_that_is_forgotten_leaves_no_pause_recording(run):
         managed.LEARN_STEPS = True
         logged = [events() for _ in range(3)]
         managed.LEARN_STEPS = False
+        events()
         forgotten = events()
         assert min(logged) > 1.5 * max(alone, forgotten), (alone, logged, forgotten)
     """)
@@ -708,13 +708,16 @@ def test_a_planned_fetch_without_room_is_refused_at_once(run):
     """Torch's allocator, asked in vain, would empty its cache and wait for the device."""
     run("""
         tensors, operators = repeated()
-        held = torch.empty(16 * MIB, dtype=torch.uint8, device=CUDA)  # two of them fit no more
+        for t in tensors[:2]:
+            t.pin()  # the plan has them leave
         moved = managed.stats()["restore"]
         calls = Calls()
         for _ in range(4 * len(tensors)):
             next(operators)
         assert managed.stats()["restore"] > moved
         assert calls["DeviceSynchronize"] == 0
+        torchs = torch.cuda.memory_stats()
+        assert (torchs["num_alloc_retries"], torchs["num_ooms"]) == (0, 0)
     """)
 
 
