@@ -120,6 +120,17 @@ def test_no_exception_of_c_plus_plus_reaches_python():
         assert named <= THROWS_NOTHING, f"{function} is to be guarded: {named - THROWS_NOTHING}"
 
 
+def test_what_a_fork_must_find_is_made_at_the_start():
+    """A child of fork() waits for ever for an object that another thread was making."""
+    made_by_attach = {"attach.cpp", "transfer.cpp", "waiting.cpp"}
+    names = {p.name: code(p) for p in sorted((CSRC / "torch").glob("*.cpp"))}
+    named = {n for n, text in names.items() if re.search(r"survive_fork<|pthread_atfork\(", text)}
+    made = {n for n, text in names.items() if "MadeAtStart " in text}
+    assert len(named) > 15
+    assert made_by_attach < named
+    assert named - made_by_attach == made
+
+
 FORBIDDEN_IN_CORE = {
     "Python": r"\bPy[A-Z_]\w*|Python\.h",
     "torch": r"\b(?:torch|at|c10)::|<(?:torch|ATen|c10)/",

@@ -29,6 +29,7 @@ std::mutex& adopting() {
   }();
   return *mutex;
 }
+const MadeAtStart adopting_at_start([] { adopting(); });
 
 // Whether the bytes are a block of a backend that can give them another one.
 bool can_leave(c10::StorageImpl* s) {

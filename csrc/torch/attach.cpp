@@ -20,6 +20,7 @@
 #include "registry.h"
 #include "room.h"
 #include "storage.h"
+#include "transfer.h"
 #include "waiting.h"
 
 namespace managed {
@@ -120,6 +121,7 @@ void add_cuda() {
   mgd_evict_veto(machine(), &may_leave);
   kernels_are_async = true;
   r.cuda_bridge = &bridge;
+  prepare_for_fork();
 }
 
 void attach_sim(Bridge* bridge, int devices) {
@@ -144,6 +146,7 @@ void attach_sim(Bridge* bridge, int devices) {
   r.bridge = bridge;
   mgd_evict_veto(machine(), &may_leave);
   handles_enabled = true;
+  prepare_for_fork();
 }
 
 // What other threads were doing ends here, for they are not in the child.

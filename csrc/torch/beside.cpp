@@ -66,6 +66,7 @@ std::mutex& copying() {
   }();
   return *mutex;
 }
+const MadeAtStart copying_at_start([] { copying(); });
 
 // Whether the bytes may be written without an operator that the hook sees and that would come after the copy.
 bool is_written_past_us(const StorageHandle& h) {

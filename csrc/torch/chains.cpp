@@ -24,6 +24,7 @@ std::mutex& chains_mutex() {
   }();
   return *mutex;
 }
+const MadeAtStart chains_at_start([] { chains_mutex(); });
 
 bool has_hooks(Node& n) {
   return !n.pre_hooks().empty() || !n.tensor_pre_hooks().empty() || !n.retains_grad_hooks().empty() ||

@@ -66,6 +66,7 @@ struct ExposureTable {
     if (entry != storages.end() && !entry->second.for_good && entry->second.times == times) storages.erase(entry);
   }
 };
+const MadeAtStart exposure_at_start([] { ExposureTable::table(); });
 
 } // namespace
 

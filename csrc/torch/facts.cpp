@@ -161,6 +161,7 @@ std::mutex& facts_mutex() {
   }();
   return *mutex;
 }
+const MadeAtStart facts_at_start([] { facts_mutex(); });
 
 } // namespace
 

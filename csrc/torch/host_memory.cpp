@@ -44,6 +44,7 @@ Pool& pool() {
   return *p;
 }
 std::mutex& pool_mutex() { return pool().mutex; }
+const MadeAtStart pool_at_start([] { pool(); });
 
 // Eight sizes for each power of two, so that at most an eighth is wasted.
 std::size_t class_of(std::size_t bytes) {

@@ -36,6 +36,7 @@ Points& points() {
   return *all;
 }
 std::mutex& points_mutex() { return points().mutex; }
+const MadeAtStart points_at_start([] { points(); });
 
 } // namespace
 
@@ -72,7 +73,6 @@ PointPtr point_after(int device, uint64_t begun) {
   return nullptr;
 }
 
-void prepare_points() { points(); }
 
 void forget_points() {
   for (Line& line : points().lines)

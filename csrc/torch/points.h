@@ -22,7 +22,6 @@ void pass_by(int device) noexcept;
 // The earliest point after so many that is known, or null: then a copy comes after all that has been issued.
 PointPtr point_after(int device, uint64_t begun);
 
-void prepare_points(); // names their lock (forks.h)
 
 // In a child of fork(), where the device's work is not what it was.
 void forget_points();

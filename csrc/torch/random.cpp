@@ -69,6 +69,7 @@ std::array<GeneratorLoan, MGD_MAX_DEVICES>& loans() {
   static auto* all = new std::array<GeneratorLoan, MGD_MAX_DEVICES>; // by id
   return *all;
 }
+const MadeAtStart loans_at_start([] { loans_mutex(), loans(); });
 
 const at::Generator& generator_of(c10::Device d) { return at::globalContext().defaultGenerator(d); }
 
@@ -148,6 +149,7 @@ Turns& turns() {
   }();
   return *all;
 }
+const MadeAtStart turns_at_start([] { turns(); });
 
 void take_turn() { // with the GIL, which others need to come to the end of theirs
   const NoGil no_gil;

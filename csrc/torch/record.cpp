@@ -49,6 +49,7 @@ PendingWarnings& pending() {
   return *w;
 }
 std::mutex& pending_mutex() { return pending().mutex; }
+const MadeAtStart pending_at_start([] { pending(); });
 
 // A function of the program's own takes the GIL to say its name, and an allocator's lock may be held here, for which
 // the GIL's owner waits. The name is that of its type, which lives while the function runs. The node is known by its

@@ -64,6 +64,7 @@ Directory& directory() {
 }
 
 std::mutex& directory_mutex() { return directory().mutex; }
+const MadeAtStart directory_at_start([] { directory(); });
 
 const c10::StorageImpl* storage_of(const at::Tensor& t) { return t.storage().unsafeGetStorageImpl(); }
 
@@ -282,8 +283,6 @@ void give_up_replica_of(const at::Tensor& result) {
 }
 
 void end_plain_era() { plain_era++; }
-
-void prepare_replicas() { directory(); }
 
 bool drop_replicas(int device, int64_t bytes, bool all, bool only_there) {
   Directory& d = directory();

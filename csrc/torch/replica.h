@@ -72,7 +72,6 @@ bool drop_replicas(int device, int64_t bytes, bool all, bool only_there = false)
 // from now on.
 void end_plain_era();
 
-void prepare_replicas(); // names their lock (forks.h)
 
 // Frees what a smaller budget has doomed.
 void reap_replicas();

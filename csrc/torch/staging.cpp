@@ -87,6 +87,7 @@ struct Stage {
 
 namespace {
 std::mutex& staging_mutex() { return Stage::all().mutex; }
+const MadeAtStart staging_at_start([] { staging_mutex(); });
 } // namespace
 
 Staged::Staged(const void* bytes, std::size_t size) : buffer_(Stage::all().take(size)) {

@@ -73,6 +73,7 @@ ThreadSlots& slots() {
   }();
   return *all;
 }
+const MadeAtStart slots_at_start([] { slots(); });
 
 // Gives a thread's slot back when the thread ends. Operators that run later still, from
 // destructors of other thread-local objects, take a new one, which nobody frees.

@@ -24,6 +24,7 @@ std::mutex& seed_mutex() {
   }();
   return *mutex;
 }
+const MadeAtStart seed_at_start([] { seed_mutex(); });
 uint64_t seed = 0;
 
 } // namespace

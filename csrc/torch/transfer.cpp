@@ -8,9 +8,6 @@
 #include <mutex>
 
 #include "forks.h"
-#include "host_memory.h"
-#include "points.h"
-#include "replica.h"
 #include "turns.h"
 
 namespace managed {
@@ -50,11 +47,9 @@ void transfers_in_child() {
 
 Transfers& transfers() {
   static auto* m = [] {
-    // Their locks are taken inside of transfers, so they are named earlier (forks.h): fork() would have such a lock
-    // while it waits for a transfer that waits for the lock.
-    kept_host();
-    prepare_points();
-    prepare_replicas();
+    // Locks are taken inside of transfers, so they are named earlier (forks.h): fork() would have such a lock while it
+    // waits for a transfer that waits for the lock.
+    MadeAtStart::make_all();
     pthread_atfork(&transfers_before_fork, &transfers_after_fork, &transfers_in_child);
     return new Transfers; // never destroyed: threads may outlive static destructors
   }();
@@ -64,6 +59,8 @@ Transfers& transfers() {
 } // namespace
 
 thread_local int Transfer::depth_ = 0;
+
+void prepare_for_fork() { transfers(); }
 
 Transfer::Transfer() {
   if (depth_++ > 0) return;

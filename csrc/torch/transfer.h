@@ -20,4 +20,7 @@ class Transfer {
   static thread_local int depth_; // to bring one thing home others may have to leave
 };
 
+// Makes what fork() has to know of, now that a backend is attached and its own locks are named (forks.h).
+void prepare_for_fork();
+
 } // namespace managed

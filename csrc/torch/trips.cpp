@@ -17,6 +17,7 @@ std::mutex& traffic_mutex() {
   }();
   return *mutex;
 }
+const MadeAtStart traffic_at_start([] { traffic_mutex(); });
 
 bool only_trips(const NodePtr& accumulator, const TensorState& leaf, long views, long known) {
   return views >= 0 && holders(accumulator) <= leaf.trips + views + known;

@@ -50,6 +50,7 @@ Notes& notes() {
   return *n;
 }
 std::mutex& notes_mutex() { return notes().mutex; }
+const MadeAtStart notes_at_start([] { notes(); });
 
 // When the current stream of the current device has done what it holds now.
 Moment moment_now() {
