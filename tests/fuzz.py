@@ -24,6 +24,7 @@ import random
 import sys
 import threading
 import time
+import traceback
 import warnings
 import weakref
 from collections import Counter
@@ -682,7 +683,8 @@ def _run(instructions, plain, other):
                 return Result("laxer", str(expected), lines)
             if REFUSALS[1] in str(got):  # the copy has an edge where a view has none
                 return Result("stricter", str(got), lines)
-            return Result("another error", f"{expected!r}\nmanaged: {got!r}", lines)
+            where = "".join(traceback.format_exception(got)) if got else ""
+            return Result("another error", f"{expected!r}\nmanaged: {got!r}\n{where}", lines)
         if name in ("backward", "grad") and not isinstance(expected, Skipped | None):
             return Result("refused", str(expected), lines)  # how far the engine came may differ
         if i % 4 == 0 or i == len(instructions) - 1:
