@@ -1,25 +1,22 @@
 """Independent work of uneven size on 1, 2, 4 and 8 simulated devices, a thread for each.
 
-    python benchmarks/parallel.py [--quick] [--check] [--cases worlds,turns] [--json FILE]
+    python benchmarks/parallel.py [--quick] [--check] [--cases worlds,models] [--json FILE]
 
 worlds   transformers of very different widths in training, without values
 models   the hundred models of examples/many_models.py, in training, without values
-turns    two models of which most bytes are embeddings, beside ten small ones that work much, in
-         training, without values, in turns in one thread. They are placed by their bytes and move
-         to where there is time; "stay" has LEARN_STEPS = False, and they do not
 patches  the linear systems of examples/pde_fault.py of which the matrices are dense, with values
 
-Each is put, largest first, where the manager says when it is to spread things, and but for `turns`
-a thread for each device goes through what is there. The time is virtual, from the first placement
-to the end of all. What a device did meanwhile is said in per cent of it, as the mean over devices:
+Each is put, largest first, where the manager says when it is to spread things, and a thread for
+each device goes through what is there. The time is virtual, from the first placement to the end of
+all. What a device did meanwhile is said in per cent of it, as the mean over devices:
 busy     its operators ran
 copies   its link to the host was taken, before its last operator ended
 host     the rest until then: nobody had issued anything
 early    it was done, and others were not
 The devices are those of a server with eight A100 80 GB, of which two share a switch to the host.
 --check: the exit status is 1 where 4 devices are less than 3.6 times as fast as one or 8 less than
-7 times (worlds), 8 less than 5 times (models), or 4 less than 3 times (turns). patches has no
-target: one thread places all matrices and waits for each copy, which is most of their time.
+7 times (worlds), or 8 less than 5 times (models). patches has no target: one thread places all
+matrices and waits for each copy, which is most of their time.
 """
 
 from __future__ import annotations
@@ -31,7 +28,6 @@ import sys
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -47,8 +43,7 @@ sys.path.append(str(ROOT / "examples"))
 PRESET = "a100-80g-sxm"
 DEVICES = (1, 2, 4, 8)
 STEPS = 10
-TURNS = 60
-TARGETS = {"worlds": {4: 3.6, 8: 7.0}, "models": {8: 5.0}, "turns": {4: 3.0}}  # speed-up by devices
+TARGETS = {"worlds": {4: 3.6, 8: 7.0}, "models": {8: 5.0}}  # speed-up by devices
 Task = tuple[torch.device, Callable[[], object]]  # where it is, and the rest of it
 
 
@@ -90,29 +85,6 @@ def models() -> list[Task]:
     return [(job.device, lambda job=job: train(job, STEPS)) for job in jobs]
 
 
-def turns() -> list[Task]:
-    """Two with 800 MB of embeddings each, of which a step reads little, and ten small ones."""
-    found = []
-    for vocabulary, rows in [(400_000, 2)] * 2 + [(1000, 128)] * 10:
-        with torch.device("meta"):
-            model = Transformer(256, 8, 4, vocabulary)
-        model.to_empty(device="cpu").to("cuda")
-        device = next(model.parameters()).device
-        found.append((device, _step(model, torch.randint(1000, (rows, 128)).to(device))))
-    return found
-
-
-def _step(model: torch.nn.Module, x: torch.Tensor) -> Callable[[], None]:
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), x[:, 0]).backward()
-        optimizer.step()
-
-    return step
-
-
 def patches() -> list[Task]:
     import fault
 
@@ -127,26 +99,17 @@ def patches() -> list[Task]:
 CASES = {
     "worlds": (worlds, False),
     "models": (models, False),
-    "turns": (turns, False),
     "patches": (patches, True),
 }
 
 
-def group(case: str, devices: int, learns: bool = True) -> Report:
+def group(case: str, devices: int) -> Report:
     """One case on so many devices, in this process."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     make, values = CASES[case]
     memory = "512MiB" if values else None
     managed.simulate(devices, memory, preset=PRESET, values=values, repeatable=True)
-    managed.LEARN_STEPS = learns
-    if case == "turns":
-        with managed.on():
-            tasks = make()
-            for _ in range(TURNS):
-                for _, step in tasks:
-                    step()
-        return {"elapsed_s": torch.sim.elapsed(), "parts": parts(devices)}
     tasks = make()
     places = [torch.device("sim", i) for i in range(devices)]
 
@@ -173,11 +136,11 @@ def parts(devices: int) -> dict[str, float]:
     return {name: statistics.mean(shares) for name, shares in found.items()}
 
 
-def rows(reports: dict[Any, Report]) -> list[list[str]]:
+def rows(reports: dict[int, Report]) -> list[list[str]]:
     alone = reports[1]["elapsed_s"]
     return [
         [
-            f"{devices} devices" if isinstance(devices, int) else devices,
+            f"{devices} devices",
             f"{r['elapsed_s'] * 1e3:.1f} ms",
             f"{alone / r['elapsed_s']:.2f}",
             *map(percent, r["parts"].values()),
@@ -193,16 +156,13 @@ def main() -> int:
     if asked.group:
         print(json.dumps(group(*json.loads(asked.group))))
         return 0
-    results: dict[str, dict[Any, Report]] = {}
+    results: dict[str, dict[int, Report]] = {}
     targets: list[tuple[str, float, float]] = []
     for case in asked.cases.split(","):
         if case not in CASES:
             raise SystemExit(f"there is no case {case!r}; there are {', '.join(CASES)}")
         counts = (1, 8) if asked.quick else DEVICES
-        found: dict[Any, Any] = {n: apart(__file__, [case, n]) for n in counts}
-        if case == "turns":
-            stay = [n for n in counts if n > 1]
-            found |= {f"{n} devices, stay": apart(__file__, [case, n, False]) for n in stay}
+        found = {n: apart(__file__, [case, n]) for n in counts}
         results[case] = found
         columns = ["time", "speed-up", *found[1]["parts"]]
         print_table(f"{case}, {PRESET}; parts in %", columns, rows(found))

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from managed import _balance, _named
+from managed import _named
 from managed._backend import C
 
 __all__: list[str] = []
@@ -28,7 +28,6 @@ def install() -> None:
 def _follow(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
     C.begin_step()  # first: it says warnings, which filters may turn into errors
     _named.know(optimizer)
-    _balance.end_step(optimizer)
     _gather(optimizer)
     if callable(kwargs.get("closure")):
         return args, kwargs | {"closure": _then_gather(optimizer, kwargs["closure"])}

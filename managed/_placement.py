@@ -14,7 +14,7 @@ from itertools import chain
 import torch
 from torch import nn
 
-from managed import _adopt, _balance, _told, _walk
+from managed import _adopt, _told, _walk
 from managed._backend import C
 from managed.settings import logger
 
@@ -41,7 +41,6 @@ def room_needed(modules: list[nn.Module], device: torch.device | None) -> int:
 def move(modules: list[nn.Module], device: torch.device, reason: int = C.REQUESTED) -> None:
     """Moves modules in place, all of them or none; their tensors are managed afterwards."""
     _walk.carry([(s, device) for s in _walk.slots(modules)], reason)
-    _balance.stay(modules)
     _arrived(modules)
 
 
@@ -67,16 +66,13 @@ def place(module: nn.Module, manager: C.DeviceManager, disperse: bool | str) -> 
     least in use, if one has room for it.
     """
     groups = _walk.layers([module])
-    chosen = True
     if disperse == "parameters":
         _spread(_alone(groups), manager, C.plan_spread)
     elif disperse:
         _spread(groups, manager, _plan_layers)
     else:
-        chosen = _gather(groups, manager, C.get_on() == C.DISPERSING)
+        _gather(groups, manager, C.get_on() == C.DISPERSING)
     _arrived([module])
-    if chosen:
-        _balance.let_roam(module, manager)
     return module
 
 
@@ -85,26 +81,25 @@ def _arrived(modules: list[nn.Module]) -> None:
     _told.tell_all(modules)
 
 
-def _gather(groups: list[list[_walk.Slot]], manager: C.DeviceManager, disperse: bool) -> bool:
+def _gather(groups: list[list[_walk.Slot]], manager: C.DeviceManager, disperse: bool) -> None:
     """All of it on the one device that is found; without one, on the roomiest, or over all.
 
-    False: it is on accelerators already, and stays.
+    What is on accelerators already stays.
     """
     accelerators = {device for device, _ in C.rooms(manager)}
     found = [*chain(*groups)]
     here = {s.tensor.device for s in found}
     if here <= accelerators and not (disperse and len(here) > 1 and _is_free(found)):
-        return False
+        return
     with C.admit(manager, _walk.room(found), disperse) as held:
         if held.device in accelerators:
             _walk.carry([(s, held.device) for s in found], held.reason)
-            return True
+            return
     device = _roomiest(found, manager, _walk.room(found))
     if device in accelerators and not disperse:
         _walk.carry([(s, device) for s in found], C.REQUESTED)
     elif accelerators:
         _spread(groups, manager, _plan_layers)
-    return True
 
 
 def _is_free(found: list[_walk.Slot]) -> bool:

@@ -81,7 +81,6 @@ def test_the_stand_in_has_what_the_package_asks_for():
     folder = Path(managed.__file__).parent
     active_only = {
         "module.py": {"device"},
-        "_balance.py": {"BALANCED", "alone", "object_moved", "object_step", "reserve"},
         "_checkpoint.py": None,
         "_dlpack.py": {"exchange_api"},
         "_functions.py": None,

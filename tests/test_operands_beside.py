@@ -193,31 +193,6 @@ def test_what_is_no_single_piece_crosses_as_it_did(busy):
     assert ran(TO, start) > 0
 
 
-def test_an_operator_does_not_stand_in_a_queue(busy):
-    work, begin = busy
-    x, y = on(TO, 1024, 1024), on(FROM, 1024, 1024)  # as large, and y was made last
-    begin()
-    assert (x + y).device == torch.device(FROM)
-    x, y = on(TO, 1024, 1024), on(FROM, 1024, 1024)
-    begin()
-    work(FROM)
-    mark = managed.explain()[-1].sequence
-    z = x + y
-    assert z.device == torch.device(TO)
-    (event,) = [e for e in managed.explain() if e.sequence > mark]
-    assert event.reason == "the others are busy for longer"
-    assert torch.equal(z.cpu(), x.cpu() + y.cpu())
-
-
-def test_what_a_queue_makes_stays_in_it(busy):
-    work, begin = busy
-    x, y = on(TO, 1024, 1024), on(FROM, 1024, 1024)
-    begin()
-    work(FROM)
-    y = y * 2
-    assert (x + y).device == torch.device(FROM)
-
-
 def test_kernels_that_were_measured():
     x = on(FROM, 1024, 1024)
     torch.sim.synchronize(FROM)

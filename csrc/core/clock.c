@@ -161,7 +161,6 @@ static bool queue_run(struct mgd_clock *c, int device, int stream, int64_t issue
   t->issued = issued;
   t->cost = cost;
   t->name = name;
-  mgd_clock_ahead_expect(s, issued, cost);
   mgd_clock_queue_append(c, t);
   return true;
 }
@@ -256,14 +255,6 @@ static int64_t copy_now(struct mgd_clock *c, const struct mgd_transfer *t, const
   return end;
 }
 
-static void expect_copy(const struct issue *i) {
-  const int64_t other = i->streams[1] ? mgd_clock_ahead_of(i->streams[1]) : 0;
-  const int64_t begin = mgd_max(i->when.at, mgd_max(mgd_clock_ahead_of(i->streams[0]), other));
-  for (int k = 0; k < 2 && i->streams[k]; k++) {
-    mgd_clock_ahead_expect(i->streams[k], begin, i->cost);
-  }
-}
-
 /* NULL: no memory. */
 static struct mgd_task *queue_copy(struct mgd_clock *c, const struct mgd_transfer *t, const struct issue *i) {
   for (int k = 0; k < 2 && i->streams[k]; k++) {
@@ -279,7 +270,6 @@ static struct mgd_task *queue_copy(struct mgd_clock *c, const struct mgd_transfe
     task->bytes = t->bytes;
     task->name = t->name;
     i->link->queued++;
-    expect_copy(i);
     mgd_clock_queue_append(c, task);
   }
   return task;
@@ -360,6 +350,18 @@ int mgd_clock_record(struct mgd_clock *c, int thread, int device, int stream, st
   return mgd_clock_leave(c, code);
 }
 
+int mgd_clock_end(struct mgd_clock *c, int device, int stream, struct mgd_moment *m) {
+  struct mgd_clock_stream *s;
+  mgd_clock_enter(c);
+  const int code = device == HOST ? MGD_E_NO_DEVICE : find_stream(c, device, stream, &s);
+  if (code == MGD_OK) {
+    if (s->last) { s->last->references++; }
+    mgd_clock_queue_drop(m->task);
+    *m = (struct mgd_moment){s->free_at, s->last};
+  }
+  return mgd_clock_leave(c, code);
+}
+
 void mgd_clock_forget(struct mgd_clock *c, struct mgd_moment *m) {
   mgd_clock_enter(c);
   mgd_clock_queue_drop(m->task);
@@ -368,14 +370,12 @@ void mgd_clock_forget(struct mgd_clock *c, struct mgd_moment *m) {
 }
 
 /* False: no memory. */
-static bool queue_wait(struct mgd_clock *c, int device, int stream, struct mgd_task *awaited, int64_t until,
-                       int64_t about) {
+static bool queue_wait(struct mgd_clock *c, int device, int stream, struct mgd_task *awaited, int64_t until) {
   struct mgd_task *t = mgd_clock_queue_new(c, MGD_TASK_WAIT, device, stream);
   if (!t) {
     return false;
   }
   t->issued = until;
-  mgd_clock_ahead_expect(t->streams[0], about, 0);
   if (awaited) {
     awaited->references++;
     t->awaited = awaited;
@@ -390,9 +390,7 @@ static void wait_for(struct mgd_clock *c, int device, int stream, const struct m
   mgd_clock_flow_limit(c, s);
   const bool open = m->task && !m->task->known;
   const int64_t until = open ? 0 : m->task ? m->task->end : m->ns;
-  if ((s->first || open) && queue_wait(c, device, stream, open ? m->task : NULL, until, open ? m->ns : until)) {
-    return;
-  }
+  if ((s->first || open) && queue_wait(c, device, stream, open ? m->task : NULL, until)) { return; }
   if (open) {
     mgd_clock_flow_settle(c, m->task);
   }

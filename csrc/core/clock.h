@@ -50,7 +50,7 @@ struct mgd_transfer {
  * beginning. Who holds one gives it up with mgd_clock_forget(). */
 struct mgd_task;
 struct mgd_moment {
-  int64_t ns;            /* where there is a task: an estimate */
+  int64_t ns; /* if there is a task: a lower bound */
   struct mgd_task *task; /* whose end it is */
 };
 
@@ -89,6 +89,8 @@ int mgd_clock_lock_use(struct mgd_clock *c, int thread, bool uses); /* clock_loc
 
 /* The end of what the stream holds now, and not before the thread's time. Takes the place of the moment in *m. */
 int mgd_clock_record(struct mgd_clock *c, int thread, int device, int stream, struct mgd_moment *m);
+/* The same without regard to a thread's time; the moment takes no place in the stream. A device's, not the host's. */
+int mgd_clock_end(struct mgd_clock *c, int device, int stream, struct mgd_moment *m);
 void mgd_clock_forget(struct mgd_clock *c, struct mgd_moment *m);
 int mgd_clock_stream_wait(struct mgd_clock *c, int device, int stream, const struct mgd_moment *m);
 int mgd_clock_host_wait(struct mgd_clock *c, int thread, int64_t until); /* its time moves to at least until */
@@ -103,13 +105,6 @@ int mgd_clock_elapsed(struct mgd_clock *c, int64_t *ns); /* when everything that
 int mgd_clock_worked(struct mgd_clock *c, int device, int64_t *ns);
 /* ns for which a link has been taken; from == to: the sum of what a device's operators took, over its streams. */
 int mgd_clock_busy(struct mgd_clock *c, int from, int to, int64_t *ns);
-
-/* ---- clock_ahead.c: what is probably going to happen; settles nothing */
-/* The end of what the stream holds. Takes the place of the moment in *m. */
-int mgd_clock_ahead_end(struct mgd_clock *c, int device, int stream, struct mgd_moment *m);
-/* ns from the thread's time until then, and until the moment; 0: it is over. */
-int mgd_clock_ahead_busy(struct mgd_clock *c, int thread, int device, int stream, int64_t *ns);
-int mgd_clock_ahead_until(struct mgd_clock *c, int thread, const struct mgd_moment *m, int64_t *ns);
 
 /* ---- clock_profile.c: what happened when */
 enum mgd_span_kind {

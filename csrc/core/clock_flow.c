@@ -277,5 +277,5 @@ struct mgd_moment mgd_clock_flow_mark(struct mgd_clock *c, int device, int strea
     return (struct mgd_moment){mgd_max(s->free_at, issued), NULL};
   }
   t->references++;
-  return (struct mgd_moment){mgd_clock_ahead_of(s), t};
+  return (struct mgd_moment){s->free_at, t};
 }

@@ -81,14 +81,10 @@ int mgd_place_object(struct mgd_machine *m, const struct mgd_object_request *req
  *   5. among operands that vote (all, where none does) the only accelerator, or
  *      of several the one where bringing all other operands plus evicting what
  *      then does not fit costs least, except that the holder of most bytes stays
- *      unless another costs less than 80 %; the host where no accelerator votes;
- *   6. instead of the accelerator of 5 another that votes, where the operator
- *      begins so much earlier that it pays for the copies and a millisecond:
- *      when the device has done what was issued to it (busy_for, ns by device;
- *      NULL: nobody knows) and what is elsewhere was written and has come.
+ *      unless another costs less than 80 %; the host where no accelerator votes.
  * Ties go to the lower id. *other is written by PIN_CONFLICT alone. n > 0. */
-int mgd_place_operands(struct mgd_machine *m, const struct mgd_operand *operands, size_t n, const int64_t *busy_for,
-                       int *device, int *other, enum mgd_reason *why);
+int mgd_place_operands(struct mgd_machine *m, const struct mgd_operand *operands, size_t n, int *device, int *other,
+                       enum mgd_reason *why);
 
 /* ---- place_plan.c: which device for each of many objects */
 /* Contiguous layers over devices: the least possible heaviest load of those that take layers (what is in use there, for
@@ -244,12 +240,6 @@ void mgd_traffic_returned(struct mgd_traffic *t, bool home_idle);
 /* It moved: counting begins again. `advised`: by its traffic, so that the next such move asks for more. What the
  * program asks for is no guess and leaves that as it is. */
 void mgd_traffic_moved(struct mgd_traffic *t, bool advised);
-
-/* ---- balance.c: which device an object that works again and again had better live on */
-/* A step of the object has ended. *device: where it should go, or its home. NO_DEVICE, INVALID, NOMEM. */
-int mgd_balance_step(struct mgd_machine *m, const struct mgd_object_step *step, int *device);
-/* The object has moved to that device. Its own device: it could not move, and is told to after twice as many steps. */
-void mgd_balance_moved(struct mgd_machine *m, uint64_t object, int device);
 
 /* ---- trace.c: ring of events and totals that never forget */
 int mgd_trace_add(struct mgd_machine *m, const struct mgd_event *event);

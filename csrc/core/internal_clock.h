@@ -20,7 +20,6 @@
 /* Known until free_at; then a queue that begins with a copy or a wait. */
 struct mgd_clock_stream {
   int64_t free_at;
-  int64_t about; /* when what it holds has ended, if each copy is alone on its way */
   struct mgd_task *first, *last;
   int queued;
   bool unlocked;      /* of a thread: what it issues is not Python's */
@@ -120,11 +119,6 @@ void mgd_clock_queue_finish(struct mgd_clock *c, struct mgd_task *t, int64_t end
 void mgd_clock_queue_drop(struct mgd_task *t); /* one reference, or none if NULL */
 bool mgd_clock_queue_is_first(const struct mgd_task *t); /* of all its streams */
 struct mgd_moment mgd_clock_queue_share(const struct mgd_moment *m); /* the same moment once more */
-
-/* ---- clock_ahead.c */
-int64_t mgd_clock_ahead_of(const struct mgd_clock_stream *s); /* when what it holds has ended, probably */
-/* What was just issued to it begins then, probably, and takes so long. */
-void mgd_clock_ahead_expect(struct mgd_clock_stream *s, int64_t begin, int64_t cost);
 
 /* ---- clock_flow.c */
 void mgd_clock_flow_settle(struct mgd_clock *c, struct mgd_task *t); /* until its end is known */

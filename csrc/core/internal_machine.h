@@ -103,7 +103,6 @@ struct mgd_machine {
   struct mgd_trace trace;
   struct mgd_sites sites;
   struct mgd_repeats repeats;
-  struct mgd_balance *balance; /* NULL: no object has ended a step */
   mgd_heuristic_fn heuristic;
   bool heuristic_enabled;
   uint64_t disturbed, logging; /* for tests, 0: mgd_step_disturb(); bit i: mgd_step_logs(), read without the mutex */

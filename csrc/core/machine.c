@@ -86,7 +86,6 @@ void mgd_machine_destroy(struct mgd_machine *m) {
   mgd_user_free(m->users);
   mgd_alloc_free(m->trace.ring);
   mgd_alloc_free(m->repeats.slots);
-  mgd_alloc_free(m->balance);
   mgd_site_free(&m->sites);
   mgd_alloc_free(m);
 }

@@ -8,7 +8,6 @@
 #include "internal_machine.h"
 
 #define NOWHERE (-1)
-#define FAR_AHEAD 1e6 /* ns that a queue must cost before it counts */
 
 static mgd_mask bit(int device) { return (mgd_mask)1 << device; }
 
@@ -125,7 +124,6 @@ struct ballot {
   int64_t bytes[MGD_MAX_DEVICES];
   int64_t operands[MGD_MAX_DEVICES];
   uint64_t made[MGD_MAX_DEVICES]; /* of the voter that was made last */
-  int64_t written_in[MGD_MAX_DEVICES]; /* when the last of the operands is there */
 };
 
 static void open_ballot(struct ballot *b, int devices) {
@@ -133,7 +131,7 @@ static void open_ballot(struct ballot *b, int devices) {
   b->pin = b->gradient = b->generator = b->first_written = b->other_pin = NOWHERE;
   b->total = 0;
   for (int id = 0; id < devices; id++) {
-    b->bytes[id] = b->operands[id] = b->written_in[id] = 0;
+    b->bytes[id] = b->operands[id] = 0;
     b->made[id] = 0;
   }
 }
@@ -163,15 +161,12 @@ static int count_operand(struct ballot *b, const struct mgd_operand *o, int devi
   if (o->device < 0 || o->device >= devices) {
     return MGD_E_NO_DEVICE;
   }
-  if (o->bytes < 0 || o->written_in < 0 || (o->flags & ~known)) {
-    return MGD_E_INVALID;
-  }
+  if (o->bytes < 0 || (o->flags & ~known)) { return MGD_E_INVALID; }
   if (!mgd_add(b->total, o->bytes, &b->total)) {
     return MGD_E_OVERFLOW;
   }
   b->bytes[o->device] += o->bytes;
   b->operands[o->device]++;
-  b->written_in[o->device] = mgd_max(b->written_in[o->device], o->written_in);
   b->everyone |= bit(o->device);
   if (o->flags & MGD_OP_VOTES) {
     count_vote(b, o);
@@ -285,37 +280,9 @@ static int cheapest(const struct mgd_machine *m, const struct ballot *b, mgd_mas
   return best;
 }
 
-/* ns until an operator could have begun at `at`, and once more what it copies: the links serve others, too. */
-static double beginning(const struct mgd_machine *m, const struct ballot *b, int at, const int64_t *busy_for) {
-  const double copies = price(m, b, at);
-  int64_t written = 0;
-  for (mgd_mask rest = b->everyone & ~bit(at); rest;) {
-    written = mgd_max(written, b->written_in[take_lowest(&rest)]);
-  }
-  return fmax((double)busy_for[at], (double)written + copies) + copies;
-}
-
-/* The chosen one, unless the operator would stand in its queue while another candidate has long been free. What was
- * just made at the end of a queue is worth no copy: it would come as late. */
-static int soonest(const struct mgd_machine *m, const struct ballot *b, mgd_mask candidates, const int64_t *busy_for,
-                   int chosen, enum mgd_reason *why) {
-  int best = chosen;
-  double least = beginning(m, b, chosen, busy_for) - FAR_AHEAD;
-  while (candidates) {
-    const int at = take_lowest(&candidates);
-    const double ns = at != chosen ? beginning(m, b, at, busy_for) : (double)INFINITY;
-    if (ns < least) {
-      best = at;
-      least = ns;
-      *why = MGD_WHY_QUEUE;
-    }
-  }
-  return best;
-}
-
 /* Who votes decides; where nobody does, everybody. The host counts only where
  * no accelerator takes part. */
-static int elect(const struct mgd_machine *m, const struct ballot *b, const int64_t *busy_for, enum mgd_reason *why) {
+static int elect(const struct mgd_machine *m, const struct ballot *b, enum mgd_reason *why) {
   mgd_mask voters = b->voters ? b->voters : b->everyone;
   mgd_mask accelerators = voters & ~bit(MGD_HOST);
   mgd_mask candidates = accelerators ? accelerators : voters;
@@ -323,12 +290,11 @@ static int elect(const struct mgd_machine *m, const struct ballot *b, const int6
     *why = candidates == voters ? MGD_WHY_ONLY : MGD_WHY_ACCELERATOR;
     return take_lowest(&candidates);
   }
-  const int chosen = cheapest(m, b, candidates, why);
-  return busy_for && accelerators ? soonest(m, b, candidates, busy_for, chosen, why) : chosen;
+  return cheapest(m, b, candidates, why);
 }
 
-int mgd_place_operands(struct mgd_machine *m, const struct mgd_operand *operands, size_t n, const int64_t *busy_for,
-                       int *device, int *other, enum mgd_reason *why) {
+int mgd_place_operands(struct mgd_machine *m, const struct mgd_operand *operands, size_t n, int *device, int *other,
+                       enum mgd_reason *why) {
   struct ballot b;
   mgd_state_enter(m);
   int code = count_operands(&b, operands, n, m->count);
@@ -338,7 +304,7 @@ int mgd_place_operands(struct mgd_machine *m, const struct mgd_operand *operands
     code = MGD_E_PIN_CONFLICT;
   } else if (code == MGD_OK) {
     int rule = prescribed(&b, why);
-    *device = rule != NOWHERE ? rule : elect(m, &b, busy_for, why);
+    *device = rule != NOWHERE ? rule : elect(m, &b, why);
   }
   return mgd_state_leave(m, code);
 }

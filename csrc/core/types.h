@@ -123,34 +123,31 @@ struct mgd_operand {
   unsigned flags;
   int64_t bytes;
   uint64_t made; /* larger: later; 0: before all that have a number */
-  int64_t written_in; /* ns until what was issued has written it; 0: it is there, or nobody knows */
 };
 
 /* Why a device was chosen; also the reason in a trace event. */
-#define MGD_REASONS(X)                                                          \
-  X(NONE, "")                                                                   \
-  X(PINNED, "an operand is pinned there")                                       \
-  X(WRITTEN, "the operator writes a tensor that lives there")                   \
-  X(GENERATOR, "the random generator lives there")                              \
-  X(PLACED, "a parameter or buffer was put there")                              \
-  X(ACCELERATOR, "an accelerator is preferred to the host")                     \
-  X(COST, "moving the others there costs least")                                \
-  X(HYSTERESIS, "most bytes are there and no other device is clearly cheaper")  \
-  X(NEWEST, "as many bytes are there as elsewhere, and made last")              \
-  X(ONLY, "all operands that count are there")                                  \
-  X(REQUIRED, "the operator demands this operand there")                        \
-  X(REQUESTED, "the program asked for it")                                      \
-  X(DISPERSED, "it has the least in use for its speed")                         \
-  X(PACKED, "it is the fullest device that still fits")                         \
-  X(NO_ROOM, "no accelerator has room")                                         \
-  X(WRITE_BACK, "the operator wrote a copy, which goes home")                   \
-  X(TRAFFIC, "it is needed there in each round and nowhere at home")            \
-  X(GRADIENT, "a gradient goes to where its tensor lives")                      \
-  X(PRESSURE, "its device had no room for something else")                      \
-  X(PLANNED, "a plan that was learned from repeated steps foresees it")         \
-  X(NEEDED, "an operator uses it")                                              \
-  X(QUEUE, "the others are busy for longer")                                    \
-  X(BALANCED, "its device had more to do, step after step")
+#define MGD_REASONS(X)                                                         \
+  X(NONE, "")                                                                  \
+  X(PINNED, "an operand is pinned there")                                      \
+  X(WRITTEN, "the operator writes a tensor that lives there")                  \
+  X(GENERATOR, "the random generator lives there")                             \
+  X(PLACED, "a parameter or buffer was put there")                             \
+  X(ACCELERATOR, "an accelerator is preferred to the host")                    \
+  X(COST, "moving the others there costs least")                               \
+  X(HYSTERESIS, "most bytes are there and no other device is clearly cheaper") \
+  X(NEWEST, "as many bytes are there as elsewhere, and made last")             \
+  X(ONLY, "all operands that count are there")                                 \
+  X(REQUIRED, "the operator demands this operand there")                       \
+  X(REQUESTED, "the program asked for it")                                     \
+  X(DISPERSED, "it has the least in use for its speed")                        \
+  X(PACKED, "it is the fullest device that still fits")                        \
+  X(NO_ROOM, "no accelerator has room")                                        \
+  X(WRITE_BACK, "the operator wrote a copy, which goes home")                  \
+  X(TRAFFIC, "it is needed there in each round and nowhere at home")           \
+  X(GRADIENT, "a gradient goes to where its tensor lives")                     \
+  X(PRESSURE, "its device had no room for something else")                     \
+  X(PLANNED, "a plan that was learned from repeated steps foresees it")        \
+  X(NEEDED, "an operator uses it")
 enum mgd_reason {
 #define X(name, text) MGD_WHY_##name,
   MGD_REASONS(X)
@@ -251,19 +248,6 @@ struct mgd_traffic {
   uint32_t idle;  /* rounds in a row that found the home idle; stays at its largest value */
   uint8_t moves;  /* that were advised, so far; stays at the largest that makes a difference */
   uint8_t round;  /* enum mgd_round, of the round that is on or over last */
-};
-
-/* ---- balance: whether an object lives where there is time for it */
-
-/* A step of an object has ended. Arrays by device. */
-struct mgd_object_step {
-  uint64_t object;         /* not 0 */
-  int home;                /* the device that all of it is on; the host: it is on several, and stays */
-  mgd_mask allowed;        /* where it may go; none: it stays, and its work counts */
-  int64_t bytes;           /* that would move */
-  const int64_t *worked;   /* ns that the operators take which were issued so far */
-  const int64_t *busy_for; /* ns until the device has done them */
-  int64_t time;            /* ns, the clock from which busy_for counts */
 };
 
 /* ---- links */

@@ -333,52 +333,6 @@ static PyObject *rooms(PyObject *module, PyObject *o) {
   return list;
 }
 
-/* The number of an object and its device; a device of CUDA's kind is one that the machine knows. */
-static int parse_object(PyObject *number, PyObject *device, uint64_t *object, int *id) {
-  int any;
-  *object = PyLong_AsUnsignedLongLong(number);
-  if (PyErr_Occurred() || mgd_errors_device_id(device, id, &any) < 0) return -1;
-  if (*object && *id >= 0) return 0;
-  PyErr_SetString(PyExc_ValueError, "managed: an object is a number from 1 on and a device that has an index");
-  return -1;
-}
-
-/* Where an object should go whose step has ended; None: it stays, and so does what has no manager. */
-static PyObject *object_step(PyObject *module, PyObject *args) {
-  struct mgd_state *st = mgd_state_of(module);
-  PyObject *o, *number, *home, *size;
-  double seconds;
-  struct mgd_manager *m = NULL;
-  struct mgd_object_step step = {0};
-  int device = MGD_HOST;
-  if (!PyArg_ParseTuple(args, "OOOOd:object_step", &o, &number, &home, &size, &seconds) || mgd_state_ready() < 0 ||
-      (o != Py_None && parse_manager(st, o, &m) < 0) || parse_object(number, home, &step.object, &step.home) < 0 ||
-      mgd_errors_bytes(size, "bytes", &step.bytes) < 0)
-    return NULL;
-  if (!(seconds >= 0 && seconds < 1e9))
-    return PyErr_Format(PyExc_ValueError, "managed: time is seconds from 0 to 1e9"), NULL;
-  step.time = (int64_t)(seconds * 1e9);
-  step.allowed = m ? mgd_admit_allowed(m) : 0;
-  if (PyErr_Occurred()) return NULL;
-  const int code = mgd_torch_object_step(&step, &device);
-  if (code == MGD_E_ABSENT || (code == MGD_OK && device == step.home)) Py_RETURN_NONE;
-  if (code == MGD_OK) return mgd_torch_device(device);
-  if (!PyErr_Occurred()) mgd_errors_raise(st, code, "counting a step");
-  return NULL;
-}
-
-static PyObject *object_moved(PyObject *module, PyObject *args) {
-  PyObject *number, *device;
-  uint64_t object;
-  int id;
-  (void)module;
-  if (!PyArg_ParseTuple(args, "OO:object_moved", &number, &device) || mgd_state_ready() < 0 ||
-      parse_object(number, device, &object, &id) < 0)
-    return NULL;
-  mgd_balance_moved(mgd_torch_machine(), object, id);
-  Py_RETURN_NONE;
-}
-
 PyMethodDef mgd_admit_methods[] = {{"admit", admit, METH_VARARGS,
                                     PyDoc_STR("admit(manager, bytes, disperse, /)\n--\n\nChooses a device for `bytes` "
                                               "as find_device does and holds them there until released.")},
@@ -391,11 +345,6 @@ PyMethodDef mgd_admit_methods[] = {{"admit", admit, METH_VARARGS,
                                    {"rooms", rooms, METH_O,
                                     PyDoc_STR("rooms(manager, /)\n--\n\n(device, (free bytes after what is kept in "
                                               "reserve, bytes in use, speed)) of each of the manager's accelerators.")},
-                                   {"object_step", object_step, METH_VARARGS,
-                                    PyDoc_STR("object_step(manager, object, device, bytes, time, /)\n--\n\nA step "
-                                              "of an object has ended; the device where it should go, or None.")},
-                                   {"object_moved", object_moved, METH_VARARGS,
-                                    PyDoc_STR("object_moved(object, device, /)\n--\n\nThe object went there.")},
                                    {NULL, NULL, 0, NULL}};
 
 int mgd_admit_init(PyObject *module) {

@@ -106,7 +106,6 @@ static int add_constants(PyObject *module) {
     long value;
   } constants[] = {{"REQUESTED", MGD_WHY_REQUESTED},
                    {"DISPERSED", MGD_WHY_DISPERSED},
-                   {"BALANCED", MGD_WHY_BALANCED},
                    {"LAST", MGD_ADVICE_LAST},
                    {"FIRST", MGD_ADVICE_FIRST},
                    {"NEXT", MGD_ADVICE_NEXT},

@@ -60,8 +60,6 @@ void create(const mgd_sim_config &c) {
   bridge().limit = &set_limit;
   bridge().last_copy = &last_copy;
   bridge().worked = &worked;
-  bridge().busy_for = &busy_for;
-  bridge().written_in = &written_in;
   bridge().own = &note_owner;
   bridge().one_thread = c.repeatable != 0;
   bridge().values = holds_values();

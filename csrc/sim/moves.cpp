@@ -99,11 +99,6 @@ CopyPtr copy_operand(const c10::DataPtr &target, const c10::DataPtr &source, std
   return std::make_shared<Move>(to, in);
 }
 
-std::int64_t written_in(const c10::DataPtr &pointer) {
-  const mgd_moment *end = written(pointer);
-  return end ? time_until(*end) : 0;
-}
-
 c10::DataPtr allocate_for_copy(int device, std::size_t bytes, Urgency urgency, bool if_room) {
   if (if_room) {
     const Memory m = memory_of(device);

@@ -249,19 +249,7 @@ std::int64_t moment_time(mgd_moment *m) {
   return ns;
 }
 
-void note_end(int device, int stream, mgd_moment *m) { check(mgd_clock_ahead_end(g_clock, device, stream, m)); }
-
-std::int64_t time_until(const mgd_moment &m) {
-  int64_t ns;
-  check(mgd_clock_ahead_until(g_clock, this_thread(), &m, &ns));
-  return ns;
-}
-
-std::int64_t busy_for(int device) {
-  int64_t ns;
-  check(mgd_clock_ahead_busy(g_clock, this_thread(), device, t_stream[device], &ns));
-  return ns;
-}
+void note_end(int device, int stream, mgd_moment *m) { check(mgd_clock_end(g_clock, device, stream, m)); }
 
 void set_clock_capacity(int device, std::size_t bytes) {
   check(mgd_clock_hold_set_capacity(g_clock, device, static_cast<int64_t>(std::min<std::size_t>(bytes, INT64_MAX))));

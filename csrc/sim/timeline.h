@@ -84,11 +84,8 @@ void record(int device, int stream, mgd_moment *m);
 void forget(mgd_moment *m) noexcept;
 void stream_wait(int device, int stream, const mgd_moment &m);
 std::int64_t moment_time(mgd_moment *m);
-// The end of what the stream holds, as a mark that takes no place in it; and how long, from this thread's time on, it takes
-// until then or until a stream has nothing to do, as far as that is known now.
+// The end of what the stream holds, as a mark that takes no place in it.
 void note_end(int device, int stream, mgd_moment *m);
-std::int64_t time_until(const mgd_moment &m);
-std::int64_t busy_for(int device);
 
 // Bytes on the clock, which are used until the streams have come to where they are when they are given up.
 void set_clock_capacity(int device, std::size_t bytes);

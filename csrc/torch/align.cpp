@@ -87,26 +87,6 @@ const Operand* follower(const OpFacts& f, const Operands& operands) {
       : nullptr;
 }
 
-// ns until the bytes of t are there, which operators that were issued before make.
-int64_t written_in(const at::Tensor& t) {
-  StorageHandle* h = t.has_storage() ? handle_of(t.storage().unsafeGetStorageImpl()) : nullptr;
-  const Bridge* backend = h && mgd_handle_is_home(h) ? backend_of(t.device().type()) : nullptr;
-  return backend && backend->written_in ? backend->written_in(t.storage().data_ptr()) : 0;
-}
-
-// How long the devices of these operands have work; false: nobody knows.
-bool look_at_queues(const c10::SmallVectorImpl<mgd_operand>& operands, int64_t (&busy_for)[MGD_MAX_DEVICES]) {
-  for (const mgd_operand& o : operands) {
-    busy_for[o.device] = 0;
-    if (o.device == MGD_HOST) continue;
-    const c10::Device d = device_of(o.device);
-    const Bridge* backend = backend_of(d.type());
-    if (!backend || !backend->busy_for) return false;
-    busy_for[o.device] = backend->busy_for(d.index());
-  }
-  return true;
-}
-
 std::string describe_pin(const Operands& operands, int device) {
   std::ostringstream s;
   for (const Operand& o : operands)
@@ -237,21 +217,19 @@ std::optional<Choice> choose(const OpFacts& f, const Operands& operands, const c
     const int id = id_of(o.tensor.device());
     if (id < 0) return std::nullopt;
     const unsigned flags = flags_of(o, floats, &o == follows);
-    core.push_back({id, flags, bytes_of(o.tensor), age_of(o.tensor), written_in(o.tensor)});
+    core.push_back({id, flags, bytes_of(o.tensor), age_of(o.tensor)});
     total += core.back().bytes;
   }
   if (total >= kWorthAsking) observe();
   if (generator.isGenerator() && generator.toGenerator().defined()) {
     const int id = id_of(generator.toGenerator().device());
     if (id < 0) return std::nullopt;
-    core.push_back({id, MGD_OP_GENERATOR, 0, 0, 0});
+    core.push_back({id, MGD_OP_GENERATOR, 0, 0});
   }
-  if (const int id = device_of_gradient(); id >= 0) core.push_back({id, MGD_OP_GRADIENT, 0, 0, 0});
+  if (const int id = device_of_gradient(); id >= 0) core.push_back({id, MGD_OP_GRADIENT, 0, 0});
   int device = 0, other = 0;
   enum mgd_reason why = MGD_WHY_NONE;
-  int64_t queues[MGD_MAX_DEVICES];
-  const int64_t* busy_for = look_at_queues(core, queues) ? queues : nullptr;
-  const int code = mgd_place_operands(machine(), core.data(), core.size(), busy_for, &device, &other, &why);
+  const int code = mgd_place_operands(machine(), core.data(), core.size(), &device, &other, &why);
   if (code == MGD_E_PIN_CONFLICT) pin_conflict(f, operands, device, other);
   if (code != MGD_OK) return std::nullopt;
   return Choice{device_of(device), why};

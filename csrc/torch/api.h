@@ -71,8 +71,6 @@ int mgd_torch_place_here(PyObject *tensor); /* the program has named the acceler
 int mgd_torch_placed(PyObject *tensor);
 /* Whether nothing but the tensors of a list has their bytes: no view, alias, graph or pointer. */
 int mgd_torch_are_alone(PyObject *tensors);
-/* As mgd_balance_step(), with what the devices have to do. ABSENT: nobody knows that, or nothing is to be learned. */
-int mgd_torch_object_step(struct mgd_object_step *step, int *device);
 /* f(context), while no leaf moves by itself. */
 PyObject *mgd_torch_still(PyObject *(*f)(void *), void *context);
 /* Writes to the tensor's bytes may go unseen, so copies of them are not kept: a pointer leaves, or the storage for as

@@ -140,11 +140,6 @@ struct Bridge {
                           Urgency urgency, const CopyPtr& after) = nullptr;
   // Whether the current stream of the device is recorded: a copy of the hook's could not be. Null: it never is.
   bool (*records)(int device) = nullptr;
-  // How long, in ns from this thread's time on, a device is busy with what was issued to it, and how long it takes
-  // until what was issued has written the bytes of an allocation: as far as that is known without waiting. Null: nobody
-  // knows. Must not throw.
-  std::int64_t (*busy_for)(int device) = nullptr;
-  std::int64_t (*written_in)(const c10::DataPtr& pointer) = nullptr;
 
   // ---- times, filled by a backend that knows them only when its kernels have run, or left null
   // What this thread puts into the current stream from now on is an operator's work; since the last moment it was what

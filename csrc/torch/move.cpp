@@ -266,12 +266,7 @@ int mgd_torch_move(PyObject* o, int device, enum mgd_reason why) {
     const at::Tensor& t = THPVariable_Unpack(o);
     const Cause cause{"move", MGD_EV_MOVE, why};
     NoGil no_gil;
-    if (why != MGD_WHY_BALANCED) {
-      move(t, to, cause);
-    } else if (t.device() != to) {
-      const OperatorSection visit; // as an operator that makes it move
-      TORCH_CHECK(follow(t, to, cause), "managed: others use what was to move by itself");
-    }
+    move(t, to, cause);
     return 0;
   });
 }

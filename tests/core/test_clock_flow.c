@@ -128,6 +128,25 @@ static void what_stands_behind_a_copy_waits_for_it(void) {
   mgd_clock_destroy(c);
 }
 
+/* A stream's end takes the place of the moment in *m, and no place in the stream. */
+static void the_end_of_a_stream_is_a_moment(void) {
+  struct mgd_clock *c = new_clock(2, 0);
+  struct mgd_moment m = {7, NULL};
+  run(c, 0, 0, 10);
+  EXPECT_OK(mgd_clock_end(c, 0, 0, &m));
+  EXPECT(!m.task && m.ns == 10);
+  copy(c, 0, 1, 0, 10);
+  EXPECT_OK(mgd_clock_end(c, 0, 0, &m));
+  EXPECT_OK(mgd_clock_end(c, 0, 0, &m));
+  EXPECT_INT(time_at(c, &m), 20);
+  m = (struct mgd_moment){7, NULL};
+  EXPECT_CODE(mgd_clock_end(c, 2, 0, &m), MGD_E_NO_DEVICE);
+  EXPECT_CODE(mgd_clock_end(c, HOST, 0, &m), MGD_E_NO_DEVICE);
+  EXPECT_CODE(mgd_clock_end(c, 0, MGD_MAX_STREAMS, &m), MGD_E_INVALID);
+  EXPECT_INT(m.ns, 7);
+  mgd_clock_destroy(c);
+}
+
 static void a_moment_is_known_when_somebody_asks(void) {
   struct mgd_clock *c = new_clock(2, 0);
   struct mgd_moment never_asked = {0, NULL};
@@ -349,6 +368,7 @@ int main(int argc, char **argv) {
   a_link_is_busy_although_nobody_asked();
   who_asks_settles();
   what_stands_behind_a_copy_waits_for_it();
+  the_end_of_a_stream_is_a_moment();
   a_moment_is_known_when_somebody_asks();
   a_wait_ties_streams_together();
   two_links_over_one_switch_share_it();

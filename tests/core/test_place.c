@@ -185,7 +185,7 @@ static void bad_requests_are_refused(void) {
 static void expect_operands(int line, struct mgd_machine *m, const struct mgd_operand *operands, size_t n, int device, enum mgd_reason why) {
   int got = -1, other = 77;
   enum mgd_reason reason = MGD_WHY_NONE;
-  int code = mgd_place_operands(m, operands, n, NULL, &got, &other, &reason);
+  int code = mgd_place_operands(m, operands, n, &got, &other, &reason);
   if (code != MGD_OK || got != device || reason != why || other != 77) {
     fprintf(stderr, "test_place.c:%d: %s, device %d (expected %d) because %s (expected %s)\n", line, mgd_text_error_name(code), got, device,
             mgd_text_reason((int)reason), mgd_text_reason((int)why));
@@ -258,7 +258,7 @@ static void a_backward_formula_runs_where_its_gradient_is(void) {
   const struct mgd_operand pins[] = {{1, PINNED, 8}, {2, PINNED, 8}, {3, GRADIENT, 0}};
   int device = 77, other = 77;
   enum mgd_reason why = MGD_WHY_REQUESTED;
-  EXPECT_CODE(mgd_place_operands(m, pins, 3, NULL, &device, &other, &why), MGD_E_PIN_CONFLICT);
+  EXPECT_CODE(mgd_place_operands(m, pins, 3, &device, &other, &why), MGD_E_PIN_CONFLICT);
   mgd_machine_destroy(m);
 }
 
@@ -280,13 +280,13 @@ static void two_pins_on_different_devices_conflict(void) {
   const struct mgd_operand with_generator[] = {{0, GENERATOR, 0}, {1, PINNED, 8}, {2, PINNED, 8}};
   int device = 77, other = 77;
   enum mgd_reason why = MGD_WHY_REQUESTED;
-  EXPECT_CODE(mgd_place_operands(m, read_read, 4, NULL, &device, &other, &why), MGD_E_PIN_CONFLICT);
+  EXPECT_CODE(mgd_place_operands(m, read_read, 4, &device, &other, &why), MGD_E_PIN_CONFLICT);
   EXPECT_INT(device, 3);
   EXPECT_INT(other, 1);
-  EXPECT_CODE(mgd_place_operands(m, written_read, 3, NULL, &device, &other, &why), MGD_E_PIN_CONFLICT);
+  EXPECT_CODE(mgd_place_operands(m, written_read, 3, &device, &other, &why), MGD_E_PIN_CONFLICT);
   EXPECT_INT(device, 1);
   EXPECT_INT(other, 2);
-  EXPECT_CODE(mgd_place_operands(m, with_generator, 3, NULL, &device, &other, &why), MGD_E_PIN_CONFLICT);
+  EXPECT_CODE(mgd_place_operands(m, with_generator, 3, &device, &other, &why), MGD_E_PIN_CONFLICT);
   EXPECT(why == MGD_WHY_REQUESTED);
   mgd_machine_destroy(m);
 }
@@ -359,93 +359,18 @@ static void evicting_has_its_price(void) {
   mgd_machine_destroy(m);
 }
 
-/* ---- queues */
-
-static int runs_at(const struct mgd_machine *m, const struct mgd_operand *operands, size_t n, const int64_t *busy_for,
-                   enum mgd_reason *why) {
-  int device = -1, other = 77;
-  EXPECT_OK(mgd_place_operands((struct mgd_machine *)m, operands, n, busy_for, &device, &other, why));
-  return device;
-}
-
-/* Devices 1 and 2 are linked at 1 byte/ns: to copy the million bytes takes one millisecond. */
-static struct mgd_machine *linked(void) {
-  struct mgd_machine *m = new_machine(3, 100 * MIB);
-  for (int from = 1; from <= 3; from++) {
-    for (int to = 1; to <= 3; to++) {
-      if (from != to) {
-        EXPECT_OK(mgd_link_set(m, from, to, (struct mgd_link){0, 1.0}));
-      }
-    }
-  }
-  return m;
-}
-
-#define MS 1000000
-
-static void a_queue_counts_where_another_device_is_free_much_earlier(void) {
-  struct mgd_machine *m = linked();
-  const struct mgd_operand o[] = {{1, VOTES, 1000000, 2}, {2, VOTES, 1000000, 1}};
-  enum mgd_reason why = MGD_WHY_NONE;
-  int64_t busy_for[4] = {0};
-  EXPECT_INT(runs_at(m, o, 2, NULL, &why), 1); /* the newest is there */
-  EXPECT_INT(runs_at(m, o, 2, busy_for, &why), 1);
-  EXPECT(why == MGD_WHY_NEWEST || why == MGD_WHY_COST);
-  busy_for[1] = 2 * MS; /* begins after 2 and copies 1; at 2 it begins after 1 and copies 1: not more than 1 is gained */
-  EXPECT_INT(runs_at(m, o, 2, busy_for, &why), 1);
-  busy_for[1] = 2 * MS + 1;
-  EXPECT_INT(runs_at(m, o, 2, busy_for, &why), 2);
-  EXPECT(why == MGD_WHY_QUEUE);
-  busy_for[1] = 5 * MS;
-  EXPECT_INT(runs_at(m, o, 2, busy_for, &why), 2);
-  EXPECT(why == MGD_WHY_QUEUE);
-  busy_for[2] = 5 * MS;
-  EXPECT_INT(runs_at(m, o, 2, busy_for, &why), 1);
-  EXPECT(why != MGD_WHY_QUEUE);
-  mgd_machine_destroy(m);
-}
-
-/* A chain whose newest link stands at the end of a queue does not leave it. */
-static void what_is_made_at_the_end_of_a_queue_stays_in_it(void) {
-  struct mgd_machine *m = linked();
-  const struct mgd_operand o[] = {{1, VOTES, 1000000, 2, 50 * MS}, {2, VOTES, 1000000, 1}};
-  enum mgd_reason why = MGD_WHY_NONE;
-  int64_t busy_for[4] = {0, 50 * MS, 0, 0};
-  EXPECT_INT(runs_at(m, o, 2, busy_for, &why), 1);
-  busy_for[1] = 60 * MS; /* others stand behind it in the queue */
-  EXPECT_INT(runs_at(m, o, 2, busy_for, &why), 2);
-  EXPECT(why == MGD_WHY_QUEUE);
-  mgd_machine_destroy(m);
-}
-
-static void a_queue_moves_nothing_that_a_rule_prescribes(void) {
-  struct mgd_machine *m = linked();
-  const int64_t busy_for[4] = {0, 900 * MS, 0, 0};
-  enum mgd_reason why = MGD_WHY_NONE;
-  const struct mgd_operand written[] = {{1, VOTES | WRITTEN, 8}, {2, VOTES, 1000000}};
-  const struct mgd_operand placed[] = {{1, VOTES | PLACED, 8}, {2, VOTES, 1000000}};
-  const struct mgd_operand pinned[] = {{1, VOTES | PINNED, 8}, {2, VOTES, 1000000}};
-  const struct mgd_operand alone[] = {{1, VOTES, 8}, {0, VOTES, 1000000}};
-  EXPECT_INT(runs_at(m, written, 2, busy_for, &why), 1);
-  EXPECT_INT(runs_at(m, placed, 2, busy_for, &why), 1);
-  EXPECT_INT(runs_at(m, pinned, 2, busy_for, &why), 1);
-  EXPECT_INT(runs_at(m, alone, 2, busy_for, &why), 1);
-  EXPECT(why == MGD_WHY_ACCELERATOR);
-  mgd_machine_destroy(m);
-}
-
 static void the_order_of_operands_does_not_matter_to_the_price(void) {
   struct mgd_machine *m = new_machine(3, MIB);
   struct mgd_operand o[] = {{1, VOTES, 333}, {2, VOTES, 7001}, {3, VOTES, 90001}, {1, VOTES, 90000}, {2, VOTES, 1}};
   int first = -1, other;
   enum mgd_reason why;
-  EXPECT_OK(mgd_place_operands(m, o, 5, NULL, &first, &other, &why));
+  EXPECT_OK(mgd_place_operands(m, o, 5, &first, &other, &why));
   for (int turn = 0; turn < 5; turn++) {
     struct mgd_operand head = o[0];
     memmove(o, o + 1, 4 * sizeof *o);
     o[4] = head;
     int device = -1;
-    EXPECT_OK(mgd_place_operands(m, o, 5, NULL, &device, &other, &why));
+    EXPECT_OK(mgd_place_operands(m, o, 5, &device, &other, &why));
     EXPECT_INT(device, first);
   }
   mgd_machine_destroy(m);
@@ -454,17 +379,15 @@ static void the_order_of_operands_does_not_matter_to_the_price(void) {
 static void bad_operands_are_refused(void) {
   struct mgd_machine *m = new_machine(1, MIB);
   const struct mgd_operand unknown[] = {{0, 0, 1}, {2, 0, 1}}, below[] = {{-1, 0, 1}}, negative[] = {{1, 0, -1}};
-  const struct mgd_operand early[] = {{1, 0, 1, 0, -1}}, flags[] = {{1, 2 * GRADIENT, 1}},
-                           large[] = {{1, 0, INT64_MAX}, {0, 0, 1}};
+  const struct mgd_operand flags[] = {{1, 2 * GRADIENT, 1}}, large[] = {{1, 0, INT64_MAX}, {0, 0, 1}};
   int device = 77, other = 77;
   enum mgd_reason why = MGD_WHY_REQUESTED;
-  EXPECT_CODE(mgd_place_operands(m, unknown, 2, NULL, &device, &other, &why), MGD_E_NO_DEVICE);
-  EXPECT_CODE(mgd_place_operands(m, below, 1, NULL, &device, &other, &why), MGD_E_NO_DEVICE);
-  EXPECT_CODE(mgd_place_operands(m, negative, 1, NULL, &device, &other, &why), MGD_E_INVALID);
-  EXPECT_CODE(mgd_place_operands(m, early, 1, NULL, &device, &other, &why), MGD_E_INVALID);
-  EXPECT_CODE(mgd_place_operands(m, flags, 1, NULL, &device, &other, &why), MGD_E_INVALID);
-  EXPECT_CODE(mgd_place_operands(m, NULL, 0, NULL, &device, &other, &why), MGD_E_INVALID);
-  EXPECT_CODE(mgd_place_operands(m, large, 2, NULL, &device, &other, &why), MGD_E_OVERFLOW);
+  EXPECT_CODE(mgd_place_operands(m, unknown, 2, &device, &other, &why), MGD_E_NO_DEVICE);
+  EXPECT_CODE(mgd_place_operands(m, below, 1, &device, &other, &why), MGD_E_NO_DEVICE);
+  EXPECT_CODE(mgd_place_operands(m, negative, 1, &device, &other, &why), MGD_E_INVALID);
+  EXPECT_CODE(mgd_place_operands(m, flags, 1, &device, &other, &why), MGD_E_INVALID);
+  EXPECT_CODE(mgd_place_operands(m, NULL, 0, &device, &other, &why), MGD_E_INVALID);
+  EXPECT_CODE(mgd_place_operands(m, large, 2, &device, &other, &why), MGD_E_OVERFLOW);
   EXPECT_INT(device, 77);
   EXPECT_INT(other, 77);
   EXPECT(why == MGD_WHY_REQUESTED);
@@ -496,9 +419,6 @@ int main(void) {
   the_holder_of_most_bytes_has_20_percent_in_hand();
   a_tie_goes_to_what_was_made_last();
   evicting_has_its_price();
-  a_queue_counts_where_another_device_is_free_much_earlier();
-  what_is_made_at_the_end_of_a_queue_stays_in_it();
-  a_queue_moves_nothing_that_a_rule_prescribes();
   the_order_of_operands_does_not_matter_to_the_price();
   bad_operands_are_refused();
   return 0;

@@ -326,11 +326,12 @@ static void step_operands(struct model *x) {
     flags |= special && roll(x, 4) == 0 ? MGD_OP_WRITTEN : 0;
     flags |= special && roll(x, 12) == 0 ? MGD_OP_GENERATOR : 0;
     flags |= roll(x, 8) == 0 ? MGD_OP_PLACED : 0;
-    o[i] = (struct mgd_operand){(int)roll(x, DEVICES), flags, roll(x, 2) ? roll(x, 700) : 300, (uint64_t)roll(x, 4), 0};
+    o[i] = (struct mgd_operand){(int)roll(x, DEVICES), flags, roll(x, 2) ? roll(x, 700) : 300, (uint64_t)roll(x, 4)};
   }
   int expected = expected_device(x, o, n, &expected_other);
   enum mgd_reason why;
-  EXPECT_CODE(mgd_place_operands(x->m, o, (size_t)n, NULL, &device, &other, &why), expected_other >= 0 ? MGD_E_PIN_CONFLICT : MGD_OK);
+  EXPECT_CODE(mgd_place_operands(x->m, o, (size_t)n, &device, &other, &why),
+              expected_other >= 0 ? MGD_E_PIN_CONFLICT : MGD_OK);
   EXPECT_INT(device, expected);
   EXPECT_INT(other, expected_other);
 }

@@ -47,7 +47,7 @@ static void hold_some(struct worker *w, int64_t now) {
 
 static void place_some(struct worker *w, int64_t now) {
   const struct mgd_object_request r = {pick(&w->random, CAPACITY), pick(&w->random, 2), ALL, 0.1};
-  const struct mgd_operand o[] = {{1, MGD_OP_VOTES, 10, 1, 0}, {2, MGD_OP_VOTES, pick(&w->random, 99), 2, 0}};
+  const struct mgd_operand o[] = {{1, MGD_OP_VOTES, 10, 1}, {2, MGD_OP_VOTES, pick(&w->random, 99), 2}};
   const int64_t layers[] = {3, 1, 2};
   const struct mgd_share room[] = {{9, 0, 1.0}, {9, 0, 1.0}};
   struct mgd_ticket t = {0};
@@ -56,7 +56,7 @@ static void place_some(struct worker *w, int64_t now) {
   EXPECT_OK(mgd_admit_object(w->m, &r, now, &t, &why));
   EXPECT(t.id == 0 || mgd_admit_release(w->m, &t) == MGD_OK);
   EXPECT_OK(mgd_place_object(w->m, &r, &device, &why));
-  EXPECT_OK(mgd_place_operands(w->m, o, 2, NULL, &device, &other, &why));
+  EXPECT_OK(mgd_place_operands(w->m, o, 2, &device, &other, &why));
   EXPECT(device == 1 || device == 2);
   EXPECT_OK(mgd_place_plan_layers(w->m, layers, NULL, 3, room, 2, plan));
 }
