@@ -63,7 +63,7 @@ test: $(VENV)/.test build ctest
 
 # Everything.
 check: lint ctest
-	@$(BIN)/python tools/circles.py core torch python
+	@$(BIN)/python tools/circles.py core clock torch python
 	@$(BIN)/python $(PYTEST) $(PYTEST_FLAGS)
 	@$(MAKE) --no-print-directory bench BENCH_FLAGS="--quick --check"
 	@$(MAKE) --no-print-directory packages
@@ -153,7 +153,8 @@ docs: $(VENV)/.docs
 docs-look: $(VENV)/.look docs
 	@$(BIN)/python tools/docs_look.py build/site build/docs-look
 
-# clang-format sees only what has changed since LINT_BASE: the layout of the rest is its authors'.
+# clang-format sees only the lines that have changed since LINT_BASE, also of files that have moved: the layout of the
+# rest is its authors'.
 LINT_BASE ?= HEAD
 lint: $(VENV)/.test $(VENV)/.lint build
 	$(BIN)/ruff check .
@@ -161,7 +162,8 @@ lint: $(VENV)/.test $(VENV)/.lint build
 	$(BIN)/mypy
 	$(BIN)/codespell
 	$(BIN)/shellcheck .ci/run $(wildcard tools/*.sh)
-	PATH="$(BIN):$$PATH" $(BIN)/git-clang-format --quiet --diff $(LINT_BASE)
+	git diff -U0 -M --no-color $(LINT_BASE) -- '*.c' '*.cpp' '*.h' \
+	  | $(BIN)/python $(BIN)/clang-format-diff.py -p1 -binary $(BIN)/clang-format
 
 wheel: $(VENV)/.torch
 	MANAGED_RELEASE=1 $(BIN)/pip wheel . -qq --no-deps --no-build-isolation --wheel-dir dist

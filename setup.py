@@ -44,32 +44,18 @@ def cuda_include() -> Path | None:
     return next((f for f in folders if all((f / n).is_file() for n in needed)), None)
 
 
-# The files of csrc/sim that serve any backend: see backend.h there.
-KERNELS = (
-    "alias",
-    "composites",
-    "facts",
-    "fallback",
-    "form_rules",
-    "forms",
-    "rnn",
-    "unknown",
-    "values",
-)
-
-
 def extensions() -> list[Extension]:
-    core = sources("core/*.c")
+    core = sources("core/**/*.c")
     torch_libraries = ["c10", "torch_cpu", "torch", "torch_python"]
     found = [
         Extension(
             "managed._C",
-            core + sources("torch/*.cpp", "python/*.c"),
+            core + sources("torch/**/*.cpp", "python/*.c"),
             libraries=torch_libraries,
         ),
         Extension(
             "managed._sim",
-            core + sources("sim/*.cpp", "sim/*.c"),
+            core + sources("clock/*.c", "sim/**/*.cpp", "sim/**/*.c"),
             libraries=torch_libraries,
         ),
     ]
@@ -85,14 +71,14 @@ def extensions() -> list[Extension]:
             # The simulator's kernels once more, for CUDA's dispatch keys.
             Extension(
                 "managed._virtual_gpu",
-                [f"csrc/sim/{name}.cpp" for name in KERNELS] + sources("virtual_gpu/*.cpp"),
+                sources("sim/kernels/*.cpp", "virtual_gpu/torch/*.cpp"),
                 libraries=torch_libraries,
                 define_macros=[("MANAGED_VIRTUAL_GPU", None)],
             ),
             # Once this is loaded, the loader finds it under the driver's name.
             SharedLibrary(
                 "managed.libvirtual_gpu",
-                sources("virtual_gpu/*.c"),
+                sources("virtual_gpu/runtime/*.c"),
                 "libcuda.so.1",
                 include_dirs=[str(include)],
                 extra_compile_args=["-D_GNU_SOURCE"],

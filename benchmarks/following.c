@@ -6,7 +6,7 @@
  */
 #include <time.h>
 
-#include "../csrc/core/internal_step.h"
+#include "core/steps/internal_step.h"
 #include "../tests/core/expect.h"
 
 #define OPERATORS 1000

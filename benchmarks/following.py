@@ -28,8 +28,16 @@ def measured() -> list[tuple[str, float, float]]:
     """What, nanoseconds an operator, copies an operator."""
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "following"
-        sources = [ROOT / "benchmarks" / "following.c", *sorted((ROOT / "csrc/core").glob("*.c"))]
-        flags = ["-std=c11", "-D_POSIX_C_SOURCE=200809L", "-O2", "-Wall", "-Wextra", "-Werror"]
+        sources = [ROOT / "benchmarks" / "following.c", *sorted((ROOT / "csrc/core").rglob("*.c"))]
+        flags = [
+            f"-iquote{ROOT / 'csrc'}",
+            "-std=c11",
+            "-D_POSIX_C_SOURCE=200809L",
+            "-O2",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+        ]
         command = ["cc", *flags, *sources, "-o", program, "-lm", "-pthread"]
         subprocess.run(command, check=True)
         out = subprocess.run([program], check=True, capture_output=True, text=True).stdout

@@ -24,8 +24,16 @@ WRAPPED = ("mgd_state_enter", "mgd_state_leave")
 
 def build(folder: Path) -> Path:
     program = folder / "scale"
-    sources = [ROOT / "benchmarks" / "scale.c", *sorted((ROOT / "csrc" / "core").glob("*.c"))]
-    flags = ["-std=c11", "-D_POSIX_C_SOURCE=200809L", "-O2", "-Wall", "-Wextra", "-Werror"]
+    sources = [ROOT / "benchmarks" / "scale.c", *sorted((ROOT / "csrc/core").rglob("*.c"))]
+    flags = [
+        f"-iquote{ROOT / 'csrc'}",
+        "-std=c11",
+        "-D_POSIX_C_SOURCE=200809L",
+        "-O2",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+    ]
     wraps = [f"-Wl,--wrap={name}" for name in WRAPPED]
     command = ["cc", *flags, *sources, *wraps, "-o", program, "-lm", "-pthread"]
     subprocess.run(command, check=True)

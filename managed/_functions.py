@@ -165,7 +165,7 @@ def _wrap_linearize(original: Any) -> Any:
 
 def _let_higher_order_operators_pass() -> None:
     """They dispatch in Python, where no fallback is asked; what they call meets the hooks."""
-    for name in ("TESTING_ONLY_GenericWrapper", "DeferredInit"):  # csrc/torch/functorch.cpp, key.h
+    for name in ("TESTING_ONLY_GenericWrapper", "DeferredInit"):  # functorch.cpp, key.h
         key: Any = torch._C._parse_dispatch_key(name)
         for operator in _higher_order_ops.values():
             operator.fallthrough(key)  # type: ignore[no-untyped-call]

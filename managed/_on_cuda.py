@@ -1,6 +1,6 @@
 """CUDA's names for simulated devices, for threads inside of managed.on().
 
-What operators are told of devices is translated in csrc/torch/on.cpp. Here is what Python has
+What operators are told of devices is translated in csrc/torch/door/on.cpp. Here is what Python has
 beside operators: torch.cuda, autocast, GradScaler, torch.load. Threads outside get torch's own.
 """
 

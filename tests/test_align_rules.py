@@ -1,4 +1,4 @@
-"""The table of csrc/torch/rules.cpp, row by row, where choices and writes do not cover it.
+"""The table of csrc/torch/facts/rules.cpp, row by row, where choices and writes do not cover it.
 
 Indices that may and lengths that must be on the CPU, and writes that a schema does not tell.
 """

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-SOURCES = Path(__file__).resolve().parent.parent / "csrc/torch"
+SOURCES = Path(__file__).resolve().parent.parent / "csrc"
 GIB = 1 << 30
 MAIN = """
-#include "host_limit.h"
+#include "torch/residency/host_limit.h"
 #include <cstdio>
 int main(int, char** arguments) {
   std::printf("%lld", static_cast<long long>(managed::share_of_host(arguments[1])));
@@ -21,8 +21,20 @@ int main(int, char** arguments) {
 def program(tmp_path_factory):
     folder = tmp_path_factory.mktemp("host_limit")
     (folder / "main.cpp").write_text(MAIN)
-    command = [shutil.which("g++"), "-std=c++20", "-Wall", "-Wextra", "-Werror", f"-I{SOURCES}"]
-    command += [folder / "main.cpp", SOURCES / "host_limit.cpp", "-o", folder / "share"]
+    command = [
+        shutil.which("g++"),
+        "-std=c++20",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        f"-iquote{SOURCES}",
+    ]
+    command += [
+        folder / "main.cpp",
+        SOURCES / "torch/residency/host_limit.cpp",
+        "-o",
+        folder / "share",
+    ]
     subprocess.run(command, check=True)
     return folder / "share"
 

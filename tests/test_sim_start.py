@@ -251,7 +251,7 @@ def test_the_hook_makes_room_before_an_allocation_fails_and_hears_what_is_freed(
         import ctypes
         from managed import _sim
 
-        class Bridge(ctypes.Structure):  # csrc/torch/bridge.h
+        class Bridge(ctypes.Structure):  # csrc/torch/devices/bridge.h
             MakeRoom = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_int, ctypes.c_size_t)
             Freed = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_size_t)
             _fields_ = [("version", ctypes.c_int), ("make_room", MakeRoom), ("freed", Freed)]

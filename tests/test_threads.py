@@ -11,7 +11,7 @@ from textwrap import dedent
 import pytest
 from slices import slice_of
 
-MODULES = (Path(__file__).parents[1] / "csrc").glob("*/module.c*")
+MODULES = (Path(__file__).parents[1] / "csrc").rglob("module.c*")
 STRESS = (Path(__file__).parent / "stress_threads.py").read_text()
 
 BEGIN = """

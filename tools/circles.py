@@ -1,9 +1,9 @@
-"""Prints the circles of calls between source files of a folder of csrc; exits with 1 for any.
+"""Prints the circles of calls between source files of a tree of csrc; exits with 1 for any.
 
 In a circle each file needs, directly or through others, a function or a variable that another one
 defines. Each file is compiled alone and without optimisation, and `nm` tells what its object
 defines and needs; so an inline function counts for the files that use it. Torch's headers are
-compiled once a folder. `python tools/circles.py [folder ...]`: by default all whose headers are
+compiled once a tree. `python tools/circles.py [tree ...]`: by default all whose headers are
 installed. Objects lie in build/circles.
 """
 
@@ -22,7 +22,7 @@ from ninja_build import ROOT, TORCH, Options, rules, write_if_changed
 File = TypeVar("File", str, Path)
 OUT = ROOT / "build/circles"
 CUDA = [f"-isystem{d}" for d in sorted(TORCH.parent.glob("nvidia/*/include"))]
-FOLDERS = ["core", "torch", "sim", "python", *(["cuda", "virtual_gpu"] if CUDA else [])]
+TREES = ["core", "clock", "torch", "sim", "python", *(["cuda", "virtual_gpu"] if CUDA else [])]
 
 
 def compile_alone(source: Path, target: Path, *flags: str | Path) -> Path:
@@ -37,7 +37,7 @@ def compile_alone(source: Path, target: Path, *flags: str | Path) -> Path:
 
 def symbols(source: Path) -> tuple[set[str], set[str]]:
     """What the object of a source defines for others, and what it needs."""
-    folder = OUT / source.parent.name
+    folder = OUT / source.relative_to(ROOT / "csrc").parts[0]
     header: list[str | Path] = [] if source.suffix == ".c" else ["-include", folder / "headers.h"]
     built = compile_alone(source, folder / f"{source.name}.o", *header, "-c")
     lines = subprocess.run(["nm", "-P", built], check=True, capture_output=True, text=True).stdout
@@ -45,17 +45,17 @@ def symbols(source: Path) -> tuple[set[str], set[str]]:
     return {n for n, kind in found if kind in "TDBRSC"}, {n for n, kind in found if kind == "U"}
 
 
-def uses_of(folder: str) -> dict[str, set[str]]:
-    """For each source file of a folder: the others there that define what it needs."""
-    paths = sorted((ROOT / "csrc" / folder).iterdir())
-    (OUT / folder).mkdir(parents=True, exist_ok=True)
+def uses_of(tree: str) -> dict[str, set[str]]:
+    """For each source file of a tree: the others there that define what it needs."""
+    paths = sorted(p for p in (ROOT / "csrc" / tree).rglob("*") if p.is_file())
+    (OUT / tree).mkdir(parents=True, exist_ok=True)
     if any(p.suffix == ".cpp" for p in paths):
         text = "\n".join(p.read_text() for p in paths if p.suffix in (".cpp", ".h"))
         lines = [
             f"#if __has_include({h})\n#include {h}\n#endif\n"
             for h in sorted(set(re.findall(r"^#include (<.*?>)", text, re.M)))
         ]
-        header = OUT / folder / "headers.h"
+        header = OUT / tree / "headers.h"
         write_if_changed(header, "".join(lines))
         compile_alone(header, header.with_suffix(".h.gch"), "-xc++-header")
     sources = [p for p in paths if p.suffix in (".c", ".cpp")]
@@ -76,9 +76,7 @@ def circles(uses: dict[File, set[File]]) -> set[tuple[File, ...]]:
 
 
 if __name__ == "__main__":
-    found = [
-        (folder, ring) for folder in sys.argv[1:] or FOLDERS for ring in circles(uses_of(folder))
-    ]
-    for folder, ring in found:
-        print(f"csrc/{folder}: {len(ring)} files in one circle: {' '.join(ring)}")
+    found = [(tree, ring) for tree in sys.argv[1:] or TREES for ring in circles(uses_of(tree))]
+    for tree, ring in found:
+        print(f"csrc/{tree}: {len(ring)} files in one circle: {' '.join(ring)}")
     sys.exit(bool(found))

@@ -28,7 +28,7 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
 TREE = ROOT / "build" / "mutate-waits"
-FILES = ("csrc/cuda/*.cpp", "csrc/torch/*.cpp", "csrc/sim/moves.cpp")
+FILES = ("csrc/cuda/*.cpp", "csrc/torch/*/*.cpp", "csrc/sim/device/moves.cpp")
 TESTS = [
     "tests/test_virtual_copies.py",
     "tests/test_virtual_crossing.py",
@@ -96,14 +96,14 @@ CALLS = {
     "wait_for_source": "void()",
     "stay_until": "void()",
 }
-# Names that mean something else elsewhere.
+# Names that mean something else elsewhere: tree and file.
 ONLY_IN = {
-    "record": "csrc/cuda/moves.cpp",
-    "wait_for": "csrc/torch/[ehs]*.cpp",
-    "wait": "csrc/*/[emw]*.cpp",
-    "order": "csrc/[tc]*/[!m]*.cpp",
-    "give_up": "csrc/cuda/moves.cpp",
-    "has_ended": "csrc/[tc]*/[!l]*.cpp",  # by which leaving.cpp only chooses
+    "record": "cuda/moves.cpp",
+    "wait_for": "torch/[ehs][aox]*.cpp",
+    "wait": "*/[emw]*.cpp",
+    "order": "[tc]*/[!m]*.cpp",
+    "give_up": "cuda/moves.cpp",
+    "has_ended": "[tc]*/[!l]*.cpp",  # by which leaving.cpp only chooses
 }
 
 # What is no call of its own: an expression (the group) and what stands for it, or a statement,
@@ -111,34 +111,50 @@ ONLY_IN = {
 NO_COPY = "CopyPtr()"
 PARTS = [
     # what a copy comes after
-    ("csrc/torch/executor.cpp", r"h->block\.get\(\), h->size\(\), urgency, (h->last),", NO_COPY),
-    ("csrc/torch/executor.cpp", r"after\[\] = \{(last_copy\(target\)), h->last\}", NO_COPY),
-    ("csrc/torch/executor.cpp", r"after\[\] = \{last_copy\(target\), (h->last)\}", NO_COPY),
-    ("csrc/torch/executor.cpp", r"const CopyPtr after = ([^;]+);", NO_COPY),
-    # who remembers the copy
-    ("csrc/torch/executor.cpp", r"(last_copy\(\w+\) = \*?copy);", None),
-    ("csrc/torch/executor.cpp", r"(\(memory \? last_copy\(memory\) : h\.last\) = copy);", None),
-    ("csrc/torch/executor.cpp", r"(h->last = (?:copy|std::move\(copy\)));", None),
-    ("csrc/torch/beside.cpp", r"(h\.last = copy);", None),
-    ("csrc/torch/beside.cpp", r"(alone\.lock\(\));", None),
-    ("csrc/cuda/moves.cpp", r"(copies_of\(from\)\.writes \|= [^;]+);", None),
-    ("csrc/torch/adopt.cpp", r"(owned->last = std::exchange\(\*coming, nullptr\));", None),
     (
-        "csrc/torch/executor.cpp",
+        "csrc/torch/residency/executor.cpp",
+        r"h->block\.get\(\), h->size\(\), urgency, (h->last),",
+        NO_COPY,
+    ),
+    (
+        "csrc/torch/residency/executor.cpp",
+        r"after\[\] = \{(last_copy\(target\)), h->last\}",
+        NO_COPY,
+    ),
+    (
+        "csrc/torch/residency/executor.cpp",
+        r"after\[\] = \{last_copy\(target\), (h->last)\}",
+        NO_COPY,
+    ),
+    ("csrc/torch/residency/executor.cpp", r"const CopyPtr after = ([^;]+);", NO_COPY),
+    # who remembers the copy
+    ("csrc/torch/residency/executor.cpp", r"(last_copy\(\w+\) = \*?copy);", None),
+    (
+        "csrc/torch/residency/executor.cpp",
+        r"(\(memory \? last_copy\(memory\) : h\.last\) = copy);",
+        None,
+    ),
+    ("csrc/torch/residency/executor.cpp", r"(h->last = (?:copy|std::move\(copy\)));", None),
+    ("csrc/torch/residency/side_copies.cpp", r"(h\.last = copy);", None),
+    ("csrc/torch/residency/side_copies.cpp", r"(alone\.lock\(\));", None),
+    ("csrc/cuda/moves.cpp", r"(copies_of\(from\)\.writes \|= [^;]+);", None),
+    ("csrc/torch/tensor/adopt.cpp", r"(owned->last = std::exchange\(\*coming, nullptr\));", None),
+    (
+        "csrc/torch/residency/executor.cpp",
         r"exchange\(h->last, (to == MGD_HOST \? nullptr : copy)\)",
         NO_COPY,
     ),
     # what nothing orders, so that somebody waits or another way is taken
-    ("csrc/torch/beside.cpp", r"return (h\.was_lent\.load\(\)) \|\|", "false"),
-    ("csrc/torch/beside.cpp", r"(Hold::is_written\(&h\))", "false"),
-    ("csrc/torch/beside.cpp", r"(mgd_handle_is_pinned\(machine\(\), &h\))", "false"),
+    ("csrc/torch/residency/side_copies.cpp", r"return (h\.was_lent\.load\(\)) \|\|", "false"),
+    ("csrc/torch/residency/side_copies.cpp", r"(Hold::is_written\(&h\))", "false"),
+    ("csrc/torch/residency/side_copies.cpp", r"(mgd_handle_is_pinned\(machine\(\), &h\))", "false"),
     # a block that is freed behind a copy, and behind streams
-    ("csrc/torch/executor.cpp", r"\(old, (copy \? copy : before), ", NO_COPY),
-    ("csrc/torch/executor.cpp", r"\((copied) \? free_idle_block", "true"),
-    ("csrc/torch/*.cpp", r"free_(?:idle_)?block\([^(),]+, ((?:h->)?last|copy)[,)]", NO_COPY),
-    ("csrc/torch/storage.cpp", r"if \((copy && block\.get_context\(\))\)", "false"),
-    ("csrc/torch/storage.cpp", r"free_with\(block, (copy), ", NO_COPY),
-    ("csrc/sim/moves.cpp", r"if \((copy)\) \{", NO_COPY),
+    ("csrc/torch/residency/executor.cpp", r"\(old, (copy \? copy : before), ", NO_COPY),
+    ("csrc/torch/residency/executor.cpp", r"\((copied) \? free_idle_block", "true"),
+    ("csrc/torch/*/*.cpp", r"free_(?:idle_)?block\([^(),]+, ((?:h->)?last|copy)[,)]", NO_COPY),
+    ("csrc/torch/tensor/storage.cpp", r"if \((copy && block\.get_context\(\))\)", "false"),
+    ("csrc/torch/tensor/storage.cpp", r"free_with\(block, (copy), ", NO_COPY),
+    ("csrc/sim/device/moves.cpp", r"if \((copy)\) \{", NO_COPY),
     ("csrc/cuda/leaving.cpp", r"l\.serves = (last \|\| l\.users);", "true"),
     ("csrc/cuda/leaving.cpp", r"(\*users = last\.users);", None),
 ]
@@ -230,11 +246,12 @@ def end_of_call(code: str, at: int) -> int:
 
 def places(path: Path, code: str, met: set[object]) -> Iterator[tuple[int, int, str | None]]:
     name = str(path.relative_to(ROOT))
+    short = f"{path.relative_to(ROOT).parts[1]}/{path.name}"
     for m in NAME.finditer(code):
         here = f"{path.name}:{m[1]}"
         key = here if here in CALLS else m[1]
         start = object_before(code, m.start())
-        if key not in CALLS or not fnmatch.fnmatch(name, ONLY_IN.get(m[1], "*")):
+        if key not in CALLS or not fnmatch.fnmatch(short, ONLY_IN.get(m[1], "*")):
             continue
         if DECLARED.search(code[:start]):
             continue
@@ -286,7 +303,7 @@ def copy_of_tree(found: list[Wait]) -> None:
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     kept = {TREE / name for name in filter(None, names.split("\0")) if (ROOT / name).is_file()}
-    for old in TREE.glob("csrc/*/*"):
+    for old in TREE.glob("csrc/**/*.[ch]*"):
         if old not in kept:
             old.unlink()
     for target in kept:

@@ -209,16 +209,17 @@ def units(sources: list[str], folder: Path, size: int) -> list[Path]:
     """The files to compile for `sources`: C as it is, C++ joined into files that are written here.
 
     Nearly all of a C++ file's time goes to torch's headers, so a unit includes up to `size` files
-    of one folder. Two names of one unit that clash are a compile error. The units of a folder have
-    about the same number of files, and a unit is written only when its list has changed.
+    of one tree (csrc/torch), in the order of its folders. Two names of one unit that clash are a
+    compile error. The units of a tree have about the same number of files, and a unit is written
+    only when its list has changed.
     """
     files = [Path(s) for s in sources]
     found = [ROOT / f for f in files if f.suffix == ".c" or f.name in ALONE or size == 1]
-    by_folder: dict[Path, list[Path]] = {}
+    by_tree: dict[Path, list[Path]] = {}
     for file in files:
         if ROOT / file not in found:
-            by_folder.setdefault(file.parent, []).append(file)
-    for parent, members in by_folder.items():
+            by_tree.setdefault(Path(*file.parts[:2]), []).append(file)
+    for parent, members in by_tree.items():
         count = -(-len(members) // size)
         for i in range(count):
             part = members[i * len(members) // count : (i + 1) * len(members) // count]
@@ -244,7 +245,7 @@ def rules(options: Options, folder: Path) -> list[str]:
     includes += [f"-isystem {escape(TORCH / 'include/torch/csrc/api/include')}"]
     includes.append(f"-iquote {escape(ROOT)}")  # units name their files from there
     abi = int(torch.compiled_with_cxx11_abi())
-    shared = " ".join([*options.shared(), f"-isystem {python}"])
+    shared = " ".join([*options.shared(), f"-iquote {escape(ROOT / 'csrc')}", f"-isystem {python}"])
     c_flags = ["-std=c11", *STRICT_C, *(["-DNDEBUG"] if options.debug == "0" else [])]
     # NDEBUG always: torch's inline assertions are those of the libraries, which were built with it.
     cxx_flags = ["-std=c++20", "-DNDEBUG", f"-D_GLIBCXX_USE_CXX11_ABI={abi}", *includes]

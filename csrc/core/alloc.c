@@ -4,7 +4,7 @@
  * fail at its n-th call. That is how the tests walk every out-of-memory path;
  * nothing else in the core may call malloc. Nothing here knows the machine.
  */
-#include "internal_machine.h"
+#include "core/internal_machine.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -8,7 +8,7 @@
 
 #include <math.h>
 
-#include "core.h"
+#include "core/core.h"
 
 /* Largest double below 2**63, the first value that int64_t cannot hold. */
 #define MGD_INT64_TOP 9223372036854774784.0

@@ -9,7 +9,7 @@
 #ifndef MGD_CORE_H
 #define MGD_CORE_H
 
-#include "types.h"
+#include "core/types.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -4,8 +4,8 @@
  * they were added, and only the last ones can be removed, so that an id never
  * changes its meaning while its device exists. Bytes are the ledger's business.
  */
-#include "arithmetic.h"
-#include "internal_step.h"
+#include "core/arithmetic.h"
+#include "core/steps/internal_step.h"
 
 #include <string.h>
 

@@ -4,8 +4,8 @@
  * and sums a handle is filed is residency.c's: every function here takes the handle out of them, changes
  * its fields and files it again. No bytes are copied, allocated or freed here: that is the caller's.
  */
-#include "arithmetic.h"
-#include "internal_step.h"
+#include "core/arithmetic.h"
+#include "core/steps/internal_step.h"
 
 _Static_assert(sizeof(struct mgd_handle) == offsetof(struct mgd_handle, memory) + 8 * MGD_HANDLE_REST,
                "MGD_HANDLE_REST (handle.h) says how much of a handle only the core sees");

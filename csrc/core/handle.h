@@ -7,7 +7,7 @@
 #ifndef MGD_HANDLE_H
 #define MGD_HANDLE_H
 
-#include "user.h"
+#include "core/user.h"
 
 enum mgd_residency {
   MGD_RESIDENT,  /* the bytes are at home */

@@ -5,7 +5,7 @@
 #ifndef MGD_INTERNAL_HANDLE_H
 #define MGD_INTERNAL_HANDLE_H
 
-#include "core.h"
+#include "core/core.h"
 
 struct mgd_handle_list {
   struct mgd_handle *oldest, *youngest;

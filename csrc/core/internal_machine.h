@@ -12,10 +12,10 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "core.h"
-#include "internal_handle.h"
-#include "internal_replica.h"
-#include "internal_trace.h"
+#include "core/core.h"
+#include "core/internal_handle.h"
+#include "core/internal_replica.h"
+#include "core/internal_trace.h"
 
 /* 0: no checks. 2: mgd_check() after every transition, BROKEN when it fails. */
 #ifndef MGD_DEBUG

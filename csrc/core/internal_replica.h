@@ -5,7 +5,7 @@
 #ifndef MGD_INTERNAL_REPLICA_H
 #define MGD_INTERNAL_REPLICA_H
 
-#include "core.h"
+#include "core/core.h"
 
 #define MGD_KEPT_LIMIT 0.5 /* of a device's capacity, for replicas */
 #define MGD_KEPT_LEAST 0.0625 /* of it, for those used last: before they go, storages leave */

@@ -7,7 +7,7 @@
 #ifndef MGD_INTERNAL_TRACE_H
 #define MGD_INTERNAL_TRACE_H
 
-#include "core.h"
+#include "core/core.h"
 
 /* Invariants: held <= size, held <= totals.events; the newest event has sequence
  * totals.events and lies just before `next`; sequences in the ring have no gap. */

@@ -4,7 +4,7 @@
  * what it starts with, and no other file uses this one. The mutex is state.c's. Nothing
  * is decided here about devices or bytes.
  */
-#include "internal_step.h"
+#include "core/steps/internal_step.h"
 
 #include <string.h>
 

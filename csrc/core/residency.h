@@ -6,7 +6,7 @@
 #ifndef MGD_RESIDENCY_H
 #define MGD_RESIDENCY_H
 
-#include "handle.h"
+#include "core/handle.h"
 
 enum mgd_action_kind {
   MGD_DO_SPILL,    /* copy the bytes of `handle` from `from` to `to`, give those at `from` back, call mgd_evict_end */

@@ -3,7 +3,7 @@
  * A public function that reads or changes the state calls mgd_state_enter() first and mgd_state_leave() last. In builds
  * with MGD_DEBUG=2 the latter checks all invariants (`m->check`, set by machine.c). Also here: the mutex around fork().
  */
-#include "internal_machine.h"
+#include "core/internal_machine.h"
 
 void mgd_state_enter(struct mgd_machine *m) { (void)pthread_mutex_lock(&m->mutex); }
 

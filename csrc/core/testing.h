@@ -8,8 +8,7 @@
 #ifndef MGD_TESTING_H
 #define MGD_TESTING_H
 
-#include "clock.h"
-#include "core.h"
+#include "core/core.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -34,16 +33,6 @@ int mgd_step_disturb(struct mgd_machine *m, uint64_t seed);
 
 /* Off: plans say what leaves, and nothing comes back before it is needed. */
 int mgd_step_fetch_ahead(struct mgd_machine *m, bool on);
-
-/* ---- clock.c */
-/* As mgd_clock_create(); its n-th allocation fails, 0 = none. */
-int mgd_clock_create_failing(int devices, int64_t fail_allocation, struct mgd_clock **out);
-
-/* ---- clock_audit.c */
-/* From now on the clock remembers when bytes were held, and check() looks whether they ever were more than the
- * capacity: BROKEN if so. *most: the most at one time. What is over is then forgotten. INVALID: it was not started. */
-int mgd_clock_audit_start(struct mgd_clock *c);
-int mgd_clock_audit_check(struct mgd_clock *c, int device, int64_t *most);
 
 #ifdef __cplusplus
 }

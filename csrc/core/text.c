@@ -4,7 +4,7 @@
  * that stands for nothing has the name "UNKNOWN", so that a message can always
  * be written.
  */
-#include "core.h"
+#include "core/core.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 

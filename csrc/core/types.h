@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "residency.h"
+#include "core/residency.h"
 
 #define MGD_HOST 0
 

@@ -4,7 +4,7 @@
 // has changed anything. For a request that came through here the callback only compares, and throws Shortage when the
 // request does not fit. That unwinds torch's call and with it torch's lock; then room is made here and torch is asked
 // again.
-#include "front.h"
+#include "cuda/front.h"
 
 #include <Python.h>
 
@@ -17,10 +17,10 @@
 #include <limits>
 #include <type_traits>
 
-#include "leaving.h"
-#include "room.h"
-#include "streams.h"
-#include "times.h"
+#include "cuda/leaving.h"
+#include "cuda/room.h"
+#include "cuda/streams.h"
+#include "cuda/times.h"
 
 namespace managed {
 namespace {

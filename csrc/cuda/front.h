@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "../torch/cuda_bridge.h"
+#include "torch/devices/cuda_bridge.h"
 
 namespace managed {
 

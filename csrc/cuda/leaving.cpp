@@ -1,5 +1,5 @@
 // leaving.cpp: see leaving.h.
-#include "leaving.h"
+#include "cuda/leaving.h"
 
 #include <array>
 #include <atomic>
@@ -7,9 +7,9 @@
 #include <mutex>
 #include <utility>
 
-#include "moves.h"
-#include "room.h"
-#include "streams.h"
+#include "cuda/moves.h"
+#include "cuda/room.h"
+#include "cuda/streams.h"
 
 namespace managed {
 namespace {

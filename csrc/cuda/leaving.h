@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "../torch/cuda_bridge.h"
+#include "torch/devices/cuda_bridge.h"
 
 namespace managed {
 

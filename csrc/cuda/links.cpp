@@ -5,7 +5,7 @@
 // and later ones 128 of 130. Copies reach about seven eighths of that: 55.3 bytes/ns of 63.0 on an H200
 // (benchmarks/on_card.py). NVLink: 300 bytes/ns in one direction (NVIDIA A100 data sheet, 2021: 600 GB/s in both
 // together); devices do atomic operations on each other's memory only over it.
-#include "links.h"
+#include "cuda/links.h"
 
 #include <cuda_runtime_api.h>
 

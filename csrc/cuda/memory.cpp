@@ -1,5 +1,5 @@
 // memory.cpp: see memory.h.
-#include "memory.h"
+#include "cuda/memory.h"
 
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
@@ -10,14 +10,14 @@
 #include <algorithm>
 #include <new>
 
-#include "front.h"
-#include "leaving.h"
-#include "links.h"
-#include "moves.h"
-#include "pressure.h"
-#include "room.h"
-#include "streams.h"
-#include "times.h"
+#include "cuda/front.h"
+#include "cuda/leaving.h"
+#include "cuda/links.h"
+#include "cuda/moves.h"
+#include "cuda/pressure.h"
+#include "cuda/room.h"
+#include "cuda/streams.h"
+#include "cuda/times.h"
 
 namespace managed {
 namespace {

@@ -2,7 +2,7 @@
 //
 // Never makes a context on a device that has none, and never allocates on one.
 #pragma once
-#include "../torch/cuda_bridge.h"
+#include "torch/devices/cuda_bridge.h"
 
 namespace managed {
 

@@ -6,10 +6,10 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "front.h"
-#include "memory.h"
-#include "pressure.h"
-#include "room.h"
+#include "cuda/front.h"
+#include "cuda/memory.h"
+#include "cuda/pressure.h"
+#include "cuda/room.h"
 
 namespace {
 

@@ -1,5 +1,5 @@
 // moves.cpp: see moves.h.
-#include "moves.h"
+#include "cuda/moves.h"
 
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
@@ -13,10 +13,10 @@
 #include <mutex>
 #include <vector>
 
-#include "front.h"
-#include "leaving.h"
-#include "streams.h"
-#include "times.h"
+#include "cuda/front.h"
+#include "cuda/leaving.h"
+#include "cuda/streams.h"
+#include "cuda/times.h"
 
 namespace managed {
 namespace {

@@ -6,7 +6,7 @@
 #pragma once
 #include <cstddef>
 
-#include "../torch/cuda_bridge.h"
+#include "torch/devices/cuda_bridge.h"
 
 namespace managed {
 

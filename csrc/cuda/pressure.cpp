@@ -1,15 +1,15 @@
 // pressure.cpp: see pressure.h.
 
-#include "pressure.h"
+#include "cuda/pressure.h"
 
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 
 #include <atomic>
 
-#include "front.h"
-#include "leaving.h"
-#include "streams.h"
+#include "cuda/front.h"
+#include "cuda/leaving.h"
+#include "cuda/streams.h"
 
 namespace managed {
 namespace {

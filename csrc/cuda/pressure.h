@@ -5,7 +5,7 @@
 // to free and never takes the GIL. docs/developer_notes/cuda_room.md says what
 // holds in the allocator meanwhile.
 #pragma once
-#include "../torch/cuda_bridge.h"
+#include "torch/devices/cuda_bridge.h"
 
 namespace managed {
 

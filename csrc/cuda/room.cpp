@@ -3,7 +3,7 @@
 // Before it fails the allocator gives back to the driver what nobody uses: whole segments, and whole pages of
 // expandable ones. Everything else that is cached serves only requests that fit into it, so it is not counted. Neither
 // are blocks that wait for streams, nor what belongs to a pool of the program's own.
-#include "room.h"
+#include "cuda/room.h"
 
 #include <c10/core/AllocatorConfig.h>
 #include <c10/cuda/CUDAException.h>
@@ -14,9 +14,9 @@
 #include <atomic>
 #include <cmath>
 
-#include "front.h"
-#include "leaving.h"
-#include "streams.h"
+#include "cuda/front.h"
+#include "cuda/leaving.h"
+#include "cuda/streams.h"
 
 namespace managed {
 namespace {

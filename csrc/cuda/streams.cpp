@@ -1,5 +1,5 @@
 // streams.cpp: see streams.h.
-#include "streams.h"
+#include "cuda/streams.h"
 
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>

@@ -1,5 +1,5 @@
 // times.cpp: see times.h.
-#include "times.h"
+#include "cuda/times.h"
 
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
@@ -11,7 +11,7 @@
 #include <mutex>
 #include <vector>
 
-#include "streams.h"
+#include "cuda/streams.h"
 
 namespace managed {
 namespace {

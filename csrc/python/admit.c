@@ -5,7 +5,7 @@
  * the core must not do. It never copies a byte. Whoever gets a ticket gives it
  * back when the copy it was taken for exists.
  */
-#include "binding.h"
+#include "python/binding.h"
 
 #include <string.h>
 

@@ -9,7 +9,7 @@
 #ifndef MGD_BINDING_H
 #define MGD_BINDING_H
 
-#include "../torch/api.h"
+#include "torch/api.h"
 
 /* What the module owns; lives in the module object and dies with it.
  * All members are strong references, or NULL before exec has filled them. */

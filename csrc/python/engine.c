@@ -5,7 +5,7 @@
  * pass runs with the key included in thread-local state; only run_backward is
  * changed, every other attribute is the engine's own.
  */
-#include "binding.h"
+#include "python/binding.h"
 
 static const char advice[] =
     "managed: a hook or a custom backward gave a gradient on another device than the tensor that it belongs to. Let it "

@@ -4,7 +4,7 @@
  * It must never decide anything: it turns what went wrong into words. A text
  * says what was asked, what is there and what to do next.
  */
-#include "binding.h"
+#include "python/binding.h"
 
 #include <math.h>
 #include <string.h>

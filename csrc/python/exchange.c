@@ -4,8 +4,8 @@
  * the bytes could leave under a pointer. This table is torch's, but two functions say first that a pointer goes out.
  * The layout is that of https://github.com/dmlc/dlpack, include/dlpack/dlpack.h.
  */
-#include "../torch/api.h"
-#include "binding.h"
+#include "torch/api.h"
+#include "python/binding.h"
 
 typedef int (*give_function)(void *tensor, void *out); /* what `out` is differs, and does not matter here */
 

@@ -3,9 +3,9 @@
  * It only reads. Everything leaves as plain dicts, tuples and ints; making it
  * readable is managed.explain's part.
  */
-#include "binding.h"
+#include "python/binding.h"
 
-#include "../core/largest.h"
+#include "core/residency/largest.h"
 
 #include <string.h>
 

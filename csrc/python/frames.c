@@ -7,7 +7,7 @@
  * function that keeps to this; the layout is taken from its internal headers,
  * and a Python newer than those known here has no call sites.
  */
-#include "binding.h"
+#include "python/binding.h"
 
 #define Py_BUILD_CORE
 #define Py_BUILD_CORE_MODULE

@@ -5,7 +5,7 @@
  * collects, and who asked waits for that with a deadline. What is collected
  * seldom frees anything, so a fifth of the time is the most that goes into it.
  */
-#include "binding.h"
+#include "python/binding.h"
 
 #include <errno.h>
 #include <pthread.h>

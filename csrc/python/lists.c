@@ -4,8 +4,8 @@
  * tensors in their lists are brought home before and held. The functions stay what they
  * are, since compilers know them by identity: only what they call is ours.
  */
-#include "../torch/saving.h"
-#include "binding.h"
+#include "torch/saving.h"
+#include "python/binding.h"
 
 static const char *const names[] = {"tensor", "as_tensor", "asarray", "sparse_coo_tensor"};
 enum { FUNCTIONS = sizeof names / sizeof *names };

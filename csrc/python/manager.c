@@ -4,7 +4,7 @@
  * A bad value is a ValueError (a value of the wrong kind a TypeError) and leaves
  * the manager as it was. No decision is taken here: admit.c asks the core.
  */
-#include "binding.h"
+#include "python/binding.h"
 
 #include <limits.h>
 #include <math.h>

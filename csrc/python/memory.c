@@ -2,11 +2,11 @@
  *
  * It decides nothing and holds nothing: the core does.
  */
-#include "binding.h"
+#include "python/binding.h"
 
-#include "../core/step.h"
-#include "../core/step_file.h"
-#include "../core/testing.h"
+#include "core/steps/step.h"
+#include "core/steps/step_file.h"
+#include "core/testing.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -5,8 +5,8 @@
  * Importing it registers nothing and touches no driver; install() does what
  * importing the package promises.
  */
-#include "../torch/on.h"
-#include "binding.h"
+#include "torch/on.h"
+#include "python/binding.h"
 
 /* ---- install */
 

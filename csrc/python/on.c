@@ -3,8 +3,8 @@
  * torch.Generator, torch.Event and torch.Stream are made by C++ that knows no simulated devices under CUDA's name.
  * Their tp_new is ours while somebody is inside; other threads get there what torch gives.
  */
-#include "../torch/on.h"
-#include "binding.h"
+#include "torch/on.h"
+#include "python/binding.h"
 
 #include <string.h>
 

@@ -5,7 +5,7 @@
  * first byte is copied, and nothing of the program changes when a copy fails.
  * Which device is decided in the core; modules are walked by managed.module.
  */
-#include "binding.h"
+#include "python/binding.h"
 
 /* ---- one tensor */
 

@@ -4,8 +4,8 @@
  * The core calls the heuristic back with no lock held. The callback runs under
  * the GIL, and what the user's function raises surfaces as itself.
  */
-#include "../core/testing.h"
-#include "binding.h"
+#include "core/testing.h"
+#include "python/binding.h"
 
 /* ---- the heuristic */
 

@@ -4,7 +4,7 @@
  * The state lives as long as the process, because torch.Tensor keeps our
  * descriptors. Who fills which member stands in binding.h.
  */
-#include "binding.h"
+#include "python/binding.h"
 
 struct mgd_state *mgd_state_of(PyObject *module) { return PyModule_GetState(module); }
 

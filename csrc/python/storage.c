@@ -2,9 +2,9 @@
  *
  * It decides nothing: frames.c knows who only saves, torch/saving.cpp does the rest.
  */
-#include "../torch/loan.h"
-#include "../torch/saving.h"
-#include "binding.h"
+#include "torch/loan.h"
+#include "torch/saving.h"
+#include "python/binding.h"
 
 int mgd_storage_find_saved(PyObject *o, PyObject **saved) {
   PyObject *untyped = PyObject_GetAttrString(o, "_untyped_storage"); /* a typed one is a shell around it */

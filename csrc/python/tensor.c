@@ -19,10 +19,10 @@
  * torch.Tensor refuses setattr for some of these names, so they are put into its own dict, which is what a class
  * statement would have done.
  */
-#include "../torch/loan.h"
-#include "../torch/on.h"
-#include "../torch/saving.h"
-#include "binding.h"
+#include "torch/loan.h"
+#include "torch/on.h"
+#include "torch/saving.h"
+#include "python/binding.h"
 
 #include <string.h>
 

@@ -4,7 +4,7 @@
  * These functions are private to the package. They check their arguments,
  * because a private function that crashes is still a crash.
  */
-#include "binding.h"
+#include "python/binding.h"
 
 static int need_tensor(PyObject *o) {
   if (mgd_torch_is_tensor(o)) return mgd_state_ready();

@@ -5,7 +5,7 @@
  * an error does no harm, since filters may turn a warning into one: where a
  * step ends, or as soon as the main thread is back in the user's own code.
  */
-#include "binding.h"
+#include "python/binding.h"
 
 /* Pending calls get no state; the module lives as long as the process. */
 static PyObject *category; /* of warnings of copies */

@@ -1,14 +1,14 @@
 // cost.h: what an operator costs in virtual time.
 //
 // Owns counting bytes and arithmetic, and on what numbers it is done; the clock
-// (csrc/core/clock.c) turns them into time. A roofline: an operator lasts as long
+// (csrc/clock/clock.c) turns them into time. A roofline: an operator lasts as long
 // as the slower of the two.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
-#include "../core/clock.h"
-#include "facts.h"
+#include "clock/clock.h"
+#include "sim/facts.h"
 
 namespace managed::sim {
 

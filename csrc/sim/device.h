@@ -10,9 +10,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "../core/clock.h"
-#include "../torch/bridge.h"
-#include "backend.h"
+#include "clock/clock.h"
+#include "torch/devices/bridge.h"
+#include "sim/backend.h"
 
 struct mgd_hold;
 

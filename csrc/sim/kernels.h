@@ -1,6 +1,7 @@
 // kernels.h: how the preloaded runtime is told of kernels that the host computes.
 //
-// csrc/virtual_gpu/launch.cpp finds the runtime. Without it nothing is told. Simulated devices have no use for it.
+// csrc/virtual_gpu/torch/launch.cpp finds the runtime. Without it nothing is told. Simulated devices have no use for
+// it.
 #pragma once
 #include <c10/core/DeviceGuard.h>
 

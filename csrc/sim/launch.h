@@ -5,12 +5,12 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
-#include "cost.h"
-#include "facts.h"
+#include "sim/cost.h"
+#include "sim/facts.h"
 #ifdef MANAGED_VIRTUAL_GPU
 #include <optional>
 
-#include "kernels.h"
+#include "sim/kernels.h"
 #endif
 
 namespace managed::sim {

@@ -7,8 +7,8 @@
 #pragma once
 #include <c10/core/Storage.h>
 
-#include "device.h"
-#include "values.h"
+#include "sim/device.h"
+#include "sim/values.h"
 
 namespace managed::sim {
 

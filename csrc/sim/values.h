@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "backend.h"
+#include "sim/backend.h"
 
 namespace managed::sim {
 

@@ -11,7 +11,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "../core/core.h"
+#include "core/core.h"
 
 #ifdef __cplusplus
 extern "C" {

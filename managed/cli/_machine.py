@@ -192,8 +192,10 @@ def _memory() -> dict[str, Any]:
 
 
 def _group_limit(root: str = "/") -> int | None:
-    """The least limit of this process's control groups, as csrc/torch/host_limit.cpp finds it: it
-    is told also where that cannot be asked."""
+    """The least limit of this process's control groups, as host_limit.cpp finds it.
+
+    It is told also where that cannot be asked.
+    """
     limits = []
     for line in _text(Path(root, "proc/self/cgroup")).splitlines():
         _, controllers, group = line.split(":", 2)

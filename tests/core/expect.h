@@ -12,7 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../csrc/core/testing.h"
+#include "clock/clock_testing.h"
+#include "core/testing.h"
 
 #define MIB ((int64_t)1 << 20)
 

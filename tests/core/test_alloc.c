@@ -1,5 +1,5 @@
 /* Memory comes from one function, which fails exactly when it is told to. */
-#include "../../csrc/core/internal_machine.h"
+#include "core/internal_machine.h"
 #include "expect.h"
 
 static void the_nth_call_fails_and_only_that(void) {

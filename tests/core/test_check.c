@@ -3,8 +3,8 @@
  * build. The state is put back afterwards, so that each case stands alone. */
 #include <math.h>
 
-#include "../../csrc/core/internal_clock.h"
-#include "../../csrc/core/internal_machine.h"
+#include "clock/internal_clock.h"
+#include "core/internal_machine.h"
 #include "replica.h"
 
 /* Two devices, one granted and two waiting claims on the first, some events. */
@@ -341,25 +341,25 @@ static void expect_clock_broken(int line, struct mgd_clock *c, void *field, size
   int64_t ns;
   memcpy(before, field, size);
   memcpy(field, value, size);
-  if (mgd_check_clock(c) != MGD_E_BROKEN) {
+  if (mgd_clock_check(c) != MGD_E_BROKEN) {
     fprintf(stderr, "test_check.c:%d: not noticed\n", line);
     exit(1);
   }
   EXPECT(MGD_DEBUG < 2 || mgd_clock_device_time(c, 0, &ns) == MGD_E_BROKEN);
   memcpy(field, before, size);
-  EXPECT_OK(mgd_check_clock(c));
+  EXPECT_OK(mgd_clock_check(c));
 }
 
 /* Asking for a time would work with what is broken. */
-#define EXPECT_QUEUE_BROKEN(c, field, value)                    \
-  do {                                                          \
-    unsigned char before[sizeof(field)];                        \
-    const void *other = &(value);                               \
-    memcpy(before, &(field), sizeof before);                    \
-    memcpy(&(field), other, sizeof before);                     \
-    EXPECT_CODE(mgd_check_clock(c), MGD_E_BROKEN);              \
-    memcpy(&(field), before, sizeof before);                    \
-    EXPECT_OK(mgd_check_clock(c));                              \
+#define EXPECT_QUEUE_BROKEN(c, field, value)       \
+  do {                                             \
+    unsigned char before[sizeof(field)];           \
+    const void *other = &(value);                  \
+    memcpy(before, &(field), sizeof before);       \
+    memcpy(&(field), other, sizeof before);        \
+    EXPECT_CODE(mgd_clock_check(c), MGD_E_BROKEN); \
+    memcpy(&(field), before, sizeof before);       \
+    EXPECT_OK(mgd_clock_check(c));                 \
   } while (0)
 
 static void the_clock(void) {

@@ -2,7 +2,7 @@
  * mgd_check must see it. The state is put back afterwards. */
 #include <math.h>
 
-#include "../../csrc/core/internal_machine.h"
+#include "core/internal_machine.h"
 #include "handles.h"
 
 #define EXPECT_BROKEN(d, field, ...)                                   \

@@ -1,5 +1,5 @@
 /* The largest storages of a device are told in order, with where they are and why they stay. */
-#include "../../csrc/core/largest.h"
+#include "core/residency/largest.h"
 
 #include "handles.h"
 

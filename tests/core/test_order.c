@@ -2,7 +2,7 @@
  * policy wants it that says what it thinks otherwise of; nobody waits for a call that looks at all. */
 #include <pthread.h>
 
-#include "../../csrc/core/internal_machine.h"
+#include "core/internal_machine.h"
 #include "misses.h"
 
 #define MANY 1000

@@ -4,7 +4,7 @@
  */
 #include <math.h>
 
-#include "../../csrc/core/plan.h"
+#include "core/planner/plan.h"
 #include "expect.h"
 
 #define MB INT64_C(1000000)

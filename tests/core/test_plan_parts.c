@@ -2,7 +2,7 @@
  *
  * Usage: test_plan_parts [seed] [steps]
  */
-#include "../../csrc/core/internal_plan_parts.h"
+#include "core/planner/internal_plan_parts.h"
 #include "expect.h"
 
 #define MOST 40

@@ -3,7 +3,7 @@
  *
  * Usage: test_random_handle [seed] [steps]
  */
-#include "../../csrc/core/internal_machine.h"
+#include "core/internal_machine.h"
 #include "random_handle.h"
 
 static struct model *model; /* for the veto, which has no context */

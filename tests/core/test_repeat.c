@@ -1,5 +1,5 @@
 /* The copy that is one too many is noticed, once for each call site. */
-#include "../../csrc/core/internal_machine.h"
+#include "core/internal_machine.h"
 #include "expect.h"
 
 /* A machine with two devices, sites 1 to 3, and this limit. */

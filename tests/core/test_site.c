@@ -1,5 +1,5 @@
 /* A place has one number, and there is an end to places. */
-#include "../../csrc/core/internal_machine.h"
+#include "core/internal_machine.h"
 #include "expect.h"
 
 static uint32_t id_of(struct mgd_machine *m, const char *file, int32_t line, const char *function) {

@@ -3,7 +3,7 @@
  *
  * Usage: test_step [seed] [steps]
  */
-#include "../../csrc/core/step_file.h"
+#include "core/steps/step_file.h"
 #include "trainer.h"
 
 /* ---- tests */

@@ -5,7 +5,7 @@
 #ifndef TRAINER_H
 #define TRAINER_H
 
-#include "../../csrc/core/internal_step.h"
+#include "core/steps/internal_step.h"
 #include "expect.h"
 
 #define LAYERS 12

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "../../csrc/virtual_gpu/api.h"
+#include "virtual_gpu/runtime/api.h"
 
 enum { BYTES = 4096, MIB = 1 << 20 };
 

@@ -1,0 +1,319 @@
+/* plan_pace.c: when bytes that are to leave are written, leave and come back. For the planner.
+ *
+ * It simulates some steps on plan_device.c and decides as it goes, always for the operator that comes next. Copies
+ * are issued only as far as the streams have time while the operator at hand runs, so that what is more urgent need not
+ * stand behind what is less. What was decided of a gap last is taken. It may not be the same in each step, so
+ * plan_settle.c has the last word on what fits.
+ *
+ * - A storage is written to the host from its last write on, even if it is read again before it leaves; the one whose
+ *   room is needed first is first. Nothing else is written.
+ * - It leaves at once where its copy is good, else as soon as that is begun, and at the latest when room is short.
+ * - It is fetched in the order of need, as soon as it fits at every operator until then. If it did not leave yet by
+ *   then, it stays.
+ */
+#include "core/planner/internal_plan.h"
+
+#include <string.h>
+
+#define LAPS 4
+
+int mgd_plan_pace_make(struct mgd_alloc *a, const struct mgd_plan_cycle *c, struct mgd_plan_pace *p) {
+  const size_t storages = (size_t)c->storages + 1, uses = (size_t)c->uses + 1;
+  memset(p, 0, sizeof *p);
+  p->fetches = mgd_alloc_new(a, uses, sizeof *p->fetches);
+  p->due = mgd_alloc_new(a, uses, sizeof *p->due);
+  p->leaving = mgd_alloc_new(a, storages, sizeof *p->leaving);
+  p->gap = mgd_alloc_new(a, storages, sizeof *p->gap);
+  p->version = mgd_alloc_new(a, storages, sizeof *p->version);
+  p->base = mgd_alloc_new(a, storages, sizeof *p->base);
+  p->version_base = mgd_alloc_new(a, storages, sizeof *p->version_base);
+  p->lease = mgd_alloc_new(a, storages, sizeof *p->lease);
+  p->lease_end = mgd_alloc_new(a, storages, sizeof *p->lease_end);
+  p->latest = mgd_alloc_new(a, storages, sizeof *p->latest);
+  return p->fetches && p->due && p->leaving && p->gap && p->version && p->base && p->version_base && p->lease &&
+                 p->lease_end && p->latest
+             ? mgd_plan_heap_make(a, c->storages, &p->queue)
+             : MGD_E_NOMEM;
+}
+
+void mgd_plan_pace_free(struct mgd_plan_pace *p) {
+  mgd_alloc_free(p->fetches);
+  mgd_alloc_free(p->due);
+  mgd_alloc_free(p->leaving);
+  mgd_alloc_free(p->gap);
+  mgd_alloc_free(p->version);
+  mgd_alloc_free(p->base);
+  mgd_alloc_free(p->version_base);
+  mgd_alloc_free(p->lease);
+  mgd_alloc_free(p->lease_end);
+  mgd_alloc_free(p->latest);
+  mgd_plan_heap_free(&p->queue);
+}
+
+/* ---- before the walk */
+
+void mgd_plan_pace_find_due(const struct mgd_plan_cycle *c, const int32_t *leave, int64_t *latest, int32_t *due) {
+  for (int32_t s = 0; s < c->storages; s++) {
+    latest[s] = -1;
+  }
+  for (int64_t base = c->operators; base >= 0; base -= c->operators) {
+    for (int32_t o = c->operators - 1; o >= 0; o--) {
+      for (int32_t i = c->first_death[o]; i < c->first_death[o + 1]; i++) {
+        latest[c->dead[i]] = -1;
+      }
+      for (int32_t k = c->step->first_use[o]; k < c->step->first_use[o + 1]; k++) {
+        const struct mgd_plan_use *use = &c->step->uses[k];
+        int64_t *last = &latest[use->storage];
+        *last = leave[k] >= 0 ? base + leave[k] : *last;
+        due[k] = *last >= 0 ? (int32_t)(*last - base) : -1;
+        *last = mgd_plan_is_written(use) ? -1 : *last;
+      }
+    }
+  }
+}
+
+/* Those that come back, by when they are needed: in the order of the step. */
+static void list_fetches(struct mgd_plan_pace *p, const struct mgd_plan_cycle *c, const int32_t *evict) {
+  p->next_fetch = 0;
+  p->fetch_count = 0;
+  for (int32_t k = 0; k < c->uses; k++) {
+    if (evict[k] >= 0 && c->after[k] >= 0) {
+      p->fetches[p->fetch_count++] = (struct mgd_plan_entry){c->until[k] % c->operators, k};
+    }
+  }
+  mgd_plan_heap_sort(p->fetches, p->fetch_count);
+}
+
+/* ---- the walk */
+
+/* at: the operator before which actions are put now; those of earlier steps count. Invariants: a storage in the queue
+ * is home and has no good copy; `leaving` is of those that are home, in the gap `gap` of the step at `base`. */
+struct walk {
+  struct mgd_plan_pace *p;
+  struct mgd_plan_device *d;
+  struct mgd_plan_profile *profile;
+  const struct mgd_plan_cycle *c;
+  struct mgd_plan_choice *choice;
+  int64_t at;
+  int32_t turn; /* counts the copies */
+};
+
+static int64_t room_of(const struct walk *w, int32_t s) { return w->c->step->storage[s].bytes; }
+
+/* Counts the storage as there until `end`, though it was to be away. */
+static void open_lease(struct walk *w, int32_t s, int64_t end) {
+  struct mgd_plan_pace *p = w->p;
+  const int32_t n = w->c->operators;
+  if (p->lease[s] < 0 && w->at < end) {
+    p->lease[s] = w->at;
+    p->lease_end[s] = end;
+    mgd_plan_profile_add(w->profile, (int32_t)(w->at % n), (int32_t)(w->at % n + end - w->at), room_of(w, s));
+  }
+}
+
+static void close_lease(struct walk *w, int32_t s) {
+  struct mgd_plan_pace *p = w->p;
+  const int32_t n = w->c->operators;
+  if (p->lease[s] >= 0) {
+    const int32_t from = (int32_t)(p->lease[s] % n);
+    mgd_plan_profile_add(w->profile, from, (int32_t)(from + p->lease_end[s] - p->lease[s]), -room_of(w, s));
+    p->lease[s] = -1;
+  }
+}
+
+/* It stays in this gap after all. */
+static void stay_home(struct walk *w, int32_t s) {
+  if (w->p->leaving[s] >= 0) {
+    w->choice->leave[w->p->leaving[s]] = -1;
+    w->p->leaving[s] = -1;
+  }
+}
+
+static void issue_leave(struct walk *w, int32_t s) {
+  const int32_t k = w->p->leaving[s];
+  w->choice->leave[k] = (int32_t)(w->at - w->p->base[s]);
+  w->p->leaving[s] = -1;
+  mgd_plan_device_leave(w->d, s);
+}
+
+/* The first of the queue is copied, and leaves where it is to. */
+static void issue_write(struct walk *w) {
+  struct mgd_plan_pace *p = w->p;
+  const int32_t s = mgd_plan_heap_pop(&p->queue), k = p->version[s];
+  w->choice->write[k] = (int32_t)(w->at - p->version_base[s]);
+  w->choice->write_turn[k] = w->turn++;
+  mgd_plan_device_write(w->d, s);
+  if (p->leaving[s] >= 0) {
+    issue_leave(w, s);
+  }
+}
+
+static void force_room(struct walk *w, int64_t bytes) {
+  while (w->d->used + bytes > w->c->machine.room && w->p->queue.count > 0) {
+    issue_write(w);
+  }
+}
+
+static void issue_fetch(struct walk *w, int32_t s) {
+  mgd_plan_device_fetch(w->d, s);
+  const int32_t k = w->p->gap[s];
+  if (k >= 0) {
+    w->choice->fetch[k] = (int32_t)(w->at - w->p->base[s]);
+    w->choice->fetch_turn[k] = w->turn++;
+  }
+}
+
+/* Makes sure that operator o can run, and runs it. */
+static void run_operator(struct walk *w, int32_t o) {
+  struct mgd_plan_pace *p = w->p;
+  const int32_t first = w->c->step->first_use[o], end = w->c->step->first_use[o + 1];
+  for (int32_t k = first; k < end; k++) {
+    const int32_t s = w->c->step->uses[k].storage;
+    stay_home(w, s);
+    if (mgd_plan_is_written(&w->c->step->uses[k])) {
+      mgd_plan_heap_remove(&p->queue, s);
+    }
+  }
+  for (int32_t k = first; k < end; k++) {
+    const int32_t s = w->c->step->uses[k].storage;
+    if (!(w->c->step->uses[k].flags & MGD_PLAN_MADE) && !w->d->is_home[s]) {
+      force_room(w, room_of(w, s));
+      issue_fetch(w, s);
+    }
+  }
+  force_room(w, w->c->made[o]);
+  const int64_t start = mgd_plan_device_start(w->d, o);
+  while (w->d->out_free < start && p->queue.count > 0) {
+    issue_write(w);
+  }
+  mgd_plan_device_run(w->d, o);
+}
+
+/* What is fetched next: of which gap, and when it is needed. */
+struct wanted {
+  int32_t gap, storage;
+  int64_t begins, needed;
+};
+
+/* Passes over those whose need has gone by, or whose gap began before the first step. */
+static bool find_wanted(struct walk *w, struct wanted *out) {
+  struct mgd_plan_pace *p = w->p;
+  for (; p->fetch_count > 0; p->next_fetch++) {
+    const struct mgd_plan_entry *next = &p->fetches[p->next_fetch % p->fetch_count];
+    const int32_t k = next->value;
+    out->gap = k;
+    out->storage = w->c->step->uses[k].storage;
+    out->needed = p->next_fetch / p->fetch_count * w->c->operators + next->key;
+    out->begins = out->needed - (w->c->until[k] - w->c->operator_of[k]);
+    if (out->needed >= w->at && out->begins >= 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+/* Whether it fits at each operator until it is needed, and its gap has begun. */
+static bool may_come(const struct walk *w, const struct wanted *next) {
+  const int32_t n = w->c->operators, from = (int32_t)(w->at % n);
+  if (next->begins >= w->at - 1 || next->needed - w->at >= n - 1) {
+    return false;
+  }
+  return next->needed == w->at || w->p->lease[next->storage] >= 0 ||
+         mgd_plan_profile_most(w->profile, from, (int32_t)(from + next->needed - w->at)) + room_of(w, next->storage) <=
+             w->c->machine.room;
+}
+
+/* Copies to the device, as long as the stream is free before the operator ends. */
+static void fetch_more(struct walk *w) {
+  struct mgd_plan_pace *p = w->p;
+  struct wanted next;
+  while (w->d->in_free < w->d->end && find_wanted(w, &next) && may_come(w, &next)) {
+    const int32_t s = next.storage, after = w->c->after[next.gap];
+    if (w->d->is_home[s]) {
+      stay_home(w, s);
+      if (mgd_plan_is_written(&w->c->step->uses[after]) || p->due[after] < 0) {
+        mgd_plan_heap_remove(&p->queue, s);
+      }
+    } else if (w->d->used + room_of(w, s) + w->c->made[w->at % w->c->operators] > w->c->machine.room) {
+      return;
+    } else {
+      issue_fetch(w, s);
+    }
+    open_lease(w, s, next.needed);
+    p->next_fetch++;
+  }
+}
+
+/* What the operator used has a new gap, in which it may have to leave, and a copy to be made. */
+static void begin_gap(struct walk *w, int32_t k, int64_t base) {
+  struct mgd_plan_pace *p = w->p;
+  const int32_t s = w->c->step->uses[k].storage;
+  close_lease(w, s);
+  p->gap[s] = k;
+  p->base[s] = base;
+  if (mgd_plan_is_written(&w->c->step->uses[k])) {
+    p->version[s] = k;
+    p->version_base[s] = base;
+  }
+  if (w->choice->evict[k] >= 0) {
+    p->leaving[s] = k;
+  }
+  if (w->d->has_copy[s]) {
+    if (p->leaving[s] >= 0) {
+      issue_leave(w, s);
+    }
+  } else if (p->due[k] >= 0) {
+    mgd_plan_heap_put(&p->queue, s, base + p->due[k]);
+  }
+}
+
+static void end_walked(struct walk *w, int32_t o, int64_t base) {
+  struct mgd_plan_pace *p = w->p;
+  for (int32_t k = w->c->step->first_use[o]; k < w->c->step->first_use[o + 1]; k++) {
+    begin_gap(w, k, base);
+  }
+  for (int32_t i = w->c->first_death[o]; i < w->c->first_death[o + 1]; i++) {
+    const int32_t s = w->c->dead[i];
+    stay_home(w, s);
+    mgd_plan_heap_remove(&p->queue, s);
+    close_lease(w, s);
+    p->gap[s] = p->version[s] = -1;
+  }
+  mgd_plan_device_die(w->d, o);
+}
+
+static void begin_walk(struct walk *w) {
+  struct mgd_plan_pace *p = w->p;
+  mgd_plan_heap_clear(&p->queue);
+  for (int32_t s = 0; s < w->c->storages; s++) {
+    p->leaving[s] = p->gap[s] = p->version[s] = -1;
+    p->lease[s] = -1;
+  }
+  for (int32_t k = 0; k < w->c->uses; k++) {
+    w->choice->leave[k] = w->choice->evict[k];
+    w->choice->fetch[k] = w->c->until[k];
+    w->choice->write[k] = -1;
+    w->choice->write_turn[k] = w->choice->fetch_turn[k] = 0;
+  }
+  mgd_plan_pace_find_due(w->c, w->choice->evict, p->latest, p->due);
+  list_fetches(p, w->c, w->choice->evict);
+  mgd_plan_device_reset(w->d);
+}
+
+void mgd_plan_pace_choose(struct mgd_plan_pace *p, struct mgd_plan_device *d, struct mgd_plan_profile *profile,
+                          struct mgd_plan_choice *choice) {
+  struct walk w = {.p = p, .d = d, .profile = profile, .c = d->cycle, .choice = choice};
+  begin_walk(&w);
+  for (int lap = 0; lap < LAPS; lap++) {
+    for (int32_t o = 0; o < w.c->operators; o++) {
+      const int64_t base = (int64_t)lap * w.c->operators;
+      run_operator(&w, o);
+      w.at++;
+      while (d->out_free < d->end && p->queue.count > 0) {
+        issue_write(&w);
+      }
+      end_walked(&w, o, base);
+      fetch_more(&w);
+    }
+  }
+}

@@ -1,0 +1,32 @@
+/* host.c: how much of the host's memory copies of storages take, and how much they may.
+ *
+ * It counts; who leaves where the limit is reached is decided in evict.c.
+ */
+#include "core/arithmetic.h"
+#include "core/internal_machine.h"
+
+void mgd_host_count_locked(struct mgd_machine *m, struct mgd_handle *h, bool on_host) {
+  if (h->on_host == on_host) {
+    return;
+  }
+  h->on_host = on_host;
+  m->host.used += on_host ? h->bytes : -h->bytes;
+  m->host.peak = mgd_max(m->host.peak, m->host.used);
+}
+
+int mgd_host_set_limit(struct mgd_machine *m, int64_t bytes) {
+  if (bytes < 0) {
+    return MGD_E_INVALID;
+  }
+  mgd_state_enter(m);
+  m->host.limit = bytes;
+  return mgd_state_leave(m, MGD_OK);
+}
+
+int mgd_host_usage(struct mgd_machine *m, int64_t *used, int64_t *limit, int64_t *peak) {
+  mgd_state_enter(m);
+  *used = m->host.used;
+  *limit = m->host.limit;
+  *peak = m->host.peak;
+  return mgd_state_leave(m, MGD_OK);
+}

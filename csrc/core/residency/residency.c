@@ -1,0 +1,179 @@
+/* residency.c: where a handle is filed, and what is counted as it moves from one place to another.
+ *
+ * Each transition of a storage takes it out of the lists and sums that its fields
+ * name, changes the fields, and files it again: so each sum is right after
+ * each transition, and no question has to look at all storages. Which
+ * transitions there are is said in handle.c, evict.c and restore.c; who leaves first, in order.c.
+ */
+#include "core/arithmetic.h"
+#include "core/internal_machine.h"
+
+/* ---- lists, oldest first */
+
+void mgd_residency_list_add(struct mgd_handle_list *list, struct mgd_handle *h) {
+  h->elder = list->youngest;
+  h->younger = NULL;
+  *(list->youngest ? &list->youngest->younger : &list->oldest) = h;
+  list->youngest = h;
+}
+
+void mgd_residency_list_remove(struct mgd_handle_list *list, struct mgd_handle *h) {
+  *(h->elder ? &h->elder->younger : &list->oldest) = h->younger;
+  *(h->younger ? &h->younger->elder : &list->youngest) = h->elder;
+  h->younger = h->elder = NULL;
+}
+
+/* ---- what its fields say of a handle */
+
+bool mgd_residency_is_guest(const struct mgd_handle *h) { return h->state == MGD_SPILLED && h->away != MGD_HOST; }
+
+bool mgd_residency_is_moving(const struct mgd_handle *h) {
+  return h->state == MGD_SPILLING || h->state == MGD_RESTORING;
+}
+
+bool mgd_residency_is_home(const struct mgd_handle *h) { return h->state == MGD_RESIDENT || h->state == MGD_ARRIVING; }
+
+bool mgd_residency_is_victim(const struct mgd_handle *h) {
+  return mgd_residency_is_home(h) && h->pins == 0 && h->bytes > 0; /* an empty one makes no room */
+}
+
+bool mgd_residency_is_refused_locked(const struct mgd_machine *m, const struct mgd_handle *h) {
+  return m->may_leave && !m->may_leave(h);
+}
+
+bool mgd_residency_must_stay_locked(const struct mgd_machine *m, const struct mgd_handle *h) {
+  return __atomic_load_n(&h->in_use, __ATOMIC_RELAXED) != MGD_ALIVE || mgd_residency_is_refused_locked(m, h);
+}
+
+/* Whether the end of its move may give room at home: bytes that leave do, and bytes that come home may leave again,
+ * unless they are pinned. */
+static bool makes_hope(const struct mgd_handle *h) {
+  return h->state == MGD_SPILLING || (h->state == MGD_RESTORING && h->pins == 0);
+}
+
+/* ---- where it is filed */
+
+static void count_guest(struct mgd_storages *there, const struct mgd_handle *h, int by) {
+  there->guest_count += by;
+  there->guest_bytes += by * (mgd_wide)h->bytes;
+}
+
+void mgd_residency_file_locked(struct mgd_machine *m, struct mgd_handle *h) {
+  if (mgd_residency_is_victim(h)) {
+    mgd_order_insert_locked(m, h);
+  }
+  if (mgd_residency_is_home(h) && h->memory) {
+    mgd_residency_list_add(&m->host.spares, h);
+    m->host.spare_bytes += h->bytes;
+  }
+  if (mgd_residency_is_guest(h)) {
+    mgd_residency_list_add(&m->devices[h->away].storages.guests, h);
+    count_guest(&m->devices[h->away].storages, h, 1);
+  }
+  if (makes_hope(h)) {
+    m->devices[h->home].storages.moving_bytes += h->bytes;
+  }
+}
+
+void mgd_residency_unfile_locked(struct mgd_machine *m, struct mgd_handle *h) {
+  if (h->position >= 0) {
+    mgd_order_remove_locked(m, h);
+  }
+  if (mgd_residency_is_home(h) && h->memory) {
+    mgd_residency_list_remove(&m->host.spares, h);
+    m->host.spare_bytes -= h->bytes;
+  }
+  if (mgd_residency_is_guest(h)) {
+    mgd_residency_list_remove(&m->devices[h->away].storages.guests, h);
+    count_guest(&m->devices[h->away].storages, h, -1);
+  }
+  if (makes_hope(h)) {
+    m->devices[h->home].storages.moving_bytes -= h->bytes;
+  }
+}
+
+static void count_move(struct mgd_machine *m, const struct mgd_handle *h, int by) {
+  bool is_guest = h->away > MGD_HOST;
+  m->moves.count += by;
+  if (is_guest || h->state == MGD_SPILLING) {
+    struct mgd_storages *from = &m->devices[is_guest ? h->away : h->home].storages;
+    from->departures += by;
+    from->departing += is_guest ? by * h->bytes : 0;
+  }
+}
+
+void *mgd_residency_take_memory_locked(struct mgd_machine *m, struct mgd_handle *h) {
+  void *memory = h->memory;
+  h->memory = NULL;
+  mgd_host_count_locked(m, h, false);
+  return memory;
+}
+
+void mgd_residency_arrive_locked(struct mgd_machine *m, struct mgd_handle *h, void **memory) {
+  if (!h->closed) {
+    mgd_residency_file_locked(m, h);
+    return;
+  }
+  mgd_residency_list_remove(&m->moves.orphans, h);
+  void *own = mgd_residency_take_memory_locked(m, h);
+  *memory = own ? own : *memory;
+}
+
+void mgd_residency_begin_move_locked(struct mgd_machine *m, struct mgd_handle *h) {
+  count_move(m, h, 1);
+  mgd_residency_file_locked(m, h);
+}
+
+/* An orphan is filed nowhere. */
+void mgd_residency_end_move_locked(struct mgd_machine *m, struct mgd_handle *h) {
+  count_move(m, h, -1);
+  if (!h->closed) {
+    mgd_residency_unfile_locked(m, h);
+  }
+}
+
+/* ---- what there is */
+
+/* A storage that is pinned for several reasons counts under the first of the list (MGD_PINS). */
+static int64_t *pinned_as(struct mgd_residency_usage *u, const struct mgd_handle *h) {
+  int kind = 0;
+  while (kind + 1 < MGD_PIN_KINDS && h->pins_by[kind] == 0) {
+    kind++;
+  }
+  return &u->pinned[kind];
+}
+
+static int64_t *kind_of(const struct mgd_machine *m, struct mgd_residency_usage *u, const struct mgd_handle *h) {
+  switch (h->state) {
+    case MGD_RESIDENT:
+    case MGD_ARRIVING:
+      if (h->pins) {
+        return pinned_as(u, h);
+      }
+      if (__atomic_load_n(&h->in_use, __ATOMIC_RELAXED) != MGD_ALIVE) {
+        return &u->in_use;
+      }
+      return mgd_residency_is_refused_locked(m, h) ? &u->held : &u->idle;
+    case MGD_SPILLED:
+      return &u->spilled;
+    default:
+      return &u->moving;
+  }
+}
+
+int mgd_residency_read(struct mgd_machine *m, int device, struct mgd_residency_usage *out) {
+  int code = MGD_E_NO_DEVICE;
+  mgd_state_enter(m);
+  if (mgd_state_knows_device_locked(m, device)) {
+    const struct mgd_storages *s = &m->devices[device].storages;
+    mgd_wide guests = s->guest_bytes + s->departing;
+    *out =
+        (struct mgd_residency_usage){.storages = s->open, .guests = guests < INT64_MAX ? (int64_t)guests : INT64_MAX};
+    for (const struct mgd_handle *h = s->first; h; h = h->next) {
+      int64_t *kind = kind_of(m, out, h);
+      *kind = mgd_about_sum(*kind, h->bytes);
+    }
+    code = MGD_OK;
+  }
+  return mgd_state_leave(m, code);
+}

@@ -1,0 +1,312 @@
+// timeline.cpp: see timeline.h.
+#include "sim/device/timeline.h"
+
+#include <c10/util/Exception.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <mutex>
+#include <new>
+#include <string>
+#include <unordered_set>
+#include <utility>
+
+#include "clock/clock_testing.h"
+#include "core/core.h"
+#include "sim/device/engine.h"
+
+namespace managed::sim {
+namespace {
+
+mgd_clock *g_clock = nullptr;  // made once, before the first operator; leaked
+int g_devices = 0;
+mgd_speed g_speed{};
+Wiring g_wiring{};
+bool g_repeatable = false;
+std::atomic<bool> g_side_streams{false}, g_logging{false};
+thread_local int t_copier = 0;  // who issued this thread's last copy
+thread_local bool t_python = true;  // what this thread issues is Python's, as the clock was told
+std::array<std::atomic<int>, kMaxDevices> g_streams_given{};
+std::array<std::atomic<std::uint64_t>, kMaxDevices> g_streams_used{};
+constexpr int kCopyStreams = MGD_MAX_STREAMS - 2 * kUrgencies;  // the first of them
+thread_local int t_taker = -1;
+thread_local std::int64_t t_duration = -1;
+thread_local std::array<int, kMaxDevices> t_stream{};
+
+// The clock knows as many threads at once as it has streams. The last ones are those of the engine, one for each device;
+// of the others, those beyond their number share the last place.
+constexpr int kThreads = MGD_MAX_STREAMS - kMaxDevices;
+
+std::mutex &threads_mutex() {
+  static auto *mutex = new std::mutex;  // threads may end after static destructors have run
+  return *mutex;
+}
+std::array<bool, kThreads> g_thread_taken{};
+
+class ThreadPlace {
+ public:
+  ThreadPlace() {
+    const std::lock_guard<std::mutex> lock(threads_mutex());
+    while (number < kThreads - 1 && g_thread_taken[number]) number++;
+    g_thread_taken[number] = true;
+    if (number < kThreads - 1) mgd_clock_begin_thread(g_clock, number);
+  }
+  ~ThreadPlace() {
+    const std::lock_guard<std::mutex> lock(threads_mutex());
+    g_thread_taken[number] = false;
+  }
+  ThreadPlace(const ThreadPlace &) = delete;
+  ThreadPlace &operator=(const ThreadPlace &) = delete;
+
+  int number = 0;
+};
+
+int this_thread() {
+  thread_local const ThreadPlace place;
+  return place.number;
+}
+
+void check(int code) { TORCH_CHECK(code == MGD_OK, "the virtual clock failed: ", mgd_text_error(code)); }
+
+// Who issues to the device: in a repeatable backward pass, the thread that the engine has for it. What the engine issues
+// needs no lock of the interpreter, so in others the clock is told when that changes.
+int issuer(int device) {
+  const int caller = this_thread();
+  if (g_repeatable) return device != kHost && in_backward() ? kThreads + device : caller;
+  if (C10_UNLIKELY(in_backward() == t_python)) {
+    t_python = !t_python;
+    check(mgd_clock_lock_use(g_clock, caller, t_python));
+  }
+  return caller;
+}
+
+// The lanes of a card, and the uplink of a switch, in each direction.
+int lane_in(int device) { return device; }
+int lane_out(int device) { return kMaxDevices + device; }
+int uplink_in(int device) { return 2 * kMaxDevices + device / g_wiring.devices_per_switch; }
+int uplink_out(int device) { return 3 * kMaxDevices + device / g_wiring.devices_per_switch; }
+// What everything shares: the uplink of a last switch that there is only where each device has one, and so needs none.
+constexpr int kTrunk = 4 * kMaxDevices - 1;
+static_assert(kTrunk < MGD_MAX_BUSES);
+
+void join(mgd_clock *clock, int from, int to, int bus, double bytes_per_ns) {
+  check(mgd_clock_wiring_set_bus(clock, bus, bytes_per_ns));
+  check(mgd_clock_wiring_join_bus(clock, from, to, bus));
+}
+
+void join(mgd_clock *clock, int from, int to, int bus) { join(clock, from, to, bus, g_wiring.host.bytes_per_ns); }
+
+void connect(mgd_clock *clock, int from, int to, mgd_link link) {
+  check(mgd_clock_wiring_set_link(clock, from, to, link));
+  if (g_wiring.all_bytes_per_ns > 0) join(clock, from, to, kTrunk, g_wiring.all_bytes_per_ns);
+}
+
+void connect_host(mgd_clock *clock, int device) {
+  connect(clock, kHost, device, g_wiring.host), connect(clock, device, kHost, g_wiring.host);
+  if (g_wiring.peers_over_host) join(clock, kHost, device, lane_in(device)), join(clock, device, kHost, lane_out(device));
+  if (g_wiring.devices_per_switch > 1) join(clock, kHost, device, uplink_in(device)), join(clock, device, kHost, uplink_out(device));
+}
+
+void connect_peers(mgd_clock *clock, int from, int to) {
+  connect(clock, from, to, g_wiring.peer);
+  if (!g_wiring.peers_over_host) return;
+  join(clock, from, to, lane_out(from)), join(clock, from, to, lane_in(to));
+  if (g_wiring.devices_per_switch == 1 || uplink_in(from) == uplink_in(to)) return;
+  join(clock, from, to, uplink_out(from)), join(clock, from, to, uplink_in(to));
+}
+
+mgd_clock *new_clock() {
+  mgd_clock *clock;
+  check(mgd_clock_create(g_devices, &clock));
+  for (int i = 0; i < g_devices; i++) {
+    check(mgd_clock_wiring_set_speed(clock, i, g_speed));
+    connect_host(clock, i);
+    for (int j = 0; j < g_devices; j++)
+      if (i != j) connect_peers(clock, i, j);
+  }
+  return clock;
+}
+
+void before_fork() { mgd_clock_before_fork(g_clock); }
+void after_fork() { mgd_clock_after_fork(g_clock); }
+
+// Another thread may have held the lock of the threads at fork(). Nobody in the child has a log.
+void restart() noexcept {
+  after_fork();
+  g_logging = false;
+  try {
+    new (&threads_mutex()) std::mutex;
+    g_clock = new_clock();
+    take_bytes_again();
+  } catch (...) {  // out of memory: the old one will do in most cases
+  }
+}
+
+}  // namespace
+
+void timeline_create(int devices, const mgd_speed &speed, const Wiring &wiring, bool repeatable) {
+  g_devices = devices;
+  g_speed = speed;
+  if (repeatable) g_speed.python_ns = 0;  // who comes first at the interpreter's lock is the real machine's to say
+  g_wiring = wiring;
+  g_repeatable = repeatable;
+  g_clock = new_clock();
+}
+
+void timeline_survives_fork() { pthread_atfork(&before_fork, &after_fork, &restart); }
+
+int current_stream(int device) noexcept { return t_stream[device]; }
+
+int exchange_stream(int device, int stream) noexcept {
+  const int before = t_stream[device];
+  t_stream[device] = stream;
+  if (stream && !has_side_streams()) g_side_streams.store(true, std::memory_order_relaxed);
+  const std::uint64_t bit = std::uint64_t{1} << stream;
+  if (stream && !(streams_in_use(device) & bit)) g_streams_used[device].fetch_or(bit, std::memory_order_relaxed);
+  return before;
+}
+
+std::uint64_t streams_in_use(int device) noexcept { return 1 | g_streams_used[device].load(std::memory_order_relaxed); }
+
+int copy_stream(Way way, Urgency urgency) noexcept { return kCopyStreams + (way == Way::Out ? kUrgencies : 0) + static_cast<int>(urgency); }
+
+TakenBy::TakenBy(int stream) noexcept : before_(std::exchange(t_taker, stream)) {}
+TakenBy::~TakenBy() { t_taker = before_; }
+
+int taking_stream(int device) noexcept { return t_taker >= 0 ? t_taker : t_stream[device]; }
+
+// Round robin over the streams beside the default one, as CUDA's pool does.
+int new_stream(int device) noexcept { return 1 + g_streams_given[device].fetch_add(1, std::memory_order_relaxed) % (kCopyStreams - 1); }
+
+bool has_side_streams() noexcept { return g_side_streams.load(std::memory_order_relaxed); }
+
+std::int64_t exchange_duration(std::int64_t ns) noexcept { return std::exchange(t_duration, ns); }
+
+void charge(int device, const mgd_work &work) {
+  const double beyond = std::max(0.0, static_cast<double>(t_duration - g_speed.launch_ns)) * g_speed.bytes_per_ns;
+  const mgd_work told{MGD_WORK_ELEMENTWISE, MGD_FLOAT32, 0, beyond, work.name};
+  check(mgd_clock_run(g_clock, issuer(device), device, t_stream[device], t_duration < 0 ? &work : &told));
+}
+
+const char *log_name(const std::string &name) {
+  if (C10_LIKELY(!g_logging.load(std::memory_order_relaxed))) return nullptr;
+  static std::mutex mutex;
+  static auto *const names = new std::unordered_set<std::string>;
+  std::lock_guard<std::mutex> held(mutex);
+  return names->insert(name).first->c_str();
+}
+
+void start_log() {
+  check(mgd_clock_profile_start(g_clock));
+  g_logging = true;
+}
+
+void stop_log(mgd_span **spans, std::size_t *count) {
+  g_logging = false;
+  check(mgd_clock_profile_stop(g_clock, spans, count));
+}
+
+std::uint64_t last_copy() {
+  std::uint64_t number = 0;
+  check(mgd_clock_last_copy(g_clock, t_copier, &number));
+  return number;
+}
+
+void charge_copy(int from, int to, std::int64_t bytes, bool blocking, const char *name) {
+  if (from == to) return charge(to, {MGD_WORK_ELEMENTWISE, MGD_FLOAT32, 0, 2.0 * static_cast<double>(bytes), name});
+  const mgd_transfer transfer{from, from == kHost ? 0 : t_stream[from], to, to == kHost ? 0 : t_stream[to], bytes, blocking, name};
+  t_copier = issuer(from == kHost ? to : from);
+  check(mgd_clock_copy(g_clock, t_copier, &transfer));
+}
+
+void charge_copy_on(int from, int from_stream, int to, int to_stream, std::int64_t bytes, const char *name) {
+  const int thread = issuer(from == kHost ? to : from);
+  if (from == to) {
+    const mgd_work work{MGD_WORK_ELEMENTWISE, MGD_FLOAT32, 0, 2.0 * static_cast<double>(bytes), name};
+    return check(mgd_clock_run(g_clock, thread, to, to_stream, &work));
+  }
+  const mgd_transfer transfer{from, from_stream, to, to_stream, bytes, false, name};
+  t_copier = thread;
+  check(mgd_clock_copy(g_clock, t_copier, &transfer));
+}
+
+std::int64_t stream_time(int device, int stream) {
+  int64_t ns;
+  check(mgd_clock_stream_time(g_clock, device, stream, &ns));
+  return ns;
+}
+
+void record(int device, int stream, mgd_moment *m) { check(mgd_clock_record(g_clock, this_thread(), device, stream, m)); }
+
+void forget(mgd_moment *m) noexcept { mgd_clock_forget(g_clock, m); }
+
+void stream_wait(int device, int stream, const mgd_moment &m) { check(mgd_clock_stream_wait(g_clock, device, stream, &m)); }
+
+std::int64_t moment_time(mgd_moment *m) {
+  int64_t ns;
+  check(mgd_clock_moment_time(g_clock, m, &ns));
+  return ns;
+}
+
+void note_end(int device, int stream, mgd_moment *m) { check(mgd_clock_end(g_clock, device, stream, m)); }
+
+void set_clock_capacity(int device, std::size_t bytes) {
+  check(mgd_clock_hold_set_capacity(g_clock, device, static_cast<int64_t>(std::min<std::size_t>(bytes, INT64_MAX))));
+}
+
+mgd_hold *take_bytes(int device, int stream, std::size_t bytes) {
+  mgd_hold *hold = nullptr;
+  check(mgd_clock_hold_take(g_clock, device, stream, static_cast<int64_t>(bytes), &hold));
+  return hold;
+}
+
+void give_bytes(mgd_hold *hold, const mgd_moment *after) noexcept { mgd_clock_hold_give(g_clock, hold, after); }
+
+void hand_over_bytes(mgd_hold *hold, int stream, bool alone) noexcept { mgd_clock_hold_hand_over(g_clock, hold, stream, alone); }
+
+void start_audit() { check(mgd_clock_audit_start(g_clock)); }
+
+std::int64_t check_audit(int device) {
+  int64_t most;
+  check(mgd_clock_audit_check(g_clock, device, &most));
+  return most;
+}
+
+void host_wait(std::int64_t until) { check(mgd_clock_host_wait(g_clock, this_thread(), until)); }
+
+std::int64_t host_time() { return stream_time(kHost, this_thread()); }
+
+std::int64_t elapsed() {
+  int64_t ns;
+  check(mgd_clock_elapsed(g_clock, &ns));
+  return ns;
+}
+
+std::int64_t device_time(int device) {
+  int64_t ns;
+  check(mgd_clock_device_time(g_clock, device, &ns));
+  return ns;
+}
+
+std::int64_t worked(int device) {
+  int64_t ns;
+  check(mgd_clock_worked(g_clock, device, &ns));
+  return ns;
+}
+
+std::int64_t busy_time(int from, int to) {
+  int64_t ns;
+  check(mgd_clock_busy(g_clock, from, to, &ns));
+  return ns;
+}
+
+void link_between(int from, int to, std::int64_t *latency_ns, double *bytes_per_ns) {
+  mgd_link link{0, 0};
+  if (from != to) check(mgd_clock_wiring_get_link(g_clock, from, to, &link));
+  *latency_ns = link.latency_ns;
+  *bytes_per_ns = link.bytes_per_ns;
+}
+
+}  // namespace managed::sim

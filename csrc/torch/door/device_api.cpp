@@ -1,0 +1,105 @@
+// device_api.cpp: devices for csrc/python: their ids, their memory and how much of it may be used. What the functions
+// do is in api.h.
+#include <torch/csrc/Device.h>
+#include <torch/csrc/Exceptions.h>
+
+#include "torch/api.h"
+#include "torch/devices/devices.h"
+#include "torch/residency/guard.h"
+#include "torch/residency/hold.h"
+#include "torch/devices/registry.h"
+#include "torch/residency/room.h"
+
+namespace managed {
+namespace {
+
+// The id of the device that a program names, or -1 if there is no such device. "cuda" names a simulated device while
+// the simulator is attached. *any: the name has no index.
+int resolve(c10::Device d, bool* any) {
+  Registry& r = registry();
+  *any = d.type() != c10::kCPU && !d.has_index();
+  if (d.is_cpu()) return MGD_HOST;
+  discover();
+  const bool wants_sim = d.type() == c10::kPrivateUse1 || (d.is_cuda() && r.bridge);
+  if (!d.has_index()) return wants_sim ? r.sim[0].load() : d.is_cuda() ? r.cuda[0].load() : -1;
+  if (d.index() < 0 || d.index() >= kMaxIndex) return -1;
+  return wants_sim ? r.sim[d.index()].load() : d.is_cuda() ? r.cuda[d.index()].load() : -1;
+}
+
+std::string known_devices() {
+  std::string s = "cpu";
+  for (int id = 1; id < registry().count; id++) s += ", " + device_of(id).str();
+  return s;
+}
+
+// From now on nothing uses more than this many bytes of the device; what is there beyond them leaves as far as it can.
+// If a device fails, it throws that device's error.
+void set_budget(int device, int64_t bytes) {
+  const c10::Device d = device_of(device);
+  const Bridge* backend = backend_of(d.type());
+  if (!backend || !backend->limit) return;
+  const auto limit = [&] { backend->limit(d.index(), static_cast<std::size_t>(bytes)); };
+  limit();
+  // Bytes that have left may lie in the allocator's cache, or wait there for streams, and are no room then. Setting the
+  // limit again gives them back, so that no storage leaves in vain.
+  while (free_bytes(device) == 0 && make_room(device, 1, Hold::uses_of_this_thread(device))) limit();
+}
+
+} // namespace
+} // namespace managed
+
+using namespace managed;
+
+struct mgd_machine* mgd_torch_machine(void) { return machine(); }
+int64_t mgd_torch_now(void) { return now(); }
+
+int mgd_torch_observe(void) {
+  return guarded([] {
+    observe();
+    return 0;
+  });
+}
+
+int mgd_torch_device_id(PyObject* o, int* id, int* any) {
+  return guarded([&] {
+    c10::Device d(c10::kCPU);
+    if (THPDevice_Check(o)) {
+      d = reinterpret_cast<THPDevice*>(o)->device;
+    } else if (PyUnicode_Check(o)) {
+      const char* text = PyUnicode_AsUTF8(o);
+      if (!text) throw python_error();
+      d = c10::Device(std::string(text));
+    } else {
+      TORCH_CHECK_TYPE(PyLong_Check(o) && !PyBool_Check(o),
+                       "managed: a device is a torch.device, a string or an int, not ", Py_TYPE(o)->tp_name);
+      const long index = PyLong_AsLong(o);
+      if (index == -1 && PyErr_Occurred()) throw python_error();
+      TORCH_CHECK_VALUE(index >= 0 && index < kMaxIndex, "managed: there is no device ", index, "; there are ",
+                        known_devices());
+      d = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
+    }
+    bool unnamed = false;
+    const int found = resolve(d, &unnamed);
+    // "cuda" alone lets the manager pick, also when there is nothing to pick from.
+    TORCH_CHECK_VALUE(found >= 0 || (unnamed && (d.is_cuda() || d.type() == c10::kPrivateUse1)),
+                      "managed: there is no device ", d, "; there are ", known_devices(),
+                      registry().bridge || registry().count > 1
+                          ? ""
+                          : ". Without a GPU, managed.simulate(devices=4) makes simulated ones");
+    *id = found;
+    *any = unnamed;
+    return 0;
+  });
+}
+
+PyObject* mgd_torch_device(int id) {
+  return guarded([&] { return THPDevice_New(device_of(id)); });
+}
+
+int mgd_torch_set_budget(int device, int64_t bytes) {
+  return guarded([&] {
+    const NoGil no_gil;
+    set_budget(device, bytes);
+    return 0;
+  });
+}

@@ -1,0 +1,296 @@
+// hook.cpp: the chokepoint. Every operator call that meets a managed tensor,
+// from Python, C++, TorchScript or the autograd engine, passes here.
+//
+// On the path where nothing has to move it compares devices, lets the operator
+// run below the key, and marks what comes out; it takes no lock and calls no
+// Python. Which device, what to copy and what stays is decided elsewhere
+// (align.cpp, rules.cpp, core/place.c).
+#include "torch/entry/hook.h"
+
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/llvmMathExtras.h>
+#include <torch/csrc/jit/python/update_graph_executor_opt.h>
+#include <torch/csrc/jit/runtime/interpreter.h>
+
+#include <atomic>
+#include <optional>
+#include <vector>
+
+#include "torch/tensor/adopt.h"
+#include "torch/align/align.h"
+#include "torch/entry/aligned_call.h"
+#include "torch/api.h"
+#include "torch/align/requested_copies.h"
+#include "torch/devices/devices.h"
+#include "torch/align/exposure.h"
+#include "torch/devices/graphs.h"
+#include "torch/residency/guard.h"
+#include "torch/residency/hold.h"
+#include "torch/residency/out_of_memory.h"
+#include "torch/align/random.h"
+#include "torch/tensor/replica.h"
+#include "torch/tensor/state.h"
+#include "torch/threads/threads.h"
+#include "torch/residency/torture.h"
+#include "torch/devices/waiting.h"
+
+namespace managed {
+namespace {
+
+struct Counters {
+  std::atomic<int64_t> misaligned{0}; // calls whose operands stood apart
+  std::atomic<int64_t> aligned{0};    // of these, calls for which something was copied
+  std::atomic<int64_t> grouped{0};    // list operators split by device
+};
+Counters counters;
+std::atomic<int64_t> hits_before{0}; // of replicas, at the last reset
+
+thread_local bool frozen = false;
+
+// Calls f with each tensor that a value holds; lists of other things are left after their first element.
+template <class F>
+void each_tensor(const c10::IValue& v, const F& f) {
+  if (v.isTensor()) return f(v.toTensor());
+  if (!v.isList()) return;
+  for (const c10::IValue& e : v.toListRef()) {
+    if (!e.isTensor() && !e.isList() && !e.isNone()) return;
+    each_tensor(e, f);
+  }
+}
+
+// Written lists come back as arguments, so they are remembered before the kernel takes the stack.
+c10::SmallVector<c10::IValue, 2> written_lists(const OpFacts& f, const torch::jit::Stack& stack) {
+  c10::SmallVector<c10::IValue, 2> lists;
+  for (uint64_t left = f.written_lists; C10_UNLIKELY(left); left &= left - 1)
+    lists.push_back(stack[stack.size() - f.arguments + c10::llvm::countTrailingZeros(left)]);
+  return lists;
+}
+
+// Notes what a call writes, when it has written it: also when it fails half way.
+class Writes {
+ public:
+  Writes(const OpFacts& f, const torch::jit::Stack& stack) {
+    if (C10_LIKELY(sources_alive.load(std::memory_order_relaxed) == 0)) return;
+    for (uint64_t left = f.written; left; left &= left - 1)
+      values_.push_back(stack[stack.size() - f.arguments + c10::llvm::countTrailingZeros(left)]);
+  }
+  ~Writes() {
+    for (const c10::IValue& v : values_) each_tensor(v, invalidate_copies);
+  }
+  Writes(const Writes&) = delete;
+  Writes& operator=(const Writes&) = delete;
+
+ private:
+  c10::SmallVector<c10::IValue, 2> values_;
+};
+
+// Nothing leaves the host, so its storages need not be held.
+bool on_host(const OpFacts& f, const torch::jit::Stack& stack) {
+  bool all = true;
+  for (const TensorArg& a : f.tensors)
+    each_tensor(stack[stack.size() - f.arguments + a.index],
+                [&](const at::Tensor& t) { all &= !t.defined() || t.is_cpu(); });
+  return all;
+}
+
+void hold_operands(Hold& hold, const OpFacts& f, const torch::jit::Stack& stack) {
+  torture_now();
+  const std::size_t base = stack.size() - f.arguments;
+  const bool unknown_writes = f.route == Route::Open; // what others wrote may not say all that it does
+  for (const TensorArg& a : f.tensors)
+    each_tensor(stack[base + a.index], [&](const at::Tensor& t) {
+      if (only_looked_at(f, t)) return; // a view of bytes that are elsewhere brings none home
+      hold.add(t, unknown_writes || (a.flags & (kWritten | kHiddenWrite)));
+    });
+  hold.bring_home(f.c_name);
+}
+
+// The device of the first operand on an accelerator. An operator that is not torch's own launches on the current
+// device, and managed has chosen where its operands are.
+std::optional<c10::Device> to_be_current(const OpFacts& f, const torch::jit::Stack& stack) {
+  std::optional<c10::Device> device;
+  for (const TensorArg& a : f.tensors)
+    each_tensor(stack[stack.size() - f.arguments + a.index], [&](const at::Tensor& t) {
+      if (!device && t.defined() && id_of(t.device()) > MGD_HOST) device = t.device();
+    });
+  return device;
+}
+
+void run_kernel(Turn& turn, const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack,
+                const OpFacts& f) {
+  const bool host = !handles_enabled.load(std::memory_order_relaxed) || on_host(f, stack);
+  Hold hold(&turn);
+  try { // the text names what the operator holds
+    if (!host && holds_operands(f)) hold_operands(hold, f, stack);
+    const c10::OptionalDeviceGuard current(C10_UNLIKELY(f.is_foreign) ? to_be_current(f, stack) : std::nullopt);
+    if (meets_hook_inside(f, ks, host)) return op.redispatchBoxed(ks, &stack);
+    c10::impl::ExcludeDispatchKeyGuard no_key(kKey);
+    op.redispatchBoxed(ks, &stack);
+  } catch (const c10::OutOfMemoryError& e) {
+    rethrow_out_of_memory(e, f.name);
+  }
+}
+
+void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
+  const auto lists = written_lists(f, stack);
+  const Writes writes(f, stack);
+  for (uint64_t left = f.written; left; left &= left - 1)
+    each_tensor(stack[stack.size() - f.arguments + c10::llvm::countTrailingZeros(left)], renew_history);
+  // A recorded graph writes its operands and results whenever it is replayed, and no operator tells of it.
+  const bool exposes = f.outlives_call || recording_graphs.load(std::memory_order_relaxed);
+  if (C10_UNLIKELY(exposes))
+    for (const TensorArg& a : f.tensors) each_tensor(stack[stack.size() - f.arguments + a.index], expose);
+  std::optional<RequestedCopy> copy;
+  if (C10_UNLIKELY(f.copies_between_devices)) copy.emplace(f, stack);
+  // Until what is made can leave, too.
+  Turn turn(C10_UNLIKELY(f.copies_between_devices) && room_is_short() ? target_of_copy(f, stack) : MGD_HOST);
+  run_kernel(turn, op, ks, stack, f);
+  if (C10_UNLIKELY(copy.has_value())) copy->done(stack);
+  for (std::size_t i = stack.size() - f.returns; i < stack.size(); i++) {
+    each_tensor(stack[i], [&](const at::Tensor& t) { mark_result(t, f); });
+    if (C10_UNLIKELY(exposes)) each_tensor(stack[i], expose);
+  }
+  for (const c10::IValue& list : lists) each_tensor(list, mark_written);
+}
+
+// A list operator whose operands would fill too much of one device.
+bool is_large(const OpFacts& f, const torch::jit::Stack& stack) {
+  if (C10_LIKELY(f.alignment != Alignment::Rows) || !handles_enabled.load(std::memory_order_relaxed)) return false;
+  Load load;
+  for (const TensorArg& a : f.tensors) {
+    const c10::IValue& v = stack[stack.size() - f.arguments + a.index];
+    if (v.isList()) load.rows = std::max(load.rows, v.toListRef().size());
+    each_tensor(v, [&](const at::Tensor& t) { load.see(t); });
+  }
+  return load.wants_pieces();
+}
+
+// What TorchScript has optimised it differentiates by formulas of its own, in which no gradient crosses to another
+// device. Its first runs are as written, so that this comes before; the switch belongs to the thread.
+void run_scripts_as_written() {
+  if (c10::GradMode::is_enabled() && torch::jit::getGraphExecutorOptimize() &&
+      C10_UNLIKELY(!torch::jit::currentCallstack().empty()))
+    torch::jit::setGraphExecutorOptimize(false);
+}
+
+// Aligns and calls again from the top; false when nothing moved and the call may simply go on. An operator that writes
+// and returns an operand has written the copy of it then: finish() copies the values back, and on the stack the
+// original takes the copy's place.
+bool realign(const c10::OperatorHandle& op, torch::jit::Stack& stack, const OpFacts& f) try {
+  counters.misaligned.fetch_add(1, std::memory_order_relaxed);
+  run_scripts_as_written();
+  if (f.alignment == Alignment::Rows) {
+    counters.grouped.fetch_add(1, std::memory_order_relaxed);
+    call_rows(op, f, stack);
+    return true;
+  }
+  const std::size_t base = stack.size() - f.arguments;
+  std::vector<c10::IValue> originals;
+  for (const int16_t argument : f.returned) originals.push_back(argument < 0 ? c10::IValue() : stack[base + argument]);
+  WriteBacks write_backs;
+  if (!align(f, stack, base, write_backs)) return false;
+  counters.aligned.fetch_add(1, std::memory_order_relaxed);
+  call_aligned(op, f, stack);
+  // A result may be an operand itself, and so one of the kept copies. It is the program's from now on, and is no longer
+  // kept. A leaf's schema says which operand it returns (f.returned), so leaves need no look.
+  if (f.route != Route::Leaf)
+    for (std::size_t r = 0; r < f.returns; r++) each_tensor(stack[stack.size() - f.returns + r], give_up_replica_of);
+  if (write_backs.empty()) return true;
+  finish(write_backs);
+  for (std::size_t r = 0; r < f.returns; r++)
+    if (f.returned[r] >= 0) stack[stack.size() - f.returns + r] = originals[r];
+  return true;
+} catch (const c10::OutOfMemoryError& e) { // of a copy, or of what is written back
+  rethrow_out_of_memory(e, f.name);
+}
+
+// Torch's own error, or none where the kernel takes operands from several devices.
+void run_frozen(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
+  const bool apart = !together(f, stack, stack.size() - f.arguments);
+  try {
+    run_below(op, ks, stack, f);
+  } catch (c10::Error& e) {
+    if (apart)
+      e.add_context(
+          c10::str("managed: the operands of ", f.name,
+                   " are on different devices, and managed.frozen() lets nothing move by itself. Leave it, or "
+                   "bring them together with .to(device) first."));
+    throw;
+  }
+}
+
+} // namespace
+
+// An operator has written what a managed tensor gave it into the plain tensor t. So t becomes managed, and its base
+// too: in `out[0] = y` the view dies at once. Other plain tensors over the storage stay plain and may write unseen, so
+// no copy of its bytes is kept. In a backward pass only t is marked, because operators come to the hook there without a
+// managed operand.
+void mark_written_slow(const at::Tensor& t) {
+  mark(t);
+  if (mgd_torch_in_backward() || t.layout() != at::kStrided || !t.has_storage()) return;
+  const bool is_view = t.is_view();
+  if (t.storage().use_count() > (is_view ? 2 : 1)) lend_in_place(t);
+  if (is_view) mark(at::Tensor(t._base()));
+}
+
+void mark_result(const at::Tensor& t, const CallFacts& f) {
+  if (C10_UNLIKELY(!t.defined())) return;
+  if (C10_LIKELY(f.written == 0)) mark(t);
+  else mark_written(t);
+  const bool is_view = f.reads_shape_only && !f.results_are_new;
+  if (is_view && C10_UNLIKELY(t.unsafeGetTensorImpl()->autograd_meta() != nullptr)) mark_tangent(t);
+  if (C10_LIKELY(!is_view && (f.alignment != Alignment::Never || !mgd_torch_in_backward())))
+    give_handle(t, f.results_are_new);
+}
+
+bool is_frozen() { return frozen; }
+
+bool align_call(const c10::OperatorHandle& op, torch::jit::Stack& stack, const OpFacts& f) {
+  const OperatorSection visit;
+  return !just_aligned(f) && !together(f, stack, stack.size() - f.arguments) && !frozen && realign(op, stack, f);
+}
+
+void chokepoint(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
+  const OperatorSection visit;
+  if (C10_UNLIKELY(visit.is_late())) return from_top(op, ks, &stack);
+  if (f.alignment != Alignment::Never && !just_aligned(f) &&
+      C10_UNLIKELY(!together(f, stack, stack.size() - f.arguments) || is_large(f, stack))) {
+    if (C10_UNLIKELY(frozen)) return run_frozen(op, ks & kBelow, stack, f);
+    if (realign(op, stack, f)) return;
+  }
+  run_below(op, ks & kBelow, stack, f);
+}
+
+void from_top(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) { op.callBoxed(stack); }
+
+void boxed(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack* stack) {
+  const OpFacts& f = facts_of(op);
+  const OneStream stream(f, *stack);
+  chokepoint(op, ks, *stack, f);
+}
+
+} // namespace managed
+
+using namespace managed;
+
+int mgd_torch_set_frozen(int value) {
+  const bool old = frozen;
+  frozen = value != 0;
+  return old;
+}
+
+PyObject* mgd_torch_counters(void) {
+  return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L}", "misaligned_calls", static_cast<long long>(counters.misaligned),
+                       "aligned_calls", static_cast<long long>(counters.aligned), "grouped_calls",
+                       static_cast<long long>(counters.grouped), "replica_hits",
+                       static_cast<long long>(replica_hits() - hits_before), "host_waits",
+                       static_cast<long long>(host_waits(false)));
+}
+
+int mgd_torch_reset_counters(void) {
+  counters.misaligned = counters.aligned = counters.grouped = 0;
+  hits_before = replica_hits();
+  host_waits(true);
+  return 0;
+}

@@ -1,0 +1,414 @@
+// executor.cpp: see executor.h.
+#include "torch/residency/executor.h"
+
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "torch/devices/devices.h"
+#include "torch/tensor/host_memory.h"
+#include "torch/tensor/record.h"
+#include "torch/residency/transfer.h"
+#include "torch/devices/waiting.h"
+
+namespace managed {
+
+std::atomic<bool> overwrite_freed{false};
+
+namespace {
+
+StorageHandle* handle_from(const mgd_action& a) { return static_cast<StorageHandle*>(a.handle); }
+HostMemory* memory_from(const mgd_action& a) { return static_cast<HostMemory*>(a.memory); }
+
+// ---- blocks
+
+thread_local int64_t requested = 0;
+thread_local bool no_room_making = false;
+
+// For the block that is requested while it lives, no storage leaves.
+class AsGuest {
+ public:
+  AsGuest() { no_room_making = true; }
+  ~AsGuest() { no_room_making = false; }
+};
+
+c10::DataPtr allocate_on(int device, std::size_t bytes, Urgency urgency, bool if_room = false) {
+  struct Request {
+    explicit Request(std::size_t n) { requested = static_cast<int64_t>(n); }
+    ~Request() { requested = 0; }
+  } const request(bytes);
+  const c10::Device d = device_of(device);
+  return backend_of(d.type())->allocate_for_copy(d.index(), bytes, urgency, if_room);
+}
+
+// What `allocate` returns, or nothing where there is no memory. A driver that refuses for another reason says so by an
+// error that is no lack of memory.
+template <class Allocate>
+auto or_nothing(const Allocate& allocate) -> decltype(allocate()) {
+  constexpr int32_t kNoMemory = 2; // cudaErrorMemoryAllocation
+  try {
+    return allocate();
+  } catch (const c10::AcceleratorError& e) {
+    if (e.get_error_code() != kNoMemory) throw;
+  } catch (const std::exception&) {
+  }
+  return {};
+}
+
+HostMemory* try_allocate_host(const StorageHandle& h) {
+  return or_nothing([&] { return allocate_host(h.size(), device_of(h.home).type()); });
+}
+
+// A block for which nobody leaves, or nothing when there is no room for it.
+c10::DataPtr try_allocate_on(int device, std::size_t bytes, Urgency urgency) {
+  const AsGuest guest;
+  return or_nothing([=] { return allocate_on(device, bytes, urgency, true); });
+}
+
+// ---- copies
+
+// Between places of a storage whose home is that device, or from one of them to others.
+CopyPtr begin_copy(int home, int to, void* target, int from, const void* source, std::size_t bytes, Urgency urgency,
+                   c10::ArrayRef<CopyPtr> after, const PointPtr& point = nullptr) {
+  const bool on_host = to == MGD_HOST && from == MGD_HOST;
+  const c10::Device d = device_of(on_host ? home : from == MGD_HOST ? to : from);
+  const Bridge* backend = backend_of(d.type());
+  if (on_host && backend->values) { // no device has a part in it
+    for (const CopyPtr& copy : after) wait_for(copy);
+    std::memcpy(target, source, bytes);
+    return nullptr;
+  }
+  auto index = [](int id) { return id == MGD_HOST ? -1 : static_cast<int>(device_of(id).index()); };
+  return backend->begin_copy(index(to), target, index(from), source, bytes, urgency, after, point);
+}
+
+// Behind all operators on the storage. What may have written it past them is behind nothing but all that was issued.
+PointPtr point_behind(const StorageHandle& h) { return h.was_lent ? nullptr : point_after(h.home, h.points); }
+
+// Records one move of a storage in the history of the tensor that the program named last, with the time that this
+// thread spent on it.
+class Timed {
+ public:
+  Timed(enum mgd_event_kind kind, enum mgd_reason why, const mgd_action& a) {
+    e_.time = now();
+    e_.object = handle_from(a)->object;
+    e_.kind = static_cast<int16_t>(kind);
+    e_.reason = static_cast<int16_t>(why);
+    e_.from = static_cast<int16_t>(a.from);
+    e_.to = static_cast<int16_t>(a.to);
+    e_.bytes = a.bytes;
+  }
+  void done() {
+    e_.duration = now() - e_.time;
+    record(e_);
+  }
+
+ private:
+  mgd_event e_{};
+};
+
+// ---- away
+
+void end_spill(StorageHandle* h, int to, HostMemory* memory) {
+  void* left = nullptr;
+  mgd_evict_end(machine(), h, to, memory, &left);
+  free_host(left);
+  if (mgd_handle_put(h, 1)) delete h;
+  count_change();
+}
+
+// The block that the bytes are in now, out of the handle; who reads them there finds an exception from now on.
+c10::DataPtr take_bytes(StorageHandle& h, int from) {
+  if (from != h.home) return std::exchange(h.guest, {});
+  if (h.coming.get_context()) return std::exchange(h.coming, {});
+  c10::DataPtr block;
+  take_block(h, &block);
+  return block;
+}
+
+// The bytes are at `to`, or will be when `copy` has ended. Gives the block back that they leave, and then files the
+// storage as spilled: an operator that wants the bytes waits until that is done. `copied`: the copy comes after all
+// kernels that use the block.
+void leave(StorageHandle* h, int from, int to, HostMemory* memory, const CopyPtr& copy, bool copied) {
+  c10::DataPtr old = take_bytes(*h, from);
+  if (C10_UNLIKELY(overwrite_freed.load(std::memory_order_relaxed)) && old.device().type() == c10::kPrivateUse1 &&
+      backend_of(c10::kPrivateUse1)->values)
+    std::memset(old.mutable_get(), 0xCB, h->size());
+  const CopyPtr before = std::exchange(h->last, to == MGD_HOST ? nullptr : copy);
+  (copied ? free_idle_block : free_block)(old, copy ? copy : before, h->size());
+  end_spill(h, to, memory);
+}
+
+// False when the peer has no room after all.
+bool spill_to_peer(StorageHandle* h, const mgd_action& a, Urgency urgency) {
+  c10::DataPtr guest = try_allocate_on(a.to, h->size(), urgency);
+  if (!guest.get()) return false;
+  tell_owner(guest, MGD_HOLD_GUEST);
+  CopyPtr copy = begin_copy(h->home, a.to, guest.mutable_get(), a.from, h->block.get(), h->size(), urgency, h->last,
+                            point_behind(*h));
+  h->guest = std::move(guest);
+  leave(h, a.from, a.to, nullptr, copy, true);
+  return true;
+}
+
+// Begins to copy the bytes to the host, into `memory` or, where that is null, into new memory, which is returned. Null:
+// the host has none.
+HostMemory* begin_copy_to_host(StorageHandle* h, int from, HostMemory* memory, Urgency urgency, CopyPtr* copy) {
+  HostMemory* made = memory ? nullptr : try_allocate_host(*h);
+  if (!memory && !made) return nullptr;
+  HostMemory* target = memory ? memory : made;
+  try {
+    const void* source = from == h->home ? h->block.get() : h->guest.get();
+    const CopyPtr after[] = {last_copy(target), h->last}; // which may still read the block that is given up behind this
+    const PointPtr point = from == h->home ? point_behind(*h) : nullptr;
+    *copy = begin_copy(h->home, MGD_HOST, data_of(target), from, source, h->size(), urgency, after, point);
+  } catch (...) {
+    free_host(made);
+    throw;
+  }
+  last_copy(target) = *copy;
+  return target;
+}
+
+bool spill_to_host(StorageHandle* h, const mgd_action& a, Urgency urgency) {
+  CopyPtr copy;
+  HostMemory* memory = begin_copy_to_host(h, a.from, memory_from(a), urgency, &copy);
+  if (!memory) return false;
+  leave(h, a.from, MGD_HOST, memory, copy, true);
+  return true;
+}
+
+// What this thread starts on the device from now on comes after the copy that brings the bytes.
+void join(StorageHandle& h) {
+  if (h.last) h.last->order(h.coming);
+  restore_pointer(h, std::exchange(h.coming, {}));
+  h.last = nullptr;
+  note_points(h, h.home); // the streams wait for the copy from now on
+}
+
+// False when the bytes stay: the host had no memory, or a device failed. Its error is in *failure then.
+bool spill(const mgd_action& a, Urgency urgency, std::exception_ptr* failure) {
+  StorageHandle* h = handle_from(a);
+  Timed event(MGD_EV_SPILL, urgency == Urgency::Now ? MGD_WHY_PRESSURE : MGD_WHY_PLANNED, a);
+  bool left = false;
+  try {
+    if (h->coming.get_context()) join(*h); // the host's copy is not good: somebody is about to write the bytes
+    left = (a.to != MGD_HOST && spill_to_peer(h, a, urgency)) || spill_to_host(h, a, urgency);
+  } catch (const std::exception&) {
+    *failure = std::current_exception();
+  }
+  if (left) event.done();
+  else end_spill(h, -1, nullptr);
+  return left;
+}
+
+void drop(const mgd_action& a, Urgency urgency) {
+  Timed event(MGD_EV_DROP, urgency == Urgency::Now ? MGD_WHY_PRESSURE : MGD_WHY_PLANNED, a);
+  leave(handle_from(a), a.from, MGD_HOST, memory_from(a), nullptr, false); // kernels may still read the bytes
+  event.done();
+}
+
+// ---- home
+
+void end_restore(StorageHandle* h, enum mgd_residency state) {
+  void* left = nullptr;
+  mgd_restore_end(machine(), h, state, &left);
+  free_host(left);
+  count_change();
+}
+
+// Begins to copy the bytes into `block`.
+CopyPtr begin_return(StorageHandle* h, const mgd_action& a, c10::DataPtr& block, Urgency urgency) {
+  HostMemory* memory = a.from == MGD_HOST ? memory_from(a) : nullptr;
+  const CopyPtr after = memory ? last_copy(memory) : h->last;
+  const void* source = memory ? data_of(memory) : h->guest.get();
+  CopyPtr copy = begin_copy(h->home, a.to, block.mutable_get(), a.from, source, h->size(), urgency, after);
+  if (memory) last_copy(memory) = copy;
+  return copy;
+}
+
+// The bytes come home by `copy`: a guest is one no more. Who has their pointer may write at any time, so no copy of
+// them counts as current.
+void come_home(StorageHandle* h, const CopyPtr& copy) {
+  if (h->was_lent.load(std::memory_order_relaxed)) mgd_handle_write(h);
+  c10::DataPtr guest = std::exchange(h->guest, {});
+  free_idle_block(guest, copy, h->size());
+}
+
+} // namespace
+
+int64_t requested_by_this_thread() { return requested; }
+bool makes_no_room() { return no_room_making; }
+
+int64_t carry_out(const mgd_action* actions, std::size_t n, std::exception_ptr* failure, int64_t* forgotten,
+                  Urgency urgency) {
+  int64_t left = 0;
+  for (const mgd_action* a = actions; a != actions + n; a++) {
+    if (a->kind == MGD_DO_SPILL) left += spill(*a, urgency, failure);
+    if (a->kind == MGD_DO_DROP) drop(*a, urgency), left++;
+    if (a->kind == MGD_DO_FORGET) {
+      free_host(a->memory);
+      if (forgotten) ++*forgotten;
+    }
+  }
+  return left;
+}
+
+void carry_home(const mgd_action& a) {
+  StorageHandle* h = handle_from(a);
+  if (a.kind == MGD_DO_JOIN) {
+    try {
+      join(*h);
+    } catch (...) {
+      end_restore(h, MGD_ARRIVING);
+      throw;
+    }
+    return end_restore(h, MGD_RESIDENT);
+  }
+  Timed event(MGD_EV_RESTORE, MGD_WHY_NEEDED, a);
+  c10::DataPtr block;
+  CopyPtr copy;
+  try {
+    block = allocate_on(a.to, h->size(), Urgency::Now);
+    copy = begin_return(h, a, block, Urgency::Now);
+    if (copy) copy->order(block);
+  } catch (...) {
+    free_idle_block(block, copy, h->size());
+    end_restore(h, MGD_SPILLED);
+    throw;
+  }
+  come_home(h, copy);
+  h->last = nullptr;
+  restore_pointer(*h, std::move(block));
+  end_restore(h, MGD_RESIDENT);
+  event.done();
+}
+
+void give_up(const mgd_action& a) {
+  if (a.kind == MGD_DO_RESTORE) end_restore(handle_from(a), MGD_SPILLED);
+  if (a.kind == MGD_DO_JOIN) end_restore(handle_from(a), MGD_ARRIVING);
+}
+
+// ---- from where they are
+
+namespace {
+
+// A use of the bytes, wherever they are.
+class Use {
+ public:
+  explicit Use(StorageHandle& h) : handle_(h), user_(this_user()) { mgd_handle_use(&h, user_, next_tick()); }
+  ~Use() {
+    if (mgd_handle_unuse(&handle_, user_, 1)) delete &handle_;
+  }
+  Use(const Use&) = delete;
+  Use& operator=(const Use&) = delete;
+
+ private:
+  StorageHandle& handle_;
+  mgd_user* const user_;
+};
+
+// Begins what brings one storage home; room is not asked for. False: others move it. *n: 0 if it is at home.
+bool begin_one(StorageHandle& h, std::array<mgd_action, 1 + MGD_MAX_DEVICES>& plan, std::size_t* n) {
+  int64_t room[MGD_MAX_DEVICES];
+  std::fill(std::begin(room), std::end(room), INT64_MAX);
+  *n = plan.size();
+  mgd_handle* handle = &h;
+  int device = h.home;
+  return mgd_restore_begin(machine(), &handle, 1, room, plan.data(), n, &device) == MGD_OK;
+}
+
+} // namespace
+
+// A restore has begun, and ends as failed: in between nobody else moves or frees the bytes.
+bool copy_from_where_it_is(StorageHandle& h, std::size_t offset, std::size_t bytes, int to, void* target,
+                           const c10::DataPtr* block, int* from) {
+  const Use use(h);
+  const Transfer moving;
+  std::array<mgd_action, 1 + MGD_MAX_DEVICES> plan;
+  std::size_t n = 0;
+  if (!begin_one(h, plan, &n)) return false;
+  if (n && plan[0].kind == MGD_DO_JOIN) {
+    carry_home(plan[0]);
+    n = 0;
+  }
+  const int where = n ? plan[0].from : h.home;
+  HostMemory* memory = where == MGD_HOST ? memory_from(plan[0]) : nullptr;
+  if (from) *from = where;
+  try {
+    const void* source = memory ? data_of(memory) : n ? h.guest.get() : h.block.get();
+    const CopyPtr after = memory ? last_copy(memory) : n ? h.last : nullptr;
+    CopyPtr copy = begin_copy(h.home, to, target, where, static_cast<const char*>(source) + offset, bytes,
+                              Urgency::Now, after);
+    if (block && copy && n) {
+      copy->order(*block);
+      (memory ? last_copy(memory) : h.last) = copy;
+    } else {
+      wait_for(copy);
+    }
+  } catch (...) {
+    if (n) give_up(plan[0]);
+    throw;
+  }
+  if (n) give_up(plan[0]);
+  return true;
+}
+
+// ---- ahead of need
+
+namespace {
+
+bool begin_coming(StorageHandle* h, const mgd_action& a) {
+  c10::DataPtr block = try_allocate_on(a.to, h->size(), Urgency::Soon);
+  if (!block.get()) return false;
+  tell_owner(block, MGD_HOLD_MANAGED);
+  CopyPtr copy = begin_return(h, a, block, Urgency::Soon);
+  come_home(h, copy);
+  h->coming = std::move(block);
+  h->last = std::move(copy);
+  return true;
+}
+
+void fetch(const mgd_action& a) {
+  StorageHandle* h = handle_from(a);
+  Timed event(MGD_EV_RESTORE, MGD_WHY_PLANNED, a);
+  bool comes = false;
+  try {
+    comes = begin_coming(h, a);
+  } catch (const std::exception&) {
+  }
+  end_restore(h, comes ? MGD_ARRIVING : MGD_SPILLED);
+  if (comes) event.done();
+  if (mgd_handle_put(h, 1)) delete h;
+}
+
+void make_spare(const mgd_action& a) {
+  StorageHandle* h = handle_from(a);
+  Timed event(MGD_EV_SPARE, MGD_WHY_PLANNED, a);
+  HostMemory* memory = nullptr;
+  CopyPtr copy;
+  try {
+    if (h->coming.get_context()) join(*h);
+    memory = begin_copy_to_host(h, a.from, memory_from(a), Urgency::Soon, &copy);
+  } catch (const std::exception&) {
+  }
+  if (memory) h->last = copy;
+  end_spill(h, memory ? h->home : -1, memory);
+  if (memory) event.done();
+}
+
+} // namespace
+
+void carry_out_planned(const mgd_action* actions, std::size_t n) {
+  std::exception_ptr ignored;
+  for (const mgd_action* a = actions; a != actions + n; a++) {
+    if (a->kind == MGD_DO_SPARE) make_spare(*a);
+    else if (a->kind == MGD_DO_RESTORE) fetch(*a);
+    else carry_out(a, 1, &ignored, nullptr, Urgency::Soon);
+  }
+}
+
+} // namespace managed

@@ -1,0 +1,97 @@
+// out_of_memory.cpp: see out_of_memory.h. Owns the text: what was asked, who holds what, what to do next.
+//
+// It begins with the allocator's own words, " out of memory." among them, by which
+// programs that look for a batch size that fits recognise the error.
+#include "torch/residency/out_of_memory.h"
+
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <set>
+#include <sstream>
+
+#include "torch/devices/devices.h"
+#include "torch/threads/errors.h"
+#include "torch/tensor/record.h"
+
+namespace managed {
+namespace {
+
+void add_part(std::ostringstream& s, const char* what, int64_t bytes) {
+  if (bytes) s << ", " << readable(bytes) << " " << what;
+}
+
+// Bytes that the program has of the device and of which managed knows no storage.
+int64_t others_of(int id, const mgd_residency_usage& u) {
+  const c10::Device d = device_of(id);
+  mgd_usage ledger{};
+  if (mgd_ledger_usage(machine(), id, &ledger) != MGD_OK) return 0;
+  const int64_t all = c10::getDeviceAllocator(d.type())->getDeviceStats(d.index()).allocated_bytes[0].current;
+  int64_t known = u.idle + u.in_use + u.held + u.moving + u.guests + ledger.by_owner[MGD_REPLICA];
+  for (const int64_t pinned : u.pinned) known += pinned;
+  return std::max<int64_t>(0, all - known);
+}
+
+void add_device(std::ostringstream& s, int id) {
+  mgd_residency_usage u{};
+  if (mgd_residency_read(machine(), id, &u) != MGD_OK) return;
+  s << "\n  " << device_of(id) << ": ";
+  if (!has_context(device_of(id))) {
+    s << "not used by this process";
+    return;
+  }
+  const int64_t free = free_bytes(id);
+  s << readable(free) << " free";
+  add_part(s, "between blocks or waiting for kernels", bytes_free_soon(id) - free);
+  add_part(s, "could leave", u.idle);
+  add_part(s, "in use by operators", u.in_use);
+  static constexpr const char* reasons[] = {
+#define X(name, text) text,
+      MGD_PINS(X)
+#undef X
+  };
+  for (int kind = 0; kind < MGD_PIN_KINDS; kind++) add_part(s, reasons[kind], u.pinned[kind]);
+  add_part(s, "whose storages the program holds", u.held);
+  add_part(s, "on the way", u.moving);
+  add_part(s, "of other devices' tensors", u.guests);
+  add_part(s, "in plain or small tensors, which never leave", others_of(id, u));
+  add_part(s, "of its tensors elsewhere", u.spilled);
+}
+
+std::string table() {
+  std::ostringstream s;
+  for (int id = 1; id < device_count(); id++) add_device(s, id);
+  int64_t used = 0, limit = 0, peak = 0;
+  mgd_host_usage(machine(), &used, &limit, &peak);
+  s << "\n  cpu: " << readable(used) << " of tensors that left their device";
+  if (limit != INT64_MAX) s << " (limit " << readable(limit) << ")";
+  return s.str();
+}
+
+constexpr const char* kAdvice =
+    "\nTensors that nobody used were moved away first, and this was not enough. Try a smaller batch, "
+    "torch.utils.checkpoint around large blocks, or more "
+    "devices (module.cuda(disperse=True)); unpin() what need not stay, let go of untyped_storage() and the like, and "
+    "raise managed.budget() where it is the limit.";
+
+} // namespace
+
+void throw_no_room(int device, mgd_handle* const* operands, std::size_t n, const char* operator_name) {
+  const std::set<const mgd_handle*> storages(operands, operands + n); // views of one count once
+  int64_t bytes = 0;
+  for (const mgd_handle* h : storages) bytes += h->home == device ? h->bytes : 0;
+  throw_out_of_memory(c10::str("managed: ", device_of(device), " out of memory. ",
+                               operator_name ? operator_name : "A copy", " needs ", storages.size(),
+                               " storages together, ", readable(bytes), " of them there.", table(), kAdvice));
+}
+
+std::string with_table(const std::string& error, const std::string& where) {
+  return c10::str("managed: ", error, where.empty() ? "" : " (in " + where + ")", table(), kAdvice);
+}
+
+void rethrow_out_of_memory(const c10::OutOfMemoryError& e, const std::string& where) {
+  throw_out_of_memory(with_table(e.what_without_backtrace(), where));
+}
+
+} // namespace managed

@@ -1,0 +1,108 @@
+// room.cpp: see room.h.
+#include "torch/residency/room.h"
+
+#include <algorithm>
+#include <array>
+#include <climits>
+#include <exception>
+#include <vector>
+
+#include "core/testing.h"
+#include "torch/devices/devices.h"
+#include "torch/residency/executor.h"
+#include "torch/residency/garbage.h"
+#include "torch/tensor/replica.h"
+#include "torch/residency/steps.h"
+#include "torch/residency/transfer.h"
+#include "torch/residency/admission.h"
+#include "torch/devices/waiting.h"
+
+namespace managed {
+
+namespace {
+
+constexpr std::size_t kPlan = 32; // actions of one plan; more room takes another plan
+constexpr int kTries = 2;         // plans none of whose actions succeeded, before it gives up
+
+// Plans one departure or several and carries them out. Returns what mgd_evict_begin() said; *left and *forgotten as
+// carry_out() has them.
+int let_somebody_leave(int device, int64_t bytes, int64_t own_uses, const int64_t* room, int64_t* left,
+                       int64_t* forgotten, std::exception_ptr* failure) {
+  const Transfer moving;
+  std::array<mgd_action, kPlan> plan;
+  std::size_t n = plan.size();
+  const int code = mgd_evict_begin(machine(), device, bytes, room, own_uses, plan.data(), &n);
+  if (code == MGD_OK) *left = carry_out(plan.data(), n, failure, forgotten);
+  const auto goes_to_host = [](const mgd_action& a) { return a.to == MGD_HOST; };
+  if (code == MGD_OK && std::any_of(plan.data(), plan.data() + n, goes_to_host)) begin_steps(device);
+  return code;
+}
+
+// Free bytes of each device that could take guests of this one, as the devices' allocators report them; it takes their
+// locks. A simulated device and one that is not are no peers.
+void read_room(int device, int64_t room[MGD_MAX_DEVICES]) {
+  const int n = device_count();
+  for (int id = 0; id < n; id++) room[id] = device_of(id).type() == device_of(device).type() ? free_bytes(id) : 0;
+}
+
+// One attempt to make room. True as soon as anything came free, so that the caller asks its allocator again: kept
+// copies were dropped, a storage left, or another thread freed bytes. A locked allocator gets one search and no
+// waiting. `waits`: only a caller that holds nothing waits here, until the deadline, and only while another thread may
+// still free something. A plan that failed (no memory on the host, a device that failed) is tried again, kTries times
+// in all.
+bool find_room(int device, int64_t bytes, int64_t own_uses, Caller caller, std::exception_ptr* failure) {
+  const bool locked = caller == Caller::LockedAllocator;
+  const uint64_t freed_before = change_count();
+  const int64_t missing = std::max<int64_t>(1, bytes - free_bytes(device));
+  if (drop_replicas(device, missing, locked, locked)) return true;
+  int64_t room[MGD_MAX_DEVICES] = {};
+  if (!locked) read_room(device, room);
+  // Who brings operands home waits in hold.cpp, where it holds nothing.
+  const bool waits = caller == Caller::Free && requested_by_this_thread() == 0;
+  const int64_t deadline = now() + kPatience;
+  begin_turns(device);
+  int failures = 0;
+  for (;;) {
+    const uint64_t before = change_count();
+    int64_t left = 0, forgotten = 0;
+    const int code = let_somebody_leave(device, missing, own_uses, room, &left, &forgotten, failure);
+    if (left || (!locked && drop_replicas(device, missing, true))) return true; // what was used last goes last
+    if (code == MGD_OK) { // the host has no memory, or a device failed; copies that were freed are progress
+      failures += forgotten == 0;
+      if (failures < kTries) continue;
+      return false;
+    }
+    if (locked) return false;
+    const bool more_to_come = code == MGD_E_BUSY || unfinished_deaths.load() > 0;
+    if (change_count() != freed_before) return true; // another thread has freed bytes: the caller looks again
+    if (!waits || !more_to_come || !wait_for_change(before, deadline)) return false;
+  }
+}
+
+} // namespace
+
+bool make_room(int device, int64_t bytes, int64_t own_uses, Caller caller) {
+  if (makes_no_room()) return false;
+  std::exception_ptr failure;
+  if (find_room(device, bytes, own_uses, caller, &failure) || (caller == Caller::Free && collect_garbage()))
+    return true;
+  if (failure && caller != Caller::LockedAllocator) std::rethrow_exception(failure);
+  return false;
+}
+
+int64_t spill_some(uint32_t odds, uint64_t* seed) {
+  int64_t left = 0;
+  std::exception_ptr ignored; // what cannot leave stays
+  const Transfer moving;
+  for (int id = 1; id < device_count(); id++) {
+    mgd_residency_usage there{};
+    mgd_residency_read(machine(), id, &there);
+    std::vector<mgd_action> plan(2 * static_cast<std::size_t>(there.storages) + 2); // each may cost a spare of another
+    std::size_t n = plan.size();
+    if (mgd_evict_random(machine(), id, odds, seed, plan.data(), &n) != MGD_OK) continue;
+    left += carry_out(plan.data(), n, &ignored);
+  }
+  return left;
+}
+
+} // namespace managed

@@ -1,0 +1,167 @@
+// record.cpp: owns the way of an event into the trace, and the warnings that
+// come up on the way and wait until somebody may say them.
+//
+// It runs inside operators, in any thread, with or without the GIL: it calls no
+// Python and raises nothing. Where the program stands is asked of a function that
+// the binding gives, since only the binding knows frames.
+#include "torch/tensor/record.h"
+
+#include <c10/core/ScalarType.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/python_function.h>
+
+#include <atomic>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <sstream>
+#include <string>
+#include <typeinfo>
+
+#include "torch/api.h"
+#include "torch/facts/compat.h"
+#include "torch/devices/devices.h"
+#include "torch/tensor/exposure_table.h"
+#include "torch/threads/forks.h"
+
+namespace managed {
+namespace {
+
+std::atomic<uint32_t (*)()> frames_site{nullptr};
+std::atomic<void (*)()> wake_interpreter{nullptr};
+
+struct Warning {
+  std::string text;
+  uint32_t site;
+  bool is_of_copies;
+};
+// Of copies at most one for each call site. Never destroyed: the engine's threads may outlive static destructors.
+struct PendingWarnings {
+  std::mutex mutex; // a leaf: nothing is called while it is held
+  std::deque<Warning> list;
+};
+std::mutex& pending_mutex();
+PendingWarnings& pending() {
+  static auto* w = [] {
+    survive_fork<pending_mutex>();
+    return new PendingWarnings;
+  }();
+  return *w;
+}
+std::mutex& pending_mutex() { return pending().mutex; }
+const MadeAtStart pending_at_start([] { pending(); });
+
+// A function of the program's own takes the GIL to say its name, and an allocator's lock may be held here, for which
+// the GIL's owner waits. The name is that of its type, which lives while the function runs. The node is known by its
+// own type's name, because torch exports nothing else of it.
+std::string name_of(const torch::autograd::Node& node) {
+  if (std::strcmp(typeid(node).name(), "N5torch8autograd6PyNodeE") != 0) return node.name();
+  const PyObject* function = object_of_function(static_cast<const torch::autograd::PyNode&>(node));
+  return function ? Py_TYPE(function)->tp_name : "a function";
+}
+
+// In the engine's own threads no line of Python runs; the node that does is the next best name.
+uint32_t backward_site() {
+  const auto node = torch::autograd::get_current_node();
+  if (!node) return 0;
+  const std::string name = "backward of " + name_of(*node);
+  const mgd_site site{"", name.c_str(), 0};
+  uint32_t id = 0;
+  mgd_site_intern(machine(), &site, &id);
+  return id;
+}
+
+// Says which tensor, how often, since when, where, why, and what to change. A program without optimizer and without
+// backward pass has no steps, so the text speaks of none there.
+std::string describe(const at::Tensor& t, const mgd_event& e, const mgd_repeat& r) {
+  const auto home = t.device(), there = device_of(e.to);
+  const std::string told =
+      c10::str("managed: a tensor (torch.", c10::getDtypeNames(t.scalar_type()).first, ", shape ", t.sizes(), ") on ",
+               home, " was copied to ", there, " ", r.count, " times since ",
+               r.stepped ? "the last optimizer step or backward pass" : "the program began", ", ", readable(r.bytes),
+               " in all, here for ", e.operator_name ? e.operator_name : "an operator", ". ");
+  const std::string cure = is_held_plainly(t)
+      ? c10::str(
+            "It is a plain tensor, or the program holds a plain tensor of the same bytes; a copy of it serves one "
+            "operator call, because writes to it can go unseen. Move it once, with x = x.to(\"",
+            there,
+            "\"), or wrap it: after x = x.as_subclass(managed.ManagedTensor), or "
+            "ManagedModule.from_module(module), and with no reference to the plain tensor left, one copy serves "
+            "until x is written.")
+      : c10::str("A tensor that is written between two uses is copied for each. Move it once, with x = x.to(\"", there,
+                 "\") or module.cuda(...), write it there, or keep what uses it on ", home, ".");
+  return told + cure + " managed.explain(x) shows each copy; managed.COPY_WARNING = 0 turns this warning off.";
+}
+
+void put_aside(Warning w) {
+  {
+    std::lock_guard<std::mutex> lock(pending().mutex);
+    pending().list.push_back(std::move(w));
+  }
+  if (auto* wake = wake_interpreter.load(std::memory_order_acquire)) wake();
+}
+
+std::atomic<bool> profiling{false}; // events say which copy on the clock they are
+
+} // namespace
+
+thread_local int Recorded::depth_ = 0;
+
+std::string readable(int64_t bytes) {
+  static constexpr const char* units[] = {" KiB", " MiB", " GiB", " TiB"};
+  if (bytes < 1024) return std::to_string(bytes) + " bytes";
+  double value = static_cast<double>(bytes) / 1024;
+  std::size_t unit = 0;
+  for (; value >= 1024 && unit + 1 < std::size(units); unit++) value /= 1024;
+  std::ostringstream s;
+  s.precision(value >= 100 ? 4 : 3);
+  s << value << units[unit];
+  return s.str();
+}
+
+uint32_t call_site() {
+  auto* read = frames_site.load(std::memory_order_acquire);
+  const uint32_t id = read ? read() : 0;
+  return id ? id : backward_site();
+}
+
+void record(mgd_event& e, const at::Tensor* copied) noexcept {
+  try {
+    if (e.site == 0) e.site = call_site();
+    if (C10_UNLIKELY(profiling.load(std::memory_order_relaxed))) e.transfer = last_simulated_copy();
+    mgd_trace_add(machine(), &e);
+    mgd_repeat repeat{};
+    if (copied && mgd_repeat_add(machine(), &e, &repeat) == MGD_OK && repeat.due)
+      put_aside({describe(*copied, e, repeat), e.site, true});
+  } catch (const std::exception&) { // no memory for a name or a text: the call goes on without it
+  }
+}
+
+void warn_later(const char* text) { put_aside({text, call_site(), false}); }
+
+} // namespace managed
+
+using namespace managed;
+
+int mgd_torch_profile(int on) {
+  profiling = on != 0;
+  return mgd_trace_keep(machine(), on != 0);
+}
+
+void mgd_torch_set_call_site(uint32_t (*read)(void)) { frames_site.store(read, std::memory_order_release); }
+
+void mgd_torch_set_wake(void (*wake)(void)) { wake_interpreter.store(wake, std::memory_order_release); }
+
+PyObject* mgd_torch_take_warning(uint32_t* site, int* is_of_copies) {
+  Warning w;
+  {
+    std::lock_guard<std::mutex> lock(pending().mutex);
+    auto& list = pending().list;
+    if (list.empty()) return nullptr;
+    w = std::move(list.front());
+    list.pop_front();
+  }
+  *site = w.site;
+  *is_of_copies = w.is_of_copies;
+  return PyUnicode_FromStringAndSize(w.text.data(), static_cast<Py_ssize_t>(w.text.size()));
+}

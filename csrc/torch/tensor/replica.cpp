@@ -1,0 +1,311 @@
+// replica.cpp: see replica.h.
+#include "torch/tensor/replica.h"
+
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <forward_list>
+#include <iterator>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "torch/devices/devices.h"
+#include "torch/tensor/exposure_table.h"
+#include "torch/threads/forks.h"
+#include "torch/tensor/state.h"
+#include "torch/tensor/storage.h"
+
+namespace managed {
+
+std::atomic<int64_t> sources_alive{0};
+
+namespace {
+
+// Copies of plain tensors are kept in managed.on() alone, and serve until a thread leaves it, which begins a new era.
+std::atomic<uint64_t> plain_era{1};
+
+// The era in which a copy of t serves; 0: in each.
+uint64_t era_of(const at::Tensor& t) { return has_key(t.unsafeGetTensorImpl()) ? 0 : plain_era.load(); }
+
+// What is kept under a slot of the core's directory. The version counter tells of
+// writes that never passed the hook, through tensors that are not managed.
+struct Kept {
+  at::Tensor values;
+  c10::VariableVersion counter;
+  uint32_t version = 0;
+  uint64_t era = 0;
+  std::weak_ptr<NodePtr> trip_home;
+
+  bool is_current() const {
+    return (!counter.enabled() || counter.current_version() == version) && (era == 0 || era == plain_era.load());
+  }
+};
+
+struct Directory {
+  std::mutex mutex; // guards everything here and TensorState::source; only the core is called under it
+  std::vector<std::forward_list<Kept>> kept; // by slot: one or none
+  std::unordered_map<const c10::StorageImpl*, std::weak_ptr<Source>> sources;
+  std::unordered_map<const c10::StorageImpl*, int32_t> copies; // storage of a kept copy -> slot
+  std::forward_list<Kept> late; // what may not die yet
+  std::atomic<int64_t> hits{0};
+};
+
+std::mutex& directory_mutex();
+
+Directory& directory() {
+  static auto* d = [] {
+    survive_fork<directory_mutex>(); // after the machine's, which is taken under it
+    return new Directory; // never destroyed: tensors may outlive static destructors
+  }();
+  return *d;
+}
+
+std::mutex& directory_mutex() { return directory().mutex; }
+const MadeAtStart directory_at_start([] { directory(); });
+
+const c10::StorageImpl* storage_of(const at::Tensor& t) { return t.storage().unsafeGetStorageImpl(); }
+
+// What has been taken from the directory; it dies when the lock is released. A list, because to move from one to
+// another allocates nothing: destructors come here.
+using Dying = std::forward_list<Kept>;
+
+void take(Dying& from, Dying& to) { to.splice_after(to.before_begin(), from); }
+
+void reap_locked(Directory& d, Dying& dying) {
+  take(d.late, dying);
+  int32_t slot = 0;
+  while (mgd_replica_reap(machine(), &slot) == MGD_OK) {
+    if (static_cast<std::size_t>(slot) >= d.kept.size() || d.kept[slot].empty()) continue; // it was never put there
+    take(d.kept[slot], dying);
+    const auto found = d.copies.find(storage_of(dying.front().values));
+    if (found != d.copies.end() && found->second == slot) d.copies.erase(found);
+  }
+}
+
+// Without memory for it the core's slot is given back, and nothing has changed.
+void put_locked(Directory& d, int32_t slot, Kept kept, Dying& dying) {
+  Dying one;
+  try {
+    one.push_front(std::move(kept));
+    if (d.kept.size() <= static_cast<std::size_t>(slot)) d.kept.resize(slot + 1);
+    d.copies[storage_of(one.front().values)] = slot;
+  } catch (...) {
+    mgd_replica_drop(machine(), slot);
+    reap_locked(d, dying);
+    throw;
+  }
+  tell_owner_of_copy(one.front().values.storage().unsafeGetStorageImpl(), true);
+  take(one, d.kept[slot]);
+}
+
+// Tells offsets, sizes, strides and dtypes of one storage apart, and the streams that use a copy: one made on a stream
+// may not be finished when another one reads it, and goes back to the memory of its own.
+uint64_t extent_of(const at::Tensor& t, c10::Device to) {
+  uint64_t h = static_cast<uint64_t>(t.scalar_type());
+  auto mix = [&](int64_t x) {
+    h = (h ^ static_cast<uint64_t>(x)) * 0x9E3779B97F4A7C15u; // Fibonacci hashing (Knuth, 6.4)
+    h ^= h >> 32;
+  };
+  mix(t.storage_offset());
+  for (const int64_t n : t.sizes()) mix(n);
+  for (const int64_t n : t.strides()) mix(n);
+  if (!to.is_cpu()) mix(c10::impl::getDeviceGuardImpl(to.type())->getStream(to).id());
+  return h;
+}
+
+// A tensor made in inference mode could not share the copy's version counter.
+at::Tensor object_over(const at::Tensor& values) {
+  std::optional<c10::InferenceMode> off;
+  if (C10_UNLIKELY(c10::InferenceMode::is_enabled())) off.emplace(false);
+  auto* impl = values.unsafeGetTensorImpl();
+  return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/false));
+}
+
+} // namespace
+
+struct Source {
+  const c10::StorageImpl* storage;
+  c10::weak_intrusive_ptr<c10::StorageImpl> address; // keeps the address from being used again
+  uint64_t id = 0;
+
+  explicit Source(const c10::Storage& s) : storage(s.unsafeGetStorageImpl()), address(s.getWeakStorageImpl()) {
+    TORCH_CHECK_WITH(OutOfMemoryError, mgd_source_open(machine(), &id) == MGD_OK,
+                     "managed: ", mgd_text_error(MGD_E_NOMEM));
+  }
+  ~Source() {
+    Directory& d = directory();
+    Dying dying;
+    std::lock_guard<std::mutex> lock(d.mutex);
+    const auto found = d.sources.find(storage);
+    if (found != d.sources.end() && found->second.expired())
+      d.sources.erase(found); // not its successor at the same address
+    sources_alive = static_cast<int64_t>(d.sources.size());
+    mgd_source_close(machine(), id);
+    reap_locked(d, dying);
+  }
+};
+
+namespace {
+
+// The source of t's bytes. `retired` takes what must not die under the lock.
+Source& source_locked(Directory& d, TensorState& state, const at::Tensor& t, std::shared_ptr<Source>& retired) {
+  const c10::StorageImpl* storage = storage_of(t);
+  if (state.source && state.source->storage == storage) return *state.source;
+  retired = std::exchange(state.source, nullptr);
+  auto& entry = d.sources[storage];
+  state.source = entry.lock();
+  if (!state.source) {
+    entry = state.source = std::make_shared<Source>(t.storage());
+    sources_alive = static_cast<int64_t>(d.sources.size());
+  }
+  return *state.source;
+}
+
+} // namespace
+
+bool may_keep(const at::Tensor& t) {
+  return t.storage().unsafeGetStorageImpl()->allocator() != nullptr && !t.is_conj() && !t.is_neg();
+}
+
+Replica find_replica(const at::Tensor& t, c10::Device to) {
+  TensorState& state = make_state(t);
+  const uint64_t extent = extent_of(t, to);
+  Directory& d = directory();
+  std::shared_ptr<Source> retired;
+  Dying dying;
+  Replica found;
+  {
+    std::lock_guard<std::mutex> lock(d.mutex);
+    const Source& source = source_locked(d, state, t, retired);
+    if (mgd_replica_find(machine(), source.id, id_of(to), extent, &found.slot) == MGD_OK) {
+      const Kept& kept = d.kept[found.slot].front();
+      if (kept.is_current() && kept.values.sizes() == t.sizes() && kept.values.scalar_type() == t.scalar_type()) {
+        found.values = kept.values;
+        found.trip_home = kept.trip_home.lock();
+      } else {
+        mgd_replica_drop(machine(), found.slot);
+      }
+    }
+    reap_locked(d, dying);
+  }
+  if (!found.values.defined()) return Replica{};
+  d.hits.fetch_add(1, std::memory_order_relaxed);
+  found.values = object_over(found.values);
+  return found;
+}
+
+SourceSnapshot::SourceSnapshot(const at::Tensor& t, const at::Tensor& through) : t_(t) {
+  TensorState& state = make_state(t);
+  Directory& d = directory();
+  std::shared_ptr<Source> retired;
+  {
+    std::lock_guard<std::mutex> lock(d.mutex);
+    source_ = source_locked(d, state, t, retired).id;
+    mgd_source_writes(machine(), source_, &writes_);
+    const auto& counter = t.unsafeGetTensorImpl()->version_counter();
+    version_ = counter.enabled() ? counter.current_version() : 0;
+    era_ = era_of(t);
+  }
+  if (may_change_unseen(t, through)) source_ = 0; // asked last: who gets hold of the bytes after this counts as a write
+}
+
+Replica SourceSnapshot::keep(c10::Device to, const at::Tensor& copy) {
+  if (!source_) return {copy, {}, -1};
+  Directory& d = directory();
+  Dying dying;
+  Replica made{copy, {}, -1};
+  {
+    std::lock_guard<std::mutex> lock(d.mutex);
+    const auto bytes = static_cast<int64_t>(copy.storage().nbytes());
+    if (mgd_replica_add(machine(), source_, writes_, id_of(to), extent_of(t_, to), bytes, &made.slot) == MGD_OK) {
+      reap_locked(d, dying); // what the new copy takes the place of
+      put_locked(d, made.slot, {copy, t_.unsafeGetTensorImpl()->version_counter(), version_, era_, {}}, dying);
+    } else {
+      made.slot = -1;
+    }
+  }
+  if (made.slot >= 0) made.values = object_over(copy);
+  return made;
+}
+
+void keep_trip_home(const Replica& replica, const NodeHold& node) {
+  if (replica.slot < 0) return;
+  Directory& d = directory();
+  std::lock_guard<std::mutex> lock(d.mutex);
+  for (Kept& kept : d.kept[replica.slot])
+    if (storage_of(kept.values) == storage_of(replica.values)) kept.trip_home = node;
+}
+
+namespace {
+
+// Whether the storage can have copies, asked without a lock. This file and exposure_table.cpp refer weakly to each
+// storage that they know. Weak references are counted in the storage, all strong ones together as one, so a count of 1
+// means: no. Weak references of others only cost a look-up.
+bool may_have_source(c10::StorageImpl* storage) {
+  auto borrowed = c10::intrusive_ptr<c10::StorageImpl>::reclaim(storage);
+  const auto holders = borrowed.weak_use_count(); // all strong ones together are one of them
+  borrowed.release();
+  return holders > 1;
+}
+
+} // namespace
+
+void invalidate_storage_copies(c10::StorageImpl* storage) noexcept {
+  if (C10_LIKELY(!may_have_source(storage))) return;
+  Directory& d = directory();
+  Dying dying;
+  std::shared_ptr<Source> source;
+  std::lock_guard<std::mutex> lock(d.mutex);
+  const auto found = d.sources.find(storage);
+  if (found == d.sources.end()) return;
+  source = found->second.lock();
+  if (source) mgd_source_written(machine(), source->id);
+  reap_locked(d, dying);
+}
+
+void invalidate_copies_slow(const at::Tensor& t) noexcept {
+  if (t.defined()) each_storage(t, [](c10::StorageImpl* s) { invalidate_storage_copies(s); });
+}
+
+void give_up_replica_of(const at::Tensor& result) {
+  if (!result.defined() || result.layout() != at::kStrided || !result.has_storage()) return;
+  Directory& d = directory();
+  Dying dying;
+  std::lock_guard<std::mutex> lock(d.mutex);
+  const auto found = d.copies.find(storage_of(result));
+  if (found == d.copies.end()) return;
+  tell_owner_of_copy(result.storage().unsafeGetStorageImpl(), false);
+  mgd_replica_drop(machine(), found->second);
+  reap_locked(d, dying);
+}
+
+void end_plain_era() { plain_era++; }
+
+bool drop_replicas(int device, int64_t bytes, bool all, bool only_there) {
+  Directory& d = directory();
+  Dying dying;
+  std::lock_guard<std::mutex> lock(d.mutex);
+  const bool dropped = mgd_replica_make_room(machine(), device, bytes, all) == MGD_OK;
+  reap_locked(d, dying); // a budget that has shrunk dooms copies without asking for room
+  if (only_there) {
+    for (auto before = dying.before_begin(), k = dying.begin(); k != dying.end(); k = std::next(before)) {
+      if (id_of(k->values.device()) == device) before = k;
+      else d.late.splice_after(d.late.before_begin(), dying, before);
+    }
+  }
+  return dropped || !dying.empty();
+}
+
+void reap_replicas() {
+  Directory& d = directory();
+  Dying dying;
+  std::lock_guard<std::mutex> lock(d.mutex);
+  reap_locked(d, dying);
+}
+
+int64_t replica_hits() { return directory().hits; }
+
+} // namespace managed
