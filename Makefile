@@ -63,7 +63,7 @@ test: $(VENV)/.test build ctest
 
 # Everything.
 check: lint ctest
-	@$(BIN)/python tools/circles.py core clock torch python
+	@$(BIN)/python tools/circles.py
 	@$(BIN)/python $(PYTEST) $(PYTEST_FLAGS)
 	@$(MAKE) --no-print-directory bench BENCH_FLAGS="--quick --check"
 	@$(MAKE) --no-print-directory packages
@@ -227,6 +227,7 @@ virtual-gpu-build: $(VIRTUAL_GPU)/.test
 
 # Everything that speaks of devices, on cuda:0 to cuda:3; the slice is a short form, which .ci/run runs.
 virtual-gpu: virtual-gpu-build
+	@$(VIRTUAL_GPU)/bin/python tools/circles.py cuda virtual_gpu
 	@tools/virtual_gpu.sh $(VIRTUAL_GPU)/bin/python all
 virtual-gpu-slice: virtual-gpu-build
 	@tools/virtual_gpu.sh $(VIRTUAL_GPU)/bin/python slice

@@ -31,7 +31,7 @@ from training import DEVICE
 from virtual import apart, options, percent, placed, simulate
 
 import managed
-from managed._sim_presets import PRESETS
+from managed._simulated.presets import PRESETS
 
 PRESET, WITHOUT = "a100-40g", "greedy_dual"  # the policy of both, less what is learned
 STEPS, SEED, LIMIT = 40, 7, 1.03

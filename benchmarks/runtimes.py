@@ -43,7 +43,7 @@ from virtual import apart, options, percent
 
 import managed
 from managed import ManagedTensor, _sim
-from managed._sim_presets import PRESETS
+from managed._simulated.presets import PRESETS
 
 PRESET, DEVICES = "sirocco", 4
 TILE, TILES, DEPTH = 960, 40, 3840  # DEPTH: the inner dimension of the GEMM

@@ -39,7 +39,7 @@ from torch import nn
 from training import DEVICE
 from virtual import apart, compared, options, percent, placed, pressed, simulate, timed
 
-from managed._sim_presets import PRESETS
+from managed._simulated.presets import PRESETS
 
 PRESET = "a100-40g"
 FRACTIONS = "1,0.75,0.5,0.25,0.1,0.05"

@@ -5,8 +5,8 @@ with policies and with a bound that no schedule of whole storages can beat (boun
 mathematics). `study.json` has its 167 cells: the part of the unlimited throughput that LRU with
 the better of two write-backs reached, that a plan made from the recorded step reached, and the
 bound. The machines' link speeds and the parts of peaks that they reach are the study's guesses;
-peaks are those of managed/_sim_presets.py. Weights are bfloat16 beside float32 masters, or float32
-where the name ends in 32.
+peaks are those of managed/_simulated/presets.py. Weights are bfloat16 beside float32 masters, or
+float32 where the name ends in 32.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from published import resnet
 from torch import nn
 
-from managed._sim_presets import PRESETS, Efficiency, Preset
+from managed._simulated.presets import PRESETS, Efficiency, Preset
 
 __all__ = ["MACHINES", "MODELS", "Cell", "Masters", "cells"]
 

@@ -23,7 +23,7 @@ from training import DEVICE
 from tree import ROOT
 
 import managed
-from managed._sim_presets import Preset
+from managed._simulated.presets import Preset
 
 __all__ = ["apart", "compared", "options", "percent", "placed", "pressed", "simulate", "timed"]
 

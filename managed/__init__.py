@@ -11,28 +11,26 @@ import os
 import sys
 from collections.abc import Callable
 
-from managed import (
-    _checkpoint,
-    _compile,
-    _dlpack,
-    _einsum,
-    _fake,
-    _functions,
-    _graphs,
-    _kinds,
-    _launch,
-    _optim,
-    _placed,
-    _reprs,
-    _saving,
-    _wrappers,
-    _written,
-    debug,
-    errors,
-)
+from managed import debug, errors
 from managed._attributes import Attributes
 from managed._backend import INERT, C
-from managed._on import on
+from managed._modules import placed, wrappers
+from managed._on.on import on
+from managed._torch_patches import (
+    checkpoint,
+    compile,
+    dlpack,
+    einsum,
+    fake,
+    functions,
+    graphs,
+    kinds,
+    launch,
+    optim,
+    reprs,
+    saving,
+    written,
+)
 from managed.errors import OutOfMemoryError
 from managed.explain import explain, stats
 from managed.hints import hint
@@ -98,21 +96,21 @@ device_manager: DeviceManager
 
 C.install(ManagedTensor)
 if not INERT:
-    _checkpoint.install()
-    _compile.install()
-    _dlpack.install()
-    _einsum.install()
-    _fake.install()
-    _functions.install()
-    _graphs.install()
-    _reprs.install()
-    _kinds.install()
-    _launch.install()
-    _optim.install()
-    _placed.install()
-    _saving.install()
-    _written.install()
-    _wrappers.install()
+    checkpoint.install()
+    compile.install()
+    dlpack.install()
+    einsum.install()
+    fake.install()
+    functions.install()
+    graphs.install()
+    reprs.install()
+    kinds.install()
+    launch.install()
+    optim.install()
+    placed.install()
+    saving.install()
+    written.install()
+    wrappers.install()
 sys.modules[__name__].__class__ = Attributes
 apply_environment()
 if not INERT and os.environ.get("MANAGED_SIM"):

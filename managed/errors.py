@@ -33,9 +33,9 @@ class OutOfMemoryError(ManagedError, torch.OutOfMemoryError):
         super().__init__(*args)
 
     def _repr_html_(self) -> str:
-        from managed import _reprs
+        from managed._torch_patches import reprs
 
-        return _reprs.out_of_memory_html(self)
+        return reprs.out_of_memory_html(self)
 
 
 class CopyWarning(UserWarning):

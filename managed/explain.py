@@ -10,7 +10,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from managed._backend import C
-from managed._stats import Stats
+from managed._views.stats import Stats
 
 __all__ = ["Event", "History", "explain", "stats", "whereabouts"]
 
@@ -102,14 +102,14 @@ class History(list[Event]):
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        from managed import _tables
+        from managed._views import tables
 
-        return _tables.history_text(self)
+        return tables.history_text(self)
 
     def _repr_html_(self) -> str:
-        from managed import _tables
+        from managed._views import tables
 
-        return _tables.history_html(self)
+        return tables.history_html(self)
 
 
 def whereabouts(tensor: torch.Tensor) -> str:
@@ -126,7 +126,7 @@ def whereabouts(tensor: torch.Tensor) -> str:
 
 def _history(tensor: torch.Tensor | None) -> History:
     events, dropped = C.history(tensor)
-    from managed._cells import cells, named  # what an import need not take
+    from managed._views.cells import cells, named  # what an import need not take
 
     known = cells()
     return History((Event(*e[:9], named(e[9], known), *e[10:]) for e in events), dropped)

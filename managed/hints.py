@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from managed import _adopt, _walk
 from managed._backend import INERT, C
+from managed._modules import adopt, walk
 
 __all__ = ["hint"]
 
@@ -73,18 +73,18 @@ def hint(
         _bring(slots, _device_of(near))
     for slot in _slots(obj):  # buffers may be others now
         if near is not None:
-            _adopt.place(slot.tensor)
+            adopt.place(slot.tensor)
         C.advise(slot.tensor, said)
     return obj
 
 
-def _slots(obj: Any) -> Iterator[_walk.Slot]:
+def _slots(obj: Any) -> Iterator[walk.Slot]:
     """The tensors of a nest that have bytes of their own."""
     for leaf in _leaves(obj):
         if isinstance(leaf, nn.Module):
-            yield from (s for s in _walk.slots([leaf]) if _walk.markable(s.tensor))
+            yield from (s for s in walk.slots([leaf]) if walk.markable(s.tensor))
         else:
-            yield _walk.Slot(nn.Module(), "", leaf, [])
+            yield walk.Slot(nn.Module(), "", leaf, [])
 
 
 def _leaves(obj: Any) -> Iterator[Any]:
@@ -105,7 +105,7 @@ def _leaves(obj: Any) -> Iterator[Any]:
 def _device_of(near: _Place) -> torch.device:
     named: Any = near
     if isinstance(near, nn.Module):
-        found = {s.tensor.device for s in _walk.slots([near])}
+        found = {s.tensor.device for s in walk.slots([near])}
         if len(found) != 1:
             where = ", ".join(sorted(map(str, found))) or "no device"
             raise ValueError(
@@ -121,7 +121,7 @@ def _device_of(near: _Place) -> torch.device:
     return device
 
 
-def _bring(slots: list[_walk.Slot], device: torch.device) -> None:
+def _bring(slots: list[walk.Slot], device: torch.device) -> None:
     """Moves all of them or none."""
     slots = [slot for slot in slots if slot.tensor.device != device]
     for slot in slots:
@@ -137,4 +137,4 @@ def _bring(slots: list[_walk.Slot], device: torch.device) -> None:
             "gradient, detach(), .data, a storage, an array. They would stay behind; delete them, "
             f"or use x = x.to({str(device)!r}) or module.to({str(device)!r})"
         )
-    _walk.carry([(slot, device) for slot in slots], C.REQUESTED)
+    walk.carry([(slot, device) for slot in slots], C.REQUESTED)

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from managed import _adopt, _named, _placement, _told, _walk
 from managed._backend import INERT, C
-from managed._functions import Homing
+from managed._modules import adopt, class_overrides, named, placement, walk
+from managed._torch_patches.functions import Homing
 
 __all__ = ["ManagedModule"]
 
@@ -54,9 +54,9 @@ class ManagedModule(nn.Module):
             raise TypeError(f"managed: from_module takes a torch.nn.Module, not {model!r}")
         with ExitStack() as undo:  # a tensor that cannot be managed leaves the model as it was
             for module in model.modules():
-                _adopt.adopt(module, ManagedModule, undo)
+                adopt.adopt(module, ManagedModule, undo)
             undo.pop_all()
-        _named.know(model)
+        named.know(model)
         return model
 
     # ---- what arrives later
@@ -82,24 +82,24 @@ class ManagedModule(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        _adopt.mark_own(self)
+        adopt.mark_own(self)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        placed = _adopt.placed_names(self)
+        placed = adopt.placed_names(self)
         super()._load_from_state_dict(*args, **kwargs)
-        _adopt.mark_own(self)  # a lazy parameter has just got its shape
-        _adopt.place_own(self, placed)  # with assign=True it is another tensor
+        adopt.mark_own(self)  # a lazy parameter has just got its shape
+        adopt.place_own(self, placed)  # with assign=True it is another tensor
 
     def _managed_arrival(self, name: str) -> None:
         """Marks what is now registered under `name`; a registration hook may have replaced it."""
-        _named.know(self)
+        named.know(self)
         module = self._modules.get(name)
         if module is not None:
             ManagedModule.from_module(module)
         for kept in (self._parameters, self._buffers):
             tensor = kept.get(name)
             if tensor is not None:
-                _adopt.mark(tensor)
+                adopt.mark(tensor)
 
     # ---- moving
 
@@ -128,11 +128,11 @@ class ManagedModule(nn.Module):
             )
         if INERT:
             return super().cuda() if torch.cuda.is_available() else self
-        if _told.is_telling():
+        if class_overrides.is_telling():
             return self
         target = None if device is None else C.device(device)
         if target is None:
-            _placement.place(self, C.get_manager(), disperse)
+            placement.place(self, C.get_manager(), disperse)
         elif disperse or target.type == "cpu":
             raise ValueError(
                 f"managed: disperse={disperse} chooses devices; it cannot go with {device!r}"
@@ -140,23 +140,23 @@ class ManagedModule(nn.Module):
                 else f"managed: cuda({device!r}) names no accelerator; use cpu()"
             )
         else:
-            _placement.move([self], target)
+            placement.move([self], target)
         return self
 
     def cpu(self: Self) -> Self:
         """Moves all parameters and buffers to the host, in place."""
         if INERT:
             return super().cpu()
-        if _told.is_telling():
+        if class_overrides.is_telling():
             return self
-        _placement.move([self], torch.device("cpu"))
+        placement.move([self], torch.device("cpu"))
         return self
 
     def to(self: Self, *args: Any, **kwargs: Any) -> Self:
         """As torch.nn.Module.to, but in place on every device; "cuda" lets the manager pick."""
         if INERT:
             return super().to(*args, **kwargs)
-        if _told.is_telling():
+        if class_overrides.is_telling():
             return self
         device, dtype, non_blocking, layout = torch._C._nn._parse_to(*args, **kwargs)
         if device is None or device.type == "meta":
@@ -166,7 +166,7 @@ class ManagedModule(nn.Module):
             if dtype is not None or layout is not None:
                 rest: Any = {"dtype": dtype, "non_blocking": non_blocking, "memory_format": layout}
                 super().to(**rest)
-        _told.tell(self, "to", device and _told.home(self, device), dtype)
+        class_overrides.tell(self, "to", device and class_overrides.home(self, device), dtype)
         return self
 
     def to_empty(self: Self, *, device: Device | torch.device | None, recurse: bool = True) -> Self:
@@ -175,30 +175,30 @@ class ManagedModule(nn.Module):
         "cuda" lets the manager pick. PinConflictError when a pinned tensor would have to move.
         """
         if not INERT and device is not None and torch.device(device).type != "meta":
-            device = C.device(device) or _placement.pick(self)
-            _walk.check_pins((s, device) for s in _own_or_all(self, recurse))
+            device = C.device(device) or placement.pick(self)
+            walk.check_pins((s, device) for s in _own_or_all(self, recurse))
         super().to_empty(device=device, recurse=recurse)
         for slot in _own_or_all(self, recurse) if not INERT else ():
-            _adopt.place(slot.tensor)
+            adopt.place(slot.tensor)
         return self
 
     def _apply(self: Self, fn: Callable[..., Any], recurse: bool = True) -> Self:
-        if not INERT and _told.is_telling():  # by nn.Module.cuda(self), which ours stands before
+        if not INERT and class_overrides.is_telling():  # by nn.Module.cuda(self)
             return self
         # A conversion gives parameters new contents and replaces buffers: what was said is lost.
-        said = {s.name: (C.pinned(s.tensor), C.advice(s.tensor)) for s in _walk.own_slots(self)}
-        placed = _adopt.placed_names(self)
-        histories = {s.name: C.object_id(s.tensor) for s in _walk.own_slots(self)}
+        said = {s.name: (C.pinned(s.tensor), C.advice(s.tensor)) for s in walk.own_slots(self)}
+        placed = adopt.placed_names(self)
+        histories = {s.name: C.object_id(s.tensor) for s in walk.own_slots(self)}
         try:
             super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         finally:
-            _adopt.mark_own(self)
-            for slot in _walk.own_slots(self):
-                if not _walk.markable(slot.tensor):
+            adopt.mark_own(self)
+            for slot in walk.own_slots(self):
+                if not walk.markable(slot.tensor):
                     continue
                 C.resume(slot.tensor, histories.get(slot.name, 0))
-                _adopt.say(slot.tensor, *said.get(slot.name, (False, 0)))
-            _adopt.place_own(self, placed)
+                adopt.say(slot.tensor, *said.get(slot.name, (False, 0)))
+            adopt.place_own(self, placed)
         return self
 
     # ---- hooks: a gradient that one of them returns goes back to its device
@@ -224,8 +224,8 @@ class ManagedModule(nn.Module):
         return self._managed_pin(False)
 
     def _managed_pin(self: Self, pinned: bool) -> Self:
-        for slot in _walk.slots([self]):
-            if _walk.markable(slot.tensor):
+        for slot in walk.slots([self]):
+            if walk.markable(slot.tensor):
                 C.pin(slot.tensor, pinned)
         return self
 
@@ -236,8 +236,8 @@ class ManagedModule(nn.Module):
 
     def unplace(self: Self) -> Self:
         """Lets every parameter and buffer move by itself that the program put where it is."""
-        for slot in _walk.slots([self]):
-            _adopt.place(slot.tensor, False)
+        for slot in walk.slots([self]):
+            adopt.place(slot.tensor, False)
         return self
 
 
@@ -245,5 +245,5 @@ def _homing(hook: Callable[..., Any]) -> Callable[..., Any]:
     return hook if INERT else Homing(hook, position=1)
 
 
-def _own_or_all(module: nn.Module, recurse: bool) -> list[_walk.Slot]:
-    return _walk.slots([module]) if recurse else list(_walk.own_slots(module))
+def _own_or_all(module: nn.Module, recurse: bool) -> list[walk.Slot]:
+    return walk.slots([module]) if recurse else list(walk.own_slots(module))

@@ -7,9 +7,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from managed import _perfetto
 from managed._backend import C
-from managed._spans import Span, real, simulated
+from managed._views import perfetto
+from managed._views.spans import Span, real, simulated
 from managed.explain import History, explain, stats
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class profile:
         self.elapsed = max((s.end for s in self.spans), default=0)
         if self.path is not None:
             told = {"stats": self.stats, "devices": stats().get("devices", {})}
-            _perfetto.write(self.path, self.spans, self.elapsed, told)
+            perfetto.write(self.path, self.spans, self.elapsed, told)
 
 
 def _simulator() -> Any:
@@ -112,9 +112,9 @@ def plot_timeline(p: profile, path: str | os.PathLike[str] | None = None) -> Fig
         TypeError: for what is no profile.
         ModuleNotFoundError: without matplotlib.
     """
-    from managed import _timeline
+    from managed._views import timeline
 
-    return _timeline.draw(_checked(p), path)
+    return timeline.draw(_checked(p), path)
 
 
 def _checked(p: object) -> profile:
@@ -137,11 +137,11 @@ def plot_memory(p: profile | None = None, path: str | os.PathLike[str] | None = 
         TypeError: for what is no profile.
         ModuleNotFoundError: without matplotlib.
     """
-    from managed import _timeline
+    from managed._views import timeline
 
     if p is None:
-        return _timeline.draw_held(stats().get("devices", {}), path)
-    return _timeline.draw_memory(_checked(p), path)
+        return timeline.draw_held(stats().get("devices", {}), path)
+    return timeline.draw_memory(_checked(p), path)
 
 
 def plot_moves(
@@ -159,9 +159,9 @@ def plot_moves(
         TypeError: for anything else.
         ModuleNotFoundError: without matplotlib.
     """
-    from managed import _timeline
+    from managed._views import timeline
 
     if isinstance(x, profile):
-        return _timeline.draw_moves(x.spans, x.elapsed, path)
+        return timeline.draw_moves(x.spans, x.elapsed, path)
     spans = real(x if isinstance(x, History) else explain(x))
-    return _timeline.draw_moves(spans, max((s.end for s in spans), default=0), path)
+    return timeline.draw_moves(spans, max((s.end for s in spans), default=0), path)

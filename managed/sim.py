@@ -12,7 +12,7 @@ program, as CUDA's.
 An operator lasts as long as the slower of its arithmetic and its bytes, and 2 us more (assumed).
 The rate of arithmetic is that of its kind (products, convolutions, all else) and of its numbers
 (`float64`, `float32`, `tf32`, `bfloat16`, `float16`, `int8`): the data sheet's peak times the part
-that operators reach, which is assumed. `managed/_sim_presets.py` has sources and parts,
+that operators reach, which is assumed. `managed/_simulated/presets.py` has sources and parts,
 `get_device_properties(0).rates` the result. As on CUDA, convolutions and recurrent layers of
 `float32` are rounded to TF32 where the device can, and products if
 `torch.set_float32_matmul_precision("high")` or `torch.backends.cuda.matmul.fp32_precision` says so.
@@ -43,9 +43,9 @@ from torch.utils.backend_registration import (
 from managed._backend import C
 
 if TYPE_CHECKING:
-    from managed._sim_device import *  # noqa: F403
-    from managed._sim_plan import Plan
-    from managed._sim_presets import Preset
+    from managed._simulated.device import *  # noqa: F403
+    from managed._simulated.presets import Preset
+    from managed._simulated.spec import Plan
 else:
 
     def __getattr__(name: str) -> Any:
@@ -110,13 +110,14 @@ def simulate(
             when another library owns the backend. Whenever it raises, nothing has changed.
     """
     global _simulated
-    from managed._sim_plan import plan_devices  # what an import need not take
+    from managed._simulated.spec import plan_devices  # what an import need not take
 
     plan = plan_devices(devices, memory, preset, repeatable, values, host_memory, unknown)
     if plan == _simulated:
         return
     _refuse_other_backend()
-    from managed import _no_values, _sim, _sim_processes
+    from managed import _sim
+    from managed._simulated import no_values, processes
 
     p = plan.preset
     _sim.create(
@@ -138,12 +139,12 @@ def simulate(
     )
     atexit.register(_sim.park)
     _name_backend(p)
-    _sim_processes.install()
+    processes.install()
     C.attach_sim(_sim.bridge, devices)
     if plan.host_memory is not None:
         C.set_host_limit(plan.host_memory)
     if not plan.values:
-        _no_values.install()
+        no_values.install()
     _simulated = plan
     # Torch notes that they are in use. Until then its accelerator.synchronize() waits for nothing.
     torch.empty(0, device="sim:0")
@@ -159,7 +160,7 @@ def read_devices(text: str, preset: str | None = None) -> tuple[int, str | list[
 
     ValueError for anything else.
     """
-    from managed._sim_plan import plan_devices
+    from managed._simulated.spec import plan_devices
 
     match = _FORM.fullmatch(text)
     read = (int(match[1]), match[2]) if match else (text.count(",") + 1, text.split(","))
@@ -191,7 +192,7 @@ def _refuse_other_backend() -> None:
 
 
 def _name_backend(preset: Preset) -> None:
-    from managed import _sim_device
+    from managed._simulated import device as _sim_device
 
     _sim_device._preset = preset
     rename_privateuse1_backend("sim")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from managed._summary import Optimizer, Summary
+    from managed._views.summary import Optimizer, Summary
 
 __all__ = ["summary"]
 
@@ -50,6 +50,6 @@ def summary(
         ValueError: for both kinds of input, or a depth below 1.
         RuntimeError: with the reason where the model cannot take the input.
     """
-    from managed import _summary
+    from managed._views import summary as _summary
 
     return _summary.summarize(model, input_size, input_data, dtypes, depth, optimizer)

@@ -6,7 +6,8 @@ import torch
 from devices import D0, D1, D2, D3
 from torch import nn
 
-from managed import _C, ManagedModule, ManagedTensor, _walk
+from managed import _C, ManagedModule, ManagedTensor
+from managed._modules import walk
 
 DEVICES = (D0, D1, "cpu", D2, D3)
 
@@ -37,7 +38,7 @@ class Model(nn.Module):
 
 def scatter(net, first=0):
     """Moves every tensor of the managed module to the next of five devices."""
-    for i, slot in enumerate(_walk.slots([net])):
+    for i, slot in enumerate(walk.slots([net])):
         _C.move(slot.tensor, DEVICES[(i + first) % len(DEVICES)])
     return net
 

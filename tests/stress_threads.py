@@ -20,7 +20,8 @@ import torch
 from torch import nn
 
 import managed
-from managed import _C, ManagedModule, ManagedTensor, _walk
+from managed import _C, ManagedModule, ManagedTensor
+from managed._modules import walk
 
 ROUNDS, SEED = (int(a) for a in [*sys.argv[1:], "40", "0"][:2])
 PATIENCE = 300  # seconds; what a run takes is a hundredth of it, under ThreadSanitizer a tenth
@@ -47,7 +48,7 @@ class Net(nn.Module):
 
 def scattered(net, first=0):
     net = ManagedModule.from_module(copy.deepcopy(net))
-    for i, slot in enumerate(_walk.slots([net])):
+    for i, slot in enumerate(walk.slots([net])):
         _C.move(slot.tensor, PLACES[(i + first) % len(PLACES)])
     return net
 

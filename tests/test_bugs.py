@@ -17,7 +17,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import managed
-from managed import DeviceManager, ManagedModule, ManagedTensor, _walk
+from managed import DeviceManager, ManagedModule, ManagedTensor
+from managed._modules import walk
 
 MIB = 2**20
 
@@ -183,7 +184,7 @@ def test_a_step_that_cannot_be_undone_neither_stops_the_others_nor_hides_the_err
     """The first undo that failed ended the rollback, and its error took the original's place."""
     layers = [nn.Linear(2, 2, bias=False) for _ in range(4)]
     net = ManagedModule.from_module(nn.Sequential(*layers)).cuda(0)
-    monkeypatch.setattr(_walk, "C", Failing(_walk.C, forth=4, back=5))
+    monkeypatch.setattr(walk, "C", Failing(walk.C, forth=4, back=5))
     with pytest.raises(managed.OutOfMemoryError, match="the first thing") as caught:
         net.cuda(1)
     told = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])

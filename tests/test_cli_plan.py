@@ -12,7 +12,7 @@ import interpreters
 import pytest
 from test_html import read
 
-from managed._sim_presets import PRESETS
+from managed._simulated.presets import PRESETS
 from managed.cli import main
 from managed.cli._plan_html import document
 from managed.cli._plan_process import Machine, configured

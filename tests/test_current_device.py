@@ -11,7 +11,7 @@ import torch
 from devices import D1, D2, DEVICE_TYPE, device_module, device_name
 from pressure import on
 
-from managed import _launch
+from managed._torch_patches import launch
 
 seen = []
 
@@ -144,7 +144,7 @@ def test_in_a_launcher_of_kernels():
         def run(self, *args, grid, warmup):
             seen.append((current(), allocated(), *(t.device.index for t in args)))
 
-    _launch._wrap_triton(SimpleNamespace(JITFunction=JITFunction))
+    launch._wrap_triton(SimpleNamespace(JITFunction=JITFunction))
     x = on(torch.ones(4), D2)
     JITFunction().run(x, x, grid=(1,), warmup=False)
     assert_all(2, 1)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from managed import _C as C
-from managed import _graphs
+from managed._torch_patches import graphs
 
 SETUP = """
     import torch, managed
@@ -166,14 +166,14 @@ def counts(monkeypatch):
         told[graph] += change
         assert told[graph] >= 0
 
-    monkeypatch.setattr(_graphs, "C", SimpleNamespace(private_pool=private_pool))
+    monkeypatch.setattr(graphs, "C", SimpleNamespace(private_pool=private_pool))
     return told
 
 
 @pytest.fixture
 def graph_class():
     kind = type("WrappedGraph", (Graph,), dict(vars(Graph)))
-    _graphs.wrap_graph(kind)
+    graphs.wrap_graph(kind)
     return kind
 
 
@@ -206,9 +206,9 @@ def test_an_end_without_a_begin_counts_nothing(counts, graph_class):
 
 def test_pools_are_counted_by_every_way_in(counts):
     calls = []
-    names = [*_graphs._BEGIN, _graphs._END]
+    names = [*graphs._BEGIN, graphs._END]
     module = SimpleNamespace(**{n: lambda *a, n=n: calls.append((n, a)) for n in names[1:]})
-    _graphs.wrap_pools(module)
+    graphs.wrap_pools(module)
     module._cuda_beginAllocateCurrentThreadToPool(0, (0, 1))
     module._cuda_beginAllocateCurrentStreamToPool(0, (0, 2))
     assert counts[False] == 2

@@ -15,8 +15,12 @@ from torch import nn
 
 import managed
 from managed import _C as C
-from managed import ManagedModule, ManagedTensor, _cells, _html, _progress, _words
-from managed._stats import Stats
+from managed import ManagedModule, ManagedTensor
+from managed._modules import progress as _progress
+from managed._views import cells
+from managed._views import html as _html
+from managed._views import words as _words
+from managed._views.stats import Stats
 from managed.explain import History, whereabouts
 
 
@@ -337,8 +341,8 @@ def test_a_long_history_shows_its_end():
     ],
 )
 def test_sites_in_a_notebook(site, text):
-    assert _cells.named(site, {"123.py": 7}) == text
-    assert _cells.named(site, {}) == site
+    assert cells.named(site, {"123.py": 7}) == text
+    assert cells.named(site, {}) == site
 
 
 def test_explain_names_the_cell(monkeypatch):
@@ -475,7 +479,7 @@ def test_nobody_watches_a_pipe(run_python):
     program = """
         import sys
         import torch, managed
-        from managed import _progress
+        from managed._modules import progress as _progress
         _progress.PATIENCE = -1.0
         managed.simulate(1, "64MiB")
         net = managed.ManagedModule.from_module(torch.nn.Sequential(*[torch.nn.Linear(9, 9)] * 3))

@@ -12,7 +12,8 @@ import torch
 from pressure import N, leaves_nothing, make, moved, on, spill
 from torch import nn
 
-from managed import _C, _launch
+from managed import _C
+from managed._torch_patches import launch
 
 OutputCode = pytest.importorskip("torch._inductor.output_code")
 pytest.importorskip("torch._inductor.debug")  # what it imports as late as when a graph is called
@@ -26,8 +27,8 @@ def nothing_left():
 
 @pytest.fixture(scope="module", autouse=True)
 def wrapped():
-    _launch.wrap_inductor()
-    _launch.wrap_inductor()  # changes nothing
+    launch.wrap_inductor()
+    launch.wrap_inductor()  # changes nothing
 
 
 def graph(call, writes=()):
@@ -136,7 +137,7 @@ def test_a_launcher_of_triton():
             assert (grid, warmup) == ((1,), False)
             return [t.data_ptr() for t in (*args, *kwargs.values())]
 
-    _launch._wrap_triton(SimpleNamespace(JITFunction=JITFunction))
+    launch._wrap_triton(SimpleNamespace(JITFunction=JITFunction))
     _, x = make()
     _, y = make()
     assert all(JITFunction().run(x, out=y, grid=(1,), warmup=False))
@@ -146,7 +147,8 @@ def test_a_launcher_of_triton():
 def test_while_a_graph_is_recorded_a_pointer_stays(run_python):
     run_python("""
     import torch, managed
-    from managed import _C as C, _launch
+    from managed import _C as C
+    from managed._torch_patches import launch
     managed.simulate(devices=1, memory="64MiB")
     x = torch.rand(1 << 16).as_subclass(managed.ManagedTensor).cuda(0)
     def call():

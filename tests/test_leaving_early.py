@@ -7,7 +7,7 @@ from test_operands_beside import on, pytestmark, ran  # noqa: F401
 
 import managed
 from managed import _C, ManagedTensor
-from managed._sim_presets import DEFAULT
+from managed._simulated.presets import DEFAULT
 
 MIB = 2**20
 WORK = 200  # operators that make the device busy for longer than two of the copies

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import managed
-from managed import _C, DeviceManager, ManagedModule, _walk, device_manager
+from managed import _C, DeviceManager, ManagedModule, device_manager
+from managed._modules import walk
 
 MiB = 2**20
 
@@ -155,15 +156,15 @@ def test_no_reservation_is_left():
 
 @pytest.mark.parametrize("disperse", [False, True])
 def test_room_is_held_while_a_module_moves(monkeypatch, disperse):
-    net, held, carry = chain(4), [], _walk.carry
+    net, held, carry = chain(4), [], walk.carry
 
     def looking(targets, reason):
         held.append(sum(d["reserved"] for d in managed.stats()["devices"].values()))
         carry(targets, reason)
 
-    monkeypatch.setattr(_walk, "carry", looking)
+    monkeypatch.setattr(walk, "carry", looking)
     net.cuda(disperse=disperse)
-    assert held == [_walk.room(_walk.slots([net]))]
+    assert held == [walk.room(walk.slots([net]))]
     assert all(place != "cpu" for place in places(net))
 
 

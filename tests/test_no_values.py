@@ -10,8 +10,8 @@ from no_values import CHECKS
 from slices import slice_of
 
 import managed
-from managed._sim_plan import plan_devices
-from managed._sim_presets import PRESETS
+from managed._simulated.presets import PRESETS
+from managed._simulated.spec import plan_devices
 
 pytestmark = pytest.mark.only_simulated("they are simulated devices")
 

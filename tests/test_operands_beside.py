@@ -5,7 +5,7 @@ import torch
 
 import managed
 from managed import ManagedTensor
-from managed._sim_presets import DEFAULT
+from managed._simulated.presets import DEFAULT
 
 pytestmark = pytest.mark.only_simulated("on the virtual clock")
 FROM, TO = "sim:1", "sim:2"

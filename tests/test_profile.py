@@ -10,7 +10,8 @@ from devices import D0, D1, ON_CUDA
 import managed
 from managed import ManagedModule, ManagedTensor
 from managed._backend import C
-from managed._spans import OWNERS, held
+from managed._views.spans import held
+from managed._views.words import OWNERS
 from managed.explain import TRANSFERS
 
 simulated = pytest.mark.skipif(ON_CUDA, reason="only simulated devices have a clock to look at")
@@ -139,7 +140,7 @@ def test_bytes_in_use_are_those_of_the_device():
 OWNED = """
     import os, torch, managed
     from managed import ManagedTensor, _sim
-    from managed._spans import held
+    from managed._views.spans import held
     managed.simulate(2, "64MiB", preset="a100-40g", repeatable=True)
     managed.budget("sim:0", "8MiB")
     torch.set_num_threads(1)

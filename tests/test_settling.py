@@ -24,7 +24,8 @@ from slices import slice_of
 from torch import nn
 
 import managed
-from managed import _C, ManagedModule, ManagedTensor, _walk
+from managed import _C, ManagedModule, ManagedTensor
+from managed._modules import walk
 
 DEVICES = ("cpu", D0, D1, D2, D3)
 NAMES = ("mlp", "cnn", "lstm", "encoder", "gpt2", "t5", "llama")
@@ -61,7 +62,7 @@ def scatter(model, rng):
     """A managed copy of the model, each tensor on one of three devices, all drawn."""
     net = ManagedModule.from_module(copy.deepcopy(model))
     devices = rng.sample(DEVICES, 3)
-    for slot in _walk.slots([net]):
+    for slot in walk.slots([net]):
         _C.move(slot.tensor, rng.choice(devices))
     return net
 

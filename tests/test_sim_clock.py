@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from managed import _sim
-from managed._sim_presets import DEFAULT, PRESETS, read_preset
+from managed._simulated.presets import DEFAULT, PRESETS, read_preset
 
 A = "sim:1"
 LINK = DEFAULT.host_bytes_per_ns
@@ -286,7 +286,7 @@ def test_backward_passes_of_devices_are_issued_beside_each_other(run_python):
 
 THREADS = """
     import json, sys, threading, torch, managed
-    from managed._sim_presets import PRESETS
+    from managed._simulated.presets import PRESETS
     python, repeatable, n = sys.argv[1], sys.argv[2] == "repeatable", int(sys.argv[3])
     described = PRESETS["a100-40g"]._asdict() | {"issue_ns": 5000, "python_ns": int(python)}
     described["efficiency"] = described["efficiency"]._asdict()
@@ -337,7 +337,7 @@ def test_backward_passes_need_no_interpreter(run_python):
     """Two devices' threads of the engine, all of whose time would be Python's."""
     program = """
         import json, torch, managed
-        from managed._sim_presets import PRESETS
+        from managed._simulated.presets import PRESETS
         described = PRESETS["a100-40g"]._asdict() | {"python_ns": 10**6}  # more than issue_ns
         described["efficiency"] = {}
         with open("card.json", "w") as file:

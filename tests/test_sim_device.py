@@ -8,7 +8,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from managed import ManagedModule, _sim
-from managed._sim_presets import DEFAULT, PRESETS
+from managed._simulated.presets import DEFAULT, PRESETS
 
 A, B = "sim:1", "sim:2"
 

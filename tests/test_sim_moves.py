@@ -4,7 +4,7 @@ import torch
 from test_operands_beside import BYTES, FROM, alone, makes_busy, on, pytestmark, ran  # noqa: F401
 
 from managed import _C, ManagedTensor
-from managed._sim_presets import DEFAULT
+from managed._simulated.presets import DEFAULT
 
 WAY = BYTES / DEFAULT.host_bytes_per_ns * 1e-9  # s, between a device and the host
 

@@ -5,7 +5,7 @@ import concurrent.futures
 import pytest
 
 from managed import sim
-from managed._sim_plan import plan_devices
+from managed._simulated.spec import plan_devices
 
 UNCHANGED = """
     assert torch._C._get_privateuse1_backend_name() == "privateuseone" and not hasattr(torch, "sim")

@@ -39,7 +39,8 @@ def symbols(source: Path) -> tuple[set[str], set[str]]:
     """What the object of a source defines for others, and what it needs."""
     folder = OUT / source.relative_to(ROOT / "csrc").parts[0]
     header: list[str | Path] = [] if source.suffix == ".c" else ["-include", folder / "headers.h"]
-    built = compile_alone(source, folder / f"{source.name}.o", *header, "-c")
+    extra = ["-DMANAGED_VIRTUAL_GPU"] if folder.name == "virtual_gpu" else []
+    built = compile_alone(source, folder / f"{source.name}.o", *header, *extra, "-c")
     lines = subprocess.run(["nm", "-P", built], check=True, capture_output=True, text=True).stdout
     found = [line.split()[:2] for line in lines.splitlines()]
     return {n for n, kind in found if kind in "TDBRSC"}, {n for n, kind in found if kind == "U"}

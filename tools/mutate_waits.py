@@ -98,9 +98,9 @@ CALLS = {
 }
 # Names that mean something else elsewhere: tree and file.
 ONLY_IN = {
-    "record": "cuda/moves.cpp",
+    "record": "cuda/cop*.cpp",
     "wait_for": "torch/[ehs][aox]*.cpp",
-    "wait": "*/[emw]*.cpp",
+    "wait": "*/[cemw]*.cpp",
     "order": "[tc]*/[!m]*.cpp",
     "give_up": "cuda/moves.cpp",
     "has_ended": "[tc]*/[!l]*.cpp",  # by which leaving.cpp only chooses
@@ -137,7 +137,7 @@ PARTS = [
     ("csrc/torch/residency/executor.cpp", r"(h->last = (?:copy|std::move\(copy\)));", None),
     ("csrc/torch/residency/side_copies.cpp", r"(h\.last = copy);", None),
     ("csrc/torch/residency/side_copies.cpp", r"(alone\.lock\(\));", None),
-    ("csrc/cuda/moves.cpp", r"(copies_of\(from\)\.writes \|= [^;]+);", None),
+    ("csrc/cuda/copy_streams.cpp", r"(copies_of\(from\)\.writes \|= [^;]+);", None),
     ("csrc/torch/tensor/adopt.cpp", r"(owned->last = std::exchange\(\*coming, nullptr\));", None),
     (
         "csrc/torch/residency/executor.cpp",

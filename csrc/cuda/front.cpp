@@ -17,6 +17,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "cuda/devices.h"
 #include "cuda/leaving.h"
 #include "cuda/room.h"
 #include "cuda/streams.h"
@@ -33,7 +34,6 @@ struct Shortage {}; // no std::exception, so that nobody between the callback an
 class Request;
 constinit thread_local Request* under_way __attribute__((tls_model("initial-exec"))) =
     nullptr; // torch is being asked for it
-constinit thread_local bool in_callback __attribute__((tls_model("initial-exec"))) = false;
 constinit thread_local bool only_if_room __attribute__((tls_model("initial-exec"))) =
     false; // a request that finds no room ends there
 
@@ -304,25 +304,7 @@ class FrontOf : public Base {
 
 using Front = FrontOf<Allocator>;
 
-std::atomic<Front*> front{nullptr};
-
-// Torch's allocator as it was found; the front is not made yet, or stands before it.
-Allocator* found_native() {
-  static const bool caches = std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") == nullptr;
-  static Allocator* const found = [] {
-    auto* a = allocator::get();
-    return caches && a && a->name() == "native" ? a : nullptr;
-  }();
-  return found;
-}
-
 } // namespace
-
-Allocator* native() {
-  Allocator* there = allocator::get();
-  Allocator* found = found_native();
-  return there == found || there == front.load(std::memory_order_acquire) ? found : nullptr;
-}
 
 c10::DataPtr allocate_if_room(std::size_t bytes) {
   const Set now(only_if_room, true);
@@ -333,7 +315,7 @@ c10::DataPtr allocate_if_room(std::size_t bytes) {
 
 void install_front(const CudaBridge* bridge) {
   Allocator* a = native();
-  if (!a || front.load()) return;
+  if (!a || has_front()) return;
   const auto [functions, forgotten] = forgotten_functions(false);
   if (!forgotten.empty()) {
     TORCH_WARN("managed: torch's CUDA allocator has ", forgotten.size(),
@@ -344,21 +326,13 @@ void install_front(const CudaBridge* bridge) {
   note_pools();
   front_hook = bridge;
   auto* made = new Front(a); // never destroyed: tensors may outlive static destructors
-  front.store(made, std::memory_order_release);
-  allocator::allocator.store(made);
+  set_front(made);
   // Torch registers its own with a priority of 1; a lower one would be ignored without a word.
   c10::SetAllocator(c10::kCUDA, made, std::numeric_limits<uint8_t>::max());
   TORCH_INTERNAL_ASSERT(c10::GetAllocator(c10::kCUDA) == made);
 }
 
 bool is_seen_to_by_front(int device) { return under_way && under_way->compare(device); }
-
-bool make_some_room(const CudaBridge& bridge, int device) {
-  const Set now(in_callback, true);
-  return bridge.make_some_room(device);
-}
-
-bool is_in_callback() { return in_callback; }
 
 // A table of the class alone. Its first function that is defined elsewhere than in the class makes the compiler write
 // the table.

@@ -13,9 +13,6 @@
 
 namespace managed {
 
-// Torch's own caching allocator, also behind the front; null where another one serves, or nothing is cached.
-c10::cuda::CUDACachingAllocator::CUDAAllocator* native();
-
 // Takes the place of torch's native allocator, once for good, and does nothing where another one serves.
 void install_front(const CudaBridge* hook);
 
@@ -26,11 +23,6 @@ c10::DataPtr allocate_if_room(std::size_t bytes);
 // For the callback that torch runs under its lock when its cache has nothing for a request. True: the request came
 // through the front, which sees to it. It throws what only the front catches when there is not enough room.
 bool is_seen_to_by_front(int device);
-
-// Asks the hook for a request that did not come through the front.
-bool make_some_room(const CudaBridge& hook, int device);
-// Whether this thread does so, with the allocator's lock held.
-bool is_in_callback();
 
 // The virtual functions of torch's class: how many there are, and which of them the front does not have itself.
 std::pair<std::size_t, std::vector<std::size_t>> forgotten_functions(bool of_a_class_without_any);

@@ -7,9 +7,8 @@
 #include <mutex>
 #include <utility>
 
-#include "cuda/moves.h"
-#include "cuda/room.h"
-#include "cuda/streams.h"
+#include "cuda/copies.h"
+#include "cuda/devices.h"
 
 namespace managed {
 namespace {

@@ -10,7 +10,8 @@
 #include <algorithm>
 #include <new>
 
-#include "cuda/front.h"
+#include "cuda/copies.h"
+#include "cuda/devices.h"
 #include "cuda/leaving.h"
 #include "cuda/links.h"
 #include "cuda/moves.h"

@@ -14,7 +14,6 @@ CopyPtr begin_copy(int to, void* target, int from, const void* source, std::size
                    c10::ArrayRef<CopyPtr> after, const PointPtr& point);
 CopyPtr copy_operand(const c10::DataPtr& target, const c10::DataPtr& source, std::size_t offset, std::size_t bytes,
                      Urgency urgency, const CopyPtr& after);
-PointPtr point(int device);
 c10::DataPtr allocate_for_copy(int device, std::size_t bytes, Urgency urgency, bool if_room);
 
 } // namespace managed

@@ -1,5 +1,4 @@
 // pressure.cpp: see pressure.h.
-
 #include "cuda/pressure.h"
 
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -7,8 +6,10 @@
 
 #include <atomic>
 
+#include "cuda/devices.h"
 #include "cuda/front.h"
 #include "cuda/leaving.h"
+#include "cuda/room.h"
 #include "cuda/streams.h"
 
 namespace managed {

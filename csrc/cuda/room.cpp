@@ -13,10 +13,10 @@
 #include <array>
 #include <atomic>
 #include <cmath>
+#include <utility>
 
-#include "cuda/front.h"
+#include "cuda/devices.h"
 #include "cuda/leaving.h"
-#include "cuda/streams.h"
 
 namespace managed {
 namespace {
@@ -24,6 +24,8 @@ namespace {
 namespace allocator = c10::cuda::CUDACachingAllocator;
 using Allocator = allocator::CUDAAllocator;
 using Stats = c10::CachingDeviceAllocator::DeviceStats;
+
+constinit thread_local bool in_callback __attribute__((tls_model("initial-exec"))) = false;
 
 constexpr std::size_t kMiB = std::size_t{1} << 20,
                       kPage = 2 * kMiB; // what the driver gives at least, and torch's small segment
@@ -90,17 +92,6 @@ bool figures_tell(Allocator* a, int device) {
 
 } // namespace
 
-// Slow to ask for, and the same for ever.
-std::size_t capacity(int device) {
-  static std::array<std::atomic<std::size_t>, kMostDevices> known{};
-  std::size_t bytes = known[device].load(std::memory_order_relaxed);
-  if (bytes) return bytes;
-  cudaDeviceProp properties{};
-  C10_CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
-  known[device].store(bytes = properties.totalGlobalMem, std::memory_order_relaxed);
-  return bytes;
-}
-
 std::size_t certain_room(int device) {
   Allocator* a = native();
   const Stats stats = a->getDeviceStats(index_of(device));
@@ -137,15 +128,24 @@ std::size_t room(int device) {
   Allocator* a = native();
   if (!a) return any->getMemoryInfo(index_of(device)).first;
   give_back_blocks(device, kAll); // they are room, and only torch knows how much
-  return is_in_callback() ? certain_room(device) : exact_room(a, device, a->getDeviceStats(index_of(device)));
+  return in_callback ? certain_room(device) : exact_room(a, device, a->getDeviceStats(index_of(device)));
 }
 
 std::size_t room_soon(int device) {
   Allocator* a = allocator_of(device) ? native() : nullptr;
-  if (!a || is_in_callback()) return room(device);
+  if (!a || in_callback) return room(device);
   const Stats stats = a->getDeviceStats(index_of(device));
   return exact_room(a, device, stats) + static_cast<std::size_t>(stats.inactive_split_bytes[0].current) +
       static_cast<std::size_t>(pending_of(stats)) + bytes_given_up(device);
+}
+
+bool make_some_room(const CudaBridge& hook, int device) {
+  struct InCallback {
+    const bool before = std::exchange(in_callback, true);
+    ~InCallback() { in_callback = before; }
+  };
+  const InCallback now;
+  return hook.make_some_room(device);
 }
 
 bool has_pending(int device) { return pending_of(native()->getDeviceStats(index_of(device))) > 0; }

@@ -6,10 +6,9 @@
 
 #include <cstddef>
 
-namespace managed {
+#include "torch/devices/cuda_bridge.h"
 
-// Bytes of the device. No context is made where there is none.
-std::size_t capacity(int device);
+namespace managed {
 
 // What one request could have now; 0 where there is no context.
 std::size_t room(int device);
@@ -32,6 +31,10 @@ bool has_pending(int device);
 
 // What the allocator takes from the driver for a request that its cache cannot serve.
 std::size_t needed_for(int device, std::size_t bytes);
+
+// Asks the hook for a request that did not come through the front. The caller holds the lock of the device's allocator,
+// so what is asked above meanwhile is answered without the lock of any other.
+bool make_some_room(const CudaBridge& hook, int device);
 
 // The device has pools of the program's own, or may have some; and the same of all that have some now.
 void note_pool(int device);

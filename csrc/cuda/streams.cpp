@@ -13,6 +13,8 @@
 #include <optional>
 #include <vector>
 
+#include "cuda/copy_streams.h"
+
 namespace managed {
 namespace {
 
@@ -77,7 +79,7 @@ bool add(int device, const c10::cuda::CUDAStream& stream) {
     if (n == kStreams) return false;
     s.ids[n].store(stream.id(), std::memory_order_relaxed);
     s.count.store(n + 1, std::memory_order_release);
-    std::atomic_thread_fence(std::memory_order_seq_cst); // moves.cpp: point()
+    std::atomic_thread_fence(std::memory_order_seq_cst); // copies.cpp: point()
   }
   come_after_copies(device, stream.stream());
   return true;

@@ -13,11 +13,9 @@
 
 #include <functional>
 
+#include "cuda/devices.h"
+
 namespace managed {
-
-constexpr int kMostDevices = 64; // as many as the hook takes in
-
-inline c10::DeviceIndex index_of(int device) { return static_cast<c10::DeviceIndex>(device); }
 
 // An operator of this thread is about to use memory of the device on its current stream. True: that is not torch's own,
 // and this is to be called again when the operator has returned. Never throws.
@@ -32,9 +30,6 @@ void know_stream(int device, cudaStream_t stream);
 // under no lock.
 void each_stream(int device, const std::function<void(cudaStream_t)>& f);
 bool is_recording(cudaStream_t stream); // a graph; also true when the driver cannot tell
-
-// moves.cpp: what a stream does from now on comes after all copies that have begun.
-void follow_copies(int device, cudaStream_t stream);
 
 // Whether nothing but streams of torch's own was used: a block belongs to its stream, and those of others may be gone
 // when it is freed.

@@ -130,7 +130,7 @@ static PyObject *modules_of(struct nest *n, PyObject *type) {
 static PyObject *call_walker(const char *name, const char *format, ...) {
   va_list arguments;
   va_start(arguments, format);
-  PyObject *walker = PyImport_ImportModule("managed._placement");
+  PyObject *walker = PyImport_ImportModule("managed._modules.placement");
   PyObject *function = walker ? PyObject_GetAttrString(walker, name) : NULL;
   PyObject *tuple = Py_VaBuildValue(format, arguments);
   PyObject *result = function && tuple ? PyObject_CallObject(function, tuple) : NULL;

@@ -1,4 +1,4 @@
-/* storage.c: storages in the hands of serialisers, as managed._saving meets them.
+/* storage.c: storages in the hands of serialisers, as managed._torch_patches.saving meets them.
  *
  * It decides nothing: frames.c knows who only saves, torch/saving.cpp does the rest.
  */

@@ -1,5 +1,5 @@
 /* tensor.c: what importing managed adds to torch.Tensor, but for Python's methods: register_hook
- * (managed/_functions.py), apply_, map_ and map2_ (managed/_written.py).
+ * (managed/_torch_patches/functions.py), apply_, map_ and map2_ (managed/_torch_patches/written.py).
  *
  *   __class__               says ManagedTensor for a managed tensor
  *   pin(), unpin(), pinned, unplace(), placed

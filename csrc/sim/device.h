@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "clock/clock.h"
 #include "torch/devices/bridge.h"
@@ -36,9 +37,9 @@ class Reservation {
   std::size_t bytes() const { return bytes_; }
   // An operator uses the bytes on that stream.
   void used_on(int stream) const;
-  // On the clock: another stream has the bytes now; when they are given up, they wait for the copy.
+  // On the clock: another stream has the bytes now; when they are given up, they wait for the moment.
   void hand_over(int stream, bool alone) const;
-  void stay_until(CopyPtr copy) { copy_ = std::move(copy); }
+  void stay_until(std::shared_ptr<const mgd_moment> end) { end_ = std::move(end); }
   void belongs_to(mgd_hold_owner owner) const;
   // What the stream got last writes the bytes. Null: nobody has said so yet.
   void written_by(int stream);
@@ -50,7 +51,7 @@ class Reservation {
   int device_;
   std::size_t bytes_;
   mgd_hold *hold_ = nullptr;  // the same bytes on the clock
-  CopyPtr copy_;
+  std::shared_ptr<const mgd_moment> end_;  // they are not given up before
   mgd_moment written_{};
   bool is_written_ = false;
   Reservation *previous_ = nullptr;

@@ -46,9 +46,10 @@ c10::Storage form_of(const c10::Storage &sim);
 // An operator uses the bytes on that stream of their device.
 void note_use(const c10::DataPtr &pointer, int stream);
 void note_use(c10::StorageImpl *sim, int stream);
-// The stream has a block in the place of the one that took it, `alone`: and no other uses it any more; a block stays until a copy has ended.
+// The stream has a block in the place of the one that took it, `alone`: and no other uses it any more; a block stays
+// until a moment has come.
 void hand_over(const c10::DataPtr &pointer, int stream, bool alone = false);
-void stay_until(const c10::DataPtr &pointer, const CopyPtr &copy);
+void stay_until(const c10::DataPtr &pointer, std::shared_ptr<const mgd_moment> end);
 // What that stream of the bytes' device got last writes them; what did, if it is known, or null.
 void note_written(const c10::DataPtr &pointer, int stream);
 const mgd_moment *written(const c10::DataPtr &pointer);

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from managed._words import columns, size, took
+from managed._views.words import columns, size, took
 from managed.cli._asked import Shown
 from managed.cli._screen import OWNERS, Line, Piece, Screen, fitted, printable
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from managed import _html
+from managed._views import html as _html
 from managed.cli import _plan_report
 from managed.cli._plan_report import Report
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from managed._sim_plan import find_preset
+from managed._simulated.spec import find_preset
 from managed.cli._discard import written
 
 __all__ = ["Machine", "configured"]

@@ -7,23 +7,11 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
-__all__ = ["Plan", "check_picture", "draw", "tables", "text"]
+__all__ = ["check_picture", "draw", "tables", "text"]
 
 Report = dict[str, Any]
 Table = tuple[list[str], list[list[str]]]  # columns, rows
 _SHOWN = 5  # discarded files, and places that asked for unknown numbers
-
-
-class Plan(dict[str, Any]):
-    """What `managed plan --json` writes; at a prompt and in a notebook its tables."""
-
-    def __repr__(self) -> str:
-        return text(self)
-
-    def _repr_html_(self) -> str:
-        from managed.cli import _plan_html
-
-        return _plan_html.shown(self)
 
 
 def size(nbytes: float) -> str:

@@ -21,7 +21,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 import managed
 from managed import sim
 from managed._backend import C
-from managed._spans import held
+from managed._views.spans import held
 
 __all__ = ["Steps"]
 

@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from managed import _named
 from managed._backend import C
+from managed._modules import named
 
 __all__ = ["SCHEMA", "Teller", "owners", "rates"]
 
@@ -76,7 +76,7 @@ class Teller:
         site: str | None,
     ) -> dict[str, Any]:
         if number not in self.names and not self.asked:
-            self.names, self.asked = _named.names(), True
+            self.names, self.asked = named.names(), True
         event = None if kind is None else {"kind": kind, "operator": operator, "line": site}
         return {
             "name": self.names.get(number),

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from managed._words import columns, size
+from managed._views.words import columns, size
 from managed.cli import _machine, _problems
 from managed.cli._screen import Line, Piece, Screen, wrapped
 

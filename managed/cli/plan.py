@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from managed._sim_plan import plan_devices
+from managed._simulated.spec import plan_devices
 from managed.cli import _plan_html, _plan_report
 from managed.cli._plan_process import Machine, configured
 from managed.settings import parse_bytes
@@ -19,6 +19,18 @@ from managed.settings import parse_bytes
 __all__ = ["Machine", "describe", "plan", "read_machine", "run"]
 
 Report = dict[str, Any]
+
+
+class Plan(dict[str, Any]):
+    """What `managed plan --json` writes; at a prompt and in a notebook its tables."""
+
+    def __repr__(self) -> str:
+        return _plan_report.text(self)
+
+    def _repr_html_(self) -> str:
+        return _plan_html.shown(self)
+
+
 VERSION = 1  #: of the JSON
 _FORM = re.compile(r"\s*(?:(\d+)\s*[xX]\s*)?(\S.*?)\s*")
 _BUDGETS = "80%,60%,40%"
@@ -123,7 +135,7 @@ def plan(
     budgets: list[str],
     steps: int | None = None,
     timeout: float = 600,
-) -> _plan_report.Plan:
+) -> Plan:
     """Runs the script's first steps on each of these devices, and under budgets, without values.
 
     Returns what `--json` writes (docs/planning.md). ValueError for devices or budgets that make no
@@ -148,9 +160,7 @@ def plan(
             size = budget_bytes(budget, max(whole["peak_bytes"]))
             if size < machine.memory:
                 found.append(configured(job, machine, timeout, size))
-    return _plan_report.Plan(
-        version=VERSION, script=str(path), arguments=arguments, configurations=found
-    )
+    return Plan(version=VERSION, script=str(path), arguments=arguments, configurations=found)
 
 
 def budget_bytes(text: str, peak: int) -> int:

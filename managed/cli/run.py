@@ -7,7 +7,7 @@ import json
 import os
 from pathlib import Path
 
-from managed import _run
+from managed._on import run as _run
 from managed.virtual_gpu import SITE, before, start
 
 __all__ = ["describe", "run"]

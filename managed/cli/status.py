@@ -8,7 +8,7 @@ import socket
 import time
 from typing import Any
 
-from managed._words import size
+from managed._views.words import size
 from managed.cli._asked import NOBODY, Shown, Watch, add_arguments, interval
 from managed.cli._live import follow
 from managed.cli._panels import command

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from managed._words import columns, counted, size, took
+from managed._views.words import columns, counted, size, took
 from managed.cli._screen import Line, Piece, Screen, fitted, printable, wrapped
 from managed.cli._waits import Profile, Wait, cure, read
 

@@ -56,7 +56,7 @@ def manage(_: ModuleType) -> None:
         assert spec.loader
         sys.modules["managed"] = module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-    importlib.import_module("managed._run").start()
+    importlib.import_module("managed._on.run").start()
 
 
 class After:

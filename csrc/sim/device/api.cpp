@@ -66,7 +66,7 @@ void create(const mgd_sim_config &c) {
   if (!holds_values()) bridge().allocate_host = &take_addresses;
   devices_survive_fork();
   blocks_survive_fork();
-  timeline_survives_fork();
+  timeline_survives_fork(&take_bytes_again);
 }
 
 }  // namespace
@@ -158,6 +158,6 @@ PyObject *mgd_sim_generator(int device) {
 }
 
 void mgd_sim_park(void) {
-  Py_BEGIN_ALLOW_THREADS park_engine_threads();
+  Py_BEGIN_ALLOW_THREADS park_engine_threads(device_count());
   Py_END_ALLOW_THREADS
 }

@@ -12,7 +12,6 @@
 #include <string>
 
 #include "sim/device/faults.h"
-#include "sim/device/moves.h"
 #include "sim/device/timeline.h"
 
 namespace managed::sim {
@@ -206,7 +205,7 @@ void Reservation::written_by(int stream) {
 // Tensors die with and without the GIL and under torch's own locks, so the hook
 // must not wait for anything here: see bridge.h.
 Reservation::~Reservation() {
-  if (hold_) give_bytes(hold_, copy_ ? &end_of(*copy_) : nullptr);
+  if (hold_) give_bytes(hold_, end_.get());
   if (is_written_) forget(&written_);
   g_devices[device_].give_back(this);
   if (bytes_ && g_bridge.freed) g_bridge.freed(device_, bytes_);

@@ -8,13 +8,14 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <future>
 #include <memory>
 #include <thread>
 
-#include "sim/device.h"
+#include "sim/backend.h"
 
 namespace managed::sim {
 namespace {
@@ -56,8 +57,8 @@ bool in_backward() noexcept { return torch::autograd::get_current_graph_task_id(
 
 namespace {
 
-void visit_all(size_t threads) noexcept {
-  for (int i = 0; i < device_count() && static_cast<size_t>(i) < threads; i++) {
+void visit_all(int threads) noexcept {
+  for (int i = 0; i < threads; i++) {
     try {
       visit(i);
     } catch (...) {  // a full device, or a child of fork(): nothing can be done at exit, and nothing must be printed
@@ -67,8 +68,9 @@ void visit_all(size_t threads) noexcept {
 
 }  // namespace
 
-void park_engine_threads() noexcept try {
-  const auto threads = (Engine::get_default_engine().*EngineAccess::queues).size();
+void park_engine_threads(int devices) noexcept try {
+  const auto queues = (Engine::get_default_engine().*EngineAccess::queues).size();
+  const int threads = std::min(devices, static_cast<int>(queues));
   if (threads == 0) return;
   // On a thread of its own, so that none of the caller's thread-local state (which may
   // hold Python objects) travels to the engine, and so that the wait can end.

@@ -14,6 +14,6 @@ bool in_backward() noexcept;
 // destructors of the last graph included, and waits for work. Called at exit,
 // without the GIL: a thread that asks for the GIL while the interpreter ends
 // aborts the process.
-void park_engine_threads() noexcept;
+void park_engine_threads(int devices) noexcept;
 
 }  // namespace managed::sim

@@ -77,7 +77,7 @@ CopyPtr begin_copy(int to, void *target, int from, const void *source, std::size
   const int in = copy_stream(Way::In, urgency), out = from == to ? in : copy_stream(Way::Out, urgency);
   if (from != kHost) wait_for_source(from, out, point);
   for (const CopyPtr &copy : after)
-    if (copy) stream_wait(from != kHost ? from : to, from != kHost ? out : in, end_of(*copy));
+    if (copy) stream_wait(from != kHost ? from : to, from != kHost ? out : in, move_of(*copy).end_);
   charge_copy_on(from, from == kHost ? 0 : out, to, to == kHost ? 0 : in, static_cast<std::int64_t>(bytes), "room");
   return std::make_shared<Move>(to != kHost ? to : from, to != kHost ? in : out, from, out);
 }
@@ -92,7 +92,7 @@ CopyPtr copy_operand(const c10::DataPtr &target, const c10::DataPtr &source, std
   if (from != kHost) {
     if (const mgd_moment *end = written(source)) stream_wait(from, out, *end);
     else wait_for_source(from, out);
-    if (after) stream_wait(from, out, end_of(*after));
+    if (after) stream_wait(from, out, move_of(*after).end_);
   }
   charge_copy_on(from, from == kHost ? 0 : out, to, in, static_cast<std::int64_t>(bytes), "operand");
   note_written(target, in);
@@ -112,11 +112,9 @@ void free_after(c10::DataPtr &block, const CopyPtr &copy, bool last, std::size_t
   if (copy) {
     const int device = block.device().index();
     hand_over(block, last ? move_of(*copy).reader_of(device) : current_stream(device), last);
-    stay_until(block, copy);
+    stay_until(block, {copy, &move_of(*copy).end_});
   }
   block.clear();
 }
-
-const mgd_moment &end_of(const Copy &copy) { return move_of(copy).end_; }
 
 }  // namespace managed::sim

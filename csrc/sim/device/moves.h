@@ -15,6 +15,4 @@ CopyPtr copy_operand(const c10::DataPtr &target, const c10::DataPtr &source, std
 c10::DataPtr allocate_for_copy(int device, std::size_t bytes, Urgency urgency, bool if_room);
 void free_after(c10::DataPtr &block, const CopyPtr &copy, bool last, std::size_t bytes);
 
-const mgd_moment &end_of(const Copy &copy);
-
 }  // namespace managed::sim

@@ -216,8 +216,8 @@ void hand_over(const c10::DataPtr &pointer, int stream, bool alone) {
   if (const Reservation *r = reservation_of(pointer)) r->hand_over(stream, alone);
 }
 
-void stay_until(const c10::DataPtr &pointer, const CopyPtr &copy) {
-  if (Reservation *r = reservation_of(pointer)) r->stay_until(copy);
+void stay_until(const c10::DataPtr &pointer, std::shared_ptr<const mgd_moment> end) {
+  if (Reservation *r = reservation_of(pointer)) r->stay_until(std::move(end));
 }
 
 void note_written(const c10::DataPtr &pointer, int stream) {

@@ -129,6 +129,8 @@ mgd_clock *new_clock() {
   return clock;
 }
 
+void (*g_take_bytes)();  // of the child
+
 void before_fork() { mgd_clock_before_fork(g_clock); }
 void after_fork() { mgd_clock_after_fork(g_clock); }
 
@@ -139,7 +141,7 @@ void restart() noexcept {
   try {
     new (&threads_mutex()) std::mutex;
     g_clock = new_clock();
-    take_bytes_again();
+    g_take_bytes();
   } catch (...) {  // out of memory: the old one will do in most cases
   }
 }
@@ -155,7 +157,10 @@ void timeline_create(int devices, const mgd_speed &speed, const Wiring &wiring, 
   g_clock = new_clock();
 }
 
-void timeline_survives_fork() { pthread_atfork(&before_fork, &after_fork, &restart); }
+void timeline_survives_fork(void (*take_bytes)()) {
+  g_take_bytes = take_bytes;
+  pthread_atfork(&before_fork, &after_fork, &restart);
+}
 
 int current_stream(int device) noexcept { return t_stream[device]; }
 

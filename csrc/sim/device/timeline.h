@@ -27,8 +27,8 @@ struct Wiring {
 // thread that calls them. The threads share no interpreter's lock then.
 void timeline_create(int devices, const mgd_speed &speed, const Wiring &wiring, bool repeatable);
 
-// A child of fork() starts at time 0, with the bytes that it has inherited.
-void timeline_survives_fork();
+// A child of fork() starts at time 0 and calls take_bytes(), which tells the clock of the bytes that it has inherited.
+void timeline_survives_fork(void (*take_bytes)());
 
 // The calling thread's stream on a device: 0 is the default stream.
 int current_stream(int device) noexcept;

@@ -48,7 +48,7 @@ std::vector<std::string> places(std::size_t most) {
   return lines;
 }
 
-// What writes files from bytes that it has asked for itself. torch.save is told of by managed/_no_values.py.
+// What writes files from bytes that it has asked for itself. torch.save is told of by managed/_simulated/no_values.py.
 bool is_saving() {
   const auto lines = places(8);
   return std::any_of(lines.begin(), lines.end(), [](const std::string &line) { return line.find("/safetensors/") != std::string::npos; });

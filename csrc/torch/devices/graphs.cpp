@@ -1,4 +1,4 @@
-// graphs.cpp: see graphs.h. Python tells when one begins and ends (managed/_graphs.py).
+// graphs.cpp: see graphs.h. Python tells when one begins and ends (managed/_torch_patches/graphs.py).
 #include "torch/devices/graphs.h"
 
 #include "torch/api.h"

@@ -1,0 +1,1 @@
+"""What torch.sim offers: simulated devices as a device module of torch's."""

@@ -1,0 +1,1 @@
+"""What notebooks and the command line show: tables, summaries and timelines. No policy."""
