@@ -16,9 +16,9 @@ from managed._simulated.presets import PRESETS
 from managed.cli import main
 from managed.cli._plan_html import document
 from managed.cli._plan_process import Machine, configured
-from managed.cli._plan_report import Plan, duration, size, spilled, table, text
+from managed.cli._plan_report import duration, size, spilled, table, text
 from managed.cli._plan_steps import _thinned
-from managed.cli.plan import budget_bytes, read_machine
+from managed.cli.plan import Plan, budget_bytes, read_machine
 
 pytestmark = [
     pytest.mark.only_simulated("it plans on simulated devices"),
