@@ -1,6 +1,6 @@
 /* core.h: the table of contents of the core.
  *
- * Every function that crosses a file stands here under the name of the file
+ * It declares every function that crosses a file, under the name of the file
  * that defines it. Functions return MGD_OK or a negative mgd_error, and give
  * results through the last parameters, which are untouched on failure
  * unless a comment says otherwise.
@@ -26,8 +26,8 @@ int mgd_machine_create(const struct mgd_config *config, struct mgd_machine **out
 void mgd_machine_destroy(struct mgd_machine *m);
 
 /* ---- state.c */
-/* Around fork(): a child must not find the mutex in the hands of a thread that it lacks. Nothing may be called in
- * between. */
+/* Hold the mutex across fork(), so that in the child it is not locked by a thread that does not exist there. No other
+ * function may be called in between. */
 void mgd_state_before_fork(struct mgd_machine *m);
 void mgd_state_after_fork(struct mgd_machine *m); /* in the parent and in the child */
 
@@ -41,20 +41,20 @@ int mgd_device_count(struct mgd_machine *m); /* the host included, so >= 1 */
 int mgd_device_find(struct mgd_machine *m, const char *name, int *id);
 int mgd_device_name(struct mgd_machine *m, int id, char out[32]);
 int mgd_device_set_capacity(struct mgd_machine *m, int id,
-                            int64_t capacity); /* dooms the replicas that a smaller device may no longer keep */
-/* How much a device does in a given time beside the others, in any unit, > 0; 1 at first. */
+                            int64_t capacity); /* dooms replicas that exceed the new capacity's limit */
+/* Sets how much a device does in a given time relative to other devices, in any unit, > 0; 1 at first. */
 int mgd_device_set_speed(struct mgd_machine *m, int id, double speed);
 
 /* ---- link.c: what it costs to bring bytes over; defaults are documented there */
 int mgd_link_set(struct mgd_machine *m, int from, int to, struct mgd_link link);
-/* Predicted ns for `bytes` over the link: latency + bytes / bandwidth, rounded up; 0 when from == to. */
+/* Predicts the ns for `bytes` over the link: latency + bytes / bandwidth, rounded up; 0 when from == to. */
 int mgd_link_cost(struct mgd_machine *m, int from, int to, int64_t bytes, int64_t *ns);
 
 /* ---- ledger.c: bytes per device by owner */
-/* Negative bytes give back; INVALID for more than the owner has, and for RESERVED and REPLICA, which are admission's
- * and the directory's alone. */
+/* Negative bytes give back. INVALID: more is given back than the owner has, or the owner is RESERVED or REPLICA, which
+ * only admission and the directory of replicas change. */
 int mgd_ledger_add(struct mgd_machine *m, int device, enum mgd_owner owner, int64_t bytes);
-/* What a driver reported. `allocated` are all bytes that torch's allocator has handed out, replicas included. */
+/* Records what a driver reported. `allocated`: all bytes that torch's allocator has handed out, replicas included. */
 int mgd_ledger_observe(struct mgd_machine *m, int device, int64_t allocated, int64_t foreign);
 int mgd_ledger_usage(struct mgd_machine *m, int device, struct mgd_usage *out);
 int mgd_ledger_reset_peak(struct mgd_machine *m, int device);
@@ -67,113 +67,116 @@ int mgd_heuristic_enable(struct mgd_machine *m, bool enabled);
 int mgd_heuristic_apply(struct mgd_machine *m, int64_t size, int64_t *out);
 
 /* ---- place.c: which device */
-/* Room is capacity less every owner's bytes, replicas' excepted, less the reserved fraction. */
+/* The room is the capacity less the bytes of all owners but REPLICA, less the reserved fraction. */
 int mgd_place_share(struct mgd_machine *m, int device, double reserved, struct mgd_share *out);
-/* Bits of `allowed` that are no accelerator are ignored. Of those with room, disperse takes the one that has the least
- * in use for its speed with the object there, otherwise the one with the least room; the first among equals. */
+/* Bits of `allowed` that are no accelerator are ignored. Among devices with room, `disperse` takes the one with the
+ * least in use for its speed, the object included; otherwise the one with the least room wins. Ties go to the first. */
 int mgd_place_object(struct mgd_machine *m, const struct mgd_object_request *request, int *device,
                      enum mgd_reason *why);
-/* Where one operator runs, by the first rule that applies:
+/* Decides where one operator runs, by the first rule that applies:
  *   1. two pins on different devices: PIN_CONFLICT, and *device and *other are the first two;
  *   2. the device of a backward formula's gradient; then that of a random generator;
- *   3. the pin, unless operands are written and none of them stands there;
+ *   3. the pin, unless operands are written and none of them is there;
  *   4. the first written operand's device;
- *   5. among operands that vote (all, where none does) the only accelerator, or
- *      of several the one where bringing all other operands plus evicting what
- *      then does not fit costs least, except that the holder of most bytes stays
- *      unless another costs less than 80 %; the host where no accelerator votes.
- * Ties go to the lower id. *other is written by PIN_CONFLICT alone. n > 0. */
+ *   5. the accelerator of placed operands that vote, if they are all on one;
+ *   6. among operands that vote (all, if none does) the only accelerator; of
+ *      several the one where copying all operands of which it keeps no copy, plus
+ *      evicting what then does not fit, costs least, except that the holder of most bytes stays
+ *      unless another costs less than 80 %; the host if no accelerator votes.
+ * Ties go to the lower id. *other is written only on PIN_CONFLICT. n > 0. */
 int mgd_place_operands(struct mgd_machine *m, const struct mgd_operand *operands, size_t n, int *device, int *other,
                        enum mgd_reason *why);
 
 /* ---- place_plan.c: which device for each of many objects */
-/* Contiguous layers over devices: the least possible heaviest load of those that take layers (what is in use there, for
- * their speed), then the fewest border bytes, then the most devices that take some, then the most even loads.
+/* Distributes contiguous layers over devices. Minimizes the heaviest load (bytes in use / speed) of the devices that
+ * take layers, then the border bytes, then takes the most devices, then the most even loads.
  * bytes[i] >= 0 for n layers; border[i] are the bytes that cross between layer i
  * and i + 1 (n - 1 of them, NULL means that every cut is free); out[i] indexes shares. NO_ROOM when
  * no contiguous plan fits. */
 int mgd_place_plan_layers(struct mgd_machine *m, const int64_t *bytes, const int64_t *border, size_t n,
                           const struct mgd_share *shares, size_t devices, int *out);
-/* One by one in their order, each where mgd_place_object disperses it to. NO_ROOM when one fits nowhere. */
+/* Places objects one by one in order, each where mgd_place_object() would disperse it. NO_ROOM: one fits nowhere. */
 int mgd_place_plan_spread(const int64_t *bytes, size_t n, const struct mgd_share *shares, size_t devices, int *out);
 
 /* ---- admit.c: reservations with deadlines; decides, never sleeps */
 /* Grants at once (OK), queues first come first served per device (WAIT: poll
  * with the ticket), or refuses what could never fit (NO_ROOM) and what has no
- * time to wait (DEADLINE: now >= deadline). Writes no trace event: who asks
- * knows the object and the time. */
+ * time to wait (DEADLINE: now >= deadline). Writes no trace event: only the
+ * caller knows the object and the time. */
 int mgd_admit_request(struct mgd_machine *m, int device, int64_t bytes, double reserved, int64_t now, int64_t deadline,
                       struct mgd_ticket *ticket);
-/* Chooses a device and reserves in one step, so that two threads never take the same bytes. Host answers need no ticket
- * (id 0). Never waits: devices where somebody waits are passed over. */
+/* Chooses a device and reserves in one step, so that two threads never take the same bytes. If the host is chosen, the
+ * ticket's id is 0. Never waits: devices with waiting requests are passed over. */
 int mgd_admit_object(struct mgd_machine *m, const struct mgd_object_request *request, int64_t now,
                      struct mgd_ticket *ticket, enum mgd_reason *why);
-/* A poll looks once more before it gives up, so that a waiter which wakes at its deadline may still get OK. INVALID: no
- * such ticket. */
+/* Polls a ticket. It looks for room once more before it gives up, so a waiter that wakes at its deadline may still get
+ * OK. INVALID: there is no such ticket. */
 int mgd_admit_poll(struct mgd_machine *m, struct mgd_ticket *ticket,
                    int64_t now); /* OK, WAIT, or DEADLINE (the ticket is gone) */
 int mgd_admit_release(struct mgd_machine *m, struct mgd_ticket *ticket); /* granted or waiting; id becomes 0 */
 
-/* ---- source.c, replica.c: who holds which version of whose bytes */
+/* ---- source.c, replica.c: which copies of a storage exist, and which are current */
 /* A source is a storage that has, or may get, copies on other devices; a replica
  * is one such copy, named by a small slot under which the caller keeps the tensor.
  * A slot that the directory gives up is doomed; it is free again once reaped, and
- * may be given out at once. So the table of tensors needs a lock of the caller's,
- * held from a find, add or reap until the tensor under the slot is taken or put. */
+ * may be reused at once. So the caller guards its table of tensors with a lock that
+ * it holds from a find, add or reap until it has read or set the tensor of the slot. */
 int mgd_source_open(struct mgd_machine *m, uint64_t *source);
 int mgd_source_close(struct mgd_machine *m, uint64_t source);   /* the storage died: its replicas are doomed */
-int mgd_source_written(struct mgd_machine *m, uint64_t source); /* the same for its old contents */
-/* How often the source was written. Read it BEFORE copying, and hand it to mgd_replica_add afterwards. */
+int mgd_source_written(struct mgd_machine *m, uint64_t source); /* likewise for its old contents */
+/* Counts how often the source was written. Read it BEFORE copying, and pass it to mgd_replica_add() afterwards. */
 int mgd_source_writes(struct mgd_machine *m, uint64_t source, uint64_t *writes);
-/* Keeps a copy; `extent` tells parts and dtypes of one source apart. Least recently used ones go where the device's
- * limit asks for it. NO_ROOM: larger than the limit; STALE: written meanwhile. The copy is good for this once then, and
- * not kept. */
+/* Keeps a copy; `extent` tells parts and dtypes of one source apart. Dooms the least recently used replicas as the
+ * device's limit and room require. NO_ROOM: larger than the limit; STALE: the source was written meanwhile. The copy is
+ * then not kept, but good for this one use. */
 int mgd_replica_add(struct mgd_machine *m, uint64_t source, uint64_t writes, int device, uint64_t extent, int64_t bytes,
                     int32_t *slot);
-/* ABSENT when there is none; a replica that is found is the most recently used. */
+/* Finds a replica and makes it the most recently used. ABSENT: there is none. */
 int mgd_replica_find(struct mgd_machine *m, uint64_t source, int device, uint64_t extent, int32_t *slot);
+/* Looks for it without using it. */
+int mgd_replica_peek(struct mgd_machine *m, uint64_t source, int device, uint64_t extent, int32_t *slot);
 int mgd_replica_drop(struct mgd_machine *m, int32_t slot); /* dooms one; a doomed or free slot stays as it is */
-/* Dooms the least recently used until `bytes` are freed or none is left; at least one, also for 0 bytes, so that
- * whoever asks again and again comes to an end. Not `all`: those stay that were used last, a 16th of the capacity, as
- * long as storages can leave. ABSENT: there was none. */
+/* Dooms the least recently used replicas until `bytes` are freed or none is left; at least one, also for 0 bytes, so
+ * that a loop of calls ends. Not `all`: the most recently used ones, up to a 16th of the capacity, stay as long as
+ * storages can leave. ABSENT: there was none to doom. */
 int mgd_replica_make_room(struct mgd_machine *m, int device, int64_t bytes, bool all);
 int mgd_replica_reap(struct mgd_machine *m,
                      int32_t *slot); /* the next doomed slot, which is free from now on; ABSENT: no more */
-int mgd_replica_limit(struct mgd_machine *m, int device, double fraction); /* of the capacity; half of it at first */
+int mgd_replica_limit(struct mgd_machine *m, int device, double fraction); /* of the capacity; 0.5 at first */
 
 /* ---- user.c: which threads use storages */
 int mgd_user_join(struct mgd_machine *m,
-                  struct mgd_user **user); /* before a thread's first use; what it counts stays after it has left */
+                  struct mgd_user **user); /* call before a thread's first use; its counts stay after it has left */
 void mgd_user_leave(struct mgd_machine *m, struct mgd_user *user);
-/* BUSY: other threads use storages whose home is `device`, or are moving bytes away from it. `mine`: how many of the
- * uses are the caller's. */
+/* BUSY: other threads use storages whose home is `device`, or are moving bytes away from it. `mine`: how many uses are
+ * the caller's own. */
 int mgd_user_others(struct mgd_machine *m, int device, int64_t mine);
 
 /* ---- handle.c: where each storage's bytes are */
-/* `h` is zeroed and resident at home. NOMEM: nothing was changed. */
+/* Initializes `h`, all but its stamp, as resident at home. NOMEM: nothing was changed. */
 int mgd_handle_open(struct mgd_machine *m, struct mgd_handle *h, int home, int64_t bytes);
-/* A copy has begun that brings the first bytes of a storage that was just opened: who uses them first joins it.
- * INVALID: it is not resident, or somebody uses it. */
+/* Records that a copy has begun that brings the first bytes of a storage that was just opened. The first user joins the
+ * copy. INVALID: the storage is not resident, or it is in use. */
 int mgd_handle_arrive(struct mgd_machine *m, struct mgd_handle *h);
-/* The storage died. *moving: a mover has its bytes, and frees them and the handle when the move ends. Otherwise the
- * caller frees the bytes now, *memory (the host's copy) too. Then, in both cases, it calls
+/* Records that the storage died. *moving: a mover has its bytes, and frees them and the handle when the move ends.
+ * Otherwise the caller frees the bytes now, and *memory (the host's copy) too. In both cases the caller then calls
  * mgd_handle_put(h, MGD_ALIVE). */
 int mgd_handle_close(struct mgd_machine *m, struct mgd_handle *h, bool *moving, void **memory);
-/* A resident storage in use by the caller got another block. *memory: a copy of the old one to be freed, or NULL.
- * INVALID: it is not home. */
+/* Records that a resident storage in use by the caller got another block. *memory: the host's copy of the old block,
+ * which the caller frees, or NULL. INVALID: the storage is not home. */
 int mgd_handle_resize(struct mgd_machine *m, struct mgd_handle *h, int64_t bytes, void **memory);
 int mgd_handle_pin(struct mgd_machine *m, struct mgd_handle *h, enum mgd_pin kind,
-                   bool pin); /* counted; what is spilled stays so until it is used */
+                   bool pin); /* counted; a spilled storage stays spilled until it is used */
 bool mgd_handle_is_pinned(struct mgd_machine *m, const struct mgd_handle *h);
-/* Flags of enum mgd_advice, instead of what was said before. INVALID: others, or two that exclude each other. */
+/* Replaces the storage's advice, flags of enum mgd_advice. INVALID: unknown flags, or two that exclude each other. */
 int mgd_handle_advise(struct mgd_machine *m, struct mgd_handle *h, uint32_t advice);
-/* No operator uses any storage, and no thread but the user's, if any, is there: for a child of fork(). What other
- * threads were bringing from one place to another stays in their hands. */
+/* For a child of fork(): forgets all uses by operators and all users but `user`, which may be NULL. Moves that other
+ * threads had begun stay under way. */
 void mgd_handle_forget_uses(struct mgd_machine *m, struct mgd_user *user);
 
 /* ---- host.c: the host's memory for copies of storages */
-/* At first none. What is above a lower limit stays: spares go as others need the room, spilled storages' copies when
- * they are home. */
+/* There is no limit at first. Copies above a lowered limit stay: spares until their room is needed, copies of spilled
+ * storages until these are home. */
 int mgd_host_set_limit(struct mgd_machine *m, int64_t bytes);
 int mgd_host_usage(struct mgd_machine *m, int64_t *used, int64_t *limit, int64_t *peak);
 
@@ -182,89 +185,89 @@ int mgd_residency_read(struct mgd_machine *m, int device, struct mgd_residency_u
 
 /* ---- restore.c: how bytes come back */
 /* Plans how the bytes of n handles come home for one operator: all of them or none. The caller uses all of them already
- * (mgd_handle_use); one may be named twice. room[id]: free bytes of each device, below 0 where it holds too much.
- * OK: *n_actions actions, 0 when all are home. First a MAKE_ROOM for each device that lacks room, then a RESTORE for
- * each storage that is away, and a JOIN for each that is arriving. Each has begun: the caller ends it with
- * mgd_restore_end(), done or not.
+ * (mgd_handle_use); one may be named twice. room[id]: free bytes of each device, negative if it holds too much.
+ * OK: there are *n_actions actions, 0 if all are home: a MAKE_ROOM for each device that lacks room, then a RESTORE for
+ * each storage that is away, and a JOIN for each that is arriving. RESTORE and JOIN have begun: the caller ends each
+ * with mgd_restore_end(), done or not.
  * WAIT: another thread is moving one of the storages.
  * BUSY: the bytes do not fit on *device now, but may when uses or moves that are under way have ended.
- * NO_ROOM: they do not fit on *device even then. *device is written by BUSY and NO_ROOM alone.
+ * NO_ROOM: they do not fit on *device even then. *device is written only on BUSY and NO_ROOM.
  * A storage that the caller uses and did not name counts as one that may leave later.
  * *n_actions in: the room in `actions`, at least n + MGD_MAX_DEVICES. */
 int mgd_restore_begin(struct mgd_machine *m, struct mgd_handle *const *handles, size_t n, const int64_t *room,
                       struct mgd_action *actions, size_t *n_actions, int *device);
-/* What the bytes are now. RESIDENT: at home. ARRIVING: a copy that brings them has begun, and who uses them first has
- * to join it. SPILLED: where they were, which is no answer to a JOIN. *memory: to be freed, or NULL. INVALID: it is not
- * being restored, or cannot be so. */
+/* Ends a RESTORE or JOIN. `state` is RESIDENT: the bytes are at home; ARRIVING: a copy that brings them has begun, and
+ * the first user has to join it; SPILLED: they are where they were (invalid for a JOIN). *memory: the caller frees it;
+ * may be NULL. INVALID: the storage is not being restored, or cannot be in that state. */
 int mgd_restore_end(struct mgd_machine *m, struct mgd_handle *h, enum mgd_residency state, void **memory);
 
-/* ---- evict.c: who leaves */
-/* Plans which storages leave `device`, until `bytes` come free or the plan is full: guests of other devices first, then
- * its own by the policy. They go to a peer with room (room[id]: free bytes of each device, of which reserved ones are
- * no guest's; NULL: no peers) or to the host.
+/* ---- evict.c: which storages leave */
+/* Plans which storages leave `device`, until `bytes`, plus some for replicas to come, are free or the plan is full:
+ * guests of other devices first, then its own storages by the policy. They go to a peer with room (room[id]: free bytes
+ * of each device; reserved ones are not given to guests; NULL: no peers) or to the host.
  * `mine`: how many uses of storages of that device are the caller's own.
- * OK: *n actions. SPILL and DROP have begun: the caller ends each with mgd_evict_end(). FORGET: the caller frees
+ * OK: there are *n actions. SPILL and DROP have begun: the caller ends each with mgd_evict_end(). FORGET: it frees
  * `memory`. A plan may consist of FORGETs alone.
- * BUSY: none can leave now, but others use storages there, or did during the search: ask again later.
+ * BUSY: none can leave now, but other threads use storages there, or did during the search: ask again later.
  * ABSENT: none can leave. *n in: the room in `actions`, at least 2.
- * After each MGD_LOOKS storages that may not leave it lets other threads have the mutex. */
+ * It releases the mutex for a moment after each MGD_LOOKS storages that may not leave. */
 int mgd_evict_begin(struct mgd_machine *m, int device, int64_t bytes, const int64_t *room, int64_t mine,
                     struct mgd_action *actions, size_t *n);
 int mgd_evict_veto(struct mgd_machine *m, mgd_may_leave_fn fn);               /* NULL: all may */
-/* The bytes are on `to`, which need not be where the plan wanted them: in `memory` (the action's, if it named one)
- * where that is the host, else memory is NULL. Or they stayed where they were: to == -1. Or they stayed at home
- * (to == home) and `memory` has a good copy, which is a spare from now on. Afterwards the caller puts
- * its use back. *memory_left: to be freed, or NULL. INVALID: it is not being brought away, or cannot be there. */
+/* Ends a SPILL, DROP or SPARE. The bytes are on `to`, which may differ from the plan: in `memory` (the action's, if it
+ * named one) if that is the host, else memory is NULL. to == -1: they stayed where they were. to == home: they stayed
+ * and `memory` has a good copy, which is a spare from now on. Afterwards the caller gives back the action's use.
+ * *memory_left: the caller frees it; may be NULL. INVALID: no such move is under way, or the bytes cannot be there. */
 int mgd_evict_end(struct mgd_machine *m, struct mgd_handle *h, int to, void *memory, void **memory_left);
 
 /* ---- order.c: in which order storages leave */
 int mgd_order_set_policy(struct mgd_machine *m, mgd_victim_fn fn, void *context); /* NULL restores the default */
-/* The policy thinks otherwise of a storage than when it was last asked: it is asked again. */
+/* Asks the policy again for the storage's key; call it when the policy would now answer differently. */
 void mgd_order_rekey(struct mgd_machine *m, struct mgd_handle *h);
 
-/* ---- policy.c: what it is worth to keep a storage; pure, no machine */
+/* ---- policy.c: what keeping a storage is worth; pure functions, no machine */
 double mgd_policy_lru(void *unused, const struct mgd_victim *victim);          /* least recently used */
 double mgd_policy_clean_first(void *unused,
-                              const struct mgd_victim *victim); /* least recently used, clean ones before all others */
+                              const struct mgd_victim *victim); /* least recently used, all clean ones first */
 /* GreedyDual-Size (Cao and Irani, USENIX Symposium on Internet Technologies and Systems 1997): age + cost / bytes. */
 double mgd_policy_greedy_dual(void *unused, const struct mgd_victim *victim);
 
-/* ---- traffic.c: when a tensor should move instead of being copied; pure, no machine */
-/* A round is one or more copies from home and then what comes back of them. Where the home did not use the tensor in
- * 1 << min(moves, 10) rounds in a row, it costs one copy and one trip home a round too many to leave it there. */
-/* The tensor had to be copied from home to `device`, no cached copy served. True: let it move there instead. */
+/* ---- traffic.c: when a tensor should move instead of being copied; pure functions, no machine */
+/* A round is one or more copies from home and then what comes back of them. If the home did not use the tensor in
+ * 1 << min(moves, 10) rounds in a row, leaving it there costs one copy and one trip home too many in each round. */
+/* Records that the tensor must be copied from home to `device`: no cached copy served. True: move it there instead. */
 bool mgd_traffic_needed(struct mgd_traffic *t, int device);
-/* A gradient or a written copy came home. `home_idle`: nothing at home used the tensor since the return before this
- * one. What follows the tensor wherever it is, as an optimizer's update does, is no use of its home. */
+/* Records that a gradient or a written copy came home. `home_idle`: nothing at home used the tensor since the return
+ * before this one. An operator that runs wherever the tensor is, such as an optimizer's update, does not count. */
 void mgd_traffic_returned(struct mgd_traffic *t, bool home_idle);
-/* It moved: counting begins again. `advised`: by its traffic, so that the next such move asks for more. What the
- * program asks for is no guess and leaves that as it is. */
+/* Records that the tensor moved: counting begins again. `advised`: its traffic advised the move, so the next such
+ * advice needs more rounds. A move that the program requested is not a guess and leaves that number as it is. */
 void mgd_traffic_moved(struct mgd_traffic *t, bool advised);
 
-/* ---- trace.c: ring of events and totals that never forget */
+/* ---- trace.c: a ring of recent events, and totals over all events */
 int mgd_trace_add(struct mgd_machine *m, const struct mgd_event *event);
-/* Newest last; object 0 means all. *n in: room, out: how many; *dropped: events the ring no longer holds. */
+/* Reads events, newest last; object 0 means all. *n in: room, out: count; *dropped: events no longer in the ring. */
 int mgd_trace_read(struct mgd_machine *m, uint64_t object, struct mgd_event *out, size_t *n, uint64_t *dropped);
-/* While all is kept the ring grows and forgets nothing, as far as there is memory. Then it is as large as before. */
+/* While `all` is set, the ring grows and drops nothing, as far as memory allows. Then it gets its former size again. */
 int mgd_trace_keep(struct mgd_machine *m, bool all);
 size_t mgd_trace_held(struct mgd_machine *m); /* events in the ring */
-/* All counters at one moment; with `reset` they begin again at zero in the same moment, so that no event is
- * counted twice or never. The ring and its sequence go on, so that history can still be told. */
+/* Reads all counters at one moment; with `reset` they restart at zero in the same moment, so that each event is
+ * counted exactly once. The ring and its sequence go on, so that history stays readable. */
 int mgd_trace_totals(struct mgd_machine *m, bool reset, struct mgd_totals *out);
 uint64_t mgd_trace_new_object(struct mgd_machine *m); /* ids 1, 2, ... */
 
 /* ---- site.c: places in the program by number */
-/* The same place gets the same id. 0 for a place without file and function, and when MGD_MAX_SITES are known. */
+/* Equal places get equal ids. 0: the place has neither file nor function, or is new when MGD_MAX_SITES are known. */
 int mgd_site_intern(struct mgd_machine *m, const struct mgd_site *site, uint32_t *id);
 int mgd_site_get(struct mgd_machine *m, uint32_t id,
                  struct mgd_site *out); /* 0 has empty strings; INVALID when unknown */
 
 /* ---- repeat.c: one tensor that is copied again and again */
-/* How many copies of one object to one device a step may make before something is said; 0 turns it off. Default 16. */
+/* Sets how many copies of one object to one device a step may make before a warning; 0: never warn. Default 16. */
 int mgd_repeat_set_limit(struct mgd_machine *m, int64_t limit);
 int64_t mgd_repeat_limit(struct mgd_machine *m);
-void mgd_repeat_begin_step(struct mgd_machine *m); /* counts start again; which sites were warned of is kept */
-/* Counts a copy of copy->object to copy->to; object 0 is nobody and is not counted. Remembers the newest 2048
+void mgd_repeat_begin_step(struct mgd_machine *m); /* counts restart; the set of sites with a warning is kept */
+/* Counts a copy of copy->object to copy->to; object 0 means none and is not counted. Remembers the newest 2048
  * pairs of object and device: a pair may be forgotten, never counted too high. */
 int mgd_repeat_add(struct mgd_machine *m, const struct mgd_event *copy, struct mgd_repeat *out);
 

@@ -18,7 +18,7 @@
 
 #define MGD_HOST 0
 
-/* Codes are negative, 0 is success; the text says what went wrong for people.
+/* Codes are negative, 0 is success; the text is a message for users.
  * The binding maps each name to one Python exception (see python/errors.c). */
 #define MGD_ERRORS(X)                                                    \
   X(NOMEM, "the host has no memory left for bookkeeping")                \
@@ -58,21 +58,21 @@ struct mgd_config {
   int64_t fail_allocation;  /* fail the n-th allocation of the core, 0 = never */
 };
 
-/* Who holds bytes of a device. */
+/* Each byte in use on a device has one of these owners. */
 enum mgd_owner {
   MGD_MANAGED,  /* torch's allocator on behalf of tensors */
-  MGD_REPLICA,  /* copies that the directory of replicas keeps; given back for nothing, so they count as room */
+  MGD_REPLICA,  /* copies that the directory of replicas keeps; freeing them costs nothing, so they count as room */
   MGD_RESERVED, /* promised by admission, not yet allocated */
   MGD_FOREIGN,  /* other libraries and processes */
   MGD_OWNERS
 };
 
-/* The same on the clock of simulated devices, for a profile. */
+/* On the clock of simulated devices, a profile divides the bytes in use among these owners. */
 enum mgd_hold_owner {
-  MGD_HOLD_OTHER,   /* nobody below: plain tensors, small ones, room to work in */
-  MGD_HOLD_MANAGED, /* tensors that may leave */
+  MGD_HOLD_OTHER,   /* none of those below: plain tensors, small ones, workspaces */
+  MGD_HOLD_MANAGED, /* tensors that may be evicted */
   MGD_HOLD_REPLICA, /* a copy of another device's tensor, kept for its next use */
-  MGD_HOLD_GUEST,   /* bytes of another device that have left it */
+  MGD_HOLD_GUEST,   /* bytes that were spilled from another device */
   MGD_HOLD_OWNERS
 };
 
@@ -86,7 +86,7 @@ struct mgd_usage {
 };
 
 /* Size heuristic: how many bytes to look for when a tensor has `size` bytes.
- * Returns MGD_OK and *out >= 0, or MGD_E_CALLBACK. Called with no lock held. */
+ * Returns MGD_OK and *out >= 0, or MGD_E_CALLBACK. It is called with no lock held. */
 typedef int (*mgd_heuristic_fn)(void *context, int64_t size, int64_t *out);
 
 /* A set of devices as a bit mask: bit i is device id i. */
@@ -96,23 +96,24 @@ typedef uint64_t mgd_mask;
 
 struct mgd_object_request {
   int64_t bytes;     /* after the heuristic; >= 0 */
-  bool disperse;     /* true: the least in use for its speed; false: the fullest that still fits */
+  bool disperse;     /* true: the device with the least in use for its speed; false: the fullest that still fits */
   mgd_mask allowed;  /* accelerators to consider; the host is the answer when none fits */
   double reserved;   /* fraction of each capacity kept free, 0 <= reserved < 1 */
 };
 
-/* One device, for who spreads objects. Other libraries' bytes take room, and their part of the memory off the speed. */
+/* One device as a target for objects. Other libraries' bytes reduce the room and, by their part of the memory, the
+ * speed. */
 struct mgd_share {
   int64_t room; /* bytes that it may still take */
-  int64_t load; /* bytes in use there or promised, without copies that are given back for nothing */
-  double speed; /* > 0; what counts is how it compares with the others' */
+  int64_t load; /* bytes of managed tensors and reservations; replicas, which cost nothing to free, do not count */
+  double speed; /* > 0; only the ratio to other devices' speeds counts */
 };
 
 enum mgd_operand_flag {
   MGD_OP_PINNED = 1,    /* must not move */
   MGD_OP_WRITTEN = 2,   /* the operator writes it, or returns a view of it */
   MGD_OP_VOTES = 4,     /* takes part in the vote: floating point when any operand is */
-  MGD_OP_GENERATOR = 8, /* a random generator: stands where it stands */
+  MGD_OP_GENERATOR = 8, /* a random generator, which cannot move */
   MGD_OP_PLACED = 16,   /* a parameter or buffer that the program put there */
   MGD_OP_GRADIENT = 32  /* the gradient that a backward formula was given: the formula runs there */
 };
@@ -122,10 +123,11 @@ struct mgd_operand {
   int device;
   unsigned flags;
   int64_t bytes;
-  uint64_t made; /* larger: later; 0: before all that have a number */
+  uint64_t made; /* order of creation, larger is later; 0: older than all that have a number */
+  mgd_mask kept; /* devices that keep a current copy: to bring the operand there costs nothing */
 };
 
-/* Why a device was chosen; also the reason in a trace event. */
+/* Says why a device was chosen; also the reason in a trace event. */
 #define MGD_REASONS(X)                                                         \
   X(NONE, "")                                                                  \
   X(PINNED, "an operand is pinned there")                                      \
@@ -165,18 +167,18 @@ struct mgd_ticket {
 
 /* ---- trace */
 
-#define MGD_EVENTS(X)                                             \
-  X(MOVE, "move")             /* the tensor itself changed device */ \
-  X(COPY, "copy")             /* an operand was copied to align */   \
-  X(WRITE_BACK, "write_back") /* a written copy went home */         \
-  X(PLACE, "place")           /* a device was chosen for an object */\
-  X(PIN, "pin")                                                   \
-  X(UNPIN, "unpin")                                               \
-  X(WAITED, "waited")         /* a request for room was queued */    \
-  X(RESERVE, "reserve")                                           \
-  X(RELEASE, "release")                                           \
-  X(SPILL, "spill")           /* bytes left for want of room */      \
-  X(DROP, "drop")             /* the same with a good copy there */  \
+#define MGD_EVENTS(X)                                                 \
+  X(MOVE, "move")             /* the tensor itself changed device */  \
+  X(COPY, "copy")             /* an operand was copied to align */    \
+  X(WRITE_BACK, "write_back") /* a written copy went home */          \
+  X(PLACE, "place")           /* a device was chosen for an object */ \
+  X(PIN, "pin")                                                       \
+  X(UNPIN, "unpin")                                                   \
+  X(WAITED, "waited")         /* a request for room was queued */     \
+  X(RESERVE, "reserve")                                               \
+  X(RELEASE, "release")                                               \
+  X(SPILL, "spill")           /* bytes left for lack of room */       \
+  X(DROP, "drop")             /* a spill with a good copy there */    \
   X(SPARE, "spare")           /* the host got a copy ahead of need */ \
   X(RESTORE, "restore")       /* bytes came home to be used */
 enum mgd_event_kind {
@@ -186,9 +188,9 @@ enum mgd_event_kind {
   MGD_EV_KINDS
 };
 
-/* A place in the program from which something was asked for. The strings of a
- * site that the core hands out live as long as the machine. */
-#define MGD_MAX_SITES 4095 /* distinct places that are remembered; what comes later is id 0 */
+/* A site is a place in the program that called the library. The strings of a
+ * site that the core returns live as long as the machine. */
+#define MGD_MAX_SITES 4095 /* distinct places that are remembered; further places get id 0 */
 
 struct mgd_site {
   const char *file, *function; /* "" when there is none */
@@ -213,46 +215,46 @@ struct mgd_total {
   int64_t bytes, ns;
 };
 
-/* What the trace has counted since it was last reset. Large: not for the stack. */
+/* Holds what the trace has counted since its last reset. It is too large for the stack. */
 struct mgd_totals {
-  uint64_t events; /* events ever recorded: the newest event has this sequence; a reset does not touch it */
+  uint64_t events; /* events ever recorded: the newest event has this sequence; a reset leaves it */
   struct mgd_total by_kind[MGD_EV_KINDS];
   struct mgd_total by_link[MGD_MAX_DEVICES]
-                          [MGD_MAX_DEVICES]; /* [from][to]; moves, copies, write-backs, spills and restores only */
+                          [MGD_MAX_DEVICES]; /* [from][to]; moves, copies, write-backs, spills, spares, restores */
 };
 
-/* How often one object has been copied to one device in this step. */
+/* Counts the copies of one object to one device in this step. */
 struct mgd_repeat {
   uint64_t count;
   int64_t bytes;
-  bool due;     /* one copy too many, and nothing was said of this call site yet: say it now */
-  bool stepped; /* a step has ended before this one; else the counts are those since the machine was made */
+  bool due;     /* the limit was just exceeded, and this call site has caused no warning yet: warn now */
+  bool stepped; /* a step has ended before this one; if not, the counts start with the machine */
 };
 
 /* ---- traffic: whether a tensor lives where it is needed */
 
 /* mgd_traffic_needed(): any -> OPEN; from IDLE it counts one idle round first.
- * mgd_traffic_returned(): OPEN -> IDLE if the home was idle; if it was not, any -> AT_HOME, and idle rounds are 0
- * again. So one return that found the home busy decides the whole round.
+ * mgd_traffic_returned(): OPEN -> IDLE if the home was idle; if it was not, any -> AT_HOME, and idle rounds become 0.
+ * So one return that found the home busy decides the whole round.
  * mgd_traffic_moved(): any -> NONE, idle rounds 0. */
 enum mgd_round {
   MGD_ROUND_NONE,    /* no copy was made since the tensor came to where it is */
-  MGD_ROUND_OPEN,    /* copied, nothing came home yet */
+  MGD_ROUND_OPEN,    /* copied, but nothing has come home yet */
   MGD_ROUND_IDLE,    /* every return found the home idle */
   MGD_ROUND_AT_HOME  /* the home used the tensor too */
 };
 
-/* One for each tensor that may move; all zero at first, and again where history
- * should not count. No machine knows of it: the caller lets one thread in at a time. */
+/* Each tensor that may move has one; all zero at first, and again when history
+ * should not count. It is independent of machines; the caller serializes access. */
 struct mgd_traffic {
   uint32_t idle;  /* rounds in a row that found the home idle; stays at its largest value */
-  uint8_t moves;  /* that were advised, so far; stays at the largest that makes a difference */
-  uint8_t round;  /* enum mgd_round, of the round that is on or over last */
+  uint8_t moves;  /* moves advised so far; stays at the largest value that makes a difference */
+  uint8_t round;  /* enum mgd_round, of the current round or, between rounds, of the last one */
 };
 
 /* ---- links */
 
-/* One direction between two places; 0 in bytes_per_ns means "instantly". */
+/* Describes one direction between two places; 0 in bytes_per_ns means "instantly". */
 struct mgd_link {
   int64_t latency_ns;
   double bytes_per_ns;

@@ -159,8 +159,13 @@ static inline void step_find(struct model *x) {
   uint64_t extent = (uint64_t)roll(x, EXTENTS), id = x->sources[source].id;
   struct copy *c = copy_of(x, source, device, extent);
   int32_t slot = -1;
-  EXPECT_CODE(mgd_replica_find(x->m, id_of(&x->sources[source]), device, extent, &slot), !id ? MGD_E_INVALID : c ? MGD_OK
-                                                                                                                 : MGD_E_ABSENT);
+  const int code = !id ? MGD_E_INVALID : c ? MGD_OK : MGD_E_ABSENT;
+  if (roll(x, 4) == 0) {
+    EXPECT_CODE(mgd_replica_peek(x->m, id_of(&x->sources[source]), device, extent, &slot), code);
+    EXPECT_INT(slot, c ? c->slot : -1);
+    return;
+  }
+  EXPECT_CODE(mgd_replica_find(x->m, id_of(&x->sources[source]), device, extent, &slot), code);
   EXPECT_INT(slot, c ? c->slot : -1);
   if (c) {
     c->used = ++x->ticks;

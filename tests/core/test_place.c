@@ -359,6 +359,19 @@ static void evicting_has_its_price(void) {
   mgd_machine_destroy(m);
 }
 
+/* The stream is on 1 and weighs more; 2 has a copy of it, so only the branch could cross. */
+static void a_kept_copy_costs_nothing(void) {
+  struct mgd_machine *m = new_machine(3, MIB);
+  EXPECT_RUNS(1, MGD_WHY_COST, {1, VOTES, 4000}, {2, VOTES, 2000});
+  EXPECT_RUNS(2, MGD_WHY_COST, {1, VOTES, 4000, 0, 1u << 2}, {2, VOTES, 2000});
+  EXPECT_RUNS(1, MGD_WHY_COST, {1, VOTES, 4000, 0, 1u << 3}, {2, VOTES, 2000}); /* 3 takes no part */
+  EXPECT_RUNS(1, MGD_WHY_COST, {1, VOTES, 4000, 0, 1u << 2}, {2, VOTES, 2000, 0, 1u << 1});
+  EXPECT_RUNS(2, MGD_WHY_COST, {1, VOTES, 400000, 0, 1u << 2}, {1, VOTES, 1000},
+              {2, VOTES, 200000}); /* of one of two */
+  EXPECT_RUNS(1, MGD_WHY_WRITTEN, {1, VOTES | WRITTEN, 4000, 0, 1u << 2}, {2, VOTES, 2000});
+  mgd_machine_destroy(m);
+}
+
 static void the_order_of_operands_does_not_matter_to_the_price(void) {
   struct mgd_machine *m = new_machine(3, MIB);
   struct mgd_operand o[] = {{1, VOTES, 333}, {2, VOTES, 7001}, {3, VOTES, 90001}, {1, VOTES, 90000}, {2, VOTES, 1}};
@@ -419,6 +432,7 @@ int main(void) {
   the_holder_of_most_bytes_has_20_percent_in_hand();
   a_tie_goes_to_what_was_made_last();
   evicting_has_its_price();
+  a_kept_copy_costs_nothing();
   the_order_of_operands_does_not_matter_to_the_price();
   bad_operands_are_refused();
   return 0;

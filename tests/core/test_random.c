@@ -220,8 +220,8 @@ static double price(const struct model *x, const struct mgd_operand *o, int n, i
   for (int i = 0; i < n; i++) {
     if (o[i].device != at) {
       const struct mgd_link *l = &x->link[o[i].device][at];
-      ns += (double)l->latency_ns + (double)o[i].bytes / l->bytes_per_ns;
-      brought += o[i].bytes;
+      ns += o[i].kept >> at & 1 ? 0.0 : (double)l->latency_ns + (double)o[i].bytes / l->bytes_per_ns;
+      brought += o[i].bytes; /* a kept copy needs its room, too */
     }
   }
   int64_t excess = brought - room(x, at, 0.0);
@@ -326,7 +326,8 @@ static void step_operands(struct model *x) {
     flags |= special && roll(x, 4) == 0 ? MGD_OP_WRITTEN : 0;
     flags |= special && roll(x, 12) == 0 ? MGD_OP_GENERATOR : 0;
     flags |= roll(x, 8) == 0 ? MGD_OP_PLACED : 0;
-    o[i] = (struct mgd_operand){(int)roll(x, DEVICES), flags, roll(x, 2) ? roll(x, 700) : 300, (uint64_t)roll(x, 4)};
+    o[i] = (struct mgd_operand){(int)roll(x, DEVICES), flags, roll(x, 2) ? roll(x, 700) : 300, (uint64_t)roll(x, 4),
+                                roll(x, 3) ? 0 : (mgd_mask)roll(x, 1 << DEVICES)};
   }
   int expected = expected_device(x, o, n, &expected_other);
   enum mgd_reason why;

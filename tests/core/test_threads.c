@@ -47,7 +47,7 @@ static void hold_some(struct worker *w, int64_t now) {
 
 static void place_some(struct worker *w, int64_t now) {
   const struct mgd_object_request r = {pick(&w->random, CAPACITY), pick(&w->random, 2), ALL, 0.1};
-  const struct mgd_operand o[] = {{1, MGD_OP_VOTES, 10, 1}, {2, MGD_OP_VOTES, pick(&w->random, 99), 2}};
+  const struct mgd_operand o[] = {{1, MGD_OP_VOTES, 10, 1, 4}, {2, MGD_OP_VOTES, pick(&w->random, 99), 2, 0}};
   const int64_t layers[] = {3, 1, 2};
   const struct mgd_share room[] = {{9, 0, 1.0}, {9, 0, 1.0}};
   struct mgd_ticket t = {0};

@@ -1,14 +1,12 @@
 /* admit.c: reservations with deadlines.
  *
- * Admission promises bytes of a device before they are allocated, first come
- * first served. It decides and never sleeps: a caller that must wait gets a
- * ticket and polls it when bytes came back or its time is over. The wait
- * itself, and waking whoever waits, belong to the binding.
+ * Admission promises bytes of a device before they are allocated, first come first served. It decides and never sleeps:
+ * a caller that must wait gets a ticket and polls it when bytes came back or its time is over. The binding implements
+ * the wait and wakes the waiting threads.
  *
- * The order of a queue is never broken: a request is granted only when nobody
- * who came before still waits on that device, even if it is small enough to
- * slip in. Two kinds of waiters hold nobody up: those whose deadline has
- * passed, and those that could no longer be served because the device shrank.
+ * The order of a queue is never broken: a request is granted only if no earlier request waits on that device, even if
+ * it is small enough to fit. Two kinds of waiting requests block no later ones: those whose deadline has passed, and
+ * those that cannot be served any more because the device shrank.
  */
 #include "core/internal_machine.h"
 
@@ -36,7 +34,7 @@ static int grow_claims(struct mgd_machine *m) {
   return MGD_OK;
 }
 
-/* The claim that a ticket stands for, or NULL for a stale or invented ticket. */
+/* Returns the claim of a ticket, or NULL for a stale or invented ticket. */
 static struct mgd_claim *find_claim(struct mgd_machine *m, const struct mgd_ticket *ticket) {
   uint32_t position = (uint32_t)ticket->id;
   if (position == 0 || position > (uint32_t)m->claims.size) {
@@ -93,11 +91,10 @@ static void grant(struct mgd_machine *m, struct mgd_claim *c) {
   mgd_ledger_move_locked(m, c->device, MGD_RESERVED, c->bytes);
 }
 
-/* Serves a device's queue: grants from the front while there is room, drops
- * whoever is late. `asking` is served even when late, because it is here to
- * take what it is given. Returns whether somebody is left whom nobody may
- * overtake. Granting here what others will only poll later makes the outcome
- * independent of the order in which woken waiters come to ask. */
+/* Serves a device's queue: grants claims from the front while there is room, and drops late ones. `asking` is served
+ * even if it is late, because its caller polls right now. Returns whether a claim is left that no later one may
+ * overtake. Claims are granted before their callers poll, so the outcome does not depend on the order in which woken
+ * threads poll. */
 static bool serve(struct mgd_machine *m, int device, int64_t now, const struct mgd_claim *asking) {
   bool blocked = false;
   for (int32_t slot = m->devices[device].first_waiter; slot != NO_SLOT;) {
@@ -116,7 +113,7 @@ static bool serve(struct mgd_machine *m, int device, int64_t now, const struct m
   return blocked;
 }
 
-/* A claim in a fresh slot; the caller made sure that there is one. */
+/* Makes a claim in a free slot; the caller made sure that there is one. */
 static struct mgd_claim *open_claim(struct mgd_machine *m, int device, int64_t bytes, double reserved,
                                     int64_t deadline) {
   struct mgd_claim *c = &m->claims.slots[m->claims.first_free];
@@ -174,7 +171,7 @@ int mgd_admit_request(struct mgd_machine *m, int device, int64_t bytes, double r
   return mgd_state_leave(m, request(m, &wish, now, ticket));
 }
 
-/* Devices of `allowed` where nobody waits: elsewhere an object would overtake. */
+/* Returns the devices of `allowed` without a queue: on other devices the object would overtake a waiting claim. */
 static mgd_mask without_queues(struct mgd_machine *m, mgd_mask allowed, int64_t now) {
   mgd_mask open = 0;
   for (int id = 1; id < m->count; id++) {

@@ -1,15 +1,13 @@
 /* heuristic.c: how much room to look for when a tensor has some size.
  *
- * The formula is a choice of the program's: the default can be replaced by a
- * callback and the whole switched off. The callback may be slow and may call
- * back into the machine, so it runs without the mutex; whoever sets it keeps
- * its context alive until calls that began before a change have ended.
+ * The program chooses the formula: it can replace the default by a callback, or switch the heuristic off. The callback
+ * may be slow and may call back into the machine, so it runs without the mutex; the caller that sets it keeps its
+ * context alive until calls that began before a change have ended.
  */
 #include "core/arithmetic.h"
 #include "core/internal_machine.h"
 
-/* pow and not sqrt: the documented formula is Python's size ** 0.5, and both
- * must agree to the byte. */
+/* This uses pow and not sqrt: the documented formula is Python's size ** 0.5, and both must agree to the byte. */
 int mgd_heuristic_default(void *unused, int64_t size, int64_t *out) {
   (void)unused;
   if (size < 0) {
@@ -32,7 +30,7 @@ int mgd_heuristic_enable(struct mgd_machine *m, bool enabled) {
   return mgd_state_leave(m, MGD_OK);
 }
 
-/* Whatever else a callback returns, its caller sees CALLBACK or OVERFLOW. */
+/* Calls the callback. Any error but OVERFLOW, and a negative result, become CALLBACK. */
 static int ask(mgd_heuristic_fn fn, void *context, int64_t size, int64_t *out) {
   int64_t answer = -1;
   int code = fn(context, size, &answer);

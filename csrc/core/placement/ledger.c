@@ -1,9 +1,8 @@
 /* ledger.c: bytes per device by owner.
  *
- * The ledger records; it refuses nothing for lack of room, because by the time
- * it hears of bytes they exist. RESERVED is written by admission alone and
- * REPLICA by the directory of replicas: a caller who could change them would
- * break promises made to others.
+ * The ledger records; it refuses nothing for lack of room, because the bytes exist when they are reported. RESERVED is
+ * written by admission alone and REPLICA by the directory of replicas: a caller that could change them would break
+ * granted reservations.
  */
 #include "core/arithmetic.h"
 #include "core/internal_machine.h"
@@ -45,7 +44,7 @@ static int add_bytes(struct mgd_machine *m, int id, enum mgd_owner owner, int64_
     return MGD_E_OVERFLOW;
   }
   if (m->devices[id].by_owner[owner] < -bytes) {
-    return MGD_E_INVALID; /* gives back more than it has */
+    return MGD_E_INVALID; /* the owner would give back more bytes than it holds */
   }
   mgd_ledger_move_locked(m, id, owner, bytes);
   return MGD_OK;

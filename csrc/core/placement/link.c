@@ -1,14 +1,13 @@
-/* link.c: what it costs to bring bytes from one device to another.
+/* link.c: the cost of a copy from one device to another.
  *
  * A link is directed and costs latency + bytes / bandwidth. Costs are
  * predictions used to compare places; the time of simulated copies is kept by
  * clock.c. Nothing here measures.
  *
- * Defaults are assumptions, for machines that nobody has described: 12 bytes/ns
- * is what pinned copies reach over PCIe 3.0 x16 (of 15.75 nominal), 25 bytes/ns
- * is one direction of one NVLink 2 brick or of PCIe 4.0 x16 in practice, and
- * 10 us is the lower end of what StarPU's calibrated machines report for a
- * one-byte copy (tools/perfmodels/sampling: 10 to 24 us).
+ * Defaults are assumptions, for machines without a description: 12 bytes/ns is what pinned copies reach over
+ * PCIe 3.0 x16 (of 15.75 nominal), 25 bytes/ns is one direction of one NVLink 2 brick or of PCIe 4.0 x16 in practice,
+ * and 10 us is the lower end of what StarPU's calibrated machines report for a one-byte copy
+ * (tools/perfmodels/sampling: 10 to 24 us).
  */
 #include "core/arithmetic.h"
 #include "core/internal_machine.h"

@@ -1,8 +1,7 @@
-/* place.c: which device for one object, and where one operator runs.
+/* place.c: which device for one object, and which device runs one operator.
  *
- * Both answers follow from the ledger and the links alone, need no allocation,
- * and depend on the order of neither devices nor operands except where a rule
- * says "first". Nothing is reserved here: that is admission's business.
+ * Both answers follow from the ledger and the links alone, need no allocation, and do not depend on the order of
+ * devices or operands unless a rule says "first". Nothing is reserved here: admit.c does that.
  */
 #include "core/arithmetic.h"
 #include "core/internal_machine.h"
@@ -18,7 +17,7 @@ static int take_lowest(mgd_mask *set) {
   return device;
 }
 
-static bool is_single(mgd_mask set) { return !(set & (set - 1)); } /* never asked of an empty one */
+static bool is_single(mgd_mask set) { return !(set & (set - 1)); } /* the set is not empty */
 
 /* ---- one object */
 
@@ -27,11 +26,11 @@ int mgd_place_validate(const struct mgd_object_request *request) {
   return good ? MGD_OK : MGD_E_INVALID; /* a NaN is neither >= 0 nor < 1 */
 }
 
-/* How fast the device counts beside other programs on it. Their work slows it, but only their bytes are known. So the
- * speed is lowered by the part of the memory that they hold: half the memory, half the speed. Small allocations of
+/* Returns the speed of a device that other programs use too. Their work slows it, but only their bytes are known. So
+ * the speed is lowered by the part of the memory that they hold: half the memory, half the speed. Small allocations of
  * theirs, such as a context or a screen, then change little. */
 static double speed_beside_others(const struct mgd_device *d) {
-  const double least = 0x1p-20; /* where others hold everything: still a number to divide by */
+  const double least = 0x1p-20; /* if other programs hold everything, the speed is still no zero to divide by */
   double part = d->capacity > 0 ? (double)d->by_owner[MGD_FOREIGN] / (double)d->capacity : 1.0;
   return d->speed * fmax(1.0 - part, least);
 }
@@ -112,10 +111,9 @@ int mgd_place_object(struct mgd_machine *m, const struct mgd_object_request *req
 
 /* ---- the operands of one operator */
 
-/* What the operands say, gathered in one pass.
- * Invariants: everyone holds every device that has an operand; voters and
- * written are subsets; bytes and operands are defined for the devices of the
- * machine; total is the sum of bytes. The host is never placed. */
+/* Sums and sets of devices over the operands, gathered in one pass.
+ * Invariants: everyone has every device that has an operand; voters and written are subsets of it; bytes and operands
+ * are defined for the devices of the machine; total is the sum of bytes. The host is never placed. */
 struct ballot {
   mgd_mask everyone, voters, written, placed;
   int pin, gradient, generator, first_written; /* a device or NOWHERE */
@@ -123,11 +121,14 @@ struct ballot {
   int64_t total;
   int64_t bytes[MGD_MAX_DEVICES];
   int64_t operands[MGD_MAX_DEVICES];
-  uint64_t made[MGD_MAX_DEVICES]; /* of the voter that was made last */
+  uint64_t made[MGD_MAX_DEVICES]; /* `made` of the newest voter on the device */
+  mgd_mask kept;                 /* devices that keep a copy of an operand */
+  const struct mgd_operand *all; /* the operands */
+  size_t n;
 };
 
 static void open_ballot(struct ballot *b, int devices) {
-  b->everyone = b->voters = b->written = b->placed = 0;
+  b->everyone = b->voters = b->written = b->placed = b->kept = 0;
   b->pin = b->gradient = b->generator = b->first_written = b->other_pin = NOWHERE;
   b->total = 0;
   for (int id = 0; id < devices; id++) {
@@ -136,7 +137,7 @@ static void open_ballot(struct ballot *b, int devices) {
   }
 }
 
-/* Notes a device that cannot be left: the first stays, a different one clashes. */
+/* Notes the device of a pinned operand: the first one is kept, a different one conflicts. */
 static void note_fixed(int *first, int *other, int device) {
   if (*first == NOWHERE) {
     *first = device;
@@ -167,6 +168,7 @@ static int count_operand(struct ballot *b, const struct mgd_operand *o, int devi
   }
   b->bytes[o->device] += o->bytes;
   b->operands[o->device]++;
+  b->kept |= o->kept;
   b->everyone |= bit(o->device);
   if (o->flags & MGD_OP_VOTES) {
     count_vote(b, o);
@@ -187,6 +189,8 @@ static int count_operand(struct ballot *b, const struct mgd_operand *o, int devi
 
 static int count_operands(struct ballot *b, const struct mgd_operand *operands, size_t n, int devices) {
   open_ballot(b, devices);
+  b->all = operands;
+  b->n = n;
   for (size_t i = 0; i < n; i++) {
     int code = count_operand(b, &operands[i], devices);
     if (code != MGD_OK) {
@@ -196,7 +200,7 @@ static int count_operands(struct ballot *b, const struct mgd_operand *operands, 
   return n > 0 ? MGD_OK : MGD_E_INVALID;
 }
 
-/* The device that a rule prescribes whatever it costs, or NOWHERE. */
+/* Returns the device that a rule prescribes at any cost, or NOWHERE. */
 static int prescribed(const struct ballot *b, enum mgd_reason *why) {
   if (b->gradient != NOWHERE) {
     *why = MGD_WHY_GRADIENT;
@@ -206,8 +210,8 @@ static int prescribed(const struct ballot *b, enum mgd_reason *why) {
     *why = MGD_WHY_GENERATOR;
     return b->generator;
   }
-  /* A pinned operand that is only read can be copied to where another one is
-   * written; a written operand that is pinned, or stands at the pin, stays. */
+  /* A pinned operand that is only read can be copied to the device of a written one; a written operand that is pinned,
+   * or is on the device of the pin, stays. */
   bool pin_holds = b->pin != NOWHERE && (!b->written || (b->written & bit(b->pin)));
   if (pin_holds) {
     *why = MGD_WHY_PINNED;
@@ -222,28 +226,40 @@ static int prescribed(const struct ballot *b, enum mgd_reason *why) {
   return placed && is_single(placed) ? take_lowest(&placed) : NOWHERE;
 }
 
-/* ns to run on `at`: bringing every operand that stands elsewhere, as it is,
- * and spilling to the host what then does not fit. Operands are summed by
- * device first, so that the price does not depend on their order. */
+/* Counts the operands on `from` of which `at` keeps no copy, and their bytes. */
+static void count_missing(const struct ballot *b, int from, int at, int64_t *bytes, int64_t *operands) {
+  *bytes = b->bytes[from];
+  *operands = b->operands[from];
+  for (size_t i = 0; i < b->n && (b->kept & bit(at)); i++) {
+    if (b->all[i].device == from && (b->all[i].kept & bit(at))) {
+      *bytes -= b->all[i].bytes;
+      --*operands;
+    }
+  }
+}
+
+/* ns to run on `at`: for copies of all operands of other devices of which `at` keeps none, and for evicting to the host
+ * what then does not fit. Operands are summed by device first, so that the price does not depend on their order. */
 static double price(const struct mgd_machine *m, const struct ballot *b, int at) {
   double ns = 0.0;
   for (mgd_mask rest = b->everyone & ~bit(at); rest;) {
-    int from = take_lowest(&rest);
-    ns += mgd_link_estimate(&m->links[from][at], b->operands[from], b->bytes[from]);
+    const int from = take_lowest(&rest);
+    int64_t bytes, operands;
+    count_missing(b, from, at, &bytes, &operands);
+    ns += operands > 0 ? mgd_link_estimate(&m->links[from][at], operands, bytes) : 0.0;
   }
   int64_t excess = b->total - b->bytes[at] - mgd_ledger_room_locked(m, at, 0.0);
   return excess > 0 ? ns + mgd_link_estimate(&m->links[at][MGD_HOST], 1, excess) : ns;
 }
 
-/* Whether more of the operands is at `at` than at `other`. Of two that hold as
- * much the one with what was made last counts as more: a chain of layers goes
- * on where its newest result is and does not return to where it began. */
+/* Whether `at` holds more bytes of the operands than `other`. Of two devices that hold as much, the one with the newest
+ * operand counts as more: a chain of layers goes on at its newest result and does not return to where it began. */
 static bool holds_more(const struct ballot *b, int at, int other) {
   return b->bytes[at] != b->bytes[other] ? b->bytes[at] > b->bytes[other] : b->made[at] > b->made[other];
 }
 
-/* Why the device that holds most bytes was taken and not the cheapest, which is cheaper by at most 20 %, or as cheap
- * with a lower id. NEWEST: another candidate holds as many bytes, so the newest operand decided. */
+/* Returns why the holder of most bytes was chosen and not the cheapest device, which is cheaper by at most 20 %, or as
+ * cheap with a lower id. NEWEST: another candidate holds as many bytes, so the newest operand decided. */
 static enum mgd_reason why_held(const struct ballot *b, mgd_mask candidates, int holder) {
   while (candidates) {
     int at = take_lowest(&candidates);
@@ -254,9 +270,8 @@ static enum mgd_reason why_held(const struct ballot *b, mgd_mask candidates, int
   return MGD_WHY_HYSTERESIS;
 }
 
-/* The cheapest candidate, unless the one that holds most bytes is within 20 %
- * of it. The margin (PaRSEC's load-balance skew has the same size) keeps
- * tensors from wandering between devices that cost about the same. */
+/* Returns the cheapest candidate, unless it saves at most 20 % against the holder of most bytes. The margin (PaRSEC's
+ * load-balance skew has the same size) keeps tensors from wandering between devices that cost about the same. */
 static int cheapest(const struct mgd_machine *m, const struct ballot *b, mgd_mask candidates, enum mgd_reason *why) {
   int best = NOWHERE, holder = NOWHERE;
   double best_price = 0.0, holder_price = 0.0;
@@ -280,8 +295,8 @@ static int cheapest(const struct mgd_machine *m, const struct ballot *b, mgd_mas
   return best;
 }
 
-/* Who votes decides; where nobody does, everybody. The host counts only where
- * no accelerator takes part. */
+/* Chooses among the devices of operands that vote; if none votes, among those of all operands. The host is a candidate
+ * only if no accelerator is. */
 static int elect(const struct mgd_machine *m, const struct ballot *b, enum mgd_reason *why) {
   mgd_mask voters = b->voters ? b->voters : b->everyone;
   mgd_mask accelerators = voters & ~bit(MGD_HOST);

@@ -1,18 +1,15 @@
 /* place_plan.c: many objects over devices at once: contiguous layers, exactly, or
  * objects one by one.
  *
- * Layers keep their order and devices theirs: each device takes one run of
- * layers, maybe none. The best plan has, in this order: the least level to which
- * the loads (bytes in use / speed) of those rise that take layers; the fewest bytes
- * across borders; the most devices that take some; the least sum of squared loads, so
- * that what the heaviest device leaves over is spread evenly. Needs no machine state.
+ * Layers and devices keep their order: each device takes one run of layers, which may be empty. The best plan has, in
+ * this order: the least level that the loads (bytes in use / speed) of devices that take layers reach; the fewest bytes
+ * across borders; the most devices that take layers; the least sum of squared loads, so that the layers that the
+ * heaviest device does not take are spread evenly. No machine state is needed.
  *
- * How: the level is a whole number of bytes on the fastest device and found by
- * bisection over a greedy test. Under it a dynamic programme over
- * devices finds the rest; its cost obeys the quadrangle inequality (a border
- * depends only on where a run begins, squares are convex, and runs that are too
- * heavy stay so when they grow), so that the best beginning of a run moves
- * right with its end and divide and conquer needs O(devices * n log n) steps.
+ * The level is a whole number of bytes on the fastest device and is found by bisection over a greedy test. Under it a
+ * dynamic programme over devices finds the rest; its cost obeys the quadrangle inequality (a border depends only on the
+ * begin of a run, squares are convex, and runs that are too heavy stay so when they grow), so the best begin of a run
+ * moves right with its end, and divide and conquer needs O(devices * n log n) steps.
  */
 #include "core/arithmetic.h"
 #include "core/internal_machine.h"
@@ -23,32 +20,31 @@
 
 __extension__ typedef __int128 wide; /* holds a level, which is at most (room + load) * FASTEST, times a weight */
 
-/* How good a plan for some first layers is; smaller is better except `used`. */
+/* The score of a plan for the first layers; smaller is better, except for `used`. */
 struct score {
   int64_t border;
   int used; /* devices that hold a layer, -1 when no plan exists */
   double squares;
 };
 
-/* The layers that have bytes; those that have none go with a neighbour.
- * Invariants: sum is strictly increasing from 0; start[0] is 0; a run that
- * begins at layer k > 0 begins at the caller's layer start[k], chosen between
- * layers k - 1 and k where the fewest bytes, cut[k], cross. */
+/* The layers that have bytes; a layer without bytes goes with a neighbour.
+ * Invariants: sum is strictly increasing from 0; start[0] is 0; a run that begins at layer k > 0 begins at the caller's
+ * layer start[k]: the place between layers k - 1 and k that the fewest bytes, cut[k], cross. */
 struct problem {
   size_t n, devices;
   int64_t *sum;                 /* n + 1: layers k .. i - 1 weigh sum[i] - sum[k] */
   int64_t *cut;                 /* n + 1 */
   size_t *start;                /* n + 1; start[n] is the caller's n */
-  uint32_t *from;               /* devices rows of n + 1: where the run that ends before i begins */
+  uint32_t *from;               /* devices rows of n + 1: the begin of the run that ends before i */
   struct score *before, *after; /* n + 1 each */
   const struct mgd_share *shares;
   int64_t weight[MGD_MAX_DEVICES]; /* speed, FASTEST at most */
-  int64_t cap[MGD_MAX_DEVICES];    /* bytes that each device may take now; below 0 lets nothing in, as 0 does */
+  int64_t cap[MGD_MAX_DEVICES];    /* bytes that each device may take now; below 0 means the same as 0 */
 };
 
 /* ---- the least possible level */
 
-/* The end of the longest run of at most `cap` bytes that begins at k. */
+/* Returns the end of the longest run of at most `cap` bytes that begins at k. */
 static size_t reach(const struct problem *p, size_t k, int64_t cap) {
   size_t low = k, high = p->n;
   while (low < high) {
@@ -62,8 +58,8 @@ static size_t reach(const struct problem *p, size_t k, int64_t cap) {
   return low;
 }
 
-/* Whether all layers fit if no load rises beyond the level. Taking as much as possible on each
- * device in turn never makes it harder for the next. Leaves the caps at the level. */
+/* Whether all layers fit if no load rises beyond the level. Taking as much as possible on each device in turn never
+ * makes it harder for the next. Sets the caps for that level. */
 static bool fits_under(struct problem *p, wide level) {
   size_t k = 0;
   for (size_t j = 0; j < p->devices; j++) {
@@ -74,7 +70,7 @@ static bool fits_under(struct problem *p, wide level) {
   return k == p->n;
 }
 
-/* Leaves the caps at the least level at which everything fits; it does not at 0. */
+/* Sets the caps for the least level at which everything fits. At level 0 it does not fit. */
 static int find_caps(struct problem *p) {
   wide low = 0, high = 0;
   for (size_t j = 0; j < p->devices; j++) {
@@ -104,8 +100,8 @@ static bool is_better(const struct score *a, const struct score *b) {
   return a->used != b->used ? a->used > b->used : a->squares < b->squares;
 }
 
-/* The score when device j takes layers k .. i - 1 after the best plan for k. Of a squared load counts by how much it
- * grows. */
+/* Returns the score when device j takes layers k .. i - 1 after the best plan for k. Only the growth of the squared
+ * load is counted. */
 static struct score extend(const struct problem *p, size_t j, size_t k, size_t i) {
   struct score s = p->before[k];
   if (s.used >= 0) {
@@ -117,7 +113,7 @@ static struct score extend(const struct problem *p, size_t j, size_t k, size_t i
   return s;
 }
 
-/* The earliest beginning of a run on device j that ends before i. */
+/* Returns the earliest begin of a run on device j that ends before i. */
 static size_t earliest(const struct problem *p, size_t j, size_t i) {
   size_t low = 0, high = i;
   while (low < high) {
@@ -131,8 +127,8 @@ static size_t earliest(const struct problem *p, size_t j, size_t i) {
   return low;
 }
 
-/* Scores device j for the ends low .. high - 1, whose best beginnings lie in
- * left .. right: the middle one first, which then bounds both halves. */
+/* Scores device j for the ends low .. high - 1, whose best begins are in left .. right: the middle one first, which
+ * then bounds both halves. */
 static void score_ends(struct problem *p, size_t j, size_t low, size_t high, size_t left, size_t right) {
   if (low >= high) {
     return;
@@ -167,8 +163,8 @@ static void score_all(struct problem *p) {
   }
 }
 
-/* Follows the beginnings back and writes a device for each of the caller's n
- * layers; where none has bytes, no run exists and all stay on the first. */
+/* Follows the begins of runs back and writes a device for each of the caller's n layers. If no layer has bytes, no run
+ * exists and all layers go to the first device. */
 static void write_plan(const struct problem *p, size_t n, int *out) {
   for (size_t layer = 0; p->n == 0 && layer < n; layer++) {
     out[layer] = 0;
@@ -183,9 +179,9 @@ static void write_plan(const struct problem *p, size_t n, int *out) {
   }
 }
 
-/* ---- the question */
+/* ---- the interface */
 
-/* Sum of n numbers that must all be >= 0. */
+/* Sums n numbers, which must all be >= 0. */
 static int sum_of(const int64_t *numbers, size_t n, int64_t *sum) {
   *sum = 0;
   for (size_t i = 0; i < n; i++) {
@@ -214,8 +210,8 @@ static int validate(const int64_t *bytes, const int64_t *border, size_t n, const
   return code == MGD_OK && border && n > 1 ? sum_of(border, n - 1, &sum) : code;
 }
 
-/* Gathers the layers that have bytes and the cheapest cut before each, the last
- * of equals: a layer without bytes, an activation say, stays with its input. */
+/* Gathers the layers that have bytes and the cheapest cut before each, the last one of equals: a layer without bytes,
+ * such as an activation, stays with its input. */
 static void gather(struct problem *p, const int64_t *bytes, const int64_t *border, size_t n) {
   int64_t cheapest = 0; /* cut since the last layer that has bytes; none before the first */
   size_t where = 0;
@@ -288,7 +284,7 @@ int mgd_place_plan_layers(struct mgd_machine *m, const int64_t *bytes, const int
   return code;
 }
 
-/* Writes nothing while out is NULL: a plan is tried before it is given. */
+/* Places the objects. out may be NULL, to try the plan before it is written. */
 static int spread(const int64_t *bytes, size_t n, const struct mgd_share *shares, size_t devices, int *out) {
   struct mgd_share now[MGD_MAX_DEVICES];
   memcpy(now, shares, devices * sizeof *now);

@@ -1,10 +1,10 @@
-/* replica.c: the directory of copies of storages on other devices: which copy serves, which is stale, which goes first.
+/* replica.c: the directory of copies of storages on other devices: which are valid or stale, which are dropped first.
  *
- * A copy is a slot with a number. It is FREE, CACHED (it serves) or DOOMED (it serves no more). The tensor of the copy
- * is the caller's, who keeps it under the slot's number. To free a tensor may take locks, so nothing is freed under the
- * core's mutex: a slot is doomed first, and its bytes stay counted; later the caller reaps it with no lock held, which
- * makes it free, and drops the tensor. The lists and the hash table are replica_table.c's, the storages and their
- * counts of writes source.c's.
+ * A copy is a slot with a number. It is FREE, CACHED (in use as a replica) or DOOMED (not used any more). The caller
+ * owns the tensor of the copy and keeps it under the slot's number. Freeing a tensor may take locks, so nothing is
+ * freed under the core's mutex: a slot is doomed first, and its bytes stay counted; later the caller reaps it with no
+ * lock held, which makes it free, and drops the tensor. The lists and the hash table are in replica_table.c, the
+ * storages and their counts of writes in source.c.
  */
 #include "core/arithmetic.h"
 #include "core/internal_machine.h"
@@ -16,7 +16,7 @@ static int32_t source_slot(const struct mgd_replicas *r, const struct mgd_source
   return (int32_t)(s - r->sources);
 }
 
-/* Dooms the least recently used until the device keeps no more than `most` bytes. */
+/* Dooms the least recently used replicas until the device keeps no more than `most` bytes. */
 static void shrink(struct mgd_machine *m, int device, int64_t most) {
   const struct mgd_device *d = &m->devices[device];
   while (d->kept_bytes > most) {
@@ -36,8 +36,8 @@ void mgd_replica_shrink_locked(struct mgd_machine *m, int device) {
 
 static int64_t part(const struct mgd_device *d, double fraction) { return (int64_t)(fraction * (double)d->capacity); }
 
-/* How many bytes of replicas a device keeps when a new one has come. A copy that comes takes the room of one that was
- * dropped, and has to wait for all that was issued before that. So some are dropped before their room is needed. */
+/* Returns how many bytes of replicas a device keeps at most after a new one was added. A new copy takes the room of a
+ * dropped one, and has to wait for all work issued before the drop. So some are dropped before their room is needed. */
 static int64_t most_now(const struct mgd_machine *m, int device) {
   const struct mgd_device *d = &m->devices[device];
   const int64_t others = mgd_ledger_used_locked(m, device) - d->by_owner[MGD_REPLICA];
@@ -75,8 +75,8 @@ static void insert(struct mgd_machine *m, struct mgd_source *s, int device, uint
   mgd_ledger_move_locked(m, device, MGD_REPLICA, bytes);
 }
 
-/* Whether the copy may be kept, and a free slot for it. `writes` is the source's count from before the copying began:
- * if it has changed, the copy holds bytes from before a write, or of both, and must not serve. */
+/* Checks that the copy may be kept, and makes sure of a free slot. `writes` is the source's count from before the
+ * copying began: if it has changed, the copy holds bytes from before a write, or a mixture, and must not be used. */
 static int prepare(struct mgd_machine *m, uint64_t source, uint64_t writes, int device, int64_t bytes) {
   const struct mgd_source *s = mgd_source_find(m, source);
   int64_t unused;
@@ -110,7 +110,7 @@ int mgd_replica_add(struct mgd_machine *m, uint64_t source, uint64_t writes, int
   return mgd_state_leave(m, code);
 }
 
-/* Fault injection: whether this find dooms its copy, by chance, one in four (xorshift64, Marsaglia 2003). */
+/* Fault injection: whether this find dooms its copy, with a chance of one in four (xorshift64, Marsaglia 2003). */
 static bool is_shaken(struct mgd_replicas *r) {
   if (!r->shake) {
     return false;
@@ -142,6 +142,15 @@ int mgd_replica_find(struct mgd_machine *m, uint64_t source, int device, uint64_
                                                                     : MGD_OK);
 }
 
+int mgd_replica_peek(struct mgd_machine *m, uint64_t source, int device, uint64_t extent, int32_t *slot) {
+  const struct mgd_replicas *r = &m->replicas;
+  mgd_state_enter(m);
+  const struct mgd_source *s = mgd_source_find(m, source);
+  const int32_t found = s ? mgd_replica_table_look_up(r, source_slot(r, s), device, extent) : NO_SLOT;
+  if (found != NO_SLOT) { *slot = found; }
+  return mgd_state_leave(m, !s ? MGD_E_INVALID : found == NO_SLOT ? MGD_E_ABSENT : MGD_OK);
+}
+
 int mgd_replica_drop(struct mgd_machine *m, int32_t slot) {
   mgd_state_enter(m);
   bool known = slot >= 0 && slot < m->replicas.size;
@@ -151,7 +160,7 @@ int mgd_replica_drop(struct mgd_machine *m, int32_t slot) {
   return mgd_state_leave(m, known ? MGD_OK : MGD_E_INVALID);
 }
 
-/* At least one goes, also for 0 bytes: a caller that asks again and again comes to an end. */
+/* Dooms at least one replica, also for 0 bytes, so that a loop of calls ends. */
 static int make_room(struct mgd_machine *m, int device, int64_t bytes, bool all) {
   if (!mgd_state_knows_device_locked(m, device)) {
     return MGD_E_NO_DEVICE;

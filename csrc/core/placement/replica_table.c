@@ -1,7 +1,7 @@
 /* replica_table.c: the slots of replicas: their lists, their chains, and the table by which they are found.
  *
- * Slots are linked and unlinked here, and made when there are too few. Which copy is kept, which
- * are stale and which go first is decided in replica.c and source.c.
+ * Slots are linked and unlinked here, and allocated when there are too few. replica.c and source.c decide which copies
+ * are kept, which are stale and which are dropped first.
  */
 #include "core/internal_machine.h"
 
@@ -63,7 +63,7 @@ static void take_from_bucket(struct mgd_replicas *r, int32_t slot) {
   *link = e->collision;
 }
 
-/* After the size has changed. */
+/* Fills the table anew after the size has changed. */
 static void fill_buckets(struct mgd_replicas *r) {
   for (int32_t i = 0; i < r->size; i++) {
     r->buckets[i] = NO_SLOT;
@@ -75,7 +75,7 @@ static void fill_buckets(struct mgd_replicas *r) {
   }
 }
 
-/* Larger buckets do no harm when the slots then fail to grow. */
+/* Doubles the table and the slots. If the slots fail to grow, the larger table does no harm. */
 int mgd_replica_table_grow(struct mgd_machine *m) {
   struct mgd_replicas *r = &m->replicas;
   int32_t size = r->size ? r->size * 2 : 64;
@@ -98,7 +98,7 @@ int mgd_replica_table_grow(struct mgd_machine *m) {
   return MGD_OK;
 }
 
-/* Gives a cached replica up. Its bytes stand until somebody reaps it. */
+/* Gives a cached replica up. Its bytes are counted until a caller reaps it. */
 void mgd_replica_table_doom(struct mgd_machine *m, int32_t slot) {
   struct mgd_replicas *r = &m->replicas;
   struct mgd_replica *e = &r->slots[slot];

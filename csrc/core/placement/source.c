@@ -1,7 +1,7 @@
 /* source.c: storages that have, or may get, copies on other devices.
  *
- * A source counts how often it was written. When it is written or closed, all its copies are doomed. The copies
- * themselves are replica.c's.
+ * A source counts how often it was written. When it is written or closed, all its copies are doomed. The directory of
+ * copies is in replica.c.
  */
 #include "core/internal_machine.h"
 

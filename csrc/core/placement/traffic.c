@@ -4,15 +4,15 @@
  * was written. If nothing at home used the tensor in a round, it should have been on the other device. The first move
  * is advised after 1 such round, the next after 2 in a row, then 4, and so on up to 1024. So in a loop in which moves
  * never help, the tensor moves ever less often.
- * One tensor's history (struct mgd_traffic, types.h) is all that is known here: no machine, bytes, clock or lock.
+ * The functions here read and write one tensor's history (struct mgd_traffic, types.h): no machine, bytes, clock or
+ * lock.
  */
 #include "core/core.h"
 
-#define MOST_MOVES 10 /* beyond these a move asks for no more rounds than before */
+#define MOST_MOVES 10 /* after these, the number of rounds before a move grows no further */
 
-/* Whoever asks gets it: the move stands in for the copy that would be made now,
- * so that it is never dearer, and any device that needs the tensor again in each
- * round is as good a home as another. */
+/* The tensor moves to the device that needs it now: the move replaces the copy that would be made, so it never costs
+ * more, and any device that needs the tensor in each round is as good a home as another. */
 bool mgd_traffic_needed(struct mgd_traffic *t, int device) {
   (void)device;
   if (t->round == MGD_ROUND_IDLE && t->idle < UINT32_MAX) {

@@ -1,9 +1,9 @@
-// align.cpp: together(): do the operands of a call stand where its kernel wants them? align(): asks the core for a
-// device and puts copies there in the place of operands that are elsewhere. finish(): copies what was written into a
-// copy back into the original.
+// align.cpp: together(): checks whether the operands of a call are where its kernel wants them. align(): asks the core
+// for a device and puts copies there in the place of operands that are elsewhere. finish(): copies what was written
+// into a copy back into the original.
 //
 // The rules are the table of rules.cpp and the order of preference in csrc/core/placement/place.c; none is written down
-// here. How a copy is made and traced is values.h's, how autograd records it trips.h's.
+// here. values.cpp makes and traces the copies, trips.cpp lets autograd record them.
 #include "torch/align/align.h"
 
 #include <c10/core/GradMode.h>
@@ -53,7 +53,7 @@ Operands gather(const OpFacts& f, const torch::jit::Stack& stack, std::size_t ba
   return out;
 }
 
-// Who may vote is a property of the operator's arguments; who does, of the values.
+// Whether an operand may vote for the device. Beside floating-point operands other types do not (flags_of).
 bool may_vote(const Operand& o) { return !o.is(kMetadata | kHostOnly | kHiddenWrite) && !o.is_number(); }
 bool is_floating(const Operand& o) { return o.tensor.is_floating_point() || o.tensor.is_complex(); }
 
@@ -66,11 +66,11 @@ unsigned flags_of(const Operand& o, bool floats_vote, bool follows) {
   return flags;
 }
 
-// Only results compete by their age: a parameter is as good as any other, however late it came.
+// Only results have an age: a parameter is as good as any other, however late it got its handle.
 uint64_t age_of(const at::Tensor& t) { return is_parameter(t) ? 0 : newest_handle_of(t); }
 
 // The written operand x of a pointwise call in place that may move to where the other operands are, or null. Then
-// `x += branch` goes on where `x = x + branch` would have made its result. Only for a result (no parameter, nothing
+// `x += branch` goes on where `x = x + branch` would have made its result. It must be a result (no parameter, nothing
 // that the program placed) on an accelerator, beside operands on accelerators, and not in grad mode: the history of x
 // would have to move with it.
 const Operand* follower(const OpFacts& f, const Operands& operands) {
@@ -85,6 +85,24 @@ const Operand* follower(const OpFacts& f, const Operands& operands) {
                       [](const Operand& o) { return o.is_number() || !o.tensor.is_cpu(); })
       ? &x
       : nullptr;
+}
+
+// The devices among which there is a choice; none where at most one accelerator takes part.
+mgd_mask accelerators_of(const Operands& operands) {
+  mgd_mask found = 0;
+  for (const Operand& o : operands)
+    if (const int id = id_of(o.tensor.device()); id > MGD_HOST) found |= mgd_mask{1} << id;
+  return found & (found - 1) ? found : 0;
+}
+
+// Those of the devices where a copy of t is kept.
+mgd_mask kept_on(const at::Tensor& t, int home, mgd_mask devices) {
+  mgd_mask kept = 0;
+  for (mgd_mask left = devices & ~(mgd_mask{1} << home); left; left &= left - 1) {
+    const int id = __builtin_ctzll(left);
+    if (has_crossed(t, device_of(id))) kept |= mgd_mask{1} << id;
+  }
+  return kept;
 }
 
 std::string describe_pin(const Operands& operands, int device) {
@@ -105,7 +123,7 @@ std::string describe_pin(const Operands& operands, int device) {
                               describe_pin(operands, second), ". unpin() one of them first."));
 }
 
-// Where the kernel wants this operand when the call runs on `device`; nothing when it may stay.
+// The device that the kernel wants this operand on when the call runs on `device`; nothing if it may stay.
 std::optional<c10::Device> wanted(const OpFacts& f, const Operand& o, c10::Device device) {
   const c10::Device here = o.tensor.device(), want = o.is(kHostOnly) ? c10::Device(c10::kCPU) : device;
   if (o.is(kMetadata) || here == want) return std::nullopt;
@@ -114,7 +132,7 @@ std::optional<c10::Device> wanted(const OpFacts& f, const Operand& o, c10::Devic
   return want;
 }
 
-// A tensor that is given twice stays one tensor: kernels may ask for identity.
+// A tensor that is given twice stays one tensor: kernels may test identity.
 struct CopiedOperand {
   const c10::TensorImpl* original;
   c10::Device device;
@@ -143,7 +161,7 @@ CopiedOperand align_operand(const OpFacts& f, const Operand& o, c10::Device want
     return *same;
   }
   const Cause cause{f.name.c_str(), MGD_EV_COPY, o.is(kHostOnly) ? MGD_WHY_REQUIRED : reason};
-  // A running statistic that is written elsewhere in each step had better live there.
+  // A running statistic that is written elsewhere in each step may move there.
   if (hidden && settle(o.tensor, want, cause)) return {o.tensor.unsafeGetTensorImpl(), want, o.tensor};
   at::Tensor copy = written ? cross_written(o.tensor, want, hidden, cause)
       : o.is(kAliased)      ? cross_alone(o.tensor, want, cause)
@@ -171,7 +189,7 @@ bool generator_agrees(const c10::IValue& v, c10::Device d) {
 
 // The id of the device of the gradient that a node of torch's own was given, or -1. In the forward pass all operands of
 // its operator were there, so one that is elsewhere has been moved by the program since, and the engine refuses a
-// result that goes with it. A function that a checkpoint runs again is no formula: it chooses as in the forward pass.
+// result on its device. A function that a checkpoint runs again is no such node: it chooses as in the forward pass.
 int device_of_gradient() {
   if (!mgd_torch_in_backward() || is_replaying()) return -1;
   const auto node = torch::autograd::get_current_node();
@@ -213,20 +231,21 @@ std::optional<Choice> choose(const OpFacts& f, const Operands& operands, const c
   for (const Operand& o : operands) floats |= may_vote(o) && is_floating(o);
   c10::SmallVector<mgd_operand, 8> core;
   int64_t total = 0;
+  const mgd_mask accelerators = accelerators_of(operands);
   for (const Operand& o : operands) {
     const int id = id_of(o.tensor.device());
     if (id < 0) return std::nullopt;
     const unsigned flags = flags_of(o, floats, &o == follows);
-    core.push_back({id, flags, bytes_of(o.tensor), age_of(o.tensor)});
+    core.push_back({id, flags, bytes_of(o.tensor), age_of(o.tensor), kept_on(o.tensor, id, accelerators)});
     total += core.back().bytes;
   }
   if (total >= kWorthAsking) observe();
   if (generator.isGenerator() && generator.toGenerator().defined()) {
     const int id = id_of(generator.toGenerator().device());
     if (id < 0) return std::nullopt;
-    core.push_back({id, MGD_OP_GENERATOR, 0, 0});
+    core.push_back({id, MGD_OP_GENERATOR, 0, 0, 0});
   }
-  if (const int id = device_of_gradient(); id >= 0) core.push_back({id, MGD_OP_GRADIENT, 0, 0});
+  if (const int id = device_of_gradient(); id >= 0) core.push_back({id, MGD_OP_GRADIENT, 0, 0, 0});
   int device = 0, other = 0;
   enum mgd_reason why = MGD_WHY_NONE;
   const int code = mgd_place_operands(machine(), core.data(), core.size(), &device, &other, &why);
@@ -260,15 +279,15 @@ bool align(const OpFacts& f, torch::jit::Stack& stack, std::size_t base, WriteBa
   return !copies.empty();
 }
 
-// For a write that autograd does not see (running statistics), and for any write without grad mode, a copy without
-// history. For other writes a copy that autograd connects to t.
+// Returns a copy without history for a write that autograd does not see (running statistics), and for any write without
+// grad mode; for other writes, a copy that autograd connects to t.
 at::Tensor cross_written(const at::Tensor& t, c10::Device to, bool hidden, const Cause& cause) {
   return hidden || !c10::GradMode::is_enabled() ? cross_values(t, to, cause) : cross_alone(t, to, cause);
 }
 
 namespace {
 
-// An out= of another size becomes what the kernel made of its copy, strides included.
+// Gives an out= of another size the size and strides that the kernel gave its copy.
 void resize_like(const at::Tensor& original, const at::Tensor& copy) {
   original.resize_(copy.sizes());
   if (copy.layout() == c10::kStrided && copy.is_non_overlapping_and_dense() && original.strides() != copy.strides())
@@ -285,7 +304,7 @@ void finish(WriteBacks& write_backs) {
     TensorState* s = state_of(w.original);
     e.object = s ? s->object : 0;
     c10::AutoGradMode mode(!w.hidden && c10::GradMode::is_enabled());
-    // A write that autograd does not see is not refused for a tensor without a version counter.
+    // Torch refuses to write an inference tensor, which has no version counter. A hidden write goes below that check.
     std::optional<at::AutoDispatchBelowADInplaceOrView> below;
     if (w.hidden && w.original.is_inference()) below.emplace();
     if (w.original.sizes() != w.copy.sizes()) resize_like(w.original, w.copy);

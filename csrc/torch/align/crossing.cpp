@@ -19,7 +19,7 @@
 namespace managed {
 namespace {
 
-// Before a shared way home: one use's part in it.
+// Stands before a shared TripHome, for one use of the copy.
 struct SharedUse : torch::autograd::Node {
   SharedUse(NodeHold home, const at::Tensor& copy) : home_(std::move(home)) {
     add_next_edge(torch::autograd::Edge(*home_, 0));
@@ -67,7 +67,7 @@ struct ViewHome : TripHome {
   std::string name() const override { return "ManagedViewBackward"; }
 
  private:
-  ChainHold chain_; // null where the leaf has moved since the view was made
+  ChainHold chain_; // null if the leaf has moved since the view was made
 };
 
 // `copy`: what serves as the view, a view of `there`, which is the copy of `base` or `base` itself after it has moved.
@@ -88,8 +88,8 @@ bool is_inside(const at::Tensor& view, const at::Tensor& base) {
   return inside && last < base.numel();
 }
 
-// The leaf whose copy can serve a view of it: w.t() and w.view() need no copies of
-// their own. A view of a small part is cheaper to copy by itself.
+// Returns the leaf whose copy can serve its view t, or undefined: w.t() and w.view() need no copies of their own. A
+// view of a small part is cheaper to copy by itself.
 at::Tensor shared_base(const at::Tensor& t) {
   if (!t.is_view()) return {};
   const at::Tensor base(t._base());
@@ -106,22 +106,22 @@ at::Tensor shared_base(const at::Tensor& t) {
   return base;
 }
 
-// A kept copy is looked for first, then t may move (settle), else it is copied. `through`: the view of t by which it is
+// Looks for a kept copy first, then lets t move (settle), else copies it. `through`: the view of t by which it is
 // needed, if it is one. Undefined: t itself has moved there. The copy of a plain operand serves this call alone.
 Replica replica_of(const at::Tensor& t, c10::Device to, const Cause& cause, const at::Tensor& through) {
   const bool once = is_written_plainly(through.defined() ? through : t);
   Replica replica = once ? Replica{} : find_replica(t, to);
   if (replica.values.defined() || settle(t, to, cause, through)) return replica;
   if (once) {
-    make_state(t); // its copies are counted, and told of
+    make_state(t); // so that its copies are counted and reported
     return {cross_values(t, to, cause), {}, -1};
   }
   SourceSnapshot source(t, through);
   return source.keep(to, cross_values(t, to, cause));
 }
 
-// The copy of t on `to`, shared with all other uses if it is kept, and connected to t if autograd records. t itself if
-// it has moved there.
+// Returns the copy of t on `to`, shared with all other uses if it is kept, and connected to t if autograd records; or t
+// itself if it has moved there.
 at::Tensor cross_shared(const at::Tensor& t, c10::Device to, const Cause& cause, const at::Tensor& through) {
   Replica replica = replica_of(t, to, cause, through);
   if (!replica.values.defined()) return t;
@@ -142,6 +142,14 @@ at::Tensor cross(const at::Tensor& t, c10::Device to, const Cause& cause) {
   const at::Tensor there = cross_shared(base, to, cause, t);
   const at::Tensor r = there.as_strided(t.sizes(), t.strides(), offset + there.storage_offset());
   return records(t) ? connect_view(base, t, there, r) : r;
+}
+
+bool has_crossed(const at::Tensor& t, c10::Device to) {
+  if (sources_alive.load(std::memory_order_relaxed) == 0 || needs_torch(t) || t.layout() != at::kStrided ||
+      !may_keep(t) || is_recorded() || is_written_plainly(t))
+    return false;
+  const at::Tensor base = shared_base(t);
+  return has_replica(base.defined() ? base : t, to);
 }
 
 } // namespace managed

@@ -24,14 +24,15 @@ std::atomic<int64_t> sources_alive{0};
 
 namespace {
 
-// Copies of plain tensors are kept in managed.on() alone, and serve until a thread leaves it, which begins a new era.
+// Copies of plain tensors are kept only in managed.on(), and are valid until a thread leaves it, which begins a new
+// era.
 std::atomic<uint64_t> plain_era{1};
 
-// The era in which a copy of t serves; 0: in each.
+// The era in which a copy of t is valid; 0: any.
 uint64_t era_of(const at::Tensor& t) { return has_key(t.unsafeGetTensorImpl()) ? 0 : plain_era.load(); }
 
-// What is kept under a slot of the core's directory. The version counter tells of
-// writes that never passed the hook, through tensors that are not managed.
+// What is kept under a slot of the core's directory. The version counter reveals writes through tensors that are not
+// managed, which never pass the hook.
 struct Kept {
   at::Tensor values;
   c10::VariableVersion counter;
@@ -42,6 +43,9 @@ struct Kept {
   bool is_current() const {
     return (!counter.enabled() || counter.current_version() == version) && (era == 0 || era == plain_era.load());
   }
+  bool serves(const at::Tensor& t) const {
+    return is_current() && values.sizes() == t.sizes() && values.scalar_type() == t.scalar_type();
+  }
 };
 
 struct Directory {
@@ -49,7 +53,7 @@ struct Directory {
   std::vector<std::forward_list<Kept>> kept; // by slot: one or none
   std::unordered_map<const c10::StorageImpl*, std::weak_ptr<Source>> sources;
   std::unordered_map<const c10::StorageImpl*, int32_t> copies; // storage of a kept copy -> slot
-  std::forward_list<Kept> late; // what may not die yet
+  std::forward_list<Kept> late; // entries that may not die yet
   std::atomic<int64_t> hits{0};
 };
 
@@ -57,7 +61,7 @@ std::mutex& directory_mutex();
 
 Directory& directory() {
   static auto* d = [] {
-    survive_fork<directory_mutex>(); // after the machine's, which is taken under it
+    survive_fork<directory_mutex>(); // registered after the machine's lock, which is taken under it
     return new Directory; // never destroyed: tensors may outlive static destructors
   }();
   return *d;
@@ -68,8 +72,8 @@ const MadeAtStart directory_at_start([] { directory(); });
 
 const c10::StorageImpl* storage_of(const at::Tensor& t) { return t.storage().unsafeGetStorageImpl(); }
 
-// What has been taken from the directory; it dies when the lock is released. A list, because to move from one to
-// another allocates nothing: destructors come here.
+// Entries taken from the directory; they die after the lock is released. It is a list because moving an entry between
+// lists allocates nothing: destructors do that.
 using Dying = std::forward_list<Kept>;
 
 void take(Dying& from, Dying& to) { to.splice_after(to.before_begin(), from); }
@@ -85,7 +89,7 @@ void reap_locked(Directory& d, Dying& dying) {
   }
 }
 
-// Without memory for it the core's slot is given back, and nothing has changed.
+// If memory runs out, the core's slot is given back and nothing has changed.
 void put_locked(Directory& d, int32_t slot, Kept kept, Dying& dying) {
   Dying one;
   try {
@@ -101,8 +105,8 @@ void put_locked(Directory& d, int32_t slot, Kept kept, Dying& dying) {
   take(one, d.kept[slot]);
 }
 
-// Tells offsets, sizes, strides and dtypes of one storage apart, and the streams that use a copy: one made on a stream
-// may not be finished when another one reads it, and goes back to the memory of its own.
+// Hashes the offset, sizes, strides and dtype of t, and the stream that uses the copy: a copy made on one stream may
+// not be finished when another stream reads it, and its block returns to the memory of the first.
 uint64_t extent_of(const at::Tensor& t, c10::Device to) {
   uint64_t h = static_cast<uint64_t>(t.scalar_type());
   auto mix = [&](int64_t x) {
@@ -182,7 +186,7 @@ Replica find_replica(const at::Tensor& t, c10::Device to) {
     const Source& source = source_locked(d, state, t, retired);
     if (mgd_replica_find(machine(), source.id, id_of(to), extent, &found.slot) == MGD_OK) {
       const Kept& kept = d.kept[found.slot].front();
-      if (kept.is_current() && kept.values.sizes() == t.sizes() && kept.values.scalar_type() == t.scalar_type()) {
+      if (kept.serves(t)) {
         found.values = kept.values;
         found.trip_home = kept.trip_home.lock();
       } else {
@@ -197,6 +201,19 @@ Replica find_replica(const at::Tensor& t, c10::Device to) {
   return found;
 }
 
+bool has_replica(const at::Tensor& t, c10::Device to) {
+  if (sources_alive.load(std::memory_order_relaxed) == 0) return false;
+  const uint64_t extent = extent_of(t, to);
+  Directory& d = directory();
+  std::shared_ptr<Source> source; // its destructor takes the lock
+  std::lock_guard<std::mutex> lock(d.mutex);
+  const auto entry = d.sources.find(storage_of(t));
+  if (entry != d.sources.end()) source = entry->second.lock();
+  int32_t slot = -1;
+  return source && mgd_replica_peek(machine(), source->id, id_of(to), extent, &slot) == MGD_OK &&
+      d.kept[slot].front().serves(t);
+}
+
 SourceSnapshot::SourceSnapshot(const at::Tensor& t, const at::Tensor& through) : t_(t) {
   TensorState& state = make_state(t);
   Directory& d = directory();
@@ -209,7 +226,7 @@ SourceSnapshot::SourceSnapshot(const at::Tensor& t, const at::Tensor& through) :
     version_ = counter.enabled() ? counter.current_version() : 0;
     era_ = era_of(t);
   }
-  if (may_change_unseen(t, through)) source_ = 0; // asked last: who gets hold of the bytes after this counts as a write
+  if (may_change_unseen(t, through)) source_ = 0; // tested last: a later exposure counts as a write
 }
 
 Replica SourceSnapshot::keep(c10::Device to, const at::Tensor& copy) {
@@ -221,7 +238,7 @@ Replica SourceSnapshot::keep(c10::Device to, const at::Tensor& copy) {
     std::lock_guard<std::mutex> lock(d.mutex);
     const auto bytes = static_cast<int64_t>(copy.storage().nbytes());
     if (mgd_replica_add(machine(), source_, writes_, id_of(to), extent_of(t_, to), bytes, &made.slot) == MGD_OK) {
-      reap_locked(d, dying); // what the new copy takes the place of
+      reap_locked(d, dying); // the copies that the new one replaces
       put_locked(d, made.slot, {copy, t_.unsafeGetTensorImpl()->version_counter(), version_, era_, {}}, dying);
     } else {
       made.slot = -1;
@@ -241,9 +258,9 @@ void keep_trip_home(const Replica& replica, const NodeHold& node) {
 
 namespace {
 
-// Whether the storage can have copies, asked without a lock. This file and exposure_table.cpp refer weakly to each
-// storage that they know. Weak references are counted in the storage, all strong ones together as one, so a count of 1
-// means: no. Weak references of others only cost a look-up.
+// Whether the storage can have copies; lock-free. This file and exposure_table.cpp hold a weak reference to each
+// storage that they know. The weak count includes all strong references as one, so a count of 1 means: no. Weak
+// references from elsewhere only cost a look-up.
 bool may_have_source(c10::StorageImpl* storage) {
   auto borrowed = c10::intrusive_ptr<c10::StorageImpl>::reclaim(storage);
   const auto holders = borrowed.weak_use_count(); // all strong ones together are one of them
@@ -289,7 +306,7 @@ bool drop_replicas(int device, int64_t bytes, bool all, bool only_there) {
   Dying dying;
   std::lock_guard<std::mutex> lock(d.mutex);
   const bool dropped = mgd_replica_make_room(machine(), device, bytes, all) == MGD_OK;
-  reap_locked(d, dying); // a budget that has shrunk dooms copies without asking for room
+  reap_locked(d, dying); // a budget that has shrunk dooms copies without a request for room
   if (only_there) {
     for (auto before = dying.before_begin(), k = dying.begin(); k != dying.end(); k = std::next(before)) {
       if (id_of(k->values.device()) == device) before = k;
