@@ -162,6 +162,7 @@ lint: $(VENV)/.test $(VENV)/.lint build
 	$(BIN)/mypy
 	$(BIN)/codespell
 	$(BIN)/shellcheck .ci/run $(wildcard tools/*.sh)
+	$(BIN)/python tools/words.py --base $(LINT_BASE)
 	git diff -U0 -M --no-color $(LINT_BASE) -- '*.c' '*.cpp' '*.h' \
 	  | $(BIN)/python $(BIN)/clang-format-diff.py -p1 -binary $(BIN)/clang-format
 

@@ -28,7 +28,7 @@ autograd graph and its waiting for room are left out.
 OPERATORS = """
 ## Operators on tiny tensors, {mode}
 
-Nanoseconds per call: plain PyTorch, and how much more the others take. The interval is that of
+Nanoseconds per call: plain PyTorch, and how much more the other ways take. The interval is that of
 the median, 95 %.
 """
 STEPS = """

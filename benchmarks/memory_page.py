@@ -18,8 +18,8 @@ MiB = 2**20
 HEAD = """
 This section is written by `python benchmarks/memory.py`, `python benchmarks/peers.py` and `python
 benchmarks/memory_page.py`; these figures are from {machine}, one thread, on a machine that has
-other work too. Bytes repeat exactly. Times are ratios within one run: where nothing left, at a
-budget of the whole, and the ratio is 1, they came out between {low} and {high}, and smaller
+other work too. Bytes repeat exactly. Times are ratios within one run: at a budget of the whole
+nothing is evicted and the ratio is 1; there they came out between {low} and {high}, and smaller
 differences say nothing. Devices are simulated: a transfer is a copy in host memory, and nothing
 overlaps.
 """
@@ -28,28 +28,29 @@ BUDGETS = """
 
 One step of AdamW with a budget that is a part of the most that the model holds without one.
 Losses and weights are those without a budget, bit for bit, and the device never holds more than
-the budget; at a budget of the whole nothing leaves. *Spilled* are MiB copied out in a step, by
-each policy of choosing victims, {default} being the default. *Furthest* is what it would be if
-whoever is used last always left, which needs to know the future, and *bound* what no choice can
-be below, even if tensors could leave in parts; *oracle* is that of a choice which also knows what
-the program holds without using it again, such as gradients late in the optimizer's step, and
-loses it. *Time* is over that of the same model without a budget.
+the budget; at a budget of the whole nothing is evicted. *Spilled* are MiB copied out in a step, by
+each policy of choosing victims, {default} being the default. *Furthest* is what it would be if the
+victim were always the tensor whose next use is the last, which needs to know the future. *Bound* is
+what no choice can be below, even if tensors could be evicted in parts; *oracle* is that of a choice
+which also knows what the program holds without using it again, such as gradients late in the
+optimizer's step, and drops it. *Time* is over that of the same model without a budget.
 """
 FEASIBLE = """
 ### The least room
 
-The least budget in which a model trains, MiB, and what its largest operator uses and makes.
+The columns are the least budget in which a model trains, in MiB, and what its largest operator
+uses and makes.
 """
 INFERENCE = """
-Passes through a model of which a quarter fits, {used} MiB with its input: MiB of one pass.
-Weights do not change, so they leave without a copy.
+These are the MiB of one pass through a model of which a quarter fits ({used} MiB with its input).
+Weights do not change, so they are evicted without a copy.
 """
 THROUGHPUT = """
 ### Speed
 
-Spilling and restoring {size} as a part of the speed of memcpy of as many bytes. The system has to
-find and clear pages that nobody has touched, which takes longer than to copy them; simulated
-devices keep large blocks that come back, so that they meet few. *Returned* is with the C library
+This is the speed of spilling and restoring {size} as a part of that of memcpy of as many bytes. The
+system has to find and clear pages that were never touched, which takes longer than to copy them;
+simulated devices keep large freed blocks, so that they meet few. *Returned* is with the C library
 as it is, which returns freed memory to the system, and *kept* with one that does not. *New* is the
 part of the pages that were new.
 """
@@ -59,10 +60,10 @@ PEERS = """
 Peak is the most on the device, MiB; managed has a budget of as many bytes as the one above it
 used. Time is over plain PyTorch. Equal: every loss, parameter and buffer is that of the plain
 model, bit for bit. What fails raised an error. (A checkpoint runs batch normalisation's forward
-pass twice, and so its running means are others.)
+pass twice, and so its running means differ.)
 """
 LINES = """
-What a program needs beside the plain lines:
+A program needs these lines beside the plain ones:
 """
 
 

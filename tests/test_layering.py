@@ -60,7 +60,7 @@ TOP = {"machine.c", "device.c", "handle.c", "check.c"}
 # Folders that know of the hook only what stands in these headers.
 BRIDGE = {
     "sim": {"bridge.h", "compat.h", "key.h"},
-    "cuda": {"cuda_bridge.h"},
+    "cuda": {"cuda_bridge.h", "gil.h"},
     "virtual_gpu": set(),
 }
 

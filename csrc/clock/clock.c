@@ -1,27 +1,25 @@
-/* clock.c: virtual time of simulated devices: what is issued, and what is asked.
+/* clock.c: virtual time of simulated devices: issues operations, and answers queries of times.
  *
- * Everybody has a time of their own that only moves forward: each thread of the
- * program, each stream of each device, each directed link. An operation starts
- * when all that it needs are free and leaves all of them at its end; the thread
- * only issues it, which takes a while, and goes on, until it waits. Same calls,
- * same times: nothing here reads a real clock, and nothing here knows a machine
- * or real memory.
+ * Each thread of the program, each stream of each device and each directed link has its own time, which only moves
+ * forward. An operation starts when all that it needs are free, and occupies them until its end; the thread only issues
+ * it, which takes a while, and goes on until it waits. The same calls give the same times: no real clock is read here,
+ * and the clock uses neither a machine nor real memory.
  *
- * Threads wait for each other in ways that nobody tells us: the engine's for the backward call, that call for the
- * engine's, workers for their start. What they have in common is the devices, so a thread that issues to a device moves
- * to the time at which anybody issued there last. Threads that share no device have the interpreter's lock in common,
- * if that is to count (clock_lock.c), and else know nothing of each other.
+ * Threads wait for each other in ways that the clock does not see: the engine's for the backward call, that call for
+ * the engine's, workers for their start. They share the devices, so a thread that issues to a device moves to the time
+ * at which any thread issued there last. Threads that share no device share the interpreter's lock, if it is simulated
+ * (clock_lock.c), and are independent otherwise.
  *
  * An operator's time is the roofline max(flops / rate, bytes / bandwidth) (Williams, Waterman, Patterson, CACM 52(4),
- * 2009) plus a fixed launch. The rate is that of the kind of arithmetic and of the numbers it works on. When a copy
- * begins and ends is found out in clock_flow.c.
+ * 2009) plus a fixed launch. The rate depends on the kind of arithmetic and on the numbers it works on. clock_flow.c
+ * finds when a copy begins and ends.
  */
 #include "clock/internal_clock.h"
 #include "clock/clock_testing.h"
 
 #define HOST MGD_CLOCK_HOST
 
-/* The stream, or a code. */
+/* Finds the stream, or returns an error code. */
 static int find_stream(const struct mgd_clock *c, int device, int stream, struct mgd_clock_stream **out) {
   if (!mgd_clock_is_place(c, device)) {
     return MGD_E_NO_DEVICE;
@@ -38,7 +36,7 @@ static bool is_work(const struct mgd_work *w) {
          mgd_is_amount(w->bytes);
 }
 
-/* ---- birth and death */
+/* ---- create and destroy */
 
 static int fill_clock(struct mgd_clock *c) {
   const size_t places = (size_t)c->devices + 1;
@@ -103,19 +101,19 @@ void mgd_clock_before_fork(struct mgd_clock *c) {
 
 void mgd_clock_after_fork(struct mgd_clock *c) { (void)mgd_clock_leave(c, MGD_OK); }
 
-/* ---- what is issued */
+/* ---- issuing */
 
 static void move(struct mgd_clock *c, struct mgd_clock_stream *s, int64_t to) {
   s->free_at = to;
   mgd_clock_reach(c, to);
 }
 
-/* How a thread issues something: from `begin` on, `python` ns under the interpreter's lock. It has issued it `at`. */
+/* How a thread issues an operation: from `begin` on, with the interpreter's lock for `python` ns, until `at`. */
 struct issuing {
   int64_t begin, python, at;
 };
 
-/* For both places, one of which may be the host, or both the same. */
+/* Computes the times of an issue to both places, which may be the same; one of them may be the host. */
 static int issue_time(const struct mgd_clock *c, const struct mgd_clock_stream *thread, int from, int to,
                       struct issuing *i) {
   const struct mgd_clock_place *a = mgd_clock_place_of(c, from), *b = mgd_clock_place_of(c, to);
@@ -133,8 +131,8 @@ static void issue(struct mgd_clock *c, struct mgd_clock_stream *thread, int from
   mgd_clock_place_of(c, to)->issued = to == HOST ? 0 : i->at;
 }
 
-/* Called before something is issued. After each half of the lead the thread waits for the end of the half before, so
- * what has no end yet, and the blocks that wait for it, do not become more and more. True: the thread's time moved. */
+/* Called before an operation is issued. After each half of the lead the thread waits for the end of the half before, so
+ * the number of unsettled operations, and of blocks that wait for them, is bounded. True: the thread's time moved. */
 static bool limit_lead(struct mgd_clock *c, int thread, int device, int stream) {
   struct mgd_clock_stream *host = &mgd_clock_place_of(c, HOST)->streams[thread];
   struct mgd_clock_stream *s = &mgd_clock_place_of(c, device)->streams[stream];
@@ -149,7 +147,7 @@ static bool limit_lead(struct mgd_clock *c, int thread, int device, int stream) 
   return host->free_at > before;
 }
 
-/* False: the stream is not in doubt any more, for want of memory. */
+/* Queues an operator behind unsettled ones. False: there is no memory, and the stream has been settled instead. */
 static bool queue_run(struct mgd_clock *c, int device, int stream, int64_t issued, int64_t cost, const char *name) {
   struct mgd_clock_stream *s = &mgd_clock_place_of(c, device)->streams[stream];
   mgd_clock_flow_limit(c, s);
@@ -211,7 +209,7 @@ struct issue {
   struct mgd_clock_stream *host, *streams[2]; /* [1]: if both ends have streams */
   struct mgd_clock_link *link;
   struct issuing when;
-  int64_t cost; /* what it takes when it has the buses to itself */
+  int64_t cost; /* ns when no other copy uses its buses */
 };
 
 static int prepare_copy(const struct mgd_clock *c, int thread, const struct mgd_transfer *t, struct issue *i) {
@@ -234,7 +232,8 @@ static int prepare_copy(const struct mgd_clock *c, int thread, const struct mgd_
   return code == MGD_OK && mgd_add(begin, i->cost, &end) ? MGD_OK : MGD_E_OVERFLOW;
 }
 
-/* Ready now, and nobody else is on the way to its link: nothing that is issued later can change when it ends. */
+/* Whether the copy is ready now and no other copy is queued for its link or shares a bus with it: then no operation
+ * that is issued later can change its end. */
 static bool is_certain(const struct issue *i) {
   bool certain = !i->link->queued && !i->link->buses;
   for (int k = 0; k < 2 && i->streams[k]; k++) {
@@ -255,7 +254,7 @@ static int64_t copy_now(struct mgd_clock *c, const struct mgd_transfer *t, const
   return end;
 }
 
-/* NULL: no memory. */
+/* Queues a copy whose end is not certain. NULL: there is no memory. */
 static struct mgd_task *queue_copy(struct mgd_clock *c, const struct mgd_transfer *t, const struct issue *i) {
   for (int k = 0; k < 2 && i->streams[k]; k++) {
     mgd_clock_flow_limit(c, i->streams[k]);
@@ -369,7 +368,7 @@ void mgd_clock_forget(struct mgd_clock *c, struct mgd_moment *m) {
   (void)mgd_clock_leave(c, MGD_OK);
 }
 
-/* False: no memory. */
+/* Queues a wait of the stream. False: there is no memory. */
 static bool queue_wait(struct mgd_clock *c, int device, int stream, struct mgd_task *awaited, int64_t until) {
   struct mgd_task *t = mgd_clock_queue_new(c, MGD_TASK_WAIT, device, stream);
   if (!t) {
@@ -418,7 +417,7 @@ int mgd_clock_host_wait(struct mgd_clock *c, int thread, int64_t until) {
   return mgd_clock_stream_wait(c, HOST, thread, &m);
 }
 
-/* ---- what is asked */
+/* ---- queries */
 
 int mgd_clock_moment_time(struct mgd_clock *c, struct mgd_moment *m, int64_t *ns) {
   mgd_clock_enter(c);

@@ -1,8 +1,7 @@
-/* clock_audit.c: whether a device ever held more than it can, for tests.
+/* clock_audit.c: checks for tests that a device never held more than its capacity.
  *
- * clock_hold.c makes sure of it when bytes are taken. This file believes nothing
- * of that: it remembers from when to when all bytes were held, puts the times in
- * order, and adds up.
+ * clock_hold.c ensures it when bytes are taken. This file checks it independently: it sorts the times from when to when
+ * all bytes were held, and adds the bytes up.
  */
 #include <stdlib.h>
 
@@ -18,12 +17,12 @@ int mgd_clock_audit_start(struct mgd_clock *c) {
   return mgd_clock_leave(c, MGD_OK);
 }
 
-/* Bytes that begin (more) or end (less) to be held. */
+/* A change of the held bytes: positive at the begin of a hold, negative at its end. */
 struct change {
   int64_t at, bytes;
 };
 
-/* What ends at a time makes room for what begins then. */
+/* At equal times ends come first: they make room for the begins. */
 static int by_time(const void *a, const void *b) {
   const struct change *x = a, *y = b;
   if (x->at != y->at) {
@@ -32,7 +31,7 @@ static int by_time(const void *a, const void *b) {
   return (x->bytes > y->bytes) - (x->bytes < y->bytes);
 }
 
-/* Those of a list: how many, and, unless `out` is NULL, when they begin and end. */
+/* Returns the number of changes of a list of holds, and writes them unless `out` is NULL. */
 static size_t list(struct mgd_clock *c, struct mgd_hold *h, bool living, struct change *out) {
   size_t n = 0;
   for (; h; h = h->next, n += 2) {
@@ -63,7 +62,7 @@ static int64_t add_up(struct change *changes, size_t n) {
   return most;
 }
 
-/* Nothing begins before `issued` any more, so what has ended by then cannot meet it. */
+/* Frees the holds that ended before `issued`: no new hold begins earlier, so they cannot overlap one. */
 static void drop_past(struct mgd_clock *c, struct mgd_clock_place *place) {
   for (struct mgd_hold **at = &place->over, *h; (h = *at);) {
     if (mgd_clock_hold_end(c, h) > place->issued) {

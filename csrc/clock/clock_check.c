@@ -1,7 +1,7 @@
-/* clock_check.c: whether the clock is in a state that can be: what MGD_DEBUG builds ask after each transition. */
+/* clock_check.c: checks the invariants of the clock; MGD_DEBUG builds call it after each transition. */
 #include "clock/internal_clock.h"
 
-/* The queue of a stream begins with what cannot end yet, and counts what it holds. */
+/* The queue of a stream begins with a task that cannot end yet, and its count is right. */
 static bool is_queue_sound(const struct mgd_clock_stream *s) {
   int queued = 0;
   const struct mgd_task *last = NULL;

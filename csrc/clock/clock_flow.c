@@ -1,18 +1,16 @@
 /* clock_flow.c: how copies share links and buses, and when everything ends.
  *
- * A simulation of discrete events. A copy becomes ready when it is the first of
- * its streams. Of those that are ready a link takes the one that was ready
- * first. After the link's latency its bytes flow; how fast depends on who passes
- * the same buses at that time, and changes when one of them begins or ends.
+ * This is a simulation of discrete events. A copy becomes ready when it is the first of its streams. A link takes the
+ * copy that was ready first. After the link's latency its bytes flow; the rate depends on the copies that pass the same
+ * buses at that time, and changes when one of them begins or ends.
  *
- * Events are worked off in the order of their times, and only when somebody asks
- * for an end: until then a copy that is issued later can still turn out to be
- * ready earlier. What has no device, link or bus in common with what is asked for
- * stays as it is, so that independent threads cannot disturb each other.
+ * Events are processed in the order of their times, and only when a caller needs an end: until then a copy that is
+ * issued later can still be ready earlier. Operations that share no device, link or bus with the requested one are not
+ * touched, so that independent threads cannot disturb each other.
  */
 #include "clock/internal_clock.h"
 
-/* ---- who bears on whom */
+/* ---- dependencies */
 
 static mgd_mask device_bit(int device) { return (mgd_mask)1 << device; }
 
@@ -20,7 +18,7 @@ static mgd_mask devices_of(const struct mgd_task *t) {
   return (t->device >= 0 ? device_bit(t->device) : 0) | (t->other >= 0 ? device_bit(t->other) : 0);
 }
 
-/* The devices that an end on this one may depend on. */
+/* Returns the devices that an end on this one may depend on. */
 static mgd_mask find_related(const struct mgd_clock *c, int device) {
   mgd_mask devices = device_bit(device);
   uint64_t buses = 0;
@@ -40,15 +38,15 @@ static mgd_mask find_related(const struct mgd_clock *c, int device) {
 }
 
 /* ---- bandwidth: max-min fairness by progressive filling (Bertsekas and Gallager,
- * Data Networks, 2nd edition, section 6.5.2). Who is held back most gets its share
- * first; the others divide what that leaves. */
+ * Data Networks, 2nd edition, section 6.5.2). The most constrained copies get their share first; the remaining copies
+ * divide the rest. */
 
 struct filling {
-  double room[MGD_MAX_BUSES]; /* bytes/ns that nobody has got yet */
+  double room[MGD_MAX_BUSES]; /* bytes/ns that are not assigned yet */
   int users[MGD_MAX_BUSES];   /* copies that have no rate yet */
 };
 
-/* NULL, or the next copy that flows, beginning with `t`, one of the fronts. */
+/* Returns the next flowing copy in the list of fronts, from `t` on, or NULL. */
 static struct mgd_task *flowing(struct mgd_task *t, mgd_mask devices) {
   while (t && (t->kind != MGD_TASK_COPY || t->phase != MGD_COPY_FLOWING || !(devices_of(t) & devices))) {
     t = t->front_after;
@@ -56,14 +54,14 @@ static struct mgd_task *flowing(struct mgd_task *t, mgd_mask devices) {
   return t;
 }
 
-/* What a copy can get if all users of each of its buses get the same. */
+/* Returns the rate of a copy if all users of each of its buses get the same. */
 static double bound(const struct filling *f, const struct mgd_task *t) {
   double least = t->link->cost.bytes_per_ns > 0.0 ? t->link->cost.bytes_per_ns : (double)INFINITY;
   for (uint64_t buses = t->link->buses; buses; buses &= buses - 1) {
     const int bus = __builtin_ctzll(buses);
     least = fmin(least, f->room[bus] / f->users[bus]);
   }
-  return fmax(least, 0.0); /* what is left may be rounded to below nothing */
+  return fmax(least, 0.0); /* the rest may be rounded to below 0 */
 }
 
 static void count_user(struct filling *f, const struct mgd_task *t, int users, double rate) {
@@ -74,10 +72,10 @@ static void count_user(struct filling *f, const struct mgd_task *t, int users, d
   }
 }
 
-/* From `now` on it flows at another rate. */
+/* Changes the copy's rate from `now` on. */
 static void set_rate(struct mgd_task *t, double rate, int64_t now) {
   if (rate == t->rate) {
-    return; /* what it needs is not rounded once more */
+    return; /* `left` is computed only when the rate changes, so that it is rounded as seldom as possible */
   }
   if (now > t->since) {
     t->left = fmax(t->left - t->rate * (double)(now - t->since), 0.0);
@@ -86,7 +84,7 @@ static void set_rate(struct mgd_task *t, double rate, int64_t now) {
   t->rate = rate;
 }
 
-/* One round: everybody whose bound is the least gets that. True: somebody is left. */
+/* Does one round: each copy whose bound is the least gets it as its share. True: some copies have no share yet. */
 static bool fill(struct filling *f, struct mgd_task *first, mgd_mask devices) {
   double least = (double)INFINITY;
   for (struct mgd_task *t = first; t; t = flowing(t->front_after, devices)) {
@@ -123,7 +121,7 @@ static void share_bandwidth(struct mgd_clock *c, mgd_mask devices, int64_t now) 
 
 /* ---- events */
 
-/* What happens to a copy next, which its phase tells. */
+/* The next event of a copy; the copy's phase tells which. */
 struct event {
   struct mgd_task *copy;
   int64_t at, ready;
@@ -134,13 +132,13 @@ static int64_t ready_at(const struct mgd_task *t) {
   return mgd_max(t->issued, mgd_max(t->streams[0]->free_at, other));
 }
 
-/* When the last byte arrives, at the rate of now. */
+/* Returns when the last byte arrives, at the present rate. */
 static int64_t arrival(const struct mgd_task *t) {
   int64_t at;
   return mgd_to_ns(t->since, t->left / t->rate, &at) == MGD_OK ? at : INT64_MAX;
 }
 
-/* Of a copy that is the first of its streams. False: it waits for its link. */
+/* Finds the next event of a copy that is the first of its streams. False: the copy waits for its link. */
 static bool next_of(struct mgd_task *t, struct event *e) {
   *e = (struct event){.copy = t, .ready = t->began};
   if (t->phase == MGD_COPY_FLOWING) {
@@ -156,7 +154,7 @@ static bool next_of(struct mgd_task *t, struct event *e) {
   return true;
 }
 
-/* The fronts are in the order of issue, so of equals the first is the one issued first. */
+/* The fronts are in the order of issue, so the earliest-issued copy wins a tie. */
 static bool is_before(const struct event *a, const struct event *b) {
   return a->at != b->at ? a->at < b->at : a->ready < b->ready;
 }
@@ -207,7 +205,7 @@ static void happen(struct mgd_clock *c, mgd_mask devices, const struct event *e)
   }
 }
 
-/* Lets those go on that waited for something which has ended meanwhile, and those that this lets go on. */
+/* Advances streams whose awaited task has ended, and then those that wait for these. */
 static void advance_waits(struct mgd_clock *c, mgd_mask devices) {
   for (struct mgd_task *t = c->fronts; t;) {
     const bool goes_on = t->kind == MGD_TASK_WAIT && devices_of(t) & devices && t->awaited->known;
@@ -222,7 +220,7 @@ static void advance_waits(struct mgd_clock *c, mgd_mask devices) {
 
 void mgd_clock_flow_settle(struct mgd_clock *c, struct mgd_task *t) {
   const mgd_mask devices = find_related(c, t->device);
-  t->references++; /* whoever waits for it is not the only one who may drop it */
+  t->references++; /* the last other reference may be dropped below */
   for (advance_waits(c, devices); !t->known; advance_waits(c, devices)) {
     const struct event e = find_next(c, devices);
     happen(c, devices, &e);
@@ -236,14 +234,14 @@ void mgd_clock_flow_settle_stream(struct mgd_clock *c, const struct mgd_clock_st
   }
 }
 
-/* Called before something joins the queue, so that a program which never asks takes no memory without end. */
+/* Called before a task joins the queue, so that memory is bounded even if the program never queries a time. */
 void mgd_clock_flow_limit(struct mgd_clock *c, const struct mgd_clock_stream *s) {
   if (s->queued >= MGD_CLOCK_QUEUE) {
     mgd_clock_flow_settle(c, s->first);
   }
 }
 
-/* What is not tied to anything uncertain is known. */
+/* Settles all ties. Every other task ends at a known time. */
 void mgd_clock_flow_settle_all(struct mgd_clock *c) {
   while (c->ties) {
     mgd_clock_flow_settle(c, c->ties);

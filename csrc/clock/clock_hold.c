@@ -1,18 +1,16 @@
 /* clock_hold.c: the bytes of devices on the virtual clock.
  *
- * A program gives bytes up when it has issued the last operation that uses them,
- * and that may run much later. Within one stream this does not matter: what
- * takes them next runs behind. Another stream could run at the same time, and
- * where both sets of bytes do not fit it waits, as with CUDA somebody would have
- * to. So at no virtual time a device holds more than its capacity.
+ * A program gives bytes up when it has issued the last operation that uses them, and that may run much later. Within
+ * one stream this does not matter: the next user of the bytes runs behind. Another stream could run at the same time;
+ * if both sets of bytes do not fit it waits, as one of the streams would have to on CUDA. So a device holds more than
+ * its capacity at no virtual time.
  *
- * Why it holds: of all that is held at some time look at what was taken last.
- * When it was taken, everything else was living, or leaving with an end after
- * its begin; the sum of these was looked at here.
+ * Proof: among all holds at some time, consider the one that was taken last. When it was taken, every other one was
+ * living, or leaving with an end after its begin; the sum of these was checked here.
  */
 #include "clock/internal_clock.h"
 
-#define LEAVING 1024 /* that a stream remembers one by one */
+#define LEAVING 1024 /* leaving holds that a stream keeps one by one */
 
 static struct mgd_clock_stream *stream_of(const struct mgd_clock *c, const struct mgd_hold *h) {
   return &mgd_clock_place_of(c, h->device)->streams[h->stream];
@@ -34,9 +32,9 @@ int mgd_clock_hold_set_capacity(struct mgd_clock *c, int device, int64_t bytes) 
   return mgd_clock_leave(c, MGD_OK);
 }
 
-/* ---- those that were given up */
+/* ---- holds that were given up */
 
-/* When nothing uses them any more. */
+/* Returns when the last use of the bytes ends. */
 int64_t mgd_clock_hold_end(struct mgd_clock *c, struct mgd_hold *h) {
   int64_t end = mgd_clock_flow_time(c, &h->end);
   for (int i = 0; i < h->ends_count; i++) {
@@ -47,7 +45,7 @@ int64_t mgd_clock_hold_end(struct mgd_clock *c, struct mgd_hold *h) {
 
 void mgd_clock_hold_free(struct mgd_clock *c, struct mgd_hold *h) {
   (void)mgd_clock_hold_end(c, h);
-  (void)mgd_clock_flow_time(c, &h->begin); /* neither holds a task any more */
+  (void)mgd_clock_flow_time(c, &h->begin); /* now no moment of it has a task */
   mgd_alloc_free(h->ends);
   mgd_alloc_free(h);
 }
@@ -100,7 +98,8 @@ static void leave_list(struct mgd_clock *c, struct mgd_hold *h) {
 
 static bool is_known(const struct mgd_moment *m) { return !m->task || m->task->known; }
 
-/* No operation that is issued from now on begins before `issued`, so what has ended by then is in nobody's way. */
+/* Whether the hold is over. No operation that is issued from now on begins before `issued`, so a hold that has ended by
+ * then overlaps none of them. */
 static bool is_over(struct mgd_clock *c, struct mgd_hold *h) {
   bool known = is_known(&h->end);
   for (int i = 0; i < h->ends_count; i++) {
@@ -109,7 +108,8 @@ static bool is_over(struct mgd_clock *c, struct mgd_hold *h) {
   return known && mgd_clock_hold_end(c, h) <= mgd_clock_place_of(c, h->device)->issued;
 }
 
-/* Those of a stream end one after the other. */
+/* Takes out the holds that are over. The holds of a stream end one after the other, so the search stops at the first
+ * one that is not. */
 static void forget_what_is_over(struct mgd_clock *c, struct mgd_clock_stream *s) {
   while (s->leaving && is_over(c, s->leaving)) {
     leave_list(c, s->leaving);
@@ -118,7 +118,7 @@ static void forget_what_is_over(struct mgd_clock *c, struct mgd_clock_stream *s)
 
 /* ---- take */
 
-/* Bytes that others hold on a device at a time from which on only `soonest` makes it less. */
+/* Returns the bytes that are held on a device at that time. *soonest: the first end after it, when they become less. */
 static int64_t held_at(struct mgd_clock *c, struct mgd_clock_place *place, int64_t time, int64_t *soonest) {
   int64_t held = place->held;
   *soonest = INT64_MAX;
@@ -134,7 +134,7 @@ static int64_t held_at(struct mgd_clock *c, struct mgd_clock_place *place, int64
   return held;
 }
 
-/* `held` counts what is taken. The stream goes on when the rest of it has room. */
+/* Makes the stream wait until the bytes on the device fit. place->held includes the bytes that are being taken. */
 static void wait_for_room(struct mgd_clock *c, struct mgd_clock_place *place, struct mgd_clock_stream *s) {
   mgd_clock_flow_settle_stream(c, s);
   for (int i = 0; i < MGD_MAX_STREAMS; i++) {
@@ -222,8 +222,8 @@ static void add_end(struct mgd_clock *c, struct mgd_hold *h, struct mgd_moment m
   }
 }
 
-/* Where the other streams are now, and what else the bytes are needed for. Without memory for that it is settled, and
- * `end` is the latest. */
+/* Marks the present ends of the other streams that use the bytes, and `after`. Without memory these are settled, and
+ * `end` becomes the latest of them. */
 static void mark_others(struct mgd_clock *c, struct mgd_hold *h, const struct mgd_moment *after) {
   const uint64_t others = other_streams(h);
   const int n = __builtin_popcountll(others) + (after != NULL);
@@ -237,7 +237,8 @@ static void mark_others(struct mgd_clock *c, struct mgd_hold *h, const struct mg
   }
 }
 
-/* Too many to remember: the oldest stays until the next one ends as well. A log is told of when it ended by itself. */
+/* Merges the oldest hold into the next one, because there are too many: its bytes now end with those. The log gets its
+ * own end. */
 static void merge_oldest(struct mgd_clock *c, struct mgd_clock_stream *s) {
   struct mgd_hold *oldest = s->leaving, *next = oldest->next;
   if (oldest->shared || next->shared) {

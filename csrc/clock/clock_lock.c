@@ -1,21 +1,18 @@
 /* clock_lock.c: the interpreter's lock, which the program's threads share on a clock.
  *
- * Python's part of issuing an operator takes place while nobody else's does.
- * Threads come here in the order of real time. One that comes later can be behind
- * on the clock, and then finds the lock free where nobody took it. So it is
- * remembered when the lock was taken, as turns. Who meets a turn of another goes
- * on after it: the lock changes hands in the middle of an operator, and no time
- * in which it is free is lost for being short.
+ * Only one thread at a time runs Python's part of issuing an operator. Threads call in the order of real time. One that
+ * calls later can be behind on the clock, and then finds the lock free at times at which no thread held it. So the
+ * times at which the lock was taken are kept, as turns. A thread that meets a turn of another thread goes on after it:
+ * the lock may change hands in the middle of an operator, and short free intervals are used too.
  *
- * A thread that is alone meets no turn. Beyond a number of turns the oldest is
- * forgotten: a thread that is so far behind goes on as if it were alone, until it
- * has come to those that are remembered. Nothing here knows of devices.
+ * A thread that is alone meets no turn. Beyond a number of turns the oldest is forgotten: a thread that is so far
+ * behind goes on as if it were alone, until it reaches the turns that are kept. Devices play no part here.
  */
 #include <string.h>
 
 #include "clock/internal_clock.h"
 
-/* The first turn that ends at that time or later. Most threads come after all turns. */
+/* Returns the first turn that ends at that time or later. Most threads come after all turns: that is tested first. */
 static size_t find_turn(const struct mgd_clock_lock *l, int64_t time) {
   size_t low = l->first, high = l->last;
   if (low < high && l->turns[high - 1].end < time) {
@@ -32,7 +29,7 @@ static size_t find_turn(const struct mgd_clock_lock *l, int64_t time) {
   return low;
 }
 
-/* When the lock has been free for `ns` since `begin`. On the way are the turns from *from to before *to. */
+/* Returns when the lock has been free for `ns` in all since `begin`. The turns *from .. *to - 1 are in between. */
 static int64_t find_end(const struct mgd_clock_lock *l, int64_t begin, int64_t ns, size_t *from, size_t *to) {
   int64_t now = begin, left = ns;
   size_t i = *from = find_turn(l, begin);
@@ -49,7 +46,7 @@ int64_t mgd_clock_lock_end(const struct mgd_clock_lock *l, int64_t begin, int64_
   return ns ? find_end(l, begin, ns, &from, &to) : begin;
 }
 
-/* For one more turn, behind the others. Where there is no memory the oldest is forgotten for it. */
+/* Makes room for one more turn at the end. If there is no memory, the oldest turn is forgotten. */
 static void make_room_for_turn(struct mgd_clock_lock *l, struct mgd_alloc *alloc) {
   l->first += l->last - l->first == MGD_CLOCK_TURNS;
   if (l->last == l->room && l->first <= l->room / 2) {
@@ -68,7 +65,7 @@ static void make_room_for_turn(struct mgd_clock_lock *l, struct mgd_alloc *alloc
   }
 }
 
-/* Puts a turn before `at`, unless it would itself be the oldest of too many. */
+/* Inserts a turn before `at`, unless it would be the oldest of too many. */
 static void add_turn(struct mgd_clock_lock *l, struct mgd_alloc *alloc, size_t at, struct mgd_turn turn) {
   const size_t behind = l->last - at;
   if (behind == MGD_CLOCK_TURNS) {

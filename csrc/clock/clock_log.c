@@ -1,14 +1,14 @@
-/* clock_log.c: what happened when on a clock, for a profile.
+/* clock_log.c: the log of a clock's operations, for a profile.
  *
- * A list of spans that grows while somebody wants it. A span is added when its
- * end is known, so they are in no order of time. Nothing here decides anything.
+ * The log is a list of spans that grows while a profile is taken. A span is added when its end is known, so the spans
+ * are not ordered by time. Nothing is decided here.
  */
 #include "clock/internal_clock.h"
 
 struct mgd_log {
   struct mgd_span *spans;
   size_t count, room;
-  bool lost; /* there was no memory for one */
+  bool lost; /* there was no memory for a span */
 };
 
 static void add(struct mgd_clock *c, struct mgd_log *log, const struct mgd_span *span) {

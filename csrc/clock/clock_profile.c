@@ -1,6 +1,6 @@
 /* clock_profile.c: begins and ends a log of a clock.
  *
- * At the end everything is settled, and what still is in use is told of as well.
+ * At the end everything is settled, and bytes that are still in use are logged as well.
  */
 #include "clock/internal_clock.h"
 

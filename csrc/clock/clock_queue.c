@@ -1,9 +1,8 @@
 /* clock_queue.c: the streams of a clock and what they hold.
  *
- * The end of an operator is known when it is issued, as long as its stream waits
- * for nothing uncertain. What is uncertain is when a copy gets its link, and so
- * is all that waits for the copy: that stands in a queue until somebody asks.
- * Nothing here decides about copies; see clock_flow.c.
+ * The end of an operator is known when it is issued, unless its stream waits for an uncertain one. It is uncertain when
+ * a copy gets its link, and so are the ends of all tasks that wait for the copy: they are queued until a caller needs
+ * the time. Nothing is decided about copies here; see clock_flow.c.
  */
 #include "clock/internal_clock.h"
 
@@ -44,7 +43,7 @@ bool mgd_clock_queue_is_first(const struct mgd_task *t) {
   return t->streams[0]->first == t && (!t->streams[1] || t->streams[1]->first == t);
 }
 
-/* Most come last. */
+/* Adds the task to the fronts, if it is one. The search begins at the end, because most tasks belong there. */
 static void add_front(struct mgd_clock *c, struct mgd_task *t) {
   if (t->is_front || !is_tie(t) || !mgd_clock_queue_is_first(t)) {
     return;
@@ -68,7 +67,7 @@ static void remove_front(struct mgd_clock *c, struct mgd_task *t) {
   }
 }
 
-/* Takes over the reference of its creator. */
+/* Appends the task to its streams, and takes over the reference of its creator. */
 void mgd_clock_queue_append(struct mgd_clock *c, struct mgd_task *t) {
   for (int i = 0; i < 2 && t->streams[i]; i++) {
     struct mgd_clock_stream *s = t->streams[i];
@@ -89,7 +88,7 @@ struct mgd_moment mgd_clock_queue_share(const struct mgd_moment *m) {
   return *m;
 }
 
-/* It is the first of its streams. */
+/* Ends the task, which is the first of its streams. */
 void mgd_clock_queue_finish(struct mgd_clock *c, struct mgd_task *t, int64_t end) {
   for (int i = 0; i < 2 && t->streams[i]; i++) {
     struct mgd_clock_stream *s = t->streams[i];
@@ -115,7 +114,7 @@ void mgd_clock_queue_finish(struct mgd_clock *c, struct mgd_task *t, int64_t end
   mgd_clock_queue_drop(t);
 }
 
-/* When the first of a stream ends, which waits for nobody. */
+/* Returns when the first task of a stream ends; it waits for no unsettled task. */
 static int64_t end_of(struct mgd_clock *c, const struct mgd_clock_stream *s, const struct mgd_task *t) {
   struct mgd_clock_place *place = mgd_clock_place_of(c, t->device);
   const int64_t begin = mgd_max(s->free_at, t->issued);

@@ -1,6 +1,6 @@
-/* clock_wiring.c: what the devices of a clock can do, and how they are connected.
+/* clock_wiring.c: the speeds of a clock's devices, and how they are connected.
  *
- * Numbers are checked and kept here; nothing takes time. What takes how long is clock.c's and clock_flow.c's.
+ * Numbers are checked and kept here; no virtual time passes. clock.c and clock_flow.c compute how long operations take.
  */
 #include "clock/internal_clock.h"
 

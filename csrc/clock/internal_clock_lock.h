@@ -7,9 +7,9 @@
 
 struct mgd_alloc;
 
-#define MGD_CLOCK_TURNS 4096 /* that are remembered */
+#define MGD_CLOCK_TURNS 4096 /* the most that are remembered */
 
-/* From when to when somebody had the lock. */
+/* The lock was held from `begin` to `end`. */
 struct mgd_turn {
   int64_t begin, end;
 };
@@ -18,13 +18,13 @@ struct mgd_turn {
  * free for a while; they are MGD_CLOCK_TURNS at most. Before the first of them the lock counts as free. */
 struct mgd_clock_lock {
   struct mgd_turn *turns;
-  size_t first, last, room; /* room: how many there is memory for */
+  size_t first, last, room; /* room: how many `turns` has memory for */
 };
 
 /* ---- clock_lock.c */
-/* Somebody needs the lock for `ns` from `begin` on: when they have had it for so long. */
+/* Returns when a thread that needs the lock for `ns`, from `begin` on, has held it for so long. */
 int64_t mgd_clock_lock_end(const struct mgd_clock_lock *l, int64_t begin, int64_t ns);
-/* And they do. */
+/* Records that a thread holds it so. */
 void mgd_clock_lock_take(struct mgd_clock_lock *l, struct mgd_alloc *alloc, int64_t begin, int64_t ns);
 
 #endif

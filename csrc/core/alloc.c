@@ -1,8 +1,7 @@
 /* alloc.c: the one place where the core gets memory.
  *
- * Everything the core allocates passes mgd_alloc_resize, which can be told to
- * fail at its n-th call. That is how the tests walk every out-of-memory path;
- * nothing else in the core may call malloc. Nothing here knows the machine.
+ * All allocations of the core go through mgd_alloc_resize, which can be set to fail at its n-th call. So the tests
+ * reach every out-of-memory path; no other file of the core may call malloc. This file does not depend on the machine.
  */
 #include "core/internal_machine.h"
 
@@ -14,7 +13,7 @@ void mgd_alloc_init(struct mgd_alloc *a, int64_t fail_at) {
   a->fail_at = fail_at;
 }
 
-/* Counts a call and tells whether it is the one that must fail. */
+/* Counts a call. True: it is the one that must fail. */
 static bool must_fail(struct mgd_alloc *a) {
   return atomic_fetch_add_explicit(&a->made, 1, memory_order_relaxed) + 1 == a->fail_at;
 }

@@ -25,19 +25,19 @@ static inline bool mgd_add(int64_t a, int64_t b, int64_t *out) {
 
 static inline int64_t mgd_max(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* a + b and a - b for a >= 0 (the sum: and b >= 0), or the largest number there is: for comparing. */
+/* Return a + b and a - b, or INT64_MAX if that is less: for comparing. a >= 0, and for the sum b >= 0. */
 static inline int64_t mgd_about_sum(int64_t a, int64_t b) { return a <= INT64_MAX - b ? a + b : INT64_MAX; }
 static inline int64_t mgd_about_difference(int64_t a, int64_t b) {
   return b >= 0 || a <= INT64_MAX + b ? a - b : INT64_MAX;
 }
 
-/* A rate or an amount that somebody gave us: finite and not negative. */
+/* Checks a rate or an amount that a caller gave: it must be finite and not negative. */
 static inline bool mgd_is_amount(double x) { return isfinite(x) && x >= 0.0; }
 
-/* ns that `amount` takes at `per_ns`; a rate of 0 means instantly. */
+/* Returns the ns that `amount` takes at `per_ns`; a rate of 0 means instantly. */
 static inline double mgd_duration(double amount, double per_ns) { return per_ns > 0.0 ? amount / per_ns : 0.0; }
 
-/* fixed + amount, rounded up to whole ns: work never takes less than its time. */
+/* Computes fixed + amount, rounded up to whole ns: work never takes less than its time. OVERFLOW: it is too large. */
 static inline int mgd_to_ns(int64_t fixed, double amount, int64_t *ns) {
   double up = ceil(amount);
   if (!(up <= MGD_INT64_TOP)) {

@@ -1,10 +1,9 @@
 /* check.c: the invariants that the structs of internal_machine.h, internal_replica.h and internal_trace.h state.
  *
- * Each function below verifies one struct's comment, in the same words. It
- * reads and never repairs: a broken invariant is a bug to be found, not a
- * state to live with. Those of handles are in check_handle.c. The cost is bounded
- * by devices, claims, sources, replicas and handles; of the trace only the two ends of the ring are looked at, of
- * tables the newest entry, so that checking after each of a million transitions is affordable.
+ * Each function below verifies the invariants of one struct, in the words of its comment. It reads and never repairs,
+ * because a broken invariant is a bug. The invariants of handles are in check_handle.c. The cost is bounded by devices,
+ * claims, sources, replicas and handles; only the two ends of the trace's ring and the newest entries of tables are
+ * checked, so that checking after each of a million transitions is affordable.
  */
 #include "core/arithmetic.h"
 #include "core/internal_machine.h"
@@ -22,7 +21,7 @@ static bool is_unique(const struct mgd_machine *m, int id) {
   return true;
 }
 
-/* Sum of the claims granted on a device; the ledger must agree. */
+/* Sums the claims granted on a device; the ledger must agree. */
 static int64_t granted(const struct mgd_machine *m, int id) {
   int64_t bytes = 0;
   for (int32_t slot = 0; slot < m->claims.size; slot++) {
@@ -34,7 +33,7 @@ static int64_t granted(const struct mgd_machine *m, int id) {
   return bytes;
 }
 
-/* Sum of the replicas on a device, or -1 when one is negative or all are too many. */
+/* Sums the replicas on a device; -1 if one is negative or the sum overflows. */
 static int64_t replicated(const struct mgd_machine *m, int id) {
   int64_t bytes = 0;
   for (int32_t slot = 0; slot < m->replicas.size; slot++) {
@@ -65,8 +64,8 @@ static bool is_link_sound(const struct mgd_machine *m, int from, int to) {
   return link->latency_ns >= 0 && mgd_is_amount(link->bytes_per_ns) && (from != to || is_free);
 }
 
-/* Length of a device's queue if every link of it is sound, else -1. It cannot
- * be a ring, because arrivals must ascend. */
+/* Returns the length of a device's queue if every link of it is sound, else -1. A cycle fails, because arrivals must
+ * ascend. */
 static int32_t queue_length(const struct mgd_machine *m, int id) {
   int32_t length = 0, previous = -1;
   uint64_t arrival = 0;
@@ -102,7 +101,7 @@ static int32_t count_claims(const struct mgd_machine *m, enum mgd_claim_state st
   return count;
 }
 
-/* Length of the chain of free slots, or -1 if it leads astray. */
+/* Returns the length of the chain of free slots, or -1 if it is broken. */
 static int32_t free_length(const struct mgd_claims *claims) {
   int32_t length = 0;
   for (int32_t slot = claims->first_free; slot != -1; length++) {
@@ -115,7 +114,7 @@ static int32_t free_length(const struct mgd_claims *claims) {
   return length;
 }
 
-/* What every claim in use says of itself. */
+/* Checks the fields of one claim, if it is in use. */
 static bool is_claim_sound(const struct mgd_machine *m, const struct mgd_claim *c) {
   bool fraction = c->reserved >= 0.0 && c->reserved < 1.0;
   bool stands = c->state == MGD_CLAIM_LATE || mgd_state_knows_device_locked(m, c->device);
@@ -142,8 +141,8 @@ static bool are_claims_sound(const struct mgd_machine *m) {
 
 /* ---- replicas */
 
-/* Length of a list of slots if each is in that state and knows its neighbours,
- * else -1. It cannot be a ring: the second visit would come from elsewhere. */
+/* Returns the length of a list of slots if each is in that state and its links are right, else -1. A cycle fails: a
+ * second visit has another predecessor. */
 static int32_t replicas_in(const struct mgd_replicas *r, const struct mgd_replica_list *list,
                            enum mgd_replica_state state) {
   int32_t length = 0, previous = -1;
@@ -158,7 +157,7 @@ static int32_t replicas_in(const struct mgd_replicas *r, const struct mgd_replic
   return list->last == previous ? length : -1;
 }
 
-/* Length of what a device keeps if it is all there and within the limit, else -1. */
+/* Returns the length of a device's list of kept replicas if all are on it and within the limit, else -1. */
 static int32_t kept_length(const struct mgd_machine *m, int id) {
   const struct mgd_device *d = &m->devices[id];
   int32_t length = replicas_in(&m->replicas, &d->kept, MGD_REPLICA_CACHED);
@@ -173,7 +172,7 @@ static int32_t kept_length(const struct mgd_machine *m, int id) {
   return is_fraction && bytes == d->kept_bytes && bytes <= mgd_replica_limit_locked(m, id) ? length : -1;
 }
 
-/* Length of a source's chain if it holds only cached replicas of its own, else -1. */
+/* Returns the length of a source's chain if it holds only cached replicas of its own, else -1. */
 static int32_t chain_length(const struct mgd_replicas *r, int32_t source) {
   int32_t length = 0, elder = -1;
   for (int32_t slot = r->sources[source].first; slot != -1; length++) {
@@ -187,7 +186,7 @@ static int32_t chain_length(const struct mgd_replicas *r, int32_t source) {
   return r->sources[source].open || length == 0 ? length : -1;
 }
 
-/* Length of the chain of free sources, or -1 if it leads astray. */
+/* Returns the length of the chain of free sources, or -1 if it is broken. */
 static int32_t free_sources(const struct mgd_replicas *r) {
   int32_t length = 0;
   for (int32_t source = r->first_free_source; source != -1; length++) {
@@ -214,7 +213,7 @@ static bool are_sources_sound(const struct mgd_replicas *r, int32_t cached) {
   return chained == cached && closed == free_sources(r);
 }
 
-/* Length of a bucket's chain if it holds only cached replicas that hash to it, else -1. */
+/* Returns the length of a bucket's chain if it holds only cached replicas that hash to it, else -1. */
 static int32_t bucket_length(const struct mgd_replicas *r, int32_t bucket) {
   int32_t length = 0;
   for (int32_t slot = r->buckets[bucket]; slot != -1; length++) {
@@ -229,7 +228,7 @@ static int32_t bucket_length(const struct mgd_replicas *r, int32_t bucket) {
   return length;
 }
 
-/* The table holds every cached replica, and each is found: no twin is before it. */
+/* The table holds every cached replica, and each is found: no duplicate is in front of it. */
 static bool is_table_sound(const struct mgd_replicas *r, int32_t cached) {
   int32_t chained = 0;
   for (int32_t bucket = 0; bucket < r->size; bucket++) {
@@ -248,7 +247,7 @@ static bool is_table_sound(const struct mgd_replicas *r, int32_t cached) {
   return chained == cached;
 }
 
-/* Length of the list of the doomed, which must be somewhere, else -1. */
+/* Returns the length of the list of doomed replicas if each is on a known device, else -1. */
 static int32_t doomed_length(const struct mgd_machine *m) {
   const struct mgd_replicas *r = &m->replicas;
   int32_t length = replicas_in(r, &r->doomed, MGD_REPLICA_DOOMED);
@@ -289,7 +288,7 @@ static bool is_trace_sound(const struct mgd_trace *t) {
   return newest->sequence == t->totals.events && oldest->sequence == t->totals.events - t->held + 1;
 }
 
-/* The newest site stands for all: looking at each of them would cost too much. */
+/* Only the newest site is checked: checking all of them would cost too much. */
 static bool are_sites_sound(const struct mgd_sites *s) {
   if (s->count > MGD_MAX_SITES || (s->count > 0 && (!s->list || !s->index))) {
     return false;

@@ -1,15 +1,15 @@
 /* device.c: which devices there are, how large and how fast they are.
  *
- * Ids are positions: 0 is the host, accelerators follow in the order in which
- * they were added, and only the last ones can be removed, so that an id never
- * changes its meaning while its device exists. Bytes are the ledger's business.
+ * Ids are positions: 0 is the host, accelerators follow in the order in which they were added, and only the last ones
+ * can be removed, so that an id never changes its meaning while its device exists. The bytes of a device are counted in
+ * ledger.c.
  */
 #include "core/arithmetic.h"
 #include "core/steps/internal_step.h"
 
 #include <string.h>
 
-/* The id of the device with this name, or -1. */
+/* Returns the id of the device with this name, or -1. */
 static int find_name(const struct mgd_machine *m, const char *name) {
   for (int id = 0; id < m->count; id++) {
     if (strcmp(m->devices[id].name, name) == 0) {

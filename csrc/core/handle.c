@@ -1,8 +1,8 @@
 /* handle.c: the directory of storages: each is opened, resized, pinned and closed here.
  *
- * Which storages leave is decided in evict.c, what comes home in restore.c. In which lists
- * and sums a handle is filed is residency.c's: every function here takes the handle out of them, changes
- * its fields and files it again. No bytes are copied, allocated or freed here: that is the caller's.
+ * evict.c decides which storages leave, restore.c what comes home. residency.c has the lists and sums that a handle is
+ * filed in: every function here takes the handle out of them, changes its fields and files it again. No bytes are
+ * copied, allocated or freed here: the caller does that.
  */
 #include "core/arithmetic.h"
 #include "core/steps/internal_step.h"
@@ -10,9 +10,9 @@
 _Static_assert(sizeof(struct mgd_handle) == offsetof(struct mgd_handle, memory) + 8 * MGD_HANDLE_REST,
                "MGD_HANDLE_REST (handle.h) says how much of a handle only the core sees");
 
-/* ---- birth and death */
+/* ---- open and close */
 
-/* The order of victims must never fail to take somebody, so it grows with the number of handles. */
+/* Inserting into the order of victims must never fail, so the array grows with the number of handles. */
 static bool grow_order(struct mgd_machine *m, struct mgd_storages *s) {
   if (s->open < s->size) {
     return true;
@@ -79,9 +79,9 @@ int mgd_handle_arrive(struct mgd_machine *m, struct mgd_handle *h) {
   return mgd_state_leave(m, code);
 }
 
-/* A storage that dies while a mover has its bytes cannot be freed yet. Its handle becomes an orphan: it leaves the list
- * of its home and stands in the list of orphans, so that the device is still known to be busy, until the mover ends the
- * move and frees everything. */
+/* A storage that dies while a mover has its bytes cannot be freed yet. Its handle becomes an orphan: it is moved from
+ * the list of its home to the list of orphans, until the mover ends the move and frees everything. Until then
+ * m->moves.count keeps devices busy. */
 int mgd_handle_close(struct mgd_machine *m, struct mgd_handle *h, bool *moving, void **memory) {
   mgd_state_enter(m);
   struct mgd_storages *s = home_of(m, h);
@@ -102,7 +102,7 @@ int mgd_handle_close(struct mgd_machine *m, struct mgd_handle *h, bool *moving, 
   return mgd_state_leave(m, MGD_OK);
 }
 
-/* The bytes are others now, so a copy on the host is of no use and the caller frees it. */
+/* The storage has new bytes, so a copy on the host is useless and the caller frees it. */
 int mgd_handle_resize(struct mgd_machine *m, struct mgd_handle *h, int64_t bytes, void **memory) {
   if (bytes < 0) {
     return MGD_E_INVALID;
@@ -121,7 +121,7 @@ int mgd_handle_resize(struct mgd_machine *m, struct mgd_handle *h, int64_t bytes
   return mgd_state_leave(m, code);
 }
 
-/* A pin takes the storage out of the order of victims; bytes that are away stay away until they are used, and then stay
+/* A pin takes the storage out of the order of victims. Bytes that are away come home at their next use, and then stay
  * at home. */
 int mgd_handle_pin(struct mgd_machine *m, struct mgd_handle *h, enum mgd_pin kind, bool pin) {
   int code = MGD_E_INVALID;
@@ -143,7 +143,8 @@ bool mgd_handle_is_pinned(struct mgd_machine *m, const struct mgd_handle *h) {
   return pinned;
 }
 
-/* Plans were made for bytes that may leave. Where those that must stay are others now, they are made anew. */
+/* Plans were made for storages that may leave. If the advice changes whether the storage leaves last, the steps that
+ * have it are forgotten. */
 int mgd_handle_advise(struct mgd_machine *m, struct mgd_handle *h, uint32_t advice) {
   const uint32_t both = MGD_ADVICE_LAST | MGD_ADVICE_FIRST;
   if (advice > (both | MGD_ADVICE_NEXT | MGD_ADVICE_READ) || (advice & both) == both) {
@@ -174,7 +175,7 @@ void mgd_handle_forget_uses(struct mgd_machine *m, struct mgd_user *user) {
 }
 
 bool mgd_handle_busy_locked(const struct mgd_machine *m, int above) {
-  bool busy = m->moves.count > 0; /* it may end anywhere */
+  bool busy = m->moves.count > 0; /* a move may end on any device */
   for (int id = above + 1; id < m->count; id++) {
     busy = busy || m->devices[id].storages.open || m->devices[id].storages.guests.oldest;
   }

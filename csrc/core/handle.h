@@ -1,7 +1,7 @@
-/* handle.h: the handle of one storage: where its bytes are and who uses them.
+/* handle.h: the handle of one storage: where its bytes are and how many uses they have.
  *
- * Callers use the inline functions below, without a lock. All other changes of an open handle, and every transition of
- * `state`, are the core's. The caller owns the struct, which is part of an object of its own, and deletes it when
+ * The inline functions below are lock-free. Only the core makes any other change to an open handle, and every
+ * transition of `state`. The caller owns the struct, which is part of one of its own objects, and deletes it when
  * mgd_handle_put() or mgd_handle_unuse() returns true.
  */
 #ifndef MGD_HANDLE_H
@@ -11,14 +11,14 @@
 
 enum mgd_residency {
   MGD_RESIDENT,  /* the bytes are at home */
-  MGD_SPILLING,  /* somebody is bringing them away, or from a peer to the host */
-  MGD_SPILLED,   /* they are elsewhere; whoever reads them at home finds an error */
-  MGD_RESTORING, /* somebody is bringing them home */
-  MGD_ARRIVING   /* they are at home or on their way, and nobody has made his work wait for them yet */
+  MGD_SPILLING,  /* a mover is taking them away, or from a peer to the host */
+  MGD_SPILLED,   /* they are elsewhere; reading them at home is an error */
+  MGD_RESTORING, /* a mover is bringing them home */
+  MGD_ARRIVING   /* they are at home or on their way; no stream is ordered after the copy yet */
 };
 
-/* Why bytes stay at home, and how a table of who holds what says so. What is pinned in several ways counts as the
- * first. */
+/* A pin keeps bytes at home. The texts are for tables of memory use; a storage with pins of several kinds counts under
+ * the first. */
 #define MGD_PINS(X)                                            \
   X(ASKED, "pinned")                                           \
   X(POINTER, "whose pointers the program has taken")           \
@@ -32,14 +32,14 @@ enum mgd_pin {
   MGD_PIN_KINDS
 };
 
-#define MGD_ALIVE (UINT32_C(1) << 30) /* in `in_use` while the storage lives */
+#define MGD_ALIVE (UINT32_C(1) << 30) /* counted in `in_use` while the storage lives */
 #define MGD_DIRTY_READ 2u             /* in `dirty` */
-#define MGD_STEP_PLANS 4              /* steps that a device knows at once */
-#define MGD_HANDLE_REST 12            /* 8 bytes each: what only the core sees of a handle (handle.c asserts it) */
+#define MGD_STEP_PLANS 4              /* learned steps that a device keeps at once */
+#define MGD_HANDLE_REST 12            /* size of a handle's private part, in units of 8 bytes (handle.c asserts it) */
 
-/* The states, and the functions that lead from one to the next:
+/* These functions lead from one state to the next:
  *
- *   RESIDENT  -> SPILLING   mgd_evict_begin(): nobody uses the bytes, and they are to leave
+ *   RESIDENT  -> SPILLING   mgd_evict_begin(): the bytes have no uses and shall leave
  *   SPILLING  -> SPILLED    mgd_evict_end(): they have arrived elsewhere
  *   SPILLING  -> RESIDENT, or SPILLED for a guest   mgd_evict_end(to -1): the copy failed, they are where they were
  *   SPILLED   -> SPILLING   mgd_evict_begin(): a peer needs its room, and sends them on to the host
@@ -51,49 +51,49 @@ enum mgd_pin {
  *   ARRIVING  -> SPILLING   mgd_evict_begin()
  *   SPILLING  -> RESIDENT   mgd_evict_end(to home): the host has a good copy now, and the bytes stay
  *
- * In SPILLING and RESTORING the bytes belong to the mover, the caller who got the action: nobody else copies or frees
- * them. An operator may begin a use in any state, without a lock; it then reads the state and waits unless it is
- * RESIDENT. mgd_evict_begin() writes the state first and reads the uses then, so it steps back from bytes that somebody
- * has just begun to use. A storage may die in any state. If it dies while a mover has the bytes, the handle is
+ * In SPILLING and RESTORING the bytes belong to the mover, the caller that got the action: only the mover copies or
+ * frees them. An operator may begin a use in any state, lock-free; it then reads the state and waits unless it is
+ * RESIDENT. mgd_evict_begin() writes the state first and then reads the uses, so it backs off if an operator has just
+ * begun to use the bytes. A storage may die in any state. If it dies while a mover has the bytes, the handle is
  * `closed`, and the mover frees both.
  *
  * Invariants. An open handle is in its home's list of all, and in_use is at
- * least MGD_ALIVE; the mover counts a use of its own meanwhile.
+ * least MGD_ALIVE; during a move the mover counts as one use.
  * By state:
  *   RESIDENT   away is -1; memory, if any, is a spare, and on_host says whether
- *              there is one; dirty is set where the bytes never left; it has a
- *              position unless it is pinned or empty
- *   ARRIVING   the same
+ *              there is one; dirty is set until a copy has been made elsewhere;
+ *              it has a position unless it is pinned or empty
+ *   ARRIVING   is like RESIDENT
  *   SPILLING   away is -1, or the peer that the bytes come from; memory implies
  *              on_host, which is also set for a first copy that is being made
  *   SPILLED    away is a device that is not home; memory and on_host are set if
  *              that is the host, and only then
- *   RESTORING  the same, or as RESIDENT while somebody joins a copy
- * It is in the list of guests, spares or orphans that its state names, and in no
- * other, for they share links. */
+ *   RESTORING  is like SPILLED, or like RESIDENT while an operator joins a copy
+ * It is in the list of guests, spares or orphans that its state implies, and in no
+ * other, because the lists share links. */
 struct mgd_handle {
-  uint32_t in_use; /* MGD_ALIVE and one for each operator that runs on the bytes or mover that carries them */
+  uint32_t in_use; /* MGD_ALIVE, plus one for each operator that uses the bytes and each mover that copies them */
   uint32_t state;  /* enum mgd_residency */
-  uint32_t dirty;  /* the bytes may have been written since they came home, or soon will be; MGD_DIRTY_READ: and a copy
-                      may be reading them. Operators set it without a lock, so 0 is sure only for a mover
-                      (take_bytes(), evict.c); others take it for a hint */
-  int16_t home, away; /* away: where the bytes are, or are being brought from; -1 for home */
+  uint32_t dirty;  /* the bytes may have been written since they came home, or soon will be; MGD_DIRTY_READ: also, a
+                      copy may be reading them. Operators set it without a lock, so 0 is certain only for a mover
+                      (take_bytes(), evict.c); elsewhere it is a hint */
+  int16_t home, away; /* away: where the bytes are, or are being copied from; -1 for home */
   uint64_t stamp;  /* tick of the last use */
   int64_t bytes;
 #ifdef __cplusplus
-  uint64_t of_the_core[MGD_HANDLE_REST]; /* the callers are C++ and do not see the rest, which has the same size */
+  uint64_t of_the_core[MGD_HANDLE_REST]; /* C++ callers do not see the private part; it has this size */
 #else
-  void *memory; /* the host's copy: the bytes of a spilled storage, or a spare of one at home; the caller's to
-                   allocate and free */
+  void *memory; /* the host's copy: the bytes of a spilled storage, or a spare of one at home; the caller
+                   allocates and frees it */
   struct mgd_handle *next, *previous;       /* all open handles of the home device */
-  struct mgd_handle *younger, *elder;       /* in the list of guests, spares or orphans, as the state says */
-  int32_t position;                         /* in the order of victims, -1 when it may not leave */
-  int32_t pins, pins_by[MGD_PIN_KINDS];     /* of all kinds, and of each */
-  int32_t seen;                             /* in the log of its home's step: step.h */
-  int32_t role[MGD_STEP_PLANS];             /* in each step that was learned from it */
-  bool was_clean;     /* whether the host's copy was good when its key was computed */
+  struct mgd_handle *younger, *elder;       /* in the list of guests, spares or orphans, by state */
+  int32_t position;                         /* in the order of victims, -1: it is no victim */
+  int32_t pins, pins_by[MGD_PIN_KINDS];     /* pins of all kinds, and of each kind */
+  int32_t seen;                             /* its place in the log of its home's step (step.h), -1: none */
+  int32_t role[MGD_STEP_PLANS];             /* its role in each learned step of its home, -1: none */
+  bool was_clean;     /* the host's copy was good when the key was computed */
   bool on_host;       /* its bytes count as the host's */
-  bool closed;        /* its storage died; an orphan as long as the bytes are still moved */
+  bool closed;        /* its storage died; it is an orphan until the move ends */
   bool counted;       /* mgd_restore_begin() has counted its bytes; false outside of that call */
   uint8_t advice;     /* enum mgd_advice, residency.h */
 #endif
@@ -103,19 +103,19 @@ struct mgd_handle {
  * mgd_restore_begin(). The use is counted before the state is read; mgd_evict_begin() writes the state before it reads
  * the uses. So at least one of the two sees the other. */
 static inline bool mgd_handle_use(struct mgd_handle *h, struct mgd_user *user, uint64_t tick) {
-  mgd_count_up(&user->begun[h->home], 1); /* first: who finds the storage in use finds the use counted, too */
+  mgd_count_up(&user->begun[h->home], 1); /* first: a reader that sees in_use also sees this count */
   __atomic_fetch_add(&h->in_use, 1, __ATOMIC_SEQ_CST);
   __atomic_store_n(&h->stamp, tick, __ATOMIC_RELAXED);
   return __atomic_load_n(&h->state, __ATOMIC_SEQ_CST) == MGD_RESIDENT;
 }
 
-/* Gives back what is no user's: a mover's use, or with MGD_ALIVE the storage's own. True: it was the last of all, and
- * the caller deletes the handle. */
+/* Gives back uses that no user counts: a mover's, or with MGD_ALIVE the storage's own. True: none is left, and the
+ * caller deletes the handle. */
 static inline bool mgd_handle_put(struct mgd_handle *h, uint32_t uses) {
   return __atomic_sub_fetch(&h->in_use, uses, __ATOMIC_SEQ_CST) == 0;
 }
 
-/* Ends as many uses of the user's; true as above. */
+/* Ends `uses` uses of the user; returns what mgd_handle_put() returns. */
 static inline bool mgd_handle_unuse(struct mgd_handle *h, struct mgd_user *user, uint32_t uses) {
   const int home = h->home;
   const bool last = mgd_handle_put(h, uses);
@@ -124,7 +124,7 @@ static inline bool mgd_handle_unuse(struct mgd_handle *h, struct mgd_user *user,
 }
 
 /* Marks the bytes as written. An operator that writes them calls it between mgd_handle_use() and mgd_handle_unuse(),
- * also while they are still away: a mover clears the mark before it takes the bytes, so a later mark stays. True: the
+ * even while they are still away: a mover clears the mark before it takes the bytes, so a later mark stays. True: the
  * host may have a good copy, or a copy that reads the bytes may be under way. */
 static inline bool mgd_handle_write(struct mgd_handle *h) {
   if (__atomic_load_n(&h->dirty, __ATOMIC_RELAXED) == 1) {
@@ -134,18 +134,18 @@ static inline bool mgd_handle_write(struct mgd_handle *h) {
   return true;
 }
 
-/* A copy that reads the bytes has begun, so who writes them next is to be told. The caller uses them meanwhile. */
+/* Records that a copy of the bytes has begun, so the next mgd_handle_write() returns true. The caller holds a use. */
 static inline void mgd_handle_read_by_copy(struct mgd_handle *h) {
   uint32_t written = 1;
   __atomic_compare_exchange_n(&h->dirty, &written, MGD_DIRTY_READ, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 }
 
-/* The host's copy is not good any more, or nobody knows. Nobody wrote the bytes, and a copy may still read them. */
+/* Marks the host's copy as bad or uncertain although the bytes were not written. A copy may still be reading them. */
 static inline void mgd_handle_distrust(struct mgd_handle *h) {
   __atomic_store_n(&h->dirty, MGD_DIRTY_READ, __ATOMIC_RELAXED);
 }
 
-/* The bytes are elsewhere, or between places. */
+/* True: the bytes are elsewhere, or a mover has them. */
 static inline bool mgd_handle_is_away(const struct mgd_handle *h) {
   const uint32_t state = __atomic_load_n(&h->state, __ATOMIC_SEQ_CST);
   return state != MGD_RESIDENT && state != MGD_ARRIVING;

@@ -1,10 +1,10 @@
-/* internal_machine.h: what a struct mgd_machine is made of.
+/* internal_machine.h: the definition of struct mgd_machine.
  *
- * Private to the core and to the tests that break an invariant on purpose. Everybody else sees an opaque pointer.
+ * Private to the core and to the tests that break an invariant on purpose. All other code sees an opaque pointer.
  *
  * One mutex guards the whole machine. A public function takes it, decides and releases it. The policy (mgd_victim_fn)
  * and the veto (mgd_may_leave_fn) are called with it held, and must not call the core. mgd_evict_begin() and
- * mgd_step_plan() release it in between; every other function is one transition. Functions ending in _locked expect it.
+ * mgd_step_plan() release it in between; every other function is one transition. Functions named ..._locked require it.
  */
 #ifndef MGD_INTERNAL_MACHINE_H
 #define MGD_INTERNAL_MACHINE_H
@@ -17,7 +17,7 @@
 #include "core/internal_replica.h"
 #include "core/internal_trace.h"
 
-/* 0: no checks. 2: mgd_check() after every transition, BROKEN when it fails. */
+/* 0: nothing is checked. 2: mgd_check() runs after every transition, which returns BROKEN if it fails. */
 #ifndef MGD_DEBUG
 #define MGD_DEBUG 0
 #endif
@@ -25,7 +25,7 @@
 #define MGD_NAME_BYTES 32
 
 /* Counts allocations so that a test can make the n-th one fail.
- * Atomic because a long computation allocates without holding the mutex. */
+ * It is atomic because a long computation allocates without holding the mutex. */
 struct mgd_alloc {
   atomic_llong made;
   long long fail_at; /* 0: never */
@@ -36,29 +36,29 @@ struct mgd_alloc {
  * holds >= 0 bytes; their sum is an int64_t and at most peak; RESERVED is
  * exactly the sum of the claims granted here, and REPLICA that of the replicas
  * here, cached or doomed. The sum may exceed the capacity:
- * a ledger records what happened, and a driver may say more than we promised. */
+ * a ledger records what happened, and a driver may report more than was promised. */
 struct mgd_device {
   char name[MGD_NAME_BYTES];
   int64_t capacity;
   double speed; /* finite, > 0 */
   int64_t by_owner[MGD_OWNERS];
   int64_t peak;
-  int32_t first_waiter, last_waiter; /* slots of claims, -1 when nobody waits */
+  int32_t first_waiter, last_waiter; /* slots of claims, -1: none waits */
   struct mgd_replica_list kept;      /* cached replicas, least recently used first */
-  int64_t kept_bytes;                /* the sum over `kept`, at most mgd_replica_limit_locked() */
+  int64_t kept_bytes;                /* sum over `kept`, at most mgd_replica_limit_locked() */
   double kept_limit;                 /* fraction of the capacity, 0..1 */
   struct mgd_storages storages;
-  struct mgd_step *step; /* internal_step.h; NULL: nothing had to leave yet */
+  struct mgd_step *step; /* internal_step.h; NULL: the device does not log */
 };
 
 enum mgd_claim_state {
   MGD_CLAIM_FREE,    /* slot unused; `next` chains the free slots */
   MGD_CLAIM_GRANTED, /* its bytes count as RESERVED */
   MGD_CLAIM_WAITING, /* in its device's queue */
-  MGD_CLAIM_LATE     /* its deadline passed while others asked; its owner has not polled yet */
+  MGD_CLAIM_LATE     /* its deadline passed, so another call dequeued it; its owner has not polled yet */
 };
 
-/* A claim is what a ticket stands for.
+/* A ticket stands for a claim.
  * Invariants: a WAITING claim is in exactly one queue, that of its device, and
  * queues are in order of arrival; no other claim is in any queue. A claim in
  * use has bytes >= 0, reserved in 0..1, a device that exists (unless LATE, which
@@ -87,7 +87,7 @@ struct mgd_claims {
  * >= 0, and a device's link to itself costs nothing. */
 struct mgd_machine {
   pthread_mutex_t mutex;
-  int (*check)(const struct mgd_machine *m); /* what debug builds ask after each transition */
+  int (*check)(const struct mgd_machine *m); /* called after each transition in debug builds */
   struct mgd_alloc alloc;
   int count;
   struct mgd_device devices[MGD_MAX_DEVICES];
@@ -99,13 +99,13 @@ struct mgd_machine {
   struct mgd_user *users;
   mgd_victim_fn victim;
   void *victim_context, *heuristic_context;
-  mgd_may_leave_fn may_leave; /* NULL: all may */
+  mgd_may_leave_fn may_leave; /* NULL: all may leave */
   struct mgd_trace trace;
   struct mgd_sites sites;
   struct mgd_repeats repeats;
   mgd_heuristic_fn heuristic;
   bool heuristic_enabled;
-  uint64_t disturbed, logging; /* for tests, 0: mgd_step_disturb(); bit i: mgd_step_logs(), read without the mutex */
+  uint64_t disturbed, logging; /* mgd_step_disturb(), 0: off; mgd_step_logs(), bit i: device i, read lock-free */
   bool learns, fetches_late; /* mgd_step_learn(), mgd_step_fetch_ahead() */
 };
 
@@ -114,7 +114,7 @@ struct mgd_machine {
 void mgd_alloc_init(struct mgd_alloc *a, int64_t fail_at);
 /* Like realloc for count * size bytes, count > 0; NULL leaves `old` as it was. */
 void *mgd_alloc_resize(struct mgd_alloc *a, void *old, size_t count, size_t size);
-/* New memory, zeroed, or NULL. */
+/* Returns new, zeroed memory, or NULL. */
 void *mgd_alloc_new(struct mgd_alloc *a, size_t count, size_t size);
 void mgd_alloc_free(void *memory);
 /* A mutex is a resource that can run out, so its creation counts as an allocation. */
@@ -128,30 +128,30 @@ bool mgd_state_knows_device_locked(const struct mgd_machine *m, int id);
 
 /* ---- link.c */
 void mgd_link_reset_locked(struct mgd_machine *m, int id); /* all links of a device to their defaults */
-/* ns for `copies` transfers of `bytes` in all, as a double: for comparing, never overflows. */
+/* Returns the ns for `copies` transfers of `bytes` in total, as a double, which never overflows: for comparing. */
 double mgd_link_estimate(const struct mgd_link *link, int64_t copies, int64_t bytes);
 
 /* ---- ledger.c */
 int64_t mgd_ledger_used_locked(const struct mgd_machine *m, int id);
-/* Bytes of the device that may be used when the fraction `reserved` of it stays free. */
+/* Returns the bytes of the device that may be used if the fraction `reserved` of it stays free. */
 int64_t mgd_ledger_limit_locked(const struct mgd_machine *m, int id, double reserved);
-/* What is left of that limit, never below 0. */
+/* Returns what is left of that limit, at least 0; replicas do not count as used. */
 int64_t mgd_ledger_room_locked(const struct mgd_machine *m, int id, double reserved);
 void mgd_ledger_move_locked(struct mgd_machine *m, int id, enum mgd_owner owner, int64_t bytes);
 
 /* ---- place.c */
-/* Of the shares with room for the bytes, the one that has the least in use for its speed once they are there; or -1. */
+/* Returns the share with room for the bytes that has the least in use for its speed, these bytes included; or -1. */
 int mgd_place_lightest(const struct mgd_share *shares, size_t n, int64_t bytes);
 int mgd_place_validate(const struct mgd_object_request *request);
-/* As mgd_place_object, over the devices of `allowed` instead of the request's. */
+/* Works like mgd_place_object(), over the devices of `allowed` instead of the request's. */
 int mgd_place_pick_locked(const struct mgd_machine *m, const struct mgd_object_request *request, mgd_mask allowed,
                           enum mgd_reason *why);
 
 /* ---- admit.c */
-bool mgd_admit_busy_locked(const struct mgd_machine *m, int above); /* claims on devices above that id */
+bool mgd_admit_busy_locked(const struct mgd_machine *m, int above); /* true: devices above that id have claims */
 
 /* ---- trace.c */
-void mgd_trace_forget_locked(struct mgd_machine *m, int id); /* the device's link totals */
+void mgd_trace_forget_locked(struct mgd_machine *m, int id); /* clears the device's link totals */
 
 /* ---- check.c */
 int mgd_check_locked(const struct mgd_machine *m);

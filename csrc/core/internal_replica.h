@@ -1,17 +1,17 @@
-/* internal_replica.h: what the directory of replicas is made of.
+/* internal_replica.h: the structs of the directory of replicas, and its private functions.
  *
- * Private to the core, as internal_machine.h is, whose machine holds it.
+ * Private to the core, like internal_machine.h, whose machine holds the directory.
  */
 #ifndef MGD_INTERNAL_REPLICA_H
 #define MGD_INTERNAL_REPLICA_H
 
 #include "core/core.h"
 
-#define MGD_KEPT_LIMIT 0.5 /* of a device's capacity, for replicas */
-#define MGD_KEPT_LEAST 0.0625 /* of it, for those used last: before they go, storages leave */
-#define MGD_KEPT_FREE 0.125   /* of it, that new ones leave free where they can */
+#define MGD_KEPT_LIMIT 0.5 /* of a device's capacity: the most that replicas take at first */
+#define MGD_KEPT_LEAST 0.0625 /* of it: for the most recently used ones; storages leave before these are doomed */
+#define MGD_KEPT_FREE 0.125   /* of it: what a new replica leaves free, if possible */
 
-/* Slots of replicas in order, -1 at an end. */
+/* Links slots of replicas in order, -1 at an end. */
 struct mgd_replica_list {
   int32_t first, last;
 };
@@ -22,10 +22,10 @@ enum mgd_replica_state {
   MGD_REPLICA_DOOMED  /* in the list `doomed` until it is reaped; its source may be gone */
 };
 
-/* One copy. Invariants: a slot is in exactly the list that its state names; a
+/* Describes one copy. Invariants: a slot is in exactly the list that its state names; a
  * source's chain holds exactly its cached replicas, of which no two have the same
  * device and extent; a bucket's chain holds exactly the cached replicas that hash
- * to it; bytes >= 0, and count as REPLICA of the device until reaped. */
+ * to it; bytes >= 0, and they count as REPLICA of the device until reaped. */
 struct mgd_replica {
   enum mgd_replica_state state;
   int device;
@@ -37,12 +37,12 @@ struct mgd_replica {
   int32_t collision;      /* next in the bucket's chain, -1 at the end */
 };
 
-/* A storage with copies. Invariants: it is open or in the chain of free slots,
- * never both; a closed one has no replica. A source's id is (generation << 32 | slot + 1), so a stale one is
+/* Describes a storage with copies. Invariants: it is open or in the chain of free slots,
+ * never both; a closed one has no replica. A source's id is (generation << 32 | slot + 1), so a stale id is
  * recognised. */
 struct mgd_source {
   bool open;
-  uint32_t generation; /* how often the slot was given back */
+  uint32_t generation; /* how often the slot was freed */
   uint64_t writes;
   int32_t first; /* replica, -1 when there is none */
   int32_t next;  /* in the chain of free slots, -1 at the end */
@@ -56,8 +56,8 @@ struct mgd_replicas {
   struct mgd_source *sources;
   int32_t source_size;
   int32_t first_free_source; /* -1 when all are used */
-  uint64_t shake;            /* fault injection: each find dooms its replica with a chance of one in four. State of the
-                                random numbers; 0: off */
+  uint64_t shake;            /* fault injection: each find dooms its replica with probability 1/4. State of the random
+                                numbers; 0: off */
 };
 
 /* ---- replica_table.c */
@@ -65,11 +65,11 @@ void mgd_replica_table_init(struct mgd_replicas *r);
 void mgd_replica_table_append(struct mgd_replicas *r, struct mgd_replica_list *list, int32_t slot);
 void mgd_replica_table_take_out(struct mgd_replicas *r, struct mgd_replica_list *list, int32_t slot);
 void mgd_replica_table_put_in_bucket(struct mgd_replicas *r, int32_t slot);
-int mgd_replica_table_grow(struct mgd_machine *m); /* more free slots, or NOMEM */
+int mgd_replica_table_grow(struct mgd_machine *m); /* adds free slots; or NOMEM */
 void mgd_replica_table_doom(struct mgd_machine *m,
-                            int32_t slot); /* gives a cached replica up; its bytes stand until somebody reaps it */
+                            int32_t slot); /* dooms a cached replica; its bytes count until it is reaped */
 void mgd_replica_table_doom_all(struct mgd_machine *m, struct mgd_source *s);
-/* The cached replica, or -1. */
+/* Returns the slot of the cached replica, or -1. */
 int32_t mgd_replica_table_look_up(const struct mgd_replicas *r, int32_t source, int device, uint64_t extent);
 int32_t mgd_replica_table_bucket(const struct mgd_replicas *r, int32_t source, int device,
                                  uint64_t extent); /* size > 0 */
@@ -78,9 +78,9 @@ int32_t mgd_replica_table_bucket(const struct mgd_replicas *r, int32_t source, i
 struct mgd_source *mgd_source_find(struct mgd_machine *m, uint64_t id); /* NULL when it is closed */
 
 /* ---- replica.c */
-int64_t mgd_replica_limit_locked(const struct mgd_machine *m, int device); /* bytes that the device may keep */
-void mgd_replica_shrink_locked(struct mgd_machine *m, int device); /* keeps to that limit, which may have fallen */
+int64_t mgd_replica_limit_locked(const struct mgd_machine *m, int device); /* bytes that replicas may take */
+void mgd_replica_shrink_locked(struct mgd_machine *m, int device); /* dooms what exceeds that limit */
 bool mgd_replica_busy_locked(const struct mgd_machine *m,
-                             int above); /* replicas, cached or doomed, on devices above that id */
+                             int above); /* true: devices above that id have cached or doomed replicas */
 
 #endif

@@ -1,7 +1,7 @@
-/* internal_trace.h: the part of a machine that remembers: what happened, where
- * in the program, and how often to the same tensor.
+/* internal_trace.h: the part of a machine that records what happened, where in
+ * the program, and how often to the same tensor.
  *
- * Private to the core, as internal_machine.h is, which includes it: these structs
+ * Private to the core, like internal_machine.h, which includes it: these structs
  * live inside the machine and are guarded by its mutex.
  */
 #ifndef MGD_INTERNAL_TRACE_H
@@ -14,18 +14,18 @@
 struct mgd_trace {
   struct mgd_event *ring;
   size_t size, held, next;
-  size_t usual; /* while all is kept: the size otherwise; else 0 */
+  size_t usual; /* while all is kept: the size to return to; else 0 */
   uint64_t objects; /* object ids ever given */
   struct mgd_totals totals;
 };
 
-#define MGD_SITE_SLOTS 8192 /* a power of two, so many that probing stays short */
+#define MGD_SITE_SLOTS 8192 /* a power of two, large enough to keep probing short */
 
 /* Both arrays are made with the first site and never move.
  * Invariants: count <= MGD_MAX_SITES; the arrays exist if count > 0; a known
  * site is found in the index under its own id. */
 struct mgd_sites {
-  struct mgd_site *list; /* site id - 1; both strings are one block, which begins at file */
+  struct mgd_site *list; /* by site id - 1; both strings share one block, which begins at file */
   uint16_t *index;       /* open addressing by hash: an id, or 0 */
   uint32_t count;
 };
@@ -33,7 +33,7 @@ struct mgd_sites {
 #define MGD_REPEAT_SETS 256 /* a power of two */
 #define MGD_REPEAT_WAYS 8
 
-/* One object on its way to one device. A slot of an earlier step is free. */
+/* Counts the copies of one object to one device. A slot of an earlier step is free. */
 struct mgd_repeat_slot {
   uint64_t object, step, used; /* used: the tick of its newest copy */
   uint64_t count;
@@ -41,10 +41,10 @@ struct mgd_repeat_slot {
   int to;
 };
 
-/* Slots are made with the first copy. Within a set the slot that was used
- * longest ago gives way.
- * Invariants: 0 <= limit; no slots without a tick and no tick without slots; the
- * newest slot was used at this tick, by an object, at least once, in no step to come. */
+/* The slots are allocated at the first copy. Within a set, a new pair replaces the
+ * slot that was used longest ago.
+ * Invariants: 0 <= limit; slots exist if and only if tick > 0; the newest slot was
+ * used at this tick, by an object, at least once, in this or an earlier step. */
 struct mgd_repeats {
   struct mgd_repeat_slot *slots; /* MGD_REPEAT_SETS sets of MGD_REPEAT_WAYS */
   uint64_t step, tick;           /* ticks count copies */

@@ -1,8 +1,7 @@
-/* machine.c: the birth and death of a machine.
+/* machine.c: creates and destroys a machine.
  *
- * A machine owns all state of the core, so this file knows of every other one
- * what it starts with, and no other file uses this one. The mutex is state.c's. Nothing
- * is decided here about devices or bytes.
+ * A machine owns all state of the core, so this file has the initial state of all other files, and no other file uses
+ * this one. The mutex is in state.c. Nothing is decided here about devices or bytes.
  */
 #include "core/steps/internal_step.h"
 
@@ -12,8 +11,7 @@
 #define DEFAULT_COPIES                                                                                \
   16 /* of one tensor to one device in a step: more than a layer has uses, fewer than a loop makes */
 
-/* The host's memory is not ours to ration: its capacity is unlimited until
- * somebody sets it. */
+/* The host's memory is not limited here: its capacity is unlimited until a caller sets it. */
 static void add_host(struct mgd_machine *m) {
   struct mgd_device *host = &m->devices[MGD_HOST];
   memcpy(host->name, "cpu", sizeof "cpu");
@@ -57,7 +55,7 @@ int mgd_machine_create(const struct mgd_config *config, struct mgd_machine **out
   if (!m) {
     return MGD_E_NOMEM;
   }
-  /* The machine goes on counting where its own allocation left off. */
+  /* The allocation of the machine itself counts as the first one. */
   mgd_alloc_init(&m->alloc, config->fail_allocation);
   atomic_store_explicit(&m->alloc.made, 1, memory_order_relaxed);
   int code = fill_machine(m, config->trace_events);

@@ -1,7 +1,7 @@
 /* state.c: the mutex of a machine.
  *
  * A public function that reads or changes the state calls mgd_state_enter() first and mgd_state_leave() last. In builds
- * with MGD_DEBUG=2 the latter checks all invariants (`m->check`, set by machine.c). Also here: the mutex around fork().
+ * with MGD_DEBUG=2 the latter checks all invariants (`m->check`, set by machine.c). This file also handles fork().
  */
 #include "core/internal_machine.h"
 

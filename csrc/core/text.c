@@ -1,8 +1,7 @@
 /* text.c: names and texts of codes, reasons and events.
  *
- * Only tables made from the lists in types.h. No function here fails: a number
- * that stands for nothing has the name "UNKNOWN", so that a message can always
- * be written.
+ * All tables are made from the lists in types.h. No function here fails: an unknown number has the name "UNKNOWN", so
+ * that a message can always be written.
  */
 #include "core/core.h"
 

@@ -1,6 +1,6 @@
-/* user.h: what a thread that uses storages has of its own: its counts of uses, and the ticks that number them.
+/* user.h: the per-thread counts of uses of storages, and the ticks that number uses.
  *
- * Part of handle.h, which includes it. Takes no lock.
+ * Part of handle.h, which includes it. The functions are lock-free.
  */
 #ifndef MGD_USER_H
 #define MGD_USER_H
@@ -10,22 +10,22 @@
 
 #define MGD_MAX_DEVICES 64 /* the host and 63 accelerators */
 
-/* One thread's uses by the storages' home, so that "does anybody else use this?" reads a number for each thread and no
- * storage. Only its thread writes it, without a lock; both numbers only grow, so that what came and went in between is
- * seen. */
+/* Counts one thread's uses by the storages' home, so that a check for uses by other threads reads one entry per thread
+ * and no storage. Only the thread itself writes it, lock-free. Both counts only grow, so a use that began and ended
+ * between two reads is noticed. */
 struct mgd_user {
-  struct mgd_user *next; /* all of a machine; those whose thread has left are taken again */
+  struct mgd_user *next; /* list of all in a machine; an entry is reused after its thread has left */
   bool taken;
   uint64_t begun[MGD_MAX_DEVICES], ended[MGD_MAX_DEVICES];
 };
 
-/* A number that only its own thread writes. */
+/* Adds to a number that only the calling thread writes. */
 static inline void mgd_count_up(uint64_t *number, uint64_t by) {
   __atomic_store_n(number, __atomic_load_n(number, __ATOMIC_RELAXED) + by, __ATOMIC_RELAXED);
 }
 
-/* Numbers for uses, as many as MGD_TICKS from the one that is returned: one operator takes them together, so that
- * threads seldom meet here. They never run backwards. `ticks` is the caller's. */
+/* Takes MGD_TICKS consecutive numbers for uses and returns the first. An operator takes them in one call, so threads
+ * seldom contend here. The numbers only grow. `ticks` is the caller's. */
 #define MGD_TICKS 8
 static inline uint64_t mgd_ticks_take(uint64_t *ticks) {
   return __atomic_fetch_add(ticks, MGD_TICKS, __ATOMIC_RELAXED) + MGD_TICKS;

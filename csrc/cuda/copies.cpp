@@ -43,7 +43,7 @@ void Streams::lead(cudaStream_t stream) const {
   for (const PooledEvent& end : ends_) end.lead(stream);
 }
 
-// What is recorded into a graph is no point in a stream's work.
+// Returns null if a stream is recorded into a graph: recorded work is no point in the work of a stream.
 PointPtr point(int device) {
   std::atomic_thread_fence(std::memory_order_seq_cst); // streams.cpp: add()
   if (!only_own_streams(device)) return nullptr;

@@ -16,13 +16,14 @@ namespace {
 constexpr std::size_t kWays = 2;
 using CopyStreams = std::array<std::array<cudaStream_t, kUrgencies>, kWays>;
 
-// What a device has for copies. The mutex is a leaf: nothing of CUDA's that may wait is called in it.
+// The streams and events that a device has for copies. The mutex is a leaf: nothing of CUDA's that may wait is called
+// in it.
 struct Copies {
   std::mutex mutex;
   CopyStreams streams{};
-  std::array<cudaStream_t, kMostDevices> operands{}; // by the device that they go to: one does not wait for another
+  std::array<cudaStream_t, kMostDevices> operands{}; // by target device, so that one does not wait for another
   std::atomic<uint64_t> writes{0}; // the other devices to which bytes were copied from here, a bit each
-  std::vector<cudaEvent_t> events; // that nobody uses
+  std::vector<cudaEvent_t> events; // unused ones
 };
 Copies& copies_of(int device) {
   static auto* all = new std::array<Copies, kMostDevices>; // never destroyed: tensors may outlive static destructors
@@ -78,7 +79,7 @@ void order_streams(int device, cudaStream_t first, cudaStream_t second) {
   event.lead(second);
 }
 
-// The copies of this device, and those of others that have copied to it.
+// Orders the stream after the copies of this device, and after those of other devices that have copied to it.
 void follow_copies(int device, cudaStream_t stream) {
   for (int other = 0; other < kMostDevices; other++) {
     Copies& d = copies_of(other);

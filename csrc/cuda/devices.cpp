@@ -27,7 +27,7 @@ Allocator* found_native() {
 
 } // namespace
 
-// Slow to ask for, and the same for ever.
+// The result is kept: the question is slow, and its answer never changes.
 std::size_t capacity(int device) {
   static std::array<std::atomic<std::size_t>, kMostDevices> known{};
   std::size_t bytes = known[device].load(std::memory_order_relaxed);

@@ -1,4 +1,4 @@
-// devices.h: CUDA's devices by number, and what torch's native allocator is asked about them.
+// devices.h: CUDA's devices by number, and torch's native allocator for them.
 #pragma once
 #include <c10/core/Device.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -7,16 +7,17 @@
 
 namespace managed {
 
-constexpr int kMostDevices = 64; // as many as the hook takes in
+constexpr int kMostDevices = 64; // the hook takes no more
 
 inline c10::DeviceIndex index_of(int device) { return static_cast<c10::DeviceIndex>(device); }
 
-// Bytes of the device. No context is made where there is none.
+// Returns the bytes of the device. Makes no context. Throws c10::Error.
 std::size_t capacity(int device);
 
-// Torch's own caching allocator, also behind the front; null where another one serves, or nothing is cached.
+// Returns torch's own caching allocator, also behind the front; null if another one is in use, or caching is off.
 c10::cuda::CUDACachingAllocator::CUDAAllocator* native();
-// Puts an allocator in its place that forwards to it (front.h), once for good; and whether one is there.
+// set_front() puts an allocator that forwards to it (front.h) in its place, once for good; has_front() tells whether
+// one is there.
 void set_front(c10::cuda::CUDACachingAllocator::CUDAAllocator* made);
 bool has_front();
 

@@ -22,6 +22,7 @@
 #include "cuda/room.h"
 #include "cuda/streams.h"
 #include "cuda/times.h"
+#include "torch/threads/gil.h"
 
 namespace managed {
 namespace {
@@ -29,13 +30,13 @@ namespace {
 namespace allocator = c10::cuda::CUDACachingAllocator;
 using Allocator = allocator::CUDAAllocator;
 
-struct Shortage {}; // no std::exception, so that nobody between the callback and the front takes it for an error
+struct Shortage {}; // no std::exception, so that no handler between the callback and the front takes it for one
 
 class Request;
 constinit thread_local Request* under_way __attribute__((tls_model("initial-exec"))) =
     nullptr; // torch is being asked for it
 constinit thread_local bool only_if_room __attribute__((tls_model("initial-exec"))) =
-    false; // a request that finds no room ends there
+    false; // a request that finds no room fails at once
 
 template <class T>
 class Set {
@@ -52,8 +53,8 @@ class Set {
 
 const CudaBridge* front_hook = nullptr; // written before the front is in its place
 
-// Pools of the program's own from which some requests of a device are served just now, graphs' among them. Nobody tells
-// whose, and torch gives nothing back to the driver meanwhile, so requests are left to the callback.
+// How many pools of the program's own serve some requests of a device now, graphs' among them. Which requests is not
+// known, and torch gives nothing back to the driver meanwhile, so requests are left to the callback.
 std::array<std::atomic<int>, kMostDevices> pools_in_use{};
 bool uses_pool(int device) {
   return device >= kMostDevices || pools_in_use[device].load(std::memory_order_relaxed) > 0;
@@ -62,22 +63,8 @@ void count_pool(int device, int change) {
   if (device < kMostDevices) pools_in_use[device] += change;
 }
 
-// Those who would give bytes back may need the GIL, and some allocations hold it.
-class WithoutGil {
- public:
-  WithoutGil() : state_(PyGILState_Check() ? PyEval_SaveThread() : nullptr) {}
-  ~WithoutGil() {
-    if (state_) PyEval_RestoreThread(state_);
-  }
-  WithoutGil(const WithoutGil&) = delete;
-  WithoutGil& operator=(const WithoutGil&) = delete;
-
- private:
-  PyThreadState* const state_;
-};
-
-// A block belongs to the stream that is named, or to the current one: a copy may have had it, or has to order that
-// stream later.
+// Notes the stream that a block belongs to, the one that is named or the current one: a copy may have had the block, or
+// has to order that stream later.
 template <class... Stream>
 void note_stream(Stream... stream) {
   c10::DeviceIndex device = 0;
@@ -104,7 +91,7 @@ class Request {
     }
   }
 
-  // In the callback; false when it is left to the hook's guess.
+  // Called in the callback; false when the request is left to the hook's estimate.
   bool compare(int device) const {
     if (fits_ || hopeless_) return true;
     if (uses_pool(device)) return false;
@@ -118,7 +105,7 @@ class Request {
     const WithoutGil no_gil;
     const Pause pause(device_);
     made_room_ = front_hook->make_room(device_, bytes);
-    if (made_room_) has_waited_ = false; // what left may wait for streams in its turn
+    if (made_room_) has_waited_ = false; // evicted blocks may wait for streams in their turn
     return made_room_;
   }
 
@@ -132,11 +119,11 @@ class Request {
     if (wait_for_pending(needed)) return;
     if (only_if_room) throw Shortage{}; // torch would empty its cache, wait for the device and write a text
     hopeless_ =
-        needed > allowed(device_) || !make_room(needed); // torch may still know a way, and has the words for the error
+        needed > allowed(device_) || !make_room(needed); // torch may still find memory, and has the text of the error
   }
 
-  // What left a device lies in torch's cache, in segments that are too small. Torch would ask the driver in vain first,
-  // and say so.
+  // Evicted blocks lie in torch's cache, in segments that are too small. Torch would first ask the driver in vain, and
+  // report that.
   void give_cache_back(std::size_t needed) {
     if (!made_room_ || room_in_driver(device_) >= needed) return;
     const WithoutGil no_gil;
@@ -152,7 +139,7 @@ class Request {
     return has_waited_ = true;
   }
 
-  // There was room by all figures, but in pieces: a new hole of that size is none.
+  // There was room by all figures, but in fragments: so this makes room for the whole request in addition.
   bool see_to_refusal() {
     fits_ = false;
     C10_CUDA_CHECK(c10::cuda::GetDevice(&device_));
@@ -167,8 +154,8 @@ class Request {
   bool fits_ = false, hopeless_ = false, has_waited_ = false, made_room_ = false;
 };
 
-// Functions that some supported version lacks are not marked as overriding; where torch has them they do, since the
-// base is a parameter, and where it has not, nobody calls them and they are not compiled.
+// Functions that some supported version of torch lacks are not marked as overriding. If torch has them they do
+// override, since the base is a parameter; if not, they are never called and not compiled.
 template <class Base>
 class FrontOf : public Base {
  public:
@@ -195,7 +182,7 @@ class FrontOf : public Base {
   }
   void endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t id) override {
     native_->endAllocateToPool(device, id);
-    if (uses_pool(device)) count_pool(device, -1); // it may have begun before the front stood here
+    if (uses_pool(device)) count_pool(device, -1); // it may have begun before the front was installed
   }
   void createOrIncrefPool(c10::DeviceIndex device, c10::MempoolId_t id, std::shared_ptr<Base> of) override {
     native_->createOrIncrefPool(device, id, std::move(of));
@@ -227,7 +214,7 @@ class FrontOf : public Base {
   void recordStream(const c10::DataPtr& p, c10::cuda::CUDAStream stream) override { native_->recordStream(p, stream); }
   void recordStream(const c10::DataPtr& p, c10::Stream stream) override { native_->recordStream(p, stream); }
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
-    give_back_blocks(device, kAll); // whoever looks finds free what was given up
+    give_back_blocks(device, kAll); // so that blocks that were given up count as free
     return native_->getDeviceStats(device);
   }
   void resetAccumulatedStats(c10::DeviceIndex device) override { native_->resetAccumulatedStats(device); }
@@ -327,7 +314,7 @@ void install_front(const CudaBridge* bridge) {
   front_hook = bridge;
   auto* made = new Front(a); // never destroyed: tensors may outlive static destructors
   set_front(made);
-  // Torch registers its own with a priority of 1; a lower one would be ignored without a word.
+  // Torch registers its own with a priority of 1; a lower one would be ignored silently.
   c10::SetAllocator(c10::kCUDA, made, std::numeric_limits<uint8_t>::max());
   TORCH_INTERNAL_ASSERT(c10::GetAllocator(c10::kCUDA) == made);
 }
@@ -345,7 +332,7 @@ namespace {
 
 extern "C" void* const bare_table[] __asm__("_ZTVN7managed4BareE");
 
-// Its place in the table, as the ABI of C++ has it in a pointer to a virtual member function.
+// The place of end_of_torch() in the table, which the ABI of C++ keeps in a pointer to a virtual member function.
 std::size_t functions_of_torch() {
   auto member = &Front::end_of_torch;
   std::ptrdiff_t place = 0;

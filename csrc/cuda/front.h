@@ -1,7 +1,7 @@
 // front.h: an allocator in front of torch's native one, to which it forwards everything.
 //
-// It stands there to know the size of each request and to hold no lock of torch's while room is made for it. Torch
-// itself decides whether a request is served: the front asks it, is told of a shortage, has room made, and asks again.
+// The size of each request is known there, and no lock of torch's is held while room is made for it. Torch itself
+// decides whether a request is served: the front calls it, catches a shortage, has room made, and calls again.
 #pragma once
 #include <c10/cuda/CUDACachingAllocator.h>
 
@@ -13,18 +13,20 @@
 
 namespace managed {
 
-// Takes the place of torch's native allocator, once for good, and does nothing where another one serves.
+// Puts the front in the place of torch's native allocator, once for good. Does nothing if another allocator is in use;
+// warns and does nothing if torch's class has functions that the front lacks.
 void install_front(const CudaBridge* hook);
 
-// A block of the current device for which nothing leaves, or nothing where there is no room. Torch is not asked for
-// what it would refuse. Other errors are thrown.
+// Allocates a block of the current device without evicting anything; returns nothing if there is no room. Torch is not
+// asked for what it would refuse. Other errors are thrown.
 c10::DataPtr allocate_if_room(std::size_t bytes);
 
 // For the callback that torch runs under its lock when its cache has nothing for a request. True: the request came
-// through the front, which sees to it. It throws what only the front catches when there is not enough room.
+// through the front, which handles it. If there is not enough room, it throws what only the front catches.
 bool is_seen_to_by_front(int device);
 
-// The virtual functions of torch's class: how many there are, and which of them the front does not have itself.
+// Returns the number of virtual functions of torch's class, and which of them the front does not override. For tests:
+// `of_a_class_without_any` takes a class that overrides none.
 std::pair<std::size_t, std::vector<std::size_t>> forgotten_functions(bool of_a_class_without_any);
 
 } // namespace managed

@@ -16,10 +16,10 @@ namespace {
 struct Leaving {
   c10::DataPtr block;
   CopyPtr copy;
-  PointPtr users; // that began after the copy; null: there are none
+  PointPtr users; // work on the block that began after the copy; null: there is none
   std::size_t bytes;
-  bool is_dead;       // its storage is, and no plan waits for its room
-  bool serves = true; // a copy may have it
+  bool is_dead;       // its storage has died, and no plan waits for its room
+  bool serves = true; // a new copy may take it
 };
 
 struct LeavingQueue {
@@ -40,20 +40,20 @@ struct Taken {
 };
 thread_local Taken taken;
 
-// Torch's deleter; a unique_ptr would end the process where it throws.
+// Calls torch's deleter directly: the process would end if it threw in a unique_ptr.
 void give_back(Leaving&& l) {
   const c10::DeleterFnPtr deleter = l.block.get_deleter();
   try {
-    l.copy->order(l.block); // nothing where it has ended
+    l.copy->order(l.block); // no effect if it has ended
     void* context = l.block.release_context();
     deleter(context);
   } catch (const std::exception&) {
-    // A device that has failed says so at the next call.
+    // A device that has failed reports that at the next call.
     (void)l.block.release_context();
   }
 }
 
-// Takes out of the list what `which` says yes to, until that has so many bytes or `goes_on` is false.
+// Takes the blocks that `which` accepts out of the queue, until they have so many bytes or `goes_on` is false.
 template <class Which>
 std::deque<Leaving> take_out(LeavingQueue& d, std::size_t bytes, const Which& which, const bool& goes_on = true) {
   std::deque<Leaving> out;
@@ -74,8 +74,8 @@ std::deque<Leaving> take_out(LeavingQueue& d, std::size_t bytes, const Which& wh
   return out;
 }
 
-// Without a plan nobody asks for these. So they go back when their copies have ended, the oldest first, and where they
-// are more than a part of the device, before: a program with many operands must not hold much more for it.
+// No plan asks for the blocks of dead storages. So they are given back when their copies have ended, the oldest first,
+// and earlier if they are more than a part of the device: a program with many operands must not hold much more for it.
 void give_back_dead(int device) {
   constexpr std::size_t kPart = 32;
   LeavingQueue& d = leaving_of(device);
@@ -111,7 +111,7 @@ void give_up_block(c10::DataPtr& block, const CopyPtr& copy, bool last, std::siz
   try {
     if (!last) give_back_dead(device);
   } catch (const std::exception&) {
-    // The host is out of memory: the next one that dies tries again.
+    // The host is out of memory: the next dead block tries again.
   }
 }
 

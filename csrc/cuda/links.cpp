@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::int64_t kStart = 10'000; // ns, about what it takes to start a copy
 constexpr double kReached = 7.0 / 8, kNvlink = 300.0;
-constexpr double kUsual = 31.5; // bytes/ns of generation 4 with 16 lanes, where the system tells nothing
+constexpr double kUsual = 31.5; // bytes/ns of generation 4 with 16 lanes, if the system tells nothing
 
 int attribute(cudaDeviceP2PAttr what, int from, int to) {
   int value = 0;
@@ -27,22 +27,21 @@ int attribute(cudaDeviceP2PAttr what, int from, int to) {
   return value;
 }
 
-// The number that a file begins with; 0 where it has none.
+// The number that a file begins with; 0 if it has none.
 double number_in(const std::string& path) {
   double value = 0;
   std::ifstream(path) >> value;
   return value;
 }
 
-// Bytes/ns of what is at that place of the system's tree of PCI devices. A card that idles has a slower link, but no
-// narrower one.
+// Bytes/ns of the PCI device in that folder of sysfs. An idle card has a slower link, but not a narrower one.
 double rate_at(const std::string& folder) {
   const double transfers = number_in(folder + "/max_link_speed");
   const double lanes = std::min(number_in(folder + "/max_link_width"), number_in(folder + "/current_link_width"));
   return transfers * lanes / 8 * (transfers < 8 ? 8.0 / 10 : 128.0 / 130);
 }
 
-// The card's own, or that of the port above it if that is slower.
+// The rate of the card, or that of the port above it if that is slower.
 double pcie(int device) {
   char id[32] = {};
   if (cudaDeviceGetPCIBusId(id, sizeof id, device) != cudaSuccess) {
@@ -57,7 +56,7 @@ double pcie(int device) {
 
 } // namespace
 
-// What cannot reach the other device goes through the host, over two links.
+// Devices that cannot reach each other copy through the host, over two links.
 void link(int from, int to, std::int64_t* latency_ns, double* bytes_per_ns) {
   const bool host = from < 0 || to < 0;
   const bool direct = host || attribute(cudaDevP2PAttrAccessSupported, from, to);

@@ -25,8 +25,7 @@ namespace {
 
 namespace allocator = c10::cuda::CUDACachingAllocator;
 
-
-// What came over CUDA's IPC, from_blob or another allocator has another deleter.
+// Memory from CUDA's IPC, from_blob or another allocator has another deleter.
 bool owns(const c10::DataPtr& p) {
   auto* a = native();
   return a && p.get() && p.get() == p.get_context() && p.get_deleter() == a->raw_deleter() &&
@@ -35,7 +34,7 @@ bool owns(const c10::DataPtr& p) {
 
 bool is_shared(const c10::DataPtr&) { return false; }
 
-// The peak of memory bandwidth, for which most operators wait; in kHz times bits.
+// The peak memory bandwidth, which limits most operators; in kHz times bits.
 double speed(int device) {
   int clock = 0, width = 0;
   const bool known = cudaDeviceGetAttribute(&clock, cudaDevAttrMemoryClockRate, device) == cudaSuccess &&
@@ -56,7 +55,8 @@ void limit(int device, std::size_t bytes) {
   if (static_cast<std::size_t>(a->getDeviceStats(index_of(device)).reserved_bytes[0].current) > bytes) a->emptyCache();
 }
 
-// To lock pages makes a context on the current device where it has none. A recording on another thread does not mind.
+// Locking pages makes a context on the current device if it has none, so one that has a context is made current. A
+// recording on another thread is not disturbed.
 void* lock_pages(std::size_t bytes) {
   const c10::cuda::OptionalCUDAGuard guard(c10::cuda::getDeviceIndexWithPrimaryContext());
   const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);

@@ -1,12 +1,12 @@
-// memory.h: what the hook asks of CUDA's memory: the backend's half of bridge.h.
+// memory.h: the backend's half of bridge.h, for CUDA's memory.
 //
-// Never makes a context on a device that has none, and never allocates on one.
+// Never makes a context on a device that has none, and never allocates there.
 #pragma once
 #include "torch/devices/cuda_bridge.h"
 
 namespace managed {
 
-// Fills the backend's half. Initialises no CUDA.
+// Fills the backend's half. Does not initialise CUDA.
 void fill_backend(CudaBridge* bridge);
 
 } // namespace managed

@@ -18,8 +18,8 @@
 namespace managed {
 namespace {
 
-// Whether the driver copies from one device to the other directly; else it goes through the host. The first question
-// makes it possible, as torch does before a copy of its own.
+// Whether the driver copies from one device to the other directly; else it goes through the host. The first call
+// enables the access, as torch does before a copy of its own.
 bool reaches(int from, int to) {
   enum : char { kUnknown, kNo, kYes };
   static std::array<std::array<std::atomic<char>, kMostDevices>, kMostDevices> known{};
@@ -48,8 +48,8 @@ void enqueue(int to, void* target, int from, const void* source, std::size_t byt
         cudaMemcpyAsync(target, source, bytes, from < 0 ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost, stream));
 }
 
-// The streams of the source wrote the bytes. What streams that are not torch's have started nobody can order, so this
-// thread waits for it.
+// Orders the copy after the streams of the source, which wrote the bytes. Work on streams that are not torch's cannot
+// be ordered, so this thread waits for it.
 void follow_source(int from, cudaStream_t copies) {
   if (!only_own_streams(from)) return wait_for_streams(from);
   const c10::cuda::CUDAGuard guard(index_of(from));
@@ -60,8 +60,8 @@ void follow_source(int from, cudaStream_t copies) {
   });
 }
 
-// What the memory of the target was used for before: work on the current stream, for which it was allocated, or a copy
-// whose block it was until now (leaving.h).
+// The earlier use of the target's memory: work on the current stream, for which it was allocated, or a copy whose block
+// it was until now (leaving.h).
 class Before {
  public:
   explicit Before(const void* target) { takes_ = comes_after(target, &copy_, &users_); }
@@ -75,7 +75,8 @@ class Before {
     const c10::cuda::CUDAGuard guard(index_of(to));
     order_streams(to, c10::cuda::getCurrentCUDAStream(index_of(to)).stream(), copies);
   }
-  // Nothing comes into the block, which goes back to torch: what its streams do with it comes after that copy.
+  // Called when no copy into the block begins. The block goes back to torch, so torch's streams are ordered after the
+  // earlier copy.
   void give_up(int to) const {
     if (takes_) move_of(copy_).lead_streams(to);
   }
@@ -86,7 +87,7 @@ class Before {
   PointPtr users_;
 };
 
-// `follow`: lets the stream that copies come after what wrote the source.
+// `follow` orders the stream of the copy after what wrote the source.
 template <class Follow>
 CopyPtr begin(int to, void* target, int from, const void* source, std::size_t bytes, Urgency urgency,
               c10::ArrayRef<CopyPtr> after, const Follow& follow) {
@@ -123,8 +124,8 @@ CopyPtr begin_copy(int to, void* target, int from, const void* source, std::size
   });
 }
 
-// The program has brought the current stream behind what wrote the source, as a copy of torch's expects as well. Which
-// bytes managed has moved here, all streams come after.
+// The program has ordered the current stream after what wrote the source, as a copy of torch's expects as well. If
+// managed has moved the bytes here, all streams are ordered after that.
 CopyPtr copy_operand(const c10::DataPtr& target, const c10::DataPtr& source, std::size_t offset, std::size_t bytes,
                      Urgency urgency, const CopyPtr& after) {
   const int to = target.device().index(), from = source.device().index();

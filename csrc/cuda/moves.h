@@ -1,8 +1,7 @@
-// moves.h: copies that nobody waits for.
+// moves.h: asynchronous copies.
 //
-// Each device has streams of its own for copies, one a direction and urgency. What must come before a copy and after it
-// is told to streams by events; no thread waits. leaving.h has the blocks that copies
-// still read when they are given up.
+// Each device has streams of its own for copies, one for each direction and urgency. Events order what must come before
+// a copy and after it; no thread waits. leaving.h has the blocks that are given up while copies still read them.
 #pragma once
 #include <cstddef>
 

@@ -19,14 +19,14 @@ namespace allocator = c10::cuda::CUDACachingAllocator;
 using TraceEvent = allocator::TraceEntry;
 
 std::atomic<const CudaBridge*> hook{nullptr};
-bool tracking = false; // written by the one thread that starts
+bool tracking = false; // written by the one thread that calls start()
 
 // The allocator runs this at every request that its cache cannot serve, before it asks the driver for more: not only
 // when the device is full.
 class MakeRoom final : public c10::FreeMemoryCallback {
  public:
-  // No error may leave through here, since the allocator is in the middle of a request; but for a shortage, which is
-  // the front's.
+  // No exception may leave, since the allocator is in the middle of a request, except a Shortage, which the front
+  // catches.
   bool Execute() override try {
     const CudaBridge* h = hook.load(std::memory_order_acquire);
     c10::DeviceIndex device = 0;

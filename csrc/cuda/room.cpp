@@ -1,8 +1,8 @@
 // room.cpp: see room.h.
 //
-// Before it fails the allocator gives back to the driver what nobody uses: whole segments, and whole pages of
-// expandable ones. Everything else that is cached serves only requests that fit into it, so it is not counted. Neither
-// are blocks that wait for streams, nor what belongs to a pool of the program's own.
+// Before it fails, the allocator gives unused memory back to the driver: whole segments, and whole pages of expandable
+// ones. Everything else that is cached serves only requests that fit into it, so it is not counted. Neither are blocks
+// that wait for streams, nor what belongs to a pool of the program's own.
 #include "cuda/room.h"
 
 #include <c10/core/AllocatorConfig.h>
@@ -28,7 +28,7 @@ using Stats = c10::CachingDeviceAllocator::DeviceStats;
 constinit thread_local bool in_callback __attribute__((tls_model("initial-exec"))) = false;
 
 constexpr std::size_t kMiB = std::size_t{1} << 20,
-                      kPage = 2 * kMiB; // what the driver gives at least, and torch's small segment
+                      kPage = 2 * kMiB; // the least that the driver gives, and torch's small segment
 constexpr c10::MempoolId_t kDefaultPool{0, 0};
 
 std::array<std::atomic<bool>, kMostDevices> has_pools{};
@@ -74,7 +74,7 @@ int64_t idle_by_snapshot(Allocator* a, int device) {
   return idle;
 }
 
-// Blocks that were freed, and that kernels on other streams may still use.
+// Bytes of freed blocks that kernels on other streams may still use.
 int64_t pending_of(const Stats& s) {
   return std::max<int64_t>(0, s.active_bytes[0].current - s.allocated_bytes[0].current);
 }
@@ -110,7 +110,7 @@ std::size_t allowed(int device) {
 
 namespace {
 
-// Null: nothing is there.
+// Null: there is no allocator, or no context on the device.
 Allocator* allocator_of(int device) {
   Allocator* any = allocator::get();
   return any && any->initialized() && c10::cuda::hasPrimaryContext(index_of(device)) ? any : nullptr;
@@ -150,7 +150,7 @@ bool make_some_room(const CudaBridge& hook, int device) {
 
 bool has_pending(int device) { return pending_of(native()->getDeviceStats(index_of(device))) > 0; }
 
-// As torch's get_allocation_size() has it. An expandable segment may have a part of the last page already.
+// Follows torch's get_allocation_size(). An expandable segment may have a part of the last page already.
 std::size_t needed_for(int device, std::size_t bytes) {
   if (has_expandable(native(), device)) return bytes;
   if (bytes <= kMiB) return kPage;

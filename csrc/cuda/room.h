@@ -1,6 +1,6 @@
-// room.h: how much of a device a request could have, and how much it needs.
+// room.h: how much of a device a request could get, and how much it needs.
 //
-// The one truth about room: the front decides by it, and the hook plans by it.
+// The front and the hook use the same figures: the front decides by them, and the hook plans by them.
 #pragma once
 #include <c10/cuda/CUDACachingAllocator.h>
 
@@ -10,33 +10,34 @@
 
 namespace managed {
 
-// What one request could have now; 0 where there is no context.
+// Returns the bytes that one request could get now, after giving the blocks of leaving.h back to torch; 0 if there is
+// no context.
 std::size_t room(int device);
 
-// The same or less, known without a lock of any other device: for who holds the lock of this one's allocator.
+// Returns that or less. Takes no lock of any other device, so the caller may hold the lock of this one's allocator.
 std::size_t certain_room(int device);
 
-// The part of it that torch need not give back first.
+// Returns the part of it that torch need not give back to the driver first.
 std::size_t room_in_driver(int device);
 
-// The most that torch may have there.
+// Returns the most bytes that torch may have there.
 std::size_t allowed(int device);
 
-// The same and bytes that are no room as yet: pieces of segments that are in use otherwise, and blocks that were freed
-// but wait for streams or copies. Who asks gives none of them back.
+// Returns the room and the bytes that become room later: pieces of segments that are in use otherwise, and pending
+// frees, which wait for streams or copies. Gives none of them back. In make_some_room() it is room().
 std::size_t room_soon(int device);
 
-// Whether there are blocks that were freed but wait for streams.
+// Whether there are pending frees: blocks that were freed but wait for streams.
 bool has_pending(int device);
 
-// What the allocator takes from the driver for a request that its cache cannot serve.
+// Returns the bytes that the allocator takes from the driver for a request that its cache cannot serve.
 std::size_t needed_for(int device, std::size_t bytes);
 
-// Asks the hook for a request that did not come through the front. The caller holds the lock of the device's allocator,
-// so what is asked above meanwhile is answered without the lock of any other.
+// Has the hook make room for a request that did not come through the front. The caller holds the lock of the device's
+// allocator, so the functions above take no lock of another device meanwhile.
 bool make_some_room(const CudaBridge& hook, int device);
 
-// The device has pools of the program's own, or may have some; and the same of all that have some now.
+// note_pool(): the device has, or may have, pools of the program's own. note_pools(): finds all devices that have some.
 void note_pool(int device);
 void note_pools();
 

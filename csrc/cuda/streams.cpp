@@ -24,21 +24,21 @@ constexpr int kStreams = 192; // torch has 32 a priority and device, and the def
 struct UsedStreams {
   std::array<std::atomic<c10::StreamId>, kStreams> ids;
   std::atomic<int> count{0};
-  std::atomic<bool> foreign{false};        // operators ran on others: not torch's, or more than fit
-  std::atomic<bool> foreign_blocks{false}; // blocks belong to others
+  std::atomic<bool> foreign{false};        // operators ran on further ones: not torch's, or more than fit
+  std::atomic<bool> foreign_blocks{false}; // blocks belong to such streams
 };
 UsedStreams g_streams[kMostDevices];
 
-// What operators have started on streams that are not torch's.
+// Stands for what operators have started on a stream that is not torch's.
 struct Mark {
   c10::StreamId id;
   cudaEvent_t event; // after the last operator there; it outlives the stream
 };
 struct Foreign {
-  std::mutex mutex; // a leaf: nobody waits for a device in it
+  std::mutex mutex; // a leaf: no thread waits for a device under it
   std::vector<Mark> marks;
   std::optional<c10::cuda::CUDAStream>
-      gate; // of our own, so that nobody records a graph on it: for blocks that are given up it waits for the marks
+      gate; // a private stream, so no graph is recorded on it; for blocks that are given up it waits for the marks
 };
 Foreign& foreign_on(int device) {
   static auto* all = new std::array<Foreign, kMostDevices>; // never destroyed: tensors may outlive static destructors
@@ -61,15 +61,15 @@ bool knows(const UsedStreams& s, c10::StreamId id) {
   return false;
 }
 
-// What is recorded into a graph waits for nothing, since what a graph uses stays for good.
+// Recorded work waits for nothing, since what a graph uses stays for good.
 void come_after_copies(int device, cudaStream_t stream) try {
   if (!is_recording(stream)) follow_copies(device, stream);
 } catch (const std::exception&) {
   // An earlier kernel has failed, and every call reports that.
 }
 
-// False: there are more than fit. A stream comes after the copies that have begun before it was known; later ones see
-// to it themselves.
+// False: there are more than fit. A stream is ordered after the copies that began before it was known; later copies
+// order it themselves.
 bool add(int device, const c10::cuda::CUDAStream& stream) {
   UsedStreams& s = g_streams[device];
   {
@@ -91,12 +91,12 @@ c10::cuda::CUDAStream stream_of(int device, c10::StreamId id) {
       c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device)), id));
 }
 
-// The mark of a stream, or that of one which has nothing to do any more, or a new one.
+// Returns the mark of the stream, or reuses that of a stream which has nothing left to do, or makes a new one.
 const Mark& mark_of(Foreign& f, c10::StreamId id) {
   for (const Mark& m : f.marks)
     if (m.id == id) return m;
   const c10::cuda::CUDAStreamCaptureModeGuard asks(
-      cudaStreamCaptureModeRelaxed); // of events outside every graph, whoever records one
+      cudaStreamCaptureModeRelaxed); // the events are outside of every graph, so a recording allows that
   for (Mark& m : f.marks) {
     if (cudaEventQuery(m.event) != cudaSuccess) continue;
     m.id = id;
@@ -108,10 +108,10 @@ const Mark& mark_of(Foreign& f, c10::StreamId id) {
   return f.marks.emplace_back(Mark{id, event});
 }
 
-// A stream may be another one at the address of one that is gone, so it waits for what the mark stood for: no wait
-// where it is the same. What is recorded into a graph waits for nothing, since what a graph uses stays for good.
+// The stream may be a new one at the address of one that is gone, so it waits for what the mark stood for; on the same
+// stream that is no wait. Recorded work waits for nothing, since what a graph uses stays for good.
 void mark_foreign(int device, const c10::cuda::CUDAStream& stream) try {
-  come_after_copies(device, stream.stream()); // which know nothing of it
+  come_after_copies(device, stream.stream()); // copies do not know the stream
   Foreign& f = foreign_on(device);
   const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
   std::lock_guard<std::mutex> lock(f.mutex);
@@ -129,7 +129,7 @@ void mark_foreign(int device, const c10::cuda::CUDAStream& stream) try {
   // An earlier kernel has failed, and every call reports that.
 }
 
-// A stream that waits for all that was started on streams that are not torch's.
+// Returns a stream that waits for all that was started on streams that are not torch's.
 c10::cuda::CUDAStream gate_of(int device) {
   Foreign& f = foreign_on(device);
   const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
@@ -138,8 +138,8 @@ c10::cuda::CUDAStream gate_of(int device) {
   return *f.gate;
 }
 
-// Not under the lock, because deleters take it. Events stay, and one that is recorded anew stands for what it did
-// before as well.
+// Waits without the lock, because deleters take it. Events stay, and an event that is recorded anew covers what it
+// stood for before as well.
 void wait_for_foreign(int device) {
   std::vector<Mark> marks;
   {
@@ -195,7 +195,7 @@ void know_stream(int device) {
 
 void know_stream(int device, cudaStream_t stream) {
   if (stream == c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)).stream()) know_stream(device);
-  else come_after_copies(device, stream); // by its handle alone nobody tells whose it is
+  else come_after_copies(device, stream); // the handle alone does not tell whose it is
 }
 
 bool only_own_streams(int device) { return !g_streams[device].foreign; }
@@ -209,7 +209,7 @@ void wait_for_streams(int device) {
     C10_CUDA_CHECK(cudaStreamSynchronize(stream_of(device, s.ids[i].load(std::memory_order_relaxed)).stream()));
 }
 
-// Only one stream has blocks: the block comes back to it, in its order.
+// If only one stream is in use, nothing is recorded: the block comes back to it, in its order.
 void retire_block(const c10::DataPtr& block) {
   const int device = block.device().index();
   const UsedStreams& s = g_streams[device];

@@ -3,9 +3,9 @@
 // Torch's allocator takes a block back on the stream it was allocated for and
 // knows of other streams only what record_stream() tells it, which ignores
 // blocks that have a handle. So the streams of managed operators are remembered
-// here, a device at a time. They are never forgotten: there are few, and torch's
-// own live as long as the process. A stream of another library may be gone when it
-// is needed: what operators have started there is remembered by events.
+// here, for each device. They are never forgotten: there are few, and torch's
+// own live as long as the process. A stream of another library may no longer
+// exist when it is needed: events remember what operators have started there.
 #pragma once
 #include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
@@ -17,33 +17,34 @@
 
 namespace managed {
 
-// An operator of this thread is about to use memory of the device on its current stream. True: that is not torch's own,
-// and this is to be called again when the operator has returned. Never throws.
+// Must be called before an operator of this thread uses memory of the device on its current stream. True: that is not
+// torch's own, and this must be called again when the operator has returned. Never throws.
 bool use_stream(int device);
 
-// The current stream of the device gets memory there. Never throws.
+// Must be called when the current stream of the device gets memory there. Never throws.
 void know_stream(int device);
-// The same for a stream that need not be the current one and has got its memory.
+// This one is for a stream that need not be the current one and has got its memory.
 void know_stream(int device, cudaStream_t stream);
 
-// Calls f with each stream of torch's own that was used, and with the current one whosever it is. It may be called
-// under no lock.
+// Calls f with each stream of torch's own that was used and, if streams of other libraries were used, with the current
+// one. The caller must hold no lock.
 void each_stream(int device, const std::function<void(cudaStream_t)>& f);
-bool is_recording(cudaStream_t stream); // a graph; also true when the driver cannot tell
+bool is_recording(cudaStream_t stream); // into a graph; also true if the driver cannot tell
 
-// Whether nothing but streams of torch's own was used: a block belongs to its stream, and those of others may be gone
-// when it is freed.
+// Whether operators have used only streams of torch's own. A block belongs to its stream, and a stream of another
+// library may no longer exist when the block is freed.
 bool only_own_streams(int device);
 
-// Returns when all that operators have started on the device is done; throws c10::Error.
+// Returns when all that operators have started on the device is done. Throws c10::Error.
 void wait_for_streams(int device);
 
-// The block may be freed after this: the allocator waits for the streams that may use it. Never throws and never waits.
+// Must be called before the block is freed: the allocator then does not reuse it before the streams that may use it are
+// done. Never throws and never waits.
 void retire_block(const c10::DataPtr& block);
 
-// Throws c10::Error where the current stream of the device records a CUDA graph.
+// Throws c10::Error if the current stream of the device records a CUDA graph.
 void refuse_capture(int device);
-// The same as an answer; also true when the driver cannot tell.
+// Returns whether it does; also true if the driver cannot tell.
 bool is_capturing(int device);
 
 } // namespace managed

@@ -36,7 +36,7 @@ Times& times_of(int device) {
 
 Noted& place_of(Times& d, std::int64_t number) { return d.ring[static_cast<std::size_t>(number % kMost)]; }
 
-// The number of a new event in the current stream.
+// Records a new event in the current stream and returns its number, or -1.
 std::int64_t note(int device, bool pauses) try {
   const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)).stream();
@@ -83,7 +83,7 @@ void await_moments(int device) {
     if (d.count) last = place_of(d, d.count - 1).event;
   }
   const c10::cuda::CUDAStreamCaptureModeGuard outside(cudaStreamCaptureModeRelaxed);
-  if (last && cudaEventSynchronize(last) != cudaSuccess) (void)cudaGetLastError(); // the next call says it again
+  if (last && cudaEventSynchronize(last) != cudaSuccess) (void)cudaGetLastError(); // the next call reports it again
 }
 
 std::int64_t worked_between(int device, std::int64_t from, std::int64_t to) {
@@ -104,7 +104,7 @@ std::int64_t worked_between(int device, std::int64_t from, std::int64_t to) {
   return static_cast<std::int64_t>(ms * 1e6);
 }
 
-// One inside another is a part of it.
+// Nested pauses count once.
 Pause::Pause(int device)
     : device_(times_of(device).noting.load(std::memory_order_relaxed) && !pauses_of_this_thread ? device : -1) {
   if (device_ < 0) return;

@@ -1,28 +1,28 @@
-// times.h: what operators take on a device, by events in their streams.
+// times.h: the time that operators take on a device, measured by events in their streams.
 //
-// A moment is an event in the current stream. With it a pause begins, in which an operator's bytes come home: until
-// begin_work(). Later its stream may wait for room: that is a pause too, with an event at both ends. What is between
-// pauses is the time of operators. Nothing is noted before a moment is asked for, nor between stop_moments() or
+// A moment is an event in the current stream. It begins a pause, in which an operator's bytes are restored and which
+// lasts until begin_work(). If the stream waits for room later, that is a pause too, with an event at both ends. The
+// time between pauses is that of operators. Nothing is recorded before the first moment, nor between stop_moments() or
 // await_moments() and the next moment.
 #pragma once
 #include <cstdint>
 
 namespace managed {
 
-// The next moment of the device, in its current stream; -1 where it cannot be told: a graph is being recorded, or the
-// device has failed. Never throws.
+// Records the next moment of the device in its current stream and returns its number; -1 if a graph is being recorded
+// or the device has failed. Never throws.
 std::int64_t moment(int device);
-// The pause that the last moment of this thread has begun is over. Never throws.
+// Ends the pause that the last moment of this thread has begun. Never throws.
 void begin_work(int device);
-// Returns when the last of them has come. Never throws.
+// Stops as stop_moments() does, and returns when the device has passed the last event. Never throws.
 void await_moments(int device);
-// Pauses are not noted until the next moment.
+// No pause is recorded from now on until the next moment.
 void stop_moments(int device) noexcept;
-// ns that operators took between two moments; -1 where one has not come yet, or is too long ago. Never throws.
+// Returns the ns that operators took between two moments; -1 if one is not over yet, or is too old. Never throws.
 std::int64_t worked_between(int device, std::int64_t from, std::int64_t to);
 
-// While it lives, what is put into the current stream of the device is no operator's work. Costs nothing where nobody
-// asks for moments.
+// While it lives, what is put into the current stream of the device is no operator's work. Nested pauses count once.
+// Costs nothing while no moments are recorded.
 class Pause {
  public:
   explicit Pause(int device);
@@ -31,7 +31,7 @@ class Pause {
   Pause& operator=(const Pause&) = delete;
 
  private:
-  const int device_; // -1: it notes nothing
+  const int device_; // -1: it records nothing
 };
 
 } // namespace managed

@@ -1,18 +1,16 @@
-/* admit.c: asks the core for room and waits for it; owns reservations as
- * Python objects.
+/* admit.c: requests room from the core and waits for it; defines reservations as Python objects.
  *
- * The core decides; this file brings it fresh figures and does the waiting that
- * the core must not do. It never copies a byte. Whoever gets a ticket gives it
- * back when the copy it was taken for exists.
+ * The core decides; this file passes it fresh figures and does the waiting that the core must not do. It never copies a
+ * byte. The caller that gets a ticket gives it back when the copy for which it was taken exists.
  */
 #include "python/binding.h"
 
 #include <string.h>
 
-/* Waiting is done in slices so that Ctrl-C is heard; room wakes it at once. */
+/* The length of one wait. Waits are short so that Ctrl-C works; free room ends one at once. */
 #define SLICE_NS 200000000LL
 
-/* A simulated machine stands in front of the real one: when it is on, only its devices count. */
+/* A simulated machine takes precedence over the real one: while it is on, only its devices count. */
 static mgd_mask preferred_devices(struct mgd_machine *machine) {
   mgd_mask all = 0, simulated = 0;
   const int count = mgd_device_count(machine);
@@ -45,12 +43,12 @@ static void record(enum mgd_event_kind kind, enum mgd_reason why, int device, in
   mgd_trace_add(mgd_torch_machine(), &event);
 }
 
-/* A reservation is an event of its device; the host's answer holds nothing. */
+/* Records a reservation as an event of its device. A ticket for the host holds nothing and is not recorded. */
 static void record_reserved(const struct mgd_ticket *ticket, enum mgd_reason why) {
   if (ticket->id) record(MGD_EV_RESERVE, why, ticket->device, ticket->bytes, 0);
 }
 
-/* Leaves the queue, or gives the bytes back. */
+/* Takes the request out of the queue, or gives the bytes back. */
 static void drop(struct mgd_ticket *ticket) {
   mgd_admit_release(mgd_torch_machine(), ticket);
   ticket->id = 0;
@@ -65,11 +63,11 @@ void mgd_admit_give_back(struct mgd_ticket *ticket) {
 
 /* ---- waiting */
 
-/* One pause between two looks. `seen` was read before the last look, so room
- * that appeared since ends the pause at once. */
+/* Pauses once between two attempts. `seen` was read before the last attempt, so room that appeared since ends the pause
+ * at once. */
 static int pause_once(struct mgd_manager *m, uint64_t seen, int64_t deadline) {
   if (!m->own_waiting) {
-    PyObject *clock = Py_NewRef(m->comm_interface); /* its code may assign another one */
+    PyObject *clock = Py_NewRef(m->comm_interface); /* sleep() may assign another interface */
     PyObject *result = PyObject_CallMethod(clock, "sleep", "d", m->wait_time);
     Py_XDECREF(result);
     Py_DECREF(clock);
@@ -80,8 +78,8 @@ static int pause_once(struct mgd_manager *m, uint64_t seen, int64_t deadline) {
   return PyErr_CheckSignals();
 }
 
-/* Polls until the ticket is granted or the time is over: a deadline when we
- * wait ourselves, a number of sleeps when the user brought their own clock. */
+/* Polls until the ticket is granted or the time is over: a deadline for our own waiting, a number of sleeps for a
+ * comm_interface of the user. */
 static int wait_granted(struct mgd_manager *m, struct mgd_ticket *ticket, int64_t deadline) {
   for (long tries = 0;; tries++) {
     const uint64_t seen = mgd_torch_freed_count();
@@ -109,7 +107,7 @@ int mgd_admit_wait(struct mgd_manager *m, int device, int64_t bytes, struct mgd_
   int code = mgd_admit_request(mgd_torch_machine(), device, bytes, m->reserved, now, deadline, ticket);
   const int never = code == MGD_E_NO_ROOM;
   if (code == MGD_E_WAIT) {
-    mgd_garbage_collect(); /* what only a cycle of objects holds is not waited for */
+    mgd_garbage_collect(); /* frees tensors that only a cycle of objects holds */
     code = wait_granted(m, ticket, deadline);
     record(MGD_EV_WAITED, MGD_WHY_NONE, device, bytes, now);
     if (code != MGD_OK) drop(ticket);
@@ -137,7 +135,7 @@ static int copies_under_way(const struct mgd_manager *m, mgd_mask allowed, int64
   return 0;
 }
 
-/* One look; 1 when it is worth another one once a copy has ended. */
+/* Tries once. 1: another try is worth it when a copy has ended. */
 static int look(struct mgd_manager *m, const struct mgd_object_request *request, struct mgd_ticket *ticket,
                 enum mgd_reason *why) {
   if (mgd_torch_observe() < 0) return -1;
@@ -159,7 +157,7 @@ int mgd_admit_pick(struct mgd_manager *m, int64_t bytes, int disperse, struct mg
     const int again = look(m, &request, ticket, why);
     if (again < 0) return -1;
     const int tired =
-        !m->own_waiting && tries >= m->retry_limit; /* our own pauses end with any free: they have a deadline */
+        !m->own_waiting && tries >= m->retry_limit; /* our own pauses end with each free, so a deadline limits them */
     if (!again || tired || mgd_torch_now() >= deadline) break;
     if (pause_once(m, seen, deadline) < 0) return -1;
   }
@@ -271,7 +269,7 @@ static PyObject *admit(PyObject *module, PyObject *args) {
   return reservation_new(st, ticket, why);
 }
 
-/* Bytes on one device, now or never: None when they do not fit at this moment. */
+/* Reserves bytes on one device without waiting; None if they do not fit now. */
 static PyObject *reserve(PyObject *module, PyObject *args) {
   struct mgd_state *st = mgd_state_of(module);
   PyObject *o, *device, *size;
@@ -295,7 +293,7 @@ static PyObject *reserve(PyObject *module, PyObject *args) {
   return NULL;
 }
 
-/* Waits until a copy that is under way anywhere has ended; False when there is none, or the time is over. */
+/* Waits until a copy that is under way on any device has ended. False: there is none, or the time is over. */
 static PyObject *settle(PyObject *module, PyObject *o) {
   struct mgd_manager *m;
   if (parse_manager(mgd_state_of(module), o, &m) < 0) return NULL;
@@ -307,7 +305,7 @@ static PyObject *settle(PyObject *module, PyObject *o) {
   return PyBool_FromLong(mgd_torch_freed_count() != seen);
 }
 
-/* (device, (room, load, speed)) of one accelerator: what plans are made from. */
+/* Returns (device, (room, load, speed)) of one accelerator, from which plans are made. */
 static PyObject *room_of(struct mgd_manager *m, int id) {
   struct mgd_share share;
   const int code = mgd_place_share(mgd_torch_machine(), id, m->reserved, &share);

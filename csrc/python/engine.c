@@ -1,9 +1,7 @@
-/* engine.c: owns the object that stands in for torch's autograd engine at
- * torch.autograd.Variable._execution_engine.
+/* engine.c: the object that replaces torch's autograd engine at torch.autograd.Variable._execution_engine.
  *
- * What autograd saved before a result was marked carries no key, so a backward
- * pass runs with the key included in thread-local state; only run_backward is
- * changed, every other attribute is the engine's own.
+ * Tensors that autograd saved before a result was marked have no key, so a backward pass runs with the key included in
+ * thread-local state. Only run_backward is changed; every other attribute is the engine's own.
  */
 #include "python/binding.h"
 
@@ -35,7 +33,7 @@ static const char scripted[] =
     "what meets operands apart in its first runs stays as it was written. Or bring the operands to one device with "
     ".to(device) first.";
 
-/* What the user can do about an error of torch's engine, or NULL. */
+/* Returns what the user can do about an error of torch's engine, or NULL. */
 static const char *advice_for(const char *text) {
   if (strstr(text, "invalid gradient at index") && strstr(text, "expected device"))
     return strstr(text, "DifferentiableGraphBackward") ? scripted : advice;
@@ -46,8 +44,7 @@ static const char *advice_for(const char *text) {
 static PyObject *engine_run_backward(PyObject *self, PyObject *args, PyObject *kwargs) {
   PyObject *result = mgd_torch_run_backward(((struct engine *)self)->run_backward, args, kwargs);
   if (!result) mgd_errors_advise(PyExc_RuntimeError, advice_for);
-  /* The gradients are there: an error made of a warning leaves nothing half done. A pass inside another ends no step.
-   */
+  /* The gradients are there, so an error made of a warning leaves nothing half done. A nested pass ends no step. */
   if (result && !mgd_torch_in_backward() && mgd_warn_end_step() < 0) Py_CLEAR(result);
   return result;
 }
@@ -103,7 +100,7 @@ int mgd_engine_init(PyObject *module) {
   return PyModule_AddObjectRef(module, "Engine", (PyObject *)st->engine_type);
 }
 
-/* A stand-in for `wrapped`, of which it takes a new reference. */
+/* Returns a replacement for `wrapped`, with a new reference to it. */
 static PyObject *engine_around(struct mgd_state *st, PyObject *wrapped) {
   PyObject *self = st->engine_type->tp_alloc(st->engine_type, 0);
   if (!self) return NULL;

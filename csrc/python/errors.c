@@ -1,8 +1,7 @@
-/* errors.c: owns the one mapping from the core's codes to Python exceptions,
- * and the checks of arguments that several files share.
+/* errors.c: the one mapping from the core's codes to Python exceptions, and the checks of arguments that several files
+ * share.
  *
- * It must never decide anything: it turns what went wrong into words. A text
- * says what was asked, what is there and what to do next.
+ * Nothing is decided here. An error's text says what was requested, what is available and what to do next.
  */
 #include "python/binding.h"
 
@@ -44,13 +43,13 @@ static PyObject *exception_of(struct mgd_state *st, int code) {
 }
 
 int mgd_errors_raise(struct mgd_state *st, int code, const char *attempted) {
-  /* A heuristic that raised has set its own exception, which is the better one. */
+  /* If the heuristic raised, its own exception is more precise and stays. */
   if (code == MGD_E_CALLBACK && PyErr_Occurred()) return -1;
   PyErr_Format(exception_of(st, code), "managed: %s: %s", attempted, mgd_text_error(code));
   return -1;
 }
 
-/* "12.00 MiB" */
+/* Formats bytes, for example as "12.00 MiB". */
 static void readable(int64_t bytes, char out[32]) {
   static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
   double value = (double)bytes;
@@ -105,7 +104,7 @@ int mgd_errors_pinned(struct mgd_state *st, PyObject *tensor, int device) {
 
 int mgd_errors_device_id(PyObject *device, int *id, int *any) {
   if (mgd_torch_device_id(device, id, any) == 0) return 0;
-  /* torch's own complaint about a word that names no device is a RuntimeError. */
+  /* torch raises a RuntimeError for a word that names no device. */
   if (!PyUnicode_Check(device) || !PyErr_ExceptionMatches(PyExc_RuntimeError)) return -1;
   PyErr_Clear();
   PyErr_Format(PyExc_ValueError,

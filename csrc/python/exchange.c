@@ -1,21 +1,21 @@
-/* exchange.c: the C functions by which other libraries take tensors without a call of Python's.
+/* exchange.c: the C functions by which other libraries take tensors without a Python call.
  *
- * DLPack 1.2 has a table of them, in type(tensor).__dlpack_c_exchange_api__, and Tensor.__dlpack__ hears nothing of it:
- * the bytes could leave under a pointer. This table is torch's, but two functions say first that a pointer goes out.
- * The layout is that of https://github.com/dmlc/dlpack, include/dlpack/dlpack.h.
+ * DLPack 1.2 has a table of them, in type(tensor).__dlpack_c_exchange_api__. It bypasses Tensor.__dlpack__, so the
+ * bytes could leave under a pointer. The table here is torch's, but two functions first note that a pointer leaks. The
+ * layout is that of https://github.com/dmlc/dlpack, include/dlpack/dlpack.h.
  */
 #include "torch/api.h"
 #include "python/binding.h"
 
-typedef int (*give_function)(void *tensor, void *out); /* what `out` is differs, and does not matter here */
+typedef int (*give_function)(void *tensor, void *out); /* the type of `out` differs, and does not matter here */
 
 struct exchange_api {
-  uint32_t major, minor; /* of DLPack; who reads the table looks at this first */
+  uint32_t major, minor; /* of DLPack; a reader of the table checks them first */
   void *older;           /* a table for readers that know only older versions, or NULL */
   void (*allocate)(void);
   give_function give; /* the reader has the bytes until it gives them back */
   void (*take)(void);
-  give_function describe; /* the reader has them for one call; may be NULL */
+  give_function describe; /* the reader has the bytes for one call; may be NULL */
   void (*current_stream)(void);
 };
 
@@ -29,7 +29,7 @@ struct gift {
   void *out;
 };
 
-/* The note comes first, as in tensor.c: between it and the call the bytes stay where they are. */
+/* Notes the pointer, then calls the function, as in tensor.c: between the two the bytes stay where they are. */
 static PyObject *give_now(void *context) {
   const struct gift *g = context;
   const int noted = mgd_tensor_is_own(g->tensor);
@@ -47,7 +47,7 @@ static int give_noted(give_function give, void *tensor, void *out) {
 }
 
 static int give(void *tensor, void *out) { return give_noted(torchs->give, tensor, out); }
-/* A kernel that is launched may read the bytes when the call has returned. */
+/* The note is needed here too: a launched kernel may read the bytes after the call has returned. */
 static int describe(void *tensor, void *out) { return give_noted(torchs->describe, tensor, out); }
 
 static PyObject *exchange_api(PyObject *module, PyObject *capsule) {

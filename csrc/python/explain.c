@@ -1,7 +1,6 @@
-/* explain.c: what happened, in numbers (stats) and in order (history).
+/* explain.c: counters (stats) and events in order (history), for Python.
  *
- * It only reads. Everything leaves as plain dicts, tuples and ints; making it
- * readable is managed.explain's part.
+ * This file mostly reads. It returns plain dicts, tuples and ints; managed.explain makes them readable.
  */
 #include "python/binding.h"
 
@@ -9,9 +8,7 @@
 
 #include <string.h>
 
-/* Enough for the whole ring of the core's default size. */
-
-/* Steals `value`. */
+/* Sets dict[key] and steals `value`. */
 static int put(PyObject *dict, const char *key, PyObject *value) {
   const int failed = !value || PyDict_SetItemString(dict, key, value) < 0;
   Py_XDECREF(value);
@@ -24,7 +21,7 @@ static int put_count(PyObject *dict, const char *name, const char *suffix, int64
   return put(dict, key, PyLong_FromLongLong(value));
 }
 
-/* "move", "move_bytes", "move_ns" and so on for every kind of event. */
+/* Puts "move", "move_bytes", "move_ns" and so on for every kind of event. */
 static int put_totals(PyObject *dict, const struct mgd_totals *totals) {
   for (int kind = 0; kind < MGD_EV_KINDS; kind++) {
     const struct mgd_total *t = &totals->by_kind[kind];
@@ -44,7 +41,7 @@ static int put_link(PyObject *links, int from, int to, const struct mgd_total *t
   return put(links, key, PyLong_FromLongLong(total->bytes));
 }
 
-/* {"cpu->sim:0": bytes} of the links that were used. */
+/* Returns {"cpu->sim:0": bytes} for the links that were used. */
 static PyObject *links(const struct mgd_totals *totals) {
   PyObject *dict = PyDict_New();
   for (int from = 0; dict && from < MGD_MAX_DEVICES; from++)
@@ -60,7 +57,8 @@ static PyObject *usage_dict(const struct mgd_usage *u) {
                        "foreign", (long long)u->by_owner[MGD_FOREIGN]);
 }
 
-/* {"sim:0": {...}} in bytes. Devices nobody has looked for yet are left out: reading numbers starts no driver. */
+/* Returns {"sim:0": {...}} in bytes. Devices that were not searched for yet are left out: reading numbers starts no
+ * driver. */
 static PyObject *devices(void) {
   struct mgd_machine *machine = mgd_torch_machine();
   const int count = mgd_device_count(machine);
@@ -82,7 +80,8 @@ static int reset_others(void) {
   return 0;
 }
 
-/* The totals come last: they are read and reset in one moment, and nothing fails after it but a lack of memory. */
+/* Puts the totals. The caller does this last: they are read and reset in one step, and after that only a lack of memory
+ * can fail. */
 static int put_trace(PyObject *dict, PyObject *module, int reset) {
   struct mgd_totals *totals = PyMem_New(struct mgd_totals, 1);
   if (!totals) {
@@ -107,7 +106,7 @@ static PyObject *stats(PyObject *module, PyObject *args, PyObject *kwargs) {
   return dict;
 }
 
-/* "train.py:12 in step", "backward of MmBackward0", or None. */
+/* Returns "train.py:12 in step", "backward of MmBackward0", or None. */
 static PyObject *site_text(uint32_t id) {
   struct mgd_site site;
   if (mgd_site_get(mgd_torch_machine(), id, &site) || id == 0) Py_RETURN_NONE;
@@ -116,8 +115,8 @@ static PyObject *site_text(uint32_t id) {
   return PyUnicode_FromFormat("%s:%d in %s", slash ? slash + 1 : site.file, (int)site.line, site.function);
 }
 
-/* (sequence, time, duration, kind, reason, operator, bytes, from, to, site, transfer); texts but kind and reason may
- * be None */
+/* Returns (sequence, time, duration, kind, reason, operator, bytes, from, to, site, transfer); texts other than kind
+ * and reason may be None. */
 static PyObject *event_tuple(const struct mgd_event *e) {
   char from[32], to[32];
   struct mgd_machine *machine = mgd_torch_machine();
@@ -138,7 +137,7 @@ static PyObject *event_list(const struct mgd_event *events, size_t n) {
   return list;
 }
 
-/* The object whose events are asked for: 0 is all of them; -1 with an exception set. */
+/* Finds the object whose events are requested; 0 means all. Returns -1 with an exception set. */
 static int object_of(PyObject *tensor, uint64_t *object) {
   *object = 0;
   if (tensor == Py_None) return 0;
@@ -150,7 +149,7 @@ static int object_of(PyObject *tensor, uint64_t *object) {
   return PyErr_Occurred() ? -1 : 0;
 }
 
-/* The texts of the core's list of reasons, as events give them. */
+/* Returns the texts of the core's list of reasons, as in events. */
 static PyObject *reasons(PyObject *module, PyObject *unused) {
   (void)module, (void)unused;
   PyObject *list = PyList_New(0);
@@ -193,7 +192,7 @@ static PyObject *history(PyObject *module, PyObject *tensor) {
   return list ? Py_BuildValue("(NK)", list, (unsigned long long)dropped) : NULL;
 }
 
-/* Why a storage stays at home, or None. */
+/* Returns why a storage stays at home, or NULL. */
 static const char *kept_by(const struct mgd_large *l) {
   static const char *const texts[] = {
 #define X(name, text) text,
@@ -203,7 +202,7 @@ static const char *kept_by(const struct mgd_large *l) {
   return l->pin < MGD_PIN_KINDS ? texts[l->pin] : l->in_use ? "in use by an operator" : NULL;
 }
 
-/* (number, bytes, where, stays, kind, operator, site); the last three are of its newest event, or None. */
+/* Returns (number, bytes, where, stays, kind, operator, site); the last three are of its newest event, or None. */
 static PyObject *large_tuple(int home, const struct mgd_large *l) {
   struct mgd_machine *machine = mgd_torch_machine();
   struct mgd_event e = {.operator_name = NULL};

@@ -1,11 +1,9 @@
-/* frames.c: which line of the user's program is running in this thread.
+/* frames.c: finds the line of the user's program that is running in this thread.
  *
- * Operators run without the GIL, and taking it there could deadlock. A thread
- * may read its own frames without it: nobody else changes them, and each of them
- * keeps its code object alive. So this file reads and does nothing else: it takes
- * no reference, makes no object and calls no Python. CPython offers no public
- * function that keeps to this; the layout is taken from its internal headers,
- * and a Python newer than those known here has no call sites.
+ * Operators run without the GIL, and taking it there could deadlock. A thread may read its own frames without it: no
+ * other thread changes them, and each of them keeps its code object alive. So this file only reads: it takes no
+ * reference, makes no object and calls no Python. CPython has no public function that works like this; the layout is
+ * taken from its internal headers, and with a Python newer than those known here there are no call sites.
  */
 #include "python/binding.h"
 
@@ -70,7 +68,7 @@ static PyObject *name_of(const PyCodeObject *code) {
 
 #define TEXT 512
 
-/* One code point as UTF-8; `out` has room for four bytes. */
+/* Encodes one code point as UTF-8; `out` has room for four bytes. */
 static size_t encode(Py_UCS4 c, unsigned char *out) {
   static const unsigned char lead[] = {0, 0xc0, 0xe0, 0xf0};
   const size_t more = c < 0x80 ? 0 : c < 0x800 ? 1 : c < 0x10000 ? 2 : 3;
@@ -79,7 +77,7 @@ static size_t encode(Py_UCS4 c, unsigned char *out) {
   return more + 1;
 }
 
-/* The string as UTF-8: itself where it is ASCII, otherwise as much as fits into `room`. */
+/* Returns the string as UTF-8: itself if it is ASCII, otherwise as much as fits into `room`. */
 static const char *text_of(PyObject *string, char room[TEXT]) {
   if (!string || !PyUnicode_Check(string) || !PyUnicode_IS_COMPACT(string)) return "";
   if (PyUnicode_IS_COMPACT_ASCII(string)) return PyUnicode_DATA(string);
@@ -91,9 +89,9 @@ static const char *text_of(PyObject *string, char room[TEXT]) {
   return room;
 }
 
-/* ---- whose code */
+/* ---- library code and the user's code */
 
-/* Folders of code that is not the user's, each with its slash; written once, by init. */
+/* Folders of code that is not the user's, each with its slash; written once, by mgd_frames_init(). */
 static struct {
   char torch[TEXT], own[TEXT], optim[TEXT + 16], autograd[TEXT + 16];
 } folders;
@@ -104,7 +102,7 @@ static int is_in(const char *file, const char *folder) {
 
 static int is_library(const char *file) { return is_in(file, folders.torch) || is_in(file, folders.own); }
 
-/* The folder of an imported module, which has a file. */
+/* Finds the folder of a module, which has a file. */
 static int folder_of(const char *module_name, char out[TEXT]) {
   PyObject *module = PyImport_ImportModule(module_name);
   PyObject *file = module ? PyModule_GetFilenameObject(module) : NULL;
@@ -118,17 +116,17 @@ static int folder_of(const char *module_name, char out[TEXT]) {
 
 /* ---- the end of the interpreter */
 
-/* The interpreter frees the state of daemon threads under their feet when it ends, so by then nobody may be walking. */
+/* The interpreter frees the state of running daemon threads when it ends, so no thread may be walking by then. */
 static int walking, closed;
 
 static PyObject *close_frames(PyObject *unused, PyObject *none) {
   (void)unused, (void)none;
   __atomic_store_n(&closed, 1, __ATOMIC_SEQ_CST);
-  while (__atomic_load_n(&walking, __ATOMIC_SEQ_CST)) sched_yield(); /* it needs no GIL, and is short */
+  while (__atomic_load_n(&walking, __ATOMIC_SEQ_CST)) sched_yield(); /* a walk needs no GIL, and is short */
   Py_RETURN_NONE;
 }
 
-/* In a child of fork(), which has this thread alone; and it calls Python, so it is not walking. */
+/* Called in a child of fork(), which has only this thread; it was calling fork(), so it is not walking. */
 static void child_begins(void) { walking = 0; }
 
 static int close_at_exit(void) {
@@ -153,7 +151,7 @@ int mgd_frames_init(void) {
 
 /* ---- the call site */
 
-/* Calls `visit` for each frame of this thread from the innermost outwards, until it says that it has seen enough. */
+/* Calls `visit` for each frame of this thread from the innermost outwards, until it returns true. */
 static void walk(int (*visit)(frame *, PyCodeObject *, void *), void *context) {
   __atomic_add_fetch(&walking, 1, __ATOMIC_SEQ_CST);
   const PyThreadState *thread = __atomic_load_n(&closed, __ATOMIC_SEQ_CST) ? NULL : PyGILState_GetThisThreadState();
@@ -191,10 +189,10 @@ int mgd_frames_in_transaction(void) {
   return found;
 }
 
-/* ---- who only saves */
+/* ---- savers */
 
-/* Functions that ask for storages to write them into a file or read them from one, or for addresses to compare them.
- * This is the one list. */
+/* Functions that request storages to write them into a file or read them from one, or addresses to compare them. This
+ * is the one list. */
 static const struct {
   const char *file, *function;
 } savers[] = {
@@ -225,7 +223,7 @@ static int ends_with(const char *text, const char *end) {
   return n >= m && strcmp(text + n - m, end) == 0;
 }
 
-/* What torch and managed do on the way is not the caller. */
+/* Whether the function is torch's or managed's own, between the saver and the request. */
 static int is_between(const char *file, const char *function) {
   return is_in(file, folders.own) || ends_with(file, "/torch/storage.py") ||
       (is_in(file, folders.torch) && strcmp(function, "_typed_storage") == 0);
@@ -237,7 +235,8 @@ static int is_listed(const char *file, const char *function) {
   return 0;
 }
 
-/* copy.copy() takes what pickle takes, and makes a plain tensor of it. */
+/* Whether the innermost caller is a saver. copy.copy() uses the same functions as pickle, but makes a plain tensor, so
+ * it is none. */
 static int is_saver(frame *f, PyCodeObject *code, void *found) {
   (void)f;
   int *saver = found;

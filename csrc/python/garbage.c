@@ -1,9 +1,8 @@
-/* garbage.c: Python's collector, asked for where a device is full.
+/* garbage.c: runs Python's garbage collector when a device is full.
  *
- * Whoever is short of room may be amid an operator that others wait for, and
- * one of those may have the GIL. So it takes no GIL: a thread of its own does and
- * collects, and who asked waits for that with a deadline. What is collected
- * seldom frees anything, so a fifth of the time is the most that goes into it.
+ * A thread that needs room may be inside an operator that other threads wait for, and one of those may hold the GIL. So
+ * it takes no GIL: a separate thread takes it and collects, and the caller waits for that thread with a deadline. A
+ * collection seldom frees device memory, so at most a fifth of the time is spent on it.
  */
 #include "python/binding.h"
 
@@ -12,9 +11,9 @@
 #include <time.h>
 
 #define PATIENCE 1 /* seconds */
-#define REST 4 /* times as long as it took nobody collects again */
+#define REST 4 /* after a collection there is none for this many times its duration */
 
-/* Guarded by the mutex, a leaf. */
+/* All fields are guarded by the mutex, inside which no other lock is taken. */
 static struct {
   pthread_mutex_t mutex;
   pthread_cond_t ended;
@@ -31,7 +30,7 @@ static void collect_now(void) {
   PyErr_Clear();
 }
 
-/* C alone: at the interpreter's end a thread that asks for the GIL is ended by unwinding its stack. */
+/* This thread runs only C: at the interpreter's end a thread that requests the GIL is ended by unwinding its stack. */
 static void *work(void *unused) {
   (void)unused;
   const PyGILState_STATE gil = PyGILState_Ensure();
@@ -55,7 +54,7 @@ static int start(void) {
   return collector.running = 1;
 }
 
-/* Until the round has ended or PATIENCE is over. */
+/* Waits until the round has ended or PATIENCE is over; true if it has ended. */
 static int wait_for_end(uint64_t round) {
   struct timespec until;
   clock_gettime(CLOCK_REALTIME, &until);
@@ -89,7 +88,7 @@ static PyObject *close_collector(PyObject *unused, PyObject *none) {
   Py_RETURN_NONE;
 }
 
-/* The thread that collects is not in the child. */
+/* A child of fork() has no collecting thread. */
 static void child_begins(void) {
   pthread_mutex_init(&collector.mutex, NULL);
   pthread_cond_init(&collector.ended, NULL);

@@ -1,8 +1,8 @@
 /* lists.c: lists of tensors that torch reads number by number.
  *
- * torch.tensor([x[1], x[5]]) and its kin shut out the hook while they read, so the
- * tensors in their lists are brought home before and held. The functions stay what they
- * are, since compilers know them by identity: only what they call is ours.
+ * torch.tensor([x[1], x[5]]) and similar functions exclude the hook while they read, so the tensors in their lists are
+ * brought home before, and kept there. The function objects are not replaced, since compilers know them by identity:
+ * only the C functions that they call are.
  */
 #include "torch/saving.h"
 #include "python/binding.h"
@@ -25,7 +25,7 @@ static int gather(PyObject *o, int depth, PyObject *found) {
   return failed;
 }
 
-/* A tensor itself is no list: operators read it. */
+/* Gathers from arguments that are lists. A tensor argument itself is skipped: operators read it. */
 static int gather_lists(PyObject *const *args, Py_ssize_t n, PyObject *found) {
   int failed = 0;
   for (Py_ssize_t i = 0; !failed && i < n; i++)
@@ -69,7 +69,7 @@ FUNCTION(0) FUNCTION(1) FUNCTION(2) FUNCTION(3)
 
 static const PyCFunctionWithKeywords ours[FUNCTIONS] = {function_0, function_1, function_2, function_3};
 
-/* What is no built-in function of this kind was replaced by somebody else, and is left alone. */
+/* Replaces the C function. If it is no built-in of this kind, another library has replaced it, and it is left alone. */
 static int replace(PyObject *torch, int which) {
   PyObject *function = PyObject_GetAttrString(torch, names[which]);
   if (!function) return -1;

@@ -1,8 +1,8 @@
-/* manager.c: owns DeviceManager, the object through which a program asks for
- * devices: its arguments, their checks, and its methods.
+/* manager.c: DeviceManager, the object through which a program requests devices: its arguments, their checks, and its
+ * methods.
  *
- * A bad value is a ValueError (a value of the wrong kind a TypeError) and leaves
- * the manager as it was. No decision is taken here: admit.c asks the core.
+ * A bad value is a ValueError (a value of the wrong kind a TypeError) and leaves the manager as it was. No decision is
+ * taken here: admit.c calls the core.
  */
 #include "python/binding.h"
 
@@ -87,7 +87,7 @@ static int append_device(PyObject *list, int id) {
   return failed ? -1 : 0;
 }
 
-/* The devices of a mask in the order of their ids; bit 0 is the host. */
+/* Lists the devices of a mask in the order of their ids; bit 0 is the host. */
 static PyObject *list_devices(mgd_mask mask) {
   PyObject *list = PyList_New(0);
   for (int id = 0; list && id < MGD_MAX_DEVICES; id++)
@@ -176,7 +176,7 @@ static PyObject *get_retry_limit(PyObject *self, void *unused) {
   return PyLong_FromLong(as_manager(self)->retry_limit);
 }
 
-/* A logging level as an int: 20 or "INFO". */
+/* Converts a logging level, such as 20 or "INFO", to an int. */
 static int level_of(PyObject *value, int *out) {
   PyObject *logging = PyImport_ImportModule("logging"), *number = NULL;
   if (!logging) return -1;
@@ -238,7 +238,7 @@ static PyObject *manager_send(PyObject *self, PyObject *args, PyObject *kwargs) 
   int64_t estimate = -1;
   if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO:send", names, &object, &device, &space)) return NULL;
   const int given = space && !(PyLong_Check(space) && PyLong_AsLong(space) == -1 && !PyErr_Occurred());
-  PyErr_Clear(); /* of an int too large for a long, which is judged next */
+  PyErr_Clear(); /* an int too large for a long is checked next */
   if (given && mgd_errors_bytes(space, "space_estimate", &estimate) < 0) return NULL;
   return mgd_send_nest(as_manager(self), object, device, estimate);
 }
@@ -298,7 +298,7 @@ static void set_defaults(struct mgd_manager *m, struct mgd_state *st) {
   m->default_level = 20; /* logging.INFO */
 }
 
-/* An argument that was given goes through the same check as the property. */
+/* Sets an argument that was given, with the same check as the property. */
 static int set_given(PyObject *self, PyObject *value, setter set) { return value ? set(self, value, NULL) : 0; }
 
 static PyObject *manager_create(PyTypeObject *type, PyObject *args, PyObject *kwargs) {

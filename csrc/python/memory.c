@@ -1,6 +1,6 @@
-/* memory.c: what leaves devices and comes back: budgets, figures, and the switches of the tests.
+/* memory.c: Python functions for storages that leave devices and come back: figures, settings, and switches for tests.
  *
- * It decides nothing and holds nothing: the core does.
+ * Nothing is decided or kept here; the core does both.
  */
 #include "python/binding.h"
 

@@ -1,16 +1,14 @@
-/* module.c: makes the module managed._C: its initialisation in several phases,
- * and the one list of what it offers. It uses every other file of this folder,
- * and none uses it. What the module holds is in state.c.
+/* module.c: makes the module managed._C: its initialisation in several phases, and the one list of its functions.
  *
- * Importing it registers nothing and touches no driver; install() does what
- * importing the package promises.
+ * It uses every other file of this folder, and none uses it. The module's state is in state.c. Importing the module
+ * registers nothing and touches no driver; install() does what importing the package promises.
  */
 #include "torch/on.h"
 #include "python/binding.h"
 
 /* ---- install */
 
-/* A machine that exists says that another copy of this module has installed itself. */
+/* If a machine exists, another copy of this module has installed itself. */
 static int check_first(struct mgd_state *st, PyObject *name_class) {
   if (!PyType_Check(name_class)) {
     PyErr_Format(PyExc_TypeError, "managed: install() takes a class, not %R", name_class);
@@ -29,7 +27,7 @@ static PyObject *install(PyObject *module, PyObject *name_class) {
   if (!st->manager || mgd_tensor_install(st) < 0 || mgd_engine_install(st) < 0 || mgd_warn_install(st) < 0 ||
       mgd_garbage_init() < 0 || mgd_lists_install() < 0)
     return NULL;
-  /* The descriptors on torch.Tensor read the state: the module must never go. */
+  /* The descriptors on torch.Tensor read the state, so the module must never be freed. */
   Py_INCREF(module);
   Py_RETURN_NONE;
 }
@@ -64,7 +62,7 @@ static PyMethodDef install_methods[] = {
 
 /* ---- exec: fills the state */
 
-/* A new reference to `module.name`. */
+/* Returns a new reference to `module.name`. */
 static PyObject *imported(const char *module_name, const char *name) {
   PyObject *module = PyImport_ImportModule(module_name);
   PyObject *value = module ? PyObject_GetAttrString(module, name) : NULL;
@@ -98,8 +96,7 @@ static int add_bridge(PyObject *module) {
   return failed ? -1 : 0;
 }
 
-/* The reasons that managed.module gives when it moves something, what managed.hint says, and how a thread stands to
- * managed.on. */
+/* Adds the reasons for moves of modules, the advice of managed.hint, and the modes of a thread in managed.on. */
 static int add_constants(PyObject *module) {
   const struct {
     const char *name;

@@ -1,7 +1,7 @@
-/* on.c: what managed.on asks of a thread, and the types of torch that are told devices without an operator.
+/* on.c: the mode of a thread in managed.on, and the types of torch that take a device without an operator.
  *
- * torch.Generator, torch.Event and torch.Stream are made by C++ that knows no simulated devices under CUDA's name.
- * Their tp_new is ours while somebody is inside; other threads get there what torch gives.
+ * torch.Generator, torch.Event and torch.Stream are made by C++ code that accepts no simulated devices under CUDA's
+ * name. Their tp_new is replaced while a thread is inside managed.on; for other threads it calls torch's.
  */
 #include "torch/on.h"
 #include "python/binding.h"
@@ -25,7 +25,7 @@ static PyObject *set_on(PyObject *module, PyObject *args) {
 
 /* ---- types that take a device */
 
-/* The one static: there is one of each type in a process. Written with the GIL. */
+/* This is static because there is one of each type in a process. It is written with the GIL. */
 static newfunc original[3];
 
 /* Whether the object is "cuda:1", or a torch.device of that kind. */
@@ -34,17 +34,17 @@ static int names_cuda(PyObject *device) {
   const char *word = text ? PyUnicode_AsUTF8(text) : NULL;
   const int yes = word && strncmp(word, "cuda", 4) == 0 && (word[4] == 0 || word[4] == ':');
   Py_XDECREF(text);
-  if (!word) PyErr_Clear(); /* torch says what is wrong with it */
+  if (!word) PyErr_Clear(); /* torch raises its own error for it */
   return yes;
 }
 
-/* The simulated device that is meant; of a bare "cuda" the first, as torch has it. */
+/* Returns the named simulated device; a bare "cuda" is the first one, as in torch. */
 static PyObject *simulated(PyObject *device) {
   int id = 0, any = 0;
   return mgd_errors_device_id(device, &id, &any) < 0 ? NULL : mgd_torch_device(id);
 }
 
-/* Calls torch's with the device replaced, which is the first argument or the one named "device". */
+/* Calls torch's function with the device replaced, which is the first argument or the one named "device". */
 static PyObject *call_with(newfunc torchs, PyTypeObject *type, PyObject *args, PyObject *named, PyObject *device) {
   PyObject *where = simulated(device), *rest = NULL, *words = named ? PyDict_Copy(named) : PyDict_New();
   if (PyTuple_GET_SIZE(args)) {

@@ -1,7 +1,7 @@
 /* pin.c: pin(), unpin(), pinned, unplace() and placed, which managed tensors have and plain ones have not: a plain
  * tensor keeps any attribute of its own by these names.
  *
- * What they mean is the torch half's (csrc/torch/door/tensor_api.cpp); tensor.c puts them into torch.Tensor.
+ * They are implemented in csrc/torch/door/tensor_api.cpp; tensor.c puts them into torch.Tensor.
  */
 #include "python/binding.h"
 

@@ -1,9 +1,8 @@
 /* send.c: brings tensors, modules and nests of them to a device.
  *
- * A tensor gives a new tensor, a module is moved in place, a nest (whatever
- * torch's pytree flattens) gives the same nest. Room is reserved before the
- * first byte is copied, and nothing of the program changes when a copy fails.
- * Which device is decided in the core; modules are walked by managed.module.
+ * A tensor gives a new tensor, a module is moved in place, a nest (whatever torch's pytree flattens) gives the same
+ * nest. Room is reserved before the first byte is copied, and nothing of the program changes when a copy fails. The
+ * core chooses the device; managed._modules.placement walks modules.
  */
 #include "python/binding.h"
 
@@ -27,7 +26,7 @@ static int estimate_of(struct mgd_state *st, PyObject *tensor, int64_t *out) {
   return bytes < 0 ? -1 : mgd_settings_estimate(st, bytes, out);
 }
 
-/* A line for those who wonder why nothing moved; silent where there is nothing to move to. */
+/* Logs why nothing moved, unless there is no accelerator at all. */
 static void log_no_room(struct mgd_manager *m, int64_t bytes) {
   if (mgd_device_count(mgd_torch_machine()) > 1)
     mgd_state_log(m->state, m->default_level, "%lld bytes fit on no accelerator now: they stay where they are",
@@ -55,7 +54,7 @@ PyObject *mgd_send_place(struct mgd_manager *m, PyObject *tensor, int disperse, 
 
 /* ---- nests */
 
-/* A nest taken apart: strong references to its leaves (a list) and to what puts it together again. */
+/* A flattened nest: strong references to its leaves (a list) and to the spec that rebuilds it. */
 struct nest {
   PyObject *pytree;
   PyObject *leaves;
@@ -90,7 +89,7 @@ enum leaf { LEAF_OTHER,
             LEAF_TENSOR,
             LEAF_MODULE };
 
-/* What a leaf is, or -1; `module_type` is torch.nn.Module. */
+/* Returns the kind of a leaf, or -1; `module_type` is torch.nn.Module. */
 static int leaf_kind(PyObject *leaf, PyObject *module_type) {
   if (mgd_torch_is_tensor(leaf)) return LEAF_TENSOR;
   const int module = PyObject_IsInstance(leaf, module_type);
@@ -105,7 +104,7 @@ static PyObject *module_type(void) {
   return type;
 }
 
-/* Something that is no tensor, no module and no container of them was asked to go somewhere. */
+/* Raises TypeError if the object itself is no tensor, no module and no container of them. */
 static int check_sendable(struct nest *n, PyObject *object, PyObject *modules) {
   if (PyList_GET_SIZE(n->leaves) != 1 || PyList_GET_ITEM(n->leaves, 0) != object) return 0;
   const int kind = leaf_kind(object, modules);
@@ -115,7 +114,7 @@ static int check_sendable(struct nest *n, PyObject *object, PyObject *modules) {
   return kind > LEAF_OTHER ? 0 : -1;
 }
 
-/* The modules among the leaves, as a list. */
+/* Returns the modules among the leaves, as a list. */
 static PyObject *modules_of(struct nest *n, PyObject *type) {
   PyObject *found = PyList_New(0);
   for (Py_ssize_t i = 0; found && i < PyList_GET_SIZE(n->leaves); i++) {
@@ -126,7 +125,7 @@ static PyObject *modules_of(struct nest *n, PyObject *type) {
   return found;
 }
 
-/* Calls managed.module.<name>(modules, ...); `format` as for PyObject_CallFunction. */
+/* Calls managed._modules.placement.<name>(...); `format` is as for Py_BuildValue and gives a tuple. */
 static PyObject *call_walker(const char *name, const char *format, ...) {
   va_list arguments;
   va_start(arguments, format);
@@ -141,7 +140,7 @@ static PyObject *call_walker(const char *name, const char *format, ...) {
   return result;
 }
 
-/* 1 when the leaf was not in `seen`, the ids of those before it; it is there now. */
+/* Adds the leaf to `seen`, the ids of earlier leaves. 1: it was not there. */
 static int first_time(PyObject *seen, PyObject *leaf) {
   PyObject *id = PyLong_FromVoidPtr(leaf);
   const int known = id ? PySet_Contains(seen, id) : -1;
@@ -156,7 +155,7 @@ static int add_bytes(struct mgd_state *st, int64_t bytes, int64_t *total) {
   return 0;
 }
 
-/* Adds the room that one tensor needs where it is not yet. */
+/* Adds the room that one tensor needs on the device, which is 0 if it is there already. */
 static int add_room(struct mgd_state *st, PyObject *tensor, int device, int64_t *total) {
   int64_t bytes = 0;
   const int here = mgd_torch_device_of(tensor);
@@ -164,7 +163,7 @@ static int add_room(struct mgd_state *st, PyObject *tensor, int device, int64_t 
   return add_bytes(st, bytes, total);
 }
 
-/* Adds up the room the tensors need, each counted once; device -1 counts all of them. */
+/* Adds up the room that the tensors need, each counted once; device -1 counts all of them. */
 static int tensors_room(struct mgd_state *st, struct nest *n, int device, int64_t *total) {
   PyObject *seen = PySet_New(NULL);
   int failed = !seen;
@@ -177,7 +176,7 @@ static int tensors_room(struct mgd_state *st, struct nest *n, int device, int64_
   return failed ? -1 : 0;
 }
 
-/* The same for tensors and modules together. */
+/* Adds up the room that tensors and modules together need. */
 static int room_needed(struct mgd_state *st, struct nest *n, PyObject *modules, int device, int64_t *total) {
   *total = 0;
   if (tensors_room(st, n, device, total) < 0) return -1;
@@ -190,11 +189,11 @@ static int room_needed(struct mgd_state *st, struct nest *n, PyObject *modules, 
   return ok ? add_bytes(st, bytes, total) : -1;
 }
 
-/* ---- leaves and what comes of them */
+/* ---- replacing leaves */
 
 typedef PyObject *(*bring_fn)(PyObject *leaf, const void *context); /* new reference */
 
-/* Appends what comes of the leaf; one that stood in the nest before comes to the same. */
+/* Appends the leaf's replacement; a leaf that occurs again gets the same one. */
 static int replace_leaf(PyObject *results, PyObject *known, PyObject *leaf, bring_fn bring, const void *context) {
   PyObject *id = PyLong_FromVoidPtr(leaf);
   PyObject *result = id ? Py_XNewRef(PyDict_GetItemWithError(known, id)) : NULL;
@@ -208,7 +207,7 @@ static int replace_leaf(PyObject *results, PyObject *known, PyObject *leaf, brin
   return failed ? -1 : 0;
 }
 
-/* The old leaves live until the end: their ids are what tells them apart. */
+/* Replaces all leaves. The old ones live until the end, because their ids tell them apart. */
 static int replace_leaves(struct nest *n, bring_fn bring, const void *context) {
   PyObject *results = PyList_New(0), *known = PyDict_New();
   int failed = !results || !known;
@@ -234,8 +233,8 @@ static PyObject *carry_leaf(PyObject *leaf, const void *context) {
   return mgd_torch_is_tensor(leaf) ? mgd_send_carry(c->st, leaf, c->device, 0, c->why) : Py_NewRef(leaf);
 }
 
-/* Replaces tensor leaves by their copies, then moves the modules: copies can be
- * dropped, and the walker puts modules back when one of them fails. */
+/* Replaces tensor leaves by their copies, then moves the modules. If that fails, the copies are dropped, and the walker
+ * puts modules back. */
 static int carry_leaves(struct mgd_state *st, struct nest *n, PyObject *modules, int device, enum mgd_reason why) {
   const struct carrying c = {st, device, why};
   if (replace_leaves(n, carry_leaf, &c) < 0) return -1;
@@ -246,8 +245,8 @@ static int carry_leaves(struct mgd_state *st, struct nest *n, PyObject *modules,
   return done ? 0 : -1;
 }
 
-/* Where a nest goes, with its room reserved. The device is asked for, or picked
- * when it is not (then the host is a fine answer and nobody waits). */
+/* Reserves room for a nest on the requested device. If none is requested, the manager picks one; that may be the
+ * host, so no request waits in a queue. */
 static int admit_nest(struct mgd_manager *m, struct nest *n, PyObject *modules, PyObject *device, int64_t estimate,
                       struct mgd_ticket *ticket, enum mgd_reason *why) {
   int id = -1, any = 1;
@@ -282,11 +281,11 @@ end:
 struct placing {
   struct mgd_manager *m;
   PyObject *module_type;
-  PyObject *disperse; /* as given: a module's way */
-  int spreads;        /* and what that means for a tensor */
+  PyObject *disperse; /* as given, for modules */
+  int spreads;        /* the same, for a tensor */
 };
 
-/* Every tensor finds its own place; modules are planned one after the other. */
+/* Places a leaf: each tensor by itself; modules are planned one after the other. */
 static PyObject *place_leaf(PyObject *leaf, const void *context) {
   const struct placing *p = context;
   const int kind = leaf_kind(leaf, p->module_type);
@@ -296,7 +295,7 @@ static PyObject *place_leaf(PyObject *leaf, const void *context) {
   return call_walker("place", "(OOO)", leaf, p->m, p->disperse);
 }
 
-/* The ways in which a module is spread are a tensor's, too, in a nest that has both. */
+/* Converts `disperse` for tensors. The ways to spread a module are valid for them too, since a nest may have both. */
 static int parse_way(PyObject *disperse, int *spreads) {
   *spreads = PyUnicode_Check(disperse) &&
       (PyUnicode_CompareWithASCIIString(disperse, "layers") == 0 ||

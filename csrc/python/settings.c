@@ -1,15 +1,14 @@
-/* settings.c: owns the knobs that reach the core: the size heuristic, budgets
- * and the frozen state of a thread.
+/* settings.c: the settings that reach the core: the size heuristic, budgets and the frozen state of a thread.
  *
- * The core calls the heuristic back with no lock held. The callback runs under
- * the GIL, and what the user's function raises surfaces as itself.
+ * The core calls the heuristic back with no lock held. The callback runs under the GIL, and exceptions of the user's
+ * function are passed on unchanged.
  */
 #include "core/testing.h"
 #include "python/binding.h"
 
 /* ---- the heuristic */
 
-/* Turns what the user's function returned into bytes; names the function when it is no such number. */
+/* Converts the result of the user's function to bytes; the error names the function if it is no such number. */
 static int heuristic_result(PyObject *function, int64_t size, PyObject *value, int64_t *out) {
   if (PyBool_Check(value) || !PyIndex_Check(value)) {
     PyErr_Format(PyExc_TypeError, "managed: HEURISTIC_FUNCTION %R returned %R for %lld bytes; it returns an int",
@@ -31,8 +30,8 @@ static int heuristic_result(PyObject *function, int64_t size, PyObject *value, i
   return MGD_OK;
 }
 
-/* mgd_heuristic_fn: calls HEURISTIC_FUNCTION. The strong reference taken here
- * keeps the function alive if another thread replaces it meanwhile. */
+/* Calls HEURISTIC_FUNCTION, as an mgd_heuristic_fn. The strong reference taken here keeps the function alive if another
+ * thread replaces it meanwhile. */
 static int call_heuristic(void *context, int64_t size, int64_t *out) {
   struct mgd_state *st = context;
   PyGILState_STATE gil = PyGILState_Ensure();
@@ -51,7 +50,7 @@ int mgd_settings_estimate(struct mgd_state *st, int64_t size, int64_t *out) {
   return code == MGD_OK ? 0 : mgd_errors_raise(st, code, "estimating the room for a tensor");
 }
 
-/* The default formula as a Python callable, so that user functions can build on it. */
+/* Makes the default formula available as a Python callable, so that user functions can build on it. */
 static PyObject *default_heuristic(PyObject *module, PyObject *size) {
   int64_t bytes, out = 0;
   if (mgd_errors_bytes(size, "size", &bytes) < 0) return NULL;
@@ -85,7 +84,7 @@ static PyObject *set_heuristic(PyObject *module, PyObject *function) {
   }
   PyObject *old = st->heuristic;
   st->heuristic = builtin ? NULL : Py_NewRef(function);
-  Py_XDECREF(old); /* last: it may run code of the user */
+  Py_XDECREF(old); /* this comes last: it may run the user's code */
   Py_RETURN_NONE;
 }
 
@@ -118,7 +117,7 @@ static PyObject *estimate(PyObject *module, PyObject *size) {
 
 /* ---- budgets */
 
-/* The id of one accelerator; a budget of "cuda" or of the host would say nothing. */
+/* Finds the id of one accelerator. "cuda" and the host are errors: they have no budget. */
 static int accelerator_id(PyObject *device, int *id) {
   int any = 0;
   if (mgd_state_ready() < 0 || mgd_errors_device_id(device, id, &any) < 0) return -1;
@@ -149,13 +148,13 @@ static PyObject *set_capacity(PyObject *module, PyObject *args) {
     mgd_errors_raise(mgd_state_of(module), code, "setting a budget");
     return NULL;
   }
-  mgd_torch_reap_replicas(); /* a smaller one dooms copies */
+  mgd_torch_reap_replicas(); /* a smaller budget dooms copies */
   if (mgd_torch_set_budget(id, bytes) < 0) return NULL;
-  mgd_torch_notify_freed(); /* a larger budget is room for those who wait */
+  mgd_torch_notify_freed(); /* a larger budget is room for waiting threads */
   Py_RETURN_NONE;
 }
 
-/* The name under which the machine knows the device ("cuda:1" may be sim:1). */
+/* Returns the machine's name of the device ("cuda:1" may be sim:1). */
 static PyObject *device_name(PyObject *module, PyObject *device) {
   int id;
   char name[32];

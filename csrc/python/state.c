@@ -1,8 +1,7 @@
-/* state.c: owns what the module managed._C holds: how its functions find it, and
- * the garbage collector's view of it. It uses no other file of this folder.
+/* state.c: the state of the module managed._C: access to it, and the garbage collector's view of it.
  *
- * The state lives as long as the process, because torch.Tensor keeps our
- * descriptors. Who fills which member stands in binding.h.
+ * It uses no other file of this folder. The state lives as long as the process, because torch.Tensor keeps our
+ * descriptors. binding.h describes its members.
  */
 #include "python/binding.h"
 

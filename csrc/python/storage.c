@@ -1,13 +1,13 @@
-/* storage.c: storages in the hands of serialisers, as managed._torch_patches.saving meets them.
+/* storage.c: Python functions for storages that serialisers hold, for managed._torch_patches.saving.
  *
- * It decides nothing: frames.c knows who only saves, torch/saving.cpp does the rest.
+ * Nothing is decided here: frames.c detects callers that only save, csrc/torch/door/saving.cpp does the rest.
  */
 #include "torch/loan.h"
 #include "torch/saving.h"
 #include "python/binding.h"
 
 int mgd_storage_find_saved(PyObject *o, PyObject **saved) {
-  PyObject *untyped = PyObject_GetAttrString(o, "_untyped_storage"); /* a typed one is a shell around it */
+  PyObject *untyped = PyObject_GetAttrString(o, "_untyped_storage"); /* a typed storage wraps an untyped one */
   if (!untyped && !PyErr_ExceptionMatches(PyExc_AttributeError)) return -1;
   if (!untyped) {
     PyErr_Clear();

@@ -10,14 +10,13 @@
  *   new, new_tensor         torch derives their result's type from the key set
  *                           and does not know our key, so they work on an alias
  *                           without it, and their result is managed
- *   numpy, data_ptr,        the bytes leave, and writes to them go unseen:
- *   __dlpack__,             copies of them are no longer kept; of plain tensors
- *   untyped_storage         too, which may share their bytes with managed ones
+ *   numpy, data_ptr,        the bytes are accessible from outside, and writes go
+ *   __dlpack__,             unseen: copies of them are no longer kept, also for plain
+ *   untyped_storage         tensors, which may share their bytes with managed ones
  *   set_                    a tensor over a storage that may leave is managed
  *
- * A plain tensor takes one test of a bit and goes on to what torch had there.
- * torch.Tensor refuses setattr for some of these names, so they are put into its own dict, which is what a class
- * statement would have done.
+ * For a plain tensor, one bit is tested and torch's own function is called. torch.Tensor refuses setattr for some of
+ * these names, so they are put into its own dict, as a class statement would do.
  */
 #include "torch/loan.h"
 #include "torch/on.h"
@@ -38,8 +37,8 @@ enum original { AS_SUBCLASS,
                 SET,
                 ORIGINALS };
 
-/* The one static of the binding: there is one torch.Tensor in a process. It is
- * written once, before the descriptors that read it can be reached. */
+/* This is static because there is one torch.Tensor in a process. It is written once, before the descriptors that read
+ * it can be reached. */
 static struct {
   struct mgd_state *state;
   PyObject *object_class; /* object.__dict__["__class__"] */
@@ -48,7 +47,7 @@ static struct {
   PyObject *hand_over; /* torch.overrides.handle_torch_function */
 } patch;
 
-/* Tensor subclasses keep their own manners; wrappers such as FakeTensor must. */
+/* Tensor subclasses keep their own behaviour; wrappers such as FakeTensor need it. */
 int mgd_tensor_is_own(PyObject *self) {
   PyObject *type = (PyObject *)Py_TYPE(self);
   return type == patch.state->tensor_type || type == patch.state->parameter_type;
@@ -56,12 +55,12 @@ int mgd_tensor_is_own(PyObject *self) {
 
 static int is_ours(PyObject *self) { return mgd_tensor_is_own(self) && mgd_torch_is_managed(self); }
 
-/* Whether the manager sees to it when the tensor goes somewhere: inside of managed.on to plain ones, too. */
+/* Whether the manager handles transfers of the tensor. Inside of managed.on it handles plain tensors, too. */
 static int is_sent_by_us(PyObject *self) {
   return mgd_tensor_is_own(self) && (mgd_torch_is_managed(self) || (mgd_torch_on() && mgd_torch_can_be_managed(self)));
 }
 
-/* Calls what torch had under this name. */
+/* Calls torch's own function of this name. */
 static PyObject *call_original(enum original which, PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                                PyObject *kwnames) {
   const Py_ssize_t total = nargs + (kwnames ? PyTuple_GET_SIZE(kwnames) : 0);
@@ -108,7 +107,7 @@ static const char plain_advice[] =
     "x.as_subclass(ManagedTensor).cuda(), "
     "ManagedModule.from_module(model).cuda(), or x.to(\"sim:0\") for a plain tensor there.";
 
-/* Where there are devices and none of them is CUDA's, they are simulated. */
+/* Returns advice on an error of torch's that says there is no CUDA: accelerators that exist then are simulated. */
 static const char *advice_for(const char *text) {
   const int no_cuda = strstr(text, "not compiled with CUDA") || strstr(text, "NVIDIA driver") ||
       strstr(text, "No CUDA GPUs") || strstr(text, "must be cuda device");
@@ -122,7 +121,7 @@ static PyObject *torchs_own(enum original which, PyObject *self, PyObject *const
   return result;
 }
 
-/* A vectorcall's arguments as the tuple and the dict that PyArg_Parse... wants. */
+/* Converts a vectorcall's arguments to the tuple and the dict that PyArg_Parse... needs. */
 static int collect(PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **tuple, PyObject **dict) {
   *tuple = PyTuple_New(nargs);
   *dict = PyDict_New();
@@ -136,8 +135,8 @@ static int collect(PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, P
   return -1;
 }
 
-/* Modes of torch.overrides see cuda and to of managed tensors as they see
- * torch's own: *answer is theirs when one is active. 1 handed over, 0 not. */
+/* Passes cuda() and to() of managed tensors to an active mode of torch.overrides, as torch does with its own functions.
+ * 1: *answer is the mode's result. 0: no mode is active. */
 static int hand_to_mode(const char *name, PyObject *self, PyObject *tuple, PyObject *dict, PyObject **answer) {
   PyObject *listens = PyObject_CallOneArg(patch.listens, self);
   const int yes = listens ? PyObject_IsTrue(listens) : -1;
@@ -153,14 +152,14 @@ static int hand_to_mode(const char *name, PyObject *self, PyObject *tuple, PyObj
   return 1;
 }
 
-/* To the device named, or to the one the manager picks when none or only a kind is. */
+/* Brings the tensor to the named device, or to one that the manager picks if none or only a kind is named. */
 static PyObject *transfer(PyObject *self, PyObject *device, int disperse, int non_blocking) {
   struct mgd_state *st = patch.state;
   int id = -1, any = 1;
   const int named = device && device != Py_None;
   if (named && mgd_errors_device_id(device, &id, &any) < 0) return NULL;
   if (any) {
-    PyObject *manager = Py_NewRef(st->manager); /* another one may be assigned while this one waits */
+    PyObject *manager = Py_NewRef(st->manager); /* another manager may be assigned while this one waits */
     PyObject *placed =
         mgd_send_place((struct mgd_manager *)manager, self, disperse || mgd_torch_on() == MGD_ON_DISPERSING,
                        non_blocking);
@@ -177,8 +176,8 @@ static PyObject *transfer(PyObject *self, PyObject *device, int disperse, int no
   return mgd_send_carry(st, self, id, non_blocking, MGD_WHY_REQUESTED);
 }
 
-/* tensor.to(...) of torch; what is made of a placed tensor is placed as well. Steals `tensor`, gives a new reference.
- */
+/* Calls torch's tensor.to(...); the result of a placed tensor is placed as well. Steals `tensor`, returns a new
+ * reference. */
 static PyObject *then_to(PyObject *tensor, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
   if (!tensor) return NULL;
   PyObject *result = call_original(TO, tensor, args, nargs, kwnames);
@@ -216,7 +215,7 @@ static PyObject *tensor_cuda(PyObject *self, PyObject *const *args, Py_ssize_t n
   return result;
 }
 
-/* Where the device stands among the arguments of to(), or -1. */
+/* Returns the position of the device among the arguments of to(), or -1. */
 static Py_ssize_t device_position(Py_ssize_t nargs, PyObject *kwnames) {
   const Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
   for (Py_ssize_t i = 0; i < named; i++)
@@ -224,7 +223,7 @@ static Py_ssize_t device_position(Py_ssize_t nargs, PyObject *kwnames) {
   return nargs ? 0 : -1;
 }
 
-/* Whether an argument names an accelerator: an index, or a device or a string whose kind is ours. */
+/* Whether an argument names an accelerator: an index, or a device or a string of the kind "cuda" or "sim". */
 static int names_accelerator(PyObject *device) {
   if (PyLong_Check(device)) return !PyBool_Check(device);
   PyObject *kind = PyUnicode_Check(device) ? Py_NewRef(device) : NULL;
@@ -235,7 +234,7 @@ static int names_accelerator(PyObject *device) {
   return PyErr_Occurred() ? -1 : yes;
 }
 
-/* non_blocking as given to to(device, ...): the only argument that a bare transfer takes. */
+/* 1: to(device, ...) has no other argument than non_blocking, which is read. 0: it has more. */
 static int bare_transfer(PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, int *non_blocking) {
   const Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
   if (nargs > 1) return 0;
@@ -247,7 +246,7 @@ static int bare_transfer(PyObject *const *args, Py_ssize_t nargs, PyObject *kwna
   return *non_blocking < 0 ? -1 : 1;
 }
 
-/* Where `copy` stands among the arguments of to(), or -1. */
+/* Returns the position of `copy` among the arguments of to(), or -1. */
 static Py_ssize_t copy_position(Py_ssize_t nargs, PyObject *kwnames) {
   const Py_ssize_t named = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
   for (Py_ssize_t i = 0; i < named; i++)
@@ -255,8 +254,8 @@ static Py_ssize_t copy_position(Py_ssize_t nargs, PyObject *kwnames) {
   return nargs > 3 ? 3 : -1; /* to(device, dtype, non_blocking, copy) */
 }
 
-/* The rest of to(device, dtype, ...) happens on the device where the tensor has arrived. What was moved there is a copy
- * already. Steals `moved`. */
+/* Does the rest of to(device, dtype, ...) on the device where the tensor has arrived. A moved tensor is a copy already.
+ * Steals `moved`. */
 static PyObject *finish_to(PyObject *moved, bool copied, Py_ssize_t at, PyObject *const *args, Py_ssize_t nargs,
                            PyObject *kwnames) {
   const Py_ssize_t total = nargs + (kwnames ? PyTuple_GET_SIZE(kwnames) : 0);
@@ -278,7 +277,7 @@ static PyObject *finish_to(PyObject *moved, bool copied, Py_ssize_t at, PyObject
   return result;
 }
 
-/* 1: the modes answered; 0: nobody listens. */
+/* Like hand_to_mode(), for to(). */
 static int modes_answer(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, PyObject **answer) {
   PyObject *tuple, *dict;
   if (collect(args, nargs, kwnames, &tuple, &dict) < 0) return -1;
@@ -312,7 +311,7 @@ static int mark_result(PyObject *result) {
   return is_meta ? (is_meta < 0 ? -1 : 0) : mgd_torch_mark(result, 0);
 }
 
-/* On an alias, so that no other thread ever meets this tensor without its key. */
+/* Calls torch's function on an alias without the key, so that no other thread ever sees this tensor without it. */
 static PyObject *call_unmarked(enum original which, PyObject *self, PyObject *const *args, Py_ssize_t nargs,
                                PyObject *kwnames) {
   if (!is_ours(self)) return call_original(which, self, args, nargs, kwnames);
@@ -351,8 +350,9 @@ static PyObject *tensor_new_tensor(PyObject *self, PyObject *const *args, Py_ssi
 }
 
 /* ---- numpy, data_ptr, __dlpack__ and untyped_storage */
-/* The note comes first: between it and the call the bytes stay where they are. A lender's note comes again when
- * somebody does hold the storage: until then another thread may find that nobody does, and forget the note. */
+/* Notes the access, then calls torch's function: between the two the bytes stay where they are. A loan is noted again
+ * when the program holds the storage: before that, another thread may find that the storage is not held, and drop the
+ * note. */
 static PyObject *call_noted_now(void *context) {
   const struct call *c = context;
   const int noted = mgd_tensor_is_own(c->self);
@@ -373,8 +373,8 @@ static PyObject *tensor_numpy(PyObject *self, PyObject *const *args, Py_ssize_t 
   return call_noted(NUMPY, mgd_torch_expose, self, args, nargs, kwnames);
 }
 
-/* Who only compares addresses gets a number that stays the same when the bytes leave, and that no other storage comes
- * to have. */
+/* A caller that only compares addresses gets a number that stays the same when the bytes leave, and that no other
+ * storage ever gets. */
 static PyObject *tensor_data_ptr(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
   if (mgd_tensor_is_own(self) && mgd_torch_is_lent(self)) return call_original(DATA_PTR, self, args, nargs, kwnames);
   const uint64_t identity = mgd_tensor_is_own(self) ? mgd_torch_identity(self) : 0;

@@ -1,8 +1,8 @@
-/* walk.c: what managed.module needs to walk a module: marking, pinning and
- * moving one tensor in place, and the plan that says which layer goes where.
+/* walk.c: functions for walking a module: marking, pinning and moving one tensor in place, and the plan that assigns
+ * layers to devices.
  *
- * These functions are private to the package. They check their arguments,
- * because a private function that crashes is still a crash.
+ * These functions are private to the package. They check their arguments, because a private function that crashes is
+ * still a crash.
  */
 #include "python/binding.h"
 
@@ -91,7 +91,7 @@ static PyObject *nbytes(PyObject *module, PyObject *o) {
   return bytes < 0 ? NULL : PyLong_FromLongLong(bytes);
 }
 
-/* A torch.device with its index, for any way to name one; None when only a kind is named ("cuda"). */
+/* Returns a torch.device with its index, for any name of a device; None if only a kind is named ("cuda"). */
 static PyObject *device(PyObject *module, PyObject *o) {
   (void)module;
   int id = 0, any = 0;
@@ -128,7 +128,7 @@ static PyObject *allocate(PyObject *module, PyObject *args) {
   Py_RETURN_NONE;
 }
 
-/* How many tensors have been moved in place so far; never goes back, unlike the trace's totals. */
+/* Returns how many tensors have been moved in place so far. It is never reset, unlike the trace's totals. */
 static PyObject *move_count(PyObject *module, PyObject *unused) {
   (void)module;
   (void)unused;
@@ -170,7 +170,7 @@ static PyObject *above_functorch(PyObject *module, PyObject *o) {
 
 /* ---- plans */
 
-/* A sequence of byte counts as a fresh array of *n; PyMem_Free it. */
+/* Converts a sequence of byte counts to a new array of *n, which the caller frees with PyMem_Free. */
 static int64_t *byte_array(PyObject *o, const char *name, size_t *n) {
   PyObject *list = PySequence_Fast(o, "managed: a plan takes sequences of byte counts");
   if (!list) return NULL;
@@ -186,7 +186,7 @@ static int64_t *byte_array(PyObject *o, const char *name, size_t *n) {
   return array;
 }
 
-/* What devices have and may take: tuples (room, load, speed), or the room of an empty one. */
+/* Reads a device's share: a tuple (room, load, speed), or the room of an empty device. */
 static int read_share(PyObject *o, struct mgd_share *out) {
   *out = (struct mgd_share){.speed = 1.0};
   if (!PyTuple_Check(o)) return mgd_errors_bytes(o, "room", &out->room);

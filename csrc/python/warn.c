@@ -1,18 +1,17 @@
-/* warn.c: says warnings: of copies that are made again and again, and of memory that is slow.
+/* warn.c: issues warnings of repeated copies, and of slow memory.
  *
- * They come up inside operators, where no Python may run and nothing may be
- * raised; there they wait, and are said where the interpreter can be called and
- * an error does no harm, since filters may turn a warning into one: where a
- * step ends, or as soon as the main thread is back in the user's own code.
+ * Warnings arise inside operators, which must not call Python or raise. They are queued, and issued when the
+ * interpreter can be called and an error does no harm, since filters may turn a warning into an error: at the end of a
+ * step, or as soon as the main thread is back in the user's own code.
  */
 #include "python/binding.h"
 
-/* Pending calls get no state; the module lives as long as the process. */
-static PyObject *category; /* of warnings of copies */
+/* This is static because pending calls get no state; the module lives as long as the process. */
+static PyObject *category; /* the class of warnings of copies */
 
 static PyObject *text_of_file(const char *file) { return PyUnicode_DecodeFSDefault(file[0] ? file : "<backward>"); }
 
-/* Steals `text`. -1 when the filters have made an error of it. */
+/* Issues a warning and steals `text`. -1: the filters have turned it into an error. */
 static int say(PyObject *text, uint32_t id, int is_of_copies) {
   struct mgd_site site = {"", "", 0};
   mgd_site_get(mgd_torch_machine(), id, &site);
@@ -29,7 +28,7 @@ int mgd_warn_flush(void) {
   int is_of_copies = 0;
   PyObject *text;
   while ((text = mgd_torch_take_warning(&site, &is_of_copies)))
-    if (say(text, site, is_of_copies) < 0) return -1; /* the others wait for the next time */
+    if (say(text, site, is_of_copies) < 0) return -1; /* the rest stays queued */
   return PyErr_Occurred() ? -1 : 0;
 }
 
@@ -38,14 +37,15 @@ int mgd_warn_end_step(void) {
   return mgd_warn_flush();
 }
 
-/* Runs in the main thread between two instructions. An optimizer's step, a backward pass and
- * our own functions are not to be left halfway: they end with a step or go back to the user soon. */
+/* Runs in the main thread between two instructions. An error must not interrupt an optimizer's step, a backward pass or
+ * our own functions: they end with a step or return to the user soon, so the warnings wait for that. */
 static int said_by_interpreter(void *unused) {
   (void)unused;
   return mgd_frames_in_transaction() ? 0 : mgd_warn_flush();
 }
 
-/* Called inside operators: any thread, with or without the GIL. A full queue is no loss: the end of the step comes. */
+/* Called inside operators, on any thread, with or without the GIL. If Python's queue is full, the end of the step
+ * issues the warnings. */
 static void wake(void) {
   if (Py_IsInitialized()) (void)Py_AddPendingCall(said_by_interpreter, NULL);
 }

@@ -1,4 +1,4 @@
-// backend.h: whose tensors the kernels of this folder serve: the simulator's or the virtual GPU's.
+// backend.h: which tensors the kernels of this folder serve: the simulator's or the virtual GPU's.
 //
 // The same files are compiled twice: into managed._sim for torch's PrivateUse1, and with MANAGED_VIRTUAL_GPU
 // into managed._virtual_gpu for CUDA. All that differs among them is a constant here, or a function that

@@ -1,7 +1,7 @@
 // facts.h: what the fallback must know about an operator.
 //
-// Owns reading it from the schema, once per operator, and the table of what
-// schemas do not say. Must never look at a tensor.
+// Reads it from the schema once per operator, and owns the tables of what
+// schemas do not say. Never looks at a tensor.
 #pragma once
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/SmallVector.h>
@@ -23,16 +23,16 @@ enum class Flops { none,
                    solve,
                    factor };
 
-// Devices without values (values.h): how a call goes on when its operands are not known.
+// For devices without values (values.h): what a call does if its operands are not known.
 enum class Unknown : uint8_t {
-  form,       // the meta kernel tells what results look like
-  host_form,  // the CPU's kernel answers, without their bytes
-  truth,      // as `form`; and what is true of all operands is true of the result
-  same,       // what it writes stays as large as it was
-  finite,     // as `same`; and what says whether a number was not finite stays what it is
-  scalar,     // the program is told that the number is 0,
-  equal,      // or that tensors are not equal
-  nothing,    // no result: what it would look like depends on values
+  form,       // the meta kernel computes the form of the results
+  host_form,  // the CPU's kernel runs, without their bytes
+  truth,      // like `form`; results are Known::truth if all operands are
+  same,       // no kernel runs: written operands keep their form
+  finite,     // like `same`; the flag for numbers that are not finite keeps its value
+  scalar,     // the program gets the number 0
+  equal,      // the program gets False
+  nothing,    // throws: the form of the result depends on values
 };
 
 struct OperatorFacts {
@@ -43,18 +43,18 @@ struct OperatorFacts {
   bool may_mix = false;               // accepts CPU operands with dimensions beside simulated ones
   bool has_cpu_kernel = false;        // may go straight to the CPU key
   bool view = false;           // results share the operands' bytes, and none are read
-  bool free = false;           // does no work on the device: views, and questions about a tensor's form
+  bool free = false;           // does no work on the device: views, and queries of a tensor's form
   bool waits = false;          // the host needs the values, or how many there are, to go on
-  bool whole = false;          // a composite that torch computes differently off the CPU: it goes there in one piece
-  bool updates = false;        // reads all of what it writes, whose bytes pass twice
-  bool overwrites = false;     // does not read what it writes, all of which it writes
+  bool whole = false;          // a composite that torch computes differently off the CPU: it runs there in one piece
+  bool updates = false;        // reads all that it writes, so those bytes count twice
+  bool overwrites = false;     // writes all of its written operands and reads none of them
   Unknown unknown = Unknown::form;
   Flops flops = Flops::none;
 };
 
 OperatorFacts facts_of(const c10::OperatorHandle &op);
 
-// "aten::add.Tensor" of an operator's name.
+// Returns the full name of an operator, such as "aten::add.Tensor".
 std::string full_name(const c10::OperatorName &name);
 
 }  // namespace managed::sim

@@ -11,7 +11,8 @@ namespace managed::sim {
 // -1 means the current device.
 const at::Generator &default_generator(int device);
 at::Generator new_generator(int device);
-// CPU kernels demand a generator whose device is the CPU: the one inside. What is drawn counts at the latest when the lease ends.
+// Returns the CPU generator inside, since CPU kernels take no other. What is drawn from it counts for `g` at the latest
+// when the lease ends.
 at::Generator cpu_generator(const at::Generator &g, std::shared_ptr<void> &lease);
 
 }  // namespace managed::sim

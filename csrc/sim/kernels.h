@@ -1,7 +1,7 @@
-// kernels.h: how the preloaded runtime is told of kernels that the host computes.
+// kernels.h: reports kernels that the host computes to the preloaded runtime.
 //
-// csrc/virtual_gpu/torch/launch.cpp finds the runtime. Without it nothing is told. Simulated devices have no use for
-// it.
+// csrc/virtual_gpu/torch/launch.cpp looks the runtime up; without one nothing is reported. Simulated devices do not use
+// this.
 #pragma once
 #include <c10/core/DeviceGuard.h>
 
@@ -9,8 +9,8 @@
 
 namespace managed::sim {
 
-// A kernel of the calling thread on the current stream of a device: it begins when all that the stream waits for is
-// done, and has ended when the object dies. Nothing may be allocated on a device meanwhile.
+// A kernel of the calling thread on the current stream of a device. The constructor returns when all that the stream
+// waits for is done; the destructor ends the kernel. Nothing may be allocated on a device in between.
 class Kernel {
  public:
   Kernel(int device, const char *name);
@@ -20,10 +20,10 @@ class Kernel {
   void touches(const void *address, std::size_t bytes, bool written);
 
  private:
-  c10::DeviceGuard there_; // CUDA launches on streams of the current device alone
+  c10::DeviceGuard there_; // CUDA launches only on streams of the current device
 };
 
-// The host waits for the current stream of the device, as CUDA's own code does to read an answer.
+// Makes the host wait for the current stream of the device, as CUDA's own code does to read a result.
 void wait_for_stream(int device);
 
 }  // namespace managed::sim

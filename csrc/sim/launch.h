@@ -1,6 +1,6 @@
-// launch.h: what a device is told of a kernel: the simulator's clock, or the streams of a virtual GPU.
+// launch.h: reports a kernel to the simulator's clock, or to the streams of a virtual GPU.
 //
-// One object an operator call. Each backend writes these few functions; see backend.h.
+// There is one object for each operator call. Each backend implements these few functions; see backend.h.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
@@ -24,11 +24,11 @@ class Launch {
   Launch &operator=(const Launch &) = delete;
 
   void operand(const at::Tensor &t, bool written);
-  // All operands have been told: the kernel runs until ran(), and allocates nothing on the device meanwhile.
+  // Follows operand() for all operands. The kernel runs until ran(); nothing may be allocated on the device meanwhile.
   void begin(int device);
   void ran();
   void result(const at::Tensor &t, bool first);
-  void end(); // of the operator, unless it failed
+  void end(); // the operator has ended; not called if it failed
 
  private:
   const OperatorFacts &facts_;
@@ -46,7 +46,7 @@ class Launch {
   Arithmetic arithmetic_;
   double bytes_ = 0, outputs_ = 0;
   void writes(const at::Tensor &t);
-  c10::SmallVector<c10::StorageImpl *, 4> written_; // where there are devices that may want it
+  c10::SmallVector<c10::StorageImpl *, 4> written_; // empty if there is one device only
 #endif
 };
 

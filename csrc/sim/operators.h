@@ -1,4 +1,4 @@
-// operators.h: the operators that the fallback cannot do, by the file that writes them.
+// operators.h: the operators that the fallback cannot run, by the file that implements them.
 //
 // Each function registers its operators in a library of one dispatch key.
 #pragma once
@@ -6,13 +6,13 @@
 
 namespace managed::sim {
 
-// Whether an operator is written by hand, so that the fallback leaves it alone.
+// Whether an operator is implemented by hand, so that the fallback is not registered for it.
 bool written_by_hand(const std::string &name);
 
 void register_memory(torch::Library &m);  // memory.cpp: empty, set_, record_stream
 void register_copies(torch::Library &m);  // copy.cpp: copy_, _copy_from
 void register_sparse_copies(torch::Library &m);
-// For the bridge: the bytes are there at once, and the clock is not told.
+// Copies bytes for the bridge, at once and without telling the clock.
 void copy_bytes(int to, void *target, int from, const void *source, std::size_t bytes);
 void register_rnn(torch::Library &m);       // rnn.cpp
 void register_dropout(torch::Library &m);   // composites.cpp: dropout
@@ -21,6 +21,6 @@ void register_attention(torch::Library &m); // composites.cpp: which attention k
 void register_group_norm(torch::Library &autograd);  // group_norm.cpp: the layout of its derivative
 void register_unknown(torch::Library &m);  // unknown.cpp: isfinite, without values
 void register_autocast(torch::Library &m);  // autocast.cpp
-void register_nested(torch::Library &every, torch::Library &m);  // nested.cpp: the fallback, and what is not refused
+void register_nested(torch::Library &every, torch::Library &m);  // nested.cpp: the fallback, and what is allowed
 
 }  // namespace managed::sim

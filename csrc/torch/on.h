@@ -1,6 +1,6 @@
-/* on.h: threads in which everything that is made is managed (managed.on).
+/* on.h: threads in which every new tensor is managed (managed.on).
  *
- * Part of what csrc/torch offers to csrc/python; api.h says how these functions fail.
+ * It is part of csrc/torch's interface for csrc/python; api.h describes how these functions fail.
  */
 #ifndef MGD_TORCH_ON_H
 #define MGD_TORCH_ON_H
@@ -12,17 +12,18 @@
 extern "C" {
 #endif
 
-/* Outside; inside; inside, and what goes to no device in particular goes where least is in use. */
+/* Outside of managed.on(); inside; inside, and tensors for no particular device go to the device with least in use. */
 enum { MGD_OFF,
        MGD_ON,
        MGD_ON_DISPERSING };
 
-/* How this thread stands; no error. A thread of autograd's engine stands as the one that called it. */
+/* The mode of this thread; no error. A thread of autograd's engine has MGD_ON_DISPERSING if the thread that called it
+ * is inside, in either mode. */
 int mgd_torch_on(void);
-/* Changes that and returns the old value. `pick` is called with bytes and gives the torch.device for a new tensor of
- * which the program names only the kind; the first one is kept. */
+/* Sets the mode of this thread and returns the old one. `pick` is called with a number of bytes and returns the
+ * torch.device for a new tensor if the program names only the kind of device; only the first `pick` is kept. */
 int mgd_torch_set_on(int mode, PyObject *pick);
-/* Whether threads that are on take simulated devices for CUDA's; returns the old value. */
+/* Sets whether threads in managed.on() take simulated devices for CUDA's; returns the old value. */
 int mgd_torch_cuda_is_simulated(int yes);
 /* Whether the tensor, managed or plain, may be managed; no error. */
 int mgd_torch_can_be_managed(PyObject *tensor);

@@ -1,9 +1,8 @@
-/* saving.h: storages in the hands of somebody who only saves them. They may leave, and are copied from where they are.
+/* saving.h: storages that the program holds only to save them. They may leave, and are copied from where they are.
  *
- * Also here, for callers that need them beside it: mgd_torch_held and mgd_torch_call_hooked (reading.cpp),
- * mgd_torch_explained.
+ * Also declares, for the same callers: mgd_torch_held and mgd_torch_call_hooked (reading.cpp), mgd_torch_explained.
  *
- * Part of what csrc/torch offers to csrc/python; api.h says how these functions fail.
+ * It is part of csrc/torch's interface for csrc/python; api.h describes how these functions fail.
  */
 #ifndef MGD_TORCH_SAVING_H
 #define MGD_TORCH_SAVING_H
@@ -17,29 +16,29 @@
 extern "C" {
 #endif
 
-/* As mgd_torch_lend, to a saver; the storage of a plain tensor, and one that the program holds already, is lent as it
- * is there. */
+/* Lends the tensor's storage to a saver, so that its bytes may still leave. If the tensor is plain, its storage has no
+ * handle, or the program holds the storage already, does what mgd_torch_lend does. */
 int mgd_torch_lend_to_saver(PyObject *tensor);
 int mgd_torch_is_saved(PyObject *storage); /* no error: 0 for anything else */
-int mgd_torch_save_made(PyObject *storage); /* a fresh one that nobody else has is in a saver's hands */
-/* A storage that was a saver's is the program's from now on: its bytes come home and stay. */
+int mgd_torch_save_made(PyObject *storage); /* lends a new, unshared storage to a saver */
+/* Turns a saved storage into one of the program's: its bytes come home and stay. Does nothing for other storages. */
 int mgd_torch_keep_storage(PyObject *storage);
 /* Copies all bytes of a saved storage into one of the same size that does not leave. */
 int mgd_torch_copy_saved(PyObject *target, PyObject *source);
-/* The other way: from the host into a saved storage. */
+/* Copies the other way: all bytes of a storage on the host into a saved one. */
 int mgd_torch_write_saved(PyObject *target, PyObject *source);
-/* set(context), which gives the tensor a saved storage, whose bytes are home meanwhile. The tensor is managed then: a
- * plain one would not find its bytes. */
+/* Calls set(context), which gives the tensor a saved storage; the bytes are home meanwhile. Then makes the tensor
+ * managed, because a plain one could not read bytes that have left. Returns the call's result. */
 PyObject *mgd_torch_set_saved(PyObject *tensor, PyObject *storage, PyObject *(*set)(void *), void *context);
-/* f(context), while the tensors of the list are home and stay. */
+/* Calls f(context) while the tensors of the list are home and stay there. */
 PyObject *mgd_torch_held(PyObject *tensors, PyObject *(*f)(void *), void *context);
-/* call(*args, **kwargs), while operators of this thread on managed tensors come to the hook although torch has shut it
- * out. */
+/* Calls call(*args, **kwargs); meanwhile this thread's operators on managed tensors come to the hook, although torch
+ * has excluded it. */
 PyObject *mgd_torch_call_hooked(PyObject *call, PyObject *args, PyObject *kwargs);
-/* A number that stands for the address of the first element, whether or not the bytes are there; 0 where they never
- * leave. */
+/* Returns a number that replaces the address of the first element and does not change when the bytes leave; 0 if the
+ * storage has no handle, so that its bytes never leave. */
 uint64_t mgd_torch_identity(PyObject *tensor_or_storage);
-PyObject *mgd_torch_explained(PyObject *error); /* the text of an allocator's error, with who holds what */
+PyObject *mgd_torch_explained(PyObject *error); /* an allocator's error text with the table of what holds memory */
 
 #ifdef __cplusplus
 }

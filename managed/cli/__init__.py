@@ -19,7 +19,7 @@ COMMANDS: dict[str, str] = {
     "run": "a script, a module or a notebook, managed without a changed line",
     "status": "one line a device of each running process",
     "top": "whose bytes are on which device of running processes, and what moves",
-    "trace": "what a profile says: bytes a link, who waited longest, and what helps",
+    "trace": "what a profile says: bytes a link, what waited longest, and what helps",
 }
 
 

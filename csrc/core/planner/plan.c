@@ -1,21 +1,21 @@
-/* plan.c: makes plans in several ways and takes the one that is fastest; what callers of the planner see.
+/* plan.c: the planner's interface: makes plans in several ways and returns the fastest one.
  *
- * No way is best for all steps. Each gives a plan that holds, so they are compared by running them. Owns the
- * memory of it all.
+ * No way is best for all steps. Each way gives a valid plan, so they are compared by simulation. All memory of the
+ * planner is allocated and freed from here.
  */
 #include "core/planner/internal_plan.h"
 
 #include <string.h>
 
-#define LAPS 6   /* of which the last STEADY are taken: a step or two go by until they are alike */
+#define LAPS 6   /* the last STEADY laps are measured: the first step or two differ from the rest */
 #define STEADY 3
 
-/* What the choice of victims leaves free is taken by what comes back early. */
+/* The ways to plan. The room that a way leaves free when it chooses victims is used by early fetches. */
 static const struct mgd_plan_way ways[] = {
     {.trades = true}, {.trades = true, .small = true}, {.slack = 10}, {.slack = 20}, {.slack = 30}, {.slack = 40},
     {.slack = 60},    {.even = true},                  {.even = true, .spare = 1}};
 
-/* Everything that is needed to make a plan. Zero is none of it. */
+/* Everything that is needed to make a plan. A zeroed struct owns no memory. */
 struct planner {
   struct mgd_alloc alloc;
   struct mgd_plan_cycle cycle;
@@ -42,7 +42,7 @@ static int make_choice(struct mgd_alloc *a, size_t uses, struct mgd_plan_choice 
   return MGD_OK;
 }
 
-/* With room for so many actions. */
+/* Allocates a plan with room for `actions` actions. */
 static int make_list(struct mgd_alloc *a, int32_t operators, size_t actions, struct mgd_plan *plan) {
   plan->operators = operators;
   plan->first_action = mgd_alloc_new(a, (size_t)operators + 1, sizeof *plan->first_action);
@@ -98,7 +98,7 @@ static int measure_plan(struct planner *p, struct mgd_plan *plan) {
   return code == MGD_OK ? MGD_OK : MGD_E_BROKEN;
 }
 
-/* A plan that begins so, into p->next. */
+/* Makes a plan in this way, in p->next. */
 static int try_way(struct planner *p, struct mgd_plan_way way) {
   const struct mgd_plan_cycle *c = &p->cycle;
   struct mgd_plan_choice *choice = &p->choice;
@@ -114,7 +114,7 @@ static int try_way(struct planner *p, struct mgd_plan_way way) {
   return measure_plan(p, &p->next);
 }
 
-/* Into p->best. */
+/* Puts the fastest plan into p->best. */
 static int find_best(struct planner *p) {
   int64_t ideal = 0;
   for (int32_t o = 0; o < p->cycle.operators; o++) {
@@ -136,7 +136,7 @@ static int find_best(struct planner *p) {
   return MGD_OK;
 }
 
-/* The plan in memory of its own, which is as small as it can be. */
+/* Copies the plan into memory of its own, without spare room. */
 static int copy_plan(struct mgd_alloc *a, const struct mgd_plan *plan, struct mgd_plan **out) {
   struct mgd_plan *copy = mgd_alloc_new(a, 1, sizeof *copy);
   if (!copy || make_list(a, plan->operators, (size_t)plan->actions, copy) != MGD_OK) {
@@ -154,7 +154,7 @@ static int copy_plan(struct mgd_alloc *a, const struct mgd_plan *plan, struct mg
   return MGD_OK;
 }
 
-/* ---- what callers see */
+/* ---- the interface */
 
 int mgd_plan_make(const struct mgd_plan_step *step, const struct mgd_plan_machine *machine, int64_t fail_allocation,
                   struct mgd_plan **out) {

@@ -1,6 +1,6 @@
-/* plan_cycle.c: checks a recorded step, and says of each use what comes after it. For the planner.
+/* plan_cycle.c: checks a recorded step, and computes what comes after each use, for the planner.
  *
- * Owns every check of what the caller gives: the other files trust all numbers. Decides nothing.
+ * All checks of the caller's arguments are here: the other files trust all numbers. Nothing is decided here.
  */
 #include "core/planner/internal_plan.h"
 
@@ -37,8 +37,8 @@ static bool is_good_machine(const struct mgd_plan_machine *m) {
          mgd_is_amount(m->out.bytes_per_ns);
 }
 
-/* Flags, storages, and that no operator names one twice. made: -1, and of those that are made which operator does.
- * seen: -1 for all. */
+/* Checks flags and storages, and that no operator names a storage twice. made, seen: -1 for all storages before the
+ * call. made is set to the operator that makes the storage. */
 static bool has_good_uses(const struct mgd_plan_step *step, int32_t *made, int32_t *seen) {
   for (int32_t o = 0; o < step->operators; o++) {
     for (int32_t k = step->first_use[o]; k < step->first_use[o + 1]; k++) {
@@ -59,7 +59,7 @@ static bool has_good_uses(const struct mgd_plan_step *step, int32_t *made, int32
   return true;
 }
 
-/* How many operators after a storage was made operator o comes. */
+/* Returns how many operators after the making of a storage operator o comes. */
 static int32_t age_at(const struct mgd_plan_step *step, int32_t made, int32_t o) {
   return o >= made ? o - made : o - made + step->operators;
 }
@@ -97,7 +97,7 @@ static int find_copy_times(struct mgd_plan_cycle *c) {
   return total < INT64_MAX / 8 ? MGD_OK : MGD_E_OVERFLOW;
 }
 
-/* At worst a step copies every storage back for each use, and to the host after each, and nothing overlaps. */
+/* In the worst case a step copies every storage back for each use, and to the host after each, and nothing overlaps. */
 static int find_longest(struct mgd_plan_cycle *c) {
   for (int32_t o = 0; o < c->operators; o++) {
     c->longest_ns = mgd_about_sum(c->longest_ns, c->step->ns[o]);
@@ -110,7 +110,8 @@ static int find_longest(struct mgd_plan_cycle *c) {
   return c->longest_ns < INT64_MAX / 64 ? MGD_OK : MGD_E_OVERFLOW;
 }
 
-/* made: of each storage. */
+/* Adds the bytes of storage s to the differences in `alive`. made: the operator that makes it; unused if it never
+ * dies. */
 static void add_life(struct mgd_plan_cycle *c, int32_t s, int32_t made) {
   const int32_t dies = c->step->storage[s].dies;
   const int64_t bytes = c->step->storage[s].bytes;
@@ -124,7 +125,7 @@ static void add_life(struct mgd_plan_cycle *c, int32_t s, int32_t made) {
   }
 }
 
-/* Storages that no operator uses are away. seen: -1 for those. */
+/* Computes the bytes at each operator. Storages that no operator uses (seen is -1) count as away. */
 static int find_bytes(struct mgd_plan_cycle *c, const int32_t *made, const int32_t *seen) {
   for (int32_t k = 0; k < c->uses; k++) {
     const struct mgd_plan_use *use = &c->step->uses[k];
@@ -148,7 +149,7 @@ static int find_bytes(struct mgd_plan_cycle *c, const int32_t *made, const int32
   return MGD_OK;
 }
 
-/* ---- what comes after */
+/* ---- next uses */
 
 static void find_deaths(struct mgd_plan_cycle *c) {
   for (int32_t s = 0; s < c->storages; s++) {
@@ -156,18 +157,18 @@ static void find_deaths(struct mgd_plan_cycle *c) {
       c->first_death[c->step->storage[s].dies]++;
     }
   }
-  for (int32_t o = 0; o < c->operators; o++) { /* where those of o end */
+  for (int32_t o = 0; o < c->operators; o++) { /* the ends of the ranges */
     c->first_death[o + 1] += c->first_death[o];
   }
-  for (int32_t s = c->storages - 1; s >= 0; s--) { /* from there backwards, to where they begin */
+  for (int32_t s = c->storages - 1; s >= 0; s--) { /* from the ends back to the begins */
     if (c->step->storage[s].dies >= 0) {
       c->dead[--c->first_death[c->step->storage[s].dies]] = s;
     }
   }
 }
 
-/* Backwards through two steps: the second tells what comes after the end of the first. next and when, by storage: the
- * use that comes next, and its operator; -1 and the one after its last where it dies. */
+/* Goes backwards through two steps: the second one gives what comes after the end of the first. next and when, by
+ * storage: the next use, and its operator; if the storage dies first, -1 and the operator after its last. */
 static void find_gaps(struct mgd_plan_cycle *c, int32_t *next, int32_t *when) {
   for (int32_t base = c->operators; base >= 0; base -= c->operators) {
     for (int32_t o = c->operators - 1; o >= 0; o--) {
@@ -187,7 +188,7 @@ static void find_gaps(struct mgd_plan_cycle *c, int32_t *next, int32_t *when) {
   }
 }
 
-/* ---- making one */
+/* ---- construction */
 
 static int make_indexes(struct mgd_alloc *a, struct mgd_plan_cycle *c) {
   const size_t uses = (size_t)c->uses + 1, storages = (size_t)c->storages + 1, operators = (size_t)c->operators + 1;
@@ -207,7 +208,7 @@ static int make_indexes(struct mgd_alloc *a, struct mgd_plan_cycle *c) {
              : MGD_E_NOMEM;
 }
 
-/* made and seen: by storage, free to be used. */
+/* Checks the uses and fills the arrays. made, seen: scratch, by storage. */
 static int fill_cycle(struct mgd_plan_cycle *c, int32_t *made, int32_t *seen) {
   for (int32_t s = 0; s < c->storages; s++) {
     made[s] = seen[s] = -1;

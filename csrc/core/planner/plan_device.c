@@ -1,7 +1,7 @@
-/* plan_device.c: when a device does what it is told: operators, two streams of copies, and room that is free in time.
+/* plan_device.c: a simulated device: operators, two streams of copies, and room that becomes free in time.
  *
- * Owns the times of mgd_plan_simulate(), as plan.h states them. Is told what to do in the host's order, and decides
- * nothing.
+ * It computes the times of mgd_plan_simulate(), as plan.h states them. The caller issues work in the host's order;
+ * nothing is decided here.
  */
 #include "core/planner/internal_plan.h"
 
@@ -52,14 +52,14 @@ static int64_t size_of(const struct mgd_plan_device *d, int32_t s) { return d->c
 
 /* ---- room */
 
-/* Nothing that is issued from now on begins before `reached`. */
+/* Joins the pieces that are free at `reached`: work that is issued from now on does not begin earlier. */
 static void join_ready(struct mgd_plan_device *d) {
   while (d->pieces.count > 0 && d->pieces.key[d->pieces.item[0]] <= d->reached) {
     d->ready += d->piece[mgd_plan_heap_pop(&d->pieces)];
   }
 }
 
-/* Gives up the room of s, free from `when` on. A piece of s that is still there waits for the later time. */
+/* Gives up the room of s, which is free from `when` on. A piece of s that is still there gets the later time. */
 static void give_room(struct mgd_plan_device *d, int32_t s, int64_t when) {
   join_ready(d);
   d->is_home[s] = false;
@@ -73,7 +73,7 @@ static void give_room(struct mgd_plan_device *d, int32_t s, int64_t when) {
   mgd_plan_heap_put(&d->pieces, s, when);
 }
 
-/* When that many bytes are free, taking those first that are free first. Leaves the pieces for it in scratch. */
+/* Returns when that many bytes are free, by taking the pieces that are free first. Moves these pieces to scratch. */
 static int64_t find_room(struct mgd_plan_device *d, int64_t bytes, int32_t *pieces) {
   int64_t need = bytes - d->ready, when = d->reached;
   *pieces = 0;
@@ -86,14 +86,14 @@ static int64_t find_room(struct mgd_plan_device *d, int64_t bytes, int32_t *piec
   return when;
 }
 
-/* After find_room(): leaves all as it was. */
+/* Undoes find_room(). */
 static void leave_room(struct mgd_plan_device *d, int32_t pieces) {
   for (int32_t i = 0; i < pieces; i++) {
     mgd_plan_heap_put(&d->pieces, d->scratch[i].value, d->scratch[i].key);
   }
 }
 
-/* After find_room(): takes it. What is left of the last piece is free when that is. */
+/* Takes the room that find_room() found. The rest of the last piece stays free from the same time on. */
 static void take_room(struct mgd_plan_device *d, int64_t bytes, int32_t pieces) {
   int64_t rest = d->ready - bytes;
   for (int32_t i = 0; i < pieces; i++) {

@@ -1,18 +1,18 @@
-/* plan_early.c: writes of a plan are begun as early as the bytes are complete.
+/* plan_early.c: moves each write of a plan to where the bytes are complete.
  *
  * A plan begins a copy to the host when the link is free, which an executor cannot know: its copy waits, on the device,
  * for all operators that were issued before it. So each WRITE moves up, to right behind the last operator that writes
- * the storage, but never before a WRITE that came before it. When bytes leave and come back stays as it is.
+ * the storage, but never before a WRITE that came before it. LEAVE and FETCH actions stay where they are.
  */
 #include "core/internal_machine.h"
 #include "core/planner/plan.h"
 
-/* A WRITE: where it stands, counted on from the first operator of the step; below 0 in the step before. */
+/* A WRITE before operator `at`, counted from the first operator of the step; below 0: in the step before. */
 struct write {
   int32_t storage, at;
 };
 
-/* The last operator before `o` that writes the storage, in this step or (below 0) the one before; INT32_MIN: none. */
+/* Sets last[s] to the last operator of the step before that writes storage s (below 0); INT32_MIN: none. */
 static void find_last_writes(const struct mgd_plan_step *step, int32_t *last) {
   for (int32_t s = 0; s < step->storages; s++) {
     last[s] = INT32_MIN;
@@ -25,7 +25,7 @@ static void find_last_writes(const struct mgd_plan_step *step, int32_t *last) {
   }
 }
 
-/* In the order of the plan; each with the earliest place that its bytes allow. */
+/* Lists the writes in the order of the plan, each with the earliest place that its bytes allow. */
 static int32_t list_writes(const struct mgd_plan_step *step, const struct mgd_plan *plan, int32_t *last,
                            struct write *writes) {
   int32_t n = 0;
@@ -45,7 +45,8 @@ static int32_t list_writes(const struct mgd_plan_step *step, const struct mgd_pl
   return n;
 }
 
-/* None before the one that comes before it, the last one of the step before included. */
+/* Moves each write back to the place of the write before it, if it is earlier. The last write of the step before counts
+ * as the one before the first. */
 static void keep_order(struct write *writes, int32_t n, int32_t operators) {
   for (int twice = 0; twice < 2; twice++) {
     int32_t before = n ? writes[n - 1].at - operators : 0;
@@ -55,7 +56,7 @@ static void keep_order(struct write *writes, int32_t n, int32_t operators) {
   }
 }
 
-/* Writes are sorted by place: the first one that stands there or behind. */
+/* Returns the first write at `at` or later. The writes are sorted by place. */
 static int32_t first_at(const struct write *writes, int32_t n, int32_t at) {
   int32_t low = 0, high = n;
   while (low < high) {
@@ -89,7 +90,7 @@ int mgd_plan_early_write(const struct mgd_plan_step *step, struct mgd_plan *plan
   const size_t actions = (size_t)plan->actions + 1, storages = (size_t)step->storages + 1;
   struct write *writes = mgd_alloc_new(&alloc, actions, sizeof *writes);
   int32_t *last = mgd_alloc_new(&alloc, storages, sizeof *last);
-  struct mgd_plan other = *plan; /* at first the new one, in the end what is to be freed */
+  struct mgd_plan other = *plan; /* first the new plan, at the end the one to free */
   other.actions = 0;
   other.first_action = mgd_alloc_new(&alloc, (size_t)plan->operators + 1, sizeof *other.first_action);
   other.action = mgd_alloc_new(&alloc, actions, sizeof *other.action);

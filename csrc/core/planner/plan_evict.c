@@ -1,25 +1,25 @@
-/* plan_evict.c: which bytes leave for others, and when at the latest. For the planner.
+/* plan_evict.c: which storages are evicted, and when at the latest, for the planner.
  *
- * The one whose next use is furthest leaves first (Belady, IBM Systems Journal 5(2), 1966), over several steps, so
- * that the last of them is what each step repeats. Then gaps that need not be empty are filled again: the choice looks
- * only forwards, and takes whole storages. For the same reason gaps may be traded for others in the end. Owns `evict`
- * of the choice; knows no streams.
+ * The storage whose next use is furthest is evicted first (Belady, IBM Systems Journal 5(2), 1966), over several steps,
+ * so that the last of them is what each step repeats. Then gaps that need not be empty are filled again: the choice
+ * looks only forwards, and takes whole storages. For the same reason gaps may be traded for cheaper ones in the end.
+ * This file fills `evict` of the choice; it does not model streams.
  *
- * Where a step reads each storage once, in turn, the furthest next use takes a row of neighbours: they come back one
- * after the other, and then the link rests while those that stayed are used. So there is another way, which spreads
- * those that leave evenly over the step.
+ * If a step reads each storage once, in turn, the furthest next use evicts a row of neighbours: they come back one
+ * after the other, and then the link is idle while the storages that stayed are used. So another way spreads the
+ * evicted storages evenly over the step.
  */
 #include "core/planner/internal_plan.h"
 
 #include <string.h>
 
-#define LAPS 5                     /* of which the last but one is taken: gaps that begin in it end in the last */
+#define LAPS 5                     /* the last but one is used: gaps that begin in it end in the last */
 #define NEVER ((int64_t)1 << 40)   /* a next use that does not come */
 #define SMALL 1000000 /* storages below this leave last, as a rule: a copy's latency would cost more than their bytes */
-#define LAST ((int64_t)1 << 42) /* what takes those behind all others, or before */
+#define LAST ((int64_t)1 << 42) /* puts a key behind all other keys; -LAST puts it in front */
 #define PLACES (1 << 20)
-#define TRADES 64 /* gaps */
-#define OTHERS 6  /* for one of them */
+#define TRADES 64 /* gaps that are traded at most */
+#define OTHERS 6 /* gaps that are emptied for one of them at most */
 
 int mgd_plan_evict_make(struct mgd_alloc *a, const struct mgd_plan_cycle *c, struct mgd_plan_evict *e) {
   const size_t storages = (size_t)c->storages + 1, operators = (size_t)c->operators + 1;
@@ -53,21 +53,22 @@ void mgd_plan_evict_free(struct mgd_plan_evict *e) {
 
 /* ---- the furthest next use */
 
-/* One pass over some steps. Invariants: used is the bytes of those home, of which `home` has all that the operator at
- * hand does not use. */
+/* One pass over some steps. Invariants: used is the bytes of the storages that are home; the heap `home` has those of
+ * them that the current operator does not use. */
 struct pass {
   struct mgd_plan_evict *e;
   const struct mgd_plan_cycle *c;
   int32_t *evict;
-  int64_t parts; /* 0, or how many storages that leave for long are spread over the step */
+  int64_t parts; /* how many storages that leave for long are spread over the step; 0: none are spread */
   int64_t small; /* storages of fewer bytes leave last */
   int64_t used;
-  int64_t at; /* the operator at hand; those of earlier steps count */
+  int64_t at; /* the current operator, counted through all steps */
 };
 
 static int64_t bytes_of(const struct pass *p, int32_t s) { return p->c->step->storage[s].bytes; }
 
-/* How far into its part the operator is, in 1 / PLACES, where the step has as many parts as storages are to leave. */
+/* Returns how far the operator is into its part of the step, in 1 / PLACES. The step has as many parts as storages are
+ * to leave. */
 static int64_t place_in_part(const struct mgd_plan_cycle *c, int64_t parts, int64_t o) {
   const int64_t place = o % c->operators * PLACES / c->operators;
   return place * parts % PLACES;
@@ -75,7 +76,7 @@ static int64_t place_in_part(const struct mgd_plan_cycle *c, int64_t parts, int6
 
 static bool is_long(const struct mgd_plan_cycle *c, int64_t gap) { return gap > c->operators / 2; }
 
-/* What is used next at `next` leaves in this order: a smaller key first. */
+/* Puts s, which is used next at `next`, among the possible victims; a smaller key leaves first. */
 static void offer_victim(struct pass *p, int32_t s, int64_t next) {
   int64_t key = -next;
   if (p->parts > 0 && next < NEVER && is_long(p->c, next - p->at)) {
@@ -89,7 +90,7 @@ static void go_away(struct pass *p, int32_t s) {
   p->used -= bytes_of(p, s);
 }
 
-/* Takes the bytes of s for the operator at hand. s is not among the victims any more. */
+/* Evicts s for the current operator. The caller has taken s out of the heap. */
 static void evict_for(struct pass *p, int32_t s) {
   go_away(p, s);
   const int32_t k = p->e->gap[s];
@@ -99,7 +100,7 @@ static void evict_for(struct pass *p, int32_t s) {
   }
 }
 
-/* Brings the storages of operator o home, for which others leave. */
+/* Brings the storages of operator o home, and evicts victims until they fit. */
 static void take_operands(struct pass *p, int32_t o) {
   struct mgd_plan_evict *e = p->e;
   for (int32_t k = p->c->step->first_use[o]; k < p->c->step->first_use[o + 1]; k++) {
@@ -147,11 +148,12 @@ static void find_victims(struct mgd_plan_evict *e, const struct mgd_plan_cycle *
   }
 }
 
-/* ---- what is in use */
+/* ---- bytes in use */
 
 void mgd_plan_evict_profile(const struct mgd_plan_cycle *c, const int32_t *from, const int32_t *to, int64_t *bytes,
                             struct mgd_plan_profile *profile) {
-  /* bytes holds what changes at each operator, then the sums; what is away at the beginning is taken off at once. */
+  /* bytes holds the change at each operator first, then the sums; gaps that are open at the begin of the step are
+   * subtracted there. */
   for (int32_t o = 0; o < c->operators; o++) {
     bytes[o] = c->alive[o] - (o > 0 ? c->alive[o - 1] : 0);
   }
@@ -171,7 +173,8 @@ void mgd_plan_evict_profile(const struct mgd_plan_cycle *c, const int32_t *from,
   mgd_plan_profile_set(profile, bytes);
 }
 
-/* The pass may end in a state that does not repeat. Then, where too much is in use, everything leaves that can. */
+/* The pass may end in a state that does not repeat. Then every storage leaves that can, at operators where too much is
+ * in use. */
 static void evict_more(const struct mgd_plan_cycle *c, const struct mgd_plan_profile *profile, int32_t *evict) {
   if (mgd_plan_profile_most(profile, 0, c->operators) <= c->machine.room) {
     return;
@@ -184,9 +187,8 @@ static void evict_more(const struct mgd_plan_cycle *c, const struct mgd_plan_pro
   }
 }
 
-/* Gaps that can be filled without exceeding the limit are, the short ones first, or so that those that are left are
- * spread over the step. The profile counts what is beyond the
- * limit of each operator. */
+/* Fills the gaps that can be filled without exceeding the limit, the short ones first; with `parts`, long gaps come
+ * last and those that are left are spread over the step. The profile counts the bytes beyond each operator's limit. */
 static void fill_gaps(struct mgd_plan_evict *e, const struct mgd_plan_cycle *c, struct mgd_plan_profile *profile,
                       int64_t parts, int32_t *evict) {
   for (int32_t o = 0; o < c->operators; o++) {
@@ -212,12 +214,13 @@ static void fill_gaps(struct mgd_plan_evict *e, const struct mgd_plan_cycle *c, 
   }
 }
 
-/* Bytes that are copied since gap k is empty: those that no operator writes are not written to the host either. */
+/* Returns the bytes that are copied because gap k is empty. A storage that no operator writes is not copied to the
+ * host. */
 static int64_t copied_for(const struct mgd_plan_evict *e, const struct mgd_plan_cycle *c, int32_t k) {
   return mgd_plan_bytes_of(c, k) * ((c->after[k] >= 0) + e->is_written[c->step->uses[k].storage]);
 }
 
-/* Which operator `first` is, counted in the step of gap j, if that gap is at all of first .. last; else -1. */
+/* Returns operator `first` as counted in the step of gap j, if that gap covers first .. last; else -1. */
 static int32_t find_in_gap(const struct mgd_plan_cycle *c, int32_t j, int32_t first, int32_t last) {
   for (int32_t shift = -c->operators; shift <= c->operators; shift += c->operators) {
     if (c->operator_of[j] < first + shift && last + shift < c->until[j]) {
@@ -227,8 +230,8 @@ static int32_t find_in_gap(const struct mgd_plan_cycle *c, int32_t j, int32_t fi
   return -1;
 }
 
-/* A gap that is full and could be empty from `first` to `last`: of those that give all that is missing the one for
- * which least is copied, else the largest. It costs less than `most`. -1: none. */
+/* Returns a full gap that could be empty from `first` to `last` and costs less than `most`: the cheapest of those that
+ * free all that is missing, else the largest. -1: none. */
 static int32_t find_other(const struct mgd_plan_evict *e, const struct mgd_plan_cycle *c, const int32_t *evict,
                           int32_t first, int32_t last, int64_t missing, int64_t most) {
   int32_t best = -1;
@@ -245,7 +248,7 @@ static int32_t find_other(const struct mgd_plan_evict *e, const struct mgd_plan_
   return best;
 }
 
-/* Fills gap k where others, for which less is copied, give the room that it takes. */
+/* Fills gap k if cheaper gaps can be emptied to give the room that it takes. */
 static void trade_gap(const struct mgd_plan_evict *e, const struct mgd_plan_cycle *c, struct mgd_plan_profile *profile,
                       int32_t k, int32_t *evict) {
   const int32_t first = evict[k], end = c->until[k];
@@ -275,8 +278,8 @@ static void trade_gap(const struct mgd_plan_evict *e, const struct mgd_plan_cycl
   }
 }
 
-/* Storages are whole, so that those that leave may free far more than is needed. The most expensive gaps are traded
- * for others that free less. */
+/* Trades the most expensive gaps for gaps that free less. Storages leave whole, so they may free far more than is
+ * needed. */
 static void trade_gaps(struct mgd_plan_evict *e, const struct mgd_plan_cycle *c, struct mgd_plan_profile *profile,
                        int32_t *evict) {
   int32_t n = 0;
@@ -291,7 +294,7 @@ static void trade_gaps(struct mgd_plan_evict *e, const struct mgd_plan_cycle *c,
   }
 }
 
-/* How many storages are to leave for more than half of the step: what is too much, in storages of a mean size. */
+/* Returns how many storages are to leave for more than half of the step: the excess bytes, in storages of mean size. */
 static int64_t count_parts(const struct mgd_plan_evict *e, const struct mgd_plan_cycle *c) {
   int64_t over = 0, bytes = 0, n = 0;
   for (int32_t o = 0; o < c->operators; o++) {

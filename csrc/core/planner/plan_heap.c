@@ -1,6 +1,6 @@
-/* plan_heap.c: a heap whose items know their place, and a sort that takes no memory. For the planner.
+/* plan_heap.c: a heap whose items know their place, and a sort that allocates no memory, for the planner.
  *
- * Knows nothing of plans. Items are small numbers, so that all arrays are made once.
+ * This file does not depend on plans. Items are numbers from 0 to n - 1, so each array is allocated once.
  */
 #include "core/planner/internal_plan.h"
 
@@ -36,7 +36,7 @@ static void set_item(struct mgd_plan_heap *h, int32_t place, int32_t item) {
   h->place[item] = place;
 }
 
-/* Brings the item to a place from `place` on upwards, and then downwards, where its key belongs. */
+/* Moves the item from `place` upwards and then downwards, to where its key belongs. */
 static void sift_item(struct mgd_plan_heap *h, int32_t place, int32_t item) {
   const int64_t key = h->key[item];
   while (place > 0 && h->key[h->item[(place - 1) / 2]] > key) {

@@ -1,15 +1,15 @@
-/* plan_pace.c: when bytes that are to leave are written, leave and come back. For the planner.
+/* plan_pace.c: when victims are written, leave and come back, for the planner.
  *
- * It simulates some steps on plan_device.c and decides as it goes, always for the operator that comes next. Copies
- * are issued only as far as the streams have time while the operator at hand runs, so that what is more urgent need not
- * stand behind what is less. What was decided of a gap last is taken. It may not be the same in each step, so
- * plan_settle.c has the last word on what fits.
+ * The pace simulates some steps on plan_device.c and decides on the way, always for the next operator. Copies are
+ * issued only as far as the streams have time while the current operator runs, so that urgent copies do not queue
+ * behind less urgent ones. The last decision for a gap counts. It may differ from step to step, so plan_settle.c makes
+ * sure that everything fits.
  *
- * - A storage is written to the host from its last write on, even if it is read again before it leaves; the one whose
- *   room is needed first is first. Nothing else is written.
- * - It leaves at once where its copy is good, else as soon as that is begun, and at the latest when room is short.
- * - It is fetched in the order of need, as soon as it fits at every operator until then. If it did not leave yet by
- *   then, it stays.
+ * - A storage may be copied to the host after its last write, even if it is read again before it leaves; the storage
+ *   whose room is needed first is copied first. No other storage is copied.
+ * - It leaves at once if its copy is good, else as soon as the copy has begun, and at the latest when room is short.
+ * - Storages are fetched in the order of need, each as soon as it fits at every operator until its use. A storage
+ *   that has not left by then stays.
  */
 #include "core/planner/internal_plan.h"
 
@@ -72,7 +72,7 @@ void mgd_plan_pace_find_due(const struct mgd_plan_cycle *c, const int32_t *leave
   }
 }
 
-/* Those that come back, by when they are needed: in the order of the step. */
+/* Lists the gaps whose storages come back, sorted by the operator of the step that needs them. */
 static void list_fetches(struct mgd_plan_pace *p, const struct mgd_plan_cycle *c, const int32_t *evict) {
   p->next_fetch = 0;
   p->fetch_count = 0;
@@ -86,8 +86,9 @@ static void list_fetches(struct mgd_plan_pace *p, const struct mgd_plan_cycle *c
 
 /* ---- the walk */
 
-/* at: the operator before which actions are put now; those of earlier steps count. Invariants: a storage in the queue
- * is home and has no good copy; `leaving` is of those that are home, in the gap `gap` of the step at `base`. */
+/* at: the operator before which actions are put now, counted through all steps. Invariants: a storage in the queue is
+ * home and has no good copy; `leaving` is set only for storages that are home, in the gap `gap` of the step at
+ * `base`. */
 struct walk {
   struct mgd_plan_pace *p;
   struct mgd_plan_device *d;
@@ -100,7 +101,7 @@ struct walk {
 
 static int64_t room_of(const struct walk *w, int32_t s) { return w->c->step->storage[s].bytes; }
 
-/* Counts the storage as there until `end`, though it was to be away. */
+/* Counts the storage in the profile until `end`, in spite of `evict`. */
 static void open_lease(struct walk *w, int32_t s, int64_t end) {
   struct mgd_plan_pace *p = w->p;
   const int32_t n = w->c->operators;
@@ -121,7 +122,7 @@ static void close_lease(struct walk *w, int32_t s) {
   }
 }
 
-/* It stays in this gap after all. */
+/* Cancels the departure: the storage stays home in this gap. */
 static void stay_home(struct walk *w, int32_t s) {
   if (w->p->leaving[s] >= 0) {
     w->choice->leave[w->p->leaving[s]] = -1;
@@ -136,7 +137,7 @@ static void issue_leave(struct walk *w, int32_t s) {
   mgd_plan_device_leave(w->d, s);
 }
 
-/* The first of the queue is copied, and leaves where it is to. */
+/* Copies the first storage of the queue; it then leaves if it is to leave in its gap. */
 static void issue_write(struct walk *w) {
   struct mgd_plan_pace *p = w->p;
   const int32_t s = mgd_plan_heap_pop(&p->queue), k = p->version[s];
@@ -163,7 +164,7 @@ static void issue_fetch(struct walk *w, int32_t s) {
   }
 }
 
-/* Makes sure that operator o can run, and runs it. */
+/* Fetches operands and makes room so that operator o can run, and runs it. */
 static void run_operator(struct walk *w, int32_t o) {
   struct mgd_plan_pace *p = w->p;
   const int32_t first = w->c->step->first_use[o], end = w->c->step->first_use[o + 1];
@@ -189,13 +190,13 @@ static void run_operator(struct walk *w, int32_t o) {
   mgd_plan_device_run(w->d, o);
 }
 
-/* What is fetched next: of which gap, and when it is needed. */
+/* The next fetch: its gap, when the gap begins, and when the storage is needed. */
 struct wanted {
   int32_t gap, storage;
   int64_t begins, needed;
 };
 
-/* Passes over those whose need has gone by, or whose gap began before the first step. */
+/* Finds the next fetch. Fetches that are too late, or whose gap began before the first step, are skipped. */
 static bool find_wanted(struct walk *w, struct wanted *out) {
   struct mgd_plan_pace *p = w->p;
   for (; p->fetch_count > 0; p->next_fetch++) {
@@ -212,7 +213,7 @@ static bool find_wanted(struct walk *w, struct wanted *out) {
   return false;
 }
 
-/* Whether it fits at each operator until it is needed, and its gap has begun. */
+/* Whether the gap has begun and the storage fits at each operator until it is needed. */
 static bool may_come(const struct walk *w, const struct wanted *next) {
   const int32_t n = w->c->operators, from = (int32_t)(w->at % n);
   if (next->begins >= w->at - 1 || next->needed - w->at >= n - 1) {
@@ -223,7 +224,7 @@ static bool may_come(const struct walk *w, const struct wanted *next) {
              w->c->machine.room;
 }
 
-/* Copies to the device, as long as the stream is free before the operator ends. */
+/* Issues fetches as long as the stream is free before the operator ends. */
 static void fetch_more(struct walk *w) {
   struct mgd_plan_pace *p = w->p;
   struct wanted next;
@@ -244,7 +245,7 @@ static void fetch_more(struct walk *w) {
   }
 }
 
-/* What the operator used has a new gap, in which it may have to leave, and a copy to be made. */
+/* Begins the gap after use k: the storage may have to leave in it, and may need a copy on the host. */
 static void begin_gap(struct walk *w, int32_t k, int64_t base) {
   struct mgd_plan_pace *p = w->p;
   const int32_t s = w->c->step->uses[k].storage;

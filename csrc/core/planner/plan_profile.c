@@ -1,11 +1,10 @@
-/* plan_profile.c: how many bytes are in use at each operator of a step: add to a range, the most of a range. For the
- * planner.
+/* plan_profile.c: how many bytes are in use at each operator of a step: add to a range, the most of a range.
  *
- * Knows operators and bytes, and nothing of what they are. Every call takes O(log operators).
+ * A segment tree for the planner; it does not depend on plans. Every call but make and set takes O(log operators).
  */
 #include "core/planner/internal_plan.h"
 
-#define NOWHERE (INT64_MIN / 2) /* beyond the operators: adding to it stays below everything */
+#define NOWHERE (INT64_MIN / 2) /* the value beyond the operators: it stays below all of them whatever is added */
 
 int mgd_plan_profile_make(struct mgd_alloc *a, int32_t operators, struct mgd_plan_profile *p) {
   p->operators = operators;
@@ -71,7 +70,8 @@ static int64_t most_below(const struct mgd_plan_profile *p, struct node v, int32
   return most == INT64_MIN ? most : most + p->added[v.number];
 }
 
-/* -1: none. Looks into a node that is inside only where it finds something, so that it takes O(log operators). */
+/* Returns the last operator of the range with more than `limit`, or -1. It enters a node that is inside the range only
+ * if there is one in it, so it takes O(log operators). */
 static int32_t last_below(const struct mgd_plan_profile *p, struct node v, int32_t from, int32_t to, int64_t limit) {
   if (is_outside(v, from, to) || p->most[v.number] <= limit) {
     return -1;
@@ -86,7 +86,7 @@ static int32_t last_below(const struct mgd_plan_profile *p, struct node v, int32
 
 static struct node top_of(const struct mgd_plan_profile *p) { return (struct node){1, 0, p->leaves}; }
 
-/* A range over the end of the step is two: from .. before - 1, and 0 .. behind - 1. */
+/* A range over the end of the step, as two ranges: from .. before - 1, and 0 .. behind - 1. */
 struct ranges {
   int32_t from, before, behind;
 };

@@ -1,11 +1,10 @@
-/* plan_run.c: runs a plan step after step, as the executor does, and asks whether each action may be done. For the
- * planner.
+/* plan_run.c: runs a plan step after step, as the executor does, and checks each action, for the planner.
  *
- * Trusts the step and nothing of the plan: it may have been made for another step.
+ * The step is trusted, the plan is not: it may have been made for another step.
  */
 #include "core/planner/internal_plan.h"
 
-/* How far the plan is believed: in the first lap what is missing was there all the time. */
+/* A run of a plan. In the first lap, a missing storage is assumed to have been there all the time. */
 struct runner {
   struct mgd_plan_device *d;
   const struct mgd_plan *plan;
@@ -32,7 +31,7 @@ static bool has_good_form(const struct mgd_plan *plan, const struct mgd_plan_cyc
   return true;
 }
 
-/* Does one action; false where it makes no sense. */
+/* Does one action. False: the action is not possible in this state. */
 static bool act(struct runner *r, struct mgd_plan_action action) {
   struct mgd_plan_device *d = r->d;
   const int32_t s = action.storage;
@@ -64,7 +63,7 @@ static bool act(struct runner *r, struct mgd_plan_action action) {
   }
 }
 
-/* All that it uses must be home, and what it makes is not. */
+/* Whether operator o may run: its operands must be home, its results must not be, and there must be room for them. */
 static bool may_run(struct runner *r, int32_t o) {
   const struct mgd_plan_cycle *c = r->d->cycle;
   for (int32_t k = c->step->first_use[o]; k < c->step->first_use[o + 1]; k++) {

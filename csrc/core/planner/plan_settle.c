@@ -1,14 +1,14 @@
-/* plan_settle.c: makes what was chosen for each gap hold in the host's order, and writes it down as a plan. For the
- * planner.
+/* plan_settle.c: makes the choice for each gap valid in the host's order, and writes it down as a plan.
  *
- * Whatever leave, fetch and write of the choice are, the plan is one: it begins with the gaps as `evict` has them,
- * where everything fits, and fills of each what still fits. Owns that guarantee; knows no times.
+ * The plan is valid for any leave, fetch and write of the choice: everything fits in the gaps as `evict` has them, and
+ * each gap is then shortened only as far as everything still fits. This file gives that guarantee, and uses no times.
  */
 #include "core/planner/internal_plan.h"
 
 #include <string.h>
 
-/* Bytes that stay after all become a gap that ends where it begins; the others are brought into order. */
+/* Bytes that stay after all become a gap that ends where it begins. In other gaps, leave is at most `evict`, and fetch
+ * is not before leave. */
 static void clamp_gap(const struct mgd_plan_cycle *c, int32_t k, struct mgd_plan_choice *choice) {
   const int32_t evict = choice->evict[k];
   if (evict < 0) {

@@ -1,14 +1,13 @@
 /* check_handle.c: the invariants that handle.h and internal_handle.h state.
  *
- * Each function verifies one struct's comment, in the same words; it reads and
- * never repairs. What is counted somewhere is counted here again, over all
- * handles that are open and over those that are closed and still on their way,
- * so the cost is bounded by the number of handles.
+ * Each function verifies the invariants of one struct, in the words of its comment; it reads and never repairs. Every
+ * sum is counted again, over all open handles and over the closed ones that are still moving, so the cost is bounded
+ * by the number of handles.
  */
 #include "core/arithmetic.h"
 #include "core/internal_machine.h"
 
-/* What the fields of the machine must agree with. */
+/* The sums over all handles, with which the fields of the machine must agree. */
 struct tally {
   int64_t on_host, spare_bytes, departing[MGD_MAX_DEVICES];
   int32_t spares, moves, guests[MGD_MAX_DEVICES], departures[MGD_MAX_DEVICES];
@@ -22,7 +21,7 @@ static bool is_away(const struct mgd_machine *m, const struct mgd_handle *h) {
 
 static bool is_here(const struct mgd_handle *h) { return h->away == -1 && h->on_host == (h->memory != NULL); }
 
-/* What its state says of the other fields. */
+/* Whether the other fields agree with the state. */
 static bool is_state_sound(const struct mgd_machine *m, const struct mgd_handle *h) {
   switch (h->state) {
     case MGD_RESIDENT:
@@ -46,7 +45,7 @@ static bool is_use_sound(const struct mgd_handle *h) {
   return (h->closed || in_use >= MGD_ALIVE) && (!mgd_residency_is_moving(h) || (in_use & (MGD_ALIVE - 1)) > 0);
 }
 
-/* A place in the order of its home for those that may leave, and for no others. */
+/* A handle has a place in the order of its home if and only if it may leave. */
 static bool is_position_sound(const struct mgd_machine *m, const struct mgd_handle *h) {
   const struct mgd_storages *s = &m->devices[h->home].storages;
   if (h->closed || !mgd_residency_is_victim(h)) {
@@ -98,7 +97,8 @@ static void tally_handle(struct tally *t, const struct mgd_handle *h) {
   }
 }
 
-/* The heap by (key, stamp) and those behind it; that each entry knows its place is asked of the handles. */
+/* Checks the heap by (key, stamp) and the entries behind it; is_position_sound() checks that each handle knows its
+ * place. */
 static bool is_order_sound(const struct mgd_storages *s, int32_t victims) {
   bool sound = s->ordered + s->parked == victims && s->parked >= 0 && s->sorted >= 0 && s->sorted <= s->ordered &&
       s->open >= 0 && s->open <= s->size && s->age == s->age;
@@ -109,7 +109,7 @@ static bool is_order_sound(const struct mgd_storages *s, int32_t victims) {
   return sound;
 }
 
-/* All open storages of a device. The list cannot be a ring: the second visit would come from elsewhere. */
+/* Checks all open storages of a device. A list with a cycle fails: a second visit has another predecessor. */
 static bool are_open_sound(const struct mgd_machine *m, int id, struct tally *t) {
   const struct mgd_storages *s = &m->devices[id].storages;
   const struct mgd_handle *previous = NULL;
@@ -126,7 +126,7 @@ static bool are_open_sound(const struct mgd_machine *m, int id, struct tally *t)
   return open == s->open && is_order_sound(s, victims);
 }
 
-/* The length of a list if each knows its neighbours, else -1. */
+/* Returns the length of a list if the links of each handle are right, else -1. */
 static int32_t handles_in(const struct mgd_handle_list *list) {
   const struct mgd_handle *elder = NULL;
   int32_t length = 0;
@@ -153,7 +153,7 @@ static bool are_orphans_sound(const struct mgd_machine *m, struct tally *t) {
   return true;
 }
 
-/* As many as there should be, each of them one that should be there. */
+/* The list has as many spares as were counted, and each of them is one. */
 static bool are_spares_sound(const struct mgd_host_room *host, const struct tally *t) {
   if (handles_in(&host->spares) != t->spares) {
     return false;
@@ -166,7 +166,7 @@ static bool are_spares_sound(const struct mgd_host_room *host, const struct tall
   return sound;
 }
 
-/* How many guests a device has, or -1. */
+/* Returns how many guests a device has, or -1 if its list is broken. */
 static int32_t guests_of(const struct mgd_machine *m, int id) {
   int32_t length = handles_in(&m->devices[id].storages.guests);
   for (const struct mgd_handle *h = length < 0 ? NULL : m->devices[id].storages.guests.oldest; h; h = h->younger) {

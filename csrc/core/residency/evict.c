@@ -1,9 +1,9 @@
 /* evict.c: which storages leave a device when room is short, and where to.
  *
- * mgd_evict_begin() asks storages in their order and plans that those leave that may: guests of other
- * devices first, then its own storages by the policy. mgd_evict_end() files a storage
- * when its bytes have gone, or have not. Nothing is copied here. The order is kept by order.c, the
- * policy's worth of one storage is computed by policy.c.
+ * mgd_evict_begin() looks at storages in their order and plans the departure of those that may leave: guests
+ * of other devices first, then the device's own storages by the policy. mgd_evict_end() files a storage when the move
+ * has ended, with success or without. Nothing is copied here. order.c keeps the order, policy.c computes the worth of
+ * one storage.
  */
 #include "core/arithmetic.h"
 #include "core/internal_machine.h"
@@ -17,15 +17,15 @@ int mgd_evict_veto(struct mgd_machine *m, mgd_may_leave_fn fn) {
 
 /* ---- taking the bytes */
 
-#define MOST_BACKOFF 10 /* times that count */
+#define MOST_BACKOFF 10 /* the back-off grows no further */
 
-/* What a plan is written into. */
+/* A plan while it is made. */
 struct plan {
   struct mgd_machine *m;
   struct mgd_action *actions;
   size_t n, size;
-  int32_t refused;               /* storages asked in this slice of the search that stay */
-  int64_t room[MGD_MAX_DEVICES]; /* of peers, less what goes there */
+  int32_t refused;               /* storages of this slice of the search that may not leave */
+  int64_t room[MGD_MAX_DEVICES]; /* free bytes of each peer, less what this plan sends there */
 };
 
 /* Takes the bytes for a mover, which counts as one use of them. False: an operator uses them, and nothing was changed.
@@ -35,11 +35,12 @@ struct plan {
  * is counted there, and the step fails. mgd_handle_use() does the same two accesses in the other order, so one of the
  * two sides always sees the other.
  *
- * *clean: the host's copy is as good as the bytes, so they need not be copied. The mark `dirty` is taken away before
- * the uses are compared, and read again afterwards. An operator that sets it in between may have written before the
- * bytes were taken, or may be waiting to write them when they are back; nobody can tell, so the bytes count as written.
+ * *clean: the host's copy is as good as the bytes, so they need not be copied. The mark `dirty` is cleared before the
+ * uses are compared, and read again afterwards. An operator that sets it in between may have written before the bytes
+ * were taken, or may be waiting to write them when they are back; the two cannot be told apart, so the bytes count as
+ * written.
  *
- * `mine`: uses of the caller's own, who only reads the bytes, and while they stay where they are.
+ * `mine`: the caller's own read-only uses, of bytes that stay where they are.
  */
 static bool take_bytes(struct plan *p, struct mgd_handle *h, uint32_t mine, bool *clean) {
   uint32_t uses = MGD_ALIVE + mine, before = h->state;
@@ -60,9 +61,9 @@ static bool take_bytes(struct plan *p, struct mgd_handle *h, uint32_t mine, bool
   return false;
 }
 
-/* Gives up the host's copy of a storage that is at home. The policy values the storage as one that has no such copy.
- * The bytes do not count as written by that: the copy may still be under way, and who writes them next is told so by
- * mgd_handle_write(). */
+/* Gives up the host's copy of a storage that is at home. From then on the policy values the storage as one without such
+ * a copy. The bytes are not marked as written: the copy may still be under way, and mgd_handle_write() tells the next
+ * writer so. */
 static void forget_spare(struct plan *p, struct mgd_handle *h) {
   p->actions[p->n++] =
       (struct mgd_action){.kind = MGD_DO_FORGET, .from = MGD_HOST, .to = -1, .bytes = h->bytes, .memory = h->memory};
@@ -75,8 +76,8 @@ static void forget_spare(struct plan *p, struct mgd_handle *h) {
   }
 }
 
-/* Gives up copies of storages that are at home, oldest first, until the host has room for `bytes` more. None is given
- * up where all of them are not enough. False: there is no room, or the plan was full before there was. */
+/* Gives up copies of storages that are at home, oldest first, until the host has room for `bytes` more. If all of them
+ * are not enough, none is given up. False: there is no room, or the plan was full before there was. */
 static bool make_host_room(struct plan *p, int64_t bytes) {
   struct mgd_host_room *host = &p->m->host;
   if (bytes > host->limit - (host->used - host->spare_bytes)) {
@@ -89,9 +90,9 @@ static bool make_host_room(struct plan *p, int64_t bytes) {
 }
 
 /* Whether a peer gets no guest this time. A peer that had to send guests on to the host needed its room itself. It then
- * gets none for a number of victims that doubles each time, at most 2 to the power of MOST_BACKOFF. A peer whose
- * link is at least as fast as the host's gets guests all the same: one that it sends on costs little more than one that
- * goes to the host at once. */
+ * gets none for a number of victims that doubles each time, at most 2 to the power of MOST_BACKOFF. choose_target()
+ * skips this check for a peer whose link is at least as fast as the host's: a guest that is sent on costs little more
+ * than one that goes to the host at once. */
 static bool refuses_guest(struct mgd_storages *s) {
   bool refuses = s->guests_to_refuse > 0;
   s->guests_to_refuse -= refuses;
@@ -99,7 +100,7 @@ static bool refuses_guest(struct mgd_storages *s) {
 }
 
 /* Where the bytes go: the peer with room whose link takes the least time, if that is at most twice the host's; else the
- * host; else, where the host has no room, any peer with room; else -1.
+ * host; else, if the host has no room, the nearest peer with room; else -1.
  *
  * Bytes that were not written since they came home are a special case. Had they come from the host, their copy would
  * still be there and they would leave for nothing, unless it was given up. They came from a peer, which keeps no copy.
@@ -128,8 +129,8 @@ static int choose_target(struct plan *p, const struct mgd_handle *h, int from) {
 }
 
 /* Plans that h leaves `from`. False: it is in use, its owner does not let it leave, or there is no room for it
- * anywhere. The first two are asked first, so that no copy on the host is given up for a storage that stays. The plan
- * has room for one more action. */
+ * anywhere. The first two are checked first, so that no copy on the host is given up for a storage that stays. The
+ * caller has checked that the plan has room for one more action. */
 static bool plan_departure(struct plan *p, struct mgd_handle *h, int from) {
   bool clean;
   if (mgd_residency_must_stay_locked(p->m, h)) {
@@ -154,9 +155,9 @@ static bool plan_departure(struct plan *p, struct mgd_handle *h, int from) {
   return true;
 }
 
-/* ---- who is asked */
+/* ---- the search for victims */
 
-/* Puts those before `next` behind all others: they have been asked and stay. */
+/* Moves the handles before `next` to the end of the list: the search has refused them. */
 static void move_to_the_end(struct mgd_handle_list *list, struct mgd_handle *next) {
   struct mgd_handle *first = list->oldest, *last = next->elder;
   next->elder = NULL;
@@ -167,7 +168,7 @@ static void move_to_the_end(struct mgd_handle_list *list, struct mgd_handle *nex
   list->youngest = last;
 }
 
-/* Sends guests of other devices on to the host, those first that came first. Returns how many bytes that gives. */
+/* Sends guests of other devices on to the host, in order of arrival. Returns how many bytes that frees. */
 static int64_t send_guests_on(struct plan *p, int device, int64_t bytes) {
   struct mgd_storages *s = &p->m->devices[device].storages;
   int64_t given = 0;
@@ -187,8 +188,8 @@ static int64_t send_guests_on(struct plan *p, int device, int64_t bytes) {
   return given;
 }
 
-/* Plans that the device's own storages leave, in their order. One that may not leave now is parked, out of the order,
- * until all others have been asked. Returns how many bytes that gives. */
+/* Plans that the device's own storages leave, in their order. A storage that may not leave now is parked, out of the
+ * order, until the search has ended. Returns how many bytes that frees. */
 static int64_t evict_victims(struct plan *p, int device, int64_t bytes) {
   struct mgd_storages *s = &p->m->devices[device].storages;
   struct mgd_order_search search = {.new_keys = MGD_LOOKS};
@@ -208,8 +209,8 @@ static int64_t evict_victims(struct plan *p, int device, int64_t bytes) {
   return given;
 }
 
-/* What other threads were doing when a search for room began. A search that finds none is worth another try if they did
- * anything. */
+/* What other threads were doing when a search for room began. A search without a victim is worth another try if they
+ * used or moved anything. */
 struct others {
   struct mgd_uses uses;
   int32_t departures;
@@ -228,22 +229,22 @@ static bool are_busy(const struct others *o, int64_t mine) {
 }
 
 /* Whether other threads used storages during the search. It is true also if those uses have ended: a storage that was
- * asked while it was in use may leave now. */
+ * refused because it was in use may leave now. */
 static bool others_used(const struct mgd_machine *m, int device, const struct others *before, int64_t mine) {
   const struct others now = look_at_others(m, device);
   bool came = now.uses.begun != before->uses.begun || now.arrivals != before->arrivals;
   return came || are_busy(before, mine) || are_busy(&now, mine);
 }
 
-/* Asks at most MGD_LOOKS storages, guests first; *guests and *victims are how many are still to be asked. True: nobody
- * leaves so far, and not all have been asked, so it is to be called again. */
+/* Looks at storages until MGD_LOOKS of them are refused, guests first; *guests and *victims are how many are left to
+ * look at. True: the plan is still empty and some are left, so the caller calls it again. */
 static bool ask_some(struct plan *p, int device, int64_t bytes, int32_t *guests, int32_t *victims) {
   int64_t given = 0;
   p->refused = 0;
   if (*guests > 0) {
     given = send_guests_on(p, device, bytes);
-    /* Fewer than MGD_LOOKS refused: no guest is left to ask, or the plan needs no more. Otherwise send_guests_on() has
-     * put those that refused behind the others, and the rest are still to be asked. */
+    /* Fewer than MGD_LOOKS refused: no guest is left to look at, or the plan needs no more. Otherwise send_guests_on()
+     * has moved those that were refused to the end of the list, and the rest are left to look at. */
     *guests = p->refused < MGD_LOOKS || p->refused > *guests ? 0 : *guests - p->refused;
   }
   if (given < bytes && *guests <= 0 && p->refused < MGD_LOOKS) {
@@ -258,11 +259,11 @@ static void start_plan(struct plan *p, struct mgd_machine *m, const int64_t *roo
                        size_t size) {
   *p = (struct plan){.m = m, .actions = actions, .size = size};
   for (int d = 1; room && d < m->count; d++) {
-    p->room[d] = mgd_max(room[d], 0) - m->devices[d].by_owner[MGD_RESERVED]; /* promised to others */
+    p->room[d] = mgd_max(room[d], 0) - m->devices[d].by_owner[MGD_RESERVED]; /* promised to claims */
   }
 }
 
-/* Lets other threads have the mutex after every MGD_LOOKS storages, so the device may be gone afterwards. */
+/* Makes the plan. Releases the mutex after every MGD_LOOKS refused storages, so the device may be gone afterwards. */
 static int begin(struct plan *p, int device, int64_t bytes, int64_t mine) {
   struct mgd_machine *m = p->m;
   struct mgd_storages *s = &m->devices[device].storages;
@@ -283,9 +284,9 @@ static int begin(struct plan *p, int device, int64_t bytes, int64_t mine) {
 
 #define COPIES_TO_COME 3
 
-/* Where copies of operands are kept, others come after them. One whose room is free crosses beside what runs; one that
- * waits for somebody to leave begins when all that was issued before it has ended. So whoever needs room makes some for
- * copies to come, too: for a few like the one that was used last. */
+/* `bytes`, and room for copies of operands to come: for a few as large as the one that was used last. A device that
+ * keeps such copies will get more of them. A copy whose room is free overlaps with running work; a copy that waits for
+ * an eviction begins only when all work issued before it has ended. */
 static int64_t and_room_for_copies(const struct mgd_machine *m, int device, int64_t bytes) {
   const struct mgd_device *d = &m->devices[device];
   const int64_t most = (int64_t)(MGD_KEPT_FREE * (double)d->capacity);
@@ -310,7 +311,7 @@ int mgd_evict_begin(struct mgd_machine *m, int device, int64_t bytes, const int6
   return mgd_state_leave(m, code);
 }
 
-/* ---- one of them, as planned ahead of need */
+/* ---- one storage, ahead of need */
 
 bool mgd_evict_leave_locked(struct mgd_machine *m, struct mgd_handle *h, struct mgd_action *actions, size_t *n,
                             size_t size) {
@@ -321,7 +322,7 @@ bool mgd_evict_leave_locked(struct mgd_machine *m, struct mgd_handle *h, struct 
   return leaves;
 }
 
-/* As plan_departure(), for bytes that stay. */
+/* Plans a copy to the host of bytes that stay at home; otherwise it is like plan_departure(). */
 bool mgd_evict_spare_locked(struct mgd_machine *m, struct mgd_handle *h, uint32_t mine, struct mgd_action *actions,
                             size_t *n, size_t size) {
   struct plan p;
@@ -370,9 +371,10 @@ int mgd_evict_random(struct mgd_machine *m, int device, uint32_t odds, uint64_t 
   return mgd_state_leave(m, code);
 }
 
-/* ---- gone */
+/* ---- the end of a move */
 
-/* A copy in the host's memory is the one that the plan named, if it did; one elsewhere has none. */
+/* Whether the arguments of mgd_evict_end() fit the plan: a copy on the host is in the memory that the plan named, if it
+ * named any; a copy elsewhere has no `memory`. */
 static bool may_end_at(const struct mgd_machine *m, const struct mgd_handle *h, int to, const void *memory) {
   if (to == MGD_HOST || (to == h->home && h->away < 0)) {
     return memory && (!h->memory || h->memory == memory);
@@ -391,7 +393,7 @@ static void *end_spill(struct mgd_machine *m, struct mgd_handle *h, int to, void
     set_state(h, h->away < 0 ? MGD_RESIDENT : MGD_SPILLED);
     return NULL;
   }
-  if (to == h->home) { /* a spare; an operator may have said meanwhile that it writes the bytes, so `dirty` stays */
+  if (to == h->home) { /* a spare; an operator may have marked the bytes as written meanwhile, so `dirty` stays */
     h->memory = memory;
     mgd_host_count_locked(m, h, true);
     set_state(h, MGD_RESIDENT);

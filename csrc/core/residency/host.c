@@ -1,6 +1,6 @@
-/* host.c: how much of the host's memory copies of storages take, and how much they may.
+/* host.c: how much of the host's memory copies of storages take, and how much they may take.
  *
- * It counts; who leaves where the limit is reached is decided in evict.c.
+ * This file only counts; evict.c decides which copies are given up when the limit is reached.
  */
 #include "core/arithmetic.h"
 #include "core/internal_machine.h"

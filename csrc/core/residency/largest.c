@@ -1,6 +1,6 @@
 /* largest.c: which storages of a device are the largest.
  *
- * It only reads, and keeps nothing between two calls.
+ * This file only reads, and keeps nothing between two calls.
  */
 #include "core/residency/largest.h"
 

@@ -1,13 +1,13 @@
 /* order.c: the order in which a device's storages leave.
  *
- * The policy gives each storage a key; this file keeps the keys in order, smallest first. Whether a storage may leave,
- * and where to, is evict.c's.
+ * The policy gives each storage a key; this file keeps the keys in order, smallest first. evict.c decides whether a
+ * storage may leave, and where to.
  *
  * The array `order` of a device has three parts:
  *   1. the heap, of storages that have a key;
- *   2. new storages, which have no key yet. To compute one reads links and the handle, and most new storages are freed
+ *   2. new storages, which have no key yet. Computing a key reads links and the handle, and most new storages are freed
  *      before any storage has to leave;
- *   3. parked storages, which evict.c found unable to leave during the search that goes on.
+ *   3. parked storages, which evict.c found unable to leave during the current search.
  *
  * A key can be out of date, because operators stamp a handle without the lock. So the key of the storage on top of the
  * heap is computed again when its stamp has changed. One search does that at most MGD_LOOKS times; then it takes the
@@ -16,7 +16,7 @@
 #include "core/arithmetic.h"
 #include "core/internal_machine.h"
 
-#define CHILDREN 4 /* of a place in the heap; the keys of four fit into few cache lines */
+#define CHILDREN 4 /* per place in the heap; the keys of four fit into few cache lines */
 
 bool mgd_order_before(const struct mgd_order_entry *a, const struct mgd_order_entry *b) {
   return a->key < b->key || (a->key == b->key && a->stamp < b->stamp); /* many policies give equal keys */
@@ -38,7 +38,8 @@ static void sift_up(struct mgd_storages *s, int32_t i, struct mgd_order_entry en
   put(s, i, entry);
 }
 
-/* The child with the smallest key, or -1. In 64 bits, because four times a place can be more than 32 bits hold. */
+/* Returns the child with the smallest key, or -1. It computes in 64 bits, because four times a place can be more than
+ * 32 bits hold. */
 static int32_t least_child(const struct mgd_storages *s, int32_t i) {
   int64_t least = (int64_t)i * CHILDREN + 1, end = least + CHILDREN;
   end = end < s->sorted ? end : s->sorted;
@@ -55,7 +56,7 @@ static void sift_down(struct mgd_storages *s, int32_t i, struct mgd_order_entry 
   put(s, i, entry);
 }
 
-/* Puts `entry` where the heap has a hole, and moves it up or down from there until the heap is in order. */
+/* Puts `entry` into the hole in the heap, and moves it up or down from there until the heap is in order. */
 static void sift(struct mgd_storages *s, int32_t hole, struct mgd_order_entry entry) {
   if (hole > 0 && mgd_order_before(&entry, &s->order[mgd_order_parent(hole)])) {
     sift_up(s, hole, entry);
@@ -66,28 +67,28 @@ static void sift(struct mgd_storages *s, int32_t hole, struct mgd_order_entry en
 
 /* ---- keys */
 
-/* An entry without a key: it remembers what a key would be computed from. */
+/* An entry without a key: it records what a key would be computed from. */
 static struct mgd_order_entry snapshot(const struct mgd_machine *m, struct mgd_handle *h) {
   h->was_clean = mgd_handle_is_clean(h);
   return (struct mgd_order_entry){
       .key = m->devices[h->home].storages.age, .stamp = __atomic_load_n(&h->stamp, __ATOMIC_RELAXED), .handle = h};
 }
 
-/* Whether the key still describes the storage. The dirty mark counts too: a storage that came home is clean, and the
- * operator that wanted it often writes it right after. Then it costs more to leave than its key says. */
+/* Whether the key is up to date. The dirty mark counts too: a storage that came home is clean, and the operator that
+ * needed it often writes it right after. Then its eviction costs more than its key says. */
 static bool is_current(const struct mgd_order_entry *p) {
   return p->stamp == __atomic_load_n(&p->handle->stamp, __ATOMIC_RELAXED) &&
       p->handle->was_clean == mgd_handle_is_clean(p->handle);
 }
 
-/* ns of a copy. A latency that is small beside it is left out: else the larger of two storages would always leave
- * first, for a price that is hardly less. */
+/* ns of a copy. A latency that is small compared with it is left out: otherwise the larger of two storages would always
+ * leave first, for a price that is hardly less. */
 static double price_of_copy(const struct mgd_link *link, int64_t bytes) {
   const double ns = mgd_link_estimate(link, 1, bytes), latency = (double)link->latency_ns;
   return latency < ns / 16.0 ? ns - latency : ns;
 }
 
-/* What the program says goes before the policy's key. Those of whom it says the same leave in the order of use. */
+/* The program's advice overrides the policy's key. Storages with the same advice leave in the order of use. */
 static double advised(const struct mgd_handle *h, double key) {
   if (h->advice & (MGD_ADVICE_FIRST | MGD_ADVICE_NEXT)) {
     return -INFINITY;
@@ -95,14 +96,14 @@ static double advised(const struct mgd_handle *h, double key) {
   return mgd_handle_leaves_last(h) ? INFINITY : key;
 }
 
-/* The storage was used since its key was computed, so advice up to the next use has ended. */
+/* Advice up to the next use ends if the storage was used since its key was computed. */
 static void end_advice(const struct mgd_order_entry *p) {
   if (p->stamp != __atomic_load_n(&p->handle->stamp, __ATOMIC_RELAXED)) {
     p->handle->advice &= (uint8_t)~MGD_ADVICE_NEXT;
   }
 }
 
-/* Asks the policy for the key. p.key holds the device's age until then. */
+/* Computes the key by the policy. p.key holds the device's age until then. */
 static struct mgd_order_entry with_key(const struct mgd_machine *m, struct mgd_order_entry p) {
   const struct mgd_handle *h = p.handle;
   const struct mgd_link *out = &m->links[h->home][MGD_HOST], *back = &m->links[MGD_HOST][h->home];
@@ -114,19 +115,19 @@ static struct mgd_order_entry with_key(const struct mgd_machine *m, struct mgd_o
   return p;
 }
 
-/* Brings at most *most new storages into the heap, and lowers *most by as many. */
+/* Moves at most *most new storages into the heap, and lowers *most by as many. */
 static void add_to_heap(const struct mgd_machine *m, struct mgd_storages *s, int32_t *most) {
   for (; *most > 0 && s->sorted < s->ordered; s->sorted++, --*most) {
     sift_up(s, s->sorted, with_key(m, s->order[s->sorted]));
   }
 }
 
-/* ---- coming and going */
+/* ---- insert and remove */
 
 static bool is_parked(const struct mgd_storages *s, const struct mgd_handle *h) { return h->position >= s->ordered; }
 
-/* Puts the storage behind the other new ones, in front of the parked ones. Where there are many new ones, each call
- * brings two of them into the heap. So their number stays small, and no search has to bring in all of them. */
+/* Puts the storage behind the other new ones, in front of the parked ones. If there are many new ones, each call moves
+ * two of them into the heap. So their number stays small, and no search has to move all of them. */
 static void add_unsorted(struct mgd_machine *m, struct mgd_storages *s, struct mgd_handle *h) {
   if (s->parked > 0) {
     put(s, s->ordered + s->parked, s->order[s->ordered]);
@@ -194,8 +195,8 @@ void mgd_order_park_locked(struct mgd_machine *m, struct mgd_handle *h) {
   put(s, s->ordered + s->parked++, snapshot(m, h));
 }
 
-/* Parked storages are new storages again. Their snapshots are taken anew, unless there are so many that it would take
- * too long under the lock; an old snapshot is found to be out of date later. */
+/* Turns parked storages into new storages. Their snapshots are taken anew, unless there are so many that it would take
+ * too long under the lock; is_current() rejects an old snapshot later. */
 void mgd_order_unpark_locked(struct mgd_machine *m, struct mgd_storages *s) {
   for (int32_t i = 0; i < s->parked && s->parked <= MGD_LOOKS; i++) {
     end_advice(&s->order[s->ordered + i]);
@@ -205,15 +206,15 @@ void mgd_order_unpark_locked(struct mgd_machine *m, struct mgd_storages *s) {
   s->parked = 0;
 }
 
-/* ---- who is next */
+/* ---- the next victim */
 
 static void refresh(const struct mgd_machine *m, struct mgd_storages *s, struct mgd_handle *h) {
   end_advice(&s->order[h->position]);
   sift(s, h->position, with_key(m, snapshot(m, h)));
 }
 
-/* The best of the storages whose keys this search has computed and that are still in the heap; if there is none, the
- * one on top. */
+/* Returns the best of the storages whose keys this search has computed and that are still in the heap; if there is
+ * none, the one on top. */
 static struct mgd_handle *best_known(struct mgd_storages *s, const struct mgd_order_search *search) {
   int32_t best = -1;
   for (int32_t i = 0; i < search->count; i++) {
@@ -251,7 +252,7 @@ void mgd_order_rekey(struct mgd_machine *m, struct mgd_handle *h) {
     refresh(m, s, h);
   } else if (h->position >= 0) {
     end_advice(&s->order[h->position]);
-    s->order[h->position] = snapshot(m, h); /* it gets its key when it comes into the heap */
+    s->order[h->position] = snapshot(m, h); /* its key is computed when it enters the heap */
   }
   (void)mgd_state_leave(m, MGD_OK);
 }
@@ -267,7 +268,7 @@ int mgd_order_set_policy(struct mgd_machine *m, mgd_victim_fn fn, void *context)
     s->ordered = s->sorted = s->parked = 0;
     for (int32_t i = 0; i < n; i++) {
       end_advice(&s->order[i]);
-      add_unsorted(m, s, s->order[i].handle); /* writes to a place that has been read, at most i */
+      add_unsorted(m, s, s->order[i].handle); /* writes to a place that has been read: at most i */
     }
   }
   return mgd_state_leave(m, MGD_OK);

@@ -1,8 +1,7 @@
-/* policy.c: what it is worth to keep a storage where it is: one pure function for each policy.
+/* policy.c: how much it is worth to keep a storage where it is: one pure function for each policy.
  *
- * A policy turns what is known of one storage into a number: who has the smallest leaves
- * first. It keeps nothing, asks nobody, and knows no machine; who leaves when is
- * order.c's, and whether they may is evict.c's.
+ * A policy maps the known facts of one storage to a number; the storage with the smallest number leaves first. It has
+ * no state and does not see the machine. order.c keeps the order, evict.c decides whether a storage may leave.
  */
 #include "core/core.h"
 
@@ -19,7 +18,7 @@ double mgd_policy_clean_first(void *unused, const struct mgd_victim *victim) {
 double mgd_policy_greedy_dual(void *unused, const struct mgd_victim *victim) {
   (void)unused;
   double bytes = victim->bytes > 0 ? (double)victim->bytes : 1.0;
-  /* The division leaves the same price with other last bits for another size. A float has no place for them. */
+  /* For another size the division gives the same price with other last bits; rounding to float removes them. */
   const float price = (float)((victim->leave_ns + victim->return_ns) / bytes);
   return victim->age + (double)price;
 }

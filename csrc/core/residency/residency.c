@@ -1,9 +1,8 @@
-/* residency.c: where a handle is filed, and what is counted as it moves from one place to another.
+/* residency.c: the lists and sums that a handle is filed in, and their update when it moves.
  *
- * Each transition of a storage takes it out of the lists and sums that its fields
- * name, changes the fields, and files it again: so each sum is right after
- * each transition, and no question has to look at all storages. Which
- * transitions there are is said in handle.c, evict.c and restore.c; who leaves first, in order.c.
+ * Each transition takes a storage out of the lists and sums that its fields name, changes the fields, and files the
+ * storage again. So each sum is right after each transition, and no query has to look at all storages. The transitions
+ * are in handle.c, evict.c and restore.c; the order in which storages leave is in order.c.
  */
 #include "core/arithmetic.h"
 #include "core/internal_machine.h"
@@ -23,7 +22,7 @@ void mgd_residency_list_remove(struct mgd_handle_list *list, struct mgd_handle *
   h->younger = h->elder = NULL;
 }
 
-/* ---- what its fields say of a handle */
+/* ---- predicates of a handle */
 
 bool mgd_residency_is_guest(const struct mgd_handle *h) { return h->state == MGD_SPILLED && h->away != MGD_HOST; }
 
@@ -34,7 +33,7 @@ bool mgd_residency_is_moving(const struct mgd_handle *h) {
 bool mgd_residency_is_home(const struct mgd_handle *h) { return h->state == MGD_RESIDENT || h->state == MGD_ARRIVING; }
 
 bool mgd_residency_is_victim(const struct mgd_handle *h) {
-  return mgd_residency_is_home(h) && h->pins == 0 && h->bytes > 0; /* an empty one makes no room */
+  return mgd_residency_is_home(h) && h->pins == 0 && h->bytes > 0; /* an empty storage frees no room */
 }
 
 bool mgd_residency_is_refused_locked(const struct mgd_machine *m, const struct mgd_handle *h) {
@@ -45,13 +44,13 @@ bool mgd_residency_must_stay_locked(const struct mgd_machine *m, const struct mg
   return __atomic_load_n(&h->in_use, __ATOMIC_RELAXED) != MGD_ALIVE || mgd_residency_is_refused_locked(m, h);
 }
 
-/* Whether the end of its move may give room at home: bytes that leave do, and bytes that come home may leave again,
- * unless they are pinned. */
+/* Whether the end of the handle's move may free room at home: bytes that leave do, and bytes that come home may leave
+ * again, unless they are pinned. */
 static bool makes_hope(const struct mgd_handle *h) {
   return h->state == MGD_SPILLING || (h->state == MGD_RESTORING && h->pins == 0);
 }
 
-/* ---- where it is filed */
+/* ---- filing */
 
 static void count_guest(struct mgd_storages *there, const struct mgd_handle *h, int by) {
   there->guest_count += by;
@@ -124,7 +123,7 @@ void mgd_residency_begin_move_locked(struct mgd_machine *m, struct mgd_handle *h
   mgd_residency_file_locked(m, h);
 }
 
-/* An orphan is filed nowhere. */
+/* A closed handle was taken out of its lists and sums when it was closed. */
 void mgd_residency_end_move_locked(struct mgd_machine *m, struct mgd_handle *h) {
   count_move(m, h, -1);
   if (!h->closed) {
@@ -132,7 +131,7 @@ void mgd_residency_end_move_locked(struct mgd_machine *m, struct mgd_handle *h) 
   }
 }
 
-/* ---- what there is */
+/* ---- usage */
 
 /* A storage that is pinned for several reasons counts under the first of the list (MGD_PINS). */
 static int64_t *pinned_as(struct mgd_residency_usage *u, const struct mgd_handle *h) {

@@ -1,8 +1,8 @@
 /* restore.c: how bytes come home again.
  *
  * mgd_restore_begin() plans what has to come home for one operator, and says whether there can be room for it.
- * mgd_restore_end() files a storage when its bytes have come, or have not. Which storages leave to make that room is
- * not decided here: who carries the plan out asks evict.c. Nothing is copied here.
+ * mgd_restore_end() files a storage when the move has ended, with success or without. Which storages leave to make that
+ * room is not decided here: the thread that carries the plan out calls evict.c. Nothing is copied here.
  */
 #include "core/arithmetic.h"
 #include "core/internal_machine.h"
@@ -27,7 +27,8 @@ static void count_need(struct need *need, const struct mgd_handle *h) {
   }
 }
 
-/* Marks them as counted, so that one that is named twice counts once. WAIT: another thread is moving one of them. */
+/* Sums up the needs of the handles. A handle is marked as counted, so that one that is named twice counts once; the
+ * caller clears the marks. WAIT: another thread is moving one of them. */
 static int count_needs(struct mgd_handle *const *handles, size_t n, struct need *need) {
   int code = MGD_OK;
   for (size_t i = 0; i < n; i++) {
@@ -45,8 +46,8 @@ static int64_t idle_bytes(const struct mgd_machine *m, const struct mgd_handle *
   return mgd_residency_must_stay_locked(m, h) ? 0 : h->bytes;
 }
 
-/* Whether kept copies, guests and storages that may leave now have so many bytes. It looks at no more than MGD_LOOKS of
- * them, from the front of their lists; *all: it has looked at all. */
+/* Whether kept copies, guests and storages that may leave now have so many bytes. It looks at no more than MGD_LOOKS
+ * handles, from the front of their lists; *all: it has looked at all. */
 static bool finds_idle(const struct mgd_machine *m, int device, int64_t bytes, bool *all) {
   const struct mgd_storages *s = &m->devices[device].storages;
   int64_t idle = m->devices[device].by_owner[MGD_REPLICA];
@@ -64,8 +65,8 @@ static bool finds_idle(const struct mgd_machine *m, int device, int64_t bytes, b
 
 /* OK: so many bytes can leave the device. BUSY: they can when other operators have ended and owners have let go.
  * NO_ROOM: they cannot.
- * Where there are too many storages to look at each, the answer supposes that few of them are in use. If that is wrong,
- * evict.c finds nobody to leave, and the operands stay where they are. */
+ * If there are too many storages to look at each, the answer assumes that few of them are in use. If that is wrong,
+ * evict.c finds no victim, and the operands stay where they are. */
 static int check_room(const struct mgd_machine *m, int device, int64_t bytes, mgd_wide own) {
   const struct mgd_storages *s = &m->devices[device].storages;
   bool all;
@@ -81,7 +82,7 @@ static int check_room(const struct mgd_machine *m, int device, int64_t bytes, mg
 
 /* ---- the plan */
 
-/* Plans the room that is missing, and names the device where there can be none. */
+/* Plans the room that is missing on each device. On failure, *device is the device that cannot have it. */
 static int plan_room(struct mgd_machine *m, const struct need *need, const int64_t *room, struct mgd_action *actions,
                      size_t *made, int *device) {
   for (int d = 1; d < m->count; d++) {
@@ -99,7 +100,8 @@ static int plan_room(struct mgd_machine *m, const struct need *need, const int64
   return MGD_OK;
 }
 
-/* Who joins a copy is the only one to do so: others wait until he has. */
+/* Plans that h comes home, or that the caller joins a copy that has begun. Only one thread joins a copy: the state
+ * RESTORING makes all other threads wait until it has. */
 static void plan_restore(struct mgd_machine *m, struct mgd_handle *h, struct mgd_action *a) {
   const bool joins = h->state == MGD_ARRIVING;
   mgd_residency_unfile_locked(m, h);
@@ -153,8 +155,8 @@ int mgd_restore_begin(struct mgd_machine *m, struct mgd_handle *const *handles, 
 
 /* ---- the end */
 
-/* The host's copy is kept as a spare while the host has room: if nobody writes the bytes, they can leave again without
- * being copied. */
+/* Sets the state, and returns memory that the caller frees, or NULL. The host's copy is kept as a spare while the host
+ * has room: bytes that are not written can leave again without being copied. */
 static void *end_restore(struct mgd_machine *m, struct mgd_handle *h, enum mgd_residency state) {
   void *left = NULL;
   if (state != MGD_SPILLED) {
@@ -173,7 +175,7 @@ static void *end_restore(struct mgd_machine *m, struct mgd_handle *h, enum mgd_r
   return left;
 }
 
-/* Bytes whose copy has begun already are at home, and are not spilled again by who joins it. */
+/* Whether a restore may end in `state`. Bytes of a joined copy are at home already, so it cannot end as SPILLED. */
 static bool may_end_as(const struct mgd_handle *h, enum mgd_residency state) {
   return state == MGD_RESIDENT || state == MGD_ARRIVING || (state == MGD_SPILLED && h->away >= 0);
 }

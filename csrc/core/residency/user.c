@@ -1,8 +1,7 @@
 /* user.c: which threads use storages, and how many uses each has.
  *
- * "Does anybody else use what is there?" is answered from the threads' own
- * counts, so it costs as much as there are threads, however many storages
- * there are. Uses themselves are counted in handle.h, without a lock.
+ * Whether other threads use storages of a device is answered from the threads' own counts, so the cost grows with the
+ * number of threads, not of storages. The uses themselves are counted in handle.h, without a lock.
  */
 #include "core/internal_machine.h"
 
@@ -29,7 +28,7 @@ void mgd_user_leave(struct mgd_machine *m, struct mgd_user *user) {
   (void)mgd_state_leave(m, MGD_OK);
 }
 
-/* What has ended is read first: then a use that comes and goes meanwhile is counted as one too many, never as one too
+/* `ended` is read before `begun`, so a use that begins and ends meanwhile is counted as one too many, never as one too
  * few. */
 struct mgd_uses mgd_user_count_locked(const struct mgd_machine *m, int device) {
   struct mgd_uses uses = {0, 0};

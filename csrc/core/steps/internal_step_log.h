@@ -1,6 +1,6 @@
 /* internal_step_log.h: the log of a device's operators.
  *
- * Private to the core; internal_step.h has the device that holds it. All of it is guarded by the machine's mutex.
+ * Private to the core; internal_step.h has the struct that holds it. The machine's mutex guards all of it.
  */
 #ifndef MGD_INTERNAL_STEP_LOG_H
 #define MGD_INTERNAL_STEP_LOG_H
@@ -10,13 +10,13 @@
 
 struct mgd_step;
 
-#define MGD_STEP_OPERATORS (1 << 16) /* that a log holds; then it begins anew */
+#define MGD_STEP_OPERATORS (1 << 16) /* the most that a log holds; then it restarts */
 #define MGD_STEP_USES (1 << 18)
-#define MGD_STEP_WINDOW 8 /* operators that tell a place in a step from others, as a rule */
+#define MGD_STEP_WINDOW 8 /* so many consecutive operators usually identify a place in a step */
 
-/* A number of the last MGD_STEP_WINDOW operators, when one comes and the oldest goes: a polynomial of theirs. */
+/* Updates a hash of the last MGD_STEP_WINDOW operators, a polynomial, when one comes and the oldest goes. */
 static inline uint64_t mgd_step_roll(uint64_t window, uint64_t comes, uint64_t goes) {
-  const uint64_t base = 0x9e3779b97f4a7c15u; /* odd, so that nothing is lost: the golden ratio, as a fraction of 2^64 */
+  const uint64_t base = 0x9e3779b97f4a7c15u; /* the golden ratio as a fraction of 2^64; odd, so no bits are lost */
   const uint64_t square = base * base, fourth = square * square;
   return window * base + comes - goes * (fourth * fourth);
 }
@@ -26,12 +26,12 @@ static inline uint64_t mgd_step_mix(uint64_t hash, uint64_t value) {
   return hash ^ (hash >> 29);
 }
 
-/* A storage in the log. Operators are numbered from 0 in the order of the log. */
+/* Describes a storage in the log. Operators are numbered from 0 in the order of the log. */
 struct mgd_step_seen {
   struct mgd_handle *handle; /* NULL: it has died */
   int64_t bytes;
-  int32_t made, ordinal; /* by which operator, as its which result; -1: before the log began */
-  int32_t died; /* after which operator, -1 */
+  int32_t made, ordinal; /* the operator that made it, -1: before the log; index among its results */
+  int32_t died; /* the last operator before it died, -1: alive */
 };
 
 struct mgd_step_logged_use {
@@ -41,27 +41,27 @@ struct mgd_step_logged_use {
 
 struct mgd_step_logged {
   const char *name;
-  uint64_t kind; /* name, and bytes and writes of its uses */
-  uint64_t window; /* kinds of the last MGD_STEP_WINDOW operators */
-  uint64_t mark; /* kind, and which storages it uses of those that are older than the log */
-  uint64_t place; /* marks of the last MGD_STEP_WINDOW operators */
+  uint64_t kind; /* hash of the name, and of the bytes and writes of its uses */
+  uint64_t window; /* hash of the kinds of the last MGD_STEP_WINDOW operators */
+  uint64_t mark; /* hash of the kind, and of the used storages that are older than the log */
+  uint64_t place; /* hash of the marks of the last MGD_STEP_WINDOW operators */
   int64_t worked, pressed; /* mgd_step_call.worked; mgd_storages.pressed before the operator */
-  int64_t known_ns; /* its duration by the plan that was followed; -1: none was */
-  int32_t first_use, first_made; /* of `uses`, `made`; up to those of the next operator */
-  int32_t earlier; /* the operator before this one in its bucket, -1 */
+  int64_t known_ns; /* its duration in the plan that was followed; -1: none */
+  int32_t first_use, first_made; /* indices of `uses`, `made`; they end at the next operator's */
+  int32_t earlier; /* the previous operator in its bucket, -1: none */
 };
 
-/* Invariants: `made` lists what was made in the log, in order; a storage that is in the log and alive knows its place
- * (mgd_handle.seen). period > 0: the last operators are as those `period` before them, and of these `fresh` were in no
+/* Invariants: `made` lists what was made in the log, in order; mgd_handle.seen of a live storage in the log is its
+ * index in `seen`. period > 0: the last operators are like those `period` before them; `fresh` of these were in no
  * plan. */
 struct mgd_step_log {
   struct mgd_step_logged *operators;
   struct mgd_step_logged_use *uses;
   struct mgd_step_seen *seen;
   int32_t *made;
-  int32_t count, uses_count, seen_count, made_count; /* of the arrays above */
+  int32_t count, uses_count, seen_count, made_count; /* lengths of the arrays above */
   int32_t size, uses_size, seen_size, made_size;
-  int32_t *buckets; /* by place: the last operator, -1 */
+  int32_t *buckets; /* by hash of the place: the last operator, -1: none */
   int32_t period, fresh;
 };
 
@@ -74,7 +74,7 @@ bool mgd_step_log_add_locked(struct mgd_machine *m, struct mgd_step *s, const st
 void mgd_step_log_made_locked(struct mgd_machine *m, struct mgd_step_log *log, struct mgd_handle *h);
 void mgd_step_log_died_locked(struct mgd_step_log *log, struct mgd_handle *h);
 void mgd_step_log_resized_locked(struct mgd_step_log *log, const struct mgd_handle *h);
-/* The operator that was added last begins a period anew. `doubts`: so many periods were found that were none. */
+/* True: the operator that was added last begins a period again. `doubts`: how many found periods proved to be none. */
 bool mgd_step_log_repeats_locked(struct mgd_step_log *log, int32_t doubts);
 /* The period that was found cannot be planned, or not yet. A shorter one takes its place if there is one: a whole
  * training that repeats the one before hides its own steps. */

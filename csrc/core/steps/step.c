@@ -1,18 +1,18 @@
 /* step.c: a device's operators are logged until they repeat, and then the plan for them is followed.
  *
- * Decides when operators are logged, when a period is planned and which plan is followed. The log goes on while a plan
- * is followed, until it is full: the plan may be for a part of a longer step, and only the log shows the longer one.
- * When a plan is lost the log stays, and so do the steps that were learned; a plan is taken up again when the program
- * comes back to its step. Which bytes leave for want of room is evict.c's, with a plan and without: a plan does before
- * need what would otherwise be done at need.
+ * This file decides when operators are logged, when a period is planned and which plan is followed. The log goes on
+ * while a plan is followed, until it is full: the plan may be for a part of a longer step, and only the log shows the
+ * longer one. When a plan is lost the log stays, and so do the steps that were learned; a plan is taken up again when
+ * the program comes back to its step. evict.c decides which bytes leave for want of room, with a plan and without: a
+ * plan only moves ahead of need what would otherwise be moved at need.
  */
 #include "core/steps/internal_step.h"
 #include "core/testing.h"
 
 #include <math.h>
 
-#define QUIET 4096 /* operators without anything leaving, before a device logs no more */
-#define QUIET_LOADED (16 * QUIET) /* the same while a step from a file was not met yet */
+#define QUIET 4096 /* operators without an eviction, after which a device stops logging */
+#define QUIET_LOADED (16 * QUIET) /* the limit while a step from a file has not been followed for two periods yet */
 
 void mgd_step_free(struct mgd_step *s) {
   if (s) {
@@ -25,7 +25,7 @@ void mgd_step_free(struct mgd_step *s) {
   }
 }
 
-/* Readers are lock-free. */
+/* Publishes whether the device logs; mgd_step_logs() reads it without a lock. */
 static void tell_whether_it_logs(struct mgd_machine *m, int device) {
   const struct mgd_step *s = m->devices[device].step;
   const bool logs = s && !s->forgotten && (!s->follows || s->finds);
@@ -46,7 +46,7 @@ void mgd_step_forget_locked(struct mgd_machine *m, int device) {
   tell_whether_it_logs(m, device);
 }
 
-/* The step of the device, or NULL: there is none, or it is to be forgotten. */
+/* Returns the step of the device, or NULL: there is none, or it is to be forgotten. */
 struct mgd_step *mgd_step_of_locked(const struct mgd_machine *m, int device) {
   struct mgd_step *s = mgd_state_knows_device_locked(m, device) ? m->devices[device].step : NULL;
   return s && !s->forgotten ? s : NULL;
@@ -83,7 +83,7 @@ int mgd_step_begin(struct mgd_machine *m, int device) {
   return mgd_state_leave(m, code);
 }
 
-/* ---- what the storages of a device tell */
+/* ---- events of a device's storages */
 
 static struct mgd_step *step_of(const struct mgd_machine *m, const struct mgd_handle *h) {
   return m->devices[h->home].step;
@@ -95,10 +95,10 @@ void mgd_step_made_locked(struct mgd_machine *m, struct mgd_handle *h) {
   if (s) { mgd_step_log_made_locked(m, &s->log, h); }
 }
 
-/* The plan is kept unless nothing is left that it could be met by. */
+/* Stops following the plan. The plan is kept; mgd_step_died_locked() forgets it when its last lasting storage dies. */
 static void lose(struct mgd_step *s) {
   struct mgd_step_learned *l = &s->known[s->which];
-  if (l->loaded) { mgd_step_follow_unbind_locked(l); /* it may have been the wrong place */ }
+  if (l->loaded) { mgd_step_follow_unbind_locked(l); /* the program may have been at another place */ }
   s->doubts = l->laps > 0 ? 0 : s->doubts < MGD_STEP_DOUBTS ? s->doubts + 1 : s->doubts;
   s->follows = s->sure = false;
   s->ahead.operators = 0;
@@ -106,7 +106,7 @@ static void lose(struct mgd_step *s) {
   s->strange = 0;
 }
 
-/* A plan that a thread reads stays; its place is free all the same (choose_slot()). */
+/* A plan that another thread reads is not freed here; choose_slot() treats its place as free all the same. */
 void mgd_step_died_locked(struct mgd_machine *m, struct mgd_handle *h) {
   struct mgd_step *s = step_of(m, h);
   if (s) { mgd_step_log_died_locked(&s->log, h); }
@@ -118,7 +118,8 @@ void mgd_step_died_locked(struct mgd_machine *m, struct mgd_handle *h) {
   }
 }
 
-/* Only where a learned step has it as a storage that lives on: what is made anew in each step has no advice then. */
+/* Forgets the steps if one of them has the storage as a lasting one. A storage that is made anew in each step has no
+ * advice when it is made, so no plan depends on it. */
 void mgd_step_stays_locked(struct mgd_machine *m, const struct mgd_handle *h) {
   const struct mgd_step *s = step_of(m, h);
   bool planned = false;
@@ -134,9 +135,9 @@ void mgd_step_resized_locked(struct mgd_machine *m, const struct mgd_handle *h) 
   }
 }
 
-/* ---- what operator it is */
+/* ---- kinds of operators */
 
-/* Of the text, so that it is the same in another process. */
+/* Returns a hash of the text, so that it is the same in another process; it is cached by the pointer. */
 static uint64_t hash_of_name(struct mgd_step *s, const char *name) {
   struct mgd_step_name *n = &s->names[((uintptr_t)name >> 4) % MGD_STEP_NAMES];
   if (n->name != name) {
@@ -164,9 +165,9 @@ static void remember(struct mgd_step *s, uint64_t kind) {
 
 /* ---- logging */
 
-/* True: a period has been found that is to be planned. While a plan is followed, only a longer one is. Where a plan is
- * known, turns of its step and others look like a period sooner; where plans were not worth it, all of the period is to
- * repeat. */
+/* Logs the operator. True: a period has been found that is to be planned. While a plan is followed, only a longer
+ * period counts. More operators must repeat if a plan is known, since turns of its step and other steps look like a
+ * period sooner; the whole period must repeat while plans are suspended because they were not worth it. */
 static bool note(struct mgd_machine *m, struct mgd_step *s, const struct mgd_step_call *call, uint64_t kind,
                  int64_t known_ns) {
   const struct mgd_step_log *log = &s->log;
@@ -180,7 +181,7 @@ static bool note(struct mgd_machine *m, struct mgd_step *s, const struct mgd_ste
       (!s->follows || log->period > s->known[s->which].operators);
 }
 
-/* Nothing had to leave for long, and no plan sees to that. */
+/* True: nothing had to leave for many operators, and no plan was followed that may have prevented it. */
 static bool is_quiet(struct mgd_step *s, int64_t pressed) {
   s->quiet = s->follows || pressed != s->pressed_before ? 0 : s->quiet + 1;
   s->pressed_before = pressed;
@@ -199,7 +200,7 @@ static bool follow_or_note(struct mgd_machine *m, int device, struct mgd_step *s
   bool again = false;
   remember(s, kind);
   if (s->sure) {
-    s->trial.length = 0; /* steps are alike: nothing is measured until the plan is lost */
+    s->trial.length = 0; /* the steps are alike: nothing is measured until the plan is lost */
   } else {
     mgd_step_trial_count_locked(s, call, m->devices[device].storages.copied);
   }
@@ -212,8 +213,9 @@ static bool follow_or_note(struct mgd_machine *m, int device, struct mgd_step *s
   return again || s->finds;
 }
 
-/* For tests: what was recorded is wrong. Times are from half to twice what they were, with a fifth of noise. Where a
- * plan is followed, one operator in 200 is not seen, and as often one is seen that is none. False: this one is not. */
+/* For tests: falsifies what is recorded. Times are scaled by a factor from 0.5 to 2, with a noise of a fifth. While a
+ * plan is followed, one operator in 200 is hidden, and as often one that does not exist is added. False: this operator
+ * is hidden. */
 static bool disturb(struct mgd_machine *m, int device, struct mgd_step *s, struct mgd_step_call *call, bool *plans) {
   const uint64_t random = mgd_step_mix(m->disturbed + (uint64_t)device, s->calls + (uint64_t)s->disturbed_calls++);
   const int64_t took = call->worked - s->worked;
@@ -271,7 +273,7 @@ int mgd_step_rest(struct mgd_machine *m, int device, const struct mgd_step_call 
 
 /* ---- places for plans */
 
-/* An empty place, or that of the step that was taken up longest ago. */
+/* Returns an empty place, or that of the step that was taken up longest ago. */
 static int32_t choose_slot(const struct mgd_step *s) {
   int32_t oldest = 0;
   for (int32_t i = 0; i < MGD_STEP_PLANS; i++) {
@@ -290,7 +292,7 @@ int32_t mgd_step_free_slot_locked(struct mgd_step *s) {
   return slot;
 }
 
-/* ---- for tests, and what there is to see */
+/* ---- for tests, and the state for readers */
 
 int mgd_step_lie(struct mgd_machine *m, int device, uint64_t seed) {
   int code = MGD_E_ABSENT;

@@ -1,14 +1,15 @@
 /* step_file.c: steps that were learned, as numbers that a file can keep, and back.
  *
- * The plan is not among them: it is made anew from the step, for the room and the links that are there then. One
- * function names the numbers, for both ways. Whose handles have which role is found when the program uses them.
+ * The plan is not saved: it is made anew from the step, for the room and the links at that time. The same functions
+ * read and write the numbers, so the two directions agree. Which handle has which role is found when the program uses
+ * the handles.
  */
 #include "core/steps/step_file.h"
 
 #include "core/arithmetic.h"
 #include "core/steps/internal_step.h"
 
-/* The numbers in their order. NULL: they are counted. */
+/* The numbers in their order. If both pointers are NULL, the numbers are only counted. */
 struct tape {
   int64_t *write;
   const int64_t *read;
@@ -18,7 +19,7 @@ struct tape {
 
 struct head {
   int64_t operators, roles, named, made, uses; /* lengths of the arrays */
-  int64_t room, capacity, margin;              /* bytes: of the plan, of the device then, left free */
+  int64_t room, capacity, margin;              /* bytes: for the plan, of the device when saved, left free */
 };
 #define HEAD (sizeof(struct head) / sizeof(int64_t))
 
@@ -32,7 +33,7 @@ static int64_t pass(struct tape *t, int64_t value) {
   return value;
 }
 
-/* One that must be from least to most. */
+/* Passes a number that must be in least..most; t->good becomes false otherwise. */
 static int32_t pass_index(struct tape *t, int64_t value, int64_t least, int64_t most) {
   value = pass(t, value);
   const bool good = value >= least && value <= most;
@@ -57,8 +58,8 @@ static size_t numbers_behind(const struct head *h) {
   return (size_t)(6 * (h->operators + 1) + h->named + h->made + 2 * h->uses + 2 * h->roles);
 }
 
-/* The arrays have the lengths of the head. Where each begins in another one must not go back, so the end is the
- * largest: it is the array's length. */
+/* Passes the arrays, which have the lengths of the head. The offsets into another array must not decrease, so the last
+ * offset is the largest: it is that array's length. */
 static void pass_arrays(struct tape *t, const struct head *h, const struct mgd_step_learned *l) {
   int32_t use = 0, made = 0, planned = 0;
   for (int64_t o = 0; o <= h->operators; o++) {
@@ -133,7 +134,7 @@ int mgd_step_file_save(struct mgd_machine *m, int device, int64_t **out, size_t 
 
 /* ---- from numbers */
 
-/* Takes up what was read and planned. */
+/* Puts the step that was read and planned into the device's known steps. */
 static int take_up(struct mgd_machine *m, int device, struct mgd_step_learned *l) {
   int code = MGD_E_ABSENT;
   mgd_state_enter(m);
@@ -150,7 +151,7 @@ static int take_up(struct mgd_machine *m, int device, struct mgd_step_learned *l
   return mgd_state_leave(m, code);
 }
 
-/* What was not the storages' then is not now. */
+/* Memory that storages could not use when the plan was saved is assumed to be unusable now, too. */
 static struct mgd_plan_machine machine_now(struct mgd_machine *m, int device, const struct head *h) {
   mgd_state_enter(m);
   const int64_t more = m->devices[device].capacity - h->capacity;
@@ -161,7 +162,7 @@ static struct mgd_plan_machine machine_now(struct mgd_machine *m, int device, co
   return machine;
 }
 
-/* One step, which begins at t->at. */
+/* Loads one step, which begins at t->at. */
 static int load_one(struct mgd_machine *m, int device, struct tape *t, size_t n) {
   struct mgd_step_learned l = {0};
   if (n - t->at < HEAD) {
@@ -192,7 +193,7 @@ static int load_one(struct mgd_machine *m, int device, struct tape *t, size_t n)
     code = t->good ? mgd_step_plan_of(&l, &machine, &l.plan) : MGD_E_INVALID;
     code = code == MGD_OK ? take_up(m, device, &l) : code;
   }
-  l.roles = code == MGD_OK ? l.roles : 0; /* nobody has them */
+  l.roles = code == MGD_OK ? l.roles : 0; /* no handle has them */
   mgd_step_learn_forget_locked(&l);
   return code;
 }

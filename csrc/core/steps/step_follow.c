@@ -1,15 +1,15 @@
 /* step_follow.c: where in a learned step the program is, and what the plan does before each operator.
  *
- * The operator that comes is compared with the one that is expected. Some operators more or fewer than expected do no
- * harm. When too many are strange the plan is lost; it is kept, and taken up where the last operators are those of the
- * plan. Several steps are kept, for programs that do one thing and then another. Nothing is learned here.
+ * Each operator is compared with the expected one. A few additional or missing operators do no harm. After too many
+ * strange operators the plan is lost; it is kept, and taken up again when the last operators match a place in it.
+ * Several steps are kept, for programs that alternate between them. Nothing is learned here.
  */
 #include "core/steps/internal_step.h"
 
 #define STRANGE 6 /* operators in a row that are not in the plan, before it is lost */
 #define MISSING 6 /* operators of the plan that may be left out at once */
 #define SETTLED 3 /* periods after which a plan has shown whether its room is enough */
-#define LOOK 8    /* after so many periods it is asked again how much room there is */
+#define LOOK 8    /* periods after which the available room is checked again */
 
 /* ---- roles */
 
@@ -37,7 +37,7 @@ bool mgd_step_follow_leave_locked(struct mgd_step_learned *l, struct mgd_handle 
   return l->alive == 0 && before > 0;
 }
 
-/* The next result of the operator that was followed last. */
+/* Gives h the role of the next result of the operator that was followed last. */
 void mgd_step_follow_result_locked(struct mgd_step *s, struct mgd_handle *h) {
   struct mgd_step_learned *l = &s->known[s->which];
   const int32_t o = (s->at + l->operators - 1) % l->operators, place = l->kinds[o].first_made + s->results;
@@ -61,13 +61,13 @@ void mgd_step_follow_unbind_locked(struct mgd_step_learned *l) {
 
 /* ---- which operator it is */
 
-/* Whether the storage has the role, or nobody has had it in this process and it may be this one's. */
+/* Whether the storage has the role, or could take it because no storage has had it in this process. */
 static bool has_role(const struct mgd_step_learned *l, int32_t role, const struct mgd_handle *h) {
   const struct mgd_step_role *r = &l->role[role];
   return r->handle == h || (r->unseen && h->role[l->slot] < 0 && h->bytes == r->bytes);
 }
 
-/* The call is the operator o: roles that nobody has had yet are its storages' from now on. */
+/* The call is the operator o: its storages take the roles that no storage has had yet. */
 static void bind(struct mgd_step_learned *l, int32_t o, const struct mgd_step_call *call) {
   for (size_t i = 0; l->loaded && i < call->n; i++) {
     const int32_t r = l->use_roles[l->kinds[o].first_use + (int32_t)i];
@@ -78,7 +78,7 @@ static void bind(struct mgd_step_learned *l, int32_t o, const struct mgd_step_ca
   }
 }
 
-/* Whether the call is the operator o of the plan: the same kind, on the same storages as far as these live on. */
+/* Whether the call is the operator o of the plan: it has the same kind, and uses the same lasting storages. */
 static bool is_operator(const struct mgd_step_learned *l, int32_t o, const struct mgd_step_call *call, uint64_t kind) {
   const struct mgd_step_kind *k = &l->kinds[o];
   bool same = k->kind == kind && (size_t)(k[1].first_use - k->first_use) == call->n;
@@ -89,7 +89,7 @@ static bool is_operator(const struct mgd_step_learned *l, int32_t o, const struc
   return same;
 }
 
-/* How many operators of the plan were left out before this one, or -1. */
+/* Returns how many operators of the plan were left out before this one, or -1. */
 static int32_t find_ahead(const struct mgd_step *s, const struct mgd_step_call *call, uint64_t kind) {
   const struct mgd_step_learned *l = &s->known[s->which];
   for (int32_t j = 0; j <= MISSING && j < l->operators; j++) {
@@ -100,7 +100,8 @@ static int32_t find_ahead(const struct mgd_step *s, const struct mgd_step_call *
   return -1;
 }
 
-/* Whether it uses a storage that lives on. What others use is told by its size alone, as in any step of that kind. */
+/* Whether the operator uses a lasting storage. Storages of other operators are told apart by their sizes only, so such
+ * an operator matches any step of that kind. */
 static bool uses_lasting(const struct mgd_step_learned *l, int32_t o) {
   bool lasting = false;
   for (int32_t i = l->kinds[o].first_use; i < l->kinds[o + 1].first_use; i++) {
@@ -109,9 +110,9 @@ static bool uses_lasting(const struct mgd_step_learned *l, int32_t o) {
   return lasting;
 }
 
-/* The operator of the step that the program is at, by its last operators; -1: none, or it may be one of several. Of
- * several that are near each other it is the first, since those up to the right one may be left out; but not where no
- * weight is known yet that tells layers apart. */
+/* Returns the operator of the step that the program is at, by its last operators; -1: none, or one of several that are
+ * far apart. Of several near each other it returns the first, since the operators up to the right one may be left out.
+ * A loaded step allows only one: no weight that tells its layers apart is known yet. */
 static int32_t find_place(const struct mgd_step *s, const struct mgd_step_learned *l, const struct mgd_step_call *call,
                           uint64_t kind) {
   const int32_t reach = l->loaded ? 0 : MISSING;
@@ -126,8 +127,8 @@ static int32_t find_place(const struct mgd_step *s, const struct mgd_step_learne
   return found;
 }
 
-/* Which of two plans is taken up where both may be: one that was followed for a period, then the longer one, since a
- * part of a step hides the rest of it. */
+/* Whether plan a is taken up rather than b when both match: a plan that was followed for a period comes first, then the
+ * longer one, since a part of a step hides the rest of it. */
 static bool is_preferred(const struct mgd_step_learned *a, const struct mgd_step_learned *b) {
   return (a->laps > 0) != (b->laps > 0) ? a->laps > 0 : a->operators > b->operators;
 }
@@ -158,9 +159,9 @@ int64_t mgd_step_follow_ns_locked(const struct mgd_step *s) {
   return s->follows && s->strange == 0 ? l->ns[(s->at + l->operators - 1) % l->operators] : -1;
 }
 
-/* ---- what is done before an operator */
+/* ---- actions before an operator */
 
-/* Uses of a storage by this call, which may read it while it is copied. */
+/* Returns how often this call uses a storage; it may read the storage while it is copied. */
 static uint32_t uses_by(const struct mgd_step_call *call, const struct mgd_handle *h) {
   uint32_t uses = 0;
   for (size_t i = 0; i < call->n; i++) {
@@ -177,7 +178,7 @@ static bool writes(const struct mgd_step_call *call, const struct mgd_handle *h)
   return written;
 }
 
-/* Whether the storage is to leave at once, so that its copy and its departure are one action. */
+/* Whether the storage leaves before the same operator, so that its copy and its departure are one action. */
 static bool leaves_at_once(const struct mgd_plan *p, int32_t write, int32_t end) {
   int32_t i = write + 1;
   while (i < end && (p->action[i].kind != MGD_PLAN_LEAVE || p->action[i].storage != p->action[write].storage)) {
@@ -186,7 +187,7 @@ static bool leaves_at_once(const struct mgd_plan *p, int32_t write, int32_t end)
   return i < end;
 }
 
-/* The action i, of an operator whose actions end at `end`. */
+/* Begins the action i of an operator whose actions end at `end`. */
 static void begin_action(struct mgd_machine *m, const struct mgd_step_learned *l, int32_t i, int32_t end,
                          const struct mgd_step_call *call, struct mgd_action *actions, size_t *n, size_t size) {
   const struct mgd_plan *p = l->plan;
@@ -204,7 +205,7 @@ static void begin_action(struct mgd_machine *m, const struct mgd_step_learned *l
   }
 }
 
-/* What the plan does before the operators from s->at on, `operators` in number. */
+/* Makes the actions before the next `operators` operators, from s->at on, the next ones to do. */
 static void begin_ahead(struct mgd_step *s, const struct mgd_step_learned *l, int32_t operators) {
   s->ahead = (struct mgd_step_ahead){s->at, l->plan->first_action[s->at], operators};
 }
@@ -217,7 +218,7 @@ void mgd_step_follow_ahead_locked(struct mgd_machine *m, struct mgd_step *s, con
     const int32_t end = l->plan->first_action[a->operator_at + 1];
     for (; a->action < end; a->action++) {
       if (*n + 2 >= size) {
-        return; /* there is no room in `actions`: the caller comes again */
+        return; /* there is no room in `actions` any more: the caller gets the rest by mgd_step_rest() */
       }
       begin_action(m, l, a->action, end, call, actions, n, size);
     }
@@ -229,9 +230,9 @@ void mgd_step_follow_ahead_locked(struct mgd_machine *m, struct mgd_step *s, con
 
 /* ---- following */
 
-/* To the next operator. True: a period has ended, and it is to be asked whether the plan is still the best. Bytes had
- * to leave all the same, so that it is to leave more free; or that was not asked for long. The first period begins with
- * what was where before, so it does not count. */
+/* Goes on to the next operator. True: a period has ended, and the plan is to be checked: bytes had to leave in spite of
+ * it, so a new one must leave more free; or it was not checked for long. The first period begins with whatever was
+ * resident before, so it does not count. */
 static bool go_on(struct mgd_step *s, struct mgd_step_learned *l, int64_t pressed) {
   s->results = 0;
   if (++s->at < l->operators) {

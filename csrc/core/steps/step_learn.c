@@ -1,9 +1,9 @@
 /* step_learn.c: a period of the log becomes a step that can be planned and followed.
  *
- * The period are the `period` operators before the last one, which begins it anew. Storages get roles. One that was
- * made in the period and has died is a result of its operator; one that was there before and is alive at the end lives
- * through all steps. One that was made and is alive dies in the next period, where the one before it in the same role
- * has just died in this one. Nothing is decided here about bytes.
+ * The period is the `period` operators before the last one, which begins it anew. Storages get roles. One that was made
+ * in the period and has died is a result of its operator; one that was there before and is alive at the end lives
+ * through all steps. One that was made and is still alive dies in the next period, at the operator at which its
+ * predecessor in the role died in this one. Nothing is decided here about bytes.
  */
 #include "core/steps/internal_step.h"
 
@@ -33,12 +33,12 @@ struct period {
   const struct mgd_step_log *log;
   int32_t first, n;
   const struct mgd_step_clock *clock; /* NULL: `worked` is in ns */
-  int32_t *role_of; /* by storage of the log, -1 */
+  int32_t *role_of; /* indexed by storage of the log; -1: no role */
 };
 
 static int32_t made_from(const struct period *p, int32_t o) { return p->log->operators[p->first + o].first_made; }
 
-/* The storage of the log that plays the part of `s` one period later, or -1. */
+/* Returns the storage of the log that has the place of `s` one period later, or -1. */
 static int32_t successor(const struct period *p, const struct mgd_step_seen *s) {
   const int32_t by = s->made + p->n;
   if (s->made < 0 || by < p->first || by >= p->first + p->n) {
@@ -49,7 +49,8 @@ static int32_t successor(const struct period *p, const struct mgd_step_seen *s) 
   return made && p->log->seen[p->log->made[place]].bytes == s->bytes ? p->log->made[place] : -1;
 }
 
-/* Who was the same in the period before, or NULL: the log does not go back so far, or it was another one. */
+/* Returns the storage with the place of `s` in the period before, or NULL: the log does not go back so far, or that
+ * storage has another size. */
 static const struct mgd_step_seen *predecessor(const struct period *p, const struct mgd_step_seen *s) {
   const struct mgd_step_logged *before = s->made >= p->n ? &p->log->operators[s->made - p->n] : NULL;
   const int32_t place = before ? before->first_made + s->ordinal : 0;
@@ -58,8 +59,8 @@ static const struct mgd_step_seen *predecessor(const struct period *p, const str
   return t && t->bytes == s->bytes ? t : NULL;
 }
 
-/* After which operator of the step a result dies that was made in the period. One that dies where the next in its role
- * is made counts as dead one operator earlier, or it would seem to live for no time. */
+/* Returns after which operator of the step a result of the period dies. A result that dies at the operator that makes
+ * its successor counts as dead one operator earlier: otherwise its lifetime would seem to be empty. */
 static int32_t death_of(const struct period *p, const struct mgd_step_seen *s) {
   if (s->died >= 0) {
     return s->died - p->first < p->n ? s->died - p->first : p->n - 1;
@@ -69,9 +70,9 @@ static int32_t death_of(const struct period *p, const struct mgd_step_seen *s) {
   return died >= 0 && died <= made && made > 0 ? (died < made ? died : made - 1) : p->n - 1;
 }
 
-/* Whether it is known of all results when they die: they have, or those in their place in the period before have. Else
- * it is too soon to tell; or the period is a part of the step, such as the forward pass of a cell over the words of a
- * sentence, whose results wait for the backward pass. */
+/* Whether the time of death of all results is known: they have died, or their predecessors in the period before have.
+ * Otherwise it is too soon to tell; or the period is a part of the step, such as the forward pass of a cell over the
+ * words of a sentence, whose results wait for the backward pass. */
 static bool knows_deaths(const struct period *p) {
   bool known = true;
   for (int32_t i = made_from(p, 0); known && i < made_from(p, p->n); i++) {
@@ -89,8 +90,8 @@ static void add_role(struct mgd_step_learned *l, struct period *p, int32_t seen,
   l->roles++;
 }
 
-/* Results first, in the order in which they are made, then those that are used and live on. What is pinned, or is to
- * leave last, stays where it is, and is not planned. */
+/* Gives roles to results first, in the order in which they are made, then to used storages that live on. A storage that
+ * is pinned, or is to leave last, stays where it is and is not planned. */
 static void give_roles(struct mgd_step_learned *l, struct period *p) {
   const struct mgd_step_log *log = p->log;
   for (int32_t i = 0; i < log->seen_count; i++) {
@@ -118,7 +119,7 @@ static bool lives(const struct mgd_step_learned *l, const struct period *p, int3
   return l->role[r].lasting || (made >= 0 ? o >= made && (dies < made || o <= dies) : o <= dies && dies < made + p->n);
 }
 
-/* Adds a use, or a flag to one that the operator has. */
+/* Adds a use of the role to the operator, or flags to the use that it already has. */
 static void add_use(struct mgd_step_learned *l, int32_t *latest, int32_t first, int32_t role, uint32_t flags) {
   if (latest[role] < first) {
     latest[role] = l->uses++;
@@ -127,7 +128,8 @@ static void add_use(struct mgd_step_learned *l, int32_t *latest, int32_t first, 
   l->plan_uses[latest[role]].flags |= flags;
 }
 
-/* Where nobody knows, at the memory bandwidth of a large card: a plan needs the proportions. */
+/* Unknown durations are estimated from the bytes an operator uses, at the memory bandwidth of a large card: a plan
+ * needs only the proportions. */
 #define BYTES_PER_NS 1000
 
 static int64_t duration(const struct period *p, const struct mgd_step_logged *op) {
@@ -236,7 +238,8 @@ int mgd_step_learn_from_log_locked(struct mgd_machine *m, struct mgd_step *s, co
   return MGD_OK;
 }
 
-/* The log still ends where it did when the roles were given, or goes on behind that. */
+/* Binds the handles in the log to the roles. The log must still end with the operator that it ended with when the roles
+ * were given; results of that operator may have been added. */
 void mgd_step_learn_bind_locked(const struct mgd_step_log *log, struct mgd_step_learned *l) {
   const int32_t first = log->count - 1 - l->operators, base = log->operators[first].first_use;
   const int32_t made = log->operators[first].first_made;

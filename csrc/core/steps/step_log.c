@@ -1,9 +1,9 @@
 /* step_log.c: the operators of a device in the order in which they were issued, and whether they repeat.
  *
- * Two operators are alike if they have the same name, use as many bytes in the same way, and use the same storages: the
- * very same one, or two that are as old, counted in operators. So layers of a model differ by their weights, and the
- * activations of two steps do not. A period is found where the last operators are alike those some way before. Nothing
- * is planned here.
+ * Two operators are alike if they have the same name, use as many bytes in the same way, and use the same storages:
+ * each pair is one storage, or two of the same age, counted in operators. So layers of a model differ by their weights,
+ * and the activations of two steps do not differ. A period is found when the last operators are like earlier ones.
+ * Nothing is planned here.
  */
 #include "core/steps/internal_step.h"
 
@@ -11,7 +11,7 @@
 #define PROOF                                                                                             \
   (2 * MGD_STEP_WINDOW) /* operators that must be alike before a period is believed, unless it is shorter \
                          */
-#define CANDIDATES 512 /* earlier operators that may be at the same place */
+#define CANDIDATES 512 /* earlier operators that are compared, at most */
 
 void mgd_step_log_clear_locked(struct mgd_step_log *log) {
   for (int32_t i = 0; i < log->seen_count; i++) {
@@ -34,7 +34,7 @@ void mgd_step_log_free(struct mgd_step_log *log) {
   mgd_alloc_free(log->buckets);
 }
 
-/* Room for `more` of an array that has `count`. */
+/* Returns the array, grown if possible so that `more` elements fit behind its `count`; the caller checks *size. */
 static void *grow(struct mgd_machine *m, void *array, int32_t count, int32_t more, int32_t *size, size_t each) {
   if (count + more <= *size) {
     return array;
@@ -66,7 +66,7 @@ static bool has_room(struct mgd_machine *m, struct mgd_step_log *log, size_t use
       log->seen_count + n + 1 <= log->seen_size;
 }
 
-/* There is room for it. */
+/* Adds a storage to the log, which has room for it, and returns its index. */
 static int32_t see(struct mgd_step_log *log, struct mgd_handle *h, int32_t made, int32_t ordinal) {
   log->seen[log->seen_count] =
       (struct mgd_step_seen){.handle = h, .bytes = h->bytes, .made = made, .ordinal = ordinal, .died = -1};
@@ -74,7 +74,8 @@ static int32_t see(struct mgd_step_log *log, struct mgd_handle *h, int32_t made,
   return log->seen_count++;
 }
 
-/* Weights are older than the log, as a rule, and tell a layer from others that are alike. */
+/* The kind of an operator, mixed with its storages that are older than the log. Most weights are, and they tell a layer
+ * from other layers of the same kind. */
 static uint64_t mark_of(const struct mgd_step_log *log, const struct mgd_step_call *call, uint64_t kind) {
   uint64_t mark = kind;
   for (size_t i = 0; i < call->n; i++) {
@@ -117,7 +118,7 @@ bool mgd_step_log_add_locked(struct mgd_machine *m, struct mgd_step *s, const st
   return true;
 }
 
-/* A storage that cannot be noted for want of memory counts as one that was there before. */
+/* Logs a storage that was made. If there is no memory for it, it counts as one that was there before. */
 void mgd_step_log_made_locked(struct mgd_machine *m, struct mgd_step_log *log, struct mgd_handle *h) {
   if (log->count == 0) {
     return;
@@ -171,7 +172,8 @@ static bool windows_are_alike(const struct mgd_step_log *log, int32_t a, int32_t
   return alike;
 }
 
-/* Operators that a plan knew are alike anyway, and prove nothing about a longer period. */
+/* Counts those of the last `run` operators that were in no plan. The operators of a plan are alike anyway, and prove
+ * nothing about a longer period. */
 static int32_t count_fresh(const struct mgd_step_log *log, int32_t run) {
   int32_t fresh = 0;
   for (int32_t i = log->count - run; i < log->count; i++) { fresh += log->operators[i].known_ns < 0; }
@@ -195,14 +197,14 @@ void mgd_step_log_look_again_locked(struct mgd_step_log *log) {
   log->fresh = log->period == period ? fresh : log->fresh;
 }
 
-/* How many operators must be alike before a period is believed: all of a short one, a part of a long one. Each doubt
- * doubles the part. */
+/* Returns how many operators must be alike before a period is believed: all of a short one, a part of a long one. Each
+ * doubt doubles the part. */
 static int32_t enough(int32_t period, int32_t doubts) {
   const int32_t part = (period / 8 > PROOF ? period / 8 : PROOF) << doubts;
   return part < period ? part : period;
 }
 
-/* The last operator begins a period anew when those before it are one, and all of it is in the log. */
+/* True: the last operator begins a period anew. Enough operators have repeated, and the whole period is in the log. */
 bool mgd_step_log_repeats_locked(struct mgd_step_log *log, int32_t doubts) {
   const int32_t last = log->count - 1;
   if (log->period > 0 && are_alike(log, last, last - log->period)) {

@@ -1,16 +1,16 @@
 /* step_plan.c: makes the plan of a step, for the room that there is.
  *
- * Plans a period of the log, and plans a step again when its room was not enough or has changed. Most of the time it
- * takes is without the mutex. Which plan is followed where is not decided here.
+ * This file plans a period of the log, and plans a step again when its room was not enough or has changed. Most of the
+ * work is done without the mutex. Which plan is followed is not decided here.
  */
 #include "core/arithmetic.h"
 #include "core/steps/internal_step.h"
 
 #define MARGIN 1024 /* the part of the room that a plan leaves free at first */
-#define TAKEN 128   /* and that is taken more where it was not enough */
-#define LEAP 16     /* the same where there are pieces and no room has proved to be enough */
+#define TAKEN 128   /* the part by which the margin grows when it was not enough */
+#define LEAP 16     /* the part by which the room shrinks if there are pieces and no room has proved to be enough */
 #define CHANGED 32  /* the part of the room by which it must have changed to plan again */
-#define PATIENCE 16 /* periods after which a step is tried again that had no plan */
+#define PATIENCE 16 /* periods after which planning is tried again when it failed */
 
 static int64_t room_for_plan(const struct mgd_machine *m, int device, int64_t free, int64_t margin) {
   const struct mgd_storages *s = &m->devices[device].storages;
@@ -26,12 +26,12 @@ int mgd_step_plan_of(const struct mgd_step_learned *l, const struct mgd_plan_mac
                                      .uses = l->plan_uses,
                                      .storage = l->plan_storages};
   const int code = mgd_plan_make(&step, machine, 0, plan);
-  if (code == MGD_OK) { (void)mgd_plan_early_write(&step, *plan, 0); /* without memory the plan is good as it is */ }
+  if (code == MGD_OK) { (void)mgd_plan_early_write(&step, *plan, 0); /* without memory the plan is valid as it is */ }
   return code;
 }
 
-/* Without the mutex: what is read stays as it is while `planning` is set. ABSENT: the step has been forgotten
- * meanwhile, and the caller may use it no more. */
+/* Plans without the mutex: while `planning` is set, no other thread changes what is read. ABSENT: the step has been
+ * forgotten meanwhile, and the caller must not use it any more. */
 static int plan_of(struct mgd_machine *m, int device, struct mgd_step *s, const struct mgd_step_learned *l,
                    int64_t room, struct mgd_plan **plan) {
   const struct mgd_plan_machine machine = {
@@ -51,7 +51,7 @@ static int plan_of(struct mgd_machine *m, int device, struct mgd_step *s, const 
   return code != MGD_OK ? code : planned;
 }
 
-/* The operator that is under way began the period anew: it is the first one of the plan. */
+/* Follows the new plan from here. The current operator began the period anew, so it is the first one of the plan. */
 static void take_over(struct mgd_step *s, struct mgd_step_learned *l, int64_t pressed) {
   s->which = l->slot = mgd_step_free_slot_locked(s);
   mgd_step_learn_bind_locked(&s->log, l);
@@ -67,10 +67,10 @@ static void take_over(struct mgd_step *s, struct mgd_step_learned *l, int64_t pr
 
 static int64_t changed_by(int64_t a, int64_t b) { return a > b ? a - b : b - a; }
 
-/* The room to plan the same step again with: less where bytes had to leave, or what is there now, if that is another.
+/* Returns the room to plan the same step again with: less if bytes had to leave, or the present room if it has changed.
  *
  * Pieces are room for blocks that fit into them. How much they are worth depends on the sizes that the step asks for,
- * and is found by trying: half way from a room that was enough to one that was not, or to all of it. */
+ * and is found by bisection between a room that was enough and one that was not, or the whole room. */
 static int64_t room_again(const struct mgd_machine *m, int device, struct mgd_step_learned *l, int64_t free,
                           int64_t pieces) {
   const int64_t whole = room_for_plan(m, device, free + pieces, 0);
@@ -117,7 +117,7 @@ static bool was_tight(const struct mgd_step *s) {
 
 /* Whether the plan that was made of the log is to be followed; `code` is what making it returned. */
 static int check_plan(struct mgd_step *s, const struct mgd_step_learned *l, bool stands, int code) {
-  if (!stands) { return MGD_E_ABSENT; /* another thread has issued operators meanwhile */ }
+  if (!stands) { return MGD_E_ABSENT; /* another thread has changed the log meanwhile */ }
   if (code != MGD_OK) {
     s->plan_at = s->log.count + PATIENCE * s->log.period;
   } else if (l->plan->actions == 0 && !was_tight(s)) {
@@ -132,7 +132,7 @@ static int plan_first(struct mgd_machine *m, int device, struct mgd_step *s, int
   struct mgd_step_learned l;
   int code = mgd_step_learn_from_log_locked(m, s, clock, &l);
   if (code != MGD_OK) {
-    s->plan_at = s->log.count + s->log.period / 32 + 1; /* now and then only, since it looks at the whole period */
+    s->plan_at = s->log.count + s->log.period / 32 + 1; /* not for each operator: a try reads the whole period */
     mgd_step_log_look_again_locked(&s->log);
     return code;
   }

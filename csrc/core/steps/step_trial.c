@@ -1,19 +1,19 @@
-/* step_trial.c: measures what plans are worth where steps are not alike, and says when to stand back.
+/* step_trial.c: measures what plans are worth if steps are not alike, and suspends plans that are worth too little.
  *
  * A plan for one step may be taken up in a part of another one and be lost again. Whether that saves copies depends on
  * the program. So the bytes copied for each byte that operators use are compared, with plans and without, over windows
  * of some steps. When plans were lost and saved little, none is taken up for some windows, more each time. A window in
- * which no plan is lost needs no proof. Nothing is planned or followed here.
+ * which fewer than LOST plans are lost is not judged. Nothing is planned or followed here.
  */
 #include "core/steps/internal_step.h"
 
 #define WINDOW 256 /* operators of a window while no plan is known */
 #define STEPS 4    /* the longest known steps in a window otherwise */
-#define LOST 2     /* plans lost in a window of steps that are not alike */
-#define KEPT 0.875 /* of what was measured before, when a window ends */
+#define LOST 2     /* plans lost in a window show that its steps are not alike */
+#define KEPT 0.875 /* the weight of earlier measurements when a window ends */
 #define AWAY 8     /* windows without plans at first */
-#define GAIN 0.85  /* the part of the copies that is left where plans are worth it */
-#define MOST 6     /* times that their number is doubled at most */
+#define GAIN 0.85  /* plans are worth it if at most this part of the copies is left */
+#define MOST 6     /* the number of windows is doubled at most so often */
 
 static void add_cost(struct mgd_step_cost *sum, const struct mgd_step_cost *now) {
   sum->copied = KEPT * sum->copied + now->copied;

@@ -1,7 +1,7 @@
-/* repeat.c: notices a tensor that is copied to one device again and again.
+/* repeat.c: detects a tensor that is copied to one device again and again.
  *
- * One copy per step is usual. Many copies in one step mean that the program would run faster with the tensor moved.
- * A program that ends no step is one long step.
+ * One copy per step is usual. Many copies in one step mean that the program would run faster with the tensor moved. A
+ * program that ends no step counts as one long step.
  * This file counts copies per object and device within a step, and tells the caller once for each call site when a
  * warning is due; it prints nothing. Memory is bounded: pairs that were copied longest ago are forgotten, so a warning
  * may be missed, and is never given too early.
@@ -14,7 +14,7 @@ static struct mgd_repeat_slot *set_of(const struct mgd_repeats *r, uint64_t obje
   return &r->slots[(hash >> 32) % MGD_REPEAT_SETS * MGD_REPEAT_WAYS];
 }
 
-/* The slot of this object and device, emptied if it was another's or an earlier step's. */
+/* Returns the slot of this object and device, emptied if it held another pair or an earlier step. */
 static struct mgd_repeat_slot *slot_of_pair(const struct mgd_repeats *r, uint64_t object, int to) {
   struct mgd_repeat_slot *set = set_of(r, object, to), *oldest = set;
   for (struct mgd_repeat_slot *s = set; s < set + MGD_REPEAT_WAYS; s++) {
@@ -30,7 +30,7 @@ static struct mgd_repeat_slot *slot_of_pair(const struct mgd_repeats *r, uint64_
   return oldest;
 }
 
-/* Whether this is the first time that something is to be said of a site. */
+/* Whether this is the first warning for a site; marks the site. */
 static bool is_news(struct mgd_repeats *r, uint32_t site) {
   uint64_t bit = (uint64_t)1 << site % 64, *word = &r->warned[site / 64];
   bool news = !(*word & bit);
@@ -55,7 +55,7 @@ static int count_copy(struct mgd_machine *m, const struct mgd_event *e, struct m
   struct mgd_repeat_slot *slot = slot_of_pair(r, e->object, e->to);
   slot->used = ++r->tick;
   slot->count++;
-  (void)mgd_add(slot->bytes, e->bytes, &slot->bytes); /* stays below 2**63; nobody decides by it */
+  (void)mgd_add(slot->bytes, e->bytes, &slot->bytes); /* stays below 2**63; no decision depends on it */
   r->newest = (size_t)(slot - r->slots);
   bool too_many = r->limit > 0 && slot->count == (uint64_t)r->limit + 1;
   *out = (struct mgd_repeat){slot->count, slot->bytes, too_many && is_news(r, e->site), r->step > 0};

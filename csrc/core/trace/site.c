@@ -1,10 +1,8 @@
 /* site.c: places in the program, told apart and numbered.
  *
- * A place is a file, a line and a function. Each is kept once, so that an event
- * holds four bytes of it and a caller may hold its strings for as long as the
- * machine lives. Their number is bounded: a program that makes up places
- * without end gets id 0, "unknown", for those that come late. Reads no
- * program and no stack: it is told where something happened.
+ * A place is a file, a line and a function. Each is kept once, so an event needs four bytes for it, and its strings are
+ * valid as long as the machine lives. Their number is bounded: further places get id 0, "unknown". The caller passes
+ * the place; no program text or stack is read here.
  */
 #include "core/internal_machine.h"
 
@@ -28,7 +26,7 @@ static bool is_same(const struct mgd_site *a, const struct mgd_site *b) {
   return a->line == b->line && strcmp(a->file, b->file) == 0 && strcmp(a->function, b->function) == 0;
 }
 
-/* The slot that holds this site, or the empty one where it belongs. */
+/* Returns the slot that holds this site, or the empty slot for it. */
 static uint16_t *slot_of_site(const struct mgd_sites *sites, const struct mgd_site *site) {
   size_t slot = first_slot(site);
   while (sites->index[slot] && !is_same(&sites->list[sites->index[slot] - 1], site)) {
@@ -41,7 +39,7 @@ uint32_t mgd_site_find_locked(const struct mgd_sites *sites, const struct mgd_si
   return sites->index ? *slot_of_site(sites, site) : 0;
 }
 
-/* Makes what is missing of the two arrays. */
+/* Allocates the two arrays, if they are missing. */
 static int make_arrays(struct mgd_machine *m) {
   struct mgd_sites *sites = &m->sites;
   if (!sites->list) {

@@ -1,8 +1,7 @@
-/* trace.c: what happened, lately and in all.
+/* trace.c: the newest events, and totals over all events.
  *
- * A ring of fixed size holds the newest events with their reasons; totals per
- * kind and per link count every event, also those the ring no longer holds.
- * The trace believes what it is told and never looks at a clock.
+ * A ring holds the newest events with their reasons; totals per kind and per link count every event, also those that
+ * the ring no longer holds. Events are recorded as the caller passes them, times included: no clock is read here.
  */
 #include "core/arithmetic.h"
 #include "core/internal_machine.h"
@@ -24,13 +23,13 @@ static bool is_known_or_none(const struct mgd_machine *m, int id) {
   return id == -1 || mgd_state_knows_device_locked(m, id);
 }
 
-/* total plus one event; false, and `out` of no use, when that overflows. */
+/* Adds one event to the total. False: the sum overflows, and `out` is undefined. */
 static bool sum(struct mgd_total total, const struct mgd_event *e, struct mgd_total *out) {
   out->count = total.count + 1;
   return mgd_add(total.bytes, e->bytes, &out->bytes) && mgd_add(total.ns, e->duration, &out->ns);
 }
 
-/* The newest events in a ring of another size; without memory nothing changes. */
+/* Changes the size of the ring and keeps the newest events. Without memory nothing changes. */
 static void resize(struct mgd_machine *m, size_t size) {
   struct mgd_trace *t = &m->trace;
   struct mgd_event *ring = mgd_alloc_new(&m->alloc, size, sizeof *ring);
@@ -151,8 +150,7 @@ uint64_t mgd_trace_new_object(struct mgd_machine *m) {
   return id;
 }
 
-/* A link's totals belong to its two devices: the next device to get this id
- * starts without them. Totals by kind stay. */
+/* Clears the totals of the device's links, so that the next device with this id starts at zero. Totals by kind stay. */
 void mgd_trace_forget_locked(struct mgd_machine *m, int id) {
   const struct mgd_total none = {0};
   for (int other = 0; other < MGD_MAX_DEVICES; other++) {

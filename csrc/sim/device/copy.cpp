@@ -96,7 +96,7 @@ Tensor copy_from_and_resize(const Tensor &source, const Tensor &target) {
 
 namespace {
 
-// Nobody knows what the bytes mean, so what comes from elsewhere is taken for numbers of floating point.
+// The type of the bytes is unknown, so bytes from elsewhere count as floating-point numbers.
 void copy_known_bytes(void *target, int from, const void *source, std::size_t bytes) {
   const bool to_host = !is_address_only(target);
   const Known known = is_address_only(source) ? known_at(source) : to_host || may_know(bytes, true) ? Known::values : Known::nothing;

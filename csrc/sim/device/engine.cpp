@@ -33,7 +33,7 @@ double patience() {
 // derived struct is the legal way in.
 struct EngineAccess : Engine {
   // The pool for re-entrant passes is the first thing the first pass makes, on
-  // every build; the device queues stay empty where there is no device.
+  // every build; the device queues stay empty if there is no device.
   static constexpr auto pool = &EngineAccess::thread_pool_shared_;
   static constexpr auto queues = &EngineAccess::device_ready_queues_;
 };

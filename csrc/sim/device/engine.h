@@ -7,13 +7,13 @@ namespace managed::sim {
 // threads, one for each device known at that moment, and makes no more.
 bool engine_started();
 
-// Whether the calling thread is at work on a backward pass.
+// Whether the calling thread is running a backward pass.
 bool in_backward() noexcept;
 
 // Returns when every device thread of the engine has finished what it was doing,
-// destructors of the last graph included, and waits for work. Called at exit,
-// without the GIL: a thread that asks for the GIL while the interpreter ends
-// aborts the process.
+// destructors of the last graph included, and waits for work, or after 10 s
+// (TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT). To be called at exit, without the GIL: a
+// thread that asks for the GIL while the interpreter ends aborts the process.
 void park_engine_threads(int devices) noexcept;
 
 }  // namespace managed::sim

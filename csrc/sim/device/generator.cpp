@@ -27,7 +27,7 @@ struct SimGenerator final : c10::GeneratorImpl {
   void set_state(const c10::TensorImpl &state) override { cpu.unsafeGetGeneratorImpl()->set_state(state); }
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override { return cpu.unsafeGetGeneratorImpl()->get_state(); }
   SimGenerator *clone_impl() const override { return new SimGenerator(device_.index(), cpu.clone()); }
-  // As CUDA's: the state itself, which two generators then share.
+  // Like CUDA's, this returns the state itself, which two generators then share.
   c10::intrusive_ptr<c10::GeneratorImpl> graphsafe_get_state() const override { return c10::make_intrusive<SimGenerator>(device_.index(), cpu); }
   void graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorImpl> &state) override {
     const auto *other = dynamic_cast<const SimGenerator *>(state.get());

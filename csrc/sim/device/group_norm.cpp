@@ -1,7 +1,7 @@
 // group_norm.cpp: the derivative of group_norm in the layout of its input, as the CPU computes it.
 //
 // The formula of torch's node makes its operands contiguous on every device but the CPU. A channels_last input is then
-// summed in another order, and its gradient differs in the last bit. So a node of ours takes the place of torch's: the
+// summed in another order, and its gradient differs in the last bit. So another node takes the place of torch's: the
 // same node, with the formula's branch for the CPU. Everything else (second derivatives, forward mode, functorch) is
 // left to torch's.
 #include <Python.h>
@@ -48,7 +48,7 @@ struct LayoutNode : TorchsNode {
   variable_list apply(variable_list &&grads) override {
     // Under create_graph, and for derivatives of mean and deviation, torch's formula is one of differentiable operators.
     const bool first = !c10::GradMode::is_enabled() && grads[0].defined() && !grads[1].defined() && !grads[2].defined();
-    // What vmap runs over has no layout to ask for.
+    // Batched tensors of vmap have no layout to ask for.
     if (!first || grads[0].key_set().has_any(c10::DispatchKeySet({c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::Batched})))
       return TorchsNode::apply(std::move(grads));
 
@@ -77,7 +77,7 @@ void group_norm(const c10::OperatorHandle &op, c10::DispatchKeySet keys, torch::
   for (size_t i = 0; i < kResults; i++) torch::autograd::set_history(torch::jit::peek(*stack, i, kResults).toTensor(), ours);
 }
 
-// In Python the node is of torch's class, with what torch's tells of its saved tensors.
+// Gives the node torch's class in Python, with what torch's node tells of its saved tensors.
 void give_python_type() {
   PyObject *torch = PyImport_ImportModule("torch._C");
   PyObject *functions = torch ? PyObject_GetAttrString(torch, "_functions") : nullptr;

@@ -28,8 +28,8 @@ Stream stream_at(int device, int id) { return Stream(Stream::UNSAFE, device_at(d
 
 int id_of(const Stream &s) { return static_cast<int>(s.id()); }
 
-// Somebody who polls has nothing else to move the host's time, so a poll that
-// finds work unfinished lets it finish for the next one: loops end.
+// A program that polls does nothing else that moves the host's time, so a poll that finds work unfinished lets it
+// finish for the next one: loops end.
 bool poll(int64_t until) {
   if (host_time() >= until) return true;
   host_wait(until);

@@ -26,7 +26,7 @@ void check_not_pinned(const Maybe<bool> &pin) {
   TORCH_CHECK(!pin.value_or(false), "Only dense CPU tensors can be pinned: leave pin_memory out for a tensor on a simulated device");
 }
 
-// What programs see in uninitialised memory when they ask torch for the same in each run.
+// Fills uninitialised memory if the program has asked torch for the same bytes in each run.
 Tensor as_initialised(Tensor r) {
   const auto &context = at::globalContext();
   if (C10_UNLIKELY(context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory())) at::native::fill_empty_deterministic_(r);

@@ -23,7 +23,7 @@ class Move final : public Copy {
   Move(int device, int stream, int from = kHost, int out = 0) : from_(from), out_(out) { record(device, stream, &end_); }
   ~Move() override { forget(&end_); }
 
-  // The stream that brought the bytes may have more to bring, for which nobody waits who uses these.
+  // The stream that brought the bytes may have more to bring, for which users of this block do not wait.
   void order(const c10::DataPtr &block) override {
     const int device = block.device().index();
     each_stream_in_use(device, [&](int stream) {
@@ -38,7 +38,7 @@ class Move final : public Copy {
 
   bool has_ended() override { return true; }  // as far as real memory goes
 
-  // The stream that holds the block until the copy has read it, where nothing else does.
+  // The stream that holds the block until the copy has read it, if nothing else does.
   int reader_of(int device) const { return device == from_ ? out_ : current_stream(device); }
 
   mgd_moment end_{};
@@ -62,7 +62,7 @@ class Streams final : public Point {
   std::vector<std::unique_ptr<Move>> ends_;
 };
 
-// The stream of the source begins where the point is, or everything that was started there before.
+// Orders the stream after the point, or after everything that was started on the source before.
 void wait_for_source(int from, int stream, const PointPtr &point = nullptr) {
   if (point) static_cast<const Streams &>(*point).lead(from, stream);
   else Streams(from).lead(from, stream);

@@ -1,7 +1,7 @@
-// moves.h: what the bridge asks of copies that nobody waits for: see bridge.h.
+// moves.h: asynchronous copies, as the bridge requires them: see bridge.h.
 //
-// The bytes are copied at once, for they are the host's. On the clock the copy runs on a stream of its own, and what
-// must come after it waits there for a moment.
+// The bytes are copied at once, since they are the host's. On the clock the copy runs on a stream of its own, and work
+// that must come after it waits for its moment.
 #pragma once
 #include "clock/clock.h"
 #include "sim/device.h"

@@ -1,11 +1,11 @@
-// register.h: making the simulator known to torch, once a process.
+// register.h: registers the simulator with torch, once a process.
 #pragma once
 
 namespace managed::sim {
 
-// Throws, with nothing registered, when PrivateUse1 belongs to somebody else.
+// Throws c10::Error if another library has registered PrivateUse1.
 void check_unclaimed();
-// Devices must have been created. Cannot be undone.
+// Registers the backend. Devices must have been created. This cannot be undone.
 void register_backend();
 
 void register_guard();  // guard.cpp

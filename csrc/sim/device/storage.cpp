@@ -173,7 +173,8 @@ c10::Storage twin_of(const c10::Storage &sim) {
 }
 
 c10::Storage look_at(const c10::Storage &sim, bool reads) {
-  const void *data = reads ? sim.unsafeGetStorageImpl()->data() : nullptr; // throws what the hook has to say of bytes that it moved
+  const void *data =
+      reads ? sim.unsafeGetStorageImpl()->data() : nullptr; // throws the hook's error for bytes that it moved
   TORCH_CHECK(data || !reads || !sim.nbytes(), "this storage of ", sim.nbytes(), " bytes on ", sim.device(),
               " has no memory: its bytes were released while a tensor still used them");
   return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), sim.nbytes(), c10::DataPtr(const_cast<void *>(data), c10::Device(c10::kCPU)),
@@ -197,7 +198,7 @@ void forget_bytes(c10::StorageImpl *sim, std::size_t bytes) { put_block(sim, new
 
 namespace {
 
-// The bytes that a pointer of a device stands for; null where they are foreign.
+// The bytes that a pointer of a device stands for; null if they are foreign.
 Reservation *reservation_of(const c10::DataPtr &pointer) {
   const bool kept = bridge().head && pointer.get_deleter() == bridge().head;
   const auto &block = kept ? static_cast<Head *>(pointer.get_context())->block : pointer;

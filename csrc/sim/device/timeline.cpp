@@ -26,7 +26,7 @@ mgd_speed g_speed{};
 Wiring g_wiring{};
 bool g_repeatable = false;
 std::atomic<bool> g_side_streams{false}, g_logging{false};
-thread_local int t_copier = 0;  // who issued this thread's last copy
+thread_local int t_copier = 0;  // the issuer of this thread's last copy
 thread_local bool t_python = true;  // what this thread issues is Python's, as the clock was told
 std::array<std::atomic<int>, kMaxDevices> g_streams_given{};
 std::array<std::atomic<std::uint64_t>, kMaxDevices> g_streams_used{};
@@ -35,8 +35,8 @@ thread_local int t_taker = -1;
 thread_local std::int64_t t_duration = -1;
 thread_local std::array<int, kMaxDevices> t_stream{};
 
-// The clock knows as many threads at once as it has streams. The last ones are those of the engine, one for each device;
-// of the others, those beyond their number share the last place.
+// The clock knows as many threads at once as it has streams. The last ones are those of the engine, one for each
+// device; of the remaining threads, those beyond that number share the last place.
 constexpr int kThreads = MGD_MAX_STREAMS - kMaxDevices;
 
 std::mutex &threads_mutex() {
@@ -70,8 +70,9 @@ int this_thread() {
 
 void check(int code) { TORCH_CHECK(code == MGD_OK, "the virtual clock failed: ", mgd_text_error(code)); }
 
-// Who issues to the device: in a repeatable backward pass, the thread that the engine has for it. What the engine issues
-// needs no lock of the interpreter, so in others the clock is told when that changes.
+// The thread that issues to the device: in a repeatable backward pass, the one that the engine has for the device. What
+// the engine issues needs no lock of the interpreter, so if passes are not repeatable, the clock is told when that
+// changes.
 int issuer(int device) {
   const int caller = this_thread();
   if (g_repeatable) return device != kHost && in_backward() ? kThreads + device : caller;
@@ -87,7 +88,8 @@ int lane_in(int device) { return device; }
 int lane_out(int device) { return kMaxDevices + device; }
 int uplink_in(int device) { return 2 * kMaxDevices + device / g_wiring.devices_per_switch; }
 int uplink_out(int device) { return 3 * kMaxDevices + device / g_wiring.devices_per_switch; }
-// What everything shares: the uplink of a last switch that there is only where each device has one, and so needs none.
+// The bus that all copies share. Its number is that of the last possible uplink, which exists only if each device has a
+// switch of its own, and is not used then.
 constexpr int kTrunk = 4 * kMaxDevices - 1;
 static_assert(kTrunk < MGD_MAX_BUSES);
 
@@ -134,7 +136,7 @@ void (*g_take_bytes)();  // of the child
 void before_fork() { mgd_clock_before_fork(g_clock); }
 void after_fork() { mgd_clock_after_fork(g_clock); }
 
-// Another thread may have held the lock of the threads at fork(). Nobody in the child has a log.
+// Another thread may have held the lock of the threads at fork(). No thread of the child has a log.
 void restart() noexcept {
   after_fork();
   g_logging = false;
@@ -151,7 +153,7 @@ void restart() noexcept {
 void timeline_create(int devices, const mgd_speed &speed, const Wiring &wiring, bool repeatable) {
   g_devices = devices;
   g_speed = speed;
-  if (repeatable) g_speed.python_ns = 0;  // who comes first at the interpreter's lock is the real machine's to say
+  if (repeatable) g_speed.python_ns = 0;  // the order at the interpreter's lock would be the real machine's
   g_wiring = wiring;
   g_repeatable = repeatable;
   g_clock = new_clock();

@@ -41,7 +41,8 @@ Tensor view_over(c10::Storage s, const c10::TensorImpl *like, bool inference) {
   return dense_over(std::move(s), kDense, like);
 }
 
-// Some CPU kernels of sparse operands look at it: _sparse_mm_reduce_impl, whose sparse operand comes first, computes arg_out only then.
+// Some CPU kernels of sparse operands read it: _sparse_mm_reduce_impl, whose sparse operand comes first, computes
+// arg_out only then.
 void keep_requires_grad(const Tensor &from, const Tensor &to) {
   if (from.requires_grad()) to.unsafeGetTensorImpl()->set_requires_grad(true);
 }
@@ -86,7 +87,7 @@ Tensor map_sparse(const Tensor &t, c10::Device where, F f) {
   return t.layout() == at::kSparse ? map_coo(t, where, f) : map_compressed(t, where, f);
 }
 
-// Without values: an operand was written, with values or with nobody knows what.
+// Without values: an operand was written, with values or with unknown bytes.
 void note_known(const Tensor &sim, bool computed) {
   const c10::Storage &storage = sim.storage();
   if (computed && may_know(storage.nbytes(), is_floating(sim))) set_known(storage, Known::values);
@@ -147,7 +148,7 @@ Tensor Aliases::special_to_cpu(const Tensor &t) {
   return r;
 }
 
-// Indices beside a device's tensors. A mask stays, for how many elements it chooses gives a form.
+// Takes indices beside a device's tensors. A mask stays, because the number of elements that it chooses gives a form.
 Tensor Aliases::host_operand(const Tensor &t) {
   note_host(t);
   const bool has_form = seen_as_ == SeenAs::form && t.defined() && t.device().is_cpu() && t.layout() == at::kStrided && t.dim() > 0;

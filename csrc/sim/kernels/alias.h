@@ -2,9 +2,9 @@
 //
 // Owns the translation for one operator call. An operand becomes a CPU tensor
 // over the twin of its storage; a result whose storage is some operand's twin
-// becomes a view of that operand, any other storage is adopted. Views are
-// therefore right without one line about views. Must never run a kernel on
-// data, except to give a result its own bytes when it aliases a CPU operand.
+// becomes a view of that operand, any other storage is adopted. So views need no
+// code of their own. No kernel runs on data here, except to give a result its
+// own bytes when it aliases a CPU operand.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
@@ -14,20 +14,20 @@
 
 namespace managed::sim {
 
-// COO and the compressed formats: tensors made of other tensors.
+// Whether the tensor is COO or compressed, and so made of other tensors.
 inline bool is_sparse(const at::Tensor &t) { return t.layout() != at::kStrided && t.layout() != at::kMkldnn && t.layout() != at::kJagged; }
 inline bool on_device(const at::Tensor &t) { return t.device().type() == kDevice; }
 
 inline bool is_floating(const at::Tensor &t) { return t.is_floating_point() || t.is_complex(); }
 inline bool is_mask(const at::Tensor &t) { return t.scalar_type() == at::kBool || t.scalar_type() == at::kByte; }
 
-// Without values: whether who writes all of the tensor makes its storage known.
+// Without values: whether a write to all of the tensor makes its storage known.
 inline bool is_covered(const at::Tensor &t) {
   const std::size_t bytes = t.storage().nbytes();
   return t.is_contiguous() && t.nbytes() == bytes && may_know(bytes, is_floating(t));
 }
 
-// The defined tensors of an argument, or of a result.
+// Calls f with each defined tensor of an argument, or of a result.
 template <class F>
 void for_each_tensor(const c10::IValue &v, F f) {
   if (v.isTensor() && v.toTensor().defined()) f(v.toTensor());
@@ -35,7 +35,7 @@ void for_each_tensor(const c10::IValue &v, F f) {
     for (const c10::IValue &x : v.toListRef()) for_each_tensor(x, f);
 }
 
-// The tensors that a sparse one is made of.
+// Calls f with each tensor that a sparse one is made of.
 template <class F>
 void for_each_member(const at::Tensor &t, F f) {
   if (t.layout() == at::kSparse) {
@@ -48,23 +48,23 @@ void for_each_member(const at::Tensor &t, F f) {
   f(t.layout() == at::kSparse ? t._values() : t.values());
 }
 
-// What operands become: CPU tensors over their bytes, CPU tensors over none, or meta tensors.
+// Operands become CPU tensors over their bytes, CPU tensors over no bytes, or meta tensors.
 enum class SeenAs : uint8_t { bytes, no_bytes, form };
 
 class Aliases {
  public:
   explicit Aliases(int device = -1, SeenAs seen_as = SeenAs::bytes) : device_(device), seen_as_(seen_as) {}
 
-  // Where results go; -1 until an operand or an argument told.
+  // The device of the results; -1 until an operand or an argument names one.
   int device() const { return device_; }
   void set_device(int device) { device_ = device; }
-  // Some operand needs the dispatcher to choose the kernel (sparse, mkldnn, zero tensors).
+  // Whether some operand needs the dispatcher to choose the kernel (sparse, mkldnn, zero tensors).
   bool special() const { return special_; }
 
-  // Or to a meta tensor.
+  // Returns a CPU tensor, or a meta tensor for SeenAs::form.
   at::Tensor to_cpu(const at::Tensor &t);
   at::Tensor to_device(const at::Tensor &t);
-  // After the call: the kernel may have resized the operand it wrote, or given it another storage.
+  // Called after the kernel, which may have resized an operand that it wrote or given it another storage.
   void write_back(const at::Tensor &sim, const at::Tensor &cpu);
 
  private:

@@ -26,7 +26,7 @@ namespace {
 
 using at::Tensor;
 
-// Kept elements are 1 / (1 - p), others 0. In the memory order of x: the CPU draws in that order.
+// Kept elements are 1 / (1 - p), the rest are 0. They are drawn in the memory order of x, as on the CPU.
 Tensor dropout_noise(const Tensor &x, double p) { return at::empty_like(x).bernoulli_(1 - p).div_(1 - p); }
 
 void check_probability(double p) { TORCH_CHECK(p >= 0 && p <= 1, "dropout probability has to be between 0 and 1, but got ", p); }
@@ -79,7 +79,7 @@ std::optional<Tensor> as_added(const std::optional<Tensor> &mask, const Tensor &
   return at::where(*mask, 0.0, at::scalar_tensor(-std::numeric_limits<double>::infinity(), q.options()));
 }
 
-// Torch's composite knows CUDA by name and pads for a kernel of CUDA's where the CPU has its own.
+// Torch's composite tests for CUDA by name and pads for a kernel of CUDA's; the CPU has a kernel of its own.
 Tensor attention(const Tensor &q, const Tensor &k, const Tensor &v, const std::optional<Tensor> &mask, double p, bool causal, std::optional<double> scale,
                  bool gqa) {
   if (q.is_nested() || choose_attention(q, k, v, mask, p, causal, scale, gqa) != static_cast<int64_t>(at::SDPBackend::flash_attention))

@@ -31,7 +31,7 @@ bool computed_otherwise(const std::string &name) {
   return names.count(name) > 0;
 }
 
-// Where the program on the host cannot go on before the device has answered.
+// Whether the program on the host must wait for the device's answer.
 bool host_waits(const std::string &name) {
   static const std::unordered_set<std::string> names = {"aten::_local_scalar_dense", "aten::equal", "aten::nonzero",
                                                         "aten::masked_select", "aten::_unique2", "aten::unique_dim",
@@ -82,7 +82,7 @@ int written_argument(const c10::FunctionSchema &s, const OperatorFacts &f, const
   return -1;
 }
 
-// In place, and not one of those that only write, or that touch a part of it.
+// Whether it works in place, and neither only writes its operand nor touches only a part of it.
 bool updates(const std::string &name) {
   static const std::unordered_set<std::string> writers{
       "aten::fill_", "aten::zero_", "aten::copy_", "aten::_foreach_zero_", "aten::_foreach_copy_", "aten::index_put_", "aten::_index_put_impl_",

@@ -103,7 +103,7 @@ class Call {
     return aliases_.to_cpu(t);
   }
 
-  // How many elements a mask chooses gives a form.
+  // The number of elements that a mask chooses gives a form.
   Tensor take_index(const Tensor &t, size_t argument) {
     Tensor taken = take_tensor(t, argument);
     if (C10_LIKELY(!tells_form_) || !taken.defined() || !taken.is_meta() || !is_mask(taken) || facts_.unknown == Unknown::same) return taken;
@@ -167,7 +167,7 @@ class Call {
 
   // ---- without values (values.h)
 
-  // What needs the device's tensors, before their forms are taken.
+  // Asks what needs the device's tensors, before their forms are taken.
   void ask_about_values() {
     const auto tensor = [&](size_t i) { return (*stack_)[base_ + i].toTensor(); };
     if (facts_.unknown == Unknown::nothing) unknown_form(facts_.name);
@@ -182,7 +182,7 @@ class Call {
   // The number that says whether a gradient was not finite; gradients are a list.
   bool stays_known(const IValue &written) const { return C10_UNLIKELY(tells_form_) && facts_.unknown == Unknown::finite && written.isTensor(); }
 
-  // As run(), but results are meta tensors.
+  // Like run(), but the results are meta tensors.
   void tell_form() {
     if (answer_ || facts_.unknown == Unknown::same || facts_.unknown == Unknown::finite) {
       torch::jit::drop(*stack_, count_);
@@ -261,7 +261,7 @@ class Call {
   int host_argument_ = -1;  // the first CPU operand that is not a number
   bool any_sim_ = false;
   std::optional<IValue> answer_;
-  bool is_true_ = false;    // as far as anybody asks
+  bool is_true_ = false;    // its results count as true
 };
 
 // ---- without values: which calls are computed all the same

@@ -1,7 +1,7 @@
-// form_rules.cpp: what results of CPU kernels look like where torch's meta kernels tell something else, or nothing.
+// form_rules.cpp: what results of CPU kernels look like if torch's meta kernels tell something else, or nothing.
 //
-// A rule gets a call's arguments as meta tensors. Those of the first table put results in the place of the arguments; those
-// of the second change what the meta kernel has put there.
+// A rule gets a call's arguments as meta tensors. Those of the first table put results in the place of the arguments;
+// those of the second change what the meta kernel has put there.
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/core/Tensor.h>
@@ -96,7 +96,7 @@ void keep_alphas(Arguments a, Stack *stack) {
   stack->back() = at::empty({static_cast<int64_t>(lengths.size()), x.size(0), 2 * longest + 1}, x.options());
 }
 
-// ---- where torch has no meta kernel
+// ---- operators for which torch has no meta kernel
 
 template <std::size_t argument>
 void as_operand(Arguments a, Stack *stack) {

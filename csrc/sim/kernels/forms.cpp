@@ -71,7 +71,7 @@ bool put_value(std::string &key, const IValue &v) {
 struct Shapes {
   std::vector<c10::StorageImpl *> storages;  // whose bytes no result may share
 
-  // Nothing for what has more to it than sizes and strides.
+  // False if the tensor has more to it than sizes and strides.
   bool describe(const Tensor &t, std::vector<std::optional<Form::Strided>> &into) {
     if (!t.defined()) return into.emplace_back(), true;
     if (!t.is_meta() || t.layout() != at::kStrided || t.is_conj() || t.is_neg() || t._is_zerotensor()) return false;

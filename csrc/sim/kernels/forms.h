@@ -1,7 +1,7 @@
-// forms.h: what the results of a call look like, remembered by what its operands look like.
+// forms.h: a cache of the forms of results (sizes, strides, dtypes), by the forms of the operands.
 //
-// Devices without values ask meta kernels. Many of torch's are written in Python and take up to 2.4 ms, so each question is
-// asked once. Owns the table of answers; runs no kernel.
+// Devices without values get forms from meta kernels. Many of torch's are written in Python and take up to 2.4 ms, so
+// each runs once for the same operands. Owns the cache; runs no kernel.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
@@ -14,7 +14,7 @@
 
 namespace managed::sim {
 
-// What a result looks like: a written operand (then give() leaves a None), a tensor, a list of tensors, or what is none.
+// The form of a result: a written operand (recall() puts a None), a tensor, a list of tensors, or another value.
 struct Form {
   struct Strided {
     std::vector<int64_t> sizes, strides;
@@ -23,26 +23,27 @@ struct Form {
     caffe2::TypeMeta dtype;
   };
   enum class Kind : uint8_t { written, tensor, list, other } kind = Kind::other;
-  std::vector<std::optional<Strided>> tensors;  // nothing: undefined
+  std::vector<std::optional<Strided>> tensors;  // nullopt: an undefined tensor
   c10::IValue other;
 };
 
 class Question {
  public:
-  // The arguments are meta tensors and numbers. Some have no form that could be remembered.
+  // The arguments are meta tensors and numbers. Calls with other arguments, and views, are not cached.
   Question(const OperatorFacts &facts, c10::ArrayRef<c10::IValue> arguments);
-  // Puts remembered results in the place of the arguments; false if there are none.
+  // Replaces the arguments by the cached results; false if there are none.
   bool recall(torch::jit::Stack *stack) const;
-  // Remembers what a kernel has put there, unless results share bytes with the arguments, or these have another form now.
+  // Caches what a kernel has put there, unless results share bytes with the arguments or these have changed their form.
   void remember(const torch::jit::Stack &stack, c10::ArrayRef<c10::IValue> arguments);
 
  private:
   const OperatorFacts &facts_;
   const std::size_t count_;
-  std::string key_;  // empty: not to be remembered
+  std::string key_;  // empty: the call is not cached
 };
 
-// form_rules.cpp: what meta kernels tell otherwise than the CPU's kernels do. False: there is no such rule.
+// form_rules.cpp: corrects the forms that differ between meta kernels and the CPU's kernels. tell_instead() stands for
+// the meta kernel; false if it has no rule for the operator. mend() changes what the meta kernel has put on the stack.
 bool tell_instead(const std::string &name, c10::ArrayRef<c10::IValue> arguments, torch::jit::Stack *stack);
 void mend(const std::string &name, c10::ArrayRef<c10::IValue> arguments, torch::jit::Stack *stack);
 

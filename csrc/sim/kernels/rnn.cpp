@@ -291,7 +291,7 @@ Weights cell_weights(const Tensor &x, const Tensor &h, const Tensor &ih, const T
 std::tuple<Tensor, Tensor> lstm_cell(const Tensor &x, TensorList hx, const Tensor &ih, const Tensor &hh, const Bias &b_ih, const Bias &b_hh) {
   TORCH_CHECK(hx.size() == 2, "lstm_cell expects two hidden states");
   const Weights w = cell_weights(x, hx[0], ih, hh, b_ih, b_hh);
-  // The CPU multiplies the hidden state first; the order matters to nobody but the clock.
+  // The CPU multiplies the hidden state first; the order matters only to the clock.
   const State s = lstm_step(w.of_input(x), {hx[0], hx[1]}, w);
   return {s.h, s.c};
 }

@@ -48,7 +48,8 @@ std::vector<std::string> places(std::size_t most) {
   return lines;
 }
 
-// What writes files from bytes that it has asked for itself. torch.save is told of by managed/_simulated/no_values.py.
+// Whether Python code runs that writes files from bytes which it has asked for. managed/_simulated/no_values.py reports
+// torch.save.
 bool is_saving() {
   const auto lines = places(8);
   return std::any_of(lines.begin(), lines.end(), [](const std::string &line) { return line.find("/safetensors/") != std::string::npos; });
@@ -66,7 +67,7 @@ void count_truth(const Tensor &t) {
   {
     std::lock_guard<std::mutex> held(sites->mutex);
     times = ++sites->asked[line];
-    if (times >= kPatience) sites->asked.erase(line);  // who catches the error may ask again
+    if (times >= kPatience) sites->asked.erase(line);  // a program that catches the error may ask again
   }
   TORCH_CHECK(times < kPatience, "managed: ", line, " asked ", times, " times whether a value on ", t.device(),
               " is true, and devices without values (values=False) do not know it: a loop that waits for it never ends. Give it another end, "
@@ -76,7 +77,7 @@ void count_truth(const Tensor &t) {
 void tell(const std::string &device, const char *what, const char *instead) {
   const std::string asked = c10::str("managed: the program asks for ", what, " on ", device, ", which devices without values (values=False) do not know");
   TORCH_CHECK(!is_error.load(), asked, ". unknown=\"zero\" lets it go on with 0; simulate with values where they matter.");
-  // Without a place in our source, of which torch would tell, it is Python's line that warns, once.
+  // Without a place in C++, which torch would report, the warning names the line of Python, once.
   c10::warn(c10::Warning(c10::UserWarning(), {nullptr, nullptr, 0}, c10::str(asked, ": it hears ", instead, "."), /*verbatim=*/false));
 }
 
@@ -118,7 +119,7 @@ void unknown_form(const std::string &name) {
 
 namespace {
 
-// Torch's composite, whose result is true of what nobody knows.
+// Torch's composite; its result counts as true for unknown values.
 Tensor isfinite(const Tensor &x) {
   Tensor r = at::native::isfinite(x);
   if (r.has_storage() && on_device(r) && known_of(r.storage()) == Known::nothing) set_known(r.storage(), Known::truth);

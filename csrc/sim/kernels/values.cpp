@@ -150,7 +150,7 @@ Known known_at(const void *address) {
 
 void set_known_at(const void *begin, std::size_t bytes, Known now) {
   auto *known = known_of(begin);
-  // To write what is there already would take memory for the table.
+  // Writing what is there already would take memory for the table.
   if (!known || known->load(std::memory_order_relaxed) == static_cast<uint8_t>(now)) return;
   for (std::size_t i = 0; i < (bytes + kUnit - 1) / kUnit; i++) known[i].store(static_cast<uint8_t>(now), std::memory_order_relaxed);
 }

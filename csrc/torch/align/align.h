@@ -1,7 +1,7 @@
 // align.h: brings the operands of one call together on the device that the core names.
 //
 // The rules themselves are elsewhere: csrc/core/placement/place.c (which device), rules.cpp (what an operator demands).
-// How a copy is made is values.h's, what autograd hears of it trips.h's and crossing.h's.
+// values.h makes the copies; trips.h and crossing.h connect them to autograd.
 #pragma once
 #include <ATen/core/stack.h>
 #include <c10/util/SmallVector.h>
@@ -22,7 +22,7 @@ struct Operand {
   int position; // in its list, or -1
 
   bool is(uint8_t flags) const { return (arg->flags & flags) != 0; }
-  // A 0-dim CPU tensor is a number to operators that natively mix.
+  // Operators that mix devices natively take a 0-dim CPU tensor as a number.
   bool is_number() const { return tensor.device().is_cpu() && tensor.dim() == 0 && !has_wrapped_tangent(tensor); }
 };
 using Operands = c10::SmallVector<Operand, 8>;
@@ -39,23 +39,23 @@ struct Choice {
   enum mgd_reason reason;
 };
 
-// Are all operands where the kernel wants them? The only question on the hot path.
+// Whether all operands are where the kernel wants them. It is the only check on the hot path.
 bool together(const OpFacts& f, const torch::jit::Stack& stack, std::size_t base);
 
-// The device for these operands, or nothing when one of them, or the generator, is on a device that is not ours to
-// align. The one that `follows` (or null) is written and yet goes where the others are.
+// The device for these operands, or nothing if one of them, or the generator, is on a device that the machine does not
+// know. The operand `follows` (may be null) is written, yet goes to where the other operands are.
 std::optional<Choice> choose(const OpFacts& f, const Operands& operands, const c10::IValue& generator,
                              const Operand* follows = nullptr);
 
-// Puts copies of operands that are elsewhere on the stack. True: one was replaced, and write_backs says what must go
-// back after the call.
+// Replaces operands on the stack that are elsewhere by copies. True: at least one was replaced, and write_backs lists
+// what must be copied back after the call.
 bool align(const OpFacts& f, torch::jit::Stack& stack, std::size_t base, WriteBacks& write_backs);
 
-// A copy for a written operand, and the way back of all of them.
+// cross_written() makes a copy for a written operand; finish() copies all of them back into their originals.
 at::Tensor cross_written(const at::Tensor& t, c10::Device to, bool hidden, const Cause& cause);
 void finish(WriteBacks& write_backs);
 
-// What a list operator finds among its arguments, each of which it sees with all its tensors.
+// Sums up the arguments of a list operator; see() is called with each tensor of each argument.
 struct Load {
   int64_t bytes = 0;
   std::size_t rows = 0;
@@ -65,10 +65,11 @@ struct Load {
     bytes += bytes_of(t);
     if (t.defined() && !t.is_cpu()) device = t.device();
   }
-  bool wants_pieces() const; // they would fill too much of the device
+  bool wants_pieces() const; // one call for all of them would fill too much of the device
 };
 
-// A list operator whose rows live on several devices: one call per device. Arguments are replaced by results.
+// Runs a list operator whose rows live on several devices, or do not fit into one call: at least one call per device.
+// Results replace the arguments on the stack.
 void call_rows(const c10::OperatorHandle& op, const OpFacts& f, torch::jit::Stack& stack);
 
 } // namespace managed

@@ -34,7 +34,7 @@ void await_copies(StorageHandle& h, const CopyPtr& last, bool came) {
   device.getStream(d).synchronize();
 }
 
-// The bytes are handed out behind the copy that reads them. A storage that is lent is used by operators of torch's,
+// Hands the bytes out after the copy that reads them. A storage that is lent is used by operators of torch's,
 // most of them on the current stream or one that was used before: these come after the copy. A copy that begins later
 // finds that the bytes are lent or pinned (side_copies.cpp).
 void let_go_after_copies(StorageHandle& h, bool for_good, bool came) {

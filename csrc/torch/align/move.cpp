@@ -45,11 +45,11 @@ struct FollowTensor : torch::autograd::FunctionPreHook {
     if (out[0].defined() && out[0].device() != tensor->device()) out[0] = out[0].to(tensor->device());
     return out;
   }
-  c10::TensorImpl* tensor; // kept alive by the accumulator, which owns us
+  c10::TensorImpl* tensor; // kept alive by the accumulator, which owns this
 };
 
 // An accumulator remembers the device that gradients must arrive on. Later graphs
-// get a new one; the old one, if some graph still holds it, is taught to follow.
+// get a new one; the old one, if some graph still holds it, gets a FollowTensor.
 void renew_accumulator(const at::Tensor& t) {
   auto* meta = torch::autograd::impl::get_autograd_meta(t);
   if (!meta) return;
@@ -59,7 +59,7 @@ void renew_accumulator(const at::Tensor& t) {
   meta->grad_accumulator_.reset();
 }
 
-// Where only trips home lead to the accumulator, they ask it where to go: graphs from before and after the move share
+// If only trips home lead to the accumulator, they read the device from it: graphs from before and after the move share
 // it, so that torch.autograd.grad still finds the leaf in the old ones.
 void redirect_accumulator(const at::Tensor& t) {
   auto* meta = torch::autograd::impl::get_autograd_meta(t);
@@ -110,7 +110,7 @@ void note_moved(const at::Tensor& t, bool advised) {
   if (s) mgd_traffic_moved(&s->traffic, advised);
 }
 
-// A graph that still waits for its backward pass must find the leaf where it left it.
+// Whether no graph that leads to t waits for its backward pass: such a graph must find the leaf where it left it.
 bool is_at_rest(const at::Tensor& t, TensorState& s, const at::Tensor& through) {
   auto* meta = torch::autograd::impl::get_autograd_meta(t);
   if (!meta || !t.requires_grad()) return true;
@@ -127,13 +127,13 @@ bool owns_alone(const at::Tensor& t, const at::Tensor& through) {
   return !held && t.storage().use_count() == (through.defined() ? 2u : 1u);
 }
 
-// Whether its bytes, and those of its gradient, can be elsewhere without anybody else being told.
+// Whether nothing else refers to the bytes of t and of its gradient, so that they can move.
 bool has_bytes_alone(const at::Tensor& t, const at::Tensor& through) {
   const at::Tensor& grad = t.grad();
   return owns_alone(t, through) && !may_change_unseen(t, through) && (!grad.defined() || have_bytes_alone({grad}));
 }
 
-// With its gradient and two states of an optimizer.
+// Whether there is room for t, its gradient and two states of an optimizer.
 bool has_room(const at::Tensor& t, c10::Device to) {
   observe();
   mgd_usage usage;
@@ -147,7 +147,7 @@ void move(const at::Tensor& t, c10::Device to, const Cause& cause) {
   check_movable(t, to);
   const at::Tensor& grad = t.grad();
   // Both copies are made before either tensor changes: an OutOfMemoryError leaves everything as it was.
-  // A plain tensor stays one, and nobody would bring its bytes home.
+  // The copy of a plain tensor takes no handle: it stays plain, and no operator would bring its bytes home.
   at::Tensor new_values = cross_values(t, to, cause, has_key(t.unsafeGetTensorImpl())), new_grad;
   if (grad.defined() && grad.device() != to) new_grad = cross_alone(grad, to, cause);
   const bool advised = cause.reason == MGD_WHY_TRAFFIC;
@@ -163,7 +163,7 @@ void move(const at::Tensor& t, c10::Device to, const Cause& cause) {
   else t.mutable_grad() = new_grad;
 }
 
-// Only devices that hold no values have any right to bytes that nobody ever wrote.
+// Bytes that were never written are allowed only on devices that hold no values.
 void allocate(const at::Tensor& t, c10::Device to) {
   check_movable(t, to);
   const Bridge* backend = backend_of(to.type());
@@ -219,8 +219,8 @@ PyObject* mgd_torch_alias(PyObject* o) {
   });
 }
 
-// What torch does first in a `to` of its own: seeds that wait for CUDA are set, and a child that is forked will be told
-// that it has none.
+// Initializes CUDA, as torch does first in a `to` of its own: seeds that wait for CUDA are set, and a forked child will
+// report that it has none.
 static c10::Device awake(int device) {
   const c10::Device d = device_of(device);
   if (d.is_cuda()) torch::utils::device_lazy_init(c10::kCUDA);

@@ -1,8 +1,8 @@
-// move.h: tensors that change their device in place: Python's object, ties and hooks stay.
+// move.h: moves tensors to another device in place: the Python object, ties and hooks stay.
 //
-// move(): the program asked for it. settle() and follow(): the tensor moves by itself. The history on which settle()
-// decides is core/traffic.c's. A copy on another device is crossing.h's, and its way home trips.h's. A storage that
-// leaves for want of room keeps its tensor's device: that is room.h's.
+// move() does it because the program asked; settle() and follow() do it by themselves. settle() decides by the history
+// in core/traffic.c. For copies on another device see crossing.h, for their gradients trips.h. A storage that is
+// evicted keeps its tensor's device: see room.h.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -10,16 +10,15 @@
 
 namespace managed {
 
-// Transfers t itself, and its .grad; throws where it must not.
+// Moves t itself and its .grad. Throws c10::Error if t is pinned, a view or no leaf.
 void move(const at::Tensor& t, c10::Device to, const Cause& cause);
 
-// t is needed on `to` and no kept copy serves. Transfers it there when its traffic
-// speaks for it and nobody can notice but by its device; returns whether it did.
-// `through`: the view of t by which it is needed, if it is one.
+// Moves t to `to`, where an operator needs it and no kept copy serves, if its traffic advises it and the move can be
+// noticed only by t's device. Returns whether it moved. `through`: the view of t that the operator uses, if it is one.
 bool settle(const at::Tensor& t, c10::Device to, const Cause& cause, const at::Tensor& through = {});
 
-// Transfers a result that is about to be written where the rest of its operator is, unless somebody could notice but by
-// its device; returns whether it did.
+// Moves a result that is about to be written to where the operator's other operands are, if the move can be noticed
+// only by its device. Returns whether it moved.
 bool follow(const at::Tensor& t, c10::Device to, const Cause& cause);
 
 } // namespace managed

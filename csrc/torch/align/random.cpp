@@ -54,7 +54,7 @@ namespace {
 using State = c10::intrusive_ptr<c10::GeneratorImpl>;
 
 struct GeneratorLoan {
-  int operators = 0; // that draw on the device now, in any thread
+  int operators = 0; // operators that draw on the device now, in any thread
   State own;         // what the device's generator gets back after the last
 };
 
@@ -73,7 +73,7 @@ const MadeAtStart loans_at_start([] { loans_mutex(), loans(); });
 
 const at::Generator& generator_of(c10::Device d) { return at::globalContext().defaultGenerator(d); }
 
-// A generator whose state is that of `g`, not a copy of it.
+// Returns a generator that shares the state of `g`; it is not a copy.
 State state_of(const at::Generator& g) {
   std::lock_guard<std::mutex> lock(g.unsafeGetGeneratorImpl()->mutex_);
   return g.unsafeGetGeneratorImpl()->graphsafe_get_state();
@@ -84,8 +84,8 @@ void set_state(const at::Generator& g, const State& state) {
   g.unsafeGetGeneratorImpl()->graphsafe_set_state(state);
 }
 
-// 0: there is nothing to lend, on the host and while a graph is recorded: that goes on with the state which its
-// device's generator has registered for it.
+// Lends the stream to the device and returns its id. 0: nothing is lent, on the host and while a graph is recorded: the
+// graph goes on with the state which its device's generator has registered for it.
 int lend(c10::Device d) {
   const int id = id_of(d);
   if (id <= 0 || recording_graphs.load(std::memory_order_relaxed)) return 0;
@@ -112,8 +112,8 @@ c10::Device with_index(c10::Device d) {
   return d.is_cpu() || d.has_index() ? d : c10::impl::getDeviceGuardImpl(d.type())->getDevice();
 }
 
-// Where the call draws, or the CPU when that is no concern of the stream. An operator that takes a device makes its
-// result there.
+// The device that the call draws on, or the CPU if the stream is not concerned. An operator that takes a device makes
+// its result there.
 c10::Device draws_on(const OpFacts& f, const torch::jit::Stack& stack) {
   const c10::IValue* const arguments = stack.data() + stack.size() - f.arguments;
   if (f.generator >= 0 && !arguments[f.generator].isNone()) return c10::kCPU;
@@ -135,7 +135,7 @@ thread_local std::unique_ptr<Replay> replay; // of this thread, while it is its 
 
 Turns& turns();
 
-// A child of fork() has the thread that forked and no other.
+// A child of fork() has only the thread that forked.
 void turns_in_child() {
   turns().taken = replay != nullptr;
   forget_waiters(turns().free);
@@ -151,7 +151,7 @@ Turns& turns() {
 }
 const MadeAtStart turns_at_start([] { turns(); });
 
-void take_turn() { // with the GIL, which others need to come to the end of theirs
+void take_turn() { // called with the GIL, which other threads need to end their turns
   const NoGil no_gil;
   std::unique_lock<std::mutex> lock(turns().mutex);
   turns().free.wait(lock, [] { return !turns().taken; });
@@ -205,8 +205,8 @@ StepAside::~StepAside() {
 
 using namespace managed;
 
-// The key goes, too: what the function makes of plain tensors was plain when it ran first, and drew from its device's
-// own generator.
+// The key is excluded, too: what the function makes of plain tensors was plain in its first run, and was drawn from the
+// device's own generator.
 int mgd_torch_begin_replay(void) {
   return guarded([] {
     if (replay || !c10::impl::tls_is_dispatch_key_included(kKey)) return 0;

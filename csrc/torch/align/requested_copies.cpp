@@ -11,7 +11,7 @@ namespace {
 
 bool is_managed(const c10::IValue& v) { return v.isTensor() && has_key(v.toTensor().unsafeGetTensorImpl()); }
 
-// Where the bytes go; the index may still be missing.
+// The device that the bytes go to; the index may still be missing.
 c10::Device target_of(const OpFacts& f, const c10::IValue* arguments) {
   if (f.written) return arguments[0].toTensor().device(); // copy_
   if (f.arguments <= kDeviceOfToCopy) return c10::kCPU;   // item

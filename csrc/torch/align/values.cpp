@@ -79,7 +79,7 @@ at::Tensor copy_expanded(const at::Tensor& t, c10::Device to, int64_t* bytes) {
   return core.to(to).expand(t.sizes());
 }
 
-// Copies t from where its bytes are, if they have left their device: to bring them home first could evict other
+// Copies t from where its bytes are, if they have left their device: restoring them first could evict other
 // storages there. Undefined: the bytes are home or cannot be read where they are, t is not one dense piece, or torch or
 // a recorder must see the copy.
 at::Tensor copy_from_afar(const at::Tensor& t, c10::Device to, Traced& trace) {
@@ -89,7 +89,7 @@ at::Tensor copy_from_afar(const at::Tensor& t, c10::Device to, Traced& trace) {
   if (needs_torch(t) || is_recorded() || t.is_conj() || t.is_neg() || t.numel() == 0 ||
       !t.is_non_overlapping_and_dense())
     return {};
-  Turn turn(id_of(to)); // until the copy can leave, too
+  Turn turn(id_of(to)); // held until the copy can be evicted, too
   Hold::take_turn(turn, h);
   at::Tensor r;
   {
@@ -103,7 +103,7 @@ at::Tensor copy_from_afar(const at::Tensor& t, c10::Device to, Traced& trace) {
     return {};
   trace.came_from(from);
   mark(r);
-  if (!mgd_torch_in_backward()) give_handle(r, true); // as mark_result() has it
+  if (!mgd_torch_in_backward()) give_handle(r, true); // as in mark_result()
   return r;
 }
 
@@ -124,7 +124,7 @@ at::Tensor copy_values(const at::Tensor& t, c10::Device to, Traced& trace, int64
   if (takes_handle) {
     if (at::Tensor r = is_plain_piece(t) ? copy_beside(t, to, true) : at::Tensor(); r.defined()) return r;
   }
-  // t may be the plain base of a managed view, which no hook would bring home.
+  // t may be the plain base of a managed view, whose bytes no hook would bring home.
   const HeldTensor held(t, false, id_of(to));
   at::Tensor d = t.detach();
   return is_expanded(d) ? copy_expanded(d, to, bytes) : d.to(to);
@@ -149,7 +149,7 @@ at::Tensor cross_by_torch(const at::Tensor& t, c10::Device to, const Cause& caus
 
 at::Tensor copy_from_host(const at::Tensor& t, c10::Device to) {
   if (!t.is_cpu() || records(t) || !is_plain_piece(t)) return {};
-  c10::InferenceMode no_inference(false); // as copy_values() has it
+  c10::InferenceMode no_inference(false); // as in copy_values()
   c10::AutoGradMode no_grad(false);
   return copy_beside(t, to, false);
 }

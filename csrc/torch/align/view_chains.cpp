@@ -31,9 +31,9 @@ bool has_hooks(Node& n) {
       !n.post_hooks().empty();
 }
 
-// Whether nothing but ViewHome nodes, and a view that is being used, holds the chain's nodes. The head is held by the
-// chain and by `edges` others, each node behind it by the node before it. The node without outputs, that is without
-// edges of its own, is the accumulator: the chain ends before it.
+// Whether nothing but ViewHome nodes, and a view that is being used, holds the chain's nodes. The head has one
+// reference from the chain and `edges` more, each later node one from the node before it. The node without outputs,
+// that is without edges of its own, is the accumulator: the chain ends before it.
 bool is_ours(const Chain& chain, long edges) {
   if (holders(chain.head) != edges + 1) return false;
   for (const NodePtr* next = &chain.head->next_edge(0).function; (*next)->num_outputs() != 0;
@@ -42,7 +42,7 @@ bool is_ours(const Chain& chain, long edges) {
   return true;
 }
 
-// Holds, so that no chain dies under the lock.
+// Returns owning pointers, so that no chain dies under the lock.
 std::vector<ChainHold> chains_of(TensorState& leaf) {
   std::vector<ChainHold> alive;
   std::lock_guard<std::mutex> lock(chains_mutex());

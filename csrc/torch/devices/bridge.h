@@ -1,18 +1,18 @@
-// bridge.h: all that a backend (the simulator, CUDA's part) and the managed hook know of each other.
+// bridge.h: the interface between a backend (the simulator, CUDA's part) and the managed hook.
 //
 // managed._sim exports a pointer to its Bridge in the capsule "managed._sim.bridge"; managed._C attaches by filling the
-// hook's half. managed._cuda is handed the hook's half in "managed._C.bridge" and fills the other. All are plain
-// function pointers, called from any thread.
+// hook's half. managed._cuda gets the hook's half in "managed._C.bridge" and fills the other. All are plain function
+// pointers, called from any thread.
 //
-// The hook's half: make_room is called without the GIL and throws only what a device said that failed to let bytes
-// leave. freed is called by deleters, with or without the GIL and possibly under a lock of torch's allocator: it takes
-// leaf locks only, waits for nothing and throws nothing.
+// The hook's half: make_room is called without the GIL and throws only the error of a device that failed while bytes
+// left it. freed is called by deleters, with or without the GIL and possibly under a lock of torch's allocator: it
+// takes leaf locks only, waits for nothing and throws nothing.
 //
-// The backend's half: is_shared is called with the core's mutex held, use sometimes with a lock of storage.cpp's, and
+// The backend's half: is_shared is called with the core's mutex held, use sometimes with a lock of adopt.cpp's, and
 // start, capacity, link and speed with the lock of the registry. These must not call the hook.
 //
-// Bytes leave and come back by copies that nobody waits for. A copy begins, and what must come after it is told so:
-// streams of a device (order), the taker of a block (free_after), another copy (`after`), or, last, a thread (wait).
+// Bytes leave and come back by asynchronous copies. Work that must come after a copy is ordered after it: streams of a
+// device (order), the next user of a block (free_after), another copy (`after`) or, as a last resort, a thread (wait).
 #pragma once
 #include <c10/core/StorageImpl.h>
 #include <c10/util/ArrayRef.h>
@@ -26,31 +26,31 @@
 
 namespace managed {
 
-// What the hook puts in the place of a DataPtr's context begins with the DataPtr that was there. It is empty
-// while the bytes are elsewhere. Who runs on the storage holds it still.
+// The context of a DataPtr whose storage has a handle begins with the allocator's own DataPtr, which the handle
+// replaced. It is empty while the bytes are elsewhere. An operator that uses the storage keeps it in place.
 struct Head {
   c10::DataPtr block;
 };
 
-// How soon a copy is needed. Each has a stream of its own in each direction, so that a copy that somebody needs now
-// does not stand behind those that will be needed. Operand: of bytes that stay where they are, for another device.
+// How soon a copy is needed. Each kind has its own stream in each direction, so that a copy that is needed now does not
+// queue behind prefetches. Operand: a copy for an operator on another device; the source's bytes stay where they are.
 enum class Urgency : uint8_t { Now, Soon, Operand };
 constexpr int kUrgencies = 3;
 
-// A copy that has begun. Any thread may ask.
+// A copy that has begun. Any thread may call its functions.
 class Copy {
  public:
   virtual ~Copy() = default;
-  // What streams of the block's device do with it from now on comes after the copy. No thread waits.
+  // Orders what streams of the block's device do with it from now on after the copy. No thread waits.
   virtual void order(const c10::DataPtr& block) = 0;
-  // This thread waits for the end.
+  // Makes this thread wait until the copy has ended.
   virtual void wait() = 0;
-  // Whether the memory at both ends may go.
+  // Whether the memory at both ends may be freed.
   virtual bool has_ended() = 0;
 };
 using CopyPtr = std::shared_ptr<Copy>; // null: it has ended
 
-// Stands for all that had been started on a device when it was made.
+// All work that had been started on a device when the point was made.
 class Point {
  public:
   virtual ~Point() = default;
@@ -61,19 +61,19 @@ struct Bridge {
   int version = 15;
 
   // ---- filled by the hook; null until it attaches
-  // The device has no room for a request of so many bytes: free something and return true to look again. No lock of
-  // an allocator is held meanwhile.
+  // Called when the device has no room for a request of so many bytes. True: something was freed, and the caller tries
+  // again. The caller holds no lock of an allocator.
   bool (*make_room)(int device, std::size_t bytes) = nullptr;
-  // Bytes came back: somebody may be waiting for them.
+  // Called when bytes were freed; wakes threads that wait for room.
   void (*freed)(int device, std::size_t bytes) = nullptr;
-  // A DataPtr with this deleter has a Head as its context.
+  // The deleter of a DataPtr whose context is a Head.
   c10::DeleterFnPtr head = nullptr;
-  // Gives such a storage another block of `bytes` bytes. An operator holds it.
+  // Gives such a storage another block of `bytes` bytes. The calling operator holds the storage.
   void (*replace)(c10::StorageImpl* storage, c10::DataPtr block, std::size_t bytes) = nullptr;
-  // Such a storage was written, perhaps by an operator that did not come to the hook.
+  // Called when such a storage was written, perhaps by an operator that did not come to the hook.
   void (*wrote)(c10::StorageImpl* storage) = nullptr;
 
-  // A thread is about to wait for a device.
+  // Called when a thread is about to wait for a device.
   void (*waited)() = nullptr;
 
   // ---- filled by the backend
@@ -85,71 +85,71 @@ struct Bridge {
   bool (*is_shared)(const c10::DataPtr& pointer) = nullptr;
   // The backend allocates no more than this many bytes on the device, whatever its capacity.
   void (*limit)(int device, std::size_t bytes) = nullptr;
-  // Begins to copy bytes between devices, -1 is the host. The copy comes after `point`, a point of `from`; where that
-  // is null, after all that was started on `from`. It comes after the copies `after`, too; some may be null. The memory
-  // at both ends stays until it has ended. May throw c10::Error, and has not begun then.
+  // Begins to copy bytes between devices, -1 is the host. The copy comes after `point`, a point of `from`, or, if that
+  // is null, after all that was started on `from`; and after the copies `after`, some of which may be null. The caller
+  // keeps the memory at both ends until the copy has ended. May throw c10::Error; then no copy has begun.
   CopyPtr (*begin_copy)(int to, void* target, int from, const void* source, std::size_t bytes, Urgency urgency,
                         c10::ArrayRef<CopyPtr> after, const PointPtr& point) = nullptr;
-  // Null where what has been started on the device cannot be told. May throw c10::Error.
+  // Makes a point. Null if the work that has been started on the device is unknown. May throw c10::Error.
   PointPtr (*point)(int device) = nullptr;
-  // Memory of the device for what such a copy will bring; the copy comes after what used the memory before. Throws as
-  // the allocator does. `if_room`: nothing leaves for it, and where the device has no room it returns nothing, at once.
+  // Allocates memory of the device as the target of such a copy; the copy comes after what used the memory before.
+  // Throws as the allocator does. `if_room`: evicts nothing; if the device has no room, returns nothing at once.
   c10::DataPtr (*allocate_for_copy)(int device, std::size_t bytes, Urgency urgency, bool if_room) = nullptr;
-  // Frees a block of so many bytes (0: nobody knows) that the copy still reads or writes: whoever gets its memory comes
-  // after that. `last`: nothing uses the block after the copy. Must not throw.
+  // Frees a block of so many bytes (0: unknown) that the copy still reads or writes: the next use of its memory comes
+  // after the copy. `last`: nothing uses the block after the copy. Must not throw.
   void (*free_after)(c10::DataPtr& block, const CopyPtr& copy, bool last, std::size_t bytes) = nullptr;
 
-  // The number of the copy that this thread issued last, where there is a log of them. Must not throw.
+  // The number of the copy that this thread issued last, if the backend logs copies. Must not throw.
   std::uint64_t (*last_copy)() = nullptr;
-  // What the operators take that were issued to the device so far, in ns; or, where worked_between is there, the moment
-  // at which its current stream has done them, and -1 where that cannot be told. Null: nobody knows. Must not throw.
+  // The time in ns that the operators issued to the device so far take. If worked_between is set: instead the number of
+  // the moment when its current stream has done them, -1 if unknown. Null: the backend has no times. Must not throw.
   std::int64_t (*worked)(int device) = nullptr;
-  // Whose bytes an allocation of the backend holds, for a profile. Takes no lock; must not throw.
+  // Notes the owner of the bytes in an allocation of the backend, for a profile. Takes no lock; must not throw.
   void (*own)(const c10::DataPtr& pointer, mgd_hold_owner owner) = nullptr;
-  // Backward passes run in the thread that calls them, so that everything is issued in one order.
+  // True: backward passes run in the thread that calls them, so that everything is issued in one order.
   bool one_thread = false;
 
-  // False: storages are addresses that nobody may read or write, and copies count and take time.
+  // False: storages are addresses that must not be read or written; copies count and take time.
   bool values = true;
-  // Memory of the host for bytes that leave the backend's devices, or null: any will do. May throw.
+  // Allocates host memory for bytes that leave the backend's devices. Null: any memory will do. May throw.
   c10::DataPtr (*allocate_host)(std::size_t bytes) = nullptr;
 
   // ---- filled by a backend whose kernels go on when an operator has returned, or left null
-  // The driver of the devices has been started: reports of freed bytes can begin. Called once.
+  // Called once, when the driver of the devices has been started: reports of freed bytes can begin.
   void (*start)() = nullptr;
-  // Bytes of the device, and those that an allocation could have now. No context is made where there is none.
+  // capacity: bytes of the device. room: bytes that an allocation could have now. Neither creates a context.
   std::size_t (*capacity)(int device) = nullptr;
   std::size_t (*room)(int device) = nullptr;
-  // The room, and bytes that are none as yet: free pieces between blocks that are in use, which serve what fits or come
-  // free with these; and freed blocks that copies or kernels on other streams may still use.
+  // room() plus bytes that will be room: free fragments between blocks in use, which serve requests that fit or become
+  // free with these; and pending frees, that is freed blocks that copies or kernels on other streams may still use.
   std::size_t (*room_soon)(int device) = nullptr;
-  // How fast it is beside the others, in any unit; 0: nobody knows.
+  // The device's speed relative to the other devices, in any unit; 0: unknown.
   double (*speed)(int device) = nullptr;
-  // An operator of this thread uses memory of the device: the backend remembers on which stream. True: it wants to hear
-  // of it again when the operator has returned. Must not throw.
+  // Called when an operator of this thread uses memory of the device; the backend remembers the stream. True: it must
+  // be called again when the operator has returned. Must not throw.
   bool (*use)(int device) = nullptr;
-  // A block is about to be freed: it serves nobody else before the streams that may use it are done with it. Must not
-  // throw.
+  // Called before a block is freed: its memory is not used again before the streams that may use it are done with it.
+  // Must not throw.
   void (*retire)(const c10::DataPtr& block) = nullptr;
 
   // ---- operands that an operator needs elsewhere, filled by a backend that has copies for them, or left null
-  // As begin_copy, from `offset` on in `source`, a block of another device or memory of the host that is not pinned, to
-  // `target`, which allocate_for_copy() gave for that urgency. The copy comes after what wrote the source: after that
-  // alone where the backend knows it, or else after all that the current stream of the source's device has to do.
+  // Does what begin_copy does, from `offset` on in `source`, a block of another device or host memory that is not
+  // pinned, to `target`, which allocate_for_copy() gave for that urgency. It comes after the copy `after`, and after
+  // what wrote the source, if the backend knows that, or else all work in the current stream of the source's device.
   CopyPtr (*copy_operand)(const c10::DataPtr& target, const c10::DataPtr& source, std::size_t offset, std::size_t bytes,
                           Urgency urgency, const CopyPtr& after) = nullptr;
-  // Whether the current stream of the device is recorded: a copy of the hook's could not be. Null: it never is.
+  // Whether the device's current stream is recorded into a graph; a copy of the hook's cannot be. Null: it never is.
   bool (*records)(int device) = nullptr;
 
   // ---- times, filled by a backend that knows them only when its kernels have run, or left null
-  // What this thread puts into the current stream from now on is an operator's work; since the last moment it was what
-  // the operator waits for. Must not throw.
+  // Called when an operator's work begins: what this thread put into the current stream since the last moment was what
+  // the operator waits for, and counts as a pause. Must not throw.
   void (*begin_work)(int device) = nullptr;
-  // ns that operators worked between two moments; -1: it has not come there, or has forgotten. Called with the core's
+  // ns that operators worked between two moments; -1: one has not come yet, or is too long ago. Called with the core's
   // mutex held; must not throw.
   std::int64_t (*worked_between)(int device, std::int64_t from, std::int64_t to) = nullptr;
-  void (*await_moments)(int device) = nullptr; // returns when the last of these moments has come; must not throw
-  void (*stop_moments)(int device) = nullptr; // no pauses are noted until the next moment; must not throw
+  void (*await_moments)(int device) = nullptr; // returns when the last moment has come; must not throw
+  void (*stop_moments)(int device) = nullptr; // notes no pauses until the next moment; must not throw
 };
 
 } // namespace managed

@@ -1,4 +1,4 @@
-// cuda_bridge.h: what CUDA's part and the hook know of each other beyond bridge.h.
+// cuda_bridge.h: the interface between CUDA's part and the hook beyond bridge.h.
 //
 // managed puts an allocator of its own, the front (csrc/cuda/front.cpp), before CUDA's caching allocator. The front
 // knows the size of a request and calls make_room with no lock held. A request that does not pass the front, or that
@@ -11,11 +11,11 @@ namespace managed {
 
 struct CudaBridge : Bridge {
   // ---- filled by the hook
-  // The allocator's cache has nothing for a request of a size that nobody knows, and the allocator holds its lock.
+  // Called when the allocator's cache has nothing for a request of unknown size; the allocator holds its lock.
   bool (*make_some_room)(int device) = nullptr;
 
   // ---- filled by the backend
-  // Page-locked memory of the host, straight from the driver and straight back. `lock_pages` throws std::bad_alloc,
+  // Allocate and free page-locked host memory directly with the driver. `lock_pages` throws std::bad_alloc,
   // `unlock_pages` nothing.
   void* (*lock_pages)(std::size_t bytes) = nullptr;
   void (*unlock_pages)(void* memory) = nullptr;

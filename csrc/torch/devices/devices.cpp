@@ -47,20 +47,20 @@ bool has_context(c10::Device d) {
 
 namespace {
 
-// To ask CUDA what is free makes a context, which costs hundreds of MiB; a device without one counts as free.
+// Asking CUDA what is free makes a context, which costs hundreds of MiB; a device without one counts as free.
 void observe_one(int id) {
   const c10::Device d = device_of(id);
   if (!has_context(d)) return check(mgd_ledger_observe(machine(), id, 0, 0), "reading device memory");
   auto [free, total] = memory_info(d);
   const auto stats = c10::getDeviceAllocator(d.type())->getDeviceStats(d.index());
   const int64_t cached = stats.reserved_bytes[0].current;
-  // What was asked for, so that a plan finds the bytes of what it moves; some allocators of CUDA's do not tell.
+  // Requested bytes count, so that a plan finds the bytes of what it moves; some CUDA allocators do not report them.
   const int64_t requested = stats.requested_bytes[0].current,
                 allocated = requested ? requested : stats.allocated_bytes[0].current;
   mgd_usage known{};
   check(mgd_ledger_usage(machine(), id, &known), "reading a budget");
-  // The context and other programs may have what a budget leaves of the device. Nobody else has bytes on a simulated
-  // one.
+  // The context and other programs may use what a budget leaves of the device. No other program has bytes on a
+  // simulated device.
   const int64_t others = total - free - cached, left_to_them = total - known.capacity;
   const int64_t foreign = d.is_privateuseone() ? 0 : std::max<int64_t>(0, others - left_to_them);
   check(mgd_ledger_observe(machine(), id, allocated, foreign), "reading device memory");

@@ -1,7 +1,6 @@
 // devices.h: torch's devices as ids of the core's machine, what their allocators report, and time.
 //
-// Nothing is placed, moved or waited for here: see align.h, room.h, waiting.h. How devices get into the machine is
-// attach.h's.
+// Nothing is placed, moved or waited for here: see align.h, room.h, waiting.h. attach.h adds devices to the machine.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -25,31 +24,31 @@ void discover();
 
 int device_count(); // ids in use, the host included
 
-// False: the process has not used it yet, and nobody knows what is free there.
+// False: the process has not used the device yet, so its free bytes are unknown.
 bool has_context(c10::Device d);
 
-// What the allocator of the device says is free, in bytes; of a simulated device exactly.
+// Free bytes as the device's allocator reports them; exact for a simulated device.
 int64_t free_bytes(int id);
-// The same and what will be free without anybody leaving (bridge.h). To ask changes nothing.
+// Free bytes plus those that will be free without an eviction (Bridge::room_soon). Changes nothing.
 int64_t bytes_free_soon(int id);
 
-// The backend that allocates on this kind of device, or null when nothing may leave there.
+// The backend that allocates on this kind of device, or null if nothing can leave such devices.
 const Bridge* backend_of(c10::DeviceType type);
 
-// Kernels go on when an operator has returned, so the backend must be told who uses which device.
+// True: kernels go on when an operator has returned, so the backend must be told which devices it uses.
 extern std::atomic<bool> kernels_are_async;
-// Backward passes run in the thread that calls them (bridge.h).
+// True: backward passes run in the thread that calls them (bridge.h).
 extern std::atomic<bool> backward_in_caller;
 // The number of this thread's last copy on the clock of simulated devices; 0 without them.
 uint64_t last_simulated_copy() noexcept;
-bool record_stream_use(c10::Device d); // true: to be said again when the operator has returned
+bool record_stream_use(c10::Device d); // true: call it again when the operator has returned
 
 // Reads what the allocators report into the ledger.
 void observe();
 
 int64_t now(); // ns, monotonic
 
-// Bytes of a tensor's elements; the parts of a sparse tensor together. 0 where the size is a symbol.
+// Bytes of a tensor's elements; for a sparse tensor the sum of its parts. 0 if the size is symbolic.
 int64_t bytes_of(const at::Tensor& t);
 
 } // namespace managed

@@ -19,7 +19,7 @@ constexpr uint64_t kKept = 64;  // points of a device; the later ones serve for 
 
 struct Line {
   std::atomic<uint32_t> passed{0};
-  std::array<PointPtr, kKept> points; // by number; null: nobody could tell
+  std::array<PointPtr, kKept> points; // by number; null: the backend made none
 };
 
 struct Points {
@@ -40,8 +40,9 @@ const MadeAtStart points_at_start([] { points(); });
 
 } // namespace
 
-// The lock is free while the backend makes the point. Until then the place of the point is empty, so that nobody takes
-// the one that was there before for it. If others have made so many meanwhile that the place is theirs, it is dropped.
+// The lock is not held while the backend makes the point. Meanwhile its slot is empty, so that the earlier point of the
+// slot is not taken for it. If other threads have made so many points meanwhile that the slot is theirs, the point is
+// dropped.
 void pass_by(int device) noexcept {
   const auto at = static_cast<std::size_t>(device);
   Line& line = points().lines[at];
@@ -49,7 +50,7 @@ void pass_by(int device) noexcept {
   const c10::Device d = device_of(device);
   const Bridge* backend = backend_of(d.type());
   if (!backend || !backend->point) return;
-  PointPtr before, made; // die behind the locks
+  PointPtr before, made; // destroyed outside of the locks
   uint64_t number = 0;
   {
     std::lock_guard<std::mutex> lock(points().mutex);
@@ -76,7 +77,7 @@ PointPtr point_after(int device, uint64_t begun) {
 
 void forget_points() {
   for (Line& line : points().lines)
-    for (PointPtr& point : line.points) new (&point) PointPtr; // not destroyed: its device is not there
+    for (PointPtr& point : line.points) new (&point) PointPtr; // not destroyed: its device does not exist here
 }
 
 } // namespace managed

@@ -1,8 +1,8 @@
 // stream_marks.h: points in the work of a device that is short of room.
 //
-// The host issues operators long before the device runs them. A point stands for all that had been issued when it was
-// made. When bytes leave, their copy waits for the first point after their last use. Without a point it would wait for
-// all that has been issued.
+// The host issues operators long before the device runs them. A point stands for all work that had been issued when it
+// was made. When bytes leave, their copy waits for the first point after their last use. Without a point it would wait
+// for all work that has been issued.
 #pragma once
 #include <array>
 #include <atomic>
@@ -13,17 +13,16 @@
 
 namespace managed {
 
-// How many points a device has been given, counted before each is made. What has been issued by the time that this is
-// read lies before the next one.
+// How many points each device has got, counted before each is made. Work that was issued before this is read lies
+// before the next point.
 extern std::array<std::atomic<uint64_t>, MGD_MAX_DEVICES> points_begun;
 
-// An operator is about to run on the device: now and then a point is made before it. Must not throw.
+// Called when an operator is about to run on the device; now and then makes a point before it.
 void pass_by(int device) noexcept;
-// The earliest point after so many that is known, or null: then a copy comes after all that has been issued.
+// Returns the earliest known point after the first `begun` ones. Null: a copy must come after all that has been issued.
 PointPtr point_after(int device, uint64_t begun);
 
-
-// In a child of fork(), where the device's work is not what it was.
+// Called in a child of fork(): forgets the points, since the parent's device work does not exist there.
 void forget_points();
 
 } // namespace managed

@@ -29,7 +29,7 @@ std::mutex& waiting_mutex() { return waiting().mutex; }
 
 std::atomic<uint64_t> waits_of_host{0};
 
-// Of the count of changes, what this thread has added.
+// What this thread has added to the count of changes.
 constinit thread_local uint64_t freed_here __attribute__((tls_model("initial-exec"))) = 0;
 
 } // namespace
@@ -46,8 +46,8 @@ uint64_t changes_by_others() { return change_count() - freed_here; }
 bool somebody_waits() { return waiting().waiters.load() != 0; }
 void count_change() { bytes_came_back(0, 0); }
 
-// Called on every free, so it takes no lock while nobody waits. The count goes
-// up first: whoever registers as a waiter afterwards sees it and does not sleep.
+// Called on every free, so it takes no lock while no thread waits. The count goes up first: a thread that registers as
+// a waiter afterwards sees it and does not sleep.
 void bytes_came_back(int, std::size_t) {
   Waiting& w = waiting();
   w.count++;

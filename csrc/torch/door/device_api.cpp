@@ -32,16 +32,16 @@ std::string known_devices() {
   return s;
 }
 
-// From now on nothing uses more than this many bytes of the device; what is there beyond them leaves as far as it can.
-// If a device fails, it throws that device's error.
+// Limits the bytes of the device that are used from now on; evicts what exceeds the limit, as far as possible. If a
+// device fails, it throws that device's error.
 void set_budget(int device, int64_t bytes) {
   const c10::Device d = device_of(device);
   const Bridge* backend = backend_of(d.type());
   if (!backend || !backend->limit) return;
   const auto limit = [&] { backend->limit(d.index(), static_cast<std::size_t>(bytes)); };
   limit();
-  // Bytes that have left may lie in the allocator's cache, or wait there for streams, and are no room then. Setting the
-  // limit again gives them back, so that no storage leaves in vain.
+  // Evicted bytes may lie in the allocator's cache, or wait there for streams, and are no room then. Setting the limit
+  // again gives them back, so that no storage is evicted in vain.
   while (free_bytes(device) == 0 && make_room(device, 1, Hold::uses_of_this_thread(device))) limit();
 }
 

@@ -1,7 +1,7 @@
 // loan.cpp: see loan.h. Owns which storages this thread has lent to a call.
 //
-// What is not among the arguments is the call's own: a compiled graph allocates without us, and such memory does not
-// leave while it runs.
+// Memory that is not among the arguments is the call's own: a compiled graph allocates without the hook, and such
+// memory is not evicted while the graph runs.
 #include "torch/loan.h"
 
 #include <c10/core/DeviceGuard.h>
@@ -35,7 +35,7 @@ class Loan {
   Loan(const Loan&) = delete;
   Loan& operator=(const Loan&) = delete;
 
-  // The tensors themselves are not kept: compiled code lets go of its arguments as soon as it has read them.
+  // The tensors themselves are not kept: compiled code releases its arguments as soon as it has read them.
   void add(const at::Tensor& t, bool written) {
     each_storage(t, [&](c10::StorageImpl* s) {
       if (const StorageHandle* h = handle_of(s)) blocks_.insert(h);
@@ -84,7 +84,7 @@ PyObject* mgd_torch_call_lent(PyObject* tensors, PyObject* written, PyObject* ca
       const bool writes = is_written(written, i);
       const c10::Device device = THPVariable_Unpack(o).device();
       if (!current.current_device() && id_of(device) > MGD_HOST) current.reset_device(device);
-      hold.add(THPVariable_Unpack(o), writes); // first: it may give it a handle
+      hold.add(THPVariable_Unpack(o), writes); // first: it may create the handle
       loan.add(THPVariable_Unpack(o), writes);
     }
     {

@@ -1,11 +1,11 @@
 // on.cpp: threads in which everything that is made is managed (managed.on).
 //
-// Two keys are included in such a thread. With ours every operator comes to the hook, whatever its operands are, and
-// its results are managed; autograd's engine hands both on to its threads. The other one stands above all others
-// and has kernels for the operators alone to which a program names a device. There "cuda" becomes a simulated device
-// where there is no other, and a kind of device without an index becomes the device that the manager picks. Operators
-// without such an argument pass that key by: it costs them nothing. What is drawn for a device that the manager picked
-// comes from the one stream, so that it does not depend on the device.
+// Two keys are included in such a thread. With kKey every operator comes to the hook, whatever its operands are, and
+// its results are managed; autograd's engine hands both keys on to its threads. kNames stands above all other keys and
+// has kernels only for the operators to which a program names a device. There "cuda" becomes a simulated device if
+// there is no other, and a kind of device without an index becomes the device that the manager picks. Operators without
+// such an argument skip kNames, at no cost. What is drawn for a device that the manager picked comes from the one
+// stream, so that it does not depend on the device.
 #include "torch/on.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -38,7 +38,7 @@ thread_local bool hook_before, names_before; // whether the keys were included w
 std::atomic<bool> cuda_is_simulated{false};
 PyObject* pick = nullptr; // written once, with the GIL
 
-// What tells where a new tensor goes and how large it is, by position; -1 where the operator has no such argument.
+// Positions of the arguments that tell where a new tensor goes and how large it is; -1 if the operator has none.
 struct Arguments {
   std::vector<std::size_t> devices, tensors;
   int generator = -1, size = -1, dtype = -1;
@@ -67,7 +67,7 @@ int64_t bytes_asked(const Arguments& a, const torch::jit::Stack& stack, std::siz
     const c10::IValue& dtype = a.dtype < 0 ? c10::IValue() : stack[base + a.dtype];
     int64_t bytes = dtype.isInt() ? static_cast<int64_t>(c10::elementSize(dtype.toScalarType())) : 4;
     for (const int64_t n : stack[base + a.size].toIntVector())
-      if (n < 0 || __builtin_mul_overflow(bytes, n, &bytes)) return 0; // torch says what is wrong with it
+      if (n < 0 || __builtin_mul_overflow(bytes, n, &bytes)) return 0; // torch reports what is wrong
     return bytes;
   }
   for (const std::size_t i : a.tensors)
@@ -85,7 +85,7 @@ c10::Device ask_manager(int64_t bytes) {
   throw error;
 }
 
-// Where the operands are, or the generator: what is made goes there, too.
+// The device of the operands or of the generator, if they are on an accelerator; otherwise the manager picks one.
 c10::Device without_index(const Arguments& a, const torch::jit::Stack& stack, std::size_t base) {
   for (const std::size_t i : a.tensors)
     if (stack[base + i].isTensor() && stack[base + i].toTensor().defined() &&
@@ -117,7 +117,7 @@ struct NamesDevice final : c10::OperatorKernel {
       if (picked && draws && (arguments.generator < 0 || (*stack)[base + arguments.generator].isNone()))
         stream.emplace(v.toDevice());
     }
-    const c10::impl::ExcludeDispatchKeyGuard named(kNames); // what it calls has been told
+    const c10::impl::ExcludeDispatchKeyGuard named(kNames); // inner calls have their device already
     op.redispatchBoxed(ks & kBelowNames, stack);
   }
   const Arguments arguments;

@@ -1,8 +1,8 @@
-// saving.cpp: storages in the hands of somebody who only saves them.
+// saving.cpp: storages that a serialiser holds only to save them.
 //
-// A serialiser takes the storage of every tensor first and writes them afterwards. What it holds may leave meanwhile,
-// and is copied from where it is: nothing comes home to be saved. As soon as somebody does anything else with such a
-// storage it is the program's, which stays where it is as long as it is held (exposure.h).
+// A serialiser takes the storage of every tensor first and writes them afterwards. What it holds may be evicted
+// meanwhile, and is copied from where it is: nothing comes home to be saved. Any other use of such a storage makes it
+// the program's, and it stays where it is as long as it is held (exposure.h).
 #include <ATen/core/Tensor.h>
 #include <c10/core/StorageImpl.h>
 #include <torch/csrc/Storage.h>
@@ -26,7 +26,7 @@
 namespace managed {
 namespace {
 
-constexpr int64_t kStuck = 60'000'000'000; // ns that others may take to move the bytes
+constexpr int64_t kStuck = 60'000'000'000; // ns that another thread may take to move the bytes
 
 bool is_storage(PyObject* o) { return PyObject_TypeCheck(o, THPStorageClass); }
 
@@ -43,8 +43,8 @@ bool is_held(c10::StorageImpl* s) {
   return object && Py_REFCNT(object) != 1;
 }
 
-// False: a plain tensor, whose bytes nobody would bring back; a storage without a handle, which never leaves; or the
-// program has it.
+// False: t is plain, and no hook would bring its bytes back; the storage has no handle and never leaves; or the program
+// holds it.
 bool may_be_saved(const at::Tensor& t, c10::StorageImpl* s) {
   if (!has_key(t.unsafeGetTensorImpl())) return false;
   StorageHandle* h = handle_of(s);
@@ -63,7 +63,7 @@ void copy_bytes(StorageHandle& h, int to, void* target) {
   }
 }
 
-// For what takes tensors.
+// Wraps a storage for functions that take tensors.
 at::Tensor tensor_over(const c10::Storage& storage) {
   const auto key = c10::computeDispatchKey(at::kByte, std::nullopt, storage.device());
   return at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet(key),

@@ -61,11 +61,11 @@ int mgd_torch_mark(PyObject* o, int in_module) {
   return guarded([&] {
     const at::Tensor& t = THPVariable_Unpack(o);
     check_wrappable(t);
-    if (t.has_storage() && t.storage().use_count() > 1) lend(t); // to plain tensors, for all we know
+    if (t.has_storage() && t.storage().use_count() > 1) lend(t); // plain tensors may share it
     if (in_module && !t.is_cpu()) await_writers(t);
     mark(t);
     if (handles_enabled.load(std::memory_order_relaxed) &&
-        !t.is_cpu()) { // asked first: the first exclusive section of a process takes milliseconds
+        !t.is_cpu()) { // tested first: the first exclusive section of a process takes milliseconds
       if (const ExclusiveSection alone; alone) give_handle(t, false);
     }
     if (!has_key(t.unsafeGetTensorImpl())) return 0;

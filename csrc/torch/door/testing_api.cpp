@@ -1,4 +1,4 @@
-// testing_api.cpp: for csrc/python: the uses of storages that benchmarks write down (uses.h).
+// testing_api.cpp: gives csrc/python the uses of storages that benchmarks record (uses.h).
 #include <Python.h>
 #include <torch/csrc/utils/object_ptr.h>
 

@@ -26,7 +26,7 @@
 namespace managed {
 namespace {
 
-// The hook's half; managed._cuda fills the other where there is CUDA.
+// The hook's half; managed._cuda fills the other if there is CUDA.
 CudaBridge& cuda_bridge() {
   static auto* bridge = new CudaBridge; // never destroyed, as the registry
   return *bridge;
@@ -61,10 +61,10 @@ bool make_cuda_room(int device, std::size_t bytes) {
   return id >= 0 && make_room(id, static_cast<int64_t>(bytes), Hold::uses_of_this_thread(id));
 }
 
-// For a request that the front does not see to (cuda_bridge.h). It comes at each miss of the allocator's cache, also
-// when the device has memory left, and without a size. So the size is guessed: the block that this thread requests for
-// a storage that moves, or the bytes of the operands that it holds there, since a result is seldom larger; and 20 MiB
-// more, because the allocator rounds segments up.
+// Makes room for a request that bypasses the front (cuda_bridge.h). It is called at each miss of the allocator's cache,
+// also when the device has memory left, and without a size. So the size is estimated: the block that this thread
+// requests for a storage that moves, or the bytes of the operands that it holds there, since a result is seldom larger;
+// and 20 MiB more, because the allocator rounds segments up.
 bool make_some_cuda_room(int device) {
   constexpr int64_t kSegment = 20 << 20;
   const int id = cuda_id(device);
@@ -102,7 +102,7 @@ void attach_speeds(const Bridge& bridge, int first, int devices) {
 // every device.
 void add_cuda() {
   Registry& r = registry();
-  if (!at::globalContext().hasCUDA()) return; // torch.compile may have put a guard there that believes in one device
+  if (!at::globalContext().hasCUDA()) return; // torch.compile may have put a guard there that assumes one device
   const int n = std::min(count_of(c10::kCUDA), kMaxIndex);
   if (n <= 0) return;
   at::globalContext().lazyInitDevice(c10::kCUDA);
@@ -149,7 +149,7 @@ void attach_sim(Bridge* bridge, int devices) {
   prepare_for_fork();
 }
 
-// What other threads were doing ends here, for they are not in the child.
+// Discards the state of other threads, which do not exist in the child.
 void machine_in_child() {
   mgd_state_after_fork(machine());
   registry().cuda_is_lost = registry().cuda[0].load() > 0;

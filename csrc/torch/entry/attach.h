@@ -1,4 +1,4 @@
-// attach.h: creates the machine and brings CUDA's devices and simulated ones into it.
+// attach.h: creates the machine and adds CUDA's devices and simulated ones to it.
 //
 // Accelerators are looked up when one is first needed (discover(), devices.h), so importing the package initialises no
 // driver.

@@ -9,7 +9,7 @@
 // soon as user code has handed it over, before any operator could move it. So
 // what comes from user code is brought along here, by a copy that autograd records.
 //
-// Where torch.func has wrapped roots on several accelerators, their gradients go over the host. With deterministic
+// If torch.func has wrapped roots on several accelerators, their gradients go over the host. With deterministic
 // algorithms the pass runs in one thread.
 #include <ATen/Context.h>
 #include <c10/core/AutogradState.h>
@@ -45,7 +45,7 @@ const Cause kGradient{"gradient", MGD_EV_COPY, MGD_WHY_REQUIRED};
 // A GradientEdge: a node and the number of one of its outputs.
 bool is_edge(PyObject* root) { return PyTuple_Check(root) && PyTuple_GET_SIZE(root) >= 2; }
 
-// Nothing but its leaves tells whose graph an edge leads into.
+// Whether the graph of a node leads to a managed leaf; only leaves tell.
 bool leads_to_managed(PyObject* node) {
   std::vector<THPObjectPtr> found; // kept, so that an address stands for one node
   std::unordered_set<PyObject*> known;
@@ -75,13 +75,13 @@ bool any_managed(PyObject* roots) {
   return false;
 }
 
-// Where a root's gradient belongs, if that can be said.
+// The device of a root's gradient, if it is known.
 std::optional<c10::Device> device_of_root(PyObject* root) {
   if (THPVariable_Check(root)) return THPVariable_Unpack(root).device();
   THPObjectPtr all(is_edge(root) ? PyObject_GetAttrString(PyTuple_GET_ITEM(root, 0), "_input_metadata") : nullptr);
   THPObjectPtr one(all ? PyObject_GetItem(all, PyTuple_GET_ITEM(root, 1)) : nullptr);
   THPObjectPtr device(one ? PyObject_GetAttrString(one, "device") : nullptr);
-  PyErr_Clear(); // the engine itself says what is wrong with the edge
+  PyErr_Clear(); // the engine itself reports what is wrong with the edge
   if (!device || !THPDevice_Check(device.get())) return {};
   return reinterpret_cast<THPDevice*>(device.get())->device;
 }
@@ -114,7 +114,7 @@ void hold_gradients(Hold& hold, PyObject* args) {
   hold.bring_home();
 }
 
-// The arguments of run_backward, with each root gradient on the device of its root.
+// Returns the arguments of run_backward, with each root gradient on the device of its root.
 PyObject* with_gradients_at_roots(PyObject* args) {
   PyObject* roots = PyTuple_GET_ITEM(args, 0);
   PyObject* given = PyTuple_GET_SIZE(args) > 1 ? PyTuple_GET_ITEM(args, 1) : nullptr;
@@ -135,7 +135,7 @@ PyObject* with_gradients_at_roots(PyObject* args) {
   return head && rest ? PySequence_Concat(head, rest) : nullptr;
 }
 
-// In front of a root on an accelerator, for a gradient that stands on the host.
+// Stands in front of a root on an accelerator, and takes a gradient that is on the host.
 struct RootHome : torch::autograd::Node {
   explicit RootHome(c10::Device home) : home_(home) {}
   torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
@@ -159,7 +159,7 @@ bool are_wrapped_and_apart(PyObject* roots, PyObject* gradients) {
     if (!THPVariable_Check(PyTuple_GET_ITEM(roots, i)) || !THPVariable_Check(PyTuple_GET_ITEM(gradients, i)))
       return false;
     const at::Tensor& t = THPVariable_Unpack(PyTuple_GET_ITEM(roots, i));
-    if (!t.requires_grad()) return false; // the engine says so
+    if (!t.requires_grad()) return false; // the engine reports it
     wrapped |= is_batched(t) || is_batched(THPVariable_Unpack(PyTuple_GET_ITEM(gradients, i)));
     if (t.is_cpu()) continue;
     apart |= first && *first != t.device();
@@ -168,7 +168,7 @@ bool are_wrapped_and_apart(PyObject* roots, PyObject* gradients) {
   return wrapped && apart;
 }
 
-// The root's edge behind such a node, as a torch.autograd.graph.GradientEdge.
+// Returns the root's edge behind a RootHome, as a torch.autograd.graph.GradientEdge.
 PyObject* behind_the_host(const at::Tensor& root, const at::Tensor& gradient) {
   NodePtr node = make_node<RootHome>(root.device());
   node->add_next_edge(torch::autograd::impl::gradient_edge(root));
@@ -179,7 +179,7 @@ PyObject* behind_the_host(const at::Tensor& root, const at::Tensor& gradient) {
   return wrapped ? PyObject_CallFunction(kind, "Oi", wrapped.get(), 0) : nullptr;
 }
 
-// The arguments of run_backward, with such roots and their gradients over the host.
+// Returns the arguments of run_backward, with such roots and their gradients over the host.
 PyObject* with_roots_over_host(PyObject* args) {
   PyObject *roots = PyTuple_GET_ITEM(args, 0),
            *gradients = PyTuple_GET_SIZE(args) > 1 ? PyTuple_GET_ITEM(args, 1) : nullptr;
@@ -204,7 +204,7 @@ PyObject* with_roots_over_host(PyObject* args) {
 }
 
 // The engine has a thread for each accelerator, and a sum of gradients that come from several is added in the order in
-// which they arrive. In one thread that is the order of the graph; and what it issues has one order, too.
+// which they arrive. In one thread they arrive in the order of the graph, and work is issued in one order, too.
 class OneThread {
  public:
   explicit OneThread(bool asked) : before_(c10::AutogradState::get_tls_state().get_multithreading_enabled()) {

@@ -15,8 +15,9 @@
 namespace managed {
 namespace {
 
-// Of the device's budget, for the operands of one call. Smaller pieces let a step run in less room, larger ones leave
-// the operator more to do at once; where it does not matter, on large devices, one piece holds them all.
+// The operands of one call may take 1 / kPieces of the device's budget. Smaller pieces let a step run in less room,
+// larger ones leave the operator more to do at once; on large devices, where it does not matter, one piece holds all
+// operands.
 constexpr int64_t kPieces = 8;
 
 int64_t largest_call(c10::Device d) {
@@ -76,7 +77,7 @@ class Rows {
   }
 
   // The rows of each call. They are known before the first call, so that a row that its device can never hold fails
-  // where none was written.
+  // before any row is written.
   std::vector<std::vector<std::size_t>> pieces() const {
     std::vector<std::vector<std::size_t>> all;
     std::vector<bool> done(count_, false);
@@ -84,7 +85,7 @@ class Rows {
       if (done[first]) continue;
       std::vector<std::size_t> same;
       int64_t left = largest_call(choices_[first].device);
-      // One row needs more than the device may hold. To bring it home throws, before any row is written.
+      // One row needs more than the device may hold. Restoring it throws, before any row is written.
       if (row_bytes(first) / kPieces > left) restore_row(first);
       for (std::size_t row = first; row < count_; row++) {
         if (done[row] || choices_[row].device != choices_[first].device) continue;
@@ -99,7 +100,7 @@ class Rows {
     return all;
   }
 
-  // Throws managed's OutOfMemoryError where the row's operands do not fit together.
+  // Throws managed's OutOfMemoryError if the row's operands do not fit together.
   void restore_row(std::size_t row) const {
     Turn turn;
     Hold hold(&turn);
@@ -140,7 +141,7 @@ class Rows {
     return out;
   }
 
-  // A tensor of numbers, one a row, which torch wants on the CPU.
+  // Whether v is a tensor of numbers, one for each row, which torch wants on the CPU.
   bool is_scalars(std::size_t argument, const c10::IValue& v) const {
     return v.isTensor() && op_.schema().arguments()[argument].name() == "scalars";
   }
@@ -151,7 +152,7 @@ class Rows {
     return t.index_select(0, at::tensor(chosen));
   }
 
-  // Lists of numbers, one a row.
+  // Picks from a list of numbers, one for each row.
   static c10::IValue pick_values(const c10::IValue& v, const std::vector<std::size_t>& rows) {
     const auto list = v.toList();
     c10::impl::GenericList out(list.elementType());

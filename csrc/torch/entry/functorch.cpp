@@ -58,7 +58,7 @@ thread_local int levels = 0;
 
 void register_above_functorch() {
   if (registered || c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(kAboveFunctorch))
-    return; // somebody's test: gradients over devices fail as in torch
+    return; // a test has the key: gradients over devices fail as in torch
   static auto* library = new torch::Library(torch::Library::IMPL, "_", kAboveFunctorch, __FILE__, __LINE__);
   library->fallback(torch::CppFunction::makeFromBoxedFunction<&above_functorch>());
   registered = true;

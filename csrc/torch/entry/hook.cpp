@@ -67,7 +67,7 @@ c10::SmallVector<c10::IValue, 2> written_lists(const OpFacts& f, const torch::ji
   return lists;
 }
 
-// Notes what a call writes, when it has written it: also when it fails half way.
+// Invalidates the copies of what a call writes, after the call; also if it fails half way.
 class Writes {
  public:
   Writes(const OpFacts& f, const torch::jit::Stack& stack) {
@@ -97,7 +97,7 @@ bool on_host(const OpFacts& f, const torch::jit::Stack& stack) {
 void hold_operands(Hold& hold, const OpFacts& f, const torch::jit::Stack& stack) {
   torture_now();
   const std::size_t base = stack.size() - f.arguments;
-  const bool unknown_writes = f.route == Route::Open; // what others wrote may not say all that it does
+  const bool unknown_writes = f.route == Route::Open; // a foreign schema may not list all writes
   for (const TensorArg& a : f.tensors)
     each_tensor(stack[base + a.index], [&](const at::Tensor& t) {
       if (only_looked_at(f, t)) return; // a view of bytes that are elsewhere brings none home
@@ -137,13 +137,13 @@ void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit
   const Writes writes(f, stack);
   for (uint64_t left = f.written; left; left &= left - 1)
     each_tensor(stack[stack.size() - f.arguments + c10::llvm::countTrailingZeros(left)], renew_history);
-  // A recorded graph writes its operands and results whenever it is replayed, and no operator tells of it.
+  // A recorded graph writes its operands and results whenever it is replayed, and no operator reports it.
   const bool exposes = f.outlives_call || recording_graphs.load(std::memory_order_relaxed);
   if (C10_UNLIKELY(exposes))
     for (const TensorArg& a : f.tensors) each_tensor(stack[stack.size() - f.arguments + a.index], expose);
   std::optional<RequestedCopy> copy;
   if (C10_UNLIKELY(f.copies_between_devices)) copy.emplace(f, stack);
-  // Until what is made can leave, too.
+  // The turn is held until the results can be evicted, too.
   Turn turn(C10_UNLIKELY(f.copies_between_devices) && room_is_short() ? target_of_copy(f, stack) : MGD_HOST);
   run_kernel(turn, op, ks, stack, f);
   if (C10_UNLIKELY(copy.has_value())) copy->done(stack);
@@ -166,8 +166,8 @@ bool is_large(const OpFacts& f, const torch::jit::Stack& stack) {
   return load.wants_pieces();
 }
 
-// What TorchScript has optimised it differentiates by formulas of its own, in which no gradient crosses to another
-// device. Its first runs are as written, so that this comes before; the switch belongs to the thread.
+// TorchScript differentiates what it has optimised by formulas of its own, in which no gradient crosses to another
+// device. Its first runs are as written, so this turns the optimisation off in time; the switch belongs to the thread.
 void run_scripts_as_written() {
   if (c10::GradMode::is_enabled() && torch::jit::getGraphExecutorOptimize() &&
       C10_UNLIKELY(!torch::jit::currentCallstack().empty()))
@@ -205,7 +205,8 @@ bool realign(const c10::OperatorHandle& op, torch::jit::Stack& stack, const OpFa
   rethrow_out_of_memory(e, f.name);
 }
 
-// Torch's own error, or none where the kernel takes operands from several devices.
+// Lets nothing move: the call fails with torch's own error, or succeeds if the kernel takes operands from several
+// devices.
 void run_frozen(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
   const bool apart = !together(f, stack, stack.size() - f.arguments);
   try {

@@ -1,7 +1,7 @@
 // register.cpp: see register.h.
 //
-// Each operator of torch's that exists when managed is imported gets a kernel that carries its facts; all others come
-// to the boxed fallback, which looks the facts up.
+// Each operator of torch's that exists when managed is imported gets a kernel that carries its facts; other operators
+// reach the boxed fallback, which looks the facts up.
 #include "torch/entry/register.h"
 
 #include <torch/library.h>
@@ -27,7 +27,7 @@ struct Hook final : c10::OperatorKernel {
   const OpFacts& facts;
 };
 
-// That of an operator that draws random numbers.
+// The kernel of an operator that draws random numbers.
 struct DrawingHook final : c10::OperatorKernel {
   explicit DrawingHook(const OpFacts& f) : facts(f) {}
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack* stack) {
@@ -37,7 +37,7 @@ struct DrawingHook final : c10::OperatorKernel {
   const OpFacts& facts;
 };
 
-// That of locking a tensor's pages, as a DataLoader does with pin_memory=True.
+// The kernel that locks a tensor's pages, as a DataLoader does with pin_memory=True.
 struct PinningHook final : c10::OperatorKernel {
   explicit PinningHook(const OpFacts& f) : facts(f) {}
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack* stack) {
@@ -71,8 +71,8 @@ bool is_dense(c10::DispatchKeySet ks) {
   return ks.has_any(c10::DispatchKeySet(c10::DispatchKey::Dense)) && ks.has_any(backends) && !ks.has_any(kWrappers);
 }
 
-// `x.data = y` asks whether the two key sets allow it. Ours says nothing about
-// layout, so it must not make them differ; nor must the kind of accelerator.
+// `x.data = y` asks whether the two key sets allow it. Managed's key says nothing about layout, so it must not make
+// them differ; nor must the kind of accelerator.
 bool same_kind(const at::Tensor& self, const at::Tensor& from) {
   const c10::DispatchKeySet ks = from.key_set();
   if (is_dense(self.key_set()) && is_dense(ks)) return true;

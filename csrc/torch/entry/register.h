@@ -1,4 +1,4 @@
-// register.h: gives the dispatcher the kernels of managed's key.
+// register.h: registers the kernels of managed's key with the dispatcher.
 #pragma once
 #include <string>
 
@@ -10,7 +10,7 @@ void register_hook();
 
 // Registers the unboxed kernels of the frequent operators (typed.cpp).
 void register_typed();
-// Whether the operator, "aten::add.Tensor", has such a kernel; asked after register_typed().
+// Whether the operator, such as "aten::add.Tensor", has such a kernel. Call it after register_typed().
 bool is_typed(const std::string& name);
 
 // Registers the kernel of record_stream (streams.cpp).

@@ -1,7 +1,7 @@
 // streams.cpp: record_stream for tensors whose storage has a handle.
 //
 // Torch's allocator ignores pointers with a deleter that is not its own, so it is
-// told of the block inside. Sits where operators meet the hook.
+// told of the block inside. This kernel is registered where operators meet the hook.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/record_stream.h>
 #include <c10/core/CachingDeviceAllocator.h>
@@ -24,7 +24,7 @@ void record_stream(at::Tensor& self, c10::Stream stream) {
       c10::getDeviceAllocator(s->device().type())->recordStream(h->block, stream);
   });
   const c10::impl::ExcludeDispatchKeyGuard below(kKey);
-  self.record_stream(stream); // for parts without a handle; the others it passes over
+  self.record_stream(stream); // for parts without a handle; it ignores those that have one
 }
 
 } // namespace

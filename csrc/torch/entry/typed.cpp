@@ -61,8 +61,8 @@ inline Tensors tensors_of(const A& a, uint32_t argument) {
   }
 }
 
-// What chokepoint() looks at and this does not: a random generator that the caller chose takes part in the choice of
-// the device, a list may have come here in a box, and a copy to a device that the program names is counted.
+// Whether an argument needs chokepoint(): a random generator that the caller chose takes part in the choice of the
+// device, a list may have come here in a box, and a copy to a device that the program names is counted.
 template <class Op, class A>
 inline bool is_special(const A& a) {
   if constexpr (std::is_same_v<Op, at::_ops::_to_copy> && std::is_same_v<A, std::optional<at::Device>>)
@@ -72,7 +72,7 @@ inline bool is_special(const A& a) {
   else return false;
 }
 
-// Do all tensors seen so far stand on one device, and is it the host?
+// Whether all tensors seen so far are on one device, and whether they are on the host.
 struct SameDevice {
   const c10::TensorImpl* first = nullptr;
   bool ok = true, host = true;
@@ -86,9 +86,8 @@ struct SameDevice {
   }
 };
 
-// All that a typed kernel does beside the call itself. Between two large kernels the caches are others'; what all
-// operators run is in them sooner than what each would have for itself, so what is long here is not inlined into the
-// kernels.
+// All that a typed kernel does beside the call itself. Long functions are not inlined into the kernels: between two
+// large kernels they leave the caches, and code that all operators share is back sooner than a copy for each operator.
 class Call {
  public:
   Call(const CallFacts& f, const Tensors* arguments, std::size_t n) : arguments_{f, arguments, n}, hold_(&turn_) {}
@@ -112,13 +111,13 @@ class Call {
     return C10_LIKELY(f.alignment != Alignment::Rows || !may_leave) || !is_large();
   }
 
-  // Whether it draws on another accelerator than the first, the one with the random numbers of all. The steps of a
-  // composite draw themselves.
+  // Whether the call draws on another accelerator than the first, which has the stream of random numbers. The steps of
+  // a composite draw by themselves.
   bool draws_elsewhere() const {
     return arguments_.facts.route != Route::Whole && arguments_.all->first->device().index() > 0;
   }
 
-  // Holds what the kernel is to read, and leaves the key behind where nothing inside needs it.
+  // Holds what the kernel will read, and excludes the key if nothing inside needs it.
   __attribute__((noinline)) void begin(c10::DispatchKeySet ks) {
     const CallFacts& f = arguments_.facts;
     arguments_.noting = f.written != 0;
@@ -135,7 +134,7 @@ class Call {
   }
 
  private:
-  // Notes in the end what was written, also when the operator failed half way.
+  // Invalidates in the end the copies of what was written, also if the operator failed half way.
   struct Arguments {
     const CallFacts& facts;
     const Tensors* const all;
@@ -151,7 +150,7 @@ class Call {
     const Tensors* end() const { return all + n; }
   };
 
-  // A CPU number beside an accelerator tensor is not a stray, unless it is written.
+  // Whether all operands but CPU numbers are on one device. A CPU number that is written counts, too.
   bool differ_in_numbers_only() const {
     SameDevice strays;
     for (const Tensors& a : arguments_)
@@ -160,7 +159,7 @@ class Call {
     return strays.ok;
   }
 
-  // As chokepoint() asks it: boxed, it looks again and finds the same.
+  // The test of chokepoint(): the boxed call repeats it with the same result.
   bool is_large() const {
     Load load;
     for (const Tensors& a : arguments_) {
@@ -180,7 +179,7 @@ class Call {
 
   const OperatorSection visit_; // first: nothing moves by itself after it
   Arguments arguments_;
-  Turn turn_; // until what is made can leave, too
+  Turn turn_; // held until the results can be evicted, too
   Hold hold_;
   std::optional<c10::impl::ExcludeDispatchKeyGuard> no_key_;
   bool is_host_ = false;
@@ -200,7 +199,7 @@ inline void mark_results(const R& r, const CallFacts& f) {
 template <class Op, class Signature = typename Op::schema>
 struct Typed;
 
-// The operators of the list that draw without a generator among their arguments are named.
+// Operators of the list that draw, but take no generator, are named here.
 template <class Op, class... A>
 constexpr bool kDraws =
     std::is_same_v<Op, at::_ops::native_dropout> || std::is_same_v<Op, at::_ops::scaled_dot_product_attention> ||
@@ -213,7 +212,7 @@ struct Typed<Op, R(A...)> {
 
   static constexpr std::size_t kArguments = (std::size_t{kHasTensors<Plain<A>>} + ... + 0);
 
-  // Only arguments with tensors, so that nobody looks at the others.
+  // Lists only arguments with tensors, so that the remaining ones cost nothing.
   static std::array<Tensors, kArguments> tensors(const Plain<A>&... a) {
     std::array<Tensors, kArguments> all;
     std::size_t n = 0;

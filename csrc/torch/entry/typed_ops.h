@@ -1,7 +1,7 @@
 // typed_ops.h: the operators that have a typed kernel, hottest first.
 //
-// Chosen by counting calls in training and inference of an MLP, a CNN, an LSTM and
-// transformers; add one when a profile shows it (docs/developer_notes/chokepoint.md).
+// They were chosen by counting calls in training and inference of an MLP, a CNN, an LSTM and transformers. Add one if a
+// profile shows that it is frequent (docs/developer_notes/chokepoint.md).
 #pragma once
 #include <ATen/ops/_foreach_add_ops.h>
 #include <ATen/ops/_foreach_addcdiv_ops.h>

@@ -1,4 +1,4 @@
-// compat.h: the one place where torch versions differ.
+// compat.h: handles the differences between torch versions; no other file does.
 //
 // Differences are probed from the headers' types, not guessed from version
 // numbers, so that a nightly or a patched build works as well.
@@ -24,14 +24,14 @@ constexpr bool kSharedNodes = std::is_same_v<NodePtr, std::shared_ptr<torch::aut
 template <class T, class... Args>
 NodePtr make_node(Args&&... args) {
   if constexpr (kSharedNodes)
-    // Found by argument-dependent lookup where it exists; it frees deep graphs without recursion.
+    // Argument-dependent lookup finds deleteNode in versions that have it; it frees deep graphs without recursion.
     return NodePtr(new T(std::forward<Args>(args)...), [](T* node) { deleteNode(node); });
   else
     return c10::make_intrusive<T>(std::forward<Args>(args)...);
 }
 
-// What torch.func.grad puts around a tensor, at::functorch::TensorWrapper. Its header includes one that torch does not
-// ship; the tensor inside is its first member.
+// torch.func.grad wraps a tensor in an at::functorch::TensorWrapper. Its header includes one that torch does not ship;
+// the wrapped tensor is its first member.
 inline bool is_grad_wrapper(const at::Tensor& t) { return t.key_set().has(c10::DispatchKey::FuncTorchGradWrapper); }
 inline const at::Tensor& wrapped_by(const at::Tensor& t) {
   return *reinterpret_cast<const at::Tensor*>(t.unsafeGetTensorImpl() + 1);
@@ -44,14 +44,14 @@ PyObject* object_of_function(const Node& node) {
   else return node.obj;
 }
 
-// A storage that makes its bytes when they are first written; torch 2.11 has none.
+// Whether the storage allocates its bytes when they are first written; torch 2.11 has no such storages.
 template <class Storage>
 bool has_materializer(const Storage& s) {
   if constexpr (requires { s.has_materializer(); }) return s.has_materializer();
   else return false;
 }
 
-// Whether dimensions have names; torch 2.13 has none.
+// Whether the tensor's dimensions have names; torch 2.13 has no names.
 template <class Tensor>
 bool has_names(const Tensor& t) {
   if constexpr (requires { t.has_names(); }) return t.has_names();

@@ -83,7 +83,7 @@ bool returns_views(const c10::FunctionSchema& schema, std::string_view base) {
 }
 
 // Autocast casts only operands that are on its kind of device, so they must be
-// there before it looks. It lies below us; its lists are the same on all devices.
+// there before it looks. It lies below the hook; its lists are the same on all devices.
 bool autocast_casts(const c10::OperatorHandle& op) {
   return op.hasKernelForDispatchKey(c10::DispatchKey::AutocastCUDA) ||
       op.hasKernelForDispatchKey(c10::DispatchKey::AutocastCPU);
@@ -125,12 +125,12 @@ std::unique_ptr<OpFacts> compute(const c10::OperatorHandle& op) {
   f->outlives_call = ns == "c10d" || ns == "_c10d_functional"; // and their schemas are silent about what they write
   f->alignment = f->outlives_call ? Alignment::Never : rule.alignment;
   f->copies_between_devices = aten && carries_bytes(base);
-  // Kernels of prims are Python, and know a number that was written in Python only where it is.
+  // Kernels of prims are Python, and accept a number that was written in Python only where it is.
   f->scalars_stay = ns == "prims" || rule.scalars_stay_always || (op.hasTag(at::Tag::pointwise) && !scalars_move(base));
   f->route = route_of(op, *f, base, ns);
   f->results_are_new = f->route == Route::Leaf && aten && !aliases_unsaid(base);
   for (const c10::Argument& r : schema.returns()) f->results_are_new &= !r.alias_info();
-  // Torch tags what its own attention calls. A device may have one kernel for the whole.
+  // Torch tags the operators that its own attention calls, but a device may have one kernel for the whole.
   const bool random =
       f->generator >= 0 || op.hasTag(at::Tag::nondeterministic_seeded) || base == "scaled_dot_product_attention";
   f->draws_random = random && (f->route == Route::Leaf || f->route == Route::Open);
@@ -139,8 +139,8 @@ std::unique_ptr<OpFacts> compute(const c10::OperatorHandle& op) {
   return f;
 }
 
-// A handle's address is reused when a library is unloaded, so an entry is good
-// only while it still describes the schema that stands there.
+// A handle's address is reused when a library is unloaded, so an entry is valid only while it describes the schema at
+// that address.
 bool describes(const OpFacts& f, const c10::OperatorHandle& op) {
   const c10::OperatorName& n = op.operator_name();
   return f.arguments == op.schema().arguments().size() && f.returns == op.schema().returns().size() &&

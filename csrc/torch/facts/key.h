@@ -1,8 +1,8 @@
-// key.h: the one place that names the dispatch key that makes a tensor managed.
+// key.h: names the dispatch key that makes a tensor managed; no other file does.
 //
 // DeferredInit is declared and unused in torch 2.11 to 2.15: it lies above
 // Autocast, Autograd and Tracer and below functorch's front mode. If upstream
-// ever takes it, this header changes and nothing else.
+// ever uses it, only this header changes.
 #pragma once
 #include <c10/core/TensorImpl.h>
 
@@ -10,20 +10,19 @@ namespace managed {
 
 constexpr c10::DispatchKey kKey = c10::DispatchKey::DeferredInit;
 
-// Above functorch's front mode, included by us in threads that run torch.func.grad
-// and its kin (functorch.cpp); no tensor carries it.
+// Lies above functorch's front mode. functorch.cpp includes it in threads that run torch.func.grad and the like; no
+// tensor has it.
 constexpr c10::DispatchKey kAboveFunctorch = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 
-// Included by managed.on() in threads in which operators may name a device that managed picks (on.cpp); no tensor
-// carries it.
+// managed.on() includes it in threads in which operators may name a device that managed picks (on.cpp); no tensor has
+// it.
 constexpr c10::DispatchKey kNames = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 // Wrapper subclasses and functorch's wrappers, which hold no bytes of their own.
 constexpr c10::DispatchKeySet kWrappers({c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched,
                                          c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::Functionalize});
 
-// TensorImpl keeps its key set protected; a pointer to member taken through a
-// derived struct is the legal way in.
+// TensorImpl's key set is protected; a pointer to member taken through a derived struct reaches it legally.
 struct KeySetAccess : c10::TensorImpl {
   using c10::TensorImpl::key_set_;
 };

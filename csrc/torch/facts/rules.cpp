@@ -36,11 +36,11 @@ constexpr std::array<std::string_view, 31> kAlignedWhole{
     "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
     "cosine_embedding_loss", "kl_div", "poisson_nll_loss", "cov", "linalg_matrix_rank"};
 
-// Results that are their operands' bytes, although the schema does not say so.
+// The results share their operands' bytes, although the schema does not say so.
 constexpr std::array<std::string_view, 8> kAliasesUnsaid{"_unsafe_view", "_lazy_clone",  "ctc_loss",
                                                          "tensor_split", "unsafe_split", "unsafe_split_with_sizes",
                                                          "unsafe_chunk", "lift"};
-// They make tensors in the image of another.
+// They make tensors like another one.
 constexpr std::array<std::string_view, 13> kReadsShapes{
     "empty_like", "zeros_like",        "ones_like", "full_like", "rand_like", "randn_like",  "randint_like",
     "new_empty",  "new_empty_strided", "new_zeros", "new_ones",  "new_full",  "is_same_size"};

@@ -13,10 +13,10 @@ std::atomic<uint64_t> short_until{0};
 namespace {
 
 constexpr uint64_t kShortFor =
-    1 << 18; // ticks, of which an operator takes MGD_TICKS at least: several steps of training
-constexpr int64_t kPolite = 10'000'000; // ns that a thread waits before others let it go first
+    1 << 18; // ticks; an operator takes at least MGD_TICKS, so this is several steps of training
+constexpr int64_t kPolite = 10'000'000; // ns that a thread waits before it takes precedence
 
-// The turn of one device. Each has a cache line of its own, so that devices do not slow each other down.
+// The turn of one device. Each has a cache line of its own, so that devices do not contend.
 struct alignas(64) State {
   std::atomic<int64_t> taken{0}; // when the turn was taken, in ns; 0: it is free
   std::atomic<int> overdue{0};   // how many threads have waited for it longer than kPolite
@@ -29,7 +29,8 @@ bool try_to_take(State& s) {
   return s.taken.compare_exchange_strong(nobody, now());
 }
 
-// Counts who waits for long, so that a thread of many small operators does not take every turn.
+// Counts a thread as overdue once it has waited for kPolite, so that a thread of many small operators does not take
+// every turn.
 class Waiter {
  public:
   explicit Waiter(State& s) : state_(s) {}

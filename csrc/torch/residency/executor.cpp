@@ -28,7 +28,7 @@ HostMemory* memory_from(const mgd_action& a) { return static_cast<HostMemory*>(a
 thread_local int64_t requested = 0;
 thread_local bool no_room_making = false;
 
-// For the block that is requested while it lives, no storage leaves.
+// While it lives, block requests of this thread evict nothing.
 class AsGuest {
  public:
   AsGuest() { no_room_making = true; }
@@ -44,8 +44,7 @@ c10::DataPtr allocate_on(int device, std::size_t bytes, Urgency urgency, bool if
   return backend_of(d.type())->allocate_for_copy(d.index(), bytes, urgency, if_room);
 }
 
-// What `allocate` returns, or nothing where there is no memory. A driver that refuses for another reason says so by an
-// error that is no lack of memory.
+// Returns what `allocate` returns, or nothing if there is no memory. Driver errors of any other kind are thrown.
 template <class Allocate>
 auto or_nothing(const Allocate& allocate) -> decltype(allocate()) {
   constexpr int32_t kNoMemory = 2; // cudaErrorMemoryAllocation
@@ -62,7 +61,7 @@ HostMemory* try_allocate_host(const StorageHandle& h) {
   return or_nothing([&] { return allocate_host(h.size(), device_of(h.home).type()); });
 }
 
-// A block for which nobody leaves, or nothing when there is no room for it.
+// Allocates a block without evicting for it; returns an empty one if there is no room.
 c10::DataPtr try_allocate_on(int device, std::size_t bytes, Urgency urgency) {
   const AsGuest guest;
   return or_nothing([=] { return allocate_on(device, bytes, urgency, true); });
@@ -70,13 +69,13 @@ c10::DataPtr try_allocate_on(int device, std::size_t bytes, Urgency urgency) {
 
 // ---- copies
 
-// Between places of a storage whose home is that device, or from one of them to others.
+// Copies between the places of a storage whose home is that device, or from one of them to a target elsewhere.
 CopyPtr begin_copy(int home, int to, void* target, int from, const void* source, std::size_t bytes, Urgency urgency,
                    c10::ArrayRef<CopyPtr> after, const PointPtr& point = nullptr) {
   const bool on_host = to == MGD_HOST && from == MGD_HOST;
   const c10::Device d = device_of(on_host ? home : from == MGD_HOST ? to : from);
   const Bridge* backend = backend_of(d.type());
-  if (on_host && backend->values) { // no device has a part in it
+  if (on_host && backend->values) { // no device is involved
     for (const CopyPtr& copy : after) wait_for(copy);
     std::memcpy(target, source, bytes);
     return nullptr;
@@ -85,7 +84,8 @@ CopyPtr begin_copy(int home, int to, void* target, int from, const void* source,
   return backend->begin_copy(index(to), target, index(from), source, bytes, urgency, after, point);
 }
 
-// Behind all operators on the storage. What may have written it past them is behind nothing but all that was issued.
+// A point after all operators on the storage, or null: then its copy comes after all that has been issued. Always null
+// for a lent storage, which may be written without an operator.
 PointPtr point_behind(const StorageHandle& h) { return h.was_lent ? nullptr : point_after(h.home, h.points); }
 
 // Records one move of a storage in the history of the tensor that the program named last, with the time that this
@@ -120,7 +120,7 @@ void end_spill(StorageHandle* h, int to, HostMemory* memory) {
   count_change();
 }
 
-// The block that the bytes are in now, out of the handle; who reads them there finds an exception from now on.
+// Takes the block that holds the bytes out of the handle; accesses to it without an operator throw from now on.
 c10::DataPtr take_bytes(StorageHandle& h, int from) {
   if (from != h.home) return std::exchange(h.guest, {});
   if (h.coming.get_context()) return std::exchange(h.coming, {});
@@ -129,9 +129,9 @@ c10::DataPtr take_bytes(StorageHandle& h, int from) {
   return block;
 }
 
-// The bytes are at `to`, or will be when `copy` has ended. Gives the block back that they leave, and then files the
-// storage as spilled: an operator that wants the bytes waits until that is done. `copied`: the copy comes after all
-// kernels that use the block.
+// Ends an eviction: the bytes are at `to`, or will be when `copy` has ended. Frees the old block, then marks the
+// storage as spilled; an operator that needs the bytes waits until then. `copied`: the copy comes after all kernels
+// that use the block.
 void leave(StorageHandle* h, int from, int to, HostMemory* memory, const CopyPtr& copy, bool copied) {
   c10::DataPtr old = take_bytes(*h, from);
   if (C10_UNLIKELY(overwrite_freed.load(std::memory_order_relaxed)) && old.device().type() == c10::kPrivateUse1 &&
@@ -154,7 +154,7 @@ bool spill_to_peer(StorageHandle* h, const mgd_action& a, Urgency urgency) {
   return true;
 }
 
-// Begins to copy the bytes to the host, into `memory` or, where that is null, into new memory, which is returned. Null:
+// Begins to copy the bytes to the host, into `memory` or, if that is null, into new memory. Returns the memory; null:
 // the host has none.
 HostMemory* begin_copy_to_host(StorageHandle* h, int from, HostMemory* memory, Urgency urgency, CopyPtr* copy) {
   HostMemory* made = memory ? nullptr : try_allocate_host(*h);
@@ -162,7 +162,7 @@ HostMemory* begin_copy_to_host(StorageHandle* h, int from, HostMemory* memory, U
   HostMemory* target = memory ? memory : made;
   try {
     const void* source = from == h->home ? h->block.get() : h->guest.get();
-    const CopyPtr after[] = {last_copy(target), h->last}; // which may still read the block that is given up behind this
+    const CopyPtr after[] = {last_copy(target), h->last}; // h->last may still read the block, which is freed next
     const PointPtr point = from == h->home ? point_behind(*h) : nullptr;
     *copy = begin_copy(h->home, MGD_HOST, data_of(target), from, source, h->size(), urgency, after, point);
   } catch (...) {
@@ -181,7 +181,7 @@ bool spill_to_host(StorageHandle* h, const mgd_action& a, Urgency urgency) {
   return true;
 }
 
-// What this thread starts on the device from now on comes after the copy that brings the bytes.
+// What this thread issues on the device from now on is ordered after the copy that brings the bytes.
 void join(StorageHandle& h) {
   if (h.last) h.last->order(h.coming);
   restore_pointer(h, std::exchange(h.coming, {}));
@@ -189,13 +189,13 @@ void join(StorageHandle& h) {
   note_points(h, h.home); // the streams wait for the copy from now on
 }
 
-// False when the bytes stay: the host had no memory, or a device failed. Its error is in *failure then.
+// False when the bytes stay: the host had no memory, or a device failed; *failure then has its error.
 bool spill(const mgd_action& a, Urgency urgency, std::exception_ptr* failure) {
   StorageHandle* h = handle_from(a);
   Timed event(MGD_EV_SPILL, urgency == Urgency::Now ? MGD_WHY_PRESSURE : MGD_WHY_PLANNED, a);
   bool left = false;
   try {
-    if (h->coming.get_context()) join(*h); // the host's copy is not good: somebody is about to write the bytes
+    if (h->coming.get_context()) join(*h); // the host's copy does not count: the bytes are about to be written
     left = (a.to != MGD_HOST && spill_to_peer(h, a, urgency)) || spill_to_host(h, a, urgency);
   } catch (const std::exception&) {
     *failure = std::current_exception();
@@ -230,8 +230,8 @@ CopyPtr begin_return(StorageHandle* h, const mgd_action& a, c10::DataPtr& block,
   return copy;
 }
 
-// The bytes come home by `copy`: a guest is one no more. Who has their pointer may write at any time, so no copy of
-// them counts as current.
+// The bytes come home by `copy`; frees the block on the peer, if there is one. A lent storage may be written at any
+// time, so no copy of it counts as current.
 void come_home(StorageHandle* h, const CopyPtr& copy) {
   if (h->was_lent.load(std::memory_order_relaxed)) mgd_handle_write(h);
   c10::DataPtr guest = std::exchange(h->guest, {});
@@ -311,7 +311,7 @@ class Use {
   mgd_user* const user_;
 };
 
-// Begins what brings one storage home; room is not asked for. False: others move it. *n: 0 if it is at home.
+// Begins the restore of one storage, without regard to room. False: another thread moves it. *n: 0 if it is at home.
 bool begin_one(StorageHandle& h, std::array<mgd_action, 1 + MGD_MAX_DEVICES>& plan, std::size_t* n) {
   int64_t room[MGD_MAX_DEVICES];
   std::fill(std::begin(room), std::end(room), INT64_MAX);
@@ -323,7 +323,7 @@ bool begin_one(StorageHandle& h, std::array<mgd_action, 1 + MGD_MAX_DEVICES>& pl
 
 } // namespace
 
-// A restore has begun, and ends as failed: in between nobody else moves or frees the bytes.
+// Begins a restore and ends it as failed: in between, no other thread moves or frees the bytes.
 bool copy_from_where_it_is(StorageHandle& h, std::size_t offset, std::size_t bytes, int to, void* target,
                            const c10::DataPtr* block, int* from) {
   const Use use(h);

@@ -1,7 +1,7 @@
-// executor.h: carries out what the core plans: bytes leave, come home, or get a copy on the host.
+// executor.h: carries out the core's plans: evicts bytes, restores them, or makes a copy on the host.
 //
-// Nobody waits here: a copy begins, and what must come after it is told so (Copy, bridge.h). Who decides: core/evict.c
-// and core/restore.c. Who asks for room, and waits for other threads: room.h. What an operator holds: hold.h.
+// Copies are asynchronous: later work is ordered after them (Copy, bridge.h). core/evict.c and core/restore.c make the
+// plans, room.h makes room and waits for other threads, hold.h keeps what an operator holds.
 //
 // A plan is made and carried out inside one Transfer (transfer.h). No lock is held while an allocator is called.
 #pragma once
@@ -12,33 +12,33 @@
 
 namespace managed {
 
-// Carries out SPILL, DROP and FORGET. Returns how many storages left: fewer than were planned when a copy could not
-// begin; the device's error is in *failure then. *forgotten: how many copies on the host were freed.
+// Carries out SPILL, DROP and FORGET. Returns how many storages left: fewer than were planned if a copy could not
+// begin; *failure is the device's error then, if there was one. *forgotten: how many copies on the host were freed.
 int64_t carry_out(const mgd_action* actions, std::size_t n, std::exception_ptr* failure, int64_t* forgotten = nullptr,
                   Urgency urgency = Urgency::Now);
 
-// Carries out one RESTORE or JOIN of an operator: what this thread starts from now on finds the bytes. Throws the
-// allocator's error when the device has no room; the bytes stay where they were then.
+// Carries out one RESTORE or JOIN of an operator: work that this thread starts from now on finds the bytes at home.
+// Throws the allocator's error if the device has no room; the bytes stay where they were then.
 void carry_home(const mgd_action& action);
-// Ends one that is not carried out.
+// Ends a RESTORE or JOIN that is not carried out.
 void give_up(const mgd_action& action);
 
-// Carries out what a plan does ahead of need (core/step.h): bytes get a copy on the host, leave, or begin to come home,
-// for which nobody leaves. What cannot be done is left for whoever needs it, who is told.
+// Carries out what a plan does ahead of need (core/step.h): copies bytes to the host, evicts them, or prefetches them
+// without evicting anything. An action that fails is skipped: the operator that needs it does it, or fails, later.
 void carry_out_planned(const mgd_action* actions, std::size_t n);
 
-// Bytes of the block that this thread is requesting for a storage that comes home or goes to a peer; 0 while it
-// requests none. makes_no_room(): for that block no storage leaves.
+// Size in bytes of the block that this thread is requesting for a storage that comes home or goes to a peer; 0 if it is
+// requesting none. makes_no_room(): no storage may be evicted for that block.
 int64_t requested_by_this_thread();
 bool makes_no_room();
 
 // Copies `bytes` of h's bytes, from `offset` on, from where they are to `target` on the device `to` (an id of the
-// machine); *from, if asked, is where that was. The caller holds the storage. `block`: of the target, on a device; what
-// this thread starts there comes after the copy. Without it this thread waits. False: they are on their way in other
-// hands.
+// machine); *from, unless null, gets the place they were read from. The caller holds the storage. `block`: the target's
+// block on a device; work started there later comes after the copy. If it is null, or the bytes are at home, this
+// thread waits for the copy. False: another thread is moving the bytes.
 bool copy_from_where_it_is(StorageHandle& h, std::size_t offset, std::size_t bytes, int to, void* target,
                            const c10::DataPtr* block = nullptr, int* from = nullptr);
 
-extern std::atomic<bool> overwrite_freed; // for tests: bytes that left leave nothing behind on simulated devices
+extern std::atomic<bool> overwrite_freed; // for tests: simulated devices overwrite bytes that have left
 
 } // namespace managed

@@ -1,14 +1,13 @@
-// garbage.h: what Python's collector can free, before a device counts as full.
+// garbage.h: runs Python's collector before a device counts as full.
 //
-// The collector itself is run by the binding (csrc/python/garbage.c), which this asks and waits for.
+// The binding (csrc/python/garbage.c) runs the collector; collect_garbage() requests a run and waits for it.
 #pragma once
 
 namespace managed {
 
-// Runs Python's collector, in a thread of its own, and waits for it with a deadline; not again for a while, however
-// often it is called. Needs no GIL, and releases it while it waits, if the caller has it. Must not be called with a
-// lock held that the death of a tensor takes. True: the collector has run, and bytes came free meanwhile, in any
-// thread.
+// Runs Python's collector in a separate thread and waits for it with a deadline. Calls soon after a run do nothing.
+// Needs no GIL, and releases it while waiting if the caller has it. The caller must not hold a lock that the death of a
+// tensor takes. True: the collector has run, and any thread freed bytes meanwhile.
 bool collect_garbage();
 
 } // namespace managed

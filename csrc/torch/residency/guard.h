@@ -1,4 +1,4 @@
-// guard.h: the border between C++ exceptions and Python's, and giving the GIL away.
+// guard.h: turns C++ exceptions into Python's, and releases the GIL.
 //
 // Only files that implement functions for csrc/python include it.
 #pragma once
@@ -12,9 +12,9 @@
 
 namespace managed {
 
-// Runs f; a C++ exception becomes the Python exception torch itself would
-// raise for it (OutOfMemoryError: managed's, with who holds what), and the result is NULL for pointers and -1 for
-// numbers.
+// Runs f and returns its result. A C++ exception becomes the Python exception that torch itself would raise for it
+// (c10::OutOfMemoryError becomes managed's, with a table of what holds memory); the result is then NULL for pointers
+// and -1 for numbers.
 template <class F>
 auto guarded(F&& f) -> decltype(f()) {
   using R = decltype(f());
@@ -29,8 +29,8 @@ auto guarded(F&& f) -> decltype(f()) {
   END_HANDLE_TH_ERRORS_RET(failed)
 }
 
-// Lets other Python threads run while bytes are copied. The destructor may unwind: while the interpreter ends, a daemon
-// thread that asks for the GIL is ended there (pthread_exit).
+// Releases the GIL, so that other Python threads run while bytes are copied. The destructor may unwind: when the
+// interpreter ends, a daemon thread that takes the GIL is ended there (pthread_exit).
 class NoGil {
  public:
   NoGil() : state_(PyEval_SaveThread()) {}

@@ -24,16 +24,16 @@ constexpr int64_t kStuck = 60'000'000'000; // ns that another thread's copy may 
 
 constinit thread_local Hold* innermost_hold __attribute__((tls_model("initial-exec"))) = nullptr;
 
-// Whether other threads are freeing bytes, or have freed some since changes_by_others() was `freed`. Their storages
-// could not leave any more, and the bytes were not read as free yet.
+// Whether other threads are freeing bytes, or have freed some since changes_by_others() was `freed`. Storages that are
+// dying cannot be evicted, and their bytes do not count as free yet.
 bool others_free(uint64_t freed) { return unfinished_deaths.load() > 0 || changes_by_others() != freed; }
 
-// Whether another try makes sense: so, or other threads use or move storages on the device.
+// Whether another try makes sense: other threads free bytes (others_free), or use or move storages on the device.
 bool others_use(int device, uint64_t freed) {
   return others_free(freed) || mgd_user_others(machine(), device, Hold::uses_of_this_thread(device)) == MGD_E_BUSY;
 }
 
-// Makes room for one action of a plan, beyond the bytes that are free.
+// Makes room on the device for one action of a plan, in addition to the bytes that are free.
 void make_room_for(const mgd_action& a) {
   make_room(a.from, free_bytes(a.from) + a.bytes, Hold::uses_of_this_thread(a.from), Caller::BringsHome);
 }
@@ -50,7 +50,8 @@ void carry_out_all(const mgd_action* actions, std::size_t n) {
   }
 }
 
-// Torch takes a lock to look for a tangent, so this asks first whether there can be one. A view can have its base's.
+// Looking up a tangent takes a lock of torch, so this tests first whether t can have one. A view can have that of its
+// base.
 bool may_have_tangent(const at::TensorBase& t) {
   const auto* meta = torch::autograd::impl::get_autograd_meta(t);
   if (!meta || meta->fw_grad_) return meta;
@@ -115,7 +116,7 @@ void Hold::log_uses() const {
   for (const Use& u : used_) log_use(u.handle, u.handle->bytes, call, u.written ? UseKind::Written : UseKind::Read);
 }
 
-// The operator runs next, on each of the devices.
+// Tells each watched device that the operator runs next.
 void Hold::begin_to_work() const {
   const mgd_mask watched = steps_watched.load(std::memory_order_relaxed);
   if (!turn_ || !watched) return;
@@ -124,7 +125,7 @@ void Hold::begin_to_work() const {
       begin_work(home);
 }
 
-// Before its operands come home: what a plan lets leave first makes room for them.
+// Runs before the operands are restored, so that evictions of the plan make room for them.
 void Hold::watch_uses(const char* operator_name) const {
   if (noting_uses.load(std::memory_order_relaxed)) log_uses();
   const mgd_mask watched = steps_watched.load(std::memory_order_relaxed);
@@ -146,7 +147,7 @@ void Hold::watch_uses(const char* operator_name) const {
 void Hold::take_turn(Turn& turn, const StorageHandle* first) {
   if (C10_LIKELY(!room_is_short())) return;
   for (const Hold* h = innermost_hold; h; h = h->outer_)
-    if (h->turn_) return; // inside an operator, which has its turn or goes on without
+    if (h->turn_) return; // the enclosing operator has its turn or goes on without
   turn.take(first->home);
 }
 
@@ -218,24 +219,24 @@ void Hold::use_again() {
   given_ = false;
 }
 
-// Holds nothing while it waits. Otherwise two operators could each hold what the other waits for.
+// Ends the uses while it waits. Otherwise two operators could each hold what the other waits for.
 void Hold::wait_for_others(uint64_t freed_before, int64_t deadline) {
   give_back();
   wait_for_change(freed_before, deadline);
   use_again();
 }
 
-// The Transfer includes the planning: a child of fork() must not find storages whose restore has begun in a thread that
-// it lacks.
+// The Transfer includes the planning: a child of fork() must not find storages whose restore was begun by a thread that
+// the child does not have.
 int Hold::begin_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::size_t* n, int* device) {
   const Transfer moving;
-  // What is no room as yet counts: who leaves beside a free piece makes room of both, and the allocation waits for
-  // kernels. Where it makes no room after all, the allocation fails.
+  // Pending frees count as room: evicting next to a free fragment frees both, and the allocation waits for kernels. If
+  // that makes no room after all, the allocation fails.
   int64_t room[MGD_MAX_DEVICES] = {};
   for (const Use& u : used_) {
     const int home = u.handle->home;
-    if (mgd_handle_is_away(u.handle) && room[home] == 0) // what arrives has its room
-      room[home] = bytes_free_soon(home); // to ask takes the allocator's lock
+    if (mgd_handle_is_away(u.handle) && room[home] == 0) // arriving bytes have a block
+      room[home] = bytes_free_soon(home); // takes the allocator's lock, hence once
   }
   const int code = mgd_restore_begin(machine(), handles, used_.size(), room, plan, n, device);
   if (code == MGD_OK) carry_out_all(plan, *n);
@@ -248,11 +249,11 @@ bool Hold::try_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::
   const uint64_t freed_before = change_count(), freed = changes_by_others();
   std::size_t n = room_in_plan;
   int device = 0;
-  int code = MGD_E_WAIT; // also if an exception below says that others took the room
+  int code = MGD_E_WAIT; // also if an exception below says that other threads took the room
   try {
     code = begin_to_bring_home(handles, plan, &n, &device);
     if (code == MGD_OK) return true;
-  } catch (const c10::OutOfMemoryError&) { // other threads took the room, or storages that should leave could not
+  } catch (const c10::OutOfMemoryError&) { // other threads took the room, or victims could not leave
     device = plan[0].kind == MGD_DO_RESTORE ? plan[0].to : plan[0].from;
     if ((now() >= deadline || !others_use(device, freed)) && !collect_garbage()) throw;
   }

@@ -1,8 +1,7 @@
-// hold.h: what one operator does to the storages it runs on. It says that it uses them, brings home those whose bytes
-// are elsewhere, and says in the end that it uses them no more.
+// hold.h: begins an operator's uses of its storages, restores those whose bytes are elsewhere, and ends the uses.
 //
-// Hold is for one operator. HeldTensor is the same for one tensor that is read or written without an operator.
-// keep_home() keeps a storage at home for longer. Which storages leave to make room: room.h and core/evict.c.
+// Hold is for one operator. HeldTensor does the same for one tensor that is read or written without an operator.
+// keep_home() keeps a storage at home for longer. room.h and core/evict.c decide which storages leave to make room.
 #pragma once
 #include <c10/util/SmallVector.h>
 
@@ -15,13 +14,14 @@
 
 namespace managed {
 
-// Brings the bytes home and keeps them there, until let_leave() has been called as often.
+// Brings the bytes home and keeps them there until let_leave() has been called as often, with the same reason.
 void keep_home(const at::Tensor& t, enum mgd_pin why);
 void let_leave(const at::Tensor& t, enum mgd_pin why);
-// The same until the next operator uses them: for what somebody reads in between without one.
+// Brings the bytes home and keeps them there until an operator uses them: for code in between that reads them without
+// an operator.
 void keep_home_until_used(const at::Tensor& t);
 
-// Some views make their tangent below the key: it is managed where its bytes may leave.
+// Makes the tangent of a view managed if its bytes may leave: some view operators make the tangent below the key.
 void mark_tangent(const at::Tensor& view);
 
 // The uses of one operator. add() counts a use of each storage; bring_home() brings those that are away home; the
@@ -29,8 +29,8 @@ void mark_tangent(const at::Tensor& view);
 // room is short. give_back() ends the uses early, while it waits for other threads; use_again() begins them anew.
 class Hold {
  public:
-  // `turn`: of the operator, taken before its first use where room is short. Null where operators run inside this hold
-  // (a backward pass, a compiled graph): they take turns of their own.
+  // `turn`: the operator's turn, taken before its first use if room is short. Null if operators run inside this hold (a
+  // backward pass, a compiled graph): they take turns of their own.
   explicit Hold(Turn* turn) : turn_(turn) {}
   ~Hold() {
     if (C10_UNLIKELY(!used_.empty())) let_go();
@@ -55,27 +55,27 @@ class Hold {
     if (!home) away_ = true;
     else if (C10_UNLIKELY(mgd_handle_write(h))) write_after_copy(h);
   }
-  // Brings home all that was added: all or nothing; throws managed's OutOfMemoryError. All operands are added before: a
-  // storage that is in use does not leave for one that is added later. `operator_name`: who needs them, if it is an
-  // operator.
+  // Brings home all storages that were added, or none; throws managed's OutOfMemoryError. Add all operands first: a
+  // storage that is in use is not evicted for one that is added later. `operator_name` may be null.
   void bring_home(const char* operator_name = nullptr) {
     if (C10_UNLIKELY(kernels_are_async.load(std::memory_order_relaxed))) record_streams();
     if (C10_UNLIKELY(watching_uses.load(std::memory_order_relaxed))) watch_uses(operator_name);
     if (C10_UNLIKELY(away_)) bring_home_slow(operator_name);
   }
 
-  // The turn of whoever is about to use this storage first, or to read its bytes where they are.
+  // Takes the turn for an operator whose first use will be `first`, or which reads the bytes of `first` where they are.
+  // Does nothing if room is not short, or inside another operator of this thread.
   static void take_turn(Turn& turn, const StorageHandle* first);
 
-  bool is_away() const { return away_; } // an operand is, until bring_home()
+  bool is_away() const { return away_; } // whether an operand is away; false after bring_home()
 
-  // Whether an operator of this thread, which runs others inside, writes the storage.
+  // Whether an operator that this thread is running, perhaps around inner ones, writes the storage.
   static bool is_written(const StorageHandle* handle);
 
-  // In a child of fork(): what threads that it lacks were using is used no more, and nobody has their turn.
+  // Called in a child of fork(): ends the uses and the turns of the threads that it lacks.
   static void forget_other_threads();
 
-  // Uses by this thread of storages whose home is the device, and their bytes.
+  // How many uses this thread has of storages whose home is the device, and the bytes of these uses.
   static int64_t uses_of_this_thread(int device);
   static int64_t bytes_of_this_thread(int device);
 
@@ -88,11 +88,11 @@ class Hold {
   void watch_uses(const char* operator_name) const;
   void begin_to_work() const;
   void enter(const StorageHandle* first);
-  void record_streams(); // operands may stand on several devices, as those of a copy do
+  void record_streams(); // for each device of the operands: those of a copy are on two
   void add_tangent(const at::Tensor& t,
-                   bool written); // of forward-mode differentiation, which kernels read beside the tensor
+                   bool written); // adds the forward-mode tangent, which kernels read beside the tensor
   static void used_at_last(StorageHandle* h);
-  static void write_after_copy(StorageHandle* h); // which may still read the bytes
+  static void write_after_copy(StorageHandle* h); // orders writes after a copy that may still read the bytes
   void let_go();
   void give_back();
   void use_again();
@@ -105,17 +105,17 @@ class Hold {
   uint64_t tick() { return C10_LIKELY(tick_ % MGD_TICKS != 0) ? tick_++ : (tick_ = next_tick(), tick_++); }
 
   c10::SmallVector<Use, 6> used_;
-  mgd_user* user_ = nullptr; // of the thread that entered
-  uint64_t tick_ = 0;        // of the next use; a multiple of MGD_TICKS is to be taken first
+  mgd_user* user_ = nullptr; // the thread that called enter()
+  uint64_t tick_ = 0;        // of the next use; at a multiple of MGD_TICKS new ticks are taken
   Turn* const turn_;
   bool away_ = false;        // an operand is away
   bool given_ = false;       // the uses have been ended (give_back)
-  bool tells_again_ = false; // the backend wants to hear of the streams again when the operator has returned
+  bool tells_again_ = false; // record_streams() is due again when the operator has returned
   Hold* outer_ = nullptr;    // the hold of this thread that encloses it
 };
 
-// One tensor at home, for whoever reads or writes it without an operator that would say so. `target`: the device that
-// it is copied to.
+// Keeps one tensor at home for code that reads or writes it without an operator. `target`: the device that it is copied
+// to, or the host.
 class HeldTensor {
  public:
   HeldTensor(const at::Tensor& t, bool written, int target = MGD_HOST) : turn_(target), hold_(&turn_) {
@@ -123,7 +123,7 @@ class HeldTensor {
     came_ = hold_.is_away();
     hold_.bring_home();
   }
-  bool came() const { return came_; } // it was brought home for this
+  bool came() const { return came_; } // whether its bytes were away and were brought home
 
  private:
   Turn turn_;

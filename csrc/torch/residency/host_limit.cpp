@@ -1,8 +1,8 @@
 // host_limit.cpp: see host_limit.h.
 //
 // Control groups form a tree, and each level may have a limit. Version 2 has one tree for all controllers, version 1
-// one for memory alone. In a container the process's path may be that of the host, whose upper levels are not to be
-// seen: what cannot be read sets no limit.
+// one for memory alone. In a container the process's path may be that of the host, whose upper levels are
+// invisible: a file that cannot be read sets no limit.
 #include "torch/residency/host_limit.h"
 
 #include <unistd.h>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
 
-// "max", or a number; version 1 writes the largest number of whole pages where there is no limit.
+// "max", or a number; version 1 writes the largest number of whole pages if there is no limit.
 int64_t limit_in(const std::string& path) {
   std::ifstream file(path);
   int64_t bytes = 0;

@@ -1,7 +1,7 @@
-// out_of_memory.cpp: see out_of_memory.h. Owns the text: what was asked, who holds what, what to do next.
+// out_of_memory.cpp: see out_of_memory.h. Owns the text: what was requested, what holds the memory, what to do next.
 //
-// It begins with the allocator's own words, " out of memory." among them, by which
-// programs that look for a batch size that fits recognise the error.
+// The text begins with the allocator's own words, including " out of memory.", by which
+// programs that search for a batch size recognise the error.
 #include "torch/residency/out_of_memory.h"
 
 #include <c10/core/CachingDeviceAllocator.h>
@@ -22,7 +22,7 @@ void add_part(std::ostringstream& s, const char* what, int64_t bytes) {
   if (bytes) s << ", " << readable(bytes) << " " << what;
 }
 
-// Bytes that the program has of the device and of which managed knows no storage.
+// Allocated bytes of the device that belong to no storage that managed knows.
 int64_t others_of(int id, const mgd_residency_usage& u) {
   const c10::Device d = device_of(id);
   mgd_usage ledger{};
@@ -78,7 +78,7 @@ constexpr const char* kAdvice =
 } // namespace
 
 void throw_no_room(int device, mgd_handle* const* operands, std::size_t n, const char* operator_name) {
-  const std::set<const mgd_handle*> storages(operands, operands + n); // views of one count once
+  const std::set<const mgd_handle*> storages(operands, operands + n); // views of one storage count once
   int64_t bytes = 0;
   for (const mgd_handle* h : storages) bytes += h->home == device ? h->bytes : 0;
   throw_out_of_memory(c10::str("managed: ", device_of(device), " out of memory. ",

@@ -1,6 +1,6 @@
-// out_of_memory.h: what a program is told when no room could be made: who asked, who holds what, what to do next.
+// out_of_memory.h: the error when no room could be made: what needed room, what holds memory, what to do next.
 //
-// Only the text and the exception. Whether there is room is found out in room.h and hold.h.
+// It makes only the text and the exception; room.h and hold.h decide that there is no room.
 #pragma once
 #include <c10/util/Exception.h>
 
@@ -11,13 +11,13 @@
 
 namespace managed {
 
-// The operands of one operator (null: of a copy and the like) do not fit on the device together.
+// Throws managed's OutOfMemoryError: the operands of one operator do not fit on the device together. operator_name is
+// null for a copy and the like.
 [[noreturn]] void throw_no_room(int device, mgd_handle* const* operands, std::size_t n, const char* operator_name);
 
-// The text of an allocator's error with who holds what. `where`: the operator, if it was in one.
+// Returns an allocator's error text with a table of what holds memory. `where`: the operator that failed, or empty.
 std::string with_table(const std::string& error, const std::string& where);
-// Rethrows what an allocator threw as managed.OutOfMemoryError, with who holds what. `where`: the operator, if it was
-// in one.
+// Rethrows an allocator's error as managed.OutOfMemoryError with that text. `where`: as above.
 [[noreturn]] void rethrow_out_of_memory(const c10::OutOfMemoryError& e, const std::string& where);
 
 } // namespace managed

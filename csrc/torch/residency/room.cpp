@@ -22,10 +22,10 @@ namespace managed {
 namespace {
 
 constexpr std::size_t kPlan = 32; // actions of one plan; more room takes another plan
-constexpr int kTries = 2;         // plans none of whose actions succeeded, before it gives up
+constexpr int kTries = 2;         // failed plans (no action succeeded) before find_room() gives up
 
-// Plans one departure or several and carries them out. Returns what mgd_evict_begin() said; *left and *forgotten as
-// carry_out() has them.
+// Plans one eviction or several and carries them out. Returns the code of mgd_evict_begin(); *left and *forgotten are
+// those of carry_out().
 int let_somebody_leave(int device, int64_t bytes, int64_t own_uses, const int64_t* room, int64_t* left,
                        int64_t* forgotten, std::exception_ptr* failure) {
   const Transfer moving;
@@ -38,18 +38,18 @@ int let_somebody_leave(int device, int64_t bytes, int64_t own_uses, const int64_
   return code;
 }
 
-// Free bytes of each device that could take guests of this one, as the devices' allocators report them; it takes their
-// locks. A simulated device and one that is not are no peers.
+// Reads the free bytes of each device that could hold guests of this one, as its allocator reports them; takes the
+// locks of the allocators. Devices of different types are no peers.
 void read_room(int device, int64_t room[MGD_MAX_DEVICES]) {
   const int n = device_count();
   for (int id = 0; id < n; id++) room[id] = device_of(id).type() == device_of(device).type() ? free_bytes(id) : 0;
 }
 
-// One attempt to make room. True as soon as anything came free, so that the caller asks its allocator again: kept
-// copies were dropped, a storage left, or another thread freed bytes. A locked allocator gets one search and no
-// waiting. `waits`: only a caller that holds nothing waits here, until the deadline, and only while another thread may
-// still free something. A plan that failed (no memory on the host, a device that failed) is tried again, kTries times
-// in all.
+// One attempt to make room. Returns true as soon as anything came free, so that the caller asks its allocator again:
+// replicas were dropped, a storage left, or another thread freed bytes. A caller that has locked its allocator gets one
+// search and no wait. `waits`: only a caller that holds nothing waits here, until the deadline, and only while another
+// thread may still free something. A plan that failed (no memory on the host, a device that failed) is tried again,
+// kTries times in all.
 bool find_room(int device, int64_t bytes, int64_t own_uses, Caller caller, std::exception_ptr* failure) {
   const bool locked = caller == Caller::LockedAllocator;
   const uint64_t freed_before = change_count();
@@ -57,7 +57,7 @@ bool find_room(int device, int64_t bytes, int64_t own_uses, Caller caller, std::
   if (drop_replicas(device, missing, locked, locked)) return true;
   int64_t room[MGD_MAX_DEVICES] = {};
   if (!locked) read_room(device, room);
-  // Who brings operands home waits in hold.cpp, where it holds nothing.
+  // A caller that restores operands waits in hold.cpp instead, after it has ended its uses.
   const bool waits = caller == Caller::Free && requested_by_this_thread() == 0;
   const int64_t deadline = now() + kPatience;
   begin_turns(device);
@@ -66,15 +66,15 @@ bool find_room(int device, int64_t bytes, int64_t own_uses, Caller caller, std::
     const uint64_t before = change_count();
     int64_t left = 0, forgotten = 0;
     const int code = let_somebody_leave(device, missing, own_uses, room, &left, &forgotten, failure);
-    if (left || (!locked && drop_replicas(device, missing, true))) return true; // what was used last goes last
-    if (code == MGD_OK) { // the host has no memory, or a device failed; copies that were freed are progress
+    if (left || (!locked && drop_replicas(device, missing, true))) return true; // the most recently used go last
+    if (code == MGD_OK) { // the host has no memory, or a device failed; freed host copies are progress
       failures += forgotten == 0;
       if (failures < kTries) continue;
       return false;
     }
     if (locked) return false;
     const bool more_to_come = code == MGD_E_BUSY || unfinished_deaths.load() > 0;
-    if (change_count() != freed_before) return true; // another thread has freed bytes: the caller looks again
+    if (change_count() != freed_before) return true; // another thread has freed bytes: the caller asks again
     if (!waits || !more_to_come || !wait_for_change(before, deadline)) return false;
   }
 }
@@ -97,7 +97,7 @@ int64_t spill_some(uint32_t odds, uint64_t* seed) {
   for (int id = 1; id < device_count(); id++) {
     mgd_residency_usage there{};
     mgd_residency_read(machine(), id, &there);
-    std::vector<mgd_action> plan(2 * static_cast<std::size_t>(there.storages) + 2); // each may cost a spare of another
+    std::vector<mgd_action> plan(2 * static_cast<std::size_t>(there.storages) + 2); // each may drop a spare of another
     std::size_t n = plan.size();
     if (mgd_evict_random(machine(), id, odds, seed, plan.data(), &n) != MGD_OK) continue;
     left += carry_out(plan.data(), n, &ignored);

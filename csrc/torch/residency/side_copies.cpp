@@ -18,7 +18,7 @@
 namespace managed {
 namespace {
 
-// An empty tensor like t over this block of its device.
+// Returns an uninitialized tensor like t over this block, on the device of the block.
 at::Tensor over_block(const at::Tensor& t, c10::DataPtr block) {
   const c10::impl::ExcludeDispatchKeyGuard plain(kKey); // it gets its handle when it is complete
   at::Tensor r = at::empty({0}, t.options().device(block.device()));
@@ -29,20 +29,22 @@ at::Tensor over_block(const at::Tensor& t, c10::DataPtr block) {
   return r;
 }
 
-// The copy of t in this block. `coming`: the copy that brings the bytes, if nothing comes after it yet.
+// Wraps `block`, which holds or receives the copy of t. `coming`: the copy that brings the bytes, if no stream is
+// ordered after it yet.
 at::Tensor result_over(const at::Tensor& t, c10::DataPtr block, const Bridge& backend, CopyPtr coming) {
   at::Tensor r = over_block(t, std::move(block));
   mark(r);
-  if (!mgd_torch_in_backward()) give_handle(r, true, coming ? &coming : nullptr); // as mark_result() has it
+  if (!mgd_torch_in_backward()) give_handle(r, true, coming ? &coming : nullptr); // as in mark_result()
   c10::StorageImpl* s = r.storage().unsafeGetStorageImpl();
   if (coming) coming->order(s->data_ptr());
-  // The block may be one that another stream had. A handle tells torch who uses it; without one it is told now.
+  // The block may have belonged to another stream. A handle tells torch which streams use it; without a handle, torch
+  // is told now.
   if (backend.retire && !handle_of(s)) backend.retire(s->data_ptr());
   return r;
 }
 
-// Copies t, which is in ordinary memory of the host, by way of page-locked memory: nobody waits for what the device has
-// to do before. Undefined: there is no such memory.
+// Copies t from pageable host memory through a page-locked buffer, so that the thread does not wait for earlier work of
+// the device. Undefined: there is no such buffer.
 at::Tensor copy_staged(const at::Tensor& t, c10::Device to, const Bridge& backend) {
   Staged staged(t.const_data_ptr(), t.nbytes());
   if (!staged.get()) return {};
@@ -62,23 +64,24 @@ at::Tensor copy_staged(const at::Tensor& t, c10::Device to, const Bridge& backen
 std::mutex& copying() {
   static auto* mutex = [] {
     survive_fork<copying>();
-    return new std::mutex; // before a storage's; nobody waits for a device in it
+    return new std::mutex; // before a storage's; no thread waits for a device under it
   }();
   return *mutex;
 }
 const MadeAtStart copying_at_start([] { copying(); });
 
-// Whether the bytes may be written without an operator that the hook sees and that would come after the copy.
+// Whether the bytes may be written other than by an operator that the hook sees and orders after the copy.
 bool is_written_past_us(const StorageHandle& h) {
   return h.was_lent.load() || Hold::is_written(&h) || mgd_handle_is_pinned(machine(), &h);
 }
 
-// Copies `bytes` from `offset` on into `target`; who writes the source next comes after that. For the handle has the
-// newest of the copies that read it, and each comes after the one before: to begin one and to enter it is one step.
+// Copies `bytes` bytes of h, from `offset` on, into `target`; the next writer of the source is ordered after the copy.
+// h.last is the newest copy that reads h, and each copy is ordered after the one before: so beginning a copy and
+// entering it is one step, under a lock.
 CopyPtr begin_and_enter(StorageHandle& h, std::size_t offset, std::size_t bytes, const c10::DataPtr& target,
                         const Bridge& backend) {
   std::unique_lock<std::mutex> alone(copying(), std::defer_lock);
-  if (kernels_are_async.load(std::memory_order_relaxed)) alone.lock(); // others copy at once: that may take long
+  if (kernels_are_async.load(std::memory_order_relaxed)) alone.lock(); // other backends copy synchronously
   CopyPtr after;
   {
     std::lock_guard<std::mutex> lock(h.mutex);
@@ -114,11 +117,11 @@ at::Tensor copy_beside(const at::Tensor& t, c10::Device to, bool now) {
     const std::size_t offset = static_cast<std::size_t>(t.storage_offset()) * t.element_size();
     copy = h ? begin_and_enter(*h, offset, t.nbytes(), block, *backend)
              : backend->copy_operand(block, t.storage().data_ptr(), offset, t.nbytes(), urgency, nullptr);
-    // Who lets others have the bytes says so and then asks for the newest copy (last_read). Here the copy is entered
-    // and then that is looked for. So one of the two sees the other.
+    // A thread that exposes the bytes first marks them, then reads the newest copy (last_read). Here the copy is
+    // entered first and the mark is read second, so one of the two sees the other.
     if (h && kernels_are_async.load(std::memory_order_relaxed) && is_written_past_us(*h))
-      copy->order(h->block); // all streams of the program's come after it, as the current one does after torch's
-    if (now && copy) copy->order(block); // before it has a handle, by which the bytes may leave
+      copy->order(h->block); // orders all streams of the program after it, as torch orders the current one
+    if (now && copy) copy->order(block); // before it has a handle: with one, the bytes may leave
   } catch (...) {
     free_idle_block(block, copy, t.nbytes());
     throw;

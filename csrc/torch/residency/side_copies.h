@@ -1,20 +1,20 @@
-// side_copies.h: copies of operands on streams of their own, beside what runs on either device.
+// side_copies.h: copies operands on separate streams, in parallel with other work on both devices.
 //
-// Torch copies on the current streams of both devices. Each then does nothing else until both have done all that was
-// issued before and the copy has ended. Here only who needs the bytes comes after the copy: on the device that they go
-// to, and on theirs whoever writes them next or gets their memory.
+// Torch copies on the current streams of both devices. Each stream then does nothing else until both have done all that
+// was issued before and the copy has ended. Here only work that needs the bytes comes after the copy: their uses on the
+// target device, and on the source device their next write and the next use of their memory.
 #pragma once
 #include "torch/tensor/storage.h"
 
 namespace managed {
 
-// A copy of t on `to`, a device. t is one dense piece of numbers, and no recorder must see the copy. `now`: all that is
-// issued on `to` from now on waits for the copy. Not `now`: only what uses it does, if it gets a handle. Undefined: no
-// stream could come after it, and a copy of torch's serves.
+// Returns a copy of t on `to`. t must be one dense piece of numbers, and no recorder may need to see the copy. `now`:
+// all work issued on `to` from now on waits for the copy. Not `now`: only uses of the copy wait, if it gets a handle.
+// Undefined: no such copy can be made, and the caller lets torch copy.
 at::Tensor copy_beside(const at::Tensor& t, c10::Device to, bool now);
 
-// The newest copy that reads the bytes of a storage, or null; it may have ended. The caller has let others have the
-// bytes: a copy that begins later finds that out.
+// Returns the newest copy that reads the bytes of a storage, or null; it may have ended. Call it after marking the
+// bytes as lent or pinned: a copy that begins later checks that.
 CopyPtr last_read(StorageHandle& h);
 
 } // namespace managed

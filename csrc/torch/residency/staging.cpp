@@ -16,14 +16,14 @@ namespace managed {
 struct Staged::Buffer {
   c10::DataPtr memory;
   std::size_t size;
-  CopyPtr last; // that reads it
+  CopyPtr last; // the copy that reads it
   bool taken;
 };
 
 namespace {
 
 constexpr std::size_t kSmallest = std::size_t{1} << 20;
-constexpr std::size_t kLargest = std::size_t{32} << 20; // bytes of one copy; of more, the wait is a small part
+constexpr std::size_t kLargest = std::size_t{32} << 20; // bytes of one copy; for more, the wait matters little
 constexpr std::size_t kAll = std::size_t{128} << 20;    // bytes of all buffers, which stay until the process ends
 
 std::mutex& staging_mutex();
@@ -44,7 +44,7 @@ struct Stage {
     return *stage;
   }
 
-  // The smallest that is free and large enough.
+  // Returns the smallest free buffer that is large enough, or null.
   Buffer* find(std::size_t bytes) {
     Buffer* found = nullptr;
     for (const auto& b : buffers)
@@ -102,7 +102,7 @@ Staged::~Staged() {
 
 const void* Staged::get() const { return buffer_ ? buffer_->memory.get() : nullptr; }
 
-// Only who has taken the buffer writes `last`.
+// Only the Staged that has taken the buffer writes `last`.
 void Staged::read_by(const CopyPtr& copy) { buffer_->last = copy; }
 
 } // namespace managed

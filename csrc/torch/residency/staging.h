@@ -1,7 +1,7 @@
-// staging.h: page-locked memory by which bytes of ordinary memory go to a CUDA device.
+// staging.h: page-locked buffers through which bytes of ordinary memory are copied to a CUDA device.
 //
-// CUDA copies from memory that is not page-locked only while the caller waits, behind all that the stream has to do. So
-// the bytes are put into page-locked memory first. The caller then has no reason to wait, and may write the original.
+// CUDA copies from memory that is not page-locked synchronously: the caller waits for all work in the stream. So the
+// bytes are first copied into page-locked memory. The caller then need not wait, and may write the original at once.
 #pragma once
 #include <cstddef>
 
@@ -9,10 +9,11 @@
 
 namespace managed {
 
-// A buffer with a copy of the bytes. It serves others when the copy that reads it has ended.
+// A buffer with a copy of the bytes. It is reused after the copy that reads it has ended.
 class Staged {
  public:
-  // Empty where there is no buffer: the bytes are many, or the buffers are all in use, or no more pages may be locked.
+  // Is empty, and get() null, if there is no buffer: the bytes are too many, all buffers are in use, or no more pages
+  // can be locked.
   Staged(const void* bytes, std::size_t size);
   ~Staged();
   Staged(const Staged&) = delete;

@@ -21,7 +21,7 @@ namespace {
 
 std::atomic<bool> learns{true};
 
-// A moment is an event in a stream, so there are some only while they are wanted.
+// Moments are events in a stream, so they are recorded only while the core logs the device.
 int64_t worked(int device) {
   const c10::Device d = device_of(device);
   const Bridge* backend = backend_of(d.type());
@@ -37,8 +37,8 @@ int64_t between(void* device, int64_t from, int64_t to) {
   return backend_of(d->type())->worked_between(d->index(), from, to);
 }
 
-// Plans the period that the core has found. What was logged may lie ahead of the device: before its first plan a step
-// is waited for, once. Throws when the driver reports an error.
+// Plans the period that the core has found. The device may not have run yet what was logged, so the thread waits for it
+// once, before the first plan of a step. Throws when the driver reports an error.
 void plan(int device) {
   c10::Device d = device_of(device);
   const Bridge* backend = backend_of(d.type());
@@ -48,7 +48,7 @@ void plan(int device) {
   mgd_step_plan(machine(), device, free, pieces, backend->worked_between ? &clock : nullptr);
 }
 
-// Who notes uses may begin in between, and asks again himself.
+// Another thread may begin to note uses or to watch a device in between, so the condition is tested again.
 void stop_watching(int device) {
   steps_watched.fetch_and(~(uint64_t{1} << device), std::memory_order_relaxed);
   if (steps_watched.load() == 0 && !noting_uses.load()) watching_uses = false;
@@ -108,6 +108,6 @@ void mgd_torch_learn(int on) { learn_steps(on != 0); }
 
 int mgd_torch_load_steps(int device, const int64_t* numbers, size_t n, int* steps) {
   const int code = mgd_step_file_load(machine(), device, numbers, n, steps);
-  if (*steps > 0) begin_steps(device); // it follows them although nothing had to leave yet
+  if (*steps > 0) begin_steps(device); // the device follows them although nothing has been evicted yet
   return code;
 }

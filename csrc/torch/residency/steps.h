@@ -1,6 +1,6 @@
-// steps.h: tells the core of the operators of a device that is short of room, and carries out what it has planned.
+// steps.h: reports the operators of a device that is short of room to the core, and carries out the core's plans.
 //
-// What is learned and planned is core/step.h's. Off until something had to leave a device.
+// core/step.h learns and plans. It is off until a storage is evicted to the host or learned steps are loaded.
 #pragma once
 #include <c10/util/ArrayRef.h>
 
@@ -13,10 +13,11 @@ namespace managed {
 
 extern std::atomic<uint64_t> steps_watched; // bit i: the device with that id logs, or follows a plan
 
-void begin_steps(int device); // bytes had to leave it for the host
-// An operator is about to use these storages, all of the device. Never throws: without a plan all goes on as before.
+void begin_steps(int device); // call it when bytes had to leave the device for the host
+// Called when an operator is about to use these storages, all of the device. Never throws: on an error nothing is done
+// ahead of need.
 void follow_step(int device, const char* operator_name, c10::ArrayRef<mgd_step_use> uses) noexcept;
-// The storages are at home, and the operator is about to run. Never throws.
+// Called when the storages are at home and the operator is about to run. Never throws.
 void begin_work(int device) noexcept;
 void learn_steps(bool on);
 bool learns_steps();

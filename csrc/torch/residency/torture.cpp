@@ -16,7 +16,7 @@ std::atomic<uint32_t> torture_odds{0};
 
 namespace {
 
-// One sequence for all threads, so that a run of one thread repeats.
+// All threads draw from one sequence, so that a run with one thread is reproducible.
 std::mutex& seed_mutex() {
   static auto* mutex = [] {
     survive_fork<seed_mutex>();

@@ -1,11 +1,11 @@
-// torture.h: for tests: everything that nobody uses leaves before an operator runs (managed.debug.torture).
+// torture.h: for tests: evicts unused storages before each operator (managed.debug.torture).
 #pragma once
 #include <atomic>
 #include <cstdint>
 
 namespace managed {
 
-extern std::atomic<uint32_t> torture_odds; // 0: off; n: each storage leaves with a chance of one in n
+extern std::atomic<uint32_t> torture_odds; // 0: off; n: each storage is evicted with a chance of one in n
 
 void torture_slow();
 inline void torture_now() {

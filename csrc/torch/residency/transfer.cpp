@@ -24,7 +24,7 @@ struct Transfers {
 Transfers& transfers();
 
 // fork() waits for running transfers, but at most kPatience: one may be waiting for the GIL, which the forking thread
-// has.
+// holds.
 void transfers_before_fork() {
   std::unique_lock<std::mutex> lock(transfers().mutex);
   transfers().forking = true;
@@ -47,8 +47,8 @@ void transfers_in_child() {
 
 Transfers& transfers() {
   static auto* m = [] {
-    // Locks are taken inside of transfers, so they are named earlier (forks.h): fork() would have such a lock while it
-    // waits for a transfer that waits for the lock.
+    // Locks that are taken inside a transfer must be registered earlier (forks.h), so that fork() takes them after it
+    // has waited: otherwise it would hold such a lock while it waits for a transfer that needs it.
     MadeAtStart::make_all();
     pthread_atfork(&transfers_before_fork, &transfers_after_fork, &transfers_in_child);
     return new Transfers; // never destroyed: threads may outlive static destructors

@@ -1,14 +1,14 @@
-// transfer.h: fork() and bytes that are on their way between two places.
+// transfer.h: keeps fork() and transfers of bytes apart.
 //
-// A forked child has only the thread that called fork(). Bytes that another thread was carrying would be on their
-// way for ever there. So fork() waits until no transfer is under way, and a transfer that begins meanwhile waits for
-// fork().
+// A forked child has only the thread that called fork(). A transfer that another thread was making would never end
+// there. So fork() waits until no transfer is under way, at most kPatience (admission.h), and a transfer that begins
+// meanwhile waits for fork().
 #pragma once
 
 namespace managed {
 
-// Stands around the planning and the carrying out of a spill or a restore. Inside, nothing may wait for another
-// thread's operator.
+// Lives while a spill or a restore is planned and carried out. Meanwhile its thread must not wait for another thread's
+// operator.
 class Transfer {
  public:
   Transfer();
@@ -17,10 +17,10 @@ class Transfer {
   Transfer& operator=(const Transfer&) = delete;
 
  private:
-  static thread_local int depth_; // to bring one thing home others may have to leave
+  static thread_local int depth_; // transfers nest: a restore may have to evict
 };
 
-// Makes what fork() has to know of, now that a backend is attached and its own locks are named (forks.h).
+// Registers fork()'s handlers and locks (forks.h). Call it when a backend is attached and its own locks are named.
 void prepare_for_fork();
 
 } // namespace managed

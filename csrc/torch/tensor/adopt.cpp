@@ -24,14 +24,14 @@ constexpr const char* kUnreadable =
 
 std::mutex& adopting() {
   static auto* mutex = [] {
-    survive_fork<adopting>(); // after the machine's, which is taken under it
+    survive_fork<adopting>(); // registered after the machine's lock, which is taken under it
     return new std::mutex;    // two threads that mark one tensor
   }();
   return *mutex;
 }
 const MadeAtStart adopting_at_start([] { adopting(); });
 
-// Whether the bytes are a block of a backend that can give them another one.
+// Whether the bytes are a block of a backend that can replace it.
 bool can_leave(c10::StorageImpl* s) {
   const c10::DataPtr& p = s->_mutable_data_ptr_no_checks();
   if (!p.get() || !s->resizable() || !s->allocator()) return false;
@@ -73,7 +73,7 @@ void give_handle_slow(c10::StorageImpl* s, bool fresh, CopyPtr* coming) {
   note_points(*owned, id);
   tell_owner(s->_mutable_data_ptr_no_checks(), MGD_HOLD_MANAGED);
   take_over(s, owned);
-  if (coming && mgd_handle_arrive(machine(), owned) == MGD_OK) { // it cannot leave yet: nobody finds its storage
+  if (coming && mgd_handle_arrive(machine(), owned) == MGD_OK) { // it cannot be evicted yet: `storage` is null
     owned->last = std::exchange(*coming, nullptr);
     owned->coming = std::exchange(owned->block, {});
     set_pointer(s->_mutable_data_ptr_no_checks(), nullptr);
@@ -85,7 +85,7 @@ void give_handle_slow(c10::StorageImpl* s, bool fresh, CopyPtr* coming) {
 
 // Other threads may read the pointer while it changes hands, so they must not be inside an operator.
 StorageHandle* give_operand_handle_slow(const at::Tensor& t, c10::StorageImpl* s) {
-  if (!has_key(t.unsafeGetTensorImpl()) || is_pinned(t)) return nullptr; // a plain operand may next be used without us
+  if (!has_key(t.unsafeGetTensorImpl()) || is_pinned(t)) return nullptr; // a plain operand may be used without the hook
   const ExclusiveSection alone;
   if (alone) give_handle_slow(s, false);
   StorageHandle* h = handle_of(s);

@@ -1,19 +1,19 @@
-// adopt.h: gives storages their handles (storage.h), by which their bytes may leave.
+// adopt.h: gives storages their handles (storage.h); only bytes of a storage with a handle may leave.
 //
 // A storage gets its handle when an operator has made it, or later as an operand if something else referred to it then.
-// Storages that are too small, not of a backend's memory, or that plain tensors may read past the hook get none. Any
-// thread may call these functions.
+// Storages that are too small, are not in a backend's memory, or may be read past the hook by plain tensors get none.
+// Any thread may call these functions.
 #pragma once
 #include "torch/tensor/storage.h"
 
 namespace managed {
 
-// Gives the storage a handle if it can have one; the storage has none. `fresh`: only this thread knows the storage.
-// Otherwise it must have one reference: a plain tensor over the same storage would not find its bytes when they have
-// left. `coming`: the copy that brings the bytes of a new storage. If the storage gets a handle, the handle takes that
-// copy, and only uses of the bytes wait for it. Otherwise the copy stays the caller's. Throws std::bad_alloc.
+// Gives the storage, which has no handle, a handle if it can have one. `fresh`: only this thread knows the storage. If
+// not `fresh`, it gets one only if it has one reference: a plain tensor over the same storage could not read bytes that
+// have left. `coming`: the copy that brings the bytes of a new storage. If the storage gets a handle, the handle takes
+// that copy, and only uses of the bytes wait for it. Otherwise the copy stays the caller's. Throws std::bad_alloc.
 void give_handle_slow(c10::StorageImpl* s, bool fresh, CopyPtr* coming = nullptr);
-// The same for all storages of t that are large enough and have none.
+// Does the same for all storages of t that are large enough and have no handle.
 inline void give_handle(const at::Tensor& t, bool fresh, CopyPtr* coming = nullptr) {
   if (C10_LIKELY(!handles_enabled.load(std::memory_order_relaxed)) || t.is_cpu()) return;
   each_storage(t, [fresh, coming](c10::StorageImpl* s) {
@@ -21,8 +21,8 @@ inline void give_handle(const at::Tensor& t, bool fresh, CopyPtr* coming = nullp
   });
 }
 
-// Gives the storage of an operand a handle that it could not have when it was made, because something else referred to
-// the storage then. Returns the handle, or null if the storage still can have none.
+// Gives the storage of an operand the handle that it could not get when it was made, because something else referred to
+// the storage then. Returns the handle, or null if the storage still cannot have one.
 StorageHandle* give_operand_handle_slow(const at::Tensor& t, c10::StorageImpl* s);
 inline StorageHandle* give_operand_handle(const at::Tensor& t, c10::StorageImpl* s) {
   if (C10_LIKELY(is_too_small(s) || c10::raw::intrusive_ptr::use_count(s) != 1 || t.is_cpu())) return nullptr;

@@ -87,9 +87,9 @@ bool is_exposed(const c10::StorageImpl* storage) {
   return entry != r.storages.end() && entry->second.for_good && !entry->second.address.expired();
 }
 
-// References to a Python object are counted under the GIL, whose owner may be waiting for the lock: so this asks
-// outside of the lock. Once the program does not hold the storage its entry goes: copies in other threads hold the
-// storage for a moment each, and must not count as writers.
+// Refcounts of Python objects are read under the GIL, whose owner may be waiting for the mutex, so they are read
+// outside of the mutex. Once the program does not hold the storage, its entry is erased: copies in other threads hold
+// the storage for a moment each, and must not count as writers.
 bool may_change_unseen(const at::Tensor& t, const at::Tensor& through) {
   ExposureTable& r = ExposureTable::table();
   const c10::StorageImpl* storage = t.storage().unsafeGetStorageImpl();

@@ -29,8 +29,8 @@ namespace {
 
 std::mutex& pool_mutex();
 
-// Invariants: kept is the sum over free; kept + used <= peak, the most that was ever used at once, or copies are under
-// way.
+// Invariants: kept is the sum over free; kept + used <= peak, the most that was ever used at once, unless copies are
+// under way.
 struct Pool {
   std::mutex mutex; // a leaf
   std::map<std::size_t, std::vector<HostMemory*>> free;
@@ -66,8 +66,8 @@ c10::DataPtr allocate_pageable(std::size_t bytes) {
   return c10::GetCPUAllocator()->allocate(bytes);
 }
 
-// Page-locked where there is CUDA, and not from torch's pool, which takes the next power of two and gives nothing back
-// to the system. The simulator copies with the CPU and needs none.
+// Allocates page-locked memory if there is CUDA, but not from torch's pool, which takes the next power of two and
+// returns nothing to the system. The simulator copies with the CPU and needs none.
 c10::DataPtr fresh(std::size_t bytes) {
   const auto* cuda = static_cast<const CudaBridge*>(backend_of(c10::kCUDA));
   if (!cuda) return c10::GetCPUAllocator()->allocate(bytes);
@@ -77,8 +77,8 @@ c10::DataPtr fresh(std::size_t bytes) {
   } catch (const std::bad_alloc&) { return allocate_pageable(bytes); }
 }
 
-// What is kept beyond the room that was ever needed goes, the largest first; but not what a copy still reads or writes,
-// unless nothing is spilled any more.
+// Releases what is kept beyond the peak, the largest first; but nothing that a copy still reads or writes, unless
+// nothing is spilled any more.
 void shrink_locked(Pool& p, std::vector<HostMemory*>& dying) {
   while (p.kept && p.kept + p.used > p.peak) {
     auto largest = std::prev(p.free.end());
@@ -91,7 +91,7 @@ void shrink_locked(Pool& p, std::vector<HostMemory*>& dying) {
   }
 }
 
-// Where a copy failed, the next call to the device says why.
+// If a copy failed, the next call to the device reports why.
 void destroy(std::vector<HostMemory*>& dying) {
   for (HostMemory* m : dying) {
     try {

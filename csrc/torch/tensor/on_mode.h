@@ -7,11 +7,10 @@
 
 namespace managed {
 
-// What this thread has asked for. Threads of autograd's engine have it from the key kNames, which torch hands on to
-// them.
+// The mode that this thread has set. Threads of autograd's engine set none; torch hands the key kNames on to them.
 inline constinit thread_local int on_mode_here = MGD_OFF;
 
-// MGD_OFF, MGD_ON or MGD_ON_DISPERSING.
+// Returns MGD_OFF, MGD_ON or MGD_ON_DISPERSING.
 inline int on_mode() {
   if (on_mode_here != MGD_OFF) return on_mode_here;
   return c10::impl::tls_is_dispatch_key_included(kNames) ? MGD_ON_DISPERSING : MGD_OFF;

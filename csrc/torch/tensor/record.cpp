@@ -1,9 +1,9 @@
-// record.cpp: owns the way of an event into the trace, and the warnings that
-// come up on the way and wait until somebody may say them.
+// record.cpp: owns how events get into the trace, and the warnings that arise
+// there and wait until they can be issued.
 //
 // It runs inside operators, in any thread, with or without the GIL: it calls no
-// Python and raises nothing. Where the program stands is asked of a function that
-// the binding gives, since only the binding knows frames.
+// Python and raises nothing. The call site is read by a function that the binding
+// sets, since only the binding knows frames.
 #include "torch/tensor/record.h"
 
 #include <c10/core/ScalarType.h>
@@ -35,7 +35,8 @@ struct Warning {
   uint32_t site;
   bool is_of_copies;
 };
-// Of copies at most one for each call site. Never destroyed: the engine's threads may outlive static destructors.
+// There is at most one warning of copies for each call site. Never destroyed: the engine's threads may outlive static
+// destructors.
 struct PendingWarnings {
   std::mutex mutex; // a leaf: nothing is called while it is held
   std::deque<Warning> list;
@@ -51,16 +52,16 @@ PendingWarnings& pending() {
 std::mutex& pending_mutex() { return pending().mutex; }
 const MadeAtStart pending_at_start([] { pending(); });
 
-// A function of the program's own takes the GIL to say its name, and an allocator's lock may be held here, for which
-// the GIL's owner waits. The name is that of its type, which lives while the function runs. The node is known by its
-// own type's name, because torch exports nothing else of it.
+// The name() of a function of the program takes the GIL, and an allocator's lock may be held here, for which the GIL's
+// owner waits. So the name is that of the function's type, which lives while the function runs. Such a node is
+// recognised by the name of its C++ type, because torch exports nothing else of it.
 std::string name_of(const torch::autograd::Node& node) {
   if (std::strcmp(typeid(node).name(), "N5torch8autograd6PyNodeE") != 0) return node.name();
   const PyObject* function = object_of_function(static_cast<const torch::autograd::PyNode&>(node));
   return function ? Py_TYPE(function)->tp_name : "a function";
 }
 
-// In the engine's own threads no line of Python runs; the node that does is the next best name.
+// The engine's own threads run no Python, so the site is the name of the node that runs.
 uint32_t backward_site() {
   const auto node = torch::autograd::get_current_node();
   if (!node) return 0;
@@ -72,7 +73,7 @@ uint32_t backward_site() {
 }
 
 // Says which tensor, how often, since when, where, why, and what to change. A program without optimizer and without
-// backward pass has no steps, so the text speaks of none there.
+// backward pass has no steps, so its text mentions none.
 std::string describe(const at::Tensor& t, const mgd_event& e, const mgd_repeat& r) {
   const auto home = t.device(), there = device_of(e.to);
   const std::string told =
@@ -101,7 +102,7 @@ void put_aside(Warning w) {
   if (auto* wake = wake_interpreter.load(std::memory_order_acquire)) wake();
 }
 
-std::atomic<bool> profiling{false}; // events say which copy on the clock they are
+std::atomic<bool> profiling{false}; // events name their copy on the simulated clock
 
 } // namespace
 

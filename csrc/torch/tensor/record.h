@@ -1,6 +1,6 @@
-// record.h: the one way of an event into the core's trace, with the line of the program that it belongs to.
+// record.h: writes the hook's events into the core's trace, with the line of the program that they belong to.
 //
-// Warnings begin here too and are said later by the binding. Nothing is counted here: the core does that.
+// Warnings are queued here too; the binding emits them later. Nothing is counted here: the core does that.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -10,21 +10,20 @@
 
 namespace managed {
 
-// The line of the user's program that this thread runs, or the backward
-// operator where there is no such line; 0 when unknown. Takes no lock but the core's and no GIL.
+// The id of the line of the user's program that this thread runs, or of the backward node if no line runs; 0 if
+// unknown. Takes no lock but the core's and no GIL.
 uint32_t call_site();
 
 std::string readable(int64_t bytes); // "12.5 MiB"
 
-// Writes an event with its call site, unless it names one already. `copied` is
-// the tensor whose copy it is: too many copies of it in one step are warned of, later,
-// where a warning can be said. Never throws.
+// Writes an event, with the call site unless it has one already. `copied`: the tensor that the event copied, or null;
+// too many copies of it in one step queue a warning. Never throws.
 void record(mgd_event& event, const at::Tensor* copied = nullptr) noexcept;
 
-// A RuntimeWarning about the line that this thread runs, said where one can be. Throws std::bad_alloc.
+// Queues a RuntimeWarning about the line that this thread runs. Throws std::bad_alloc.
 void warn_later(const char* text);
 
-// While one lives, this thread's copies are part of what somebody else records.
+// While such an object lives, copies of this thread are part of an event that its owner records.
 class Recorded {
  public:
   Recorded() { depth_++; }

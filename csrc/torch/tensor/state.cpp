@@ -23,7 +23,7 @@ Meta* meta_of(c10::TensorImpl* t) {
 }
 
 // Other threads may be reading the TensorImpl, so the finished metadata is
-// published by one store, and of two threads that try the second sees the first.
+// published by one store, and the second of two threads sees the first's.
 bool publish(c10::TensorImpl* t, c10::intrusive_ptr<c10::BackendMeta> state) {
   auto fresh = std::make_unique<c10::ExtraMeta>();
   fresh->backend_meta_ = std::move(state);
@@ -54,7 +54,7 @@ TensorState* state_of(const at::Tensor& t) {
 
 TensorState& make_state(const at::Tensor& t) {
   if (TensorState* s = state_of(t)) return *s;
-  if (t.is_view()) { // one state for the bytes, whoever names them
+  if (t.is_view()) { // one state for the bytes, by whichever view they are named
     const at::Tensor base(t._base());
     return attach(t.unsafeGetTensorImpl(), c10::intrusive_ptr<TensorState>::reclaim_copy(&make_state(base)));
   }
@@ -77,7 +77,7 @@ void renew_history_slow(const at::Tensor& t) {
 
 namespace {
 
-// Whether t or, where it is a view without a state, its base is so.
+// Whether t has the mark; a view without a state has that of its base.
 bool is_marked(const at::Tensor& t, std::atomic<bool> TensorState::* mark) {
   if (C10_UNLIKELY(is_wrapped(t))) return is_marked(innermost(t), mark);
   if (TensorState* s = state_of(t)) return (s->*mark).load(std::memory_order_relaxed);

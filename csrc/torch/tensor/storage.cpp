@@ -28,8 +28,8 @@ bool is_too_small(const c10::StorageImpl* s) {
 namespace {
 
 // The allocator records an event for each stream of a block, and throws when the driver refuses, as it does after a
-// device-side assert. It is called by its name, because a unique_ptr ends the process where its deleter throws. The
-// block is lost then, and the device with it: the next call that waits for the device says why.
+// device-side assert. The deleter is called directly, because the process ends if a unique_ptr's deleter throws. After
+// such an error the block is lost, and the device with it: the next call that waits for the device reports why.
 void free_with(c10::DataPtr& block, const CopyPtr& copy, bool last, std::size_t bytes) noexcept {
   if (copy && block.get_context()) return backend_of(block.device().type())->free_after(block, copy, last, bytes);
   const c10::DeleterFnPtr give_back = block.get_deleter();
@@ -37,8 +37,7 @@ void free_with(c10::DataPtr& block, const CopyPtr& copy, bool last, std::size_t 
   block.clear();
   try {
     if (context) give_back(context);
-  } catch (const std::exception&) {
-  }
+  } catch (const std::exception&) {}
 }
 
 } // namespace
@@ -53,7 +52,7 @@ void free_block(c10::DataPtr& block, const CopyPtr& copy, std::size_t bytes) noe
   free_with(block, copy, false, bytes);
 }
 
-// A thread that ends leaves its counts behind. Whatever it still does after that joins again, for good.
+// A thread that ends leaves its counts behind. If it uses a storage after that, it joins again, for good.
 mgd_user* join_slow() {
   struct Leaving {
     ~Leaving() { mgd_user_leave(machine(), std::exchange(user_of_thread, nullptr)); }
@@ -78,7 +77,7 @@ void advise_storages(const at::Tensor& t, uint32_t advice) {
   });
 }
 
-// A copy may still use them.
+// A copy may still use the blocks, so their memory is reused only after it.
 StorageHandle::~StorageHandle() {
   free_block(block, last, size());
   free_idle_block(coming, last, size());
@@ -96,7 +95,7 @@ void drop_handle(void* context) {
   void* memory = nullptr;
   unfinished_deaths++;
   mgd_handle_close(machine(), h, &moving, &memory);
-  if (!moving) { // an operator that still holds the handle needs the bytes no more: they go now
+  if (!moving) { // an operator that still holds the handle no longer needs the bytes: they are freed now
     free_host(memory);
     free_block(h->block, h->last, h->size());
     free_idle_block(h->coming, h->last, h->size());
@@ -143,7 +142,7 @@ void tell_owner(const c10::DataPtr& block, mgd_hold_owner owner) {
 void tell_owner_of_copy(c10::StorageImpl* s, bool kept) {
   StorageHandle* h = handle_of(s);
   if (!h) return tell_owner(s->_mutable_data_ptr_no_checks(), kept ? MGD_HOLD_REPLICA : MGD_HOLD_OTHER);
-  std::lock_guard<std::mutex> lock(h->mutex); // the block may be on its way elsewhere
+  std::lock_guard<std::mutex> lock(h->mutex); // another thread may be moving the block
   tell_owner(h->block, kept ? MGD_HOLD_REPLICA : MGD_HOLD_MANAGED);
 }
 
@@ -158,16 +157,17 @@ bool restore_pointer(StorageHandle& h, c10::DataPtr block) {
   return true;
 }
 
-// A program that holds the storage's Python object reads the bytes past every operator; the storage itself holds that
-// object too, so one reference is nobody's. A storage that dies waits for the core's mutex, which is held here; so the
-// object lives, and its count is read without the GIL, whose owner may be waiting for that mutex.
+// A program that holds the storage's Python object can read the bytes without an operator; the storage itself holds one
+// reference to that object, so a refcount of 1 is not the program's. A storage that dies waits for the core's mutex,
+// which is held here; so the object lives, and its count is read without the GIL, whose owner may be waiting for that
+// mutex.
 bool may_leave(const mgd_handle* handle) {
   const auto* h = static_cast<const StorageHandle*>(handle);
   c10::StorageImpl* s = h->storage.load(std::memory_order_acquire);
   if (!s) return false;
   const c10::DataPtr& p = s->_mutable_data_ptr_no_checks();
   if (p.get_deleter() != &drop_handle || p.get_context() != static_cast<const Head*>(h))
-    return false; // somebody gave the storage another block
+    return false; // the storage was given another block
   if (recording_graphs.load(std::memory_order_relaxed)) return false;
   const PyObject* object = s->pyobj_slot()->load_pyobj();
   if (object && __atomic_load_n(&object->ob_refcnt, __ATOMIC_RELAXED) != 1 &&
@@ -191,7 +191,7 @@ void replace_block(c10::StorageImpl* storage, c10::DataPtr block, std::size_t by
     set_pointer(storage->_mutable_data_ptr_no_checks(), h.block.mutable_get());
     storage->set_nbytes(bytes);
   }
-  if (last) free_block(block, last); // it may still read the old one
+  if (last) free_block(block, last); // the copy may still read the old block
 }
 
 } // namespace managed

@@ -1,6 +1,6 @@
 // torch_private.h: the private members of torch's DataPtr and StorageImpl that managed reads and writes.
 //
-// A storage's handle lies in the context of its DataPtr, and a storage whose bytes are away is unreadable: torch has no
+// A storage's handle is the context of its DataPtr, and a storage whose bytes are away is made unreadable: torch has no
 // public functions for either. If torch renames a member, the explicit instantiations here no longer compile.
 #pragma once
 #include <c10/core/StorageImpl.h>
@@ -11,8 +11,8 @@
 
 namespace managed {
 
-// Names of the members. Each is reached through a pointer that an explicit instantiation may name:
-// object.*private_member(members::Pointer{}).
+// One tag for each member. An explicit instantiation may name a private member, so it can define a function that
+// returns the pointer to it: object.*private_member(members::Pointer{}) is the member.
 namespace members {
 template <class Tag, typename Tag::type member>
 struct Reach {
@@ -43,22 +43,22 @@ struct ChecksOnWrite {
   friend type private_member(ChecksOnWrite);
 };
 template struct Reach<ChecksOnWrite, &c10::StorageImpl::has_mutable_data_ptr_check_>;
-struct Bytes { // sym_nbytes() makes a copy, which costs more than the question
+struct Bytes { // sym_nbytes() returns a copy, which costs more than reading the member
   using type = c10::SymInt c10::StorageImpl::*;
   friend type private_member(Bytes);
 };
 template struct Reach<Bytes, &c10::StorageImpl::size_bytes_>;
 } // namespace members
 
-// Changes the address alone: context, deleter and device stay.
+// Changes only the address: context, deleter and device stay.
 inline void set_pointer(c10::DataPtr& p, void* data) {
   (p.*private_member(members::Pointer{})).*private_member(members::Data{}) = data;
 }
 
-// Makes each access to the storage that is no operator of managed's throw, or ends that.
+// Makes each access to the storage that is no operator of managed's throw, or makes accesses work again.
 //
-// Torch's own way, release_data_and_set_meta_custom_data_ptr_error_msg_, gives the storage's block away and touches
-// metadata that a dying storage frees on another thread.
+// Torch's own function for this, release_data_and_set_meta_custom_data_ptr_error_msg_, releases the storage's block and
+// touches metadata that a dying storage frees on another thread.
 inline void set_unreadable(c10::StorageImpl* s, bool unreadable) {
   s->*private_member(members::ThrowsOnRead{}) = unreadable;
   s->*private_member(members::ChecksOnWrite{}) = unreadable || has_materializer(*s);

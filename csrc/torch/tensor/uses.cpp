@@ -48,7 +48,7 @@ Notes& notes() {
 std::mutex& notes_mutex() { return notes().mutex; }
 const MadeAtStart notes_at_start([] { notes(); });
 
-// When the current stream of the current device has done what it holds now.
+// The moment at which the current stream of the current device has done the work that it holds now.
 Moment moment_now() {
   const auto type = at::accelerator::getAccelerator();
   if (!type) return {};
@@ -58,7 +58,7 @@ Moment moment_now() {
   return moment;
 }
 
-// One operator's uses have one moment. What is dropped has that of the use before it: nothing runs for it.
+// All uses of one operator share one moment. A drop has the moment of the use before it, since nothing runs for it.
 Moment moment_of(const Notes& n, uint64_t tick, UseKind kind) {
   const Use* last = n.uses.empty() ? nullptr : &n.uses.back();
   if (kind == UseKind::Dropped || (last && last->tick == tick)) return last ? last->when : n.begin;

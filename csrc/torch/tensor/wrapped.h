@@ -1,6 +1,6 @@
-// wrapped.h: tensors that torch.func or torch.autograd.functional has wrapped.
+// wrapped.h: handles tensors that torch.func or torch.autograd.functional has wrapped.
 //
-// All that depends on the kinds of wrappers is here; other files ask these questions.
+// All code that depends on the kinds of wrappers is here; other files call these functions.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -18,7 +18,7 @@ bool is_batched(const at::Tensor& t);
 // Whether the tensor, or what functorch has wrapped in it, is managed. False for an undefined tensor.
 bool holds_managed(const at::Tensor& t);
 
-// Whether t has a tangent that vmap has made several: t may be a number, but what computes the tangent sees none.
+// Whether t has a tangent that is batched (vmap): then t may be a number to an operator, but its tangent is none.
 bool has_wrapped_tangent(const at::Tensor& t);
 
 } // namespace managed

@@ -1,5 +1,5 @@
-// errors.cpp: turns what goes wrong in the hook into exceptions of managed.errors on
-// their way through torch, whichever thread they are thrown on.
+// errors.cpp: turns errors of the hook into exceptions of managed.errors that pass through torch, whichever thread they
+// are thrown on.
 #include "torch/threads/errors.h"
 
 #include <Python.h>

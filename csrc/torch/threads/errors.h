@@ -1,4 +1,4 @@
-// errors.h: managed's own exceptions, thrown where no Python may be called. Their texts are the callers'.
+// errors.h: throws managed's own exceptions from code that may not call Python. The callers write the texts.
 #pragma once
 #include <string>
 

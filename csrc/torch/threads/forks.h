@@ -1,7 +1,7 @@
-// forks.h: locks that a child of fork() finds free, and no thread that waits.
+// forks.h: makes locks free, and condition variables without waiters, in a child of fork().
 //
-// The child has one thread, and a lock that another thread held would never be given
-// back. A lock that is taken while another is held must be named here earlier.
+// The child has one thread, and a lock that another thread held would never be released there. If lock B is taken while
+// lock A is held, survive_fork() must be called for B first.
 #pragma once
 #include <pthread.h>
 
@@ -18,7 +18,7 @@ void survive_fork() {
 
 // Makes an object with such a lock when a backend is attached (attach.cpp). If a thread made the object at its first
 // use while another thread forks, the child would wait for ever for the first thread to finish it. The backend's own
-// locks are named before these, because some are taken while one of these is held. Objects of namespace scope only.
+// locks are named before these, because some are taken while one of these is held. Use it only at namespace scope.
 class MadeAtStart {
  public:
   explicit MadeAtStart(void (*make)()) : make_(make), next_(first_) { first_ = this; }
@@ -32,8 +32,8 @@ class MadeAtStart {
   static inline constinit const MadeAtStart* first_ = nullptr;
 };
 
-// In the child: glibc's counts the threads that wait in it and waits in notify_all() for those that it woke before,
-// which the child lacks; its destructor would wait as well.
+// Called in the child; makes the condition variable anew without destroying it. glibc's counts its waiters, and
+// notify_all() and the destructor wait for woken threads, which the child lacks.
 inline void forget_waiters(std::condition_variable& c) { new (&c) std::condition_variable; }
 
 } // namespace managed

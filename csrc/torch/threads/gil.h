@@ -1,10 +1,10 @@
-// gil.h: gives the GIL away while a thread waits for what another thread may need it for.
+// gil.h: releases the GIL while a thread waits for another thread that may need it.
 #pragma once
 #include <Python.h>
 
 namespace managed {
 
-// For code that is called with the GIL and without it.
+// Releases the GIL while it lives, if the calling thread has it; for code that is called with the GIL and without it.
 class WithoutGil {
  public:
   WithoutGil() : state_(PyGILState_Check() ? PyEval_SaveThread() : nullptr) {}

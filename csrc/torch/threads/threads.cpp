@@ -29,8 +29,8 @@ bool can_fence_everybody() {
   return syscall(SYS_membarrier, MEMBARRIER_CMD_QUERY, 0, 0) & MEMBARRIER_CMD_PRIVATE_EXPEDITED;
 }
 
-// Makes every thread of the process pass a full memory barrier. To register takes the kernel some milliseconds, which
-// only who moves something pays.
+// Makes every thread of the process pass a full memory barrier. Registration takes the kernel some milliseconds, so it
+// is done when something moves for the first time.
 bool fence_everybody() {
   static const bool registered = membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED);
   return registered && membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED);
@@ -77,7 +77,7 @@ ThreadSlots& slots() {
 const MadeAtStart slots_at_start([] { slots(); });
 
 // Gives a thread's slot back when the thread ends. Operators that run later still, from
-// destructors of other thread-local objects, take a new one, which nobody frees.
+// destructors of other thread-local objects, take a new one, which is never freed.
 struct Unregister {
   std::unique_ptr<ThreadSlot> slot;
   ~Unregister() {
@@ -94,7 +94,7 @@ struct Unregister {
 ThreadSlot* register_thread() {
   static thread_local Unregister at_its_end;
   auto slot = std::make_unique<ThreadSlot>();
-  slot->seen = exclusive_epoch & ~uint64_t{1}; // a move that is under way is yet to be waited for
+  slot->seen = exclusive_epoch & ~uint64_t{1}; // the thread has yet to wait for a move under way
   std::lock_guard<std::mutex> lock(slots().mutex);
   slots().all.push_back(slot.get());
   thread_slot = slot.get();
@@ -103,7 +103,8 @@ ThreadSlot* register_thread() {
   return thread_slot;
 }
 
-// Who moves a leaf may need the GIL for what dies meanwhile, and some operators are called with it.
+// Waits without the GIL: some operators are called with it, and the thread that moves a leaf may need it to destroy
+// objects.
 void catch_up(ThreadSlot& slot) {
   ThreadSlots& c = slots();
   while (is_moving(slot.seen = exclusive_epoch)) {
@@ -117,8 +118,8 @@ void catch_up(ThreadSlot& slot) {
   }
 }
 
-// Makes the epoch odd, which stops operators that begin; then a barrier for all threads; then looks whether a thread is
-// inside an operator. If one is, it takes the epoch back and wakes those that wait.
+// Makes the epoch odd, which stops operators that begin; makes all threads pass a barrier; then checks whether a thread
+// is inside an operator. If one is, it restores the epoch and wakes the threads that wait.
 ExclusiveSection::ExclusiveSection() {
   // The thread that called backward() is inside a section for the whole pass, and may use what it has read of leaves.
   if (mgd_torch_in_backward()) return;

@@ -84,7 +84,7 @@ static void count(struct call *call) {
   current_call = call->name;
 }
 
-/* What was ordered for this call; an act is done here, without the lock, so that it may call whom it likes. */
+/* Returns the error ordered for this call; an act is done here, without the lock, so that it may make any call. */
 static cudaError_t ordered_fault(const struct call *call) {
   for (int i = 0; i < fault_count; i++) {
     if (faults[i].n <= 0 || strcmp(faults[i].name, call->name) != 0 || --faults[i].n > 0) continue;

@@ -31,7 +31,8 @@ int new_actor(const char *format, ...) {
   va_end(arguments);
   return actor;
 }
-/* Its times go on, so whoever gets it next is taken to know what this one did: nothing wrong is reported, something may be missed. */
+/* Its times go on, so its next owner is taken to know what this one did: no false race is reported, but one may be
+ * missed. */
 void free_actor(int actor) {
   if (actor >= 0) spare[spares++] = actor;
 }
@@ -93,7 +94,7 @@ static struct host *host(void) {
     if (!h) return &everybody;
     static int threads;
     h->actor = new_actor("host thread %d", ++threads);
-    clock_copy(&h->clock, &everybody.clock); /* who starts a thread tells it what is known until then */
+    clock_copy(&h->clock, &everybody.clock); /* a thread knows what was known when it began */
     (void)clock_tick(&h->clock, h->actor);
     (void)pthread_setspecific(at_exit, h);
     mine = h;

@@ -1,7 +1,7 @@
-/* copy.c: copies and fills, when they wait for whom.
+/* copy.c: copies and fills, and when the host waits for them.
  *
- * A copy keeps its pointers and reads them when it runs, unless the host's bytes are pageable: then CUDA has read them when the call returns, or has
- * written them. Pinned memory is the host's only once somebody has waited.
+ * A copy keeps its pointers and reads them when it runs, unless the host's bytes are pageable: then CUDA has read them
+ * when the call returns, or has written them. Pinned memory is the host's only after a wait.
  */
 #include <stdio.h>
 

@@ -1,7 +1,8 @@
-/* device.c: which devices there are, their contexts, what they say of themselves, and who reaches whom.
+/* device.c: which devices there are, their contexts, what they report of themselves, and which reach each other.
  *
- * A context is made by the first call that needs one on a device, and takes room there. VIRTUAL_GPU_DEVICES lists the bytes of each device ("1073741824,..."),
- * VIRTUAL_GPU_LINKS the pairs of devices that reach each other, and how ("0-1,2-3:pcie", "all", or nothing for none).
+ * A context is made by the first call that needs one on a device, and takes room there. VIRTUAL_GPU_DEVICES lists the
+ * bytes of each device ("1073741824,..."), VIRTUAL_GPU_LINKS the pairs of devices that reach each other, and how
+ * ("0-1,2-3:pcie", "all", or nothing for none).
  */
 #include <stdio.h>
 
@@ -111,7 +112,7 @@ static struct cudaDeviceProp properties(int device) {
   memcpy(p.uuid.bytes, "virtual GPU    ", 15);
   p.uuid.bytes[15] = (char)device;
   p.totalGlobalMem = devices[device].bytes;
-  p.major = 8; /* an A100's, where kernels choose by them */
+  p.major = 8; /* an A100's, for kernels that choose by them */
   p.multiProcessorCount = 108;
   p.maxThreadsPerMultiProcessor = 2048;
   p.maxThreadsPerBlock = 1024;

@@ -91,7 +91,7 @@ CUresult cuLaunchKernel(CUfunction f, unsigned a, unsigned b, unsigned c, unsign
   return (CUresult)cudaLaunchKernel((const void *)f, grid, block, arguments, shared, (cudaStream_t)stream);
 }
 
-/* ---- who asks for a function by name */
+/* ---- looking up functions by name */
 
 static int unsupported(void) {
   static struct call call = {.name = "a driver function that torch looked up"};

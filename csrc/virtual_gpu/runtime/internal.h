@@ -1,7 +1,7 @@
 /* internal.h: the table of contents of the virtual GPU.
  *
- * One lock guards all state; functions here are called with it unless they say otherwise. It is given up while a host callback
- * or a kernel computes, and while a thread waits for another thread's kernel.
+ * One lock guards all state; functions here are called with it held unless their comments say otherwise. It is released
+ * while a host callback or a kernel computes, and while a thread waits for another thread's kernel.
  */
 #ifndef VIRTUAL_GPU_INTERNAL_H
 #define VIRTUAL_GPU_INTERNAL_H
@@ -22,7 +22,7 @@
 #pragma GCC visibility pop
 
 enum { DEVICES = 8, ACTORS = 1024, FRAMES = 24 };
-/* How long a busy device may let a program ask: then what it asks for is done, or a loop of queries would never end. */
+/* After so many queries of an operation it is run, since a loop of queries would never end otherwise. */
 enum { PATIENCE = 100 };
 
 /* ---- call.c: what every call of CUDA's begins and ends with */
@@ -32,17 +32,17 @@ struct call {
   bool known;
   struct call *next;
 };
-/* Takes the lock, counts, lets the seed run what it likes; an error means that the call ends with leave(error). */
+/* Takes the lock, counts the call, and runs what the seed chooses. On an error the call must end with leave(error). */
 cudaError_t enter(struct call *call, bool needs_context);
 cudaError_t leave(cudaError_t error);
-/* The head of a function that uses the current device (and makes its context), and of one that does not. */
+/* ENTER begins a function that uses the current device (and makes its context), ENTER_LIGHT one that does not. */
 #define ENTER_AS(needs, leaving)                          \
   static struct call this_call = {.name = __func__};      \
   const cudaError_t entered = enter(&this_call, (needs)); \
   if (entered != cudaSuccess) return leaving(entered)
 #define ENTER ENTER_AS(true, leave)
 #define ENTER_LIGHT ENTER_AS(false, leave)
-/* The same for the driver's functions, whose errors cudaGetLastError does not know. */
+/* These are for the driver's functions, whose errors cudaGetLastError does not know. */
 CUresult leave_driver(cudaError_t error);
 #define DRIVER_ENTER ENTER_AS(true, leave_driver)
 #define DRIVER_LIGHT ENTER_AS(false, leave_driver)
@@ -50,28 +50,28 @@ int refuse(struct call *call); /* takes the lock itself */
 int refuse_driver(struct call *call);
 void lock(void);
 void unlock(void);
-const char *call_name(void); /* of the call that this thread is in */
+const char *call_name(void); /* the name of the call that this thread is in */
 struct timespec soon(long ns);
-/* A whole number from the environment, or `otherwise`. */
+/* Returns a whole number from the environment, or `otherwise` if it is not set. */
 uint64_t setting(const char *name, uint64_t otherwise);
-void complain(const char *format, ...) __attribute__((format(printf, 1, 2))); /* a line on stderr; needs no lock */
+void complain(const char *format, ...) __attribute__((format(printf, 1, 2))); /* prints a line; needs no lock */
 
-/* ---- clock.c: who knows of what */
+/* ---- clock.c: vector clocks: which operations are known to be done */
 struct clock {
   int n;
   uint64_t *times;
 };
 struct epoch {
-  int actor; /* -1: nobody */
+  int actor; /* -1: none */
   uint32_t site;
   uint64_t time;
 };
-int new_actor(const char *format, ...) __attribute__((format(printf, 1, 2))); /* -1 when there are too many: what it does is not checked */
+int new_actor(const char *format, ...) __attribute__((format(printf, 1, 2))); /* -1: too many, not checked */
 const char *actor_name(int actor);
 void free_actor(int actor);
 void clock_join(struct clock *into, const struct clock *from);
 uint64_t clock_get(const struct clock *c, int actor);
-uint64_t clock_tick(struct clock *c, int actor); /* the new time */
+uint64_t clock_tick(struct clock *c, int actor); /* returns the new time */
 void clock_copy(struct clock *into, const struct clock *from);
 void clock_free(struct clock *c);
 bool knows(const struct clock *c, struct epoch e);
@@ -82,7 +82,7 @@ void host_ticks(void);
 uint64_t next_random(void);
 
 /* ---- site.c: where calls come from */
-uint32_t here(const char *what); /* remembers the stack and what is done: 0 when switched off */
+uint32_t here(const char *what); /* stores `what` and the stack; 0 if the checker is off */
 size_t describe(uint32_t site, char *text, size_t size);
 
 /* ---- order.c: the checker */
@@ -91,13 +91,13 @@ struct access {
   size_t bytes;
   bool written;
 };
-/* Checks and remembers an access by somebody who knows `clock` and is at `at`. */
+/* Checks and records an access by the actor of `at`, whose clock is `clock`. */
 void check_access(struct access a, const struct clock *clock, struct epoch at);
 void forget_range(const void *address, size_t bytes);
 void report(const char *format, ...) __attribute__((format(printf, 1, 2)));
 bool checking(void);
 void report_race(struct access a, const struct clock *clock, struct epoch at, struct epoch before, bool before_written);
-/* shadow.c: the map of the last accesses, by page. */
+/* shadow.c: keeps the last accesses, by page. */
 void shadow_access(uintptr_t low, uintptr_t high, bool written, const struct clock *clock, struct epoch at, struct access whole);
 void shadow_forget(uintptr_t low, uintptr_t high);
 
@@ -107,7 +107,7 @@ struct device {
   size_t bytes, used;
   cudaError_t sticky;
   struct stream *legacy;
-  uint64_t peers; /* enabled from here */
+  uint64_t peers; /* bit i: access to device i is enabled from here */
 };
 extern struct device devices[DEVICES];
 int device_count(void);
@@ -124,18 +124,18 @@ struct block {
   size_t bytes;
   enum memory memory;
   int device;
-  bool registered, late; /* the program's own pages; freed by an operation of a stream */
+  bool registered, late; /* its pages are the program's; a stream's operation frees it */
   unsigned flags;
-  uint64_t number; /* no other block has it, also at the same address */
-  struct physical *physical; /* mapped there by cuMemMap; such blocks touch, and an access may run over several */
+  uint64_t number; /* no other block has the same, also at the same address */
+  struct physical *physical; /* mapped there by cuMemMap; such blocks can touch, and one access cover several */
 };
 struct block *find_block(const void *address);
-uint64_t block_number(const void *address); /* 0: nobody's */
-/* What lies at these bytes: PAGEABLE for what is nobody's; false when they leave an allocation. */
+uint64_t block_number(const void *address); /* 0: in no block */
+/* Finds what lies at these bytes: PAGEABLE if they begin in no block. False: they end outside their allocation. */
 bool memory_at(const void *address, size_t bytes, enum memory *memory, int *device);
 struct block *add_block(struct block b); /* NULL: no host memory */
 void remove_block(struct block *b);
-bool take(int device, size_t bytes); /* accounts; false when the device has no room */
+bool take(int device, size_t bytes); /* counts them as used; false: the device has no room */
 void give(int device, size_t bytes);
 void release(void *address); /* frees a device's block at once */
 extern size_t pinned_bytes;
@@ -147,12 +147,12 @@ struct part { /* a copy or a fill: rows of bytes */
   void *to;
   const void *from;
   size_t bytes, rows, to_pitch, from_pitch;
-  int value, width; /* of a fill: 1, 2 or 4 bytes wide */
-  uint64_t to_block, from_block; /* whose bytes these were when the call was made; 0: pageable */
+  int value, width; /* of a fill, which is 1, 2 or 4 bytes wide */
+  uint64_t to_block, from_block; /* the blocks when the call was made; 0: pageable */
 };
 struct op {
   struct op *next; /* in its stream, or in its graph */
-  struct stream *stream; /* may be gone when the operation is over */
+  struct stream *stream; /* may no longer exist when the operation is over */
   int device;            /* the stream's */
   enum kind kind;
   enum state state;
@@ -174,16 +174,17 @@ struct op {
   struct graph *graph;
   struct op *outer; /* the kernel that this thread had open before */
 };
-struct op *new_op(enum kind kind, struct stream *s); /* one reference */
+struct op *new_op(enum kind kind, struct stream *s); /* has one reference; NULL: no memory */
 void drop_op(struct op *op);
 void op_waits(struct op *op, struct op *before);
-/* Ends a recording or puts the operation into its stream's queue; takes over the reference. `accesses` are checked in the order given. */
+/* Puts the operation into its stream's queue, or into the graph if the stream is recorded. Takes over the reference.
+ * `accesses` are checked in the order given. */
 cudaError_t enqueue(struct op *op, const struct access *accesses, size_t count);
-cudaError_t run_until(struct op *op);     /* and all that it waits for, no more */
+cudaError_t run_until(struct op *op);     /* runs it and what it waits for, no more */
 cudaError_t drain_stream(struct stream *s);
 cudaError_t drain_device(int device);
-bool is_ready_after_asking(struct op *op); /* a query: the seed may run something, patience ends */
-void let_run(void);                        /* the seed's choice */
+bool is_ready_after_asking(struct op *op); /* a query: runs what the seed chooses; see PATIENCE */
+void let_run(void);                        /* runs what the seed chooses */
 void finish_op(struct op *op);
 void wait_for_change(void);
 void tell_change(void);
@@ -192,11 +193,11 @@ extern long pending;
 /* ---- stream.c */
 struct stream {
   struct stream *next;
-  int device, priority, actor, index; /* index in the list of those with work, or -1 */
+  int device, priority, actor, index; /* index in the list of streams with work, or -1 */
   unsigned flags;
   bool is_legacy, is_dead;
   uint64_t id;
-  struct handle *handle; /* what the program has of it; null for default streams and when it is destroyed */
+  struct handle *handle; /* the program's handle; null for default streams and once it is destroyed */
   struct op *head, *tail, *last; /* last: the newest, run or not; a reference */
   struct clock clock;
   struct capture *capture;
@@ -209,11 +210,11 @@ struct event {
   bool dead;
 };
 extern struct stream *streams;
-cudaError_t find_stream(cudaStream_t handle, struct stream **out); /* an error for what is no stream */
+cudaError_t find_stream(cudaStream_t handle, struct stream **out); /* an error if it is no stream */
 cudaError_t find_event(cudaEvent_t handle, struct event **out);
 struct stream *legacy_stream(int device);
-void before_enqueue(struct stream *s, struct op *op); /* the default stream and the others wait for each other */
-cudaError_t host_waits(struct stream *s);             /* runs the stream and learns what it knows */
+void before_enqueue(struct stream *s, struct op *op); /* orders it and the default stream after each other */
+cudaError_t host_waits(struct stream *s);             /* runs the stream and joins its clock into the host's */
 
 /* ---- capture.c */
 struct capture {
@@ -231,9 +232,9 @@ struct graph {
   size_t count;
 };
 extern struct capture *captures;
-/* A call that a recording forbids: malloc, free, queries and waits. Spoils the recordings that forbid it. */
+/* For a call that a recording forbids: malloc, free, queries and waits. Invalidates the recordings that forbid it. */
 cudaError_t unsafe_call(void);
-/* A wait for, or a query of, this stream; or of the whole device when it is NULL. */
+/* For a wait for, or a query of, this stream, or the whole device if it is NULL: invalidates their recordings. */
 cudaError_t refuse_recorded(struct stream *s, int device);
 cudaError_t refuse_legacy(struct stream *s);
 cudaError_t record_op(struct op *op, const struct access *accesses, size_t count);

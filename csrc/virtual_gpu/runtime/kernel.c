@@ -1,7 +1,8 @@
 /* kernel.c: kernels: those that compute on the host, and those that the compiler made for a device, which cannot run.
  *
- * A kernel of ours computes at once, on the thread that launches it, after all that its stream waits for. So it never reads what is not
- * there yet, and that a wait is missing shows in the checker. VIRTUAL_GPU_KERNELS=empty makes device code do nothing instead of failing.
+ * A host kernel computes at once, on the thread that launches it, after all that its stream waits for. So it never
+ * reads what is not there yet, and that a wait is missing shows in the checker. VIRTUAL_GPU_KERNELS=empty makes device
+ * code do nothing instead of failing.
  */
 #include <stdio.h>
 

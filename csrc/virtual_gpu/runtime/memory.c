@@ -1,7 +1,8 @@
-/* memory.c: memory of devices and pinned memory: who has which bytes.
+/* memory.c: memory of devices and pinned memory: which block has which bytes.
  *
- * All of it is the host's: a device's address is a host address that only the runtime and kernels may touch. What is freed is unmapped, so that a
- * use of it shows. Owns the table of blocks, by address, and what each device has given out.
+ * All of it is the host's: a device's address is a host address that only the runtime and kernels may touch. What is
+ * freed is unmapped, so that a use of it shows. Owns the table of blocks, by address, and what each device has given
+ * out.
  */
 #include <stdio.h>
 #include <sys/mman.h>
@@ -129,7 +130,8 @@ static struct block *own_block(void *p, enum memory memory) {
   return b && b->address == (uintptr_t)p && b->memory == memory && !b->physical ? b : NULL;
 }
 
-/* The memory is given back at once, so nobody may still be at it: not the streams of other devices either, which this call does not wait for. */
+/* The memory is given back at once, so no work may still use it, also none on streams of other devices, for which this
+ * call does not wait. */
 static void check_free(const struct block *b) { check_access((struct access){(void *)b->address, b->bytes, true}, host_clock(), host_epoch(here(NULL))); }
 
 cudaError_t cudaFree(void *p) {
@@ -173,7 +175,7 @@ static cudaError_t allocate_async(void **p, size_t bytes, struct stream *s) {
     if (error == cudaSuccess) error = allocate(s->device, bytes, p);
   }
   if (error != cudaSuccess || !*p) return error;
-  /* nobody may use it before the stream has come here */
+  /* no use may begin before the stream has come here */
   struct op *op = new_op(KERNEL, s);
   const struct access whole = {*p, bytes, true};
   return op ? enqueue(op, &whole, 1) : cudaErrorMemoryAllocation;
@@ -267,7 +269,7 @@ cudaError_t cudaMallocHost(void **p, size_t bytes) {
   ENTER;
   return leave(allocate_pinned(p, bytes, 0));
 }
-/* CUDA does not promise to wait, so who frees has waited. */
+/* CUDA does not promise to wait, so the caller must have waited. */
 static cudaError_t free_pinned(void *p, bool registered) {
   const cudaError_t unsafe = unsafe_call();
   if (unsafe != cudaSuccess || (!p && !registered)) return unsafe;
@@ -325,7 +327,7 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *a, const void
   return leave(cudaSuccess);
 }
 
-/* ---- other processes: a handle can be made, nobody can open it */
+/* ---- other processes: a handle can be made, but not opened */
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *p) {
   ENTER;
   if (!find_block(p)) return leave(cudaErrorInvalidValue);

@@ -1,6 +1,6 @@
 /* nvml.c: the few functions of NVIDIA's management library that torch asks for, without its header.
  *
- * Found where a link named libnvidia-ml.so.1 to this library is on the loader's path.
+ * It is found if a link named libnvidia-ml.so.1 to this library is on the loader's path.
  */
 #include "virtual_gpu/runtime/internal.h"
 

@@ -1,7 +1,8 @@
 /* order.c: the checker: every access must be ordered after the last ones that conflict with it.
  *
- * What is ordered is known when a call is made, whatever runs when, so one run finds the races of all of them. Owns the reports:
- * they are kept until somebody fetches them, and at the exit of the process those that nobody fetched are told and make it fail.
+ * What is ordered is known when a call is made, whatever runs when, so one run finds the races of all of them. Owns the
+ * reports: they are kept until they are fetched, and at the exit of the process the remaining ones are printed and make
+ * it fail.
  */
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,7 +1,8 @@
 /* run.c: operations of streams, and what runs when.
  *
- * An operation waits for the one before it in its stream and for those in `waits`. It runs when somebody must have it: then all that it waits
- * for runs, and nothing else, unless a seed says so. Each begins later than every operation that it waits for, so no waits go in a circle.
+ * An operation waits for the one before it in its stream and for those in `waits`. It runs when a caller needs its
+ * result: then all that it waits for runs, and nothing else, unless a seed says so. Each begins later than every
+ * operation that it waits for, so no waits go in a circle.
  */
 #include <errno.h>
 

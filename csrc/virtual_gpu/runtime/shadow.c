@@ -1,4 +1,4 @@
-/* shadow.c: for each byte of devices and pinned memory, who wrote it last and who has read it since.
+/* shadow.c: for each byte of devices and pinned memory, its last write and the reads since then.
  *
  * Bytes are gathered in intervals that had the same accesses, and intervals in pages, so that a program that uses
  * the same tensors again and again meets few of them: a write makes one interval of all that it covers.
@@ -78,7 +78,7 @@ static bool equal(const struct interval *a, const struct interval *b) {
 }
 
 static void read_by(struct interval *i, const struct clock *clock, struct epoch at) {
-  uint32_t kept = 0; /* who comes after this reader comes after those that it knows of */
+  uint32_t kept = 0; /* what comes after this reader comes after those that it knows of */
   for (uint32_t r = 0; r < i->reads; r++)
     if (!knows(clock, i->readers[r])) i->readers[kept++] = i->readers[r];
   if (kept == i->reads) {
@@ -96,7 +96,7 @@ static void check(const struct interval *i, bool written, const struct clock *cl
     if (!knows(clock, i->readers[r])) report_race(whole, clock, at, i->readers[r], false);
 }
 
-/* The intervals from `from` to before `to` become one, which nobody has read since it was written. */
+/* The intervals from `from` to before `to` become one, which has not been read since it was written. */
 static void overwrite(struct page *p, int64_t from, int64_t to, struct epoch write) {
   struct interval *i = &p->intervals[from];
   free(i->readers);

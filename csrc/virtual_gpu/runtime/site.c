@@ -1,6 +1,6 @@
 /* site.c: where a call came from: its return addresses, kept once for each different stack.
  *
- * Taking the addresses is cheap; names are looked up only when somebody reads a report.
+ * Taking the addresses is cheap; names are looked up only when a report is read.
  */
 #include <dlfcn.h>
 #include <execinfo.h>
@@ -90,7 +90,7 @@ size_t describe(uint32_t number, char *text, size_t size) {
   bool inside = true;
   for (int i = 0, shown = 0; i < s->frames && shown < 12 && length < size; i++) {
     const bool found = dladdr((char *)s->stack[i] - 1, &frame) != 0;
-    if (inside && found && frame.dli_fbase == own.dli_fbase) continue; /* our own frames come first */
+    if (inside && found && frame.dli_fbase == own.dli_fbase) continue; /* the runtime's own frames come first */
     inside = false;
     shown++;
     const char *file = found && frame.dli_fname ? strrchr(frame.dli_fname, '/') : NULL;

@@ -87,7 +87,7 @@ void before_enqueue(struct stream *s, struct op *op) {
 
 cudaError_t host_waits(struct stream *s) {
   struct clock known = {0};
-  clock_copy(&known, &s->clock); /* others may go on with the stream meanwhile */
+  clock_copy(&known, &s->clock); /* other threads may go on with the stream meanwhile */
   const cudaError_t error = drain_stream(s);
   host_learns(&known);
   clock_free(&known);
@@ -231,7 +231,7 @@ cudaError_t cudaEventCreate(cudaEvent_t *out) {
   ENTER;
   return leave(create_event(out, 0));
 }
-/* Those that wait for it hold its operation. */
+/* Operations that wait for the event hold its operation. */
 cudaError_t cudaEventDestroy(cudaEvent_t handle) {
   ENTER;
   FIND_EVENT(handle);

@@ -98,7 +98,8 @@ static cudaError_t create(CUmemGenericAllocationHandle *handle, size_t bytes, in
 }
 CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *prop, unsigned long long flags) {
   DRIVER_ENTER;
-  if (flags || prop->requestedHandleTypes == CU_MEM_HANDLE_TYPE_FABRIC) return leave_driver(cudaErrorNotSupported); /* others may be asked for; nothing can be exported */
+  if (flags || prop->requestedHandleTypes == CU_MEM_HANDLE_TYPE_FABRIC)
+    return leave_driver(cudaErrorNotSupported); /* a type may be asked for; nothing can be exported */
   return leave_driver(create(handle, bytes, prop_device(prop)));
 }
 
@@ -138,7 +139,7 @@ CUresult cuMemSetAccess(CUdeviceptr p, size_t bytes, const CUmemAccessDesc *list
   return leave_driver(failed ? cudaErrorUnknown : cudaSuccess);
 }
 
-/* CUDA promises no wait: who unmaps has waited. */
+/* CUDA promises no wait: the caller must have waited. */
 CUresult cuMemUnmap(CUdeviceptr p, size_t bytes) {
   DRIVER_ENTER;
   enum memory memory;

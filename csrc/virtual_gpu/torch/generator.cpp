@@ -2,8 +2,9 @@
 //
 // A generator of CUDA's is a seed and an offset, and torch's own functions read and set both. The CPU's numbers for
 // the seed are drawn, and the offset says how many were: so a state that was taken, set, sent to another process or
-// shared by several generators governs what comes, and equal seeds give the numbers of the CPU. Where the CPU's engine
-// stands after a seed and so many draws is a fact, hence the last few are kept for all; others are wound to the place.
+// shared by several generators governs what comes, and equal seeds give the numbers of the CPU. The state of the
+// CPU's engine is determined by the seed and the number of draws, so the last few engines are kept for all
+// generators; a missing one is made from the seed and wound to its place.
 #include "sim/generator.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -99,7 +100,7 @@ Engines &engines() {
   return *all;
 }
 
-// One operator draws from a generator, and nobody else meanwhile.
+// Lets one operator draw from a generator, and no other operator meanwhile.
 class Lease {
  public:
   explicit Lease(const at::Generator &g)

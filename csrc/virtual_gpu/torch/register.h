@@ -1,10 +1,10 @@
-// register.h: making torch's CUDA operators compute on the host, once a process.
+// register.h: makes torch's CUDA operators compute on the host, once a process.
 #pragma once
 #include <torch/library.h>
 
 namespace managed::sim {
 
-// No operator of CUDA's launches anything afterwards: it is computed, or refused. Cannot be undone.
+// Afterwards no CUDA operator launches anything: it is computed, or refused. This cannot be undone.
 void register_kernels();
 
 void register_derivatives(torch::Library &m);  // derivatives.cpp

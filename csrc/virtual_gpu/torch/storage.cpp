@@ -49,7 +49,8 @@ c10::Storage twin_of(const c10::Storage &) { return {}; } // none is kept: look_
 bool may_move(const c10::Storage &) { return false; }
 
 c10::Storage look_at(const c10::Storage &storage, bool reads) {
-  const void *data = reads ? storage.unsafeGetStorageImpl()->data() : nullptr; // throws what the hook has to say of bytes that it moved
+  const void *data =
+      reads ? storage.unsafeGetStorageImpl()->data() : nullptr; // throws the hook's error for bytes that it moved
   return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), storage.nbytes(),
                                                c10::DataPtr(const_cast<void *>(data), c10::Device(c10::kCPU)), c10::GetCPUAllocator(), true);
 }
@@ -62,7 +63,7 @@ void set_known(const c10::Storage &, Known) {}
 void forget_bytes(c10::StorageImpl *, std::size_t) {}
 c10::Storage form_of(const c10::Storage &storage) { return storage; }
 
-// As torch's own resizing does on CUDA.
+// Resizes like torch's own resizing on CUDA.
 void follow_twin(c10::StorageImpl *storage, const c10::Storage &twin) {
   if (storage->data() == twin.data() && storage->nbytes() == twin.nbytes()) return;
   storage->set_data_ptr_noswap(in_block(twin, storage->device().index()));
