@@ -38,7 +38,6 @@ int mgd_device_add(struct mgd_machine *m, const char *name, int64_t capacity, in
  * bytes of storages are there, or any storage is on its way. */
 int mgd_device_truncate(struct mgd_machine *m, int keep);
 int mgd_device_count(struct mgd_machine *m); /* the host included, so >= 1 */
-int mgd_device_find(struct mgd_machine *m, const char *name, int *id);
 int mgd_device_name(struct mgd_machine *m, int id, char out[32]);
 int mgd_device_set_capacity(struct mgd_machine *m, int id,
                             int64_t capacity); /* dooms replicas that exceed the new capacity's limit */
@@ -47,8 +46,6 @@ int mgd_device_set_speed(struct mgd_machine *m, int id, double speed);
 
 /* ---- link.c: what it costs to bring bytes over; defaults are documented there */
 int mgd_link_set(struct mgd_machine *m, int from, int to, struct mgd_link link);
-/* Predicts the ns for `bytes` over the link: latency + bytes / bandwidth, rounded up; 0 when from == to. */
-int mgd_link_cost(struct mgd_machine *m, int from, int to, int64_t bytes, int64_t *ns);
 
 /* ---- ledger.c: bytes per device by owner */
 /* Negative bytes give back. INVALID: more is given back than the owner has, or the owner is RESERVED or REPLICA, which

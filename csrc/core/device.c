@@ -69,18 +69,6 @@ int mgd_device_count(struct mgd_machine *m) {
   return mgd_state_leave(m, m->count);
 }
 
-int mgd_device_find(struct mgd_machine *m, const char *name, int *id) {
-  if (!is_good_name(name)) {
-    return MGD_E_INVALID;
-  }
-  mgd_state_enter(m);
-  int found = find_name(m, name);
-  if (found >= 0) {
-    *id = found;
-  }
-  return mgd_state_leave(m, found >= 0 ? MGD_OK : MGD_E_NO_DEVICE);
-}
-
 int mgd_device_name(struct mgd_machine *m, int id, char out[32]) {
   int code = MGD_E_NO_DEVICE;
   mgd_state_enter(m);

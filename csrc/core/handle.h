@@ -151,10 +151,4 @@ static inline bool mgd_handle_is_away(const struct mgd_handle *h) {
   return state != MGD_RESIDENT && state != MGD_ARRIVING;
 }
 
-/* True: the bytes are home. False: they may be home all the same, because an eviction sets the state for a moment
- * before it finds that they are in use. */
-static inline bool mgd_handle_is_home(const struct mgd_handle *h) {
-  return __atomic_load_n(&h->state, __ATOMIC_SEQ_CST) == MGD_RESIDENT;
-}
-
 #endif

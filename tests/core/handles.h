@@ -20,6 +20,8 @@ static inline struct mgd_machine *new_directory(int accelerators) {
   return m;
 }
 
+static inline bool is_home(const struct mgd_handle *h) { return h->state == MGD_RESIDENT; }
+
 static inline struct mgd_handle *open_handle(struct mgd_machine *m, int home, int64_t bytes, uint64_t stamp) {
   struct mgd_handle *h = calloc(1, sizeof *h);
   EXPECT(h);

@@ -80,7 +80,7 @@ static inline double core_misses(const struct sequence *q, mgd_victim_fn policy,
   for (int64_t t = 0; t < (int64_t)q->uses * q->repeats; t++) {
     struct seen *now = &s[q->of[t % q->uses]];
     bool is_new = now->next == 0;
-    if (is_new || !mgd_handle_is_home(&now->h)) {
+    if (is_new || !is_home(&now->h)) {
       misses += t >= q->uses;
       if (there == q->fit) {
         make_way(m);
@@ -90,7 +90,7 @@ static inline double core_misses(const struct sequence *q, mgd_victim_fn policy,
     now->next = t + q->next_same[t % q->uses];
     if (is_new) {
       EXPECT_OK(mgd_handle_open(m, &now->h, 1, 8));
-    } else if (!mgd_handle_is_home(&now->h)) {
+    } else if (!is_home(&now->h)) {
       restore(m, &now->h);
     }
     EXPECT(i_use(&now->h, (uint64_t)t + 1));

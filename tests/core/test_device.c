@@ -1,17 +1,13 @@
 /* Devices have ids in the order of arrival, unique names and capacities. */
 #include <math.h>
 
+#include "core/internal_machine.h"
 #include "expect.h"
 
 static void ids_follow_the_order_of_arrival(void) {
   struct mgd_machine *m = new_machine(3, MIB);
-  int id = -1;
   char name[32];
   EXPECT_INT(mgd_device_count(m), 4);
-  EXPECT_OK(mgd_device_find(m, "sim:1", &id));
-  EXPECT_INT(id, 2);
-  EXPECT_OK(mgd_device_find(m, "cpu", &id));
-  EXPECT_INT(id, MGD_HOST);
   EXPECT_OK(mgd_device_name(m, 3, name));
   EXPECT_TEXT(name, "sim:2");
   EXPECT_INT(usage_of(m, 3).capacity, MIB);
@@ -47,8 +43,6 @@ static void strangers_are_not_found(void) {
   struct mgd_machine *m = new_machine(1, MIB);
   int id = 77;
   char name[32] = "untouched";
-  EXPECT_CODE(mgd_device_find(m, "sim:9", &id), MGD_E_NO_DEVICE);
-  EXPECT_CODE(mgd_device_find(m, NULL, &id), MGD_E_INVALID);
   EXPECT_CODE(mgd_device_name(m, 2, name), MGD_E_NO_DEVICE);
   EXPECT_CODE(mgd_device_name(m, -1, name), MGD_E_NO_DEVICE);
   EXPECT_CODE(mgd_device_set_capacity(m, 2, MIB), MGD_E_NO_DEVICE);
@@ -89,19 +83,16 @@ static void the_last_devices_can_be_removed(void) {
   const struct mgd_event copy = {.kind = MGD_EV_COPY, .from = 1, .to = 3, .bytes = 10};
   const struct mgd_link slow = {.latency_ns = 5, .bytes_per_ns = 1.0};
   int id = -1;
-  int64_t ns = -1;
   EXPECT_OK(mgd_trace_add(m, &copy));
   EXPECT_OK(mgd_link_set(m, 1, 3, slow));
   EXPECT_OK(mgd_ledger_add(m, 3, MGD_MANAGED, 100));
   EXPECT_OK(mgd_device_truncate(m, 1));
   EXPECT_INT(mgd_device_count(m), 2);
-  EXPECT_CODE(mgd_device_find(m, "sim:2", &id), MGD_E_NO_DEVICE);
   EXPECT_OK(mgd_device_add(m, "gpu:0", MIB, &id));
   EXPECT_OK(mgd_device_add(m, "gpu:1", MIB, &id));
   EXPECT_INT(id, 3);
   EXPECT_INT(usage_of(m, 3).used, 0);
-  EXPECT_OK(mgd_link_cost(m, 1, 3, 0, &ns));
-  EXPECT_INT(ns, 10000);
+  EXPECT_INT((int64_t)mgd_link_estimate(&m->links[1][3], 1, 0), 10000);
   EXPECT_TOTAL(totals_of(m).by_link[1][3], 0, 0, 0);
   EXPECT_OK(mgd_device_truncate(m, 40)); /* nothing stands above */
   EXPECT_INT(mgd_device_count(m), 4);

@@ -260,14 +260,14 @@ static void spares_go_piece_by_piece(void) {
   EXPECT_OK(mgd_handle_pin(m, h, MGD_PIN_ASKED, false));
   EXPECT_OK(mgd_host_set_limit(m, 32));
   for (int i = 0; i < 4; i++) {
-    EXPECT(mgd_handle_is_home(h));
+    EXPECT(is_home(h));
     struct plan p = {.n = 2};
     EXPECT_OK(mgd_evict_begin(m, 1, 32, NULL, 0, p.actions, &p.n));
     EXPECT_INT(p.n, i == 3 ? 2 : 1);
     EXPECT_INT(p.actions[0].kind, MGD_DO_FORGET);
     carry_out(m, &p);
   }
-  EXPECT(!mgd_handle_is_home(h));
+  EXPECT(!is_home(h));
   for (int i = 0; i < 4; i++) {
     close_handle(m, spare[i]);
   }
@@ -365,7 +365,7 @@ static void whoever_comes_at_the_last_moment_keeps_it(void) {
     EXPECT_CODE(evict_code(m, 1, 1, 0), MGD_E_BUSY);
     EXPECT_CODE(evict_code(m, 1, 1, 1), MGD_E_ABSENT);
     grabbed = NULL;
-    EXPECT(mgd_handle_is_home(h));
+    EXPECT(is_home(h));
     EXPECT_INT(host_used(m), 8);
     put_back(h, 1);
     EXPECT_OK(plan_eviction(m, 1, 1, NULL, &p));

@@ -8,7 +8,7 @@
 static void a_new_storage_is_home_and_idle(void) {
   struct mgd_machine *m = new_directory(2);
   struct mgd_handle *h = open_handle(m, 1, 8, 5);
-  EXPECT(mgd_handle_is_home(h));
+  EXPECT(is_home(h));
   EXPECT_INT(h->stamp, 5);
   EXPECT_INT(h->home, 1);
   EXPECT_INT(residency_of(m, 1).idle, 8);
@@ -275,7 +275,7 @@ static void pins_away_from_home(int to) {
   EXPECT_OK(plan_eviction(m, 1, 1, to ? room : NULL, &p));
   EXPECT_OK(mgd_handle_pin(m, h, MGD_PIN_ASKED, true)); /* while it leaves */
   carry_out(m, &p);
-  EXPECT(!mgd_handle_is_home(h));
+  EXPECT(!is_home(h));
   EXPECT_OK(mgd_handle_pin(m, h, MGD_PIN_ASKED, true)); /* while it is away */
   EXPECT_OK(mgd_handle_pin(m, h, MGD_PIN_ASKED, false));
   begin_restore(m, h);

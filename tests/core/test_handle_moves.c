@@ -9,10 +9,10 @@ static void a_failed_spill_leaves_everything_as_it_was(void) {
   struct mgd_handle *h = open_handle(m, 1, 8, 0);
   struct plan p;
   EXPECT_OK(plan_eviction(m, 1, 1, NULL, &p));
-  EXPECT(!mgd_handle_is_home(h));
+  EXPECT(!is_home(h));
   EXPECT_INT(residency_of(m, 1).moving, 8);
   end_spill(m, h, -1, NULL);
-  EXPECT(mgd_handle_is_home(h));
+  EXPECT(is_home(h));
   EXPECT_INT(host_used(m), 0);
   spill(m, h, 2);
   EXPECT_OK(plan_eviction(m, 2, 1, NULL, &p)); /* the guest goes on */

@@ -40,16 +40,3 @@ int mgd_link_set(struct mgd_machine *m, int from, int to, struct mgd_link link) 
   }
   return mgd_state_leave(m, code);
 }
-
-int mgd_link_cost(struct mgd_machine *m, int from, int to, int64_t bytes, int64_t *ns) {
-  if (bytes < 0) {
-    return MGD_E_INVALID;
-  }
-  int code = MGD_E_NO_DEVICE;
-  mgd_state_enter(m);
-  if (mgd_state_knows_device_locked(m, from) && mgd_state_knows_device_locked(m, to)) {
-    const struct mgd_link *link = &m->links[from][to];
-    code = mgd_to_ns(link->latency_ns, mgd_duration((double)bytes, link->bytes_per_ns), ns);
-  }
-  return mgd_state_leave(m, code);
-}
