@@ -20,6 +20,23 @@ def test_random_programs_have_the_bits_of_plain_tensors(part):
     assert counts["ok"] > COUNT // 2, counts
 
 
+FOUND = [
+    [("new", 1907184535), ("leaf_of_what_was_computed", 366726807), ("inference", 993338586),
+     ("view", 1907824180), ("write_unseen", 83864629), ("write_unseen", 52434989)],
+    [("new", 523157855), ("inside_of_on", 1704459070), ("leaf", 218043346),
+     ("deep_copy", 1663605716), ("bring", 1606958266), ("leaf", 2006471326),
+     ("binary", 1046100917), ("write", 114599127), ("inference", 563359499),
+     ("write_unseen", 883149385)],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("program", FOUND)
+@pytest.mark.parametrize("torture", [None, {"odds": 1}])
+def test_a_program_that_once_failed(program, torture):
+    result = fuzz.run(program, torture)
+    assert not result.is_wrong, result
+
+
 def test_another_value_is_found_and_the_program_shortened(monkeypatch):
     program = [("new", 3), ("leaf", 4), ("new", 5), ("collect", 6), ("view", 7), ("step", 8)]
 
