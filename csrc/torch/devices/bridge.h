@@ -58,7 +58,7 @@ class Point {
 using PointPtr = std::shared_ptr<Point>;
 
 struct Bridge {
-  int version = 15;
+  int version = 16; // of this struct: modules of two versions refuse each other
 
   // ---- filled by the hook; null until it attaches
   // Called when the device has no room for a request of so many bytes. True: something was freed, and the caller tries
@@ -151,5 +151,6 @@ struct Bridge {
   void (*await_moments)(int device) = nullptr; // returns when the last moment has come; must not throw
   void (*stop_moments)(int device) = nullptr; // notes no pauses until the next moment; must not throw
 };
+static_assert(sizeof(Bridge) == 264, "a bridge of another size needs another version");
 
 } // namespace managed
