@@ -299,7 +299,19 @@ def test_parametrized_results_count_as_their_parameters(name, late):
     assert layer(x).device == torch.device(D2)
     layer.unplace()
     assert not layer.weight.placed
-    assert layer(at(D1, 4096, 16)).device == torch.device(D1)  # of x a copy is kept on D2
+    assert layer(at(D1, 4096, 16)).device == torch.device(D1)
+
+
+@pytest.mark.not_under_torture("a copy that is dropped draws nothing")
+def test_a_kept_copy_draws_what_is_not_placed():
+    layer, x = linear(2, 64, 64, bias=False), at(D1, 4096, 64)
+    assert layer(x).device == torch.device(D2)  # the layer is placed, and x is copied
+    layer.unplace()
+    start = now()
+    assert layer(x).device == torch.device(D2)
+    assert reasons(start) == set()  # nothing is copied
+    x.add_(1)
+    assert layer(x).device == torch.device(D1)  # the copy is stale
 
 
 # ---- a tie between activations goes to the one that was made last

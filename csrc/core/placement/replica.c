@@ -121,16 +121,26 @@ static bool is_shaken(struct mgd_replicas *r) {
   return (r->shake & 3) == 0;
 }
 
+/* INVALID: there is no such source. *slot is written on OK alone. */
+static int look_up(struct mgd_machine *m, uint64_t source, int device, uint64_t extent, int32_t *slot) {
+  const struct mgd_source *s = mgd_source_find(m, source);
+  if (!s) { return MGD_E_INVALID; }
+  const int32_t found = mgd_replica_table_look_up(&m->replicas, source_slot(&m->replicas, s), device, extent);
+  if (found == NO_SLOT) { return MGD_E_ABSENT; }
+  *slot = found;
+  return MGD_OK;
+}
+
 int mgd_replica_find(struct mgd_machine *m, uint64_t source, int device, uint64_t extent, int32_t *slot) {
   struct mgd_replicas *r = &m->replicas;
+  int32_t found;
   mgd_state_enter(m);
-  const struct mgd_source *s = mgd_source_find(m, source);
-  int32_t found = s ? mgd_replica_table_look_up(r, source_slot(r, s), device, extent) : NO_SLOT;
-  if (found != NO_SLOT && is_shaken(r)) {
+  int code = look_up(m, source, device, extent, &found);
+  if (code == MGD_OK && is_shaken(r)) {
     mgd_replica_table_doom(m, found);
-    found = NO_SLOT;
+    code = MGD_E_ABSENT;
   }
-  if (found != NO_SLOT) {
+  if (code == MGD_OK) {
     struct mgd_replica_list *kept = &m->devices[device].kept;
     if (kept->last != found) {
       mgd_replica_table_take_out(r, kept, found);
@@ -138,17 +148,12 @@ int mgd_replica_find(struct mgd_machine *m, uint64_t source, int device, uint64_
     }
     *slot = found;
   }
-  return mgd_state_leave(m, !s ? MGD_E_INVALID : found == NO_SLOT ? MGD_E_ABSENT
-                                                                    : MGD_OK);
+  return mgd_state_leave(m, code);
 }
 
 int mgd_replica_peek(struct mgd_machine *m, uint64_t source, int device, uint64_t extent, int32_t *slot) {
-  const struct mgd_replicas *r = &m->replicas;
   mgd_state_enter(m);
-  const struct mgd_source *s = mgd_source_find(m, source);
-  const int32_t found = s ? mgd_replica_table_look_up(r, source_slot(r, s), device, extent) : NO_SLOT;
-  if (found != NO_SLOT) { *slot = found; }
-  return mgd_state_leave(m, !s ? MGD_E_INVALID : found == NO_SLOT ? MGD_E_ABSENT : MGD_OK);
+  return mgd_state_leave(m, look_up(m, source, device, extent, slot));
 }
 
 int mgd_replica_drop(struct mgd_machine *m, int32_t slot) {

@@ -202,7 +202,6 @@ Replica find_replica(const at::Tensor& t, c10::Device to) {
 }
 
 bool has_replica(const at::Tensor& t, c10::Device to) {
-  if (sources_alive.load(std::memory_order_relaxed) == 0) return false;
   const uint64_t extent = extent_of(t, to);
   Directory& d = directory();
   std::shared_ptr<Source> source; // its destructor takes the lock
