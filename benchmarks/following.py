@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 from report import print_table, verdicts, write
-from tree import ROOT
+from tree import ROOT, build_on_core
 
 OPERATOR, COPY = 100.0, 200.0  # ns
 
@@ -27,19 +27,7 @@ OPERATOR, COPY = 100.0, 200.0  # ns
 def measured() -> list[tuple[str, float, float]]:
     """What, nanoseconds an operator, copies an operator."""
     with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder) / "following"
-        sources = [ROOT / "benchmarks" / "following.c", *sorted((ROOT / "csrc/core").rglob("*.c"))]
-        flags = [
-            f"-iquote{ROOT / 'csrc'}",
-            "-std=c11",
-            "-D_POSIX_C_SOURCE=200809L",
-            "-O2",
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-        ]
-        command = ["cc", *flags, *sources, "-o", program, "-lm", "-pthread"]
-        subprocess.run(command, check=True)
+        program = build_on_core("following", Path(folder))
         out = subprocess.run([program], check=True, capture_output=True, text=True).stdout
     rows = (line.split() for line in out.splitlines())
     return [(what, float(ns), float(copies)) for what, ns, copies in rows]

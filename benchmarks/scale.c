@@ -131,9 +131,7 @@ static void acquisitions(struct mgd_handle *h, size_t n, uint64_t *random) {
       (void)i_use(one, one->stamp);
       EXPECT_CODE(acquire(m, &one, 1, wanted ? hopeless : full, &p, &device), wanted ? MGD_E_NO_ROOM : MGD_OK);
       before = times;
-      if (!wanted) {
-        EXPECT_OK(mgd_restore_end(m, one, true, &left));
-      }
+      if (!wanted) { EXPECT_OK(mgd_restore_end(m, one, MGD_RESIDENT, &left)); }
       (void)mgd_handle_unuse(one, me, 1);
       if (wanted) {
         restore(m, one);

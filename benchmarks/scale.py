@@ -15,29 +15,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from tree import build_on_core
+
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 TARGETS = {100_000: 50.0, 1_000_000: 200.0}  # microseconds
 MISSES = 1.05  # of what is used furthest ahead
 WRAPPED = ("mgd_state_enter", "mgd_state_leave")
-
-
-def build(folder: Path) -> Path:
-    program = folder / "scale"
-    sources = [ROOT / "benchmarks" / "scale.c", *sorted((ROOT / "csrc/core").rglob("*.c"))]
-    flags = [
-        f"-iquote{ROOT / 'csrc'}",
-        "-std=c11",
-        "-D_POSIX_C_SOURCE=200809L",
-        "-O2",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-    ]
-    wraps = [f"-Wl,--wrap={name}" for name in WRAPPED]
-    command = ["cc", *flags, *sources, *wraps, "-o", program, "-lm", "-pthread"]
-    subprocess.run(command, check=True)
-    return program
 
 
 def rows(program: Path, argument: str) -> list[list[str]]:
@@ -84,7 +67,8 @@ def main() -> int:
     arguments = parser.parse_args()
     sizes = tuple(arguments.sizes)
     with tempfile.TemporaryDirectory() as folder:
-        program = build(Path(folder))
+        wraps = [f"-Wl,--wrap={name}" for name in WRAPPED]
+        program = build_on_core("scale", Path(folder), *wraps)
         late = print_held(held(program, sizes), sizes) + print_misses(program)
     for line in late:
         print("above its target:", line)

@@ -482,3 +482,13 @@ def test_the_documentation_has_the_words_of_its_generator():
     for words in (made.HEAD, made.BUDGETS, made.FEASIBLE, made.THROUGHPUT, made.PEERS, made.LINES):
         pattern = re.sub(r"\\\{\w+\\\}", ".+", re.escape(words))
         assert re.search(pattern, page), f"run benchmarks/memory_page.py: {words}"
+
+
+@pytest.mark.slow
+def test_programs_in_c_run_on_the_core(benchmark):
+    text, report = benchmark("following.py")
+    assert "followed" in text
+    assert len(report["found"]) == 3
+    done = interpreters.run([BENCHMARKS / "scale.py", "--sizes", "1000"], timeout=300)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert "misses of 5,000 uses" in done.stdout
