@@ -79,13 +79,13 @@ asan tsan valgrind:
 # ---- longer checks
 
 conformance: $(VENV)/.test build
-	@$(BIN)/python $(PYTEST) -m conformance tests/conformance tests/test_run.py $(PYTEST_FLAGS)
+	@$(BIN)/python $(PYTEST) -m conformance tests/conformance tests/on/test_run.py $(PYTEST_FLAGS)
 
 # The Python suite while everything that nobody uses leaves its device before each operator. The sweeps over operators
 # have placements of their own for that; tests that cannot hold then are marked not_under_torture, with the reason.
 TORTURE ?= all
 torture: $(VENV)/.test build
-	@MANAGED_TORTURE=$(TORTURE) $(BIN)/python $(PYTEST) -m "not conformance" --ignore=tests/conformance --ignore=tests/test_build.py $(PYTEST_FLAGS)
+	@MANAGED_TORTURE=$(TORTURE) $(BIN)/python $(PYTEST) -m "not conformance" --ignore=tests/conformance --ignore=tests/house/test_build.py $(PYTEST_FLAGS)
 
 # Threads that train, infer and make everything leave, for as long as is asked for; tests/stress_spill.py says what fails.
 SECONDS ?= 300
@@ -102,7 +102,7 @@ fuzz: $(VENV)/.editable build
 asan-python: export MANAGED_SANITIZE := address,undefined
 asan-python: $(VENV)/.test build
 	@status=0; PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" \
-	  $(BIN)/python $(PYTEST) -m "not conformance" --ignore=tests/conformance --ignore=tests/test_build.py $(PYTEST_FLAGS) || status=$$?; \
+	  $(BIN)/python $(PYTEST) -m "not conformance" --ignore=tests/conformance --ignore=tests/house/test_build.py $(PYTEST_FLAGS) || status=$$?; \
 	MANAGED_SANITIZE= $(BIN)/python setup.py --quiet build_ext --inplace; exit $$status
 
 # Threads that share everything, under ThreadSanitizer; tests/tsan.supp names what is not ours. The package is built
@@ -126,8 +126,8 @@ ECOSYSTEM = neuraloperator tensorly tensorly-torch zencfg configmypy ruamel.yaml
   diffusers importlib-metadata zipp peft optuna alembic sqlalchemy colorlog mako
 ecosystem:
 	@$(MAKE) --no-print-directory VENV=.venv-ecosystem .venv-ecosystem/.libraries build
-	@.venv-ecosystem/bin/python $(PYTEST) tests/matrix/test_ecosystem.py tests/matrix/test_integrations.py tests/test_recipes.py
-	@.venv-ecosystem/bin/python $(PYTEST) tests/test_run.py -k libraries
+	@.venv-ecosystem/bin/python $(PYTEST) tests/matrix/test_ecosystem.py tests/matrix/test_integrations.py tests/docs/test_recipes.py
+	@.venv-ecosystem/bin/python $(PYTEST) tests/on/test_run.py -k libraries
 
 .venv-ecosystem/.libraries: .venv-ecosystem/.test Makefile
 	.venv-ecosystem/bin/pip install -qq --no-deps $(ECOSYSTEM)
@@ -237,7 +237,7 @@ virtual-gpu-slice: virtual-gpu-build
 SEEDS ?= 1000
 virtual-gpu-seeds: virtual-gpu-build
 	@cd tests && PYTHONPATH=../build/virtual-gpu VIRTUAL_GPU_SEEDS=$(SEEDS) ../$(VIRTUAL_GPU)/bin/python $(PYTEST) -o faulthandler_timeout=0 \
-	  -q -n 2 --rootdir=.. -c ../pyproject.toml test_virtual_gpu.py -k does_not_depend_on_what_runs_when
+	  -q -n 2 --rootdir=.. -c ../pyproject.toml virtual_gpu/test_virtual_gpu.py -k does_not_depend_on_what_runs_when
 
 # Which waits of the product no test misses, each left out in a copy of the tree: MUTATE_FLAGS="--only streams.cpp".
 mutate-waits: $(VIRTUAL_GPU)/.test

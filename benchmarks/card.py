@@ -8,8 +8,8 @@ of 256 MiB (of 4 and 32 on simulated devices) from the host's pinned memory and 
 Each is the median of nine. What is measured is what operators reach, so the efficiencies are 1,
 but for convolutions: theirs is their part of what products reach, in the numbers that do best.
 
-Measured on a simulated device it gives back that device's preset (tests/test_sim_clock.py). What
-several devices share cannot be seen from one: where cards are behind one switch, write
+Measured on a simulated device it gives back that device's preset (tests/sim/test_sim_clock.py).
+What several devices share cannot be seen from one: where cards are behind one switch, write
 "devices_per_switch" into the file.
 """
 

@@ -16,16 +16,16 @@ import statistics
 import textwrap
 from collections import defaultdict
 
-import interpreters
 import pytest
 import torch
-from devices import ON_CUDA, device_module, device_name
-from garbage import collect_all, collect_and_freeze
+from support import interpreters
+from support.devices import ON_CUDA, device_module, device_name
+from support.garbage import collect_all, collect_and_freeze
+from support.seed import SEED
 
 import managed
 
 LONG = 10  # seconds; a test of `make test` takes less
-SEED = int(os.environ.get("TEST_SEED", "0"))
 INERT = os.environ.get("NO_MANAGED", "0") not in ("", "0")
 TORTURE = os.environ.get("MANAGED_TORTURE")
 SANITIZED = os.environ.get("MANAGED_SANITIZE")

@@ -31,8 +31,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import torch
-from devices import D0, D1, D2, ON_CUDA, device_module
-from garbage import collect_and_freeze
+from support.devices import D0, D1, D2, ON_CUDA, device_module
+from support.garbage import collect_and_freeze
 from torch.nn import functional as F
 
 import managed

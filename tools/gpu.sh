@@ -34,7 +34,7 @@ run() {
   MANAGED_TEST_DEVICES=cuda step tests "$python" -m pytest -p no:cacheprovider -v -rs -m gpu tests/gpu
   MANAGED_TORTURE=all MANAGED_TEST_DEVICES=cuda step torture "$python" -m pytest -p no:cacheprovider -q -m gpu tests/gpu/test_alignment.py
   step plain "$python" -m pytest -p no:cacheprovider -q --first -m "not gpu" \
-    tests --ignore tests/conformance --ignore tests/test_build.py --ignore tests/test_docs.py
+    tests --ignore tests/conformance --ignore tests/house/test_build.py --ignore tests/docs/test_docs.py
   # shellcheck disable=SC2086 # the flags are words
   step bench "$python" benchmarks/overhead.py $bench_flags
   step card "$python" benchmarks/on_card.py

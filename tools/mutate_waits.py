@@ -30,22 +30,22 @@ ROOT = Path(__file__).resolve().parents[1]
 TREE = ROOT / "build" / "mutate-waits"
 FILES = ("csrc/cuda/*.cpp", "csrc/torch/*/*.cpp", "csrc/sim/device/moves.cpp")
 TESTS = [
-    "tests/test_virtual_copies.py",
-    "tests/test_virtual_crossing.py",
-    "tests/test_virtual_runtime.py",
-    "tests/test_virtual_gpu.py",
-    "tests/test_steps.py",
-    "tests/test_spill.py",
-    "tests/test_spill_crossing.py",
-    "tests/test_saving.py",
-    "tests/test_sim_clock.py",
-    "tests/test_sim_memory.py",
-    "tests/test_operands_beside.py",
-    "tests/test_sim_moves.py",
-    "tests/test_leaving_early.py",
+    "tests/virtual_gpu/test_virtual_copies.py",
+    "tests/virtual_gpu/test_virtual_crossing.py",
+    "tests/virtual_gpu/test_virtual_runtime.py",
+    "tests/virtual_gpu/test_virtual_gpu.py",
+    "tests/steps/test_steps.py",
+    "tests/residency/test_spill.py",
+    "tests/residency/test_spill_crossing.py",
+    "tests/torch_patches/test_saving.py",
+    "tests/sim/test_sim_clock.py",
+    "tests/sim/test_sim_memory.py",
+    "tests/align/test_operands_beside.py",
+    "tests/sim/test_sim_moves.py",
+    "tests/residency/test_leaving_early.py",
 ]
 # The same again, in one process a file, with virtual GPUs for devices.
-TESTS_ON_CUDA = ["tests/test_steps.py", "tests/test_spill.py"]
+TESTS_ON_CUDA = ["tests/steps/test_steps.py", "tests/residency/test_spill.py"]
 SECONDS = 900  # for the tests of one wait; one that hangs is caught
 SECONDS_FOR_ALL = 3600  # for all tests, with every wait in its place
 

@@ -2,8 +2,8 @@
 
     python tools/pictures.py [FOLDER]          # docs/img unless named
 
-They are 440 wide, so that their letters can be read on a phone. tests/test_docs.py checks that what
-is committed is what this draws.
+They are 440 wide, so that their letters can be read on a phone. tests/docs/test_docs.py checks that
+what is committed is what this draws.
 """
 
 from __future__ import annotations

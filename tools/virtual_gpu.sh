@@ -5,16 +5,21 @@ cd "$(dirname "$0")/.."
 python=$(realpath -s "$1")
 what=$2
 
-# Tests that speak of devices by tests/devices.py. What is not here is about the simulator or about no device at all.
+# Tests that speak of devices by tests/support/devices.py. What is not here is about the simulator or about no device at all.
 suites=(
-  test_align_choice test_align_composites test_align_backward test_align_outside test_align_rules test_align_stay test_align_writes
-  test_gradients test_functional test_functorch test_graph_walk test_least_copies test_counted test_explain test_settling test_placed
-  test_spread test_module test_module_devices test_module_utils test_optim test_random test_tensor test_written_into
+  align/test_align_choice align/test_align_composites align/test_align_backward align/test_align_outside
+  align/test_align_rules align/test_align_stay align/test_align_writes entry/test_gradients entry/test_functional
+  entry/test_functorch entry/test_graph_walk align/test_least_copies align/test_counted views/test_explain
+  placement/test_settling placement/test_placed placement/test_spread modules/test_module modules/test_module_devices
+  modules/test_module_utils torch_patches/test_optim align/test_random python/test_tensor align/test_written_into
 )
 # These count bytes, so they have processes of their own: a backward pass drops its last tensors late.
-memory=(test_spill test_spill_access test_exposure test_dlpack test_leaks test_out_of_memory test_manager)
+memory=(
+  residency/test_spill residency/test_spill_access align/test_exposure torch_patches/test_dlpack residency/test_leaks
+  residency/test_out_of_memory python/test_manager
+)
 # These take minutes.
-long=(test_threads test_budget test_faults test_torture)
+long=(python/test_threads residency/test_budget residency/test_faults residency/test_torture)
 
 # A context takes 64 MiB: what is left is as much as simulated devices have in the tests.
 run() { # a name, and what pytest is told
@@ -32,7 +37,7 @@ run_programs() {
   (
     cd tests
     PYTHONPATH="$PWD/../build/virtual-gpu" "$python" -m pytest -o faulthandler_exit_on_timeout=true --rootdir=.. -c ../pyproject.toml -q -n 2 --dist worksteal \
-      test_virtual_copies.py test_virtual_crossing.py test_virtual_runtime.py
+      virtual_gpu/test_virtual_copies.py virtual_gpu/test_virtual_crossing.py virtual_gpu/test_virtual_runtime.py
   )
 }
 
@@ -40,12 +45,12 @@ paths() { printf '%s.py\n' "$@"; }
 
 if [ "$what" = slice ]; then
   run "operators, models, modules" --first conformance/test_models.py conformance/test_operators.py -k "not tortured"
-  mapfile -t chosen < <(paths "${suites[@]}" test_virtual_gpu)
+  mapfile -t chosen < <(paths "${suites[@]}" virtual_gpu/test_virtual_gpu)
   run "suites" --first "${chosen[@]}"
   mapfile -t chosen < <(paths "${memory[@]}")
   run "suites that count bytes" --first "${chosen[@]}"
 else
-  mapfile -t chosen < <(paths "${suites[@]}" test_virtual_gpu)
+  mapfile -t chosen < <(paths "${suites[@]}" virtual_gpu/test_virtual_gpu)
   run "suites" "${chosen[@]}"
   mapfile -t chosen < <(paths "${memory[@]}" "${long[@]}")
   run "suites that count bytes" "${chosen[@]}"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from devices import ON_CUDA
+from support.devices import ON_CUDA
 
 # Their values are whatever the memory held; sizes, strides and dtype are compared.
 UNDEFINED_VALUES = frozenset(

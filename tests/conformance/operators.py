@@ -8,10 +8,10 @@ import time
 import warnings
 
 import torch
-from devices import device_module
+from support.compare import difference, tensors
+from support.devices import device_module
 from torch.utils._pytree import tree_map
 
-from .compare import difference, tensors
 from .known import has_values
 from .placement import copied
 from .tally import Outcome

@@ -7,7 +7,7 @@ A placement takes CPU operands and gives copies on its devices; the copies keep 
 import random
 
 import torch
-from devices import ON_CUDA, device_name
+from support.devices import ON_CUDA, device_name
 from torch.utils._pytree import tree_map
 
 import managed

@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 import torch
-from graphwalk import difference
-from slices import slice_of
+from support.compare import tensors
+from support.graphwalk import difference
+from support.slices import slice_of
 
-from .compare import tensors
 from .operators import attempt, full_name
 from .placement import Scattered, copied
 from .test_operators import operators

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
+from support.compare import difference
 
 import managed
 
-from .compare import difference
 from .conftest import FLOORS
 from .known import USED_AGAIN, Known
 from .operators import run_operator

@@ -8,13 +8,13 @@ import random
 
 import pytest
 import torch
-from devices import D1
+from support.compare import difference, tensors
+from support.devices import D1
+from support.models import MODELS, make
+from support.scattering import managed_, scatter, state, strayed
 
-from .compare import difference, tensors
-from .models import MODELS, make
 from .operators import left_over
 from .placement import ACCELERATORS, Scattered
-from .scattering import managed_, scatter, state, strayed
 
 OPTIMIZERS = {
     "AdamW": lambda p: torch.optim.AdamW(p, lr=1e-2),

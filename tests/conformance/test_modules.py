@@ -5,13 +5,13 @@ import random
 
 import pytest
 import torch
-from slices import slice_of
+from support.compare import difference, tensors
+from support.scattering import scatter, state, strayed
+from support.slices import slice_of
 
-from .compare import difference, tensors
 from .known import SCATTERED_MODULES
 from .operators import SECONDS, TooSlow, attempt, float_kind, left_over, limit
 from .placement import Scattered, copied
-from .scattering import scatter, state, strayed
 from .tally import Outcome
 
 CHUNKS = 6

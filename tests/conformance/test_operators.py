@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 import torch
-from slices import slice_of
+from support.slices import slice_of
 
 import managed.debug
 from managed import _C

@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 import torch
-from slices import slice_of
+from support.compare import difference, tensors
+from support.slices import slice_of
 
-from .compare import difference, tensors
 from .conftest import SAMPLES
 from .known import UNDEFINED_VALUES, has_values
 from .operators import SECONDS, TooSlow, attempt, full_name, left_over, limit

@@ -3,8 +3,8 @@
 import copy
 
 import torch
-from conformance.compare import difference, tensors
-from devices import D0, D1, D2
+from support.compare import difference, tensors
+from support.devices import D0, D1, D2
 
 import managed
 from managed import ManagedModule, ManagedTensor

@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator, cpu_offload, dispatch_model
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module, remove_hook_from_submodules
 from accelerate.utils import find_executable_batch_size
-from devices import D0, D1, D2, D3, device_module
+from support.devices import D0, D1, D2, D3, device_module
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 

@@ -7,7 +7,7 @@ import copy
 
 import pytest
 import torch
-from devices import D1
+from support.devices import D1
 from torch import nn
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import (

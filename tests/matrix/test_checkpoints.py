@@ -9,9 +9,9 @@ import pytest
 import torch
 import transformers
 from accelerate.state import AcceleratorState, GradientState, PartialState
-from conformance.compare import difference
-from devices import D0, device_module
 from safetensors.torch import load_model, save_model
+from support.compare import difference
+from support.devices import D0, device_module
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 

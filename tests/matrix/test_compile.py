@@ -7,9 +7,9 @@ import copy
 
 import pytest
 import torch
-from devices import D1, D3
-from pressure import PRESSURES, moved, pressed
-from slices import slice_of
+from support.devices import D1, D3
+from support.pressure import PRESSURES, moved, pressed
+from support.slices import slice_of
 from torch import nn
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx

@@ -5,7 +5,7 @@ Default devices, torch.accelerator, streams, events and generators of simulated 
 
 import pytest
 import torch
-from devices import D0, D1, D2, D3, DEVICE_TYPE, device_module
+from support.devices import D0, D1, D2, D3, DEVICE_TYPE, device_module
 from torch import nn
 
 from managed import ManagedModule, ManagedTensor

@@ -4,9 +4,9 @@ Two processes over gloo.
 """
 
 import pytest
-from devices import D1
-from pressure import PRESSURES
-from slices import slice_of
+from support.devices import D1
+from support.pressure import PRESSURES
+from support.slices import slice_of
 
 from .children import spawn
 from .common import difference

@@ -10,8 +10,8 @@ import warnings
 
 import pytest
 import torch
-from devices import D1, D2, device_module, device_name
-from pressure import KiB, counted, half_of
+from support.devices import D1, D2, device_module, device_name
+from support.pressure import KiB, counted, half_of
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 

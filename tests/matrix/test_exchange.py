@@ -10,7 +10,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from devices import D1, D3
+from support.devices import D1, D3
 from torch import nn
 from torch.utils.data import default_collate
 

@@ -11,8 +11,8 @@ import torch
 import transformers
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from devices import D0, D1, device_module
-from pressure import half_of
+from support.devices import D0, D1, device_module
+from support.pressure import half_of
 from torch.utils.data import DataLoader
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from devices import D1
+from support.devices import D1
 from torch.masked import masked_tensor
 from torch.utils._python_dispatch import return_and_correct_aliasing
 

@@ -9,13 +9,13 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from devices import D0, D1, D2
 from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model, save_file, save_model
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import StandardScaler
+from support.devices import D0, D1, D2
 from torch import nn
 
 import managed

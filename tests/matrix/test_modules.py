@@ -5,7 +5,7 @@ Parts of torch.nn that keep tensors in a way of their own, or have a fast path.
 
 import pytest
 import torch
-from devices import D0, D1, D2
+from support.devices import D0, D1, D2
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune, rnn
 from torch.profiler import ProfilerActivity, profile

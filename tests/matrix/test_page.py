@@ -1,11 +1,10 @@
 """docs/compatibility.md is what tools/compatibility.py makes of the tests' marks."""
 
 import runpy
-from pathlib import Path
 
 import pytest
+from support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 TOOL = runpy.run_path(str(ROOT / "tools" / "compatibility.py"))
 
 

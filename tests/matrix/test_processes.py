@@ -9,7 +9,7 @@ import copy
 import pytest
 import torch
 import torch.multiprocessing as mp
-from devices import D1
+from support.devices import D1
 from torch import nn
 from torch.utils.data import DataLoader
 

@@ -6,7 +6,7 @@ What stands around a training step: checkpointing, mixed precision, determinism,
 import pytest
 import torch
 import torch.nn.functional as F
-from devices import DEVICE_TYPE
+from support.devices import DEVICE_TYPE
 from torch import nn
 from torch.optim import swa_utils
 from torch.profiler import ProfilerActivity, profile, record_function

@@ -2,7 +2,7 @@
 //
 // Owns nothing but constant data. Each row was found by running PyTorch's
 // operator database with operands scattered over devices; to add one, add the
-// row and a test in tests/test_align_rules.py (docs/developer_notes/rules.md).
+// row and a test in tests/align/test_align_rules.py (docs/developer_notes/rules.md).
 #include <algorithm>
 #include <array>
 

@@ -1,0 +1,260 @@
+"""The examples do what their first lines promise, each in a fresh interpreter.
+
+They run on simulated devices even where there is a GPU, so that every figure can be exact.
+"""
+
+import difflib
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import interpreters
+from support.paths import ROOT
+
+EXAMPLES = ROOT / "examples"
+DEVICES = ("sim:0", "sim:1", "sim:2", "sim:3")
+SCRIPTS = sorted(
+    p.name for p in EXAMPLES.glob("*.py") if p.name not in ("fault.py", "fault_report.py")
+)
+
+# What the fault example must hold at its full size; prints one JSON object.
+MEASURE = """
+import gc, json, torch
+import fault, pde_fault
+import managed
+
+torch.set_num_threads(1)
+managed.simulate(devices=4, memory="512MiB")
+patches = fault.cut(fault.load(), 128)
+
+made = {id(p): fault.as_tensor(p) for p in patches}  # once: what is asked is where they go
+fault.as_tensor = lambda p: made[id(p)]
+placements, held = [], []
+for _ in range(20):
+    matrices = pde_fault.place(patches)
+    placements.append([str(m.device) for m in matrices])
+    held.append([torch.sim.memory_allocated(i) for i in range(4)])
+    del matrices
+    gc.collect()
+left = [torch.sim.memory_allocated(i) for i in range(4)]
+
+devices, four = pde_fault.solve(patches, threads=4)
+again, sixteen = pde_fault.solve(patches, threads=16)
+print(json.dumps({
+    "unknowns": [p.rhs.size for p in patches],
+    "kept": sum(p.rows.stop * p.columns.stop - p.rows.start * p.columns.stop
+                - p.rows.stop * p.columns.start + p.rows.start * p.columns.start for p in patches),
+    "dense": [p.dense for p in patches],
+    "bytes": [p.nbytes for p in patches],
+    "placements": placements + [devices, again],
+    "held": held,
+    "left": left,
+    "errors": fault.errors(patches, four),
+    "same": [a.tobytes() == b.tobytes() for a, b in zip(four, sixteen, strict=True)],
+}))
+"""
+
+
+def run(*arguments: str) -> str:
+    """Output of `python -W error ...`, run where neither a GPU nor a display is to be seen."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MANAGED_")}
+    environment |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(sys.path)}
+    # In that folder no source tree stands in front of an installed package.
+    done = interpreters.run(arguments, cwd=EXAMPLES, env=environment, timeout=300)
+    assert done.returncode == 0, f"{arguments[-1][-200:]}\n{done.stdout}\n{done.stderr}"
+    assert done.stderr == ""
+    return done.stdout
+
+
+def example(name: str, *arguments: str) -> str:
+    return run(str(EXAMPLES / name), *arguments)
+
+
+def panels(path: Path) -> list[np.ndarray]:
+    """The four quarters of the picture, as (rows, columns, 3) values from 0 to 1."""
+    image = pytest.importorskip("matplotlib.image").imread(path)[..., :3]
+    rows, columns = image.shape[0] // 2, image.shape[1] // 2
+    return [image[r : r + rows, c : c + columns] for r in (0, rows) for c in (0, columns)]
+
+
+def test_fault_elements_are_those_of_the_surface(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forms, written in map coordinates, give the matrices of the triangles in space.
+
+    Linear elements on triangles in space: mass area / 12 (1 + delta_ij), stiffness by the
+    cotangents of the angles (Pinkall and Polthier 1993).
+    """
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import fault
+    import skfem
+
+    height = np.random.default_rng(0).normal(size=(5, 6))
+    mesh = fault.tessellate(height, (3.0, 2.0))
+    basis = skfem.Basis(mesh, skfem.ElementTriP1())
+    field = basis.interpolate(height.ravel())
+    mass, stiffness = np.zeros((2, 30, 30))
+    points = np.vstack([mesh.p, height.ravel()]).T
+    for triangle in mesh.t.T:
+        corners = points[triangle]
+        area = np.linalg.norm(np.cross(corners[1] - corners[0], corners[2] - corners[0])) / 2
+        mass[np.ix_(triangle, triangle)] += area / 12 * (1 + np.eye(3))
+        edges = corners[[2, 0, 1]] - corners[[1, 2, 0]]  # opposite to each corner
+        stiffness[np.ix_(triangle, triangle)] += edges @ edges.T / (4 * area)
+    for form, expected in ((fault.mass, mass), (fault.stiffness, stiffness)):
+        np.testing.assert_allclose(
+            form.assemble(basis, height=field).toarray(), expected, atol=1e-12
+        )
+
+
+@pytest.mark.slow
+def test_fault_at_full_size(subtests: pytest.Subtests) -> None:
+    """What is measured in one process: one test, so that it is run once however many workers."""
+    program = f"import sys; sys.path.insert(0, {str(EXAMPLES)!r})\n{MEASURE}"
+    measured = json.loads(run("-c", program))
+    placements, held = measured["placements"], measured["held"]
+
+    with subtests.test("there is something to solve, and every node of the surface is kept once"):
+        assert len(measured["unknowns"]) == 128
+        assert sum(measured["unknowns"]) >= 100_000
+        assert measured["kept"] == 344 * 403
+        assert max(measured["unknowns"]) > 3 * min(measured["unknowns"])
+        assert any(measured["dense"])
+        assert not all(measured["dense"])
+
+    with subtests.test("every patch agrees with scipy"):
+        assert len(measured["errors"]) == 128
+        assert max(measured["errors"]) <= 1e-9
+
+    with subtests.test("the heaviest device has at most a tenth more than the mean"):
+        by_device = dict.fromkeys(DEVICES, 0)
+        for name, size in zip(placements[0], measured["bytes"], strict=True):
+            by_device[name] += size
+        assert max(by_device.values()) <= 1.10 * sum(by_device.values()) / 4
+        assert held[0] == list(by_device.values())  # torch counts what we count, to the byte
+        assert max(held[0]) <= 1.10 * sum(held[0]) / 4
+
+    with subtests.test("20 runs in a row, and the solving ones, have the same placement"):
+        assert len(placements) == 22
+        assert all(placement == placements[0] for placement in placements)
+        assert all(bytes_ == held[0] for bytes_ in held)
+        assert measured["left"] == [0, 0, 0, 0]
+
+    with subtests.test("4 and 16 threads give the same numbers"):
+        assert measured["same"] == [True] * 128
+
+
+@pytest.mark.slow
+def test_fault_prints_a_table_and_draws_four_panels(tmp_path: Path) -> None:
+    text = example("pde_fault.py", "--devices", "4", "--out", str(tmp_path))
+    rows = re.findall(r"^ +(sim:\d) +(\d+) +(\d+) +([\d,]+) +([\d,]+) +[\d.]+%$", text, re.M)
+    assert tuple(row[0] for row in rows) == DEVICES
+    patches, dense, unknowns, size = (
+        [int(row[i].replace(",", "")) for row in rows] for i in (1, 2, 3, 4)
+    )
+    assert sum(patches) == 128
+    assert 0 < sum(dense) < 128
+    assert max(size) <= 1.10 * sum(size) / 4
+    assert f"{sum(unknowns):,} unknowns in 128 systems" in text
+    error = re.search(r"relative error of a patch against scipy: (\S+)$", text, re.M)
+    assert error is not None
+    assert float(error[1]) <= 1e-9
+    apart = re.search(r"distance to one system for the whole surface: (\S+) m$", text, re.M)
+    assert apart is not None
+    assert float(apart[1]) <= 0.1
+
+    for panel in panels(tmp_path / "pde_fault.png"):
+        assert panel.min() < 0.3
+        assert panel.max() > 0.9
+        assert panel.var() > 0.01
+
+
+@pytest.mark.slow
+def test_fault_runs_at_another_size(tmp_path: Path) -> None:
+    """One patch on a device that is too small for it goes to the host, and is solved there."""
+    text = example("pde_fault.py", "--patches", "1", "--memory", "1MiB", "--out", str(tmp_path))
+    assert re.search(r"^ +cpu +1 +0 +138,632 ", text, re.M)
+    assert (tmp_path / "pde_fault.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_fault_single_is_the_same_for_one_device(tmp_path: Path) -> None:
+    text = example("pde_fault_single.py", "--patches", "80", "--out", str(tmp_path))
+    assert re.search(r"^ +cpu +80 ", text, re.M)
+    assert (tmp_path / "pde_fault.png").stat().st_size > 10_000
+
+
+def test_fault_single_differs_by_a_few_lines() -> None:
+    """Comments, blank lines and the first docstring aside, it is the diff of the quickstart."""
+
+    def code(name: str) -> list[str]:
+        text = (EXAMPLES / name).read_text().split('"""', 2)[2]
+        return [line for line in text.splitlines() if line.strip() and line.strip()[0] != "#"]
+
+    single, everywhere = code("pde_fault_single.py"), code("pde_fault.py")
+    diff = list(difflib.ndiff(single, everywhere))
+    assert [line[2:].strip() for line in diff if line[0] == "-"] == [
+        'device = "cuda" if torch.cuda.is_available() else "cpu"',
+        "return [fault.as_tensor(p).to(device) for p in patches]",
+        "args = fault.arguments(__doc__)",
+    ]
+    managed = "as_subclass(ManagedTensor).cuda(disperse=True)"
+    assert [line[2:].strip() for line in diff if line[0] == "+"] == [
+        "import managed",
+        "from managed import ManagedTensor",
+        f"return [fault.as_tensor(p).{managed} for p in patches]",
+        "args = fault.arguments(__doc__, simulated=True)",
+        "if not torch.cuda.is_available():",
+        "managed.simulate(devices=args.devices, memory=args.memory)",
+    ]
+
+
+@pytest.mark.slow
+def test_many_models(subtests: pytest.Subtests) -> None:
+    text = example("many_models.py", "--steps", "40", "--threads", "8")
+    rows = [line.split() for line in text.split("\n\n")[0].splitlines()[1:]]
+    _, data, _, _, devices, steps, losses, sizes = zip(*rows, strict=True)
+
+    with subtests.test("a hundred models, shared out"):
+        assert len(rows) == 100
+        held = dict.fromkeys(DEVICES, 0)
+        for device, size in zip(devices, sizes, strict=True):
+            held[device] += int(size.replace(",", ""))
+        assert max(held.values()) <= 1.10 * sum(held.values()) / 4
+        summary = re.findall(r"^ +(sim:\d) +\d+ +[\d,]+ +([\d,]+)$", text, re.M)
+        assert {name: int(size.replace(",", "")) for name, size in summary} == held
+
+    with subtests.test("they learn, at different speeds"):
+        assert {int(n) for n in steps} == {20, 30, 40}
+        best = {
+            name: min(float(x) for x, d in zip(losses, data, strict=True) if d == name)
+            for name in data
+        }
+        assert best["digits"] < 0.2 < np.log(10)  # the loss of a guess
+        assert best["diabetes"] < 0.7 < 1  # the variance of what is predicted
+
+    with subtests.test("the number of threads changes nothing"):
+        assert example("many_models.py", "--steps", "40", "--threads", "2") == text
+
+
+def test_mixed_devices() -> None:
+    text = example("mixed_devices.py", "--steps", "60")
+    assert "is on sim:0: the fewest bytes had to travel" in text
+    assert "largest difference to the same on the host: 0.0e+00" in text
+    assert "leaves small on sim:2: what is written stays" in text
+    losses = [float(loss) for loss in re.findall(r"loss (\S+) on sim:2", text)]
+    assert len(losses) == 2
+    assert losses[1] < losses[0] / 5
+    for layer, device in (("0.weight", "sim:0"), ("2.bias", "sim:1"), ("4.weight", "sim:2")):
+        assert f" {layer} and its gradient on {device}" in text
+    assert "with last pinned it is on sim:2" in text
+    assert re.search(r"with both pinned: .*sim:0.*sim:2", text)
+    assert re.search(r"move cpu -> sim:\d 1024 bytes.*: it has the least in use", text)
+    assert re.search(r"copy sim:\d -> sim:2 1024 bytes aten::add", text)
+    assert re.search(r"pin sim:\d 1024 bytes", text)
+
+
+def test_every_script_is_tested() -> None:
+    assert SCRIPTS == ["many_models.py", "mixed_devices.py", "pde_fault.py", "pde_fault_single.py"]
