@@ -15,6 +15,7 @@ import random
 import statistics
 import textwrap
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 import torch
@@ -165,7 +166,7 @@ def not_learning():
 
 @pytest.fixture
 def run_python(tmp_path):
-    """Runs a program in a process of its own and returns what it printed.
+    """Runs a program, a text or the path of a file, in a process of its own; what it printed.
 
     The process is forked by a server that has imported torch; `own` starts an interpreter, for
     programs whose own import of torch matters.
@@ -187,8 +188,9 @@ def run_python(tmp_path):
         own=False,
         **environment,
     ):
+        words = [code] if isinstance(code, Path) else ["-c", textwrap.dedent(code)]
         done = interpreters.run(
-            ["-c", textwrap.dedent(code), *arguments],
+            [*words, *arguments],
             env=interpreters.environment(**environment),
             cwd=cwd,
             input=json.dumps(input),

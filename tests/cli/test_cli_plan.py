@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from support import interpreters
 from support.html_pages import read
-from support.paths import ROOT
+from support.paths import PROGRAMS, ROOT
 
 from managed._simulated.presets import PRESETS
 from managed.cli import main
@@ -29,42 +29,7 @@ pytestmark = [
 MIB = 2**20
 
 # Trains. With a line of a plan it runs with values, and prints what its step took.
-TRAINING = """
-import json, os, sys, torch, managed
-from torch import nn
-from managed import ManagedModule, ManagedTensor
-
-line = json.loads(sys.argv[2]) if len(sys.argv) > 2 else None
-if line:
-    torch.set_num_threads(1)
-    managed.simulate(line["count"], line["memory_bytes"], line["preset"], repeatable=True)
-    for i in range(line["count"] if line["budget_bytes"] else 0):
-        managed.budget(i, line["budget_bytes"])
-else:
-    managed.simulate(2)  # the plan has others
-layers = [nn.Linear(512, 512) for _ in range(6)]
-model = ManagedModule.from_module(nn.Sequential(*layers, nn.Linear(512, 10))).cuda(disperse=True)
-optimizer = torch.optim.AdamW(model.parameters(), lr=float(sys.argv[1]))
-os.makedirs("out", exist_ok=True)
-for step in range(line["steps"] if line else 100):
-    managed.stats(reset=True)
-    begun = torch.sim.elapsed()
-    x = torch.randn(256, 512).as_subclass(ManagedTensor)
-    model(x).square().mean().backward()
-    optimizer.step()
-    took = torch.sim.elapsed() - begun
-    counted = managed.stats()
-    optimizer.zero_grad()
-    if not line:
-        torch.save({"step": torch.tensor(step)}, f"out/{step}.pt")
-        assert torch.load(f"out/{step}.pt")["step"] == step
-    assert step < 8, "it went on after its steps"
-print(json.dumps({
-    "peak": [torch.sim.max_memory_allocated(i) for i in range(torch.sim.device_count())],
-    "left": {kind: counted[f"{kind}_bytes"] for kind in ("spill", "spare", "drop")},
-    "step": took,
-}))
-"""
+TRAINING = PROGRAMS / "planned_training.py"
 
 
 def start(*command, cwd):
@@ -77,7 +42,7 @@ def start(*command, cwd):
 def planned(tmp_path_factory):
     """The plan of TRAINING on two devices: what it printed, and its JSON."""
     folder = tmp_path_factory.mktemp("planned")
-    (folder / "train.py").write_text(TRAINING)
+    (folder / "train.py").write_text(TRAINING.read_text())
     options = "--devices 2x64MiB --preset t4 --budgets 60% --json plan.json"
     options += " --picture p.png --html p.html"
     done = start("-m", "managed", "plan", "train.py", *options.split(), "--", "0.001", cwd=folder)
@@ -243,63 +208,7 @@ def test_a_script_that_takes_too_long_is_ended(tmp_path):
 # ---- what is written
 
 
-WRITING = """
-import glob, os, pathlib, shutil, subprocess, sys
-from managed.cli._discard import Discard, written
-from managed.cli._landlock import allow_writes_below
-here, away = sys.argv[1:]
-os.chdir(here)
-can_refuse = allow_writes_below([away, "/dev"])
-Discard(away, ["/dev", "/proc"]).install()
-
-def error(function, *args):
-    try:
-        function(*args)
-    except OSError as caught:
-        return type(caught).__name__
-
-with open("there.txt", "a") as file:
-    file.write("new")
-assert pathlib.Path("there.txt").read_text() == "oldnew"
-pathlib.Path("kept/a.txt").write_text("changed")
-assert pathlib.Path("kept/a.txt").read_text() == "changed"
-assert sorted(os.listdir("kept")) == ["a.txt", "b.txt"]
-os.makedirs("made/deep", exist_ok=True)
-pathlib.Path("made/deep/x.json").write_text("{}")
-assert glob.glob("**/*.json", recursive=True) == ["made/deep/x.json"]
-shutil.rmtree("kept")
-assert error(os.listdir, "kept") == "FileNotFoundError"
-os.mkdir("kept")
-assert os.listdir("kept") == []
-assert error(open, "kept/b.txt") == "FileNotFoundError"
-os.remove("gone.txt")
-assert not os.path.exists("gone.txt") and "gone.txt" not in os.listdir()
-assert error(os.remove, "gone.txt") == "FileNotFoundError"
-os.rename("moved.txt", "made/moved.txt")
-assert pathlib.Path("made/moved.txt").read_text() == "moved" and not os.path.lexists("moved.txt")
-shutil.copytree("made", "again")
-shutil.move("again/moved.txt", "again/back.txt")
-assert sorted(os.listdir("again")) == ["back.txt", "deep"]
-os.symlink("there.txt", "link.txt")
-assert os.readlink("link.txt") == "there.txt"
-os.chmod("there.txt", 0o600)
-descriptor = os.open("raw.bin", os.O_WRONLY | os.O_CREAT)
-os.write(descriptor, b"1234")
-os.close(descriptor)
-assert os.stat("raw.bin").st_size == 4
-assert error(open, "nowhere/x", "w") == "FileNotFoundError"
-assert error(open, "there.txt", "x") == "FileExistsError"
-assert error(os.mkdir, "made") == "FileExistsError"
-assert error(os.rmdir, "made") == "OSError"
-assert error(os.mkdir, "no/no") == "FileNotFoundError"
-flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
-assert error(os.open, "there.txt", flags) == "FileExistsError"
-if can_refuse:  # what is no function of Python's
-    done = subprocess.run(["touch", "touched"], capture_output=True, text=True)
-    assert "Permission denied" in done.stderr, done
-    assert subprocess.run(["cat", "there.txt"], capture_output=True, text=True).stdout == "old"
-print(*(path[len(here) + 1:] for path, size in written(away)))
-"""
+WRITING = PROGRAMS / "discarded_writes.py"
 
 
 def test_what_is_written_goes_elsewhere_and_is_read_back(tmp_path, run_python):

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import interpreters
-from support.paths import ROOT
+from support.paths import PROGRAMS, ROOT
 
 EXAMPLES = ROOT / "examples"
 DEVICES = ("sim:0", "sim:1", "sim:2", "sim:3")
@@ -22,41 +22,7 @@ SCRIPTS = sorted(
 )
 
 # What the fault example must hold at its full size; prints one JSON object.
-MEASURE = """
-import gc, json, torch
-import fault, pde_fault
-import managed
-
-torch.set_num_threads(1)
-managed.simulate(devices=4, memory="512MiB")
-patches = fault.cut(fault.load(), 128)
-
-made = {id(p): fault.as_tensor(p) for p in patches}  # once: what is asked is where they go
-fault.as_tensor = lambda p: made[id(p)]
-placements, held = [], []
-for _ in range(20):
-    matrices = pde_fault.place(patches)
-    placements.append([str(m.device) for m in matrices])
-    held.append([torch.sim.memory_allocated(i) for i in range(4)])
-    del matrices
-    gc.collect()
-left = [torch.sim.memory_allocated(i) for i in range(4)]
-
-devices, four = pde_fault.solve(patches, threads=4)
-again, sixteen = pde_fault.solve(patches, threads=16)
-print(json.dumps({
-    "unknowns": [p.rhs.size for p in patches],
-    "kept": sum(p.rows.stop * p.columns.stop - p.rows.start * p.columns.stop
-                - p.rows.stop * p.columns.start + p.rows.start * p.columns.start for p in patches),
-    "dense": [p.dense for p in patches],
-    "bytes": [p.nbytes for p in patches],
-    "placements": placements + [devices, again],
-    "held": held,
-    "left": left,
-    "errors": fault.errors(patches, four),
-    "same": [a.tobytes() == b.tobytes() for a, b in zip(four, sixteen, strict=True)],
-}))
-"""
+MEASURE = PROGRAMS / "fault_measured.py"
 
 
 def run(*arguments: str) -> str:
@@ -112,8 +78,7 @@ def test_fault_elements_are_those_of_the_surface(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.slow
 def test_fault_at_full_size(subtests: pytest.Subtests) -> None:
     """What is measured in one process: one test, so that it is run once however many workers."""
-    program = f"import sys; sys.path.insert(0, {str(EXAMPLES)!r})\n{MEASURE}"
-    measured = json.loads(run("-c", program))
+    measured = json.loads(run(str(MEASURE), str(EXAMPLES)))
     placements, held = measured["placements"], measured["held"]
 
     with subtests.test("there is something to solve, and every node of the surface is kept once"):

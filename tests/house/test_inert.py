@@ -3,58 +3,12 @@
 import ast
 from pathlib import Path
 
+from support.paths import PROGRAMS
+
 import managed
 from managed import _inert
 
-PROGRAM = """
-import torch
-before = dict(vars(torch.Tensor))
-engine = torch.autograd.Variable._execution_engine
-import managed
-from managed import ManagedTensor, ManagedModule, DeviceManager, device_manager, errors
-import sys
-assert "managed._C" not in sys.modules
-after = dict(vars(torch.Tensor))
-names = {"cuda", "pin", "unpin", "pinned", "unplace", "placed"}
-assert {k for k, v in after.items() if before.get(k) is not v} == names
-assert torch.autograd.Variable._execution_engine is engine
-
-x = torch.ones(3).as_subclass(ManagedTensor)
-assert x.__class__ is torch.Tensor and isinstance(x, ManagedTensor)
-assert ManagedTensor([1.0]).tolist() == [1.0]
-assert x.pin() is x and x.unpin() is x and x.pinned is False
-assert x.unplace() is x and x.placed is False
-assert x.cuda(disperse=True).device.type in ("cpu", "cuda")
-x.pinned = 1  # a plain tensor keeps attributes by these names
-assert x.pinned == 1
-
-net = ManagedModule.from_module(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3)))
-assert net.cuda(disperse=True).cuda() is net and net.cpu().pin().unpin() is net
-assert net.to(torch.float64)[0].weight.__class__ is torch.nn.Parameter
-assert managed.hint(net, near="cpu", reuse=True, wont_need=True) is net
-net(torch.ones(2, 3, dtype=torch.float64)).sum().backward()
-
-class Net(ManagedModule):
-    def __init__(self):
-        super().__init__()
-        self.fc = torch.nn.Linear(2, 2)
-Net()
-
-for manager in (device_manager, DeviceManager(reserved=0.5)):
-    assert manager.find_device(10) == torch.device("cpu") == manager.cpu_device
-    assert manager.send([x], "cpu")[0] is x and manager.send(x) is x and manager.cuda(x) is x
-    assert manager.devices == [manager.cpu_device] and manager.cuda_devices == []
-    manager.log("quiet")
-
-managed.USE_HEURISTIC = False
-managed.HEURISTIC_FUNCTION = len
-assert managed.HEURISTIC_FUNCTION is len and managed.USE_HEURISTIC is False
-managed.device_manager = manager
-assert managed.stats(reset=True) == {} and managed.explain(x) == []
-with managed.frozen(), managed.budget("sim:0", "1MiB"):
-    pass
-print("done")
-"""
+PROGRAM = PROGRAMS / "inert_package.py"
 
 
 def test_the_package_is_inert(run_python):

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 import pytest
 import torch
 from support.devices import D0, D1, D2, D3, device_name
+from support.paths import PROGRAMS
 from torch import nn
 
 import managed
@@ -15,39 +16,7 @@ from managed import ManagedModule, ManagedTensor, device_manager
 MiB = 2**20
 
 # The systems of `examples/pde_fault.py` for 37 patches: 23 MiB in all, over five unequal devices.
-SYSTEMS = """
-import gc, json, sys, torch, managed
-from torch import nn
-from managed import ManagedModule, ManagedTensor, device_manager
-
-sizes = json.load(sys.stdin)
-managed.simulate(devices=5, memory=[f"{n}MiB" for n in (40, 60, 60, 80, 50)])
-
-def bytes_of(n): return torch.empty(n, dtype=torch.uint8)
-
-class Layer(nn.Module):
-    def __init__(self, n):
-        super().__init__()
-        self.weight = nn.Parameter(bytes_of(n), requires_grad=False)
-
-def tensors(): return [bytes_of(n).as_subclass(ManagedTensor).cuda(disperse=True) for n in sizes]
-def found(): return [bytes_of(n).to(device_manager.find_device(n, disperse=True)) for n in sizes]
-def nest(): return device_manager.cuda([bytes_of(n) for n in sizes], disperse=True)
-def layers(how):
-    net = ManagedModule.from_module(nn.Sequential(*[Layer(n) for n in sizes]))
-    return list(net.cuda(disperse=how).parameters())
-
-result = {}
-makers = {"tensors": tensors, "find_device": found, "a nest": nest,
-          "layers": lambda: layers(True), "parameters": lambda: layers("parameters")}
-for name, make in makers.items():
-    kept = make()
-    gc.collect()
-    result[name] = [torch.sim.memory_allocated(i) for i in range(5)]
-    del kept
-    gc.collect()
-print(json.dumps(result))
-"""
+SYSTEMS = PROGRAMS / "dispersed_systems.py"
 # fmt: off
 SIZES = [
     1666040, 1445048, 1393368, 1244904, 958592, 887512, 813096, 801552, 742312, 730616, 720016,
@@ -67,26 +36,7 @@ def test_37_systems_over_unequal_devices(run_python):
 
 # Objects of any size on devices of any size. In a process of its own, since what other tests left
 # on a device would count for one side of the comparison and not for the other.
-OBJECTS = """
-import json, random, torch, managed
-from managed import ManagedTensor
-
-managed.simulate(devices=4, memory="256MiB")
-result = {}
-for seed in range(6):
-    rng = random.Random(seed)
-    sizes = [rng.choice((1, 10, 1000)) * rng.randint(1, 4096) for _ in range(rng.randint(1, 40))]
-    for i in range(4):
-        managed.budget(f"sim:{i}", f"{rng.randint(170, 256)}MiB")
-    kept, held = [], []
-    for size in sizes:
-        x = torch.empty(size, dtype=torch.uint8).as_subclass(ManagedTensor)
-        kept.append(x.cuda(disperse=True))
-        held.append([torch.sim.memory_allocated(i) for i in range(4)])
-    result[seed] = sizes, held
-    del x, kept
-print(json.dumps(result))
-"""
+OBJECTS = PROGRAMS / "dispersed_objects.py"
 
 
 def test_where_room_never_binds_nobody_has_more_than_one_object_more(run_python):

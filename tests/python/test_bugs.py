@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 from support.devices import D0, D1
-from support.pressed import BEGIN
+from support.paths import PROGRAMS
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -50,32 +50,7 @@ def hold():
 def test_the_manager_that_is_asked_lives_until_it_has_answered(run_python):
     """cuda() borrowed device_manager, and freed memory was read once another one was assigned."""
     run_python(
-        """
-        import torch, managed
-        from managed import DeviceManager, ManagedTensor
-        from managed._backend import C
-        managed.simulate(devices=1, memory="64MiB")
-
-        def heuristic(size):
-            managed.device_manager = DeviceManager(reserved=0.5)
-            return size
-
-        managed.HEURISTIC_FUNCTION = heuristic
-        for _ in range(3):
-            y = torch.rand(4).as_subclass(ManagedTensor).cuda()
-            assert y.device.type == "sim"
-        managed.HEURISTIC_FUNCTION = C.default_heuristic
-
-        class Clock:
-            def sleep(self, seconds):
-                managed.device_manager = DeviceManager()
-                held.release()
-
-        managed.device_manager = DeviceManager(Clock(), reserved=0.0)
-        held = C.admit(managed.device_manager, 60 * 2**20, False)
-        x = torch.empty(30 * 2**20, dtype=torch.uint8).as_subclass(ManagedTensor)
-        assert x.cuda().device.type == "sim"
-        """,
+        PROGRAMS / "manager_replaced.py",
         PYTHONMALLOC="debug",  # fills what is freed, so that reading it is noticed
     )
 
@@ -567,34 +542,5 @@ def test_fork_does_not_hold_what_a_move_needs(run_python):
 
     The child found bytes on their way in a thread that it lacked.
     """
-    said = run_python(
-        BEGIN
-        + """
-world = [on(torch.full((MiB,), float(i))) for i in range(8)]
-end, longest = threading.Event(), 0.0
-
-def leave_and_return():
-    with torch.no_grad():
-        while not end.is_set():
-            _C.spill_all()
-            for t in world:
-                t.add_(0)
-
-mover = threading.Thread(target=leave_and_return)
-mover.start()
-for _ in range(6):
-    while not _C.residency(0)["moving"]:
-        pass
-    begin = time.monotonic()
-    child = os.fork()
-    if child == 0:
-        os._exit(0)
-    longest = max(longest, time.monotonic() - begin)
-    os.waitpid(child, 0)
-end.set()
-mover.join()
-assert longest < 1.5, longest
-print("end")
-"""
-    )
+    said = run_python(PROGRAMS / "fork_beside_moves.py")
     assert said == "end\n"

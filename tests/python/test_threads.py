@@ -8,25 +8,13 @@ under ThreadSanitizer as well.
 from textwrap import dedent
 
 import pytest
-from support.paths import ROOT, TESTS
+from support.paths import PROGRAMS, ROOT, TESTS
 from support.slices import slice_of
 
 MODULES = (ROOT / "csrc").rglob("module.c*")
 STRESS = (TESTS / "stress_threads.py").read_text()
 
-BEGIN = """
-import faulthandler, gc, sys, threading, time, torch, managed
-from managed import _C, ManagedTensor, device_manager
-
-faulthandler.dump_traceback_later(60, exit=True)
-torch.set_num_threads(1)
-managed.simulate(devices=3, memory="8MiB")
-managed.COPY_WARNING = 0
-
-
-def on(device, *shape):
-    return torch.ones(shape).as_subclass(ManagedTensor).to(device).unplace()  # it may settle
-"""
+BEGIN = (PROGRAMS / "threads_begin.py").read_text()
 
 
 @pytest.mark.parametrize("seed", slice_of([0, 1]))
@@ -110,40 +98,7 @@ def test_a_forked_child_has_one_thread(run_python):
 
 
 def test_a_child_forked_amid_copies_finds_no_lock_held(run_python):
-    code = """
-    import os, signal
-
-    done = threading.Event()
-
-    def copy_again_and_again(until):
-        with torch.no_grad():
-            a, b = on("sim:0", 4), on("sim:1", 64, 4)
-            while not until():
-                a.add_(0)
-                a * b
-
-    # What torch makes at an operator's first call, it makes under a lock that no child finds free.
-    copy_again_and_again(iter([False, False, True]).__next__)
-    on("sim:0", 4) * on("sim:2", 8, 4)
-    managed.stats()
-    threads = [threading.Thread(target=copy_again_and_again, args=(done.is_set,)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    found = []
-    for _ in range(100):
-        child = os.fork()
-        if child == 0:
-            signal.alarm(20)  # ends a child that hangs
-            on("sim:0", 4) * on("sim:2", 8, 4)
-            managed.stats()
-            os._exit(0)
-        found.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-    done.set()
-    for thread in threads:
-        thread.join()
-    assert found == [0] * 100, found
-    """
-    run_python(BEGIN + dedent(code))
+    run_python(PROGRAMS / "fork_amid_copies.py")
 
 
 def test_no_leaf_moves_under_another_thread(run_python):
@@ -151,43 +106,7 @@ def test_no_leaf_moves_under_another_thread(run_python):
 
     Their numbers are small and whole, so gradients are the same in whatever order they are added.
     """
-    code = """
-    sys.setswitchinterval(1e-5)
-    COUNT = 4
-    leaves = [on("sim:0", 16).requires_grad_() for _ in range(20)]
-    inputs = [torch.randint(-8, 8, (64, 16)).float() for _ in range(COUNT)]
-    step, failures = threading.Barrier(COUNT), []
-
-    def end_step():
-        expected = sum(x.sum(0) for x in inputs)
-        for w in leaves:
-            assert w.grad is None or torch.equal(w.grad.cpu(), expected)
-            w.grad = None
-        torch._foreach_add_([w.detach() for w in leaves], 0)
-
-    def train(number):
-        x = inputs[number].as_subclass(ManagedTensor).to(f"sim:{1 + number % 2}")
-        try:
-            for _ in range(10):
-                if step.wait() == 0:
-                    end_step()
-                step.wait()
-                for w in leaves:
-                    y = w * x
-                    assert torch.equal(y.detach().cpu(), inputs[number])
-                    y.sum().backward()
-        except Exception as error:
-            failures.append(error)
-            step.abort()
-
-    threads = [threading.Thread(target=train, args=(i,)) for i in range(COUNT)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures
-    """
-    run_python(BEGIN + dedent(code))
+    run_python(PROGRAMS / "shared_leaves.py")
 
 
 # ---- no lock is held while Python runs, or while the GIL is waited for
@@ -195,29 +114,7 @@ def test_no_leaf_moves_under_another_thread(run_python):
 
 def test_a_storage_that_is_lent_while_another_thread_copies_it(run_python):
     """Whether a lent storage is still in other hands is asked of Python, whose lock others hold."""
-    code = """
-    sys.setswitchinterval(1e-5)
-    until = time.monotonic() + 1
-
-    def lend():
-        plain = torch.ones(4)
-        while time.monotonic() < until:
-            plain.as_subclass(ManagedTensor)
-
-    def copy():
-        a, b = on("sim:0", 4), on("sim:1", 64, 4)
-        held = a.untyped_storage()
-        while time.monotonic() < until:
-            a * b
-        del held
-
-    threads = [threading.Thread(target=function) for function in (lend, copy, copy)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    """
-    run_python(BEGIN + dedent(code))
+    run_python(PROGRAMS / "lent_storage.py")
 
 
 # The probe runs everything of managed in another thread, and then here: a lock of ours that its

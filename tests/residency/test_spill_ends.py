@@ -7,35 +7,13 @@ from textwrap import dedent
 
 import pytest
 from support.devices import D0
+from support.paths import PROGRAMS
 from support.pressed import runs_pressed  # noqa: F401
 
 
 def test_control_c_amid_restores(run):
     """Signals arrive at any moment of operators that bring their operands home."""
-    out = run("""
-    world = [on(torch.full((MiB // 4,), float(i))) for i in range(8)]
-    interrupted = 0
-    signal.signal(signal.SIGALRM, signal.default_int_handler)
-    with managed.budget("sim:0", "3MiB"):
-        for k in range(60):
-            try:
-                signal.setitimer(signal.ITIMER_REAL, 0.0005 + 0.0001 * k)
-                while True:
-                    for t in world:
-                        t.add_(1).sub_(1)
-            except KeyboardInterrupt:
-                interrupted += 1
-            busy = [_C.residency(0)[name] for name in ("in_use", "moving", "pinned")]
-            assert busy == [0, 0, 0], busy
-        # An add_ whose sub_ did not follow: at most one for each interruption.
-        values = [t[5].item() - i for i, t in enumerate(world)]
-        assert all(v == int(v) >= 0 for v in values) and sum(values) <= interrupted, values
-        assert all(t.min() == t.max() for t in world)
-    t = None
-    world.clear()
-    whole()
-    print(interrupted)
-    """)
+    out = run(PROGRAMS / "interrupted_restores.py")
     assert out == "60\n"
 
 
@@ -144,36 +122,7 @@ def test_a_handler_that_uses_what_is_on_its_way(run):
 
 def test_an_exception_inside_a_custom_operator(run):
     """Its operands were brought home, and inside it others were: all may leave again."""
-    out = run("""
-    x, y = (on(torch.full((MiB,), float(i))).requires_grad_() for i in (1, 2))
-
-    @torch.library.custom_op("ends::fails", mutates_args=())
-    def fails(a: torch.Tensor, when: int) -> torch.Tensor:
-        if when == 0:
-            raise KeyError("at once")
-        made = a * 2 + y.detach()
-        if when == 1:
-            made @ a[:3]
-        return made
-
-    def backward(ctx, g):
-        (g * y).sum()
-        raise LookupError("in a backward pass")
-
-    fails.register_autograd(backward)
-    with managed.budget("sim:0", "17MiB"):
-        for when, kind in ((0, KeyError), (1, RuntimeError), (2, LookupError)) * 3:
-            try:
-                fails(x, when).sum().backward()
-            except kind:
-                busy = [_C.residency(0)[name] for name in ("in_use", "moving", "pinned")]
-                assert busy == [0, 0, 0], busy
-                _C.spill_all()
-                assert _C.is_spilled(x) and _C.is_spilled(y)
-        print((x * y).sum().item() == 2 * MiB, x.grad)
-    del x, y, backward
-    fails = None
-    """)
+    out = run(PROGRAMS / "custom_operator_fails.py")
     assert out == "True None\n"
 
 
@@ -202,26 +151,7 @@ def test_control_c_while_it_waits_for_room(run):
 
 
 def test_a_forked_child_has_what_was_spilled(run):
-    out = run("""
-    x, y = on(torch.full((MiB,), 3.0)), on(torch.full((MiB,), 4.0))
-    _C.spill_all()
-    y.sum()
-    sys.stdout.flush()
-    child = os.fork()
-    with torch.no_grad():
-        if child == 0:
-            signal.alarm(20)  # ends a child that hangs
-            x.mul_(2)
-            assert (x + y)[9].item() == 10.0
-            assert _C.spill_all() >= 2 and _C.is_spilled(x)
-            assert x.sum().item() == 6.0 * MiB
-            del x, y
-            whole()
-            os._exit(7)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-        assert _C.is_spilled(x) and not _C.is_spilled(y)
-        print((x + y)[9].item())
-    """)
+    out = run(PROGRAMS / "forked_with_spilled.py")
     assert out == "7\n7.0\n"
 
 
@@ -231,68 +161,12 @@ def test_a_child_forked_amid_spills_does_not_hang(run):
     Once in eighty forks with so many threads the child's first move woke threads that it lacked,
     and waited for them.
     """
-    out = run("""
-    mine, theirs = on(torch.full((MiB // 4,), 3.0)), on(torch.full((MiB // 4,), 4.0))
-    end, found = threading.Event(), []
-
-    def use():
-        while not end.is_set():
-            theirs.add_(0)
-
-    users = [threading.Thread(target=use) for _ in range(6)]
-    for user in users:
-        user.start()
-    with torch.no_grad(), Hammer():
-        mine.neg()
-        on(torch.ones(MiB // 4)).sum().item()
-        for _ in range(80):
-            child = os.fork()
-            if child == 0:
-                signal.alarm(20)
-                fresh = on(torch.ones(MiB // 4)) * 2
-                assert fresh.sum().item() == MiB // 2
-                assert managed.stats()["spill"] >= 0 and _C.residency(0)
-                assert mine.sum().item() == 3 * (MiB // 4)
-                os._exit(0)
-            found.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-        end.set()
-        for user in users:
-            user.join()
-    assert found == [0] * 80, found
-    assert mine.sum().item() == 3 * (MiB // 4) and theirs.sum().item() == 4 * (MiB // 4)
-    """)
+    out = run(PROGRAMS / "fork_amid_spills.py")
     assert out == ""
 
 
 def test_a_child_forked_amid_a_copy_does_not_hang(run):
-    out = run("""
-    x = on(torch.full((4 * MiB,), 4.0))
-    end, found = threading.Event(), []
-
-    def use():
-        with torch.no_grad():
-            while not end.is_set():
-                x.add_(0)
-
-    user = threading.Thread(target=use)
-    user.start()
-    with torch.no_grad(), Hammer():
-        on(torch.ones(MiB // 4)).sum().item()
-        for _ in range(3):
-            while not _C.residency(0)["moving"]:
-                pass
-            child = os.fork()
-            if child == 0:
-                signal.alarm(5)
-                try:
-                    os._exit(0 if x.sum().item() == 16 * MiB else 3)
-                except RuntimeError:
-                    os._exit(1)  # lost, and it says so
-            found.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-        end.set()
-        user.join()
-    assert set(found) <= {0, 1}, found
-    """)
+    out = run(PROGRAMS / "fork_amid_a_copy.py")
     assert out == ""
 
 

@@ -5,7 +5,7 @@ Each program runs in an interpreter of its own, under a watchdog that shows all 
 
 import os
 
-from support.paths import TESTS
+from support.paths import PROGRAMS, TESTS
 from support.pressed import runs_pressed  # noqa: F401
 
 STRESS = TESTS / "stress_spill.py"
@@ -143,67 +143,11 @@ def test_each_device_has_a_turn_of_its_own(run):
 
 
 def test_errors_in_operators_under_a_hammer(run):
-    run("""
-    xs = [on(torch.full((64, 512), float(i))) for i in range(4)]
-
-    def work(x, value):
-        for k in range(60):
-            for call in (
-                lambda: x + torch.ones(3),
-                lambda: x.view(7, -1),
-                lambda: torch.cat([x, torch.ones(2, 2)]),
-                lambda: x.repeat(10**6),
-                lambda: torch.linalg.cholesky(-x[:64, :64] - torch.eye(64)),
-            ):
-                try:
-                    call()
-                except RuntimeError:
-                    continue
-                raise AssertionError(call)
-            assert (x + 1)[3, 3].item() == value + 1
-
-    with Hammer():
-        together(*(lambda i=i: work(xs[i], float(i)) for i in range(4)))
-    xs.clear()
-    whole()
-    """)
+    run(PROGRAMS / "errors_under_a_hammer.py")
 
 
 def test_a_thread_that_dies_leaves_nothing(run):
-    run("""
-    w = on(torch.ones(128, 128)).requires_grad_()
-    x = on(torch.ones(64, 128))
-
-    class Own(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, t):
-            ctx.save_for_backward(t)
-            return t * 1
-
-        @staticmethod
-        def backward(ctx, g):
-            raise SystemExit  # in a thread of the engine
-
-    def die():
-        try:
-            Own.apply(torch.tanh(x @ w)).sum().backward()
-        finally:
-            kept = [torch.tanh(x @ w) for _ in range(3)]
-            raise SystemExit
-
-    with Hammer():
-        for _ in range(10):
-            thread = threading.Thread(target=die)
-            thread.start()
-            thread.join()
-    assert w.grad is None
-    for _ in range(2):
-        (x @ w).sum().backward()
-    assert w.grad[0, 0].item() == 128.0
-    w.grad = None
-    _C.spill_all()
-    whole(host=128 * 128 * 4 + 64 * 128 * 4)
-    """)
+    run(PROGRAMS / "thread_that_dies.py")
 
 
 def test_everything_dies_while_it_is_moved(run):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch._refs as refs
+from support.paths import PROGRAMS
 from torch import nn
 
 from managed import ManagedModule, ManagedTensor
@@ -17,31 +18,7 @@ def managed_on(t, device=DEVICE):
 
 def test_a_strided_nested_tensor_with_a_gradient_ends_no_process(run_python):
     """Autograd asked for its sizes in a constructor that must not throw."""
-    print(
-        run_python("""
-        import warnings
-        import torch, managed
-        from managed import ManagedTensor
-        warnings.filterwarnings("ignore", message=".*nested tensor")
-        managed.simulate(devices=2, memory="16MiB")
-        a, b = (torch.rand(n, 3, device="sim:1") for n in (2, 4))
-        sets = [
-            [a.clone().requires_grad_(), b],
-            [a.as_subclass(ManagedTensor).requires_grad_(), b],
-            [torch.rand(2, 3).requires_grad_(), torch.rand(3, 3)],
-        ]
-        for parts in sets:
-            nested = torch.nested.as_nested_tensor(parts, device="sim:1")
-            assert nested.is_nested and nested.requires_grad
-            for use in (lambda: nested * 2, nested.unbind, lambda: nested.to("cpu")):
-                try:
-                    use()
-                except NotImplementedError as error:
-                    assert "layout=torch.jagged" in str(error), error
-                else:
-                    raise AssertionError
-        """)
-    )
+    print(run_python(PROGRAMS / "nested_gradient.py"))
 
 
 @pytest.mark.filterwarnings(PROTOTYPES)
@@ -138,26 +115,4 @@ def test_native_dropout_draws_from_its_device():
 
 def test_a_program_that_never_waits_is_not_slower_and_slower(run_python):
     """The clock remembered all that was given up since the program had waited for the device."""
-    run_python(
-        """
-        import time, torch, managed
-        from torch import nn
-        from managed import ManagedModule, ManagedTensor
-        torch.set_num_threads(1)
-        managed.simulate(devices=1, memory="16MiB")
-        layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
-        model = ManagedModule.from_module(layers).to("sim:0")
-        x = torch.randn(64, 64).as_subclass(ManagedTensor).to("sim:0")
-
-        def block():
-            began = time.process_time()
-            for _ in range(20):
-                model(x).square().mean().backward()
-                model.zero_grad()
-            return time.process_time() - began
-
-        with managed.debug.torture():
-            times = [block() for _ in range(24)]
-        assert min(times[-4:]) < 2 * min(times[:4]), times  # seven times as long before
-        """
-    )
+    run_python(PROGRAMS / "never_waits.py")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from programs.no_values import CHECKS
 from support import interpreters
-from support.paths import TESTS
+from support.paths import PROGRAMS
 from support.slices import slice_of
 
 import managed
@@ -15,7 +15,6 @@ from managed._simulated.spec import plan_devices
 
 pytestmark = pytest.mark.only_simulated("they are simulated devices")
 
-PROGRAMS = TESTS / "programs"
 VERSION = tuple(int(n) for n in torch.__version__.split(".")[:2])
 
 

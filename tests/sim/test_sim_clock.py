@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from support.paths import ROOT
+from support.paths import PROGRAMS, ROOT
 
 from managed import _sim
 from managed._simulated.presets import DEFAULT, PRESETS, read_preset
@@ -168,31 +168,7 @@ def test_bytes_are_used_on_every_stream_that_an_operator_ran_on(told):
 
 
 def test_a_child_begins_with_the_bytes_that_it_has_inherited(run_python):
-    program = """
-        import os, torch, managed
-        managed.simulate(2, "64MiB")
-        torch.set_num_threads(1)  # a child of fork() has none of OpenMP's
-        from managed import _sim
-        _sim.start_audit()
-        x = torch.ones(2**20, device="sim:0")
-        side = torch.Stream("sim:0")
-        event = torch.Event("sim:0", enable_timing=True)
-        host = torch.ones(2**20).pin_memory()
-        with side:
-            for _ in range(10):
-                x.sin_()
-            host.copy_(x, non_blocking=True)  # under way
-            event.record()
-        child = os.fork()
-        if not child:
-            event.synchronize()
-            _sim.start_audit()
-            y = torch.ones(2**20, device="sim:0")
-            held = _sim.check_audit(0)
-            del x, y
-            os._exit(0 if held == 2 * 2**22 else 1)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), _sim.check_audit(0) == 2**22)
-    """
+    program = PROGRAMS / "inherited_bytes.py"
     assert run_python(program) == "0 True\n"
 
 
@@ -227,26 +203,7 @@ def test_busy_adds_up_what_devices_and_links_did(run_python):
 
 # ---- runs that repeat
 
-DISPERSED = """
-    import sys, threading, torch, managed
-    managed.simulate(4, "64MiB", repeatable=sys.argv[1] == "repeatable")
-    torch.manual_seed(0)
-    layers = [torch.nn.Linear(64, 64) for _ in range(8)]
-    model = managed.ManagedModule.from_module(torch.nn.Sequential(*layers)).cuda(disperse=True)
-    x = torch.ones(16, 64)
-    seen = set()
-    for p in model.parameters():
-        p.register_hook(lambda g: seen.add(threading.current_thread().ident))
-    optimizer = torch.optim.Adam(model.parameters())
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss = sum(model(x).square().mean() for _ in range(2))
-        loss.backward()
-        optimizer.step()
-    print(loss.item())
-    print([p.device.index for p in model.parameters()], seen == {threading.main_thread().ident})
-    print(torch.sim.elapsed(), torch.sim.busy())
-"""
+DISPERSED = PROGRAMS / "dispersed_training.py"
 
 
 @pytest.mark.slow
@@ -284,32 +241,7 @@ def test_backward_passes_of_devices_are_issued_beside_each_other(run_python):
 
 # ---- the interpreter's lock
 
-THREADS = """
-    import json, sys, threading, torch, managed
-    from managed._simulated.presets import PRESETS
-    python, repeatable, n = sys.argv[1], sys.argv[2] == "repeatable", int(sys.argv[3])
-    described = PRESETS["a100-40g"]._asdict() | {"issue_ns": 5000, "python_ns": int(python)}
-    described["efficiency"] = described["efficiency"]._asdict()
-    with open("card.json", "w") as file:
-        json.dump(described, file)
-    managed.simulate(4, "64MiB", preset="card.json", repeatable=repeatable)
-    torch.set_num_threads(1)
-    took = [0] * n
-    together = threading.Barrier(n)
-
-    def issue(device):
-        x = torch.ones(4, device=f"sim:{device}")
-        together.wait()
-        begin = torch.sim.virtual_time("cpu")
-        for _ in range(400):
-            x.neg_()
-        took[device] = round((torch.sim.virtual_time("cpu") - begin) * 1e9)
-
-    threads = [threading.Thread(target=issue, args=(i,)) for i in range(n)]
-    [t.start() for t in threads]
-    [t.join() for t in threads]
-    print(json.dumps(took))
-"""
+THREADS = PROGRAMS / "interpreter_shared.py"
 ALONE = 400 * 5000  # ns
 
 
@@ -335,30 +267,7 @@ def test_threads_share_no_interpreter_where_runs_repeat(run_python):
 
 def test_backward_passes_need_no_interpreter(run_python):
     """Two devices' threads of the engine, all of whose time would be Python's."""
-    program = """
-        import json, torch, managed
-        from managed._simulated.presets import PRESETS
-        described = PRESETS["a100-40g"]._asdict() | {"python_ns": 10**6}  # more than issue_ns
-        described["efficiency"] = {}
-        with open("card.json", "w") as file:
-            json.dump(described, file)
-        managed.simulate(2, "64MiB", preset="card.json", repeatable=False)
-        times = []
-        for devices in ((0,), (0, 1)):
-            roots = []
-            for d in devices:
-                y = x = torch.ones(4, device=f"sim:{d}", requires_grad=True)
-                for _ in range(300):
-                    y = y * 2.0
-                roots.append(y)
-            gradients = [torch.ones_like(y) for y in roots]
-            [torch.sim.synchronize(i) for i in range(2)]
-            begin = torch.sim.virtual_time("cpu")
-            torch.autograd.backward(roots, gradients)
-            [torch.sim.synchronize(i) for i in range(2)]
-            times.append(torch.sim.virtual_time("cpu") - begin)
-        print(times[1] / times[0])
-    """
+    program = PROGRAMS / "backward_needs_no_interpreter.py"
     assert float(run_python(program)) == pytest.approx(1, abs=0.05)
 
 

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 import torch
+from support.paths import PROGRAMS
 from torch.utils.checkpoint import checkpoint
 
 from managed import ManagedModule, _sim
@@ -193,43 +194,7 @@ def test_convolution_counts_its_products():
 
 def test_arithmetic_has_the_rate_of_its_kind_and_numbers(run_python):
     """Measured on the clock as work / (time - launch), beside what the preset says."""
-    program = """
-        import torch, managed
-        managed.simulate(1, "512MiB", preset="a100-80g-sxm")
-        rates = torch.sim.get_device_properties(0).rates
-        n = 512
-
-        def time(work):
-            torch.sim.synchronize(0)
-            begin = torch.sim.virtual_time("cpu")
-            work()
-            return torch.sim.virtual_time(0) - begin - 7e-6
-
-        def expect(kind, numbers, flops, work):
-            ratio = flops / time(work) / rates[kind][numbers]
-            assert abs(ratio - 1) < 0.02, (kind, numbers, ratio)
-
-        for dtype, parts in ((torch.float64, 1), (torch.bfloat16, 1), (torch.complex128, 4)):
-            a = torch.ones(4 * n, n, dtype=dtype, device="sim:0")
-            numbers = "bfloat16" if dtype == torch.bfloat16 else "float64"
-            expect("matrix", numbers, parts * 2 * 16 * n**3, lambda: a @ a.T)
-        a = torch.ones(4 * n, n, device="sim:0")
-        expect("matrix", "float32", 2 * 16 * n**3, lambda: a @ a.T)
-        torch.set_float32_matmul_precision("high")
-        expect("matrix", "tf32", 2 * 16 * n**3, lambda: a @ a.T)
-        torch.set_float32_matmul_precision("highest")
-
-        x = torch.ones(4, 64, 64, 64, device="sim:0")
-        w = torch.ones(64, 64, 3, 3, device="sim:0")
-        flops = 2 * x.numel() * 64 * 9
-        convolve = lambda: torch.conv2d(x, w, padding=1)
-        expect("convolution", "tf32", flops, convolve)
-        torch.backends.cudnn.conv.fp32_precision = "ieee"
-        expect("convolution", "float32", flops, convolve)
-        x, w = x.half(), w.half()
-        expect("convolution", "float16", flops, convolve)
-        print(rates["matrix"]["bfloat16"] > 8 * rates["matrix"]["float32"])
-    """
+    program = PROGRAMS / "rates_of_arithmetic.py"
     assert run_python(program) == "True\n"
 
 
@@ -256,30 +221,7 @@ def test_a_thousand_operators_cost_their_thread_what_issuing_them_costs():
 
 def test_threads_on_devices_of_their_own_take_no_time_from_each_other(run_python):
     """Where runs repeat. Else they share the interpreter's lock: see test_sim_clock.py."""
-    program = """
-        import threading, torch, managed
-        managed.simulate(2, "64MiB", repeatable=True)
-        x = [torch.ones((), device=f"sim:{i}") for i in range(2)]
-        before = torch.sim.virtual_time("cpu")
-        took = {}
-
-        def work(i):
-            for _ in range(1000):
-                x[i].add_(1)
-            took[i] = torch.sim.virtual_time("cpu")
-
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
-        [t.start() for t in threads]
-        [t.join() for t in threads]
-        assert torch.sim.virtual_time("cpu") == before
-        print(took[0] - before, took[1] - before, torch.sim.elapsed())
-        took.clear()
-        for i in range(2):  # both on one device: one after the other
-            t = threading.Thread(target=work, args=(0,))
-            t.start()
-            t.join()
-            print(took[0] - before)
-    """
+    program = PROGRAMS / "threads_on_devices.py"
     first = run_python(program)
     assert first == run_python(program)
     numbers = [float(n) for n in first.split()]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from support.apart import rand
+from support.paths import PROGRAMS
 from support.virtual_clock import BYTES, FROM, alone, makes_busy, ran  # noqa: F401
 
 from managed import _C, ManagedTensor
@@ -37,32 +38,5 @@ def test_bytes_come_home_when_they_have_left(busy):
 
 def test_a_block_that_came_home_waits_for_the_streams_that_were_in_use(run_python):
     """As CUDA's allocator does with the blocks of managed tensors once there are two streams."""
-    others, waited = run_python("""
-        import torch, managed
-        from managed import ManagedTensor, _C
-
-        managed.simulate(1, "64MiB")
-        busy = torch.ones(2**20, device="sim:0")
-        x = torch.ones(2**20).as_subclass(ManagedTensor).to("sim:0")
-        side = torch.Stream("sim:0")
-        with side:
-            busy.sin_()
-        _C.spill_all()
-        x.add_(1)
-        torch.sim.synchronize(0)
-        rest, _ = torch.sim.mem_get_info(0)
-        full = torch.empty(rest, dtype=torch.uint8, device="sim:0")
-        start = torch.sim.virtual_time("cpu")
-        with side:
-            for _ in range(200):
-                busy.sin_()
-            others = torch.Event("sim:0")
-            others.record(side)
-        del x
-        torch.empty(2**20, device="sim:0").zero_()
-        torch.sim.current_stream(0).synchronize()
-        waited = torch.sim.virtual_time("cpu") - start
-        others.synchronize()
-        print(torch.sim.virtual_time("cpu") - start, waited)
-    """).split()
+    others, waited = run_python(PROGRAMS / "home_again_waits.py").split()
     assert float(waited) >= float(others) > 1e-3

@@ -3,6 +3,7 @@
 import concurrent.futures
 
 import pytest
+from support.paths import PROGRAMS
 
 from managed import sim
 from managed._simulated.spec import plan_devices
@@ -247,41 +248,7 @@ def test_a_forked_child_has_a_copy_of_the_devices(run_python):
 
 
 def test_the_hook_makes_room_before_an_allocation_fails_and_hears_what_is_freed(run_python):
-    code = """
-        import ctypes
-        from managed import _sim
-
-        class Bridge(ctypes.Structure):  # csrc/torch/devices/bridge.h
-            MakeRoom = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_int, ctypes.c_size_t)
-            Freed = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_size_t)
-            _fields_ = [("version", ctypes.c_int), ("make_room", MakeRoom), ("freed", Freed)]
-
-        managed.simulate(2, 1000)
-        pointer = ctypes.pythonapi.PyCapsule_GetPointer
-        pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-        bridge = Bridge.from_address(pointer(_sim.bridge, b"managed._sim.bridge"))
-        victims = [torch.empty(400, dtype=torch.int8, device="sim:1") for _ in range(2)]
-        asked, freed = [], []
-
-        def make_room(device, n):
-            asked.append((device, n))
-            return bool(victims) and victims.pop() is not None
-
-        bridge.make_room = keep = Bridge.MakeRoom(make_room)
-        bridge.freed = keep_too = Bridge.Freed(lambda device, n: freed.append((device, n)))
-        x = torch.empty(900, dtype=torch.int8, device="sim:1")
-        assert asked == [(1, 900), (1, 900)] and freed == [(1, 400), (1, 400)], (asked, freed)
-        for size, times in ((200, 3), (1001, 3)):  # what can never fit asks nobody
-            try:
-                torch.empty(size, dtype=torch.int8, device="sim:1")
-            except torch.OutOfMemoryError:
-                assert len(asked) == times
-            else:
-                raise AssertionError
-        print(torch.sim.memory_allocated(1))
-        bridge.freed = Bridge.Freed()  # x outlives the function
-    """
-    assert run_python(program(code)) == "900\n"
+    assert run_python(PROGRAMS / "bridge_makes_room.py") == "900\n"
 
 
 def test_checkers_know_the_device_module_by_another_name(run_python):

@@ -5,36 +5,15 @@ from hashlib import blake2b
 
 import pytest
 from support import interpreters
+from support.paths import PROGRAMS
 
 import managed
 
-PROGRAM = """
-import sys, torch, managed
-from torch import nn
-from managed import ManagedModule, ManagedTensor
-torch.set_num_threads(1)
-managed.simulate(1, memory="16MiB")
-torch.manual_seed(0)
-model = nn.Sequential(*[nn.Linear(512, 512) for _ in range(10)])
-model = ManagedModule.from_module(model).to("sim:0")
-optimizer = torch.optim.SGD(model.parameters(), 1e-4)
-x = torch.randn(64, 512).as_subclass(ManagedTensor)
-managed.budget("sim:0", "12MiB")
-taken = managed.load_plans(sys.argv[1])
-for step in range(8):
-    managed.stats(reset=True)
-    optimizer.zero_grad()
-    loss = model(x).square().mean()
-    loss.backward()
-    optimizer.step()
-    s, state = managed.stats(), managed._C.step_state(1)
-    print(taken, state["follows"], s["restore_bytes"], loss.item().hex())
-managed.save_plans(sys.argv[1])
-"""
+PROGRAM = PROGRAMS / "followed_plans.py"
 
 
 def run(path):
-    done = interpreters.run(["-c", PROGRAM, path], options=())
+    done = interpreters.run([PROGRAM, path], options=())
     assert done.returncode == 0, done.stderr
     return [line.split() for line in done.stdout.splitlines()], done.stderr
 

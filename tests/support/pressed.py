@@ -1,17 +1,22 @@
 """How programs under memory pressure begin that run in an interpreter of their own."""
 
+from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
-from support.paths import TESTS
+from support.paths import PROGRAMS
 
 __all__ = ["BEGIN", "runs_pressed"]
 
-BEGIN = (TESTS / "programs" / "pressed.py").read_text()
+BEGIN = (PROGRAMS / "pressed.py").read_text()
 
 
 @pytest.fixture(name="run")
 def runs_pressed(run_python):
-    """Runs a program that begins with BEGIN."""
-    return lambda code, **how: run_python(BEGIN + dedent(code), **how)
+    """Runs a program: a text with BEGIN before it, or a file as it is."""
+
+    def run(code, **how):
+        return run_python(code if isinstance(code, Path) else BEGIN + dedent(code), **how)
+
+    return run

@@ -13,6 +13,7 @@ import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
 from support.devices import D0, D1, device_module, device_name
+from support.paths import PROGRAMS
 from support.pressure import (  # noqa: F401
     PRESSURES,
     MiB,
@@ -59,7 +60,7 @@ class Words(nn.Module):
         return self.gpt2(input_ids=words).logits
 
 
-PROGRAMS = {
+MODELS = {
     "MLP": (lambda: mlp(256, 4), lambda: torch.randn(32, 256)),
     "GPT-2": (Words, lambda: torch.randint(0, 256, (4, 16))),
 }
@@ -70,10 +71,10 @@ class Run:
 
     def __init__(self, name, seed=0):
         torch.manual_seed(seed)
-        self.model = module_on(PROGRAMS[name][0]())
+        self.model = module_on(MODELS[name][0]())
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         torch.manual_seed(7)
-        self.batches = [PROGRAMS[name][1]().to(D0) for _ in range(4)]
+        self.batches = [MODELS[name][1]().to(D0) for _ in range(4)]
 
     def steps(self, first, last):
         losses = []
@@ -214,7 +215,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.6, 0.4])
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("way", WAYS)
 def test_resumed_is_uninterrupted(way, name, fraction, uninterrupted, tmp_path):
     losses, state, peak = uninterrupted(name)
@@ -568,30 +569,7 @@ def test_a_checkpoint_of_four_devices_is_loaded_everywhere(run_python, tmp_path)
     tags = {str(t.device) for t in torch.load(tmp_path / "state.pt").values()}
     assert tags == {device_name(i) for i in range(4)}
     torch.save((plain.state_dict(), plain(torch.ones(2, 64)).detach()), tmp_path / "plain.pt")
-    script = """
-        import sys, torch, managed
-        from managed import ManagedModule, ManagedTensor
-        torch.set_num_threads(1)
-        folder, devices = sys.argv[1], int(sys.argv[2])
-        if devices:
-            managed.simulate(devices=devices, memory="64MiB")
-        weights, expected = torch.load(folder + "/plain.pt")
-        names = [f"sim:{i}" for i in range(devices)]
-        ways = ["cpu", torch.device("cpu"), lambda storage, location: storage, *names]
-        if devices:
-            ways.append({f"sim:{i}": names[i % devices] for i in range(4)})
-        for way in ways:
-            state = torch.load(folder + "/state.pt", map_location=way)
-            assert all(torch.equal(state[k].cpu(), weights[k]) for k in weights), way
-            net = torch.load(folder + "/net.pt", map_location=way, weights_only=False)
-            assert torch.equal(net(torch.ones(2, 64)).cpu(), expected), way
-            assert all(isinstance(p, ManagedTensor) for p in net.parameters())
-            net.load_state_dict(state)
-        try:
-            torch.load(folder + "/state.pt")
-        except RuntimeError as error:
-            print(error)
-        """
+    script = PROGRAMS / "loaded_elsewhere.py"
     for devices, says in (
         (0, "call managed.simulate() first"),
         (1, "use torch.load with map_location"),
