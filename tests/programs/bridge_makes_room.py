@@ -32,7 +32,7 @@ bridge.make_room = keep = Bridge.MakeRoom(make_room)
 bridge.freed = keep_too = Bridge.Freed(lambda device, n: freed.append((device, n)))
 x = torch.empty(900, dtype=torch.int8, device="sim:1")
 assert asked == [(1, 900), (1, 900)] and freed == [(1, 400), (1, 400)], (asked, freed)
-for size, times in ((200, 3), (1001, 3)):  # what can never fit asks nobody
+for size, times in ((200, 3), (1001, 3)):  # no room is made for what can never fit
     try:
         torch.empty(size, dtype=torch.int8, device="sim:1")
     except torch.OutOfMemoryError:

@@ -21,7 +21,7 @@ if line:
     for i in range(line["count"] if line["budget_bytes"] else 0):
         managed.budget(i, line["budget_bytes"])
 else:
-    managed.simulate(2)  # the plan has others
+    managed.simulate(2)  # the plan simulates its own devices
 layers = [nn.Linear(512, 512) for _ in range(6)]
 model = ManagedModule.from_module(nn.Sequential(*layers, nn.Linear(512, 10))).cuda(disperse=True)
 optimizer = torch.optim.AdamW(model.parameters(), lr=float(sys.argv[1]))

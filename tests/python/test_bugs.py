@@ -542,5 +542,5 @@ def test_fork_does_not_hold_what_a_move_needs(run_python):
 
     The child found bytes on their way in a thread that it lacked.
     """
-    said = run_python(PROGRAMS / "fork_beside_moves.py")
+    said = run_python(PROGRAMS / "pressed" / "fork_beside_moves.py")
     assert said == "end\n"

@@ -14,7 +14,7 @@ from support.slices import slice_of
 MODULES = (ROOT / "csrc").rglob("module.c*")
 STRESS = (TESTS / "stress_threads.py").read_text()
 
-BEGIN = (PROGRAMS / "threads_begin.py").read_text()
+BEGIN = (PROGRAMS / "threads" / "threads_begin.py").read_text()
 
 
 @pytest.mark.parametrize("seed", slice_of([0, 1]))
@@ -98,7 +98,7 @@ def test_a_forked_child_has_one_thread(run_python):
 
 
 def test_a_child_forked_amid_copies_finds_no_lock_held(run_python):
-    run_python(PROGRAMS / "fork_amid_copies.py")
+    run_python(PROGRAMS / "threads" / "fork_amid_copies.py")
 
 
 def test_no_leaf_moves_under_another_thread(run_python):
@@ -106,7 +106,7 @@ def test_no_leaf_moves_under_another_thread(run_python):
 
     Their numbers are small and whole, so gradients are the same in whatever order they are added.
     """
-    run_python(PROGRAMS / "shared_leaves.py")
+    run_python(PROGRAMS / "threads" / "shared_leaves.py")
 
 
 # ---- no lock is held while Python runs, or while the GIL is waited for
@@ -114,7 +114,7 @@ def test_no_leaf_moves_under_another_thread(run_python):
 
 def test_a_storage_that_is_lent_while_another_thread_copies_it(run_python):
     """Whether a lent storage is still in other hands is asked of Python, whose lock others hold."""
-    run_python(PROGRAMS / "lent_storage.py")
+    run_python(PROGRAMS / "threads" / "lent_storage.py")
 
 
 # The probe runs everything of managed in another thread, and then here: a lock of ours that its

@@ -13,7 +13,7 @@ from support.pressed import runs_pressed  # noqa: F401
 
 def test_control_c_amid_restores(run):
     """Signals arrive at any moment of operators that bring their operands home."""
-    out = run(PROGRAMS / "interrupted_restores.py")
+    out = run(PROGRAMS / "pressed" / "interrupted_restores.py")
     assert out == "60\n"
 
 
@@ -122,7 +122,7 @@ def test_a_handler_that_uses_what_is_on_its_way(run):
 
 def test_an_exception_inside_a_custom_operator(run):
     """Its operands were brought home, and inside it others were: all may leave again."""
-    out = run(PROGRAMS / "custom_operator_fails.py")
+    out = run(PROGRAMS / "pressed" / "custom_operator_fails.py")
     assert out == "True None\n"
 
 
@@ -151,7 +151,7 @@ def test_control_c_while_it_waits_for_room(run):
 
 
 def test_a_forked_child_has_what_was_spilled(run):
-    out = run(PROGRAMS / "forked_with_spilled.py")
+    out = run(PROGRAMS / "pressed" / "forked_with_spilled.py")
     assert out == "7\n7.0\n"
 
 
@@ -161,12 +161,12 @@ def test_a_child_forked_amid_spills_does_not_hang(run):
     Once in eighty forks with so many threads the child's first move woke threads that it lacked,
     and waited for them.
     """
-    out = run(PROGRAMS / "fork_amid_spills.py")
+    out = run(PROGRAMS / "pressed" / "fork_amid_spills.py")
     assert out == ""
 
 
 def test_a_child_forked_amid_a_copy_does_not_hang(run):
-    out = run(PROGRAMS / "fork_amid_a_copy.py")
+    out = run(PROGRAMS / "pressed" / "fork_amid_a_copy.py")
     assert out == ""
 
 

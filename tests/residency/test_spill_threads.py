@@ -143,11 +143,11 @@ def test_each_device_has_a_turn_of_its_own(run):
 
 
 def test_errors_in_operators_under_a_hammer(run):
-    run(PROGRAMS / "errors_under_a_hammer.py")
+    run(PROGRAMS / "pressed" / "errors_under_a_hammer.py")
 
 
 def test_a_thread_that_dies_leaves_nothing(run):
-    run(PROGRAMS / "thread_that_dies.py")
+    run(PROGRAMS / "pressed" / "thread_that_dies.py")
 
 
 def test_everything_dies_while_it_is_moved(run):

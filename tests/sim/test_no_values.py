@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from programs.no_values import CHECKS
+from programs.no_values.no_values import CHECKS
 from support import interpreters
 from support.paths import PROGRAMS
 from support.slices import slice_of
@@ -15,12 +15,13 @@ from managed._simulated.spec import plan_devices
 
 pytestmark = pytest.mark.only_simulated("they are simulated devices")
 
+HERE = PROGRAMS / "no_values"
 VERSION = tuple(int(n) for n in torch.__version__.split(".")[:2])
 
 
 def written(program, *files, every=()):
     """What a program writes into the files that are its arguments."""
-    done = interpreters.run([PROGRAMS / program, *files, *every], cwd=PROGRAMS, timeout=600)
+    done = interpreters.run([HERE / program, *files, *every], cwd=HERE, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads(file.read_text()) for file in files]
 

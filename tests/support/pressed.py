@@ -9,7 +9,7 @@ from support.paths import PROGRAMS
 
 __all__ = ["BEGIN", "runs_pressed"]
 
-BEGIN = (PROGRAMS / "pressed.py").read_text()
+BEGIN = (PROGRAMS / "pressed" / "pressed.py").read_text()
 
 
 @pytest.fixture(name="run")

@@ -38,7 +38,7 @@ def known(t):
 
 
 def asks(function, what="which devices without values"):
-    """What `function` returns; it warns once, of a value that nobody knows."""
+    """What `function` returns; it warns once of an unknown value."""
     with pytest.warns(UserWarning, match=what) as caught:
         result = function()
     assert len(caught) == 1

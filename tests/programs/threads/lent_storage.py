@@ -1,4 +1,4 @@
-"""A storage is lent in one thread while two others copy what they hold."""
+"""A storage is lent in one thread while two threads copy what they hold."""
 
 import sys
 import threading

@@ -92,7 +92,7 @@ def together(*works):
 
 
 def whole(allocated=0, host=0):
-    """Nobody uses or moves anything, and this much is held."""
+    """No storage is in use or moving, and this much is held."""
     deadline = time.monotonic() + 20
     while True:
         gc.collect()

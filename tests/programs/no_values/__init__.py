@@ -1,0 +1,1 @@
+"""Programs on devices without values: checks, and what runs with and without values count."""

@@ -1,0 +1,1 @@
+"""Programs under memory pressure: pressed.py is how each begins."""
