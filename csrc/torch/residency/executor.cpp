@@ -1,4 +1,21 @@
 // executor.cpp: see executor.h.
+//
+// The actions, and the state of the storage while one is carried out, when it is done, and when it has failed or was
+// given up because an earlier action of an operator's plan failed:
+//
+//   action     what is done                                              begun      done      failed
+//   FORGET     the copy on the host is freed                             -          -         cannot fail
+//   MAKE_ROOM  the caller's function evicts other storages               -          -         -
+//   SPILL      the bytes are copied to the peer, or to the host if the   SPILLING   SPILLED   RESIDENT, or SPILLED
+//              peer has no room; their block is freed                                         if they were a guest
+//   DROP       the block is freed: the host's copy is good               SPILLING   SPILLED   cannot fail
+//   SPARE      the bytes are copied to the host and stay                 SPILLING   RESIDENT  RESIDENT
+//   RESTORE    the bytes are copied into a new block at home, for which
+//     Operator   other storages may be evicted                           RESTORING  RESIDENT  SPILLED
+//     Ahead      no storage is evicted                                   RESTORING  ARRIVING  SPILLED
+//   JOIN       the device's work is ordered after the copy               RESTORING  RESIDENT  ARRIVING
+//
+// SPILL and SPARE of an arriving storage join its copy first.
 #include "torch/residency/executor.h"
 
 #include <c10/core/DeviceGuard.h>
@@ -92,16 +109,20 @@ PointPtr point_behind(const StorageHandle& h) { return h.was_lent ? nullptr : po
 // thread spent on it.
 class Timed {
  public:
-  Timed(enum mgd_event_kind kind, enum mgd_reason why, const mgd_action& a) {
+  Timed(const mgd_action& a, Purpose purpose) {
+    constexpr int kEvents[] = {MGD_EV_SPILL, MGD_EV_DROP, -1, -1, MGD_EV_RESTORE, MGD_EV_SPARE, -1}; // of action kinds
+    constexpr int16_t kReasons[] = {MGD_WHY_PRESSURE, MGD_WHY_NEEDED, MGD_WHY_PLANNED};
+    e_.kind = static_cast<int16_t>(kEvents[a.kind]);
+    if (e_.kind < 0) return;
     e_.time = now();
     e_.object = handle_from(a)->object;
-    e_.kind = static_cast<int16_t>(kind);
-    e_.reason = static_cast<int16_t>(why);
+    e_.reason = kReasons[static_cast<int>(purpose)];
     e_.from = static_cast<int16_t>(a.from);
     e_.to = static_cast<int16_t>(a.to);
     e_.bytes = a.bytes;
   }
   void done() {
+    if (e_.kind < 0) return;
     e_.duration = now() - e_.time;
     record(e_);
   }
@@ -181,43 +202,33 @@ bool spill_to_host(StorageHandle* h, const mgd_action& a, Urgency urgency) {
   return true;
 }
 
+// False when the host has no memory.
+bool make_spare(StorageHandle* h, const mgd_action& a, Urgency urgency) {
+  CopyPtr copy;
+  HostMemory* memory = begin_copy_to_host(h, a.from, memory_from(a), urgency, &copy);
+  if (!memory) return false;
+  h->last = copy;
+  end_spill(h, h->home, memory);
+  return true;
+}
+
+// ---- home
+
+// A plan that is carried out ahead of need uses the storage meanwhile.
+void end_restore(StorageHandle* h, enum mgd_residency state, Purpose purpose) {
+  void* left = nullptr;
+  mgd_restore_end(machine(), h, state, &left);
+  free_host(left);
+  count_change();
+  if (purpose == Purpose::Ahead && mgd_handle_put(h, 1)) delete h;
+}
+
 // What this thread issues on the device from now on is ordered after the copy that brings the bytes.
 void join(StorageHandle& h) {
   if (h.last) h.last->order(h.coming);
   restore_pointer(h, std::exchange(h.coming, {}));
   h.last = nullptr;
   note_points(h, h.home); // the streams wait for the copy from now on
-}
-
-// False when the bytes stay: the host had no memory, or a device failed; *failure then has its error.
-bool spill(const mgd_action& a, Urgency urgency, std::exception_ptr* failure) {
-  StorageHandle* h = handle_from(a);
-  Timed event(MGD_EV_SPILL, urgency == Urgency::Now ? MGD_WHY_PRESSURE : MGD_WHY_PLANNED, a);
-  bool left = false;
-  try {
-    if (h->coming.get_context()) join(*h); // the host's copy does not count: the bytes are about to be written
-    left = (a.to != MGD_HOST && spill_to_peer(h, a, urgency)) || spill_to_host(h, a, urgency);
-  } catch (const std::exception&) {
-    *failure = std::current_exception();
-  }
-  if (left) event.done();
-  else end_spill(h, -1, nullptr);
-  return left;
-}
-
-void drop(const mgd_action& a, Urgency urgency) {
-  Timed event(MGD_EV_DROP, urgency == Urgency::Now ? MGD_WHY_PRESSURE : MGD_WHY_PLANNED, a);
-  leave(handle_from(a), a.from, MGD_HOST, memory_from(a), nullptr, false); // kernels may still read the bytes
-  event.done();
-}
-
-// ---- home
-
-void end_restore(StorageHandle* h, enum mgd_residency state) {
-  void* left = nullptr;
-  mgd_restore_end(machine(), h, state, &left);
-  free_host(left);
-  count_change();
 }
 
 // Begins to copy the bytes into `block`.
@@ -238,58 +249,105 @@ void come_home(StorageHandle* h, const CopyPtr& copy) {
   free_idle_block(guest, copy, h->size());
 }
 
+// False when the device has no room for bytes that are fetched ahead of need.
+bool carry_home(StorageHandle* h, const mgd_action& a, Purpose purpose) {
+  const bool ahead = purpose == Purpose::Ahead;
+  c10::DataPtr block =
+      ahead ? try_allocate_on(a.to, h->size(), Urgency::Soon) : allocate_on(a.to, h->size(), Urgency::Now);
+  if (ahead && !block.get()) return false;
+  CopyPtr copy;
+  try {
+    if (ahead) tell_owner(block, MGD_HOLD_MANAGED); // else restore_pointer() does
+    copy = begin_return(h, a, block, ahead ? Urgency::Soon : Urgency::Now);
+    if (copy && !ahead) copy->order(block);
+  } catch (...) {
+    free_idle_block(block, copy, h->size());
+    throw;
+  }
+  come_home(h, copy);
+  h->last = ahead ? std::move(copy) : nullptr;
+  if (ahead) h->coming = std::move(block);
+  else restore_pointer(*h, std::move(block));
+  end_restore(h, ahead ? MGD_ARRIVING : MGD_RESIDENT, purpose);
+  return true;
+}
+
+// ---- the interpreter
+
+// True: the action is done and has ended. If it is false or throws, the action has not ended.
+bool carry_out_one(const mgd_action& a, Purpose purpose, RoomMaker make_room) {
+  StorageHandle* h = handle_from(a);
+  const Urgency urgency = purpose == Purpose::Ahead ? Urgency::Soon : Urgency::Now;
+  switch (a.kind) {
+    case MGD_DO_FORGET:
+      free_host(a.memory);
+      return true;
+    case MGD_DO_MAKE_ROOM:
+      make_room(a);
+      return true;
+    case MGD_DO_SPILL: // the host's copy of arriving bytes does not count: they are about to be written
+      if (h->coming.get_context()) join(*h);
+      return (a.to != MGD_HOST && spill_to_peer(h, a, urgency)) || spill_to_host(h, a, urgency);
+    case MGD_DO_DROP: // kernels may still read the bytes
+      leave(h, a.from, MGD_HOST, memory_from(a), nullptr, false);
+      return true;
+    case MGD_DO_SPARE:
+      if (h->coming.get_context()) join(*h);
+      return make_spare(h, a, urgency);
+    case MGD_DO_RESTORE:
+      return carry_home(h, a, purpose);
+    case MGD_DO_JOIN:
+      join(*h);
+      end_restore(h, MGD_RESIDENT, purpose);
+      return true;
+  }
+  return false;
+}
+
+// Ends an action that was not carried out: the bytes are where they were.
+void give_up(const mgd_action& a, Purpose purpose) {
+  StorageHandle* h = handle_from(a);
+  if (a.kind == MGD_DO_RESTORE) end_restore(h, MGD_SPILLED, purpose);
+  else if (a.kind == MGD_DO_JOIN) end_restore(h, MGD_ARRIVING, purpose);
+  else if (a.kind != MGD_DO_FORGET && a.kind != MGD_DO_MAKE_ROOM) end_spill(h, -1, nullptr);
+}
+
+// The actions of a plan that have not ended; the destructor gives them up.
+struct Begun {
+  c10::ArrayRef<mgd_action> rest;
+  const Purpose purpose;
+  ~Begun() {
+    for (const mgd_action& a : rest) give_up(a, purpose);
+  }
+};
+
 } // namespace
 
 int64_t requested_by_this_thread() { return requested; }
 bool makes_no_room() { return no_room_making; }
 
-int64_t carry_out(const mgd_action* actions, std::size_t n, std::exception_ptr* failure, int64_t* forgotten,
-                  Urgency urgency) {
-  int64_t left = 0;
-  for (const mgd_action* a = actions; a != actions + n; a++) {
-    if (a->kind == MGD_DO_SPILL) left += spill(*a, urgency, failure);
-    if (a->kind == MGD_DO_DROP) drop(*a, urgency), left++;
-    if (a->kind == MGD_DO_FORGET) {
-      free_host(a->memory);
-      if (forgotten) ++*forgotten;
-    }
-  }
-  return left;
-}
-
-void carry_home(const mgd_action& a) {
-  StorageHandle* h = handle_from(a);
-  if (a.kind == MGD_DO_JOIN) {
+Outcome carry_out(c10::ArrayRef<mgd_action> plan, Purpose purpose, RoomMaker make_room) {
+  Outcome outcome;
+  for (Begun begun{plan, purpose}; !begun.rest.empty();) {
+    const mgd_action& a = begun.rest.front();
+    Timed event(a, purpose);
+    bool done = false;
     try {
-      join(*h);
-    } catch (...) {
-      end_restore(h, MGD_ARRIVING);
-      throw;
+      done = carry_out_one(a, purpose, make_room);
+    } catch (const std::exception&) {
+      if (purpose == Purpose::Operator) throw;
+      outcome.failure = std::current_exception();
     }
-    return end_restore(h, MGD_RESIDENT);
+    begun.rest = begun.rest.slice(1);
+    if (!done) {
+      give_up(a, purpose);
+      continue;
+    }
+    event.done();
+    outcome.left += a.kind == MGD_DO_SPILL || a.kind == MGD_DO_DROP;
+    outcome.forgotten += a.kind == MGD_DO_FORGET;
   }
-  Timed event(MGD_EV_RESTORE, MGD_WHY_NEEDED, a);
-  c10::DataPtr block;
-  CopyPtr copy;
-  try {
-    block = allocate_on(a.to, h->size(), Urgency::Now);
-    copy = begin_return(h, a, block, Urgency::Now);
-    if (copy) copy->order(block);
-  } catch (...) {
-    free_idle_block(block, copy, h->size());
-    end_restore(h, MGD_SPILLED);
-    throw;
-  }
-  come_home(h, copy);
-  h->last = nullptr;
-  restore_pointer(*h, std::move(block));
-  end_restore(h, MGD_RESIDENT);
-  event.done();
-}
-
-void give_up(const mgd_action& a) {
-  if (a.kind == MGD_DO_RESTORE) end_restore(handle_from(a), MGD_SPILLED);
-  if (a.kind == MGD_DO_JOIN) end_restore(handle_from(a), MGD_ARRIVING);
+  return outcome;
 }
 
 // ---- from where they are
@@ -323,7 +381,7 @@ bool begin_one(StorageHandle& h, std::array<mgd_action, 1 + MGD_MAX_DEVICES>& pl
 
 } // namespace
 
-// Begins a restore and ends it as failed: in between, no other thread moves or frees the bytes.
+// Begins a restore and gives it up: in between, no other thread moves or frees the bytes.
 bool copy_from_where_it_is(StorageHandle& h, std::size_t offset, std::size_t bytes, int to, void* target,
                            const c10::DataPtr* block, int* from) {
   const Use use(h);
@@ -332,83 +390,24 @@ bool copy_from_where_it_is(StorageHandle& h, std::size_t offset, std::size_t byt
   std::size_t n = 0;
   if (!begin_one(h, plan, &n)) return false;
   if (n && plan[0].kind == MGD_DO_JOIN) {
-    carry_home(plan[0]);
+    carry_out(plan[0], Purpose::Operator);
     n = 0;
   }
+  const Begun begun{{plan.data(), n}, Purpose::Operator};
   const int where = n ? plan[0].from : h.home;
   HostMemory* memory = where == MGD_HOST ? memory_from(plan[0]) : nullptr;
   if (from) *from = where;
-  try {
-    const void* source = memory ? data_of(memory) : n ? h.guest.get() : h.block.get();
-    const CopyPtr after = memory ? last_copy(memory) : n ? h.last : nullptr;
-    CopyPtr copy = begin_copy(h.home, to, target, where, static_cast<const char*>(source) + offset, bytes,
-                              Urgency::Now, after);
-    if (block && copy && n) {
-      copy->order(*block);
-      (memory ? last_copy(memory) : h.last) = copy;
-    } else {
-      wait_for(copy);
-    }
-  } catch (...) {
-    if (n) give_up(plan[0]);
-    throw;
+  const void* source = memory ? data_of(memory) : n ? h.guest.get() : h.block.get();
+  const CopyPtr after = memory ? last_copy(memory) : n ? h.last : nullptr;
+  CopyPtr copy =
+      begin_copy(h.home, to, target, where, static_cast<const char*>(source) + offset, bytes, Urgency::Now, after);
+  if (block && copy && n) {
+    copy->order(*block);
+    (memory ? last_copy(memory) : h.last) = copy;
+  } else {
+    wait_for(copy);
   }
-  if (n) give_up(plan[0]);
   return true;
-}
-
-// ---- ahead of need
-
-namespace {
-
-bool begin_coming(StorageHandle* h, const mgd_action& a) {
-  c10::DataPtr block = try_allocate_on(a.to, h->size(), Urgency::Soon);
-  if (!block.get()) return false;
-  tell_owner(block, MGD_HOLD_MANAGED);
-  CopyPtr copy = begin_return(h, a, block, Urgency::Soon);
-  come_home(h, copy);
-  h->coming = std::move(block);
-  h->last = std::move(copy);
-  return true;
-}
-
-void fetch(const mgd_action& a) {
-  StorageHandle* h = handle_from(a);
-  Timed event(MGD_EV_RESTORE, MGD_WHY_PLANNED, a);
-  bool comes = false;
-  try {
-    comes = begin_coming(h, a);
-  } catch (const std::exception&) {
-  }
-  end_restore(h, comes ? MGD_ARRIVING : MGD_SPILLED);
-  if (comes) event.done();
-  if (mgd_handle_put(h, 1)) delete h;
-}
-
-void make_spare(const mgd_action& a) {
-  StorageHandle* h = handle_from(a);
-  Timed event(MGD_EV_SPARE, MGD_WHY_PLANNED, a);
-  HostMemory* memory = nullptr;
-  CopyPtr copy;
-  try {
-    if (h->coming.get_context()) join(*h);
-    memory = begin_copy_to_host(h, a.from, memory_from(a), Urgency::Soon, &copy);
-  } catch (const std::exception&) {
-  }
-  if (memory) h->last = copy;
-  end_spill(h, memory ? h->home : -1, memory);
-  if (memory) event.done();
-}
-
-} // namespace
-
-void carry_out_planned(const mgd_action* actions, std::size_t n) {
-  std::exception_ptr ignored;
-  for (const mgd_action* a = actions; a != actions + n; a++) {
-    if (a->kind == MGD_DO_SPARE) make_spare(*a);
-    else if (a->kind == MGD_DO_RESTORE) fetch(*a);
-    else carry_out(a, 1, &ignored, nullptr, Urgency::Soon);
-  }
 }
 
 } // namespace managed

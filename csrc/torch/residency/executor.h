@@ -12,20 +12,25 @@
 
 namespace managed {
 
-// Carries out SPILL, DROP and FORGET. Returns how many storages left: fewer than were planned if a copy could not
-// begin; *failure is the device's error then, if there was one. *forgotten: how many copies on the host were freed.
-int64_t carry_out(const mgd_action* actions, std::size_t n, std::exception_ptr* failure, int64_t* forgotten = nullptr,
-                  Urgency urgency = Urgency::Now);
+// Why a plan is carried out. Room: evictions make room that is needed now. Operator: the operands of an operator come
+// home. Ahead: a schedule (core/step.h) copies bytes to the host, evicts them, or prefetches them without evicting
+// anything; its copies are less urgent.
+enum class Purpose { Room, Operator, Ahead };
 
-// Carries out one RESTORE or JOIN of an operator: work that this thread starts from now on finds the bytes at home.
-// Throws the allocator's error if the device has no room; the bytes stay where they were then.
-void carry_home(const mgd_action& action);
-// Ends a RESTORE or JOIN that is not carried out.
-void give_up(const mgd_action& action);
+struct Outcome {
+  int64_t left = 0;           // storages that left
+  int64_t forgotten = 0;      // copies on the host that were freed
+  std::exception_ptr failure; // the last device's error
+};
 
-// Carries out what a plan does ahead of need (core/step.h): copies bytes to the host, evicts them, or prefetches them
-// without evicting anything. An action that fails is skipped: the operator that needs it does it, or fails, later.
-void carry_out_planned(const mgd_action* actions, std::size_t n);
+using RoomMaker = void (*)(const mgd_action& action);
+
+// Carries out a plan of the core, one action after the other, and ends each, done or not (executor.cpp has the table).
+// Work that this thread starts from now on finds what was restored for an operator at home. If an action of an operator
+// fails, throws its error and gives up the rest; the bytes stay where they were. If an action of another plan fails, it
+// is given up and the rest is carried out: the caller makes other room, or the operator that needs the bytes fails.
+// `make_room` carries out MAKE_ROOM, which only mgd_restore_begin() plans.
+Outcome carry_out(c10::ArrayRef<mgd_action> plan, Purpose purpose, RoomMaker make_room = nullptr);
 
 // Size in bytes of the block that this thread is requesting for a storage that comes home or goes to a peer; 0 if it is
 // requesting none. makes_no_room(): no storage may be evicted for that block.

@@ -3,8 +3,6 @@
 
 #include <torch/csrc/autograd/variable.h>
 
-#include <algorithm>
-
 #include "torch/devices/devices.h"
 #include "torch/residency/executor.h"
 #include "torch/residency/garbage.h"
@@ -36,18 +34,6 @@ bool others_use(int device, uint64_t freed) {
 // Makes room on the device for one action of a plan, in addition to the bytes that are free.
 void make_room_for(const mgd_action& a) {
   make_room(a.from, free_bytes(a.from) + a.bytes, Hold::uses_of_this_thread(a.from), Caller::BringsHome);
-}
-
-void carry_out_all(const mgd_action* actions, std::size_t n) {
-  for (const mgd_action* a = actions; a != actions + n; a++) {
-    try {
-      if (a->kind == MGD_DO_MAKE_ROOM) make_room_for(*a);
-      else carry_home(*a);
-    } catch (...) {
-      std::for_each(a + 1, actions + n, give_up);
-      throw;
-    }
-  }
 }
 
 // Looking up a tangent takes a lock of torch, so this tests first whether t can have one. A view can have that of its
@@ -239,28 +225,41 @@ int Hold::begin_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std:
       room[home] = bytes_free_soon(home); // takes the allocator's lock, hence once
   }
   const int code = mgd_restore_begin(machine(), handles, used_.size(), room, plan, n, device);
-  if (code == MGD_OK) carry_out_all(plan, *n);
+  if (code == MGD_OK) carry_out({plan, *n}, Purpose::Operator, make_room_for);
   return code;
 }
 
-// True: all operands are home, and stay while they are held. False: another try makes sense. Throws when none does.
+// One try. True: all operands are home, and stay while they are held. False: another try makes sense. Throws when none
+// does. What it does depends on the outcome of begin_to_bring_home(). The conditions of the third column are tested
+// when the outcome is known; the fourth says what happens if they do not hold.
+//
+//   outcome           meaning                                waits and returns false  else
+//   OK                all operands are home                  -                        returns true
+//   WAIT              another thread moves an operand        before kStuck is over    throws
+//   BUSY              no room while other threads use or     before the deadline, if  collects garbage: returns
+//                     move storages of the device            others_use()             false, or throws if none
+//   NO_ROOM           no room even when that has ended       before the deadline, if  collects garbage: returns
+//                                                            others_free()            false, or throws if none
+//   OutOfMemoryError  other threads took the room that the   before the deadline, if  collects garbage: waits and
+//                     plan made, or victims could not leave  others_use()             returns false, or rethrows
+//   another one       a device failed                        -                        rethrows
 bool Hold::try_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::size_t room_in_plan, int64_t deadline,
                              const char* operator_name) {
   const uint64_t freed_before = change_count(), freed = changes_by_others();
   std::size_t n = room_in_plan;
   int device = 0;
-  int code = MGD_E_WAIT; // also if an exception below says that other threads took the room
+  int code = MGD_E_WAIT; // also after an OutOfMemoryError that is not rethrown
   try {
     code = begin_to_bring_home(handles, plan, &n, &device);
-    if (code == MGD_OK) return true;
-  } catch (const c10::OutOfMemoryError&) { // other threads took the room, or victims could not leave
+  } catch (const c10::OutOfMemoryError&) {
     device = plan[0].kind == MGD_DO_RESTORE ? plan[0].to : plan[0].from;
     if ((now() >= deadline || !others_use(device, freed)) && !collect_garbage()) throw;
   }
-  if (code == MGD_E_WAIT) { // another thread moves an operand; that ends, unless something is wrong
+  if (code == MGD_OK) return true;
+  if (code == MGD_E_WAIT) {
     TORCH_CHECK(now() < deadline + kStuck,
                 "managed: the bytes of an operand have been on their way in another thread for too long");
-  } else if (code != MGD_OK) {
+  } else {
     give_back();
     const bool is_hopeless = !(code == MGD_E_BUSY ? others_use(device, freed) : others_free(freed));
     use_again();

@@ -24,15 +24,14 @@ namespace {
 constexpr std::size_t kPlan = 32; // actions of one plan; more room takes another plan
 constexpr int kTries = 2;         // failed plans (no action succeeded) before find_room() gives up
 
-// Plans one eviction or several and carries them out. Returns the code of mgd_evict_begin(); *left and *forgotten are
-// those of carry_out().
-int let_somebody_leave(int device, int64_t bytes, int64_t own_uses, const int64_t* room, int64_t* left,
-                       int64_t* forgotten, std::exception_ptr* failure) {
+// Plans one eviction or several and carries them out. Returns the code of mgd_evict_begin(); *outcome is that of
+// carry_out().
+int let_somebody_leave(int device, int64_t bytes, int64_t own_uses, const int64_t* room, Outcome* outcome) {
   const Transfer moving;
   std::array<mgd_action, kPlan> plan;
   std::size_t n = plan.size();
   const int code = mgd_evict_begin(machine(), device, bytes, room, own_uses, plan.data(), &n);
-  if (code == MGD_OK) *left = carry_out(plan.data(), n, failure, forgotten);
+  if (code == MGD_OK) *outcome = carry_out({plan.data(), n}, Purpose::Room);
   const auto goes_to_host = [](const mgd_action& a) { return a.to == MGD_HOST; };
   if (code == MGD_OK && std::any_of(plan.data(), plan.data() + n, goes_to_host)) begin_steps(device);
   return code;
@@ -64,11 +63,13 @@ bool find_room(int device, int64_t bytes, int64_t own_uses, Caller caller, std::
   int failures = 0;
   for (;;) {
     const uint64_t before = change_count();
-    int64_t left = 0, forgotten = 0;
-    const int code = let_somebody_leave(device, missing, own_uses, room, &left, &forgotten, failure);
-    if (left || (!locked && drop_replicas(device, missing, true))) return true; // the most recently used go last
+    Outcome outcome;
+    const int code = let_somebody_leave(device, missing, own_uses, room, &outcome);
+    if (outcome.failure) *failure = outcome.failure;
+    if (outcome.left || (!locked && drop_replicas(device, missing, true)))
+      return true; // the most recently used go last
     if (code == MGD_OK) { // the host has no memory, or a device failed; freed host copies are progress
-      failures += forgotten == 0;
+      failures += outcome.forgotten == 0;
       if (failures < kTries) continue;
       return false;
     }
@@ -92,7 +93,6 @@ bool make_room(int device, int64_t bytes, int64_t own_uses, Caller caller) {
 
 int64_t spill_some(uint32_t odds, uint64_t* seed) {
   int64_t left = 0;
-  std::exception_ptr ignored; // what cannot leave stays
   const Transfer moving;
   for (int id = 1; id < device_count(); id++) {
     mgd_residency_usage there{};
@@ -100,7 +100,7 @@ int64_t spill_some(uint32_t odds, uint64_t* seed) {
     std::vector<mgd_action> plan(2 * static_cast<std::size_t>(there.storages) + 2); // each may drop a spare of another
     std::size_t n = plan.size();
     if (mgd_evict_random(machine(), id, odds, seed, plan.data(), &n) != MGD_OK) continue;
-    left += carry_out(plan.data(), n, &ignored);
+    left += carry_out({plan.data(), n}, Purpose::Room).left; // what cannot leave stays
   }
   return left;
 }

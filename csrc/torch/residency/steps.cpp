@@ -74,11 +74,11 @@ void follow_step(int device, const char* operator_name, c10::ArrayRef<mgd_step_u
     const int code = mgd_step_operator(machine(), device, &call, actions.data(), &n, &plans);
     if (code == MGD_E_ABSENT) stop_watching(device);
     if (code != MGD_OK) return;
-    carry_out_planned(actions.data(), n);
+    carry_out({actions.data(), n}, Purpose::Ahead);
     while (C10_UNLIKELY(n + 2 >= actions.size())) { // there may be more
       n = actions.size();
       if (mgd_step_rest(machine(), device, &call, actions.data(), &n) != MGD_OK) break;
-      carry_out_planned(actions.data(), n);
+      carry_out({actions.data(), n}, Purpose::Ahead);
     }
   }
   if (plans) plan(device);
