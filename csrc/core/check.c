@@ -168,8 +168,7 @@ static int32_t kept_length(const struct mgd_machine *m, int id) {
     }
     bytes += m->replicas.slots[slot].bytes; /* at most REPLICA, by the ledger */
   }
-  bool is_fraction = d->kept_limit >= 0.0 && d->kept_limit <= 1.0;
-  return is_fraction && bytes == d->kept_bytes && bytes <= mgd_replica_limit_locked(m, id) ? length : -1;
+  return bytes == d->kept_bytes && bytes <= mgd_replica_limit_locked(m, id) ? length : -1;
 }
 
 /* Returns the length of a source's chain if it holds only cached replicas of its own, else -1. */

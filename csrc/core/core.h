@@ -34,9 +34,6 @@ void mgd_state_after_fork(struct mgd_machine *m); /* in the parent and in the ch
 /* ---- device.c: which devices there are */
 /* Adds an accelerator; `name` ("sim:0", at most 31 bytes) is copied. */
 int mgd_device_add(struct mgd_machine *m, const char *name, int64_t capacity, int *id);
-/* Removes all accelerators above `keep`; fails with INVALID while reservations stand or wait, or replicas, storages or
- * bytes of storages are there, or any storage is on its way. */
-int mgd_device_truncate(struct mgd_machine *m, int keep);
 int mgd_device_count(struct mgd_machine *m); /* the host included, so >= 1 */
 int mgd_device_name(struct mgd_machine *m, int id, char out[32]);
 int mgd_device_set_capacity(struct mgd_machine *m, int id,
@@ -48,10 +45,8 @@ int mgd_device_set_speed(struct mgd_machine *m, int id, double speed);
 int mgd_link_set(struct mgd_machine *m, int from, int to, struct mgd_link link);
 
 /* ---- ledger.c: bytes per device by owner */
-/* Negative bytes give back. INVALID: more is given back than the owner has, or the owner is RESERVED or REPLICA, which
- * only admission and the directory of replicas change. */
-int mgd_ledger_add(struct mgd_machine *m, int device, enum mgd_owner owner, int64_t bytes);
-/* Records what a driver reported. `allocated`: all bytes that torch's allocator has handed out, replicas included. */
+/* Records what a driver reported. `allocated`: all bytes that torch's allocator has handed out, replicas included. Only
+ * admission and the directory of replicas change the bytes of RESERVED and REPLICA. */
 int mgd_ledger_observe(struct mgd_machine *m, int device, int64_t allocated, int64_t foreign);
 int mgd_ledger_usage(struct mgd_machine *m, int device, struct mgd_usage *out);
 int mgd_ledger_reset_peak(struct mgd_machine *m, int device);
@@ -66,10 +61,6 @@ int mgd_heuristic_apply(struct mgd_machine *m, int64_t size, int64_t *out);
 /* ---- place.c: which device */
 /* The room is the capacity less the bytes of all owners but REPLICA, less the reserved fraction. */
 int mgd_place_share(struct mgd_machine *m, int device, double reserved, struct mgd_share *out);
-/* Bits of `allowed` that are no accelerator are ignored. Among devices with room, `disperse` takes the one with the
- * least in use for its speed, the object included; otherwise the one with the least room wins. Ties go to the first. */
-int mgd_place_object(struct mgd_machine *m, const struct mgd_object_request *request, int *device,
-                     enum mgd_reason *why);
 /* Decides where one operator runs, by the first rule that applies:
  *   1. two pins on different devices: PIN_CONFLICT, and *device and *other are the first two;
  *   2. the device of a backward formula's gradient; then that of a random generator;
@@ -92,7 +83,7 @@ int mgd_place_operands(struct mgd_machine *m, const struct mgd_operand *operands
  * no contiguous plan fits. */
 int mgd_place_plan_layers(struct mgd_machine *m, const int64_t *bytes, const int64_t *border, size_t n,
                           const struct mgd_share *shares, size_t devices, int *out);
-/* Places objects one by one in order, each where mgd_place_object() would disperse it. NO_ROOM: one fits nowhere. */
+/* Places objects one by one in order, each where mgd_admit_object() would disperse it. NO_ROOM: one fits nowhere. */
 int mgd_place_plan_spread(const int64_t *bytes, size_t n, const struct mgd_share *shares, size_t devices, int *out);
 
 /* ---- admit.c: reservations with deadlines; decides, never sleeps */
@@ -102,7 +93,9 @@ int mgd_place_plan_spread(const int64_t *bytes, size_t n, const struct mgd_share
  * caller knows the object and the time. */
 int mgd_admit_request(struct mgd_machine *m, int device, int64_t bytes, double reserved, int64_t now, int64_t deadline,
                       struct mgd_ticket *ticket);
-/* Chooses a device and reserves in one step, so that two threads never take the same bytes. If the host is chosen, the
+/* Chooses a device and reserves in one step, so that two threads never take the same bytes. Bits of `allowed` that are
+ * no accelerator are ignored. Among devices with room, `disperse` takes the one with the least in use for its speed,
+ * the object included; otherwise the one with the least room wins. Ties go to the first. If the host is chosen, the
  * ticket's id is 0. Never waits: devices with waiting requests are passed over. */
 int mgd_admit_object(struct mgd_machine *m, const struct mgd_object_request *request, int64_t now,
                      struct mgd_ticket *ticket, enum mgd_reason *why);
@@ -139,7 +132,6 @@ int mgd_replica_drop(struct mgd_machine *m, int32_t slot); /* dooms one; a doome
 int mgd_replica_make_room(struct mgd_machine *m, int device, int64_t bytes, bool all);
 int mgd_replica_reap(struct mgd_machine *m,
                      int32_t *slot); /* the next doomed slot, which is free from now on; ABSENT: no more */
-int mgd_replica_limit(struct mgd_machine *m, int device, double fraction); /* of the capacity; 0.5 at first */
 
 /* ---- user.c: which threads use storages */
 int mgd_user_join(struct mgd_machine *m,
@@ -219,8 +211,6 @@ int mgd_evict_end(struct mgd_machine *m, struct mgd_handle *h, int to, void *mem
 
 /* ---- order.c: in which order storages leave */
 int mgd_order_set_policy(struct mgd_machine *m, mgd_victim_fn fn, void *context); /* NULL restores the default */
-/* Asks the policy again for the storage's key; call it when the policy would now answer differently. */
-void mgd_order_rekey(struct mgd_machine *m, struct mgd_handle *h);
 
 /* ---- policy.c: what keeping a storage is worth; pure functions, no machine */
 double mgd_policy_lru(void *unused, const struct mgd_victim *victim);          /* least recently used */

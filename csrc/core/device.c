@@ -1,8 +1,7 @@
 /* device.c: which devices there are, how large and how fast they are.
  *
- * Ids are positions: 0 is the host, accelerators follow in the order in which they were added, and only the last ones
- * can be removed, so that an id never changes its meaning while its device exists. The bytes of a device are counted in
- * ledger.c.
+ * Ids are positions: 0 is the host, accelerators follow in the order in which they were added. No device is removed, so
+ * an id never changes its meaning. The bytes of a device are counted in ledger.c.
  */
 #include "core/arithmetic.h"
 #include "core/steps/internal_step.h"
@@ -29,12 +28,7 @@ static int add_device(struct mgd_machine *m, const char *name, int64_t capacity,
     return MGD_E_FULL;
   }
   struct mgd_device *d = &m->devices[m->count];
-  *d = (struct mgd_device){.capacity = capacity,
-                           .speed = 1.0,
-                           .first_waiter = -1,
-                           .last_waiter = -1,
-                           .kept = {-1, -1},
-                           .kept_limit = MGD_KEPT_LIMIT};
+  *d = (struct mgd_device){.capacity = capacity, .speed = 1.0, .first_waiter = -1, .last_waiter = -1, .kept = {-1, -1}};
   memcpy(d->name, name, strlen(name) + 1);
   mgd_link_reset_locked(m, m->count);
   *id = m->count++;
@@ -47,21 +41,6 @@ int mgd_device_add(struct mgd_machine *m, const char *name, int64_t capacity, in
   }
   mgd_state_enter(m);
   return mgd_state_leave(m, add_device(m, name, capacity, id));
-}
-
-int mgd_device_truncate(struct mgd_machine *m, int keep) {
-  int code = MGD_E_INVALID;
-  mgd_state_enter(m);
-  if (keep >= 0 && !mgd_admit_busy_locked(m, keep) && !mgd_replica_busy_locked(m, keep) &&
-      !mgd_handle_busy_locked(m, keep)) {
-    for (; m->count > keep + 1; m->count--) {
-      mgd_trace_forget_locked(m, m->count - 1);
-      mgd_alloc_free(m->devices[m->count - 1].storages.order);
-      mgd_step_free(m->devices[m->count - 1].step);
-    }
-    code = MGD_OK;
-  }
-  return mgd_state_leave(m, code);
 }
 
 int mgd_device_count(struct mgd_machine *m) {

@@ -80,16 +80,13 @@ int mgd_handle_arrive(struct mgd_machine *m, struct mgd_handle *h) {
 }
 
 /* A storage that dies while a mover has its bytes cannot be freed yet. Its handle becomes an orphan: it is moved from
- * the list of its home to the list of orphans, until the mover ends the move and frees everything. Until then
- * m->moves.count keeps devices busy. */
+ * the list of its home to the list of orphans, until the mover ends the move and frees everything. */
 int mgd_handle_close(struct mgd_machine *m, struct mgd_handle *h, bool *moving, void **memory) {
   mgd_state_enter(m);
   struct mgd_storages *s = home_of(m, h);
   *moving = mgd_residency_is_moving(h);
   mgd_residency_unfile_locked(m, h);
-  if (*moving) {
-    mgd_residency_list_add(&m->moves.orphans, h);
-  }
+  if (*moving) { mgd_residency_list_add(&m->orphans, h); }
   *memory = *moving ? NULL : mgd_residency_take_memory_locked(m, h);
   *(h->previous ? &h->previous->next : &s->first) = h->next;
   if (h->next) {
@@ -172,12 +169,4 @@ void mgd_handle_forget_uses(struct mgd_machine *m, struct mgd_user *user) {
     }
   }
   (void)mgd_state_leave(m, MGD_OK);
-}
-
-bool mgd_handle_busy_locked(const struct mgd_machine *m, int above) {
-  bool busy = m->moves.count > 0; /* a move may end on any device */
-  for (int id = above + 1; id < m->count; id++) {
-    busy = busy || m->devices[id].storages.open || m->devices[id].storages.guests.oldest;
-  }
-  return busy;
 }

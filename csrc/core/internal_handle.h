@@ -57,13 +57,6 @@ struct mgd_host_room {
   int64_t spare_bytes;
 };
 
-/* Invariants: count is how many storages are SPILLING or RESTORING, and orphans are
- * the closed ones among them: they are in no other list, and freed when the move ends. */
-struct mgd_moves {
-  int32_t count;
-  struct mgd_handle_list orphans;
-};
-
 /* ---- user.c */
 struct mgd_uses {
   uint64_t begun, ended;
@@ -104,8 +97,6 @@ void mgd_residency_arrive_locked(struct mgd_machine *m, struct mgd_handle *h, vo
 static inline bool mgd_handle_is_clean(const struct mgd_handle *h) {
   return h->memory && !__atomic_load_n(&h->dirty, __ATOMIC_RELAXED);
 }
-/* True: devices above that id have storages or guests, or a move is under way anywhere. */
-bool mgd_handle_busy_locked(const struct mgd_machine *m, int above);
 
 /* True: it stays as long as other storages can leave. */
 static inline bool mgd_handle_leaves_last(const struct mgd_handle *h) { return (h->advice & MGD_ADVICE_LAST) != 0; }

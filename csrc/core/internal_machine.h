@@ -46,7 +46,6 @@ struct mgd_device {
   int32_t first_waiter, last_waiter; /* slots of claims, -1: none waits */
   struct mgd_replica_list kept;      /* cached replicas, least recently used first */
   int64_t kept_bytes;                /* sum over `kept`, at most mgd_replica_limit_locked() */
-  double kept_limit;                 /* fraction of the capacity, 0..1 */
   struct mgd_storages storages;
   struct mgd_step *step; /* internal_step.h; NULL: the device does not log */
 };
@@ -95,7 +94,7 @@ struct mgd_machine {
   struct mgd_claims claims;
   struct mgd_replicas replicas;
   struct mgd_host_room host;
-  struct mgd_moves moves;
+  struct mgd_handle_list orphans; /* closed while SPILLING or RESTORING: in no other list, freed when the move ends */
   struct mgd_user *users;
   mgd_victim_fn victim;
   void *victim_context, *heuristic_context;
@@ -143,15 +142,9 @@ void mgd_ledger_move_locked(struct mgd_machine *m, int id, enum mgd_owner owner,
 /* Returns the share with room for the bytes that has the least in use for its speed, these bytes included; or -1. */
 int mgd_place_lightest(const struct mgd_share *shares, size_t n, int64_t bytes);
 int mgd_place_validate(const struct mgd_object_request *request);
-/* Works like mgd_place_object(), over the devices of `allowed` instead of the request's. */
+/* Chooses as mgd_admit_object() does, among the devices of `allowed` instead of the request's. */
 int mgd_place_pick_locked(const struct mgd_machine *m, const struct mgd_object_request *request, mgd_mask allowed,
                           enum mgd_reason *why);
-
-/* ---- admit.c */
-bool mgd_admit_busy_locked(const struct mgd_machine *m, int above); /* true: devices above that id have claims */
-
-/* ---- trace.c */
-void mgd_trace_forget_locked(struct mgd_machine *m, int id); /* clears the device's link totals */
 
 /* ---- check.c */
 int mgd_check_locked(const struct mgd_machine *m);

@@ -7,7 +7,7 @@
 
 #include "core/core.h"
 
-#define MGD_KEPT_LIMIT 0.5 /* of a device's capacity: the most that replicas take at first */
+#define MGD_KEPT_LIMIT 0.5 /* of a device's capacity: the most that replicas take */
 #define MGD_KEPT_LEAST 0.0625 /* of it: for the most recently used ones; storages leave before these are doomed */
 #define MGD_KEPT_FREE 0.125   /* of it: what a new replica leaves free, if possible */
 
@@ -80,7 +80,5 @@ struct mgd_source *mgd_source_find(struct mgd_machine *m, uint64_t id); /* NULL 
 /* ---- replica.c */
 int64_t mgd_replica_limit_locked(const struct mgd_machine *m, int device); /* bytes that replicas may take */
 void mgd_replica_shrink_locked(struct mgd_machine *m, int device); /* dooms what exceeds that limit */
-bool mgd_replica_busy_locked(const struct mgd_machine *m,
-                             int above); /* true: devices above that id have cached or doomed replicas */
 
 #endif

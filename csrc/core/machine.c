@@ -18,7 +18,6 @@ static void add_host(struct mgd_machine *m) {
   host->capacity = INT64_MAX;
   host->first_waiter = host->last_waiter = -1;
   host->kept = (struct mgd_replica_list){-1, -1};
-  host->kept_limit = MGD_KEPT_LIMIT;
   host->speed = 1.0;
   m->count = 1;
   mgd_link_reset_locked(m, MGD_HOST);

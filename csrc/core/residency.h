@@ -37,8 +37,8 @@ enum mgd_advice {
 
 /* This is what a policy is told about a storage that may leave. The storage with the smallest key leaves first; among
  * equals the least recently used one. If a storage was used since its key was computed, the key is computed again only
- * when the storage comes to the front. So a use must not make a key smaller, or mgd_order_rekey() must be called for
- * each storage whose key became smaller. The policy is called with the machine's mutex held. */
+ * when the storage comes to the front. So a storage whose use makes its key smaller is overlooked until its pins or its
+ * advice change. The policy is called with the machine's mutex held. */
 struct mgd_victim {
   const struct mgd_handle *handle; /* for policies that know more about it */
   uint64_t stamp; /* tick of its last use */

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "clock/clock_testing.h"
+#include "core/internal_machine.h"
 #include "core/testing.h"
 
 #define MIB ((int64_t)1 << 20)
@@ -82,7 +83,23 @@ static inline struct mgd_usage usage_of(struct mgd_machine *m, int device) {
   return u;
 }
 
+/* Changes the bytes that a driver reports of an owner, MANAGED or FOREIGN. */
+static inline void add_bytes(struct mgd_machine *m, int device, enum mgd_owner owner, int64_t bytes) {
+  struct mgd_usage u = usage_of(m, device);
+  u.by_owner[owner] += bytes;
+  EXPECT_OK(mgd_ledger_observe(m, device, u.by_owner[MGD_MANAGED] + u.by_owner[MGD_REPLICA], u.by_owner[MGD_FOREIGN]));
+}
+
 static inline int64_t reserved_of(struct mgd_machine *m, int device) { return usage_of(m, device).by_owner[MGD_RESERVED]; }
+
+/* No device has storages or guests, and no storage is under way. */
+static inline bool is_empty(const struct mgd_machine *m) {
+  bool empty = !m->orphans.oldest;
+  for (int id = 0; id < m->count; id++) {
+    empty = empty && !m->devices[id].storages.first && !m->devices[id].storages.guests.oldest;
+  }
+  return empty;
+}
 
 static inline struct mgd_totals totals_of(struct mgd_machine *m) {
   struct mgd_totals totals;

@@ -54,7 +54,7 @@ struct model {
   struct claim claims[CLAIMS];
   struct copy copies[COPIES];
   struct source sources[SOURCES];
-  double kept_limit[DEVICES], speed[DEVICES];
+  double speed[DEVICES];
   uint64_t arrivals, events, ticks;
   struct mgd_event ring[RING]; /* event i at i % RING */
   uint64_t count[KINDS], link_count[DEVICES][DEVICES];

@@ -7,9 +7,7 @@
 
 #define EXTENTS 2
 
-static inline int64_t kept_limit(const struct model *x, int d) {
-  return x->kept_limit[d] < 1.0 ? (int64_t)(x->kept_limit[d] * (double)x->capacity[d]) : x->capacity[d];
-}
+static inline int64_t kept_limit(const struct model *x, int d) { return (int64_t)(0.5 * (double)x->capacity[d]); }
 
 static inline int64_t kept(const struct model *x, int d) {
   int64_t bytes = 0;
@@ -191,13 +189,6 @@ static inline void step_make_room(struct model *x) {
     bytes -= c->bytes;
     doom(x, c);
   }
-}
-
-static inline void step_limit(struct model *x) {
-  int d = (int)roll(x, DEVICES);
-  x->kept_limit[d] = (double)roll(x, 5) / 4.0;
-  EXPECT_OK(mgd_replica_limit(x->m, d, x->kept_limit[d]));
-  shrink(x, d, kept_limit(x, d));
 }
 
 static inline void step_reap(struct model *x) {

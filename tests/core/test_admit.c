@@ -196,7 +196,7 @@ static void an_object_passes_by_devices_where_somebody_waits(void) {
   struct mgd_machine *m = new_machine(2, 100);
   struct mgd_ticket holder = granted(m, 1, 20), large = waiting(m, 1, 90, 50), t = {0};
   enum mgd_reason why;
-  EXPECT_OK(mgd_ledger_add(m, 2, MGD_MANAGED, 50)); /* fuller than device 1 */
+  add_bytes(m, 2, MGD_MANAGED, 50); /* fuller than device 1 */
   const struct mgd_object_request r = {10, true, ALL, 0.0}, there = {10, true, 1u << 1, 0.0};
   EXPECT_OK(mgd_admit_object(m, &r, 1, &t, &why));
   EXPECT_INT(t.device, 2);

@@ -103,6 +103,7 @@ static void claims_and_queues(void) {
   EXPECT_BROKEN(m, first->bytes, minus);
   EXPECT_BROKEN(m, last->arrival, future);
   EXPECT_BROKEN(m, granted->device, unknown);
+  EXPECT_BROKEN(m, granted->device, below);
   EXPECT_BROKEN(m, granted->reserved, above_one);
   EXPECT_BROKEN(m, granted->reserved, nothing);
   EXPECT_BROKEN(m, granted->arrival, future);
@@ -182,14 +183,10 @@ static struct mgd_machine *copying_machine(void) {
 static void bytes_of_replicas(void) {
   struct mgd_machine *m = copying_machine();
   struct mgd_replica *e = m->replicas.slots;
-  const int64_t eleven = 11, forty = 40;
-  const double nothing = -0.5, no_number = (double)NAN, tight = 0.29;
+  const int64_t eleven = 11, forty = 40, tight = 59;
   EXPECT_BROKEN(m, m->devices[1].by_owner[MGD_REPLICA], eleven);
   EXPECT_BROKEN(m, m->devices[1].kept_bytes, forty);
-  EXPECT_BROKEN(m, m->devices[1].kept_limit, nothing);
-  EXPECT_BROKEN(m, m->devices[1].kept_limit, above_one);
-  EXPECT_BROKEN(m, m->devices[1].kept_limit, no_number);
-  EXPECT_BROKEN(m, m->devices[1].kept_limit, tight); /* 30 bytes are kept */
+  EXPECT_BROKEN(m, m->devices[1].capacity, tight); /* 30 bytes are kept */
   EXPECT_BROKEN(m, e[OLDER].bytes, eleven);
   EXPECT_BROKEN(m, e[OLDER].bytes, minus);
   EXPECT_BROKEN(m, e[OLDER].bytes, much);

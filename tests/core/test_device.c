@@ -1,7 +1,6 @@
 /* Devices have ids in the order of arrival, unique names and capacities. */
 #include <math.h>
 
-#include "core/internal_machine.h"
 #include "expect.h"
 
 static void ids_follow_the_order_of_arrival(void) {
@@ -77,47 +76,6 @@ static void a_speed_is_a_number_above_zero(void) {
   mgd_machine_destroy(m);
 }
 
-/* A device that takes an old id begins empty: no bytes, no link, no totals. */
-static void the_last_devices_can_be_removed(void) {
-  struct mgd_machine *m = new_machine(3, MIB);
-  const struct mgd_event copy = {.kind = MGD_EV_COPY, .from = 1, .to = 3, .bytes = 10};
-  const struct mgd_link slow = {.latency_ns = 5, .bytes_per_ns = 1.0};
-  int id = -1;
-  EXPECT_OK(mgd_trace_add(m, &copy));
-  EXPECT_OK(mgd_link_set(m, 1, 3, slow));
-  EXPECT_OK(mgd_ledger_add(m, 3, MGD_MANAGED, 100));
-  EXPECT_OK(mgd_device_truncate(m, 1));
-  EXPECT_INT(mgd_device_count(m), 2);
-  EXPECT_OK(mgd_device_add(m, "gpu:0", MIB, &id));
-  EXPECT_OK(mgd_device_add(m, "gpu:1", MIB, &id));
-  EXPECT_INT(id, 3);
-  EXPECT_INT(usage_of(m, 3).used, 0);
-  EXPECT_INT((int64_t)mgd_link_estimate(&m->links[1][3], 1, 0), 10000);
-  EXPECT_TOTAL(totals_of(m).by_link[1][3], 0, 0, 0);
-  EXPECT_OK(mgd_device_truncate(m, 40)); /* nothing stands above */
-  EXPECT_INT(mgd_device_count(m), 4);
-  EXPECT_CODE(mgd_device_truncate(m, -1), MGD_E_INVALID);
-  EXPECT_OK(mgd_device_truncate(m, 0));
-  EXPECT_INT(mgd_device_count(m), 1);
-  mgd_machine_destroy(m);
-}
-
-static void promised_bytes_hold_their_device(void) {
-  struct mgd_machine *m = new_machine(2, 100);
-  struct mgd_ticket all = {0}, none = {0}, waits = {0};
-  EXPECT_OK(mgd_admit_request(m, 2, 0, 0.0, 0, 0, &none));
-  EXPECT_CODE(mgd_device_truncate(m, 1), MGD_E_INVALID); /* even of no bytes */
-  EXPECT_OK(mgd_admit_request(m, 2, 100, 0.0, 0, 0, &all));
-  EXPECT_OK(mgd_admit_release(m, &none));
-  EXPECT_CODE(mgd_admit_request(m, 2, 50, 0.0, 0, 10, &waits), MGD_E_WAIT);
-  EXPECT_OK(mgd_admit_release(m, &all));
-  EXPECT_CODE(mgd_device_truncate(m, 1), MGD_E_INVALID); /* somebody waits */
-  EXPECT_OK(mgd_device_truncate(m, 2));
-  EXPECT_OK(mgd_admit_release(m, &waits));
-  EXPECT_OK(mgd_device_truncate(m, 1));
-  mgd_machine_destroy(m);
-}
-
 int main(void) {
   ids_follow_the_order_of_arrival();
   bad_devices_are_refused_and_change_nothing();
@@ -125,7 +83,5 @@ int main(void) {
   strangers_are_not_found();
   a_capacity_may_change_and_never_be_negative();
   a_speed_is_a_number_above_zero();
-  the_last_devices_can_be_removed();
-  promised_bytes_hold_their_device();
   return 0;
 }

@@ -62,7 +62,7 @@ static void many_storages_close_in_any_order(void) {
   for (int i = 0; i < 200; i++) {
     close_handle(m, h[i * 77 % 200]);
   }
-  EXPECT_OK(mgd_device_truncate(m, 0));
+  EXPECT(is_empty(m));
   mgd_machine_destroy(m);
 }
 
@@ -103,7 +103,7 @@ static void close_moving(struct mgd_machine *m, struct mgd_handle *h) {
   EXPECT_OK(mgd_handle_close(m, h, &moving, &memory));
   EXPECT(moving && !memory);
   EXPECT(!mgd_handle_put(h, MGD_ALIVE));
-  EXPECT_CODE(mgd_device_truncate(m, 0), MGD_E_INVALID); /* its bytes are still on their way */
+  EXPECT(!is_empty(m)); /* its bytes are still on their way */
 }
 
 static void closing_on_the_way_out(int to, bool has_spare) {
@@ -124,7 +124,7 @@ static void closing_on_the_way_out(int to, bool has_spare) {
   EXPECT_INT(host_used(m), 0);
   EXPECT(mgd_handle_put(h, 1));
   free(h);
-  EXPECT_OK(mgd_device_truncate(m, 0));
+  EXPECT(is_empty(m));
   mgd_machine_destroy(m);
 }
 
@@ -144,7 +144,7 @@ static void closing_on_the_way_home(int from, bool done, int64_t limit) {
   EXPECT_INT(residency_of(m, 2).guests, 0);
   EXPECT(mgd_handle_unuse(h, me, 1));
   free(h);
-  EXPECT_OK(mgd_device_truncate(m, 0));
+  EXPECT(is_empty(m));
   mgd_machine_destroy(m);
 }
 
@@ -319,29 +319,6 @@ static void a_child_forgets_uses(void) {
   mgd_machine_destroy(m);
 }
 
-/* ---- devices */
-
-static void devices_stay_while_bytes_are_there(void) {
-  struct mgd_machine *m = new_directory(3);
-  struct mgd_handle *h = open_handle(m, 1, 8, 0);
-  const int64_t room[MGD_MAX_DEVICES] = {[3] = 8};
-  struct plan p;
-  void *left = NULL;
-  EXPECT_CODE(mgd_device_truncate(m, 0), MGD_E_INVALID);
-  EXPECT_OK(plan_eviction(m, 1, 1, room, &p));
-  EXPECT_CODE(mgd_device_truncate(m, 2), MGD_E_INVALID); /* on the way there */
-  carry_out(m, &p);
-  EXPECT_CODE(mgd_device_truncate(m, 2), MGD_E_INVALID);
-  begin_restore(m, h);
-  EXPECT_CODE(mgd_device_truncate(m, 2), MGD_E_INVALID); /* on the way from there */
-  EXPECT_OK(mgd_restore_end(m, h, MGD_RESIDENT, &left));
-  put_back(h, 1);
-  EXPECT_OK(mgd_device_truncate(m, 1));
-  close_handle(m, h);
-  EXPECT_OK(mgd_device_truncate(m, 0));
-  mgd_machine_destroy(m);
-}
-
 int main(void) {
   a_new_storage_is_home_and_idle();
   storages_that_cannot_be();
@@ -366,6 +343,5 @@ int main(void) {
   pins_away_from_home(MGD_HOST);
   pins_away_from_home(2);
   a_child_forgets_uses();
-  devices_stay_while_bytes_are_there();
   return 0;
 }

@@ -13,20 +13,27 @@
 
 /* ---- one object */
 
+/* Where the object goes. The reservation is given back. */
+static int place(struct mgd_machine *m, const struct mgd_object_request *r, enum mgd_reason *why) {
+  struct mgd_ticket t = {.device = -1};
+  EXPECT_OK(mgd_admit_object(m, r, 0, &t, why));
+  int device = t.device;
+  EXPECT(t.id == 0 || mgd_admit_release(m, &t) == MGD_OK);
+  return device;
+}
+
 static void expect_object(struct mgd_machine *m, struct mgd_object_request r, int device, enum mgd_reason why) {
-  int got = -1;
   enum mgd_reason reason = MGD_WHY_NONE;
-  EXPECT_OK(mgd_place_object(m, &r, &got, &reason));
-  EXPECT_INT(got, device);
+  EXPECT_INT(place(m, &r, &reason), device);
   EXPECT_TEXT(mgd_text_reason((int)reason), mgd_text_reason((int)why));
 }
 
 /* Three devices of 1000 bytes with 400, 700 and 500 free. */
 static struct mgd_machine *uneven(void) {
   struct mgd_machine *m = new_machine(3, 1000);
-  EXPECT_OK(mgd_ledger_add(m, 1, MGD_MANAGED, 600));
-  EXPECT_OK(mgd_ledger_add(m, 2, MGD_FOREIGN, 300));
-  EXPECT_OK(mgd_ledger_add(m, 3, MGD_MANAGED, 500));
+  add_bytes(m, 1, MGD_MANAGED, 600);
+  add_bytes(m, 2, MGD_FOREIGN, 300);
+  add_bytes(m, 3, MGD_MANAGED, 500);
   (void)keep(m, open_source(m), 3, 0, 400); /* replicas are room */
   return m;
 }
@@ -82,9 +89,7 @@ static void ties_go_to_the_lowest_id_and_nothing_fits_everywhere(void) {
   struct mgd_machine *m = new_machine(3, 1000);
   expect_object(m, (struct mgd_object_request){1, true, ALL, 0.0}, 1, MGD_WHY_DISPERSED);
   expect_object(m, (struct mgd_object_request){1, false, ALL, 0.0}, 1, MGD_WHY_PACKED);
-  for (int id = 1; id <= 3; id++) {
-    EXPECT_OK(mgd_ledger_add(m, id, MGD_MANAGED, 5000)); /* more than full */
-  }
+  for (int id = 1; id <= 3; id++) { add_bytes(m, id, MGD_MANAGED, 5000); /* more than full */ }
   expect_object(m, (struct mgd_object_request){0, true, ALL, 0.5}, 1, MGD_WHY_DISPERSED);
   expect_object(m, (struct mgd_object_request){1, true, ALL, 0.0}, MGD_HOST, MGD_WHY_NO_ROOM);
   mgd_machine_destroy(m);
@@ -96,7 +101,7 @@ static void disperse_looks_at_what_is_in_use_and_not_at_what_is_free(void) {
   EXPECT_OK(mgd_device_set_capacity(m, 2, 9000));
   EXPECT_OK(mgd_device_set_capacity(m, 1, 99));
   expect_object(m, r, 2, MGD_WHY_DISPERSED); /* the first with room */
-  EXPECT_OK(mgd_ledger_add(m, 2, MGD_MANAGED, 1));
+  add_bytes(m, 2, MGD_MANAGED, 1);
   expect_object(m, r, 3, MGD_WHY_DISPERSED);
   expect_object(m, empty, 1, MGD_WHY_DISPERSED);
   mgd_machine_destroy(m);
@@ -108,10 +113,9 @@ static void a_faster_device_holds_more(void) {
   EXPECT_OK(mgd_device_set_speed(m, 2, 2.0));
   for (int i = 0; i < 30; i++) {
     const struct mgd_object_request r = {10, true, ALL, 0.0};
-    int device = -1;
     enum mgd_reason why;
-    EXPECT_OK(mgd_place_object(m, &r, &device, &why));
-    EXPECT_OK(mgd_ledger_add(m, device, MGD_MANAGED, 10));
+    int device = place(m, &r, &why);
+    add_bytes(m, device, MGD_MANAGED, 10);
     EXPECT(i > 0 || device == 2); /* the first as well: it is done sooner there */
     held[device] += 10;
   }
@@ -131,10 +135,9 @@ static void others_bytes_take_their_part_of_the_speed(void) {
     EXPECT_OK(mgd_ledger_observe(m, 2, 0, 0));
     for (int i = 0; i < 200; i++) {
       const struct mgd_object_request r = {10, true, ALL, 0.0};
-      int device = -1;
       enum mgd_reason why;
-      EXPECT_OK(mgd_place_object(m, &r, &device, &why));
-      EXPECT_OK(mgd_ledger_add(m, device, MGD_MANAGED, 10));
+      int device = place(m, &r, &why);
+      add_bytes(m, device, MGD_MANAGED, 10);
       objects[device]++;
     }
     EXPECT_INT(objects[1], expected[k]);
@@ -153,10 +156,9 @@ static void equal_objects_spread_to_within_one(void) {
   const struct mgd_object_request r = {10, true, ALL, 0.0};
   int count[5] = {0};
   for (int i = 0; i < 103; i++) {
-    int device = -1;
     enum mgd_reason why;
-    EXPECT_OK(mgd_place_object(m, &r, &device, &why));
-    EXPECT_OK(mgd_ledger_add(m, device, MGD_MANAGED, 10));
+    int device = place(m, &r, &why);
+    add_bytes(m, device, MGD_MANAGED, 10);
     count[device]++;
   }
   EXPECT_INT(count[0], 0);
@@ -171,10 +173,10 @@ static void bad_requests_are_refused(void) {
   const struct mgd_object_request bad[] = {
       {-1, true, ALL, 0.0}, {1, true, ALL, -0.1}, {1, true, ALL, 1.0}, {1, true, ALL, (double)NAN}, {1, true, ALL, (double)INFINITY}};
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-    int device = 77;
+    struct mgd_ticket t = {.device = 77};
     enum mgd_reason why = MGD_WHY_REQUESTED;
-    EXPECT_CODE(mgd_place_object(m, &bad[i], &device, &why), MGD_E_INVALID);
-    EXPECT_INT(device, 77);
+    EXPECT_CODE(mgd_admit_object(m, &bad[i], 0, &t, &why), MGD_E_INVALID);
+    EXPECT_INT(t.device, 77);
     EXPECT(why == MGD_WHY_REQUESTED);
   }
   mgd_machine_destroy(m);
@@ -235,7 +237,7 @@ static void work_goes_to_placed_parameters_that_agree(void) {
   EXPECT_RUNS(2, MGD_WHY_PLACED, {2, parameter, 8}, {1, VOTES, 900000}, {3, VOTES, 900000}, {2, parameter, 8});
   EXPECT_RUNS(2, MGD_WHY_PLACED, {2, parameter, 8}, {0, VOTES, 900000});
   EXPECT_RUNS(2, MGD_WHY_PLACED, {2, parameter, 8}, {2, VOTES, 8}, {1, 0, 8});
-  EXPECT_OK(mgd_ledger_add(m, 2, MGD_MANAGED, MIB)); /* no room: what others do there leaves */
+  add_bytes(m, 2, MGD_MANAGED, MIB); /* no room: what others do there leaves */
   EXPECT_RUNS(2, MGD_WHY_PLACED, {1, VOTES, 900000}, {2, parameter, 8});
   mgd_machine_destroy(m);
 }
@@ -352,9 +354,9 @@ static void a_tie_goes_to_what_was_made_last(void) {
 /* What does not fit is spilled to the host over the candidate's own link. */
 static void evicting_has_its_price(void) {
   struct mgd_machine *m = new_machine(2, 1000);
-  EXPECT_OK(mgd_ledger_add(m, 1, MGD_MANAGED, 1000)); /* full */
+  add_bytes(m, 1, MGD_MANAGED, 1000); /* full */
   EXPECT_RUNS(2, MGD_WHY_COST, {1, VOTES, 510}, {2, VOTES, 490});
-  EXPECT_OK(mgd_ledger_add(m, 1, MGD_MANAGED, -1000));
+  add_bytes(m, 1, MGD_MANAGED, -1000);
   EXPECT_RUNS(1, MGD_WHY_COST, {1, VOTES, 510}, {2, VOTES, 490});
   mgd_machine_destroy(m);
 }

@@ -18,16 +18,6 @@ static void expect_usage(struct model *x, int d) {
   EXPECT_INT(u.peak, x->peak[d]);
 }
 
-static void step_ledger(struct model *x) {
-  enum mgd_owner o = roll(x, 2) ? MGD_MANAGED : MGD_FOREIGN;
-  int d = (int)roll(x, DEVICES);
-  int64_t bytes = roll(x, 400) - 200;
-  bool good = x->owner[d][o] + bytes >= 0;
-  EXPECT_CODE(mgd_ledger_add(x->m, d, o, bytes), good ? MGD_OK : MGD_E_INVALID);
-  x->owner[d][o] += good ? bytes : 0;
-  touch(x, d);
-}
-
 static void step_observe(struct model *x) {
   int d = (int)roll(x, DEVICES);
   int64_t allocated = roll(x, 700), tensors = allocated - x->owner[d][MGD_REPLICA];
@@ -82,16 +72,6 @@ static struct mgd_object_request some_object(struct model *x) {
                                      .disperse = roll(x, 2),
                                      .allowed = roll(x, 4) ? ~(mgd_mask)0 : (mgd_mask)roll(x, 1 << DEVICES),
                                      .reserved = (double)roll(x, 4) / 8.0};
-}
-
-static void step_place_object(struct model *x) {
-  const bool nobody[DEVICES] = {false};
-  struct mgd_object_request r = some_object(x);
-  int device = -1, expected = best_device(x, &r, nobody);
-  enum mgd_reason why;
-  EXPECT_OK(mgd_place_object(x->m, &r, &device, &why));
-  EXPECT_INT(device, expected);
-  EXPECT((why == MGD_WHY_NO_ROOM) == (expected == MGD_HOST));
 }
 
 /* ---- admission */
@@ -403,7 +383,6 @@ static struct model *new_model(uint64_t seed) {
     char name[8] = {(char)('a' + d), '\0'};
     int id;
     x->capacity[d] = d ? 1000 : INT64_MAX;
-    x->kept_limit[d] = 0.5;
     x->speed[d] = 1.0;
     EXPECT(d == MGD_HOST || mgd_device_add(x->m, name, 1000, &id) == MGD_OK);
   }
@@ -418,10 +397,11 @@ static struct model *new_model(uint64_t seed) {
 
 static void step(struct model *x) {
   static void (*const steps[])(struct model *) = {
-      step_ledger, step_ledger, step_observe, step_place_object, step_request, step_request, step_admit_object, step_poll, step_poll,
-      step_poll, step_release, step_release, step_operands, step_operands, step_trace, step_trace, step_read, step_capacity,
-      step_source, step_written, step_keep, step_keep, step_keep, step_keep, step_find, step_find, step_find,
-      step_drop, step_make_room, step_limit, step_reap, step_reap, step_reap};
+      step_observe, step_observe, step_observe,  step_request, step_request,  step_admit_object, step_poll,
+      step_poll,    step_poll,    step_release,  step_release, step_operands, step_operands,     step_trace,
+      step_trace,   step_read,    step_capacity, step_source,  step_written,  step_keep,         step_keep,
+      step_keep,    step_keep,    step_find,     step_find,    step_find,     step_drop,         step_make_room,
+      step_reap,    step_reap,    step_reap};
   steps[roll(x, (int64_t)(sizeof steps / sizeof *steps))](x);
   x->now += roll(x, 4);
 }

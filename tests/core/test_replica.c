@@ -43,7 +43,7 @@ static void replicas_count_as_used_and_as_room(void) {
   struct mgd_machine *m = new_machine(1, 1000);
   uint64_t a = open_source(m);
   struct mgd_ticket all = {0};
-  EXPECT_OK(mgd_ledger_add(m, 1, MGD_MANAGED, 300));
+  add_bytes(m, 1, MGD_MANAGED, 300);
   int32_t slot = keep(m, a, 1, 0, 400);
   EXPECT_INT(usage_of(m, 1).used, 700);
   EXPECT_INT(usage_of(m, 1).free, 700);
@@ -239,22 +239,6 @@ static void one_source_may_have_a_hundred_thousand_parts(void) {
   mgd_machine_destroy(m);
 }
 
-static void devices_with_copies_are_not_removed(void) {
-  struct mgd_machine *m = new_machine(2, 1000);
-  uint64_t a = open_source(m);
-  int32_t slot = keep(m, a, 2, 0, 0); /* also one of no bytes */
-  EXPECT_CODE(mgd_device_truncate(m, 1), MGD_E_INVALID);
-  EXPECT_OK(mgd_device_truncate(m, 2)); /* nothing stands above it */
-  EXPECT_OK(mgd_source_close(m, a));
-  EXPECT_CODE(mgd_device_truncate(m, 1), MGD_E_INVALID); /* its tensor still lives there */
-  expect_reaped(m, slot);
-  EXPECT_OK(mgd_device_truncate(m, 1));
-  a = open_source(m);
-  (void)keep(m, a, 1, 0, 10);
-  EXPECT_OK(mgd_device_truncate(m, 1));
-  mgd_machine_destroy(m);
-}
-
 static void what_cannot_be_kept_changes_nothing(void) {
   struct mgd_machine *m = new_machine(1, 1000);
   uint64_t a = open_source(m);
@@ -263,7 +247,7 @@ static void what_cannot_be_kept_changes_nothing(void) {
   EXPECT_CODE(mgd_replica_add(m, a, 0, 2, 0, 1, &slot), MGD_E_NO_DEVICE);
   EXPECT_CODE(mgd_replica_add(m, a, 0, -1, 0, 1, &slot), MGD_E_NO_DEVICE);
   EXPECT_CODE(mgd_replica_add(m, a, 0, 1, 0, 501, &slot), MGD_E_NO_ROOM);
-  EXPECT_OK(mgd_ledger_add(m, 1, MGD_FOREIGN, INT64_MAX - 20));
+  add_bytes(m, 1, MGD_FOREIGN, INT64_MAX - 20);
   EXPECT_CODE(mgd_replica_add(m, a, 0, 1, 0, 11, &slot), MGD_E_OVERFLOW);
   EXPECT_INT(slot, -7);
   EXPECT(is_kept(m, a, 1, 0, twin));
@@ -349,7 +333,6 @@ int main(void) {
   reaped_slots_are_used_again();
   there_is_no_end_of_sources_and_copies();
   one_source_may_have_a_hundred_thousand_parts();
-  devices_with_copies_are_not_removed();
   what_cannot_be_kept_changes_nothing();
   the_nth_allocation_fails_and_the_next_try_succeeds();
   shaking_loses_one_find_in_four_and_repeats_by_seed();

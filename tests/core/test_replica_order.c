@@ -1,6 +1,4 @@
 /* The bytes of replicas are bounded, and the least recently used go first. */
-#include <math.h>
-
 #include "replica.h"
 
 static void the_least_recently_used_goes_first(void) {
@@ -50,22 +48,22 @@ static void another_threads_copy_of_the_same_bytes_replaces_the_older(void) {
   mgd_machine_destroy(m);
 }
 
-static void a_lower_limit_or_capacity_dooms_what_is_too_much(void) {
+static void a_lower_capacity_dooms_what_is_too_much(void) {
   struct mgd_machine *m = new_machine(2, 200);
   uint64_t a = open_source(m);
   int32_t one = keep(m, a, 1, 1, 30), two = keep(m, a, 1, 2, 30), three = keep(m, a, 1, 3, 40), far = keep(m, a, 2, 1, 100);
-  EXPECT_OK(mgd_replica_limit(m, 1, 0.5)); /* as it was */
+  EXPECT_OK(mgd_device_set_capacity(m, 1, 200)); /* as it was */
   expect_reaped(m, -1);
-  EXPECT_OK(mgd_replica_limit(m, 1, 0.4));
+  EXPECT_OK(mgd_device_set_capacity(m, 1, 140)); /* exactly the rest */
   expect_reaped(m, one);
   expect_reaped(m, -1);
-  EXPECT_OK(mgd_device_set_capacity(m, 1, 100));
+  EXPECT_OK(mgd_device_set_capacity(m, 1, 139));
   expect_reaped(m, two);
   expect_reaped(m, -1);
-  EXPECT_OK(mgd_replica_limit(m, 1, 1.0));
-  int32_t four = keep(m, a, 1, 4, 40);
+  EXPECT_OK(mgd_device_set_capacity(m, 1, 1000));
+  int32_t four = keep(m, a, 1, 4, 460);
   EXPECT(is_kept(m, a, 1, 3, three));
-  EXPECT_OK(mgd_replica_limit(m, 1, 0.0));
+  EXPECT_OK(mgd_device_set_capacity(m, 1, 0));
   expect_reaped(m, four);
   expect_reaped(m, three);
   EXPECT(is_kept(m, a, 2, 1, far));
@@ -78,13 +76,13 @@ static void a_lower_limit_or_capacity_dooms_what_is_too_much(void) {
 static void new_ones_leave_some_of_the_room_free(void) {
   struct mgd_machine *m = new_machine(1, 1600);
   uint64_t a = open_source(m);
-  EXPECT_OK(mgd_ledger_add(m, 1, MGD_MANAGED, 1000));
+  add_bytes(m, 1, MGD_MANAGED, 1000);
   int32_t one = keep(m, a, 1, 1, 200), two = keep(m, a, 1, 2, 200);
   expect_reaped(m, -1); /* 400 and the eighth that stays free are all the rest */
   int32_t three = keep(m, a, 1, 3, 1);
   expect_reaped(m, one);
   expect_reaped(m, -1);
-  EXPECT_OK(mgd_ledger_add(m, 1, MGD_MANAGED, 600)); /* others fill the device: a 16th stays all the same */
+  add_bytes(m, 1, MGD_MANAGED, 600); /* others fill the device: a 16th stays all the same */
   int32_t four = keep(m, a, 1, 4, 99);
   expect_reaped(m, two);
   expect_reaped(m, -1);
@@ -110,19 +108,13 @@ static void what_was_used_last_goes_last(void) {
   mgd_machine_destroy(m);
 }
 
-static void limits_are_fractions(void) {
-  struct mgd_machine *m = new_machine(1, 200);
-  EXPECT_CODE(mgd_replica_limit(m, 1, -0.1), MGD_E_INVALID);
-  EXPECT_CODE(mgd_replica_limit(m, 1, 1.1), MGD_E_INVALID);
-  EXPECT_CODE(mgd_replica_limit(m, 1, (double)NAN), MGD_E_INVALID);
-  EXPECT_CODE(mgd_replica_limit(m, 2, 0.5), MGD_E_NO_DEVICE);
-  EXPECT_CODE(mgd_replica_limit(m, -1, 0.5), MGD_E_NO_DEVICE);
+/* The host's capacity is the largest int64_t at first. */
+static void half_of_the_largest_capacity_is_a_limit(void) {
+  struct mgd_machine *m = new_machine(0, 0);
   uint64_t a = open_source(m);
-  (void)keep(m, a, 1, 0, 100); /* the limit is still one half */
-  EXPECT_OK(mgd_replica_limit(m, MGD_HOST, 1.0));
-  (void)keep(m, a, MGD_HOST, 0, INT64_MAX);
-  EXPECT_OK(mgd_replica_limit(m, MGD_HOST, 0.99));
-  EXPECT(!is_kept(m, a, MGD_HOST, 0, -1));
+  int32_t slot = -7;
+  EXPECT_CODE(mgd_replica_add(m, a, 0, MGD_HOST, 0, ((int64_t)1 << 62) + 1, &slot), MGD_E_NO_ROOM);
+  (void)keep(m, a, MGD_HOST, 0, (int64_t)1 << 62);
   mgd_machine_destroy(m);
 }
 
@@ -192,10 +184,10 @@ int main(void) {
   the_least_recently_used_goes_first();
   exactly_the_limit_fits_and_one_byte_more_does_not();
   another_threads_copy_of_the_same_bytes_replaces_the_older();
-  a_lower_limit_or_capacity_dooms_what_is_too_much();
+  a_lower_capacity_dooms_what_is_too_much();
   new_ones_leave_some_of_the_room_free();
   what_was_used_last_goes_last();
-  limits_are_fractions();
+  half_of_the_largest_capacity_is_a_limit();
   room_is_made_from_the_eldest_on_and_no_more_than_asked();
   no_room_can_be_made_of_nothing();
   empty_copies_go_when_more_is_asked_for_than_there_is();

@@ -55,7 +55,6 @@ static void place_some(struct worker *w, int64_t now) {
   int device = -1, other = -1, plan[3];
   EXPECT_OK(mgd_admit_object(w->m, &r, now, &t, &why));
   EXPECT(t.id == 0 || mgd_admit_release(w->m, &t) == MGD_OK);
-  EXPECT_OK(mgd_place_object(w->m, &r, &device, &why));
   EXPECT_OK(mgd_place_operands(w->m, o, 2, &device, &other, &why));
   EXPECT(device == 1 || device == 2);
   EXPECT_OK(mgd_place_plan_layers(w->m, layers, NULL, 3, room, 2, plan));
@@ -86,11 +85,11 @@ static void record_some(struct worker *w, int64_t now) {
 
 static void change_some(struct worker *w) {
   int64_t out = -1, bytes = pick(&w->random, 50);
-  EXPECT_OK(mgd_ledger_add(w->m, 1, MGD_MANAGED, bytes));
+  EXPECT_OK(mgd_ledger_observe(w->m, 1, bytes, bytes));
   EXPECT_OK(mgd_heuristic_set(w->m, pick(&w->random, 2) ? double_it : NULL, w->m));
   EXPECT_OK(mgd_heuristic_apply(w->m, 100, &out));
   EXPECT(out == 115 || out == 200);
-  EXPECT_OK(mgd_ledger_add(w->m, 1, MGD_MANAGED, -bytes));
+  EXPECT_OK(mgd_ledger_observe(w->m, 1, 0, 0));
 }
 
 /* What an alignment does: finds a copy or makes one that others may doom at any time. */
@@ -202,7 +201,6 @@ static void nothing_is_left_over(struct mgd_machine *m, const struct worker *w) 
   for (int d = 0; d < 4; d++) {
     EXPECT_INT(usage_of(m, d).used, 0);
   }
-  EXPECT_OK(mgd_device_truncate(m, 0)); /* no promise stands */
 }
 
 int main(int argc, char **argv) {

@@ -251,14 +251,3 @@ int mgd_admit_release(struct mgd_machine *m, struct mgd_ticket *ticket) {
   forget(m, c, ticket);
   return mgd_state_leave(m, MGD_OK);
 }
-
-bool mgd_admit_busy_locked(const struct mgd_machine *m, int above) {
-  for (int32_t slot = 0; slot < m->claims.size; slot++) {
-    const struct mgd_claim *c = &m->claims.slots[slot];
-    bool stands = c->state == MGD_CLAIM_GRANTED || c->state == MGD_CLAIM_WAITING;
-    if (stands && c->device > above) {
-      return true;
-    }
-  }
-  return false;
-}

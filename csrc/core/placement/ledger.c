@@ -35,30 +35,6 @@ void mgd_ledger_move_locked(struct mgd_machine *m, int id, enum mgd_owner owner,
   d->peak = mgd_max(d->peak, mgd_ledger_used_locked(m, id));
 }
 
-static int add_bytes(struct mgd_machine *m, int id, enum mgd_owner owner, int64_t bytes) {
-  if (!mgd_state_knows_device_locked(m, id)) {
-    return MGD_E_NO_DEVICE;
-  }
-  int64_t unused;
-  if (!mgd_add(mgd_ledger_used_locked(m, id), bytes, &unused)) {
-    return MGD_E_OVERFLOW;
-  }
-  if (m->devices[id].by_owner[owner] < -bytes) {
-    return MGD_E_INVALID; /* the owner would give back more bytes than it holds */
-  }
-  mgd_ledger_move_locked(m, id, owner, bytes);
-  return MGD_OK;
-}
-
-int mgd_ledger_add(struct mgd_machine *m, int device, enum mgd_owner owner, int64_t bytes) {
-  bool is_owner = owner == MGD_MANAGED || owner == MGD_FOREIGN;
-  if (!is_owner || bytes == INT64_MIN) {
-    return MGD_E_INVALID;
-  }
-  mgd_state_enter(m);
-  return mgd_state_leave(m, add_bytes(m, device, owner, bytes));
-}
-
 static int observe(struct mgd_machine *m, int id, int64_t allocated, int64_t foreign) {
   if (!mgd_state_knows_device_locked(m, id)) {
     return MGD_E_NO_DEVICE;

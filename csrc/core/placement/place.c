@@ -98,17 +98,6 @@ int mgd_place_pick_locked(const struct mgd_machine *m, const struct mgd_object_r
   return best;
 }
 
-int mgd_place_object(struct mgd_machine *m, const struct mgd_object_request *request, int *device,
-                     enum mgd_reason *why) {
-  int code = mgd_place_validate(request);
-  if (code != MGD_OK) {
-    return code;
-  }
-  mgd_state_enter(m);
-  *device = mgd_place_pick_locked(m, request, request->allowed, why);
-  return mgd_state_leave(m, MGD_OK);
-}
-
 /* ---- the operands of one operator */
 
 /* Sums and sets of devices over the operands, gathered in one pass.

@@ -24,17 +24,16 @@ static void shrink(struct mgd_machine *m, int device, int64_t most) {
   }
 }
 
+/* The fraction is below 1, so the product stays below 2**63 even for INT64_MAX. */
+static int64_t part(const struct mgd_device *d, double fraction) { return (int64_t)(fraction * (double)d->capacity); }
+
 int64_t mgd_replica_limit_locked(const struct mgd_machine *m, int device) {
-  const struct mgd_device *d = &m->devices[device];
-  /* Below 1 the product stays below 2**63 even for INT64_MAX. */
-  return d->kept_limit < 1.0 ? (int64_t)(d->kept_limit * (double)d->capacity) : d->capacity;
+  return part(&m->devices[device], MGD_KEPT_LIMIT);
 }
 
 void mgd_replica_shrink_locked(struct mgd_machine *m, int device) {
   shrink(m, device, mgd_replica_limit_locked(m, device));
 }
-
-static int64_t part(const struct mgd_device *d, double fraction) { return (int64_t)(fraction * (double)d->capacity); }
 
 /* Returns how many bytes of replicas a device keeps at most after a new one was added. A new copy takes the room of a
  * dropped one, and has to wait for all work issued before the drop. So some are dropped before their room is needed. */
@@ -112,9 +111,7 @@ int mgd_replica_add(struct mgd_machine *m, uint64_t source, uint64_t writes, int
 
 /* Fault injection: whether this find dooms its copy, with a chance of one in four (xorshift64, Marsaglia 2003). */
 static bool is_shaken(struct mgd_replicas *r) {
-  if (!r->shake) {
-    return false;
-  }
+  if (!r->shake) { return false; }
   r->shake ^= r->shake << 13;
   r->shake ^= r->shake >> 7;
   r->shake ^= r->shake << 17;
@@ -207,32 +204,8 @@ int mgd_replica_reap(struct mgd_machine *m, int32_t *slot) {
   return mgd_state_leave(m, doomed == NO_SLOT ? MGD_E_ABSENT : MGD_OK);
 }
 
-int mgd_replica_limit(struct mgd_machine *m, int device, double fraction) {
-  if (!(fraction >= 0.0 && fraction <= 1.0)) {
-    return MGD_E_INVALID;
-  }
-  int code = MGD_E_NO_DEVICE;
-  mgd_state_enter(m);
-  if (mgd_state_knows_device_locked(m, device)) {
-    m->devices[device].kept_limit = fraction;
-    mgd_replica_shrink_locked(m, device);
-    code = MGD_OK;
-  }
-  return mgd_state_leave(m, code);
-}
-
 int mgd_replica_shake(struct mgd_machine *m, uint64_t seed) {
   mgd_state_enter(m);
   m->replicas.shake = seed;
   return mgd_state_leave(m, MGD_OK);
-}
-
-bool mgd_replica_busy_locked(const struct mgd_machine *m, int above) {
-  for (int32_t i = 0; i < m->replicas.size; i++) {
-    const struct mgd_replica *e = &m->replicas.slots[i];
-    if (e->state != MGD_REPLICA_FREE && e->device > above) {
-      return true;
-    }
-  }
-  return false;
 }

@@ -245,18 +245,6 @@ struct mgd_handle *mgd_order_first_locked(struct mgd_machine *m, struct mgd_stor
 
 /* ---- the policy */
 
-void mgd_order_rekey(struct mgd_machine *m, struct mgd_handle *h) {
-  mgd_state_enter(m);
-  struct mgd_storages *s = &m->devices[h->home].storages;
-  if (h->position >= 0 && h->position < s->sorted) {
-    refresh(m, s, h);
-  } else if (h->position >= 0) {
-    end_advice(&s->order[h->position]);
-    s->order[h->position] = snapshot(m, h); /* its key is computed when it enters the heap */
-  }
-  (void)mgd_state_leave(m, MGD_OK);
-}
-
 int mgd_order_set_policy(struct mgd_machine *m, mgd_victim_fn fn, void *context) {
   mgd_state_enter(m);
   m->victim = fn ? fn : mgd_policy_greedy_dual;

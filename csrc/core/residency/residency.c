@@ -93,7 +93,6 @@ void mgd_residency_unfile_locked(struct mgd_machine *m, struct mgd_handle *h) {
 
 static void count_move(struct mgd_machine *m, const struct mgd_handle *h, int by) {
   bool is_guest = h->away > MGD_HOST;
-  m->moves.count += by;
   if (is_guest || h->state == MGD_SPILLING) {
     struct mgd_storages *from = &m->devices[is_guest ? h->away : h->home].storages;
     from->departures += by;
@@ -113,7 +112,7 @@ void mgd_residency_arrive_locked(struct mgd_machine *m, struct mgd_handle *h, vo
     mgd_residency_file_locked(m, h);
     return;
   }
-  mgd_residency_list_remove(&m->moves.orphans, h);
+  mgd_residency_list_remove(&m->orphans, h);
   void *own = mgd_residency_take_memory_locked(m, h);
   *memory = own ? own : *memory;
 }

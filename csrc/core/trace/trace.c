@@ -149,11 +149,3 @@ uint64_t mgd_trace_new_object(struct mgd_machine *m) {
   (void)mgd_state_leave(m, MGD_OK);
   return id;
 }
-
-/* Clears the totals of the device's links, so that the next device with this id starts at zero. Totals by kind stay. */
-void mgd_trace_forget_locked(struct mgd_machine *m, int id) {
-  const struct mgd_total none = {0};
-  for (int other = 0; other < MGD_MAX_DEVICES; other++) {
-    m->trace.totals.by_link[id][other] = m->trace.totals.by_link[other][id] = none;
-  }
-}
