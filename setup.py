@@ -10,7 +10,8 @@ Environment:
     MANAGED_SANITIZE   address, thread, undefined or a comma-separated list of them
     MANAGED_WERROR     1 makes warnings errors
     MANAGED_UNIT       C++ files of one folder that are compiled together (12); 1: each alone
-    MANAGED_RELEASE    1 makes a wheel for others: a version with +pt214cu130, no debug information
+    MANAGED_RELEASE    1 makes a wheel for others: a version with +pt214cu130, no debug information,
+                       no test hooks; "conda" the same without that version
     MANAGED_REQUIRE_CUDA  1 makes it an error when managed._cuda cannot be built
     MAX_JOBS           parallel compilations (number of processors)
 """
@@ -26,7 +27,7 @@ from setuptools import Extension, setup
 from setuptools.command.egg_info import egg_info
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "tools"))
-from ninja_build import RELEASE, ROOT, TORCH, CleanBuild, NinjaBuild, Options, SharedLibrary
+from ninja_build import ROOT, TORCH, CleanBuild, NinjaBuild, Options, SharedLibrary
 
 
 def sources(*patterns: str) -> list[str]:
@@ -98,7 +99,9 @@ def extensions() -> list[Extension]:
 MINOR = ".".join(torch.__version__.split(".")[:2])
 CUDA = f"cu{torch.version.cuda.replace('.', '')}" if torch.version.cuda else "cpu"
 # pip refuses a local version of what it builds from an sdist of an index, which has none.
-LOCAL = f"+pt{MINOR.replace('.', '')}{CUDA}" if RELEASE else ""
+# Conda names torch in the build string.
+NAMED = os.environ.get("MANAGED_RELEASE") == "1"
+LOCAL = f"+pt{MINOR.replace('.', '')}{CUDA}" if NAMED else ""
 
 
 class LocalVersion(egg_info):

@@ -30,13 +30,16 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parents[1]
 TORCH = Path(torch.__file__).resolve().parent
 
-# What is given to others: its version names the torch it is for, and debug information is left out.
-RELEASE = os.environ.get("MANAGED_RELEASE") == "1"
+# What is given to others: debug information is left out, and what only tests and benchmarks call.
+RELEASE = os.environ.get("MANAGED_RELEASE", "0") != "0"
+# Sources that name it are compiled apart for a release; other objects serve both (core/testing.h).
+HOOKS = "MANAGED_TEST_HOOKS"
 # An sdist that was unpacked: no other build's objects are there, so a release has its own flags.
 UNPACKED = (ROOT / "PKG-INFO").is_file()
 
 # Templates of these take longer than torch's headers do, so they would hold up the rest of a unit.
-ALONE = {"typed.cpp"}
+# A file of test hooks is alone so that a release does not compile the rest of its unit again.
+ALONE = {"typed.cpp", "testing_api.cpp"}
 STRICT = ["-Wall", "-Wextra", "-Wshadow"]
 STRICT_C = ["-Wconversion", "-Wstrict-prototypes", "-Wmissing-prototypes", "-Wundef"]
 # Only the module's entry point leaves a shared object, templates of libstdc++ included.
@@ -143,7 +146,8 @@ class NinjaBuild(build_ext):
     def put(self, built: Path, target: Path) -> None:
         replace(built, target)
         if RELEASE:
-            subprocess.run(["strip", "--strip-debug", str(target)], check=True)
+            strip = os.environ.get("STRIP", "strip")  # conda names its own
+            subprocess.run([strip, "--strip-debug", str(target)], check=True)
         if target.name.startswith("_C."):  # managed/_built.py reads it before it loads the module
             record = {
                 "managed": self.distribution.get_version().partition("+")[0],
@@ -175,14 +179,16 @@ class NinjaBuild(build_ext):
             extra += [f"-isystem {escape(d)}" for d in extension.include_dirs]
             for source in units(extension.sources, folder.joinpath("units", *macros), options.unit):
                 name = source.relative_to(folder if source.is_relative_to(folder) else ROOT)
-                obj = folder.joinpath("obj", *macros, f"{name}.o")
+                bare = RELEASE and HOOKS in source.read_text()
+                obj = folder.joinpath("obj", *macros, *["release"] * bare, f"{name}.o")
                 objects.append(escape(obj))
                 if obj not in seen:  # two extensions link the core
                     rule = "cc" if source.suffix == ".c" else "cxx"
                     lines += [f"build {escape(obj)}: {rule} {escape(source)}"]
-                    lines += [f"  extra = {' '.join(extra)}"]
+                    lines += [f"  extra = {' '.join([*extra, *[f'-D{HOOKS}=0'] * bare])}"]
                     seen.add(obj)
-            built = folder / Path(self.get_ext_filename(extension.name)).name
+            file = Path(self.get_ext_filename(extension.name)).name
+            built = folder.joinpath(*["release"] * RELEASE, file)
             if isinstance(extension, SharedLibrary):
                 lines += [f"build {escape(built)}: link_c {' '.join(objects)}"]
                 lines += [f"  soname = {extension.soname}"]

@@ -202,6 +202,10 @@ int mgd_restore_end(struct mgd_machine *m, struct mgd_handle *h, enum mgd_reside
  * It releases the mutex for a moment after each MGD_LOOKS storages that may not leave. */
 int mgd_evict_begin(struct mgd_machine *m, int device, int64_t bytes, const int64_t *room, int64_t mine,
                     struct mgd_action *actions, size_t *n);
+/* Works like mgd_evict_begin(), but each storage leaves with probability 1 / `odds`, as long as `actions` has room.
+ * *seed is advanced. For managed.debug. */
+int mgd_evict_random(struct mgd_machine *m, int device, uint32_t odds, uint64_t *seed, struct mgd_action *actions,
+                     size_t *n);
 int mgd_evict_veto(struct mgd_machine *m, mgd_may_leave_fn fn);               /* NULL: all may */
 /* Ends a SPILL, DROP or SPARE. The bytes are on `to`, which may differ from the plan: in `memory` (the action's, if it
  * named one) if that is the host, else memory is NULL. to == -1: they stayed where they were. to == home: they stayed
@@ -214,8 +218,6 @@ int mgd_order_set_policy(struct mgd_machine *m, mgd_victim_fn fn, void *context)
 
 /* ---- policy.c: what keeping a storage is worth; pure functions, no machine */
 double mgd_policy_lru(void *unused, const struct mgd_victim *victim);          /* least recently used */
-double mgd_policy_clean_first(void *unused,
-                              const struct mgd_victim *victim); /* least recently used, all clean ones first */
 /* GreedyDual-Size (Cao and Irani, USENIX Symposium on Internet Technologies and Systems 1997): age + cost / bytes. */
 double mgd_policy_greedy_dual(void *unused, const struct mgd_victim *victim);
 

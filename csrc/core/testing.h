@@ -1,14 +1,20 @@
-/* testing.h: fault injection: copies that vanish, storages that leave without
- * need, wrong plans.
+/* testing.h: what only managed's own tests and benchmarks call: copies that
+ * vanish, wrong plans, a policy to compare with.
  *
- * Only tests and managed.debug include it. As in core.h, each function is listed
- * under the name of the file that defines it. mgd_config.fail_allocation makes a
- * machine's own allocations fail.
+ * As in core.h, each function is listed under the name of the file that defines
+ * it. MANAGED_TEST_HOOKS is 0 in packages (tools/ninja_build.py sets it): then
+ * the functions are not defined. It may change no struct, since only files that
+ * name it are compiled twice. mgd_config.fail_allocation makes a machine's own
+ * allocations fail.
  */
 #ifndef MGD_TESTING_H
 #define MGD_TESTING_H
 
 #include "core/core.h"
+
+#ifndef MANAGED_TEST_HOOKS
+#define MANAGED_TEST_HOOKS 1
+#endif
 
 #ifdef __cplusplus
 extern "C" {
@@ -19,11 +25,9 @@ extern "C" {
  * this. */
 int mgd_replica_shake(struct mgd_machine *m, uint64_t seed);
 
-/* ---- evict.c */
-/* Works like mgd_evict_begin(), but each storage leaves with probability 1 / `odds`, as long as `actions` has room.
- * *seed is advanced. */
-int mgd_evict_random(struct mgd_machine *m, int device, uint32_t odds, uint64_t *seed, struct mgd_action *actions,
-                     size_t *n);
+/* ---- policy.c */
+double mgd_policy_clean_first(void *unused,
+                              const struct mgd_victim *victim); /* least recently used, all clean ones first */
 
 /* ---- step.c */
 /* Falsifies the device's plan: each action gets a random storage. ABSENT: the device has no plan. */

@@ -129,6 +129,9 @@ extern PyMethodDef mgd_explain_methods[];
 /* ---- memory.c: bytes that leave devices and come back */
 extern PyMethodDef mgd_memory_methods[];
 
+/* ---- test_hooks.c: what only tests and benchmarks call; empty in packages */
+extern PyMethodDef mgd_test_hooks_methods[];
+
 /* ---- storage.c: storages that serialisers hold */
 /* If `o` is a storage, untyped or typed, that a saver holds, writes a new reference to the untyped one. */
 int mgd_storage_find_saved(PyObject *o, PyObject **saved);

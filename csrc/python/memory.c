@@ -1,4 +1,5 @@
-/* memory.c: Python functions for storages that leave devices and come back: figures, settings, and switches for tests.
+/* memory.c: Python functions for storages that leave devices and come back: figures, settings, and what managed.debug
+ * calls.
  *
  * Nothing is decided or kept here; the core does both.
  */
@@ -57,7 +58,11 @@ static PyObject *set_victims(PyObject *module, PyObject *value) {
     const char *name;
     mgd_victim_fn fn;
   } policies[] = {
-      {"lru", mgd_policy_lru}, {"clean_first", mgd_policy_clean_first}, {"greedy_dual", mgd_policy_greedy_dual}};
+#if MANAGED_TEST_HOOKS
+      {"clean_first", mgd_policy_clean_first},
+#endif
+      {"lru", mgd_policy_lru},
+      {"greedy_dual", mgd_policy_greedy_dual}};
   const char *name = PyUnicode_Check(value) ? PyUnicode_AsUTF8(value) : "";
   if (!name) return NULL;
   for (size_t i = 0; i < sizeof policies / sizeof *policies; i++) {
@@ -66,8 +71,7 @@ static PyObject *set_victims(PyObject *module, PyObject *value) {
     Py_RETURN_NONE;
   }
   (void)module;
-  PyErr_Format(PyExc_ValueError,
-               "managed: there is no policy %R; there are \"lru\", \"clean_first\" and \"greedy_dual\"", value);
+  PyErr_Format(PyExc_ValueError, "managed: there is no policy %R; there are \"lru\" and \"greedy_dual\"", value);
   return NULL;
 }
 
@@ -132,31 +136,6 @@ static PyObject *load_steps(PyObject *module, PyObject *args) {
   return Py_BuildValue("(iz)", steps, why);
 }
 
-static PyObject *lie(PyObject *module, PyObject *args) {
-  int device;
-  unsigned long long seed;
-  if (!PyArg_ParseTuple(args, "iK:lie", &device, &seed)) return NULL;
-  const int code = mgd_step_lie(mgd_torch_machine(), device, seed);
-  if (code != MGD_OK) return mgd_errors_raise(mgd_state_of(module), code, "making a plan lie"), NULL;
-  Py_RETURN_NONE;
-}
-
-static PyObject *disturb(PyObject *module, PyObject *value) {
-  const unsigned long long seed = PyLong_AsUnsignedLongLong(value);
-  if (seed == (unsigned long long)-1 && PyErr_Occurred()) return NULL;
-  const int code = mgd_step_disturb(mgd_torch_machine(), seed);
-  if (code != MGD_OK) return mgd_errors_raise(mgd_state_of(module), code, "disturbing what devices learn"), NULL;
-  Py_RETURN_NONE;
-}
-
-static PyObject *fetch_ahead(PyObject *module, PyObject *value) {
-  const int on = PyObject_IsTrue(value);
-  if (on < 0) return NULL;
-  const int code = mgd_step_fetch_ahead(mgd_torch_machine(), on != 0);
-  if (code != MGD_OK) return mgd_errors_raise(mgd_state_of(module), code, "choosing when bytes come back"), NULL;
-  Py_RETURN_NONE;
-}
-
 static PyObject *torture(PyObject *module, PyObject *args) {
   (void)module;
   unsigned int odds;
@@ -180,19 +159,6 @@ static PyObject *is_spilled(PyObject *module, PyObject *tensor) {
   (void)module;
   const int spilled = mgd_torch_is_spilled(tensor);
   return spilled < 0 ? NULL : PyBool_FromLong(spilled);
-}
-
-static PyObject *begin_uses(PyObject *module, PyObject *unused) {
-  (void)module;
-  (void)unused;
-  if (mgd_torch_begin_uses() < 0) return NULL;
-  Py_RETURN_NONE;
-}
-
-static PyObject *end_uses(PyObject *module, PyObject *unused) {
-  (void)module;
-  (void)unused;
-  return mgd_torch_end_uses();
 }
 
 static PyObject *cuda_starts(PyObject *module, PyObject *unused) {
@@ -219,8 +185,8 @@ PyMethodDef mgd_memory_methods[] = {
     {"set_host_limit", set_host_limit, METH_O,
      PyDoc_STR("set_host_limit(bytes, /)\n--\n\nMost bytes of the host for what leaves devices.")},
     {"set_victims", set_victims, METH_O,
-     PyDoc_STR("set_victims(name, /)\n--\n\nThe policy that chooses who leaves: \"lru\", \"clean_first\" or "
-               "\"greedy_dual\".")},
+     PyDoc_STR("set_victims(name, /)\n--\n\nThe policy that chooses the storages that leave: \"lru\" or "
+               "\"greedy_dual\"; for benchmarks also \"clean_first\".")},
     {"set_learning", set_learning, METH_O,
      PyDoc_STR("set_learning(on, /)\n--\n\nWhether devices that are short of room learn from steps that repeat. "
                "Off: what was learned is forgotten.")},
@@ -233,14 +199,6 @@ PyMethodDef mgd_memory_methods[] = {
     {"load_steps", load_steps, METH_VARARGS,
      PyDoc_STR("load_steps(device, bytes, /)\n--\n\nPlans steps that were saved. (n, None), or (n, why not all of "
                "them).")},
-    {"lie", lie, METH_VARARGS,
-     PyDoc_STR("lie(device, seed, /)\n--\n\nFor tests: each action of the device's plan is of another storage from "
-               "now on.")},
-    {"disturb_steps", disturb, METH_O,
-     PyDoc_STR("disturb_steps(seed, /)\n--\n\nFor tests: what devices learn from is wrong from now on, in times and in "
-               "operators. 0: as it is.")},
-    {"fetch_ahead", fetch_ahead, METH_O,
-     PyDoc_STR("fetch_ahead(on, /)\n--\n\nFor benchmarks: False, and plans bring nothing back before it is needed.")},
     {"torture", torture, METH_VARARGS,
      PyDoc_STR("torture(odds, seed, at_least, overwrite, /)\n--\n\nFor tests: before each operator every storage of "
                "at_least bytes that nobody uses leaves, by "
@@ -254,9 +212,4 @@ PyMethodDef mgd_memory_methods[] = {
                "recorded; -1: no longer.")},
     {"is_spilled", is_spilled, METH_O,
      PyDoc_STR("is_spilled(tensor, /)\n--\n\nWhether the tensor's bytes are elsewhere now.")},
-    {"begin_uses", begin_uses, METH_NOARGS,
-     PyDoc_STR("begin_uses()\n--\n\nFor benchmarks: notes which storages operators use, from now on.")},
-    {"end_uses", end_uses, METH_NOARGS,
-     PyDoc_STR("end_uses()\n--\n\nWhat was noted: (storage, bytes, operator, kind, ns) with kind 0 made, 1 read, "
-               "2 written, 3 dropped, and ns when the device had done what came before, since the beginning.")},
     {NULL, NULL, 0, NULL}};

@@ -3,7 +3,6 @@
  * The core calls the heuristic back with no lock held. The callback runs under the GIL, and exceptions of the user's
  * function are passed on unchanged.
  */
-#include "core/testing.h"
 #include "python/binding.h"
 
 /* ---- the heuristic */
@@ -167,14 +166,6 @@ static PyObject *device_name(PyObject *module, PyObject *device) {
 
 /* ---- frozen */
 
-static PyObject *shake_replicas(PyObject *module, PyObject *value) {
-  const unsigned long long seed = PyLong_AsUnsignedLongLong(value);
-  if (seed == (unsigned long long)-1 && PyErr_Occurred()) return NULL;
-  mgd_replica_shake(mgd_torch_machine(), seed);
-  (void)module;
-  Py_RETURN_NONE;
-}
-
 static PyObject *set_frozen(PyObject *module, PyObject *value) {
   (void)module;
   const int frozen = PyObject_IsTrue(value);
@@ -204,9 +195,6 @@ PyMethodDef mgd_settings_methods[] = {
                "there beyond them leaves.")},
     {"device_name", device_name, METH_O,
      PyDoc_STR("device_name(device, /)\n--\n\nThe accelerator's own name: \"cuda:1\" may stand for sim:1.")},
-    {"shake_replicas", shake_replicas, METH_O,
-     PyDoc_STR(
-         "shake_replicas(seed, /)\n--\n\nFor tests: one kept copy in four, by chance, no longer serves; 0 ends it.")},
     {"set_frozen", set_frozen, METH_O,
      PyDoc_STR("set_frozen(value, /)\n--\n\nStops or allows automatic moves in this thread; returns the old value.")},
     {NULL, NULL, 0, NULL}};

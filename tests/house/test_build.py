@@ -24,6 +24,7 @@ from managed import _built
 sys.path.insert(0, str(ROOT / "tools"))
 import release
 from installed import needed_by
+from ninja_build import ALONE, HOOKS
 
 SMOKE = """
 import torch
@@ -133,6 +134,53 @@ def test_wheel_works_where_there_is_only_torch(wheel, tmp_path):
     doctor = run(place / "bin/managed", "doctor")
     assert "why: managed was built for torch 2.4 with CUDA 12.1, and" in doctor
     assert "cure: Or the torch that it was built for: pip install 'torch==2.4.*'" in doctor
+
+
+NAMES = re.compile(rb"lie|disturb_steps|fetch_ahead|shake_replicas|(?:begin|end)_uses|clean_first")
+
+
+@pytest.mark.slow
+def test_the_wheel_has_no_test_hooks(wheel):
+    """It holds no name of one; the modules in the tree hold them."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (
+            n for n in archive.namelist() if n.startswith("managed/_C.") and n.endswith(".so")
+        )
+        released = archive.read(name)
+    here = Path(managed._C.__file__).read_bytes()
+    whole = rb"\0(?:mgd_step_|mgd_replica_|mgd_policy_)?(?:" + NAMES.pattern + rb")(?=[\0(])"
+    found = {m[0].strip(b"\0") for m in re.finditer(whole, here)}
+    assert len(found) >= 7
+    assert not re.search(whole, released)
+
+
+def compiled(source, value, folder):
+    """The functions that the file defines, with the macro set so."""
+    out = folder / f"{source.stem}{value}.o"
+    flags = ["-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", f"-D{HOOKS}={value}"]
+    run("gcc", *flags, f"-iquote{ROOT / 'csrc'}", "-c", source, "-o", out)
+    return set(re.findall(r"^\w+ T (\w+)$", run("nm", out), re.M))
+
+
+def test_the_core_compiles_without_test_hooks(tmp_path):
+    header = ROOT / "csrc/core/testing.h"
+    declared = set(re.findall(r"^\w+ (mgd_\w+)\(", header.read_text(), re.M))
+    named = [p for p in (ROOT / "csrc").rglob("*.[ch]*") if HOOKS in p.read_text()]
+    assert {p.name for p in named if p.suffix == ".cpp"} <= ALONE
+    assert [p for p in named if p.suffix == ".h"] == [header]
+    left_out = set()
+    for source in (p for p in named if p.is_relative_to(ROOT / "csrc/core") and p.suffix == ".c"):
+        default, without = compiled(source, 1, tmp_path), compiled(source, 0, tmp_path)
+        assert without < default
+        left_out |= default - without
+    assert left_out == declared
+
+
+def test_packages_are_made_without_test_hooks():
+    wheel = re.search(r"^wheel:.*\n\t(.*)", (ROOT / "Makefile").read_text(), re.M)[1]
+    assert wheel.startswith("MANAGED_RELEASE=1 ")
+    assert 'MANAGED_RELEASE="1"' in (ROOT / "tools/release.py").read_text()
+    assert "MANAGED_RELEASE: conda" in (ROOT / "conda/recipe.yaml").read_text()
 
 
 @pytest.mark.slow

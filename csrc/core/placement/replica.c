@@ -111,7 +111,7 @@ int mgd_replica_add(struct mgd_machine *m, uint64_t source, uint64_t writes, int
 
 /* Fault injection: whether this find dooms its copy, with a chance of one in four (xorshift64, Marsaglia 2003). */
 static bool is_shaken(struct mgd_replicas *r) {
-  if (!r->shake) { return false; }
+  if (!MANAGED_TEST_HOOKS || !r->shake) { return false; }
   r->shake ^= r->shake << 13;
   r->shake ^= r->shake >> 7;
   r->shake ^= r->shake << 17;
@@ -204,8 +204,10 @@ int mgd_replica_reap(struct mgd_machine *m, int32_t *slot) {
   return mgd_state_leave(m, doomed == NO_SLOT ? MGD_E_ABSENT : MGD_OK);
 }
 
+#if MANAGED_TEST_HOOKS
 int mgd_replica_shake(struct mgd_machine *m, uint64_t seed) {
   mgd_state_enter(m);
   m->replicas.shake = seed;
   return mgd_state_leave(m, MGD_OK);
 }
+#endif

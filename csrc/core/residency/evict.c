@@ -7,7 +7,6 @@
  */
 #include "core/arithmetic.h"
 #include "core/internal_machine.h"
-#include "core/testing.h"
 
 int mgd_evict_veto(struct mgd_machine *m, mgd_may_leave_fn fn) {
   mgd_state_enter(m);

@@ -247,7 +247,7 @@ int mgd_step_operator(struct mgd_machine *m, int device, const struct mgd_step_c
   mgd_state_enter(m);
   struct mgd_step *s = mgd_step_of_locked(m, device);
   if (s && m->learns) {
-    if (m->disturbed == 0 || disturb(m, device, s, &seen, plans)) {
+    if (!MANAGED_TEST_HOOKS || m->disturbed == 0 || disturb(m, device, s, &seen, plans)) {
       *plans = follow_or_note(m, device, s, &seen, actions, n, size) || *plans;
     }
     if (is_quiet(s, m->devices[device].storages.pressed)) { mgd_step_forget_locked(m, device); }
@@ -292,8 +292,9 @@ int32_t mgd_step_free_slot_locked(struct mgd_step *s) {
   return slot;
 }
 
-/* ---- for tests, and the state for readers */
+/* ---- for tests */
 
+#if MANAGED_TEST_HOOKS
 int mgd_step_lie(struct mgd_machine *m, int device, uint64_t seed) {
   int code = MGD_E_ABSENT;
   mgd_state_enter(m);
@@ -318,6 +319,9 @@ int mgd_step_fetch_ahead(struct mgd_machine *m, bool on) {
   m->fetches_late = !on;
   return mgd_state_leave(m, MGD_OK);
 }
+#endif
+
+/* ---- the state for readers */
 
 int mgd_step_read(struct mgd_machine *m, int device, struct mgd_step_state *out) {
   int code = MGD_E_NO_DEVICE;

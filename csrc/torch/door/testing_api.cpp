@@ -1,11 +1,13 @@
-// testing_api.cpp: gives csrc/python the uses of storages that benchmarks record (uses.h).
+// testing_api.cpp: gives csrc/python the uses of storages that benchmarks record (uses.h). It is not in packages.
 #include <Python.h>
 #include <torch/csrc/utils/object_ptr.h>
 
+#include "core/testing.h"
 #include "torch/api.h"
 #include "torch/residency/guard.h"
 #include "torch/tensor/uses.h"
 
+#if MANAGED_TEST_HOOKS
 using namespace managed;
 
 int mgd_torch_begin_uses(void) {
@@ -30,3 +32,4 @@ PyObject* mgd_torch_end_uses(void) {
     return list.release();
   });
 }
+#endif

@@ -7,7 +7,6 @@
 #include <exception>
 #include <vector>
 
-#include "core/testing.h"
 #include "torch/devices/devices.h"
 #include "torch/residency/executor.h"
 #include "torch/residency/garbage.h"
