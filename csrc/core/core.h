@@ -43,6 +43,7 @@ int mgd_device_set_speed(struct mgd_machine *m, int id, double speed);
 
 /* ---- link.c: what it costs to bring bytes over; defaults are documented there */
 int mgd_link_set(struct mgd_machine *m, int from, int to, struct mgd_link link);
+int mgd_link_get(struct mgd_machine *m, int from, int to, struct mgd_link *out);
 
 /* ---- ledger.c: bytes per device by owner */
 /* Records what a driver reported. `allocated`: all bytes that torch's allocator has handed out, replicas included. Only
@@ -83,6 +84,16 @@ int mgd_place_operands(struct mgd_machine *m, const struct mgd_operand *operands
  * no contiguous plan fits. */
 int mgd_place_plan_layers(struct mgd_machine *m, const int64_t *bytes, const int64_t *border, size_t n,
                           const struct mgd_share *shares, size_t devices, int *out);
+/* Distributes the layers of a pipeline over devices as contiguous stages, which may be empty. Minimizes the longest
+ * time of a stage or a link for one part of a batch, in ns, since the slowest of them sets the pace; then the border
+ * bytes, then takes the most devices, then the least sum of squared times of stages. A stage takes the ns of its layers
+ * times (the fastest device's speed / its device's speed); a link takes 2 * border / bandwidth, for activations forward
+ * and gradients back, and a border that passes empty devices passes all links between.
+ * If `missing` is NULL, bytes + in_flight * part_bytes of a stage are at most its device's room; NO_ROOM when no plan
+ * keeps to that. Otherwise room is no limit, and *missing is the number of bytes for which the plan's devices have no
+ * room, or INT64_MAX if that is less. All numbers are >= 0; out[i] indexes request->shares. After an error nothing is
+ * written. */
+int mgd_place_plan_stages(struct mgd_machine *m, const struct mgd_stages_request *request, int *out, int64_t *missing);
 /* Places objects one by one in order, each where mgd_admit_object() would disperse it. NO_ROOM: one fits nowhere. */
 int mgd_place_plan_spread(const int64_t *bytes, size_t n, const struct mgd_share *shares, size_t devices, int *out);
 

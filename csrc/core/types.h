@@ -109,6 +109,21 @@ struct mgd_share {
   double speed; /* > 0; only the ratio to other devices' speeds counts */
 };
 
+/* Layers of a pipeline and the devices for its stages, in order. A device's share says its room and its speed; what it
+ * has in use costs no time. */
+struct mgd_stages_request {
+  size_t n, devices;
+  const int64_t *ns; /* of each layer: forward and backward of one part of a batch on the fastest device */
+  const int64_t *bytes; /* of each layer: what stays, such as parameters, gradients and the optimizer's state */
+  const int64_t *part_bytes; /* of each layer: what each part in flight holds, such as activations */
+  const int64_t *border; /* of each layer but the last: bytes of a part that cross a cut behind it; NULL: none */
+  const struct mgd_share *shares; /* of each device */
+  /* Of each device: how many parts it holds at once, at most. This depends on the device's position s among all p that
+   * are given, although some may stay empty: for m parts it is m in GPipe's order and min(m, p - s) in 1F1B's. */
+  const int64_t *in_flight;
+  const double *bandwidth; /* of the link behind each device but the last, bytes/ns; 0 or NULL: it takes no time */
+};
+
 enum mgd_operand_flag {
   MGD_OP_PINNED = 1,    /* must not move */
   MGD_OP_WRITTEN = 2,   /* the operator writes it, or returns a view of it */

@@ -152,7 +152,7 @@ void mgd_garbage_collect(void); /* does nothing if it has just run; releases the
 /* ---- on.c: threads in which everything is managed */
 extern PyMethodDef mgd_on_methods[];
 
-/* ---- walk.c: what managed.module needs to walk a module */
-extern PyMethodDef mgd_walk_methods[];
+/* ---- walk.c: what managed.module needs to walk a module; layers.c: which device for each layer */
+extern PyMethodDef mgd_walk_methods[], mgd_layers_methods[];
 
 #endif

@@ -80,9 +80,9 @@ static int find_torch(struct mgd_state *st) {
 }
 
 static int add_functions(PyObject *module) {
-  PyMethodDef *const tables[] = {install_methods,  mgd_settings_methods, mgd_admit_methods,     mgd_explain_methods,
-                                 mgd_warn_methods, mgd_walk_methods,     mgd_memory_methods,    mgd_storage_methods,
-                                 mgd_on_methods,   mgd_exchange_methods, mgd_test_hooks_methods};
+  PyMethodDef *const tables[] = {install_methods,  mgd_settings_methods, mgd_admit_methods,  mgd_explain_methods,
+                                 mgd_warn_methods, mgd_walk_methods,     mgd_memory_methods, mgd_storage_methods,
+                                 mgd_on_methods,   mgd_exchange_methods, mgd_layers_methods, mgd_test_hooks_methods};
   for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
     if (PyModule_AddFunctions(module, tables[i]) < 0) return -1;
   return 0;

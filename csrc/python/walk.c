@@ -1,5 +1,4 @@
-/* walk.c: functions for walking a module: marking, pinning and moving one tensor in place, and the plan that assigns
- * layers to devices.
+/* walk.c: functions for walking a module: marking, pinning and moving one tensor in place.
  *
  * These functions are private to the package. They check their arguments, because a private function that crashes is
  * still a crash.
@@ -144,6 +143,17 @@ static PyObject *bring_gradient(PyObject *module, PyObject *args) {
                                                                          : NULL;
 }
 
+static PyObject *cut_backward(PyObject *Py_UNUSED(module), PyObject *loss) { return mgd_torch_cut_backward(loss); }
+
+static PyObject *end_at_crossing(PyObject *Py_UNUSED(module), PyObject *crossing) {
+  if (mgd_torch_end_at_crossing(crossing) < 0) return NULL;
+  Py_RETURN_NONE;
+}
+
+static PyObject *leave_crossing(PyObject *Py_UNUSED(module), PyObject *crossing) {
+  return mgd_torch_leave_crossing(crossing);
+}
+
 static PyObject *gather_gradients(PyObject *module, PyObject *parameters) {
   (void)module;
   if (mgd_torch_gather_gradients(parameters) < 0) return NULL;
@@ -166,119 +176,6 @@ static PyObject *above_functorch(PyObject *module, PyObject *o) {
   if (change == -1 && PyErr_Occurred()) return NULL;
   mgd_torch_above_functorch(change < 0 ? -1 : 1);
   Py_RETURN_NONE;
-}
-
-/* ---- plans */
-
-/* Converts a sequence of byte counts to a new array of *n, which the caller frees with PyMem_Free. */
-static int64_t *byte_array(PyObject *o, const char *name, size_t *n) {
-  PyObject *list = PySequence_Fast(o, "managed: a plan takes sequences of byte counts");
-  if (!list) return NULL;
-  *n = (size_t)PySequence_Fast_GET_SIZE(list);
-  int64_t *array = PyMem_New(int64_t, *n + 1); /* never empty: NULL is an error */
-  if (!array) PyErr_NoMemory();
-  for (size_t i = 0; array && i < *n; i++) {
-    if (mgd_errors_bytes(PySequence_Fast_GET_ITEM(list, (Py_ssize_t)i), name, &array[i]) == 0) continue;
-    PyMem_Free(array);
-    array = NULL;
-  }
-  Py_DECREF(list);
-  return array;
-}
-
-/* Reads a device's share: a tuple (room, load, speed), or the room of an empty device. */
-static int read_share(PyObject *o, struct mgd_share *out) {
-  *out = (struct mgd_share){.speed = 1.0};
-  if (!PyTuple_Check(o)) return mgd_errors_bytes(o, "room", &out->room);
-  PyObject *room, *load;
-  if (!PyArg_ParseTuple(o, "OOd:plan", &room, &load, &out->speed)) return -1;
-  return mgd_errors_bytes(room, "room", &out->room) < 0 ? -1 : mgd_errors_bytes(load, "load", &out->load);
-}
-
-static struct mgd_share *share_array(PyObject *o, size_t *n) {
-  PyObject *list = PySequence_Fast(o, "managed: a plan takes a sequence of what devices have room for");
-  if (!list) return NULL;
-  *n = (size_t)PySequence_Fast_GET_SIZE(list);
-  struct mgd_share *array = PyMem_New(struct mgd_share, *n + 1);
-  if (!array) PyErr_NoMemory();
-  for (size_t i = 0; array && i < *n; i++) {
-    if (read_share(PySequence_Fast_GET_ITEM(list, (Py_ssize_t)i), &array[i]) == 0) continue;
-    PyMem_Free(array);
-    array = NULL;
-  }
-  Py_DECREF(list);
-  return array;
-}
-
-static PyObject *plan_list(const int *plan, size_t n) {
-  PyObject *list = PyList_New((Py_ssize_t)n);
-  for (size_t i = 0; list && i < n; i++) {
-    PyObject *index = PyLong_FromLong(plan[i]);
-    if (index) PyList_SET_ITEM(list, (Py_ssize_t)i, index); /* steals */
-    else Py_CLEAR(list);
-  }
-  return list;
-}
-
-static PyObject *finish_plan(PyObject *module, int code, const int *out, size_t n, const char *attempted) {
-  if (code == MGD_OK) return plan_list(out, n);
-  if (code == MGD_E_NO_ROOM) Py_RETURN_NONE;
-  mgd_errors_raise(mgd_state_of(module), code, attempted);
-  return NULL;
-}
-
-static PyObject *plan(PyObject *module, const int64_t *bytes, const int64_t *border, size_t n,
-                      const struct mgd_share *shares, size_t devices) {
-  int *out = PyMem_New(int, n + 1);
-  if (!out) return PyErr_NoMemory();
-  const int code = mgd_place_plan_layers(mgd_torch_machine(), bytes, border, n, shares, devices, out);
-  PyObject *result = finish_plan(module, code, out, n, "planning layers");
-  PyMem_Free(out);
-  return result;
-}
-
-static PyObject *plan_spread(PyObject *module, PyObject *args) {
-  PyObject *sizes, *rooms, *result = NULL;
-  size_t n = 0, devices = 0;
-  int64_t *bytes = NULL;
-  struct mgd_share *shares = NULL;
-  if (!PyArg_ParseTuple(args, "OO:plan_spread", &sizes, &rooms) || mgd_state_ready() < 0) return NULL;
-  if (!(bytes = byte_array(sizes, "a parameter", &n)) || !(shares = share_array(rooms, &devices))) goto end;
-  if (n == 0 || devices == 0) {
-    result = n == 0 ? PyList_New(0) : Py_NewRef(Py_None);
-    goto end;
-  }
-  int *out = PyMem_New(int, n);
-  result = out
-      ? finish_plan(module, mgd_place_plan_spread(bytes, n, shares, devices, out), out, n, "planning parameters")
-      : PyErr_NoMemory();
-  PyMem_Free(out);
-end:
-  PyMem_Free(bytes);
-  PyMem_Free(shares);
-  return result;
-}
-
-static PyObject *plan_layers(PyObject *module, PyObject *args) {
-  PyObject *sizes, *crossing, *rooms, *result = NULL;
-  size_t n = 0, borders = 0, devices = 0;
-  int64_t *bytes = NULL, *border = NULL;
-  struct mgd_share *shares = NULL;
-  if (!PyArg_ParseTuple(args, "OOO:plan_layers", &sizes, &crossing, &rooms) || mgd_state_ready() < 0) return NULL;
-  if (!(bytes = byte_array(sizes, "a layer", &n)) || !(shares = share_array(rooms, &devices))) goto end;
-  if (crossing != Py_None && !(border = byte_array(crossing, "a border", &borders))) goto end;
-  if (border && borders + 1 != n) {
-    PyErr_Format(PyExc_ValueError, "managed: %zu layers have %zu borders between them, not %zu", n, n ? n - 1 : 0,
-                 borders);
-    goto end;
-  }
-  result = n == 0 ? PyList_New(0) : devices == 0 ? Py_NewRef(Py_None)
-                                                 : plan(module, bytes, border, n, shares, devices);
-end:
-  PyMem_Free(bytes);
-  PyMem_Free(border);
-  PyMem_Free(shares);
-  return result;
 }
 
 /* ---- the simulator and the engine */
@@ -333,21 +230,19 @@ PyMethodDef mgd_walk_methods[] = {
     {"gather_gradients", gather_gradients, METH_O,
      PyDoc_STR("gather_gradients(parameters, /)\n--\n\nPuts the .grad of each managed tensor of a list where the "
                "tensor is.")},
+    {"cut_backward", cut_backward, METH_O,
+     PyDoc_STR("cut_backward(loss, /)\n--\n\nThe pieces of a backward pass, one for each device, or a text that says "
+               "why the pass has none.")},
+    {"end_at_crossing", end_at_crossing, METH_O,
+     PyDoc_STR("end_at_crossing(crossing, /)\n--\n\nThe next pass ends at the crossing, which keeps the gradient.")},
+    {"leave_crossing", leave_crossing, METH_O,
+     PyDoc_STR("leave_crossing(crossing, /)\n--\n\nThat gradient, on the device of what had crossed, or None.")},
     {"begin_replay", begin_replay, METH_NOARGS,
      PyDoc_STR("begin_replay()\n--\n\nThis thread runs a checkpointed function again; True if it is a backward pass "
                "that end_replay() must be told of.")},
     {"end_replay", end_replay, METH_NOARGS, PyDoc_STR("end_replay()\n--\n\nIt has run.")},
     {"above_functorch", above_functorch, METH_O,
      PyDoc_STR("above_functorch(change, /)\n--\n\nThis thread enters (1) or leaves (-1) a level of torch.func.grad.")},
-    {"plan_layers", plan_layers, METH_VARARGS,
-     PyDoc_STR("plan_layers(bytes, border, shares, /)\n--\n\n"
-               "Contiguous layers over devices: an index into `shares` for each layer, or None when no contiguous plan "
-               "fits.\n"
-               "A share is (room, bytes in use, speed) or the room of an empty device. border[i] are the bytes that "
-               "cross between layers i and i + 1; None means that all borders are alike.")},
-    {"plan_spread", plan_spread, METH_VARARGS,
-     PyDoc_STR("plan_spread(bytes, shares, /)\n--\n\nEach by itself where least is in use for the speed: an index into "
-               "`shares` for each, or None when one fits nowhere.")},
     {"attach_sim", attach_sim, METH_VARARGS,
      PyDoc_STR("attach_sim(capsule, devices, /)\n--\n\nMakes the simulator's devices known.")},
     {NULL, NULL, 0, NULL}};

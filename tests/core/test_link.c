@@ -24,6 +24,15 @@ static void a_link_has_a_direction(void) {
   EXPECT_OK(mgd_link_set(m, 1, 2, fast));
   EXPECT_INT(cost(m, 1, 2, 1000), 17);
   EXPECT_INT(cost(m, 2, 1, 1000), 10040);
+  struct mgd_link found = {0, 0.0};
+  EXPECT_OK(mgd_link_get(m, 1, 2, &found));
+  EXPECT_INT(found.latency_ns, 7);
+  EXPECT_TRUE(found.bytes_per_ns == 100.0);
+  EXPECT_OK(mgd_link_get(m, 2, 1, &found));
+  EXPECT_INT(found.latency_ns, 10000);
+  EXPECT_CODE(mgd_link_get(m, 1, 3, &found), MGD_E_NO_DEVICE);
+  EXPECT_CODE(mgd_link_get(m, -1, 1, &found), MGD_E_NO_DEVICE);
+  EXPECT_INT(found.latency_ns, 10000); /* after an error nothing is written */
   mgd_machine_destroy(m);
 }
 

@@ -40,3 +40,13 @@ int mgd_link_set(struct mgd_machine *m, int from, int to, struct mgd_link link) 
   }
   return mgd_state_leave(m, code);
 }
+
+int mgd_link_get(struct mgd_machine *m, int from, int to, struct mgd_link *out) {
+  int code = MGD_E_NO_DEVICE;
+  mgd_state_enter(m);
+  if (mgd_state_knows_device_locked(m, from) && mgd_state_knows_device_locked(m, to)) {
+    *out = m->links[from][to];
+    code = MGD_OK;
+  }
+  return mgd_state_leave(m, code);
+}
