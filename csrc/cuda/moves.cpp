@@ -135,7 +135,7 @@ CopyPtr copy_operand(const c10::DataPtr& target, const c10::DataPtr& source, std
   });
 }
 
-c10::DataPtr allocate_for_copy(int device, std::size_t bytes, Urgency, bool if_room) {
+c10::DataPtr allocate_for_copy(int device, std::size_t bytes, int /*from*/, Urgency, bool if_room) {
   const c10::cuda::CUDAGuard guard(index_of(device));
   if (c10::DataPtr block = take_block_for_copy(device, bytes); block.get()) return block;
   return if_room ? allocate_if_room(bytes) : c10::GetAllocator(c10::kCUDA)->allocate(bytes);

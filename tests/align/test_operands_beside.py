@@ -187,3 +187,97 @@ def test_all_copies_of_a_machine_may_share_a_bus(run_python):
     """
     ratios = [float(r) for r in run_python(program).split()]
     assert ratios == pytest.approx([2, 2], rel=0.03)
+
+
+# ---- what torch would copy on the current streams of both devices
+
+SHAPES = {
+    "small": lambda x: x[0, :512].clone(),  # too small for a handle
+    "expanded": lambda x: x[:1, :].expand(1024, 1024),
+    "with gaps": lambda x: x[:, ::2],
+    "a permuted part": lambda x: x[:, :512].t(),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_whatever_crosses_goes_beside_what_the_target_runs(busy, name):
+    """The source's device does not stand still until the target has come that far."""
+    work, begin = busy
+    x, y = SHAPES[name](rand(FROM, 1024, 1024)), rand(TO, 1024, 2048)
+    z = y[: x.shape[0]] if x.dim() > 1 else y[0]
+    z = z[..., : x.shape[-1]].contiguous()
+    z = torch.cat([z, z, z]) if x.dim() > 1 else torch.cat([z.expand(3, -1)] * 500)
+    other = rand(FROM, 1024, 1024)
+    without = alone(TO, busy)
+    start = begin()
+    work(TO)
+    made = z[: x.shape[0]] + x if x.dim() > 1 else z + x
+    other.sin_()
+    assert made.device == torch.device(TO)
+    assert ran(FROM, start) < without / 2
+    assert torch.equal(made.cpu(), (z[: x.shape[0]] if x.dim() > 1 else z).cpu() + x.cpu())
+
+
+def test_who_writes_an_operand_without_a_handle_comes_after_the_copy(busy):
+    _, begin = busy
+    x, y = rand(FROM, 512), rand(TO, 2048, 512)
+    before = x.cpu()
+    begin()
+    made = y + x
+    x.zero_()
+    assert torch.equal(made.cpu(), y.cpu() + before)
+
+
+def test_an_expanded_operand_crosses_by_one_row(busy):
+    x, y = rand(FROM, 1, 4096).expand(1024, 4096), rand(TO, 2048, 4096)
+    managed.stats(reset=True)
+    made = y[:1024] + x
+    assert made.device == torch.device(TO)
+    assert managed.stats()["links"] == {f"{FROM}->{TO}": 4096 * 4}
+
+
+def test_a_strided_operand_keeps_the_layout_of_torchs_copy():
+    x = rand(FROM, 64, 64, 32).permute(2, 0, 1)[:, ::4]
+    there = managed._C.bring_gradient(x, torch.device(TO))
+    plain = x.cpu().as_subclass(torch.Tensor)
+    assert there.stride() == plain.to("meta").stride() == plain.clone().stride()
+    assert torch.equal(there.cpu(), plain)
+
+
+# ---- links
+
+
+def test_a_card_has_one_port_for_its_peers(busy):
+    """Two copies out of a card, or into it, share the bandwidth of one link."""
+    _, begin = busy
+    x = rand(FROM, 1024, 1024)
+    others = [rand(d, 1024, 2048) for d in ("sim:0", TO, "sim:3")]
+    start = begin()
+    for y in others:
+        y[:, :1024] + x
+    took = [ran(d, start) for d in ("sim:0", TO, "sim:3")]
+    assert max(took) > 3 * (COPY - DEFAULT.peer_latency_ns * 1e-9)
+    into = [rand(d, 1024, 1024) for d in ("sim:0", FROM, "sim:3")]
+    y = rand(TO, 1024, 2048)
+    start = begin()
+    for x in into:
+        y[:, :1024] + x
+    assert ran(TO, start) > 3 * (COPY - DEFAULT.peer_latency_ns * 1e-9)
+
+
+def test_pairs_of_devices_do_not_wait_for_each_other(busy):
+    """What waits for its source does not hold up what comes from another device."""
+    from managed import _sim
+
+    work, begin = busy
+    late, early = rand(FROM, 1024, 1024), rand("sim:0", 1024, 1024)
+    y, z = rand(TO, 1024, 2048), rand(TO, 1024, 2048)
+    begin()
+    _sim.start_log()
+    work(FROM)
+    late.mul_(2)
+    y[:, :1024] + late
+    z[:, :1024] + early
+    spans = [s for s in _sim.stop_log() if s[0] == "copy"]
+    ends = {source: end for _, _, source, _, _, _, end, *_ in spans}
+    assert ends[0] < ends[1]

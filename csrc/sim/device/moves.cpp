@@ -88,7 +88,7 @@ CopyPtr copy_operand(const c10::DataPtr &target, const c10::DataPtr &source, std
                      const CopyPtr &after) {
   const int to = target.device().index(), from = source.device().is_cpu() ? kHost : source.device().index();
   copy_bytes(to, target.get(), from, static_cast<const char *>(source.get()) + offset, bytes);
-  const int in = copy_stream(Way::In, urgency), out = copy_stream(Way::Out, urgency);
+  const int in = copy_stream(Way::In, urgency, from), out = copy_stream(Way::Out, urgency, to);
   if (from != kHost) {
     if (const mgd_moment *end = written(source)) stream_wait(from, out, *end);
     else wait_for_source(from, out);
@@ -99,12 +99,12 @@ CopyPtr copy_operand(const c10::DataPtr &target, const c10::DataPtr &source, std
   return std::make_shared<Move>(to, in);
 }
 
-c10::DataPtr allocate_for_copy(int device, std::size_t bytes, Urgency urgency, bool if_room) {
+c10::DataPtr allocate_for_copy(int device, std::size_t bytes, int from, Urgency urgency, bool if_room) {
   if (if_room) {
     const Memory m = memory_of(device);
     if (m.used > m.limit || bytes > m.limit - m.used) return {};  // an error would look at all storages for its text
   }
-  const TakenBy taker(copy_stream(Way::In, urgency));
+  const TakenBy taker(copy_stream(Way::In, urgency, from));
   return allocator_of(device)->allocate(bytes);
 }
 

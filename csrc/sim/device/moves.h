@@ -12,7 +12,7 @@ CopyPtr begin_copy(int to, void *target, int from, const void *source, std::size
                    const PointPtr &point);
 PointPtr point(int device);
 CopyPtr copy_operand(const c10::DataPtr &target, const c10::DataPtr &source, std::size_t offset, std::size_t bytes, Urgency urgency, const CopyPtr &after);
-c10::DataPtr allocate_for_copy(int device, std::size_t bytes, Urgency urgency, bool if_room);
+c10::DataPtr allocate_for_copy(int device, std::size_t bytes, int from, Urgency urgency, bool if_room);
 void free_after(c10::DataPtr &block, const CopyPtr &copy, bool last, std::size_t bytes);
 
 }  // namespace managed::sim

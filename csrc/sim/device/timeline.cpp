@@ -30,7 +30,11 @@ thread_local int t_copier = 0;  // the issuer of this thread's last copy
 thread_local bool t_python = true;  // what this thread issues is Python's, as the clock was told
 std::array<std::atomic<int>, kMaxDevices> g_streams_given{};
 std::array<std::atomic<std::uint64_t>, kMaxDevices> g_streams_used{};
-constexpr int kCopyStreams = MGD_MAX_STREAMS - 2 * kUrgencies;  // the first of them
+// The last streams of a device are those of copies; before them are two for the operands from and to each device.
+constexpr int kCopyStreams = MGD_MAX_STREAMS - 2 * kUrgencies;
+int first_of_copies() { return kCopyStreams - 2 * g_devices; }
+static_assert(kCopyStreams > 2 * kMaxDevices + 1, "programs have streams of their own");
+thread_local std::uint32_t t_passed = 0;  // the devices to which this thread's backward pass has issued
 thread_local int t_taker = -1;
 thread_local std::int64_t t_duration = -1;
 thread_local std::array<int, kMaxDevices> t_stream{};
@@ -70,12 +74,33 @@ int this_thread() {
 
 void check(int code) { TORCH_CHECK(code == MGD_OK, "the virtual clock failed: ", mgd_text_error(code)); }
 
+void wait_for_thread(int thread, int other) { check(mgd_clock_host_wait(g_clock, thread, stream_time(kHost, other))); }
+
+// The calling thread. If its backward pass was charged to the engine's threads, it goes on when these have issued it.
+int caller_of_pass() {
+  const int caller = this_thread();
+  if (C10_UNLIKELY(t_passed) && !in_backward())
+    for (std::uint32_t left = std::exchange(t_passed, 0); left; left &= left - 1)
+      wait_for_thread(caller, kThreads + __builtin_ctz(left));
+  return caller;
+}
+
+// The thread of the engine for that device, in a pass of the calling thread. It begins when the pass does.
+int thread_of_pass(int device) {
+  const std::uint32_t bit = std::uint32_t{1} << device;
+  if (!(t_passed & bit)) {
+    wait_for_thread(kThreads + device, this_thread());
+    t_passed |= bit;
+  }
+  return kThreads + device;
+}
+
 // The thread that issues to the device: in a repeatable backward pass, the one that the engine has for the device. What
 // the engine issues needs no lock of the interpreter, so if passes are not repeatable, the clock is told when that
 // changes.
 int issuer(int device) {
+  if (g_repeatable) return device != kHost && in_backward() ? thread_of_pass(device) : caller_of_pass();
   const int caller = this_thread();
-  if (g_repeatable) return device != kHost && in_backward() ? kThreads + device : caller;
   if (C10_UNLIKELY(in_backward() == t_python)) {
     t_python = !t_python;
     check(mgd_clock_lock_use(g_clock, caller, t_python));
@@ -111,9 +136,15 @@ void connect_host(mgd_clock *clock, int device) {
   if (g_wiring.devices_per_switch > 1) join(clock, kHost, device, uplink_in(device)), join(clock, device, kHost, uplink_out(device));
 }
 
+// A card has one port for all its peers, of the bandwidth of one link: several copies out of it, or into it, share
+// that.
 void connect_peers(mgd_clock *clock, int from, int to) {
   connect(clock, from, to, g_wiring.peer);
-  if (!g_wiring.peers_over_host) return;
+  if (!g_wiring.peers_over_host) {
+    const double port = g_devices > 2 ? g_wiring.peer.bytes_per_ns : 0;  // with one peer the link alone says it
+    if (port > 0) join(clock, from, to, lane_out(from), port), join(clock, from, to, lane_in(to), port);
+    return;
+  }
   join(clock, from, to, lane_out(from)), join(clock, from, to, lane_in(to));
   if (g_wiring.devices_per_switch == 1 || uplink_in(from) == uplink_in(to)) return;
   join(clock, from, to, uplink_out(from)), join(clock, from, to, uplink_in(to));
@@ -177,7 +208,10 @@ int exchange_stream(int device, int stream) noexcept {
 
 std::uint64_t streams_in_use(int device) noexcept { return 1 | g_streams_used[device].load(std::memory_order_relaxed); }
 
-int copy_stream(Way way, Urgency urgency) noexcept { return kCopyStreams + (way == Way::Out ? kUrgencies : 0) + static_cast<int>(urgency); }
+int copy_stream(Way way, Urgency urgency, int other) noexcept {
+  if (urgency == Urgency::Operand && other != kHost) return first_of_copies() + 2 * other + (way == Way::Out ? 1 : 0);
+  return kCopyStreams + (way == Way::Out ? kUrgencies : 0) + static_cast<int>(urgency);
+}
 
 TakenBy::TakenBy(int stream) noexcept : before_(std::exchange(t_taker, stream)) {}
 TakenBy::~TakenBy() { t_taker = before_; }
@@ -185,7 +219,9 @@ TakenBy::~TakenBy() { t_taker = before_; }
 int taking_stream(int device) noexcept { return t_taker >= 0 ? t_taker : t_stream[device]; }
 
 // Round robin over the streams beside the default one, as CUDA's pool does.
-int new_stream(int device) noexcept { return 1 + g_streams_given[device].fetch_add(1, std::memory_order_relaxed) % (kCopyStreams - 1); }
+int new_stream(int device) noexcept {
+  return 1 + g_streams_given[device].fetch_add(1, std::memory_order_relaxed) % (first_of_copies() - 1);
+}
 
 bool has_side_streams() noexcept { return g_side_streams.load(std::memory_order_relaxed); }
 
@@ -245,7 +281,9 @@ std::int64_t stream_time(int device, int stream) {
   return ns;
 }
 
-void record(int device, int stream, mgd_moment *m) { check(mgd_clock_record(g_clock, this_thread(), device, stream, m)); }
+void record(int device, int stream, mgd_moment *m) {
+  check(mgd_clock_record(g_clock, caller_of_pass(), device, stream, m));
+}
 
 void forget(mgd_moment *m) noexcept { mgd_clock_forget(g_clock, m); }
 
@@ -281,9 +319,9 @@ std::int64_t check_audit(int device) {
   return most;
 }
 
-void host_wait(std::int64_t until) { check(mgd_clock_host_wait(g_clock, this_thread(), until)); }
+void host_wait(std::int64_t until) { check(mgd_clock_host_wait(g_clock, caller_of_pass(), until)); }
 
-std::int64_t host_time() { return stream_time(kHost, this_thread()); }
+std::int64_t host_time() { return stream_time(kHost, caller_of_pass()); }
 
 std::int64_t elapsed() {
   int64_t ns;

@@ -37,9 +37,10 @@ int new_stream(int device) noexcept;
 // Bit i is set if a thread has used stream i; bit 0 always is.
 std::uint64_t streams_in_use(int device) noexcept;
 
-// Returns the stream of asynchronous copies of that way and urgency. new_stream() returns none of these.
+// Returns the stream of asynchronous copies of that way and urgency. Operands have one for each device at the other
+// end. new_stream() returns none of these.
 enum class Way { In, Out };
-int copy_stream(Way way, Urgency urgency) noexcept;
+int copy_stream(Way way, Urgency urgency, int other = kHost) noexcept;
 
 // While it lives, allocations of this thread belong to that stream instead of the current one.
 class TakenBy {

@@ -70,11 +70,15 @@ bool is_expanded(const at::Tensor& t) {
 
 namespace {
 
-// Copies one row of every expanded dimension and expands it again over there.
-at::Tensor copy_expanded(const at::Tensor& t, c10::Device to, int64_t* bytes) {
-  at::Tensor core = t;
+// Returns the part of t that holds all its numbers: one row of every expanded dimension.
+at::Tensor one_row(at::Tensor t) {
   for (int64_t i = 0; i < t.dim(); i++)
-    if (t.stride(i) == 0 && t.size(i) > 1) core = core.narrow(i, 0, 1);
+    if (t.stride(i) == 0 && t.size(i) > 1) t = t.narrow(i, 0, 1);
+  return t;
+}
+
+at::Tensor copy_expanded(const at::Tensor& t, c10::Device to, int64_t* bytes) {
+  const at::Tensor core = one_row(t);
   *bytes = bytes_of(core);
   return core.to(to).expand(t.sizes());
 }
@@ -107,10 +111,25 @@ at::Tensor copy_from_afar(const at::Tensor& t, c10::Device to, Traced& trace) {
   return r;
 }
 
-// Whether t is one dense piece of numbers and nothing more, and neither torch nor a recorder must see a copy of it.
-bool is_plain_piece(const at::Tensor& t) {
+// Whether t is numbers and nothing more, and neither torch nor a recorder must see a copy of it.
+bool is_plain(const at::Tensor& t) {
   return t.layout() == at::kStrided && t.has_storage() && !needs_torch(t) && !is_recorded() && !t.is_conj() &&
-      !t.is_neg() && !t.is_quantized() && !has_names(t) && t.numel() > 0 && t.is_non_overlapping_and_dense();
+      !t.is_neg() && !t.is_quantized() && !has_names(t) && t.numel() > 0;
+}
+
+// Copies t, which is_plain(), beside other work. Torch's copies of expanded tensors and of tensors with gaps are
+// followed: one row of each expanded dimension crosses, and gaps are closed first. Undefined as in copy_beside().
+at::Tensor copy_plain(const at::Tensor& t, c10::Device to, int64_t* bytes) {
+  if (t.is_non_overlapping_and_dense()) return copy_beside(t, to, true);
+  if (t.is_cpu() || t.device().type() != to.type()) return {};
+  at::Tensor core = t.detach();
+  const bool expanded = is_expanded(core);
+  if (expanded) core = one_row(core);
+  if (!core.is_non_overlapping_and_dense()) core = core.clone();
+  at::Tensor r = copy_beside(core, to, true);
+  if (!r.defined()) return r;
+  *bytes = bytes_of(core);
+  return expanded ? r.expand(t.sizes()) : r;
 }
 
 } // namespace
@@ -122,7 +141,7 @@ at::Tensor copy_values(const at::Tensor& t, c10::Device to, Traced& trace, int64
   *bytes = bytes_of(t);
   if (at::Tensor r = copy_from_afar(t, to, trace); r.defined()) return r;
   if (takes_handle) {
-    if (at::Tensor r = is_plain_piece(t) ? copy_beside(t, to, true) : at::Tensor(); r.defined()) return r;
+    if (at::Tensor r = is_plain(t) ? copy_plain(t, to, bytes) : at::Tensor(); r.defined()) return r;
   }
   // t may be the plain base of a managed view, whose bytes no hook would bring home.
   const HeldTensor held(t, false, id_of(to));
@@ -148,7 +167,7 @@ at::Tensor cross_by_torch(const at::Tensor& t, c10::Device to, const Cause& caus
 }
 
 at::Tensor copy_from_host(const at::Tensor& t, c10::Device to) {
-  if (!t.is_cpu() || records(t) || !is_plain_piece(t)) return {};
+  if (!t.is_cpu() || records(t) || !is_plain(t) || !t.is_non_overlapping_and_dense()) return {};
   c10::InferenceMode no_inference(false); // as in copy_values()
   c10::AutoGradMode no_grad(false);
   return copy_beside(t, to, false);

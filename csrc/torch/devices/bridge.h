@@ -34,6 +34,7 @@ struct Head {
 
 // How soon a copy is needed. Each kind has its own stream in each direction, so that a copy that is needed now does not
 // queue behind prefetches. Operand: a copy for an operator on another device; the source's bytes stay where they are.
+// Operands have a stream for each pair of devices, so that one pair does not wait for another.
 enum class Urgency : uint8_t { Now, Soon, Operand };
 constexpr int kUrgencies = 3;
 
@@ -58,7 +59,7 @@ class Point {
 using PointPtr = std::shared_ptr<Point>;
 
 struct Bridge {
-  int version = 16; // of this struct: modules of two versions refuse each other
+  int version = 17; // of this struct: modules of two versions refuse each other
 
   // ---- filled by the hook; null until it attaches
   // Called when the device has no room for a request of so many bytes. True: something was freed, and the caller tries
@@ -93,8 +94,9 @@ struct Bridge {
   // Makes a point. Null if the work that has been started on the device is unknown. May throw c10::Error.
   PointPtr (*point)(int device) = nullptr;
   // Allocates memory of the device as the target of such a copy; the copy comes after what used the memory before.
-  // Throws as the allocator does. `if_room`: evicts nothing; if the device has no room, returns nothing at once.
-  c10::DataPtr (*allocate_for_copy)(int device, std::size_t bytes, Urgency urgency, bool if_room) = nullptr;
+  // `from`: the device that an operand comes from; -1 for all other copies. Throws as the allocator does. `if_room`:
+  // evicts nothing; if the device has no room, returns nothing at once.
+  c10::DataPtr (*allocate_for_copy)(int device, std::size_t bytes, int from, Urgency urgency, bool if_room) = nullptr;
   // Frees a block of so many bytes (0: unknown) that the copy still reads or writes: the next use of its memory comes
   // after the copy. `last`: nothing uses the block after the copy. Must not throw.
   void (*free_after)(c10::DataPtr& block, const CopyPtr& copy, bool last, std::size_t bytes) = nullptr;
@@ -134,7 +136,7 @@ struct Bridge {
 
   // ---- operands that an operator needs elsewhere, filled by a backend that has copies for them, or left null
   // Does what begin_copy does, from `offset` on in `source`, a block of another device or host memory that is not
-  // pinned, to `target`, which allocate_for_copy() gave for that urgency. It comes after the copy `after`, and after
+  // pinned, to `target`, which allocate_for_copy() gave for that copy. It comes after the copy `after`, and after
   // what wrote the source, if the backend knows that, or else all work in the current stream of the source's device.
   CopyPtr (*copy_operand)(const c10::DataPtr& target, const c10::DataPtr& source, std::size_t offset, std::size_t bytes,
                           Urgency urgency, const CopyPtr& after) = nullptr;

@@ -58,7 +58,7 @@ c10::DataPtr allocate_on(int device, std::size_t bytes, Urgency urgency, bool if
     ~Request() { requested = 0; }
   } const request(bytes);
   const c10::Device d = device_of(device);
-  return backend_of(d.type())->allocate_for_copy(d.index(), bytes, urgency, if_room);
+  return backend_of(d.type())->allocate_for_copy(d.index(), bytes, -1, urgency, if_room);
 }
 
 // Returns what `allocate` returns, or nothing if there is no memory. Driver errors of any other kind are thrown.

@@ -48,7 +48,7 @@ at::Tensor result_over(const at::Tensor& t, c10::DataPtr block, const Bridge& ba
 at::Tensor copy_staged(const at::Tensor& t, c10::Device to, const Bridge& backend) {
   Staged staged(t.const_data_ptr(), t.nbytes());
   if (!staged.get()) return {};
-  c10::DataPtr block = backend.allocate_for_copy(to.index(), t.nbytes(), Urgency::Soon, false);
+  c10::DataPtr block = backend.allocate_for_copy(to.index(), t.nbytes(), -1, Urgency::Soon, false);
   CopyPtr copy;
   try {
     copy = backend.begin_copy(to.index(), block.get(), -1, staged.get(), t.nbytes(), Urgency::Soon, {}, nullptr);
@@ -107,20 +107,22 @@ at::Tensor copy_beside(const at::Tensor& t, c10::Device to, bool now) {
   const HeldTensor held(t, false, id_of(to));
   c10::StorageImpl* s = t.storage().unsafeGetStorageImpl();
   StorageHandle* h = t.is_cpu() ? nullptr : handle_of(s);
-  if (t.is_cpu() ? is_too_small(s) || t.is_pinned() : !h || t.device().type() != to.type()) return {};
+  if (t.is_cpu() ? is_too_small(s) || t.is_pinned() : t.device().type() != to.type()) return {};
   if (to.is_cuda() && t.is_cpu()) return copy_staged(t, to, *backend);
   if (backend->records && (backend->records(to.index()) || backend->records(t.device().index()))) return {};
-  const Urgency urgency = h ? Urgency::Operand : Urgency::Soon;
-  c10::DataPtr block = backend->allocate_for_copy(to.index(), t.nbytes(), urgency, false);
+  const Urgency urgency = t.is_cpu() ? Urgency::Soon : Urgency::Operand;
+  c10::DataPtr block =
+      backend->allocate_for_copy(to.index(), t.nbytes(), t.is_cpu() ? -1 : t.device().index(), urgency, false);
   CopyPtr copy;
   try {
     const std::size_t offset = static_cast<std::size_t>(t.storage_offset()) * t.element_size();
     copy = h ? begin_and_enter(*h, offset, t.nbytes(), block, *backend)
              : backend->copy_operand(block, t.storage().data_ptr(), offset, t.nbytes(), urgency, nullptr);
     // A thread that exposes the bytes first marks them, then reads the newest copy (last_read). Here the copy is
-    // entered first and the mark is read second, so one of the two sees the other.
-    if (h && kernels_are_async.load(std::memory_order_relaxed) && is_written_past_us(*h))
-      copy->order(h->block); // orders all streams of the program after it, as torch orders the current one
+    // entered first and the mark is read second, so one of the two sees the other. Without a handle no write of the
+    // source would come after the copy by itself.
+    if (h ? kernels_are_async.load(std::memory_order_relaxed) && is_written_past_us(*h) : copy && !t.is_cpu())
+      copy->order(h ? h->block : t.storage().data_ptr()); // all streams of the program come after it
     if (now && copy) copy->order(block); // before it has a handle: with one, the bytes may leave
   } catch (...) {
     free_idle_block(block, copy, t.nbytes());

@@ -8,8 +8,9 @@
 
 namespace managed {
 
-// Returns a copy of t on `to`. t must be one dense piece of numbers, and no recorder may need to see the copy. `now`:
-// all work issued on `to` from now on waits for the copy. Not `now`: only uses of the copy wait, if it gets a handle.
+// Returns a copy of t on `to`. t must be one dense piece of numbers, and no recorder may need to see the copy. If the
+// storage of t has no handle, all streams of its device come after the copy. `now`: all work issued on `to` from now on
+// waits for the copy. Not `now`: only uses of the copy wait, if it gets a handle.
 // Undefined: no such copy can be made, and the caller lets torch copy.
 at::Tensor copy_beside(const at::Tensor& t, c10::Device to, bool now);
 
