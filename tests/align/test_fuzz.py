@@ -28,6 +28,8 @@ FOUND = [
      ("deep_copy", 1663605716), ("bring", 1606958266), ("leaf", 2006471326),
      ("binary", 1046100917), ("write", 114599127), ("inference", 563359499),
      ("write_unseen", 883149385)],
+    [("new", 426276791), ("leaf_of_what_was_computed", 1488275669), ("unary", 1576341198),
+     ("bring", 1362620814), ("grad", 1214865667)],
 ]  # fmt: skip
 
 

@@ -17,6 +17,8 @@
 
 #include <atomic>
 #include <mutex>
+#include <unordered_map>
+#include <vector>
 
 #include "torch/api.h"
 #include "torch/align/view_chains.h"
@@ -48,14 +50,34 @@ struct FollowTensor : torch::autograd::FunctionPreHook {
   c10::TensorImpl* tensor; // kept alive by the accumulator, which owns this
 };
 
+// The accumulators that leaves had before they moved, by leaf; guarded by traffic_mutex(). An accumulator holds its
+// leaf, so one that is alive stands for the tensor at that address.
+using WeakNode = decltype(torch::autograd::AutogradMeta::grad_accumulator_);
+using Earlier = std::unordered_map<c10::TensorImpl*, std::vector<WeakNode>>;
+Earlier& earlier() {
+  static auto* all = new Earlier; // never destroyed, like all that tensors may reach when the process ends
+  return *all;
+}
+
+void remember(c10::TensorImpl* t, const WeakNode& accumulator) {
+  std::lock_guard<std::mutex> lock(traffic_mutex());
+  for (auto i = earlier().begin(); i != earlier().end();) {
+    std::erase_if(i->second, [](const WeakNode& node) { return node.expired(); });
+    i = i->second.empty() ? earlier().erase(i) : std::next(i);
+  }
+  earlier()[t].push_back(accumulator);
+}
+
 // An accumulator remembers the device that gradients must arrive on. Later graphs
 // get a new one; the old one, if some graph still holds it, gets a FollowTensor.
 void renew_accumulator(const at::Tensor& t) {
   auto* meta = torch::autograd::impl::get_autograd_meta(t);
   if (!meta) return;
   std::lock_guard<std::mutex> lock(meta->mutex_);
-  if (auto old = meta->grad_accumulator_.lock())
+  if (auto old = meta->grad_accumulator_.lock()) {
     old->add_pre_hook(std::make_unique<FollowTensor>(t.unsafeGetTensorImpl()));
+    remember(t.unsafeGetTensorImpl(), meta->grad_accumulator_);
+  }
   meta->grad_accumulator_.reset();
 }
 
@@ -142,6 +164,16 @@ bool has_room(const at::Tensor& t, c10::Device to) {
 
 } // namespace
 
+std::vector<NodePtr> earlier_accumulators(const at::Tensor& t) {
+  std::vector<NodePtr> found;
+  std::lock_guard<std::mutex> lock(traffic_mutex());
+  const auto known = earlier().find(t.unsafeGetTensorImpl());
+  if (known == earlier().end()) return found;
+  for (const WeakNode& accumulator : known->second)
+    if (NodePtr node = accumulator.lock()) found.push_back(std::move(node));
+  return found;
+}
+
 void move(const at::Tensor& t, c10::Device to, const Cause& cause) {
   if (t.device() == to) return;
   check_movable(t, to);
@@ -211,10 +243,14 @@ PyObject* mgd_torch_alias(PyObject* o) {
   return guarded([&]() -> PyObject* {
     const at::Tensor& t = THPVariable_Unpack(o);
     check_wrappable(t);
-    if (!has_key(t.unsafeGetTensorImpl())) lend(t);
-    at::Tensor r = alias_of(t);
-    mark(r);
-    make_state(r);
+    at::Tensor r;
+    {
+      NoGil no_gil; // torch takes the GIL under the lock of a leaf's accumulator, which alias() takes
+      if (!has_key(t.unsafeGetTensorImpl())) lend(t);
+      r = alias_of(t);
+      mark(r);
+      make_state(r);
+    }
     return THPVariable_Wrap(std::move(r));
   });
 }

@@ -6,12 +6,19 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <vector>
+
 #include "torch/align/values.h"
+#include "torch/facts/compat.h"
 
 namespace managed {
 
 // Moves t itself and its .grad. Throws c10::Error if t is pinned, a view or no leaf.
 void move(const at::Tensor& t, c10::Device to, const Cause& cause);
+
+// Returns the accumulators that t had before it moved and that graphs still hold. A pass that is asked for gradients of
+// t finds t in those graphs by them.
+std::vector<NodePtr> earlier_accumulators(const at::Tensor& t);
 
 // Moves t to `to`, where an operator needs it and no kept copy serves, if its traffic advises it and the move can be
 // noticed only by t's device. Returns whether it moved. `through`: the view of t that the operator uses, if it is one.

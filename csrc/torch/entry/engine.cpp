@@ -33,6 +33,7 @@
 #include "torch/residency/guard.h"
 #include "torch/residency/hold.h"
 #include "torch/entry/hook.h"
+#include "torch/entry/moved_leaves.h"
 #include "torch/align/random.h"
 #include "torch/threads/threads.h"
 #include "torch/tensor/wrapped.h"
@@ -173,10 +174,7 @@ PyObject* behind_the_host(const at::Tensor& root, const at::Tensor& gradient) {
   NodePtr node = make_node<RootHome>(root.device());
   node->add_next_edge(torch::autograd::impl::gradient_edge(root));
   node->add_input_metadata(gradient);
-  THPObjectPtr graph(PyImport_ImportModule("torch.autograd.graph"));
-  THPObjectPtr kind(graph ? PyObject_GetAttrString(graph, "GradientEdge") : nullptr);
-  THPObjectPtr wrapped(kind ? torch::autograd::functionToPyObject(node) : nullptr);
-  return wrapped ? PyObject_CallFunction(kind, "Oi", wrapped.get(), 0) : nullptr;
+  return object_of_edge(node);
 }
 
 // Returns the arguments of run_backward, with such roots and their gradients over the host.
@@ -234,7 +232,10 @@ PyObject* run_pass(PyObject* callable, PyObject* args, PyObject* kwargs) {
   Hold roots(nullptr);
   hold_gradients(roots, aligned);
   const OneThread one_thread(at::globalContext().deterministicAlgorithms());
-  return PyObject_Call(callable, aligned, kwargs);
+  MovedLeaves moved;
+  THPObjectPtr whole(moved.with_earlier(aligned));
+  if (!whole) return nullptr;
+  return moved.with_sums(PyObject_Call(callable, whole, kwargs));
 }
 
 } // namespace
