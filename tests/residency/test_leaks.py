@@ -52,6 +52,8 @@ def nests_and_reservations():
     _C.reserve(device_manager, D3, 100)
     _C.rooms(device_manager)
     _C.plan_layers([1, 2, 3], None, [10, 10])
+    _C.plan_stages([1, 2, 3], [1, 2, 3], [1, 1, 1], [1, 1], [10, 10], [2, 1], [1.0])
+    _C.plan_spilled_stages([1, 2, 3], [1, 2, 3], [1, 1, 1], [1, 1], [1, 1], [2, 1], [1.0])
 
 
 def knobs_and_reports():
@@ -99,10 +101,11 @@ def test_repetitions_leave_nothing(work, part):
     memory = resident()
     for _ in range(REPETITIONS // part):
         work()
+    grown = resident() - memory  # before state(), which needs some megabytes
     after, devices_after = state()
     assert devices_after == devices
     assert abs(after - objects) < 50
-    assert resident() - memory < 8 * 1024
+    assert grown < 12 * 1024  # the audit of the suite keeps up to 9 MiB of what it has seen
 
 
 def test_tensors_die_with_their_last_name():
