@@ -35,15 +35,15 @@ def compared(*more: str) -> list[str]:
     return [*(p for p in policies() if p != "clean_first"), *more]
 
 
-def simulate(preset: Preset) -> None:
-    """One device like this, but with all the memory that a program without a budget wants."""
+def simulate(preset: Preset, devices: int = 1) -> None:
+    """Devices like this, but with all the memory that a program without a budget wants."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "preset.json"
         told = preset._asdict() | {"efficiency": preset.efficiency._asdict()}
         path.write_text(json.dumps(told))
-        managed.simulate(1, "8TiB", preset=str(path), values=False, host_memory="64TiB")
+        managed.simulate(devices, "8TiB", preset=str(path), values=False, host_memory="64TiB")
 
 
 def placed(thing: Any) -> Any:

@@ -35,6 +35,7 @@ from managed.errors import OutOfMemoryError
 from managed.explain import explain, stats
 from managed.hints import hint
 from managed.module import ManagedModule
+from managed.pipeline import Pipeline
 from managed.plans import load_plans, save_plans
 from managed.profile import plot_memory, plot_moves, plot_timeline, profile
 from managed.settings import apply_environment, budget, frozen
@@ -51,6 +52,7 @@ __all__ = [
     "ManagedModule",
     "ManagedTensor",
     "OutOfMemoryError",
+    "Pipeline",
     "budget",
     "debug",
     "device_manager",

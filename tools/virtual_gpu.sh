@@ -12,6 +12,7 @@ suites=(
   entry/test_functorch entry/test_graph_walk align/test_least_copies align/test_counted views/test_explain
   placement/test_settling placement/test_placed placement/test_spread modules/test_module modules/test_module_devices
   modules/test_module_utils torch_patches/test_optim align/test_random python/test_tensor align/test_written_into
+  parallel/test_pipeline entry/test_moved_leaves
 )
 # These count bytes, so they have processes of their own: a backward pass drops its last tensors late.
 memory=(

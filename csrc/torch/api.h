@@ -171,6 +171,16 @@ PyObject *mgd_torch_bring_gradient(PyObject *gradient, PyObject *device);
 /* Brings the .grad of each managed leaf of the list to its tensor's device. */
 int mgd_torch_gather_gradients(PyObject *parameters);
 
+/* ---- pieces.cpp: a backward pass in pieces, one for each device */
+/* Cuts the graph of a loss at the crossings between devices. Returns a list of pieces (device, leaves, crossings), with
+ * the accumulators of the leaves, and with (crossing, node, home, next node, its input) for each way out of the piece.
+ * If the graph cannot be cut, returns a str that says why. */
+PyObject *mgd_torch_cut_backward(PyObject *loss);
+/* The next pass ends at the crossing (a capsule), which keeps the gradient. */
+int mgd_torch_end_at_crossing(PyObject *crossing);
+/* Returns that gradient on the device of the crossing's source, or None if the pass brought none. */
+PyObject *mgd_torch_leave_crossing(PyObject *crossing);
+
 /* ---- random.cpp */
 /* Called when a checkpointed function is about to run again, perhaps in a thread of the engine. Replays set generators
  * that all threads share, so they take turns: waits for this thread's turn. Returns 1, or 0 if mgd_torch_end_replay()

@@ -143,7 +143,7 @@ def _roll_back(
         if reason is not None:
             stuck.append(f"{slot.title} stays on {device} ({reason})")
     if stuck:
-        _add_note(error, "managed: could not be moved back: " + "; ".join(stuck))
+        add_note(error, "managed: could not be moved back: " + "; ".join(stuck))
 
 
 def _failure(step: Callable[[], object]) -> Exception | None:
@@ -154,7 +154,7 @@ def _failure(step: Callable[[], object]) -> Exception | None:
     return None
 
 
-def _add_note(error: BaseException, note: str) -> None:
+def add_note(error: BaseException, note: str) -> None:
     if hasattr(error, "add_note"):
         error.add_note(note)
     else:  # Python 3.10

@@ -69,6 +69,15 @@ def test_make_targets_that_are_named_exist(page):
     assert told <= targets | {"compat-"}, told - targets
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_tests_that_are_named_exist(page):
+    """As `tests/test_x.py::test_y`, and `::test_z` for one more of the same file."""
+    file = None
+    for path, test in re.findall(r"`([\w/]*\.py)?::(test_\w+)", page.read_text()):
+        file = path or file
+        assert f"\ndef {test}(" in (ROOT / file).read_text(), f"{file}::{test}"
+
+
 def test_make_docs_is_strict():
     """Warnings that --quiet does not show are not counted by --strict either."""
     (command,) = re.findall(r"mkdocs build .*", (ROOT / "Makefile").read_text())

@@ -221,5 +221,41 @@ def test_mixed_devices() -> None:
     assert re.search(r"pin sim:\d 1024 bytes", text)
 
 
+@pytest.mark.slow
+def test_pipeline(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    pytest.importorskip("transformers")
+    text = example("pipeline.py", "--steps", "3", "--out", str(tmp_path))
+    # GPT-2's head is tied to its embedding, whose gradient is summed in another order.
+    for program, tolerance in (("resnet", 0), ("gpt2", 1e-9)):
+        said = text.split(f"# {program}\n")[1].split("\n# ")[0]
+        with subtests.test("the losses are those of the host", program=program):
+            found, wanted = zip(
+                *re.findall(r"^step \d: loss (\S+), on the host (\S+)$", said, re.M), strict=True
+            )
+            assert len(found) == 3
+            assert found == wanted
+            assert float(found[2]) < float(found[0])
+            apart = re.search(r"^largest difference: (\S+)$", said, re.M)
+            assert apart is not None
+            assert float(apart[1]) <= tolerance
+
+        with subtests.test("it prints a plan of four stages", program=program):
+            assert tuple(re.findall(r"^(sim:\d)  \S", said, re.M)) == DEVICES
+            assert "\n1f1b, 8 parts: a step takes " in said
+
+        with subtests.test("devices work at once", program=program):
+            faster = re.search(r"^the pipeline is (\S+) times as fast$", said, re.M)
+            assert faster is not None
+            assert float(faster[1]) > 2
+            for step in ("in_turns", "pipeline"):
+                assert (tmp_path / f"{program}_{step}.png").stat().st_size > 10_000
+
+
 def test_every_script_is_tested() -> None:
-    assert SCRIPTS == ["many_models.py", "mixed_devices.py", "pde_fault.py", "pde_fault_single.py"]
+    assert SCRIPTS == [
+        "many_models.py",
+        "mixed_devices.py",
+        "pde_fault.py",
+        "pde_fault_single.py",
+        "pipeline.py",
+    ]

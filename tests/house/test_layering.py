@@ -202,6 +202,22 @@ def test_no_exception_of_c_plus_plus_reaches_python():
         assert named <= THROWS_NOTHING, f"{function} is to be guarded: {named - THROWS_NOTHING}"
 
 
+# What runs an operator of torch, or takes the lock of a leaf's accumulator. Torch takes the GIL
+# under that lock, so a thread that waits for the lock must not have the GIL.
+OPERATES = re.compile(
+    r"\b(alias_of|cross\w*|copy_values|cut_at_crossings|gradient_edge|grad_accumulator|send_home"
+    r"|take_home)\(|\bmove\(t, |\.(to|cpu|clone|detach|alias|copy_)\("
+)
+
+
+def test_no_operator_of_torch_runs_under_the_interpreters_lock():
+    operating = {f: body for f, body in exported() if OPERATES.search(body)}
+    assert len(operating) >= 5, sorted(operating)
+    for function, body in operating.items():
+        before = body[: OPERATES.search(body).start()]
+        assert "NoGil" in before, f"{function} runs an operator with the GIL"
+
+
 def test_what_a_fork_must_find_is_made_at_the_start():
     """A child of fork() waits for ever for an object that another thread was making."""
     made_by_attach = {"attach.cpp", "transfer.cpp", "waiting.cpp"}

@@ -52,9 +52,28 @@ TripHome::~TripHome() {
 
 torch::autograd::variable_list TripHome::apply(torch::autograd::variable_list&& grads) {
   torch::autograd::variable_list out(1);
-  if (grads[0].defined() && next_edge(0).is_valid()) out[0] = send_home(grads[0]);
-  if (leaf_ && stop_expecting()) count_returned_gradient(*leaf_, next_edge(0).function);
+  if (is_cut_) held_ = std::move(grads[0]);
+  else out[0] = arrive(grads[0]);
   return out;
+}
+
+at::Tensor TripHome::arrive(const at::Tensor& g) {
+  at::Tensor r;
+  if (g.defined() && next_edge(0).is_valid()) r = send_home(g);
+  if (leaf_ && stop_expecting()) count_returned_gradient(*leaf_, next_edge(0).function);
+  return r;
+}
+
+void TripHome::cut() { is_cut_ = true; }
+
+at::Tensor TripHome::take_home() {
+  is_cut_ = false;
+  return arrive(std::exchange(held_, {}));
+}
+
+c10::Device TripHome::home() const {
+  const torch::autograd::Edge& next = next_edge(0);
+  return next.function->input_metadata(next.input_nr).device(); // a leaf may have moved since the copy was made
 }
 
 void TripHome::expect_gradient() {
@@ -83,8 +102,7 @@ void connect(const at::Tensor& copy, NodePtr node) {
 }
 
 at::Tensor TripHome::send_home(const at::Tensor& g) const {
-  const torch::autograd::Edge& next = next_edge(0);
-  const c10::Device home = next.function->input_metadata(next.input_nr).device(); // a leaf may have moved since
+  const c10::Device home = this->home();
   if (g.device() == home) return g;
   Traced trace(g, home, {"gradient", MGD_EV_COPY, MGD_WHY_GRADIENT});
   trace.answers(object_, site_);

@@ -28,11 +28,20 @@ struct TripHome : torch::autograd::Node {
   // Notes that the copy was used: from now on a gradient is expected.
   void expect_gradient();
 
+  // Ends the next backward pass here: the node keeps the gradient instead of sending it home. take_home() then sends it
+  // and returns it, undefined if none has come. One thread at a time may call these, between passes.
+  void cut();
+  at::Tensor take_home();
+  // The device of the copy's source. The node must have an edge.
+  c10::Device home() const;
+
  protected:
   // Returns the gradient on the device of its source. If autograd records, it crosses like any tensor.
   at::Tensor send_home(const at::Tensor& g) const;
 
  private:
+  // Sends the gradient home, if it is defined, and counts it as returned.
+  at::Tensor arrive(const at::Tensor& g);
   // Stops expecting a gradient; returns whether one was expected.
   bool stop_expecting();
 
@@ -40,6 +49,8 @@ struct TripHome : torch::autograd::Node {
   uint32_t site_;
   c10::intrusive_ptr<TensorState> leaf_; // null if the source is no leaf
   std::atomic<bool> expects_gradient_{false}; // the copy was used, and no gradient has come since
+  bool is_cut_ = false;
+  at::Tensor held_; // the gradient that a cut pass has brought
 };
 
 // Makes a TripHome from the copy to its source. It has no edge if the source is a view of a leaf that was made without
@@ -60,7 +71,7 @@ at::Tensor alias_of(const at::Tensor& t);
 // `before`, are sent to the leaf's new device.
 void lead_home(const NodePtr& end, const at::Tensor& leaf, const at::Tensor& before);
 
-std::mutex& traffic_mutex(); // guards TensorState::traffic
+std::mutex& traffic_mutex(); // guards TensorState::traffic and what move.cpp remembers of moves; a leaf
 
 // Whether only trips home and crossed views lead to the accumulator of a leaf. `views`: the references from crossed
 // views, as held_by_views() counts them. `known`: how many other references there are, the caller's own included.

@@ -1,0 +1,122 @@
+"""Splits a batch into parts along its samples, and puts the results of the parts together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["gather", "leaves", "rebuild", "samples", "sizes", "split"]
+
+
+def rebuild(nest: Any, change: Callable[[Any], Any]) -> Any:
+    """The same nest with changed leaves: dictionaries, lists, tuples and dataclasses are nests."""
+    if isinstance(nest, dict):
+        changed = {key: rebuild(value, change) for key, value in nest.items()}
+        return changed if type(nest) is dict else _like(nest, changed)
+    if isinstance(nest, (list, tuple)):
+        parts = [rebuild(value, change) for value in nest]
+        return type(nest)(*parts) if hasattr(nest, "_fields") else type(nest)(parts)
+    if dataclasses.is_dataclass(nest) and not isinstance(nest, type):
+        fields = {f.name: rebuild(getattr(nest, f.name), change) for f in dataclasses.fields(nest)}
+        return dataclasses.replace(nest, **fields)
+    return change(nest)
+
+
+def _like(nest: Any, changed: dict[Any, Any]) -> Any:
+    """A dictionary of the class of `nest`, such as an OrderedDict or a ModelOutput."""
+    if dataclasses.is_dataclass(nest) and not isinstance(nest, type):
+        return type(nest)(**changed)
+    try:
+        return type(nest)(changed)
+    except TypeError:  # a defaultdict, a BatchEncoding with arguments of its own
+        return changed
+
+
+def leaves(nest: Any) -> Iterator[Any]:
+    """The leaves of a nest, in order."""
+    if isinstance(nest, dict):
+        for value in nest.values():
+            yield from leaves(value)
+    elif isinstance(nest, (list, tuple)):
+        for value in nest:
+            yield from leaves(value)
+    elif dataclasses.is_dataclass(nest) and not isinstance(nest, type):
+        for field in dataclasses.fields(nest):
+            yield from leaves(getattr(nest, field.name))
+    else:
+        yield nest
+
+
+def _has_samples(leaf: Any, count: int | None = None) -> bool:
+    if not isinstance(leaf, torch.Tensor) or leaf.dim() == 0:
+        return False
+    return count is None or leaf.size(0) == count
+
+
+def samples(batch: Any) -> int:
+    """The number of samples: the first dimension of the first tensor that has one.
+
+    ValueError if the batch holds no such tensor, or if that is empty.
+    """
+    for leaf in leaves(batch):
+        if _has_samples(leaf):
+            if leaf.size(0) == 0:
+                raise ValueError("managed: this batch has no samples; leave the step out")
+            return int(leaf.size(0))
+    raise ValueError(
+        "managed: a batch is split along the first dimension of its tensors, and this one holds "
+        f"no tensor that has a dimension: {type(batch).__name__}. Give the samples as a tensor, or "
+        "as a tuple or dictionary of tensors"
+    )
+
+
+def sizes(count: int, parts: int) -> list[int]:
+    """Sizes of at most so many parts: count // parts or one more, the larger ones first."""
+    parts = max(1, min(count, parts))
+    return [count // parts + (i < count % parts) for i in range(parts)]
+
+
+def split(nest: Any, count: int, counts: Sequence[int]) -> list[Any]:
+    """One nest for each part, with views of the tensors that have `count` samples.
+
+    All other leaves go whole into every part.
+    """
+    parts, begin = [], 0
+    for n in counts:
+        end = begin + n
+
+        def cut(leaf: Any, begin: int = begin, end: int = end) -> Any:
+            return leaf[begin:end] if _has_samples(leaf, count) else leaf
+
+        parts.append(rebuild(nest, cut))
+        begin = end
+    return parts
+
+
+def gather(outputs: Sequence[Any], counts: Sequence[int]) -> Any:
+    """The outputs of parts as one: tensors one after the other, numbers averaged by samples.
+
+    Everything else is that of the first part. ValueError if the parts returned different nests.
+    """
+    if len(outputs) == 1:
+        return outputs[0]
+    columns = [list(leaves(output)) for output in outputs]
+    if len({len(column) for column in columns}) > 1:
+        raise ValueError(
+            "managed: the parts of a batch returned nests of different sizes "
+            f"({sorted({len(column) for column in columns})} leaves), which cannot be put together"
+        )
+    rows = iter(zip(*columns, strict=True))
+    return rebuild(outputs[0], lambda _: _joined(next(rows), counts))
+
+
+def _joined(parts: Sequence[Any], counts: Sequence[int]) -> Any:
+    first = parts[0]
+    if _has_samples(first):
+        return torch.cat([*parts])
+    if isinstance(first, (float, torch.Tensor)):
+        return sum(part * (n / sum(counts)) for part, n in zip(parts, counts, strict=True))
+    return first
