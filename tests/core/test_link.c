@@ -27,7 +27,7 @@ static void a_link_has_a_direction(void) {
   struct mgd_link found = {0, 0.0};
   EXPECT_OK(mgd_link_get(m, 1, 2, &found));
   EXPECT_INT(found.latency_ns, 7);
-  EXPECT_TRUE(found.bytes_per_ns == 100.0);
+  EXPECT(found.bytes_per_ns == 100.0);
   EXPECT_OK(mgd_link_get(m, 2, 1, &found));
   EXPECT_INT(found.latency_ns, 10000);
   EXPECT_CODE(mgd_link_get(m, 1, 3, &found), MGD_E_NO_DEVICE);
