@@ -17,7 +17,7 @@ suites=(
 # These count bytes, so they have processes of their own: a backward pass drops its last tensors late.
 memory=(
   residency/test_spill residency/test_spill_access align/test_exposure torch_patches/test_dlpack residency/test_leaks
-  residency/test_out_of_memory python/test_manager
+  residency/test_out_of_memory python/test_manager parallel/test_pipeline_pressure
 )
 # These take minutes.
 long=(python/test_threads residency/test_budget residency/test_faults residency/test_torture)

@@ -386,6 +386,7 @@ def test_nothing_waits_on_the_host_and_nothing_grows():
     assert [module.memory_allocated(i) for i in range(4)] == alive
 
 
+@pytest.mark.skipif(ON_CUDA, reason="torch's allocator takes 2 MiB at once")
 @pytest.mark.parametrize("name", ["residual", "u-net", "tied gpt-2"])
 def test_a_budget_changes_no_bit(name):
     net, batch, target = made(name)
