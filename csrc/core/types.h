@@ -125,12 +125,12 @@ struct mgd_stages_request {
 };
 
 enum mgd_operand_flag {
-  MGD_OP_PINNED = 1,    /* must not move */
-  MGD_OP_WRITTEN = 2,   /* the operator writes it, or returns a view of it */
-  MGD_OP_VOTES = 4,     /* takes part in the vote: floating point when any operand is */
+  MGD_OP_PINNED = 1, /* must not move */
+  MGD_OP_WRITTEN = 2, /* the operator writes it, or returns a view of it */
+  MGD_OP_VOTES = 4, /* takes part in the vote: floating point when any operand is */
   MGD_OP_GENERATOR = 8, /* a random generator, which cannot move */
-  MGD_OP_PLACED = 16,   /* a parameter or buffer that the program put there */
-  MGD_OP_GRADIENT = 32  /* the gradient that a backward formula was given: the formula runs there */
+  MGD_OP_PLACED = 16, /* a parameter or buffer that the program put there */
+  MGD_OP_GRADIENT = 32 /* the gradient that a backward formula was given: the formula runs there */
 };
 
 /* One operand of an operator, as placement sees it. */
@@ -182,20 +182,20 @@ struct mgd_ticket {
 
 /* ---- trace */
 
-#define MGD_EVENTS(X)                                                 \
-  X(MOVE, "move")             /* the tensor itself changed device */  \
-  X(COPY, "copy")             /* an operand was copied to align */    \
-  X(WRITE_BACK, "write_back") /* a written copy went home */          \
-  X(PLACE, "place")           /* a device was chosen for an object */ \
-  X(PIN, "pin")                                                       \
-  X(UNPIN, "unpin")                                                   \
-  X(WAITED, "waited")         /* a request for room was queued */     \
-  X(RESERVE, "reserve")                                               \
-  X(RELEASE, "release")                                               \
-  X(SPILL, "spill")           /* bytes left for lack of room */       \
-  X(DROP, "drop")             /* a spill with a good copy there */    \
-  X(SPARE, "spare")           /* the host got a copy ahead of need */ \
-  X(RESTORE, "restore")       /* bytes came home to be used */
+#define MGD_EVENTS(X)                                        \
+  X(MOVE, "move") /* the tensor itself changed device */     \
+  X(COPY, "copy") /* an operand was copied to align */       \
+  X(WRITE_BACK, "write_back") /* a written copy went home */ \
+  X(PLACE, "place") /* a device was chosen for an object */  \
+  X(PIN, "pin")                                              \
+  X(UNPIN, "unpin")                                          \
+  X(WAITED, "waited") /* a request for room was queued */    \
+  X(RESERVE, "reserve")                                      \
+  X(RELEASE, "release")                                      \
+  X(SPILL, "spill") /* bytes left for lack of room */        \
+  X(DROP, "drop") /* a spill with a good copy there */       \
+  X(SPARE, "spare") /* the host got a copy ahead of need */  \
+  X(RESTORE, "restore") /* bytes came home to be used */
 enum mgd_event_kind {
 #define X(name, text) MGD_EV_##name,
   MGD_EVENTS(X)
@@ -242,7 +242,7 @@ struct mgd_totals {
 struct mgd_repeat {
   uint64_t count;
   int64_t bytes;
-  bool due;     /* the limit was just exceeded, and this call site has caused no warning yet: warn now */
+  bool due; /* the limit was just exceeded, and this call site has caused no warning yet: warn now */
   bool stepped; /* a step has ended before this one; if not, the counts start with the machine */
 };
 
@@ -253,18 +253,18 @@ struct mgd_repeat {
  * So one return that found the home busy decides the whole round.
  * mgd_traffic_moved(): any -> NONE, idle rounds 0. */
 enum mgd_round {
-  MGD_ROUND_NONE,    /* no copy was made since the tensor came to where it is */
-  MGD_ROUND_OPEN,    /* copied, but nothing has come home yet */
-  MGD_ROUND_IDLE,    /* every return found the home idle */
-  MGD_ROUND_AT_HOME  /* the home used the tensor too */
+  MGD_ROUND_NONE, /* no copy was made since the tensor came to where it is */
+  MGD_ROUND_OPEN, /* copied, but nothing has come home yet */
+  MGD_ROUND_IDLE, /* every return found the home idle */
+  MGD_ROUND_AT_HOME /* the home used the tensor too */
 };
 
 /* Each tensor that may move has one; all zero at first, and again when history
  * should not count. It is independent of machines; the caller serializes access. */
 struct mgd_traffic {
   uint32_t idle;  /* rounds in a row that found the home idle; stays at its largest value */
-  uint8_t moves;  /* moves advised so far; stays at the largest value that makes a difference */
-  uint8_t round;  /* enum mgd_round, of the current round or, between rounds, of the last one */
+  uint8_t moves; /* moves advised so far; stays at the largest value that makes a difference */
+  uint8_t round; /* enum mgd_round, of the current round or, between rounds, of the last one */
 };
 
 /* ---- links */
