@@ -584,6 +584,13 @@ def threads(w, r):
     programs = [body(r, (*READS, *READS, *PLACING), 5) for _ in range(2)]
     worlds = [World(w.is_managed, w.tensors) for _ in programs]
     errors = []
+    # Torch takes the GIL under the lock under which it makes a leaf's accumulator, and waits for
+    # that lock with the GIL: plain threads may wait for each other for ever in `x.t()` and `x[0]`.
+    made = [
+        torch.autograd.graph.get_gradient_edge(w.tensors[i])
+        for i in sorted(w.leaves)
+        if w.tensors[i].requires_grad
+    ]
 
     def begin(world, program):
         try:
@@ -598,6 +605,7 @@ def threads(w, r):
             thread.join()
     for thread in started:
         thread.join()
+    del made
     if errors:
         raise errors[0]
     before = dict(w.tensors)

@@ -46,6 +46,7 @@ def test_torture_changes_no_bit(name, order):
     same(found, gradients(plain), 1e-9 if "tied" in name else 0)
 
 
+@pytest.mark.skipif(ON_CUDA, reason="torch's allocator takes 2 MiB at once")
 @pytest.mark.parametrize("name", ["residual", "in place"])
 def test_half_of_the_peak_is_enough(name):
     net, plain, pipe, batch, target = settled(name)
@@ -57,7 +58,7 @@ def test_half_of_the_peak_is_enough(name):
     peaks = [module.max_memory_allocated(i) for i in range(4)]
     try:
         for i, peak in enumerate(peaks):
-            managed.budget(device_name(i), max(peak * 6 // 10, 2**20 if ON_CUDA else 2**18))
+            managed.budget(device_name(i), max(peak * 6 // 10, 2**18))
         pipe.step(loss_of, batch, target)
     finally:
         for i in range(4):
