@@ -1,6 +1,7 @@
 // leaving.cpp: see leaving.h.
 #include "cuda/leaving.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <deque>
@@ -15,11 +16,12 @@ namespace {
 
 struct Leaving {
   c10::DataPtr block;
-  CopyPtr copy;
+  CopyPtr copy;   // null: the block is set aside
   PointPtr users; // work on the block that began after the copy; null: there is none
   std::size_t bytes;
   bool is_dead;       // its storage has died, and no plan waits for its room
   bool serves = true; // a new copy may take it
+  bool is_aside() const { return !copy; }
 };
 
 struct LeavingQueue {
@@ -44,7 +46,7 @@ thread_local Taken taken;
 void give_back(Leaving&& l) {
   const c10::DeleterFnPtr deleter = l.block.get_deleter();
   try {
-    l.copy->order(l.block); // no effect if it has ended
+    if (l.copy) l.copy->order(l.block); // no effect if it has ended
     void* context = l.block.release_context();
     deleter(context);
   } catch (const std::exception&) {
@@ -127,9 +129,32 @@ bool give_back_blocks(int device, std::size_t bytes) {
       any = true;
     }
   };
-  give(take_out(d, bytes, [](const Leaving& l) { return l.copy->has_ended(); }));
+  give(take_out(d, bytes, [](const Leaving& l) { return l.is_aside() || l.copy->has_ended(); }));
   if (given < bytes) give(take_out(d, bytes - given, [](const Leaving&) { return true; }));
   return any;
+}
+
+void set_block_aside(c10::DataPtr block, PointPtr users, std::size_t bytes) {
+  constexpr std::ptrdiff_t kMost = 8; // blocks; the others have sizes that come no more
+  const int device = block.device().index();
+  LeavingQueue& d = leaving_of(device);
+  std::ptrdiff_t aside = 0;
+  {
+    std::lock_guard<std::mutex> lock(d.mutex);
+    aside = std::count_if(d.there.begin(), d.there.end(), [](const Leaving& l) { return l.is_aside(); });
+    d.there.push_back({std::move(block), nullptr, std::move(users), bytes, false});
+    d.bytes += bytes;
+    d.count.store(d.there.size(), std::memory_order_relaxed);
+  }
+  if (aside >= kMost)
+    for (Leaving& l : take_out(d, 1, [](const Leaving& one) { return one.is_aside(); })) give_back(std::move(l));
+}
+
+bool has_block_for_copy(int device, std::size_t bytes) {
+  LeavingQueue& d = leaving_of(device);
+  std::lock_guard<std::mutex> lock(d.mutex);
+  return std::any_of(d.there.begin(), d.there.end(),
+                     [bytes](const Leaving& l) { return l.serves && l.bytes == bytes; });
 }
 
 std::size_t bytes_given_up(int device) { return leaving_of(device).bytes.load(std::memory_order_relaxed); }

@@ -91,6 +91,7 @@ void fill_backend(CudaBridge* bridge) {
   bridge->capacity = &capacity;
   bridge->room = &room;
   bridge->room_soon = &room_soon;
+  bridge->usage = &allocator_usage;
   bridge->speed = &speed;
   bridge->use = &use_stream;
   bridge->retire = &retire_block;

@@ -13,6 +13,7 @@
 #include "cuda/copies.h"
 #include "cuda/front.h"
 #include "cuda/leaving.h"
+#include "cuda/room.h"
 #include "cuda/streams.h"
 
 namespace managed {
@@ -68,7 +69,7 @@ class Before {
 
   void lead(int to, cudaStream_t copies) const {
     if (takes_) {
-      move_of(copy_).lead(copies);
+      if (copy_) move_of(copy_).lead(copies);
       if (users_) static_cast<Streams&>(*users_).lead(copies);
       return;
     }
@@ -78,7 +79,7 @@ class Before {
   // Called when no copy into the block begins. The block goes back to torch, so torch's streams are ordered after the
   // earlier copy.
   void give_up(int to) const {
-    if (takes_) move_of(copy_).lead_streams(to);
+    if (takes_ && copy_) move_of(copy_).lead_streams(to);
   }
 
  private:
@@ -115,6 +116,23 @@ CopyPtr begin(int to, void* target, int from, const void* source, std::size_t by
   }
 }
 
+// Sets a block aside for the next operand of that size, if the device is busy, so that a copy into a new block would
+// wait, and has room. Never throws.
+void prepare_next(int device, std::size_t bytes) try {
+  constexpr std::size_t kPart = 64; // of the device: the largest block, and the room that must be left
+  const std::size_t part = capacity(device) / kPart;
+  const c10::cuda::CUDAGuard guard(index_of(device));
+  const cudaError_t done = cudaStreamQuery(c10::cuda::getCurrentCUDAStream(index_of(device)).stream());
+  if (done != cudaSuccess) (void)cudaGetLastError(); // the allocator takes a left over error for its own
+  if (done != cudaErrorNotReady || bytes > part || has_block_for_copy(device, bytes)) return;
+  if (!has_front() || certain_room(device) < bytes + part) return;
+  c10::DataPtr block = allocate_if_room(bytes);
+  PointPtr users = block.get() ? point(device) : nullptr;
+  if (users) set_block_aside(std::move(block), std::move(users), bytes);
+} catch (const std::exception&) {
+  // The next copy gets a new block.
+}
+
 } // namespace
 
 CopyPtr begin_copy(int to, void* target, int from, const void* source, std::size_t bytes, Urgency urgency,
@@ -130,9 +148,11 @@ CopyPtr copy_operand(const c10::DataPtr& target, const c10::DataPtr& source, std
                      Urgency urgency, const CopyPtr& after) {
   const int to = target.device().index(), from = source.device().index();
   const void* first = static_cast<const char*>(source.get()) + offset;
-  return begin(to, target.get(), from, first, bytes, urgency, after, [from](cudaStream_t stream) {
+  CopyPtr copy = begin(to, target.get(), from, first, bytes, urgency, after, [from](cudaStream_t stream) {
     order_streams(from, c10::cuda::getCurrentCUDAStream(index_of(from)).stream(), stream);
   });
+  prepare_next(to, bytes);
+  return copy;
 }
 
 c10::DataPtr allocate_for_copy(int device, std::size_t bytes, int /*from*/, Urgency, bool if_room) {

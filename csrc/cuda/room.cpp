@@ -131,6 +131,17 @@ std::size_t room(int device) {
   return in_callback ? certain_room(device) : exact_room(a, device, a->getDeviceStats(index_of(device)));
 }
 
+void allocator_usage(int device, int64_t* allocated, int64_t* reserved) {
+  Allocator* any = allocator_of(device);
+  *allocated = *reserved = 0;
+  if (!any) return;
+  const Stats stats = (native() ? native() : any)->getDeviceStats(index_of(device));
+  const int64_t requested = stats.requested_bytes[0].current; // 0: the allocator does not report them
+  *allocated = requested ? requested : stats.allocated_bytes[0].current;
+  *allocated = std::max<int64_t>(0, *allocated - static_cast<int64_t>(bytes_given_up(device)));
+  *reserved = stats.reserved_bytes[0].current;
+}
+
 std::size_t room_soon(int device) {
   Allocator* a = allocator_of(device) ? native() : nullptr;
   if (!a || in_callback) return room(device);

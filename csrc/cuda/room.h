@@ -20,6 +20,10 @@ std::size_t certain_room(int device);
 // Returns the part of it that torch need not give back to the driver first.
 std::size_t room_in_driver(int device);
 
+// Gets the bytes that the program has of torch's allocator, blocks of leaving.h aside, and those that torch has of the
+// driver.
+void allocator_usage(int device, int64_t* allocated, int64_t* reserved);
+
 // Returns the most bytes that torch may have there.
 std::size_t allowed(int device);
 

@@ -25,6 +25,7 @@ CROSSES = """
 
         def block_on(device):
             \"\"\"The address of the one of 8 MiB that is in use there.\"\"\"
+            torch.cuda.memory_stats(device)  # a block that is set aside goes back
             there = [s for s in torch.cuda.memory_snapshot() if s["device"] == device]
             found, = [b["address"] for s in there for b in s["blocks"]
                       if b["size"] == 8 * MIB and b["state"] == "active_allocated"]
@@ -565,6 +566,64 @@ def test_who_looks_at_the_storage_of_an_operand_waits_for_nobody(run):
         plain = torch.empty(0, dtype=torch.int32, device=CUDA).set_(x.untyped_storage())
         plain.copy_(late, non_blocking=True)
         assert torch.equal(values_at(there), expected)
+        assert not races()
+        """,
+        devices=2,
+    )
+
+
+def test_an_operand_does_not_wait_for_all_that_its_target_was_given(run):
+    """The second of a size has a block that was set aside when the first crossed."""
+    run(
+        """
+        first, second, y = made(2), made(2), made(16, "cuda:1")
+        late = torch.full((MIB // 2,), 5, dtype=torch.int32).pin_memory()
+        work = torch.empty(32 * MIB, dtype=torch.int32).pin_memory()
+        there = torch.empty_like(work, device="cuda:2", pin_memory=False)
+
+        def busy():
+            there.copy_(work, non_blocking=True)
+            done = torch.cuda.Event()
+            done.record(torch.cuda.current_stream(2))
+            torch.cuda.current_stream(1).wait_event(done)
+            return done
+
+        def crosses_before(done, x):
+            torch.add(y.view(8, -1), x)
+            x.copy_(late, non_blocking=True)  # waits for the copy
+            torch.cuda.current_stream(0).synchronize()
+            return not done.query()
+
+        for i in range(3):
+            torch.cuda.synchronize(i)
+        assert not crosses_before(busy(), first)  # its block is new
+        for i in range(3):
+            torch.cuda.synchronize(i)
+        assert crosses_before(busy(), second)
+        assert torch.equal(first.cpu(), late)
+        assert not races()
+        """,
+        devices=3,
+    )
+
+
+def test_blocks_that_are_set_aside_are_room_for_the_program(run):
+    run(
+        """
+        y = made(16, "cuda:1")
+        work = torch.empty(16 * MIB, dtype=torch.int32).pin_memory()
+        there = torch.empty_like(work, device="cuda:1", pin_memory=False)
+        before = torch.cuda.memory_allocated(1)
+        for kib in range(64, 64 + 20 * 32, 32):  # of more sizes than are kept
+            x = made(1)[: kib * 256].clone()
+            there.copy_(work, non_blocking=True)
+            torch.add(y.view(-1)[: kib * 256 * 2].view(2, -1), x)
+            del x
+        torch.cuda.synchronize(1)
+        assert torch.cuda.memory_allocated(1) == before
+        free = torch.cuda.mem_get_info(1)[0]
+        torch.cuda.empty_cache()
+        large = torch.empty(free - 4 * MIB, dtype=torch.uint8, device="cuda:1")
         assert not races()
         """,
         devices=2,

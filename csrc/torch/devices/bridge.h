@@ -59,7 +59,7 @@ class Point {
 using PointPtr = std::shared_ptr<Point>;
 
 struct Bridge {
-  int version = 17; // of this struct: modules of two versions refuse each other
+  int version = 18; // of this struct: modules of two versions refuse each other
 
   // ---- filled by the hook; null until it attaches
   // Called when the device has no room for a request of so many bytes. True: something was freed, and the caller tries
@@ -125,6 +125,10 @@ struct Bridge {
   // room() plus bytes that will be room: free fragments between blocks in use, which serve requests that fit or become
   // free with these; and pending frees, that is freed blocks that copies or kernels on other streams may still use.
   std::size_t (*room_soon)(int device) = nullptr;
+  // Gets the bytes that torch's allocator has handed out, and those that it has from the driver. Blocks that the
+  // backend keeps for a while do not count as handed out, and stay where they are. Null: the allocator's own figures
+  // will do.
+  void (*usage)(int device, std::int64_t* allocated, std::int64_t* reserved) = nullptr;
   // The device's speed relative to the other devices, in any unit; 0: unknown.
   double (*speed)(int device) = nullptr;
   // Called when an operator of this thread uses memory of the device; the backend remembers the stream. True: it must
@@ -153,6 +157,6 @@ struct Bridge {
   void (*await_moments)(int device) = nullptr; // returns when the last moment has come; must not throw
   void (*stop_moments)(int device) = nullptr; // notes no pauses until the next moment; must not throw
 };
-static_assert(sizeof(Bridge) == 264, "a bridge of another size needs another version");
+static_assert(sizeof(Bridge) == 272, "a bridge of another size needs another version");
 
 } // namespace managed

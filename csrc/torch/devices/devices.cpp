@@ -52,11 +52,17 @@ void observe_one(int id) {
   const c10::Device d = device_of(id);
   if (!has_context(d)) return check(mgd_ledger_observe(machine(), id, 0, 0), "reading device memory");
   auto [free, total] = memory_info(d);
-  const auto stats = c10::getDeviceAllocator(d.type())->getDeviceStats(d.index());
-  const int64_t cached = stats.reserved_bytes[0].current;
-  // Requested bytes count, so that a plan finds the bytes of what it moves; some CUDA allocators do not report them.
-  const int64_t requested = stats.requested_bytes[0].current,
-                allocated = requested ? requested : stats.allocated_bytes[0].current;
+  const Bridge* b = backend_of(d.type());
+  int64_t allocated = 0, cached = 0;
+  if (b && b->usage) {
+    b->usage(d.index(), &allocated, &cached);
+  } else {
+    const auto stats = c10::getDeviceAllocator(d.type())->getDeviceStats(d.index());
+    // Requested bytes count, so that a plan finds the bytes of what it moves; some allocators do not report them.
+    const int64_t requested = stats.requested_bytes[0].current;
+    allocated = requested ? requested : stats.allocated_bytes[0].current;
+    cached = stats.reserved_bytes[0].current;
+  }
   mgd_usage known{};
   check(mgd_ledger_usage(machine(), id, &known), "reading a budget");
   // The context and other programs may use what a budget leaves of the device. No other program has bytes on a
