@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from managed._backend import INERT, C
+from managed._backend import C
 from managed._modules import placement, walk
 from managed._parallel import parts, shared, stages
 from managed._parallel.layers import layers_of
@@ -155,7 +155,7 @@ class Pipeline:
 
     def _begin(self) -> bool:
         """Puts the model on all devices by bytes, so that it has room. False: there are none."""
-        if INERT or not C.rooms(C.get_manager()):
+        if not C.rooms(C.get_manager()):
             return False
         placement.place(self.module, C.get_manager(), True)
         held = {slot.tensor.device for slot in walk.slots([self.module])}

@@ -60,4 +60,10 @@ managed.device_manager = manager
 assert managed.stats(reset=True) == {} and managed.explain(x) == []
 with managed.frozen(), managed.budget("sim:0", "1MiB"):
     pass
+pipe = managed.Pipeline(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)), 3)
+x = torch.randn(7, 4)
+loss = pipe.step(lambda y, _: y.square().mean(), x)
+assert torch.allclose(loss, pipe.eval(x).square().mean())
+assert pipe.module[0].weight.grad is not None and not pipe.plan().stages
+
 print("done")
