@@ -233,7 +233,7 @@ static PyObject *bandwidth(PyObject *module, PyObject *args) {
 
 PyMethodDef mgd_layers_methods[] = {
     {"bandwidth", bandwidth, METH_VARARGS,
-     PyDoc_STR("bandwidth(source, target, /)\n--\n\nBytes per ns from one device to the other, as placement reckons; 0: no "
+     PyDoc_STR("bandwidth(source, target, /)\n--\n\nBytes per ns between two devices, as placement reckons; 0: no "
                "limit.")},
     {"plan_layers", plan_layers, METH_VARARGS,
      PyDoc_STR("plan_layers(bytes, border, shares, /)\n--\n\n"

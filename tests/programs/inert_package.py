@@ -61,9 +61,9 @@ assert managed.stats(reset=True) == {} and managed.explain(x) == []
 with managed.frozen(), managed.budget("sim:0", "1MiB"):
     pass
 pipe = managed.Pipeline(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)), 3)
-x = torch.randn(7, 4)
-loss = pipe.step(lambda y, _: y.square().mean(), x)
-assert torch.allclose(loss, pipe.eval(x).square().mean())
-assert pipe.module[0].weight.grad is not None and not pipe.plan().stages
+batch = torch.randn(7, 4)
+loss = pipe.step(lambda y, _: y.square().mean(), batch)
+assert torch.allclose(loss, pipe.eval(batch).square().mean())
+assert all(p.grad is not None for p in pipe.module.parameters()) and not pipe.plan().stages
 
 print("done")

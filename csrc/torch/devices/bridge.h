@@ -33,8 +33,7 @@ struct Head {
 };
 
 // How soon a copy is needed. Each kind has its own stream in each direction, so that a copy that is needed now does not
-// queue behind prefetches. Operand: a copy for an operator on another device; the source's bytes stay where they are.
-// Operands have a stream for each pair of devices, so that one pair does not wait for another.
+// queue behind prefetches. Operand: a copy for an operator on another device, on a stream of that pair of devices.
 enum class Urgency : uint8_t { Now, Soon, Operand };
 constexpr int kUrgencies = 3;
 
@@ -93,9 +92,8 @@ struct Bridge {
                         c10::ArrayRef<CopyPtr> after, const PointPtr& point) = nullptr;
   // Makes a point. Null if the work that has been started on the device is unknown. May throw c10::Error.
   PointPtr (*point)(int device) = nullptr;
-  // Allocates memory of the device as the target of such a copy; the copy comes after what used the memory before.
-  // `from`: the device that an operand comes from; -1 for all other copies. Throws as the allocator does. `if_room`:
-  // evicts nothing; if the device has no room, returns nothing at once.
+  // Allocates memory of the device as the target of such a copy, which comes after what used the memory before. `from`:
+  // where an operand comes from, else -1. Throws as the allocator does. `if_room`: evicts nothing, may return nothing.
   c10::DataPtr (*allocate_for_copy)(int device, std::size_t bytes, int from, Urgency urgency, bool if_room) = nullptr;
   // Frees a block of so many bytes (0: unknown) that the copy still reads or writes: the next use of its memory comes
   // after the copy. `last`: nothing uses the block after the copy. Must not throw.
@@ -125,9 +123,8 @@ struct Bridge {
   // room() plus bytes that will be room: free fragments between blocks in use, which serve requests that fit or become
   // free with these; and pending frees, that is freed blocks that copies or kernels on other streams may still use.
   std::size_t (*room_soon)(int device) = nullptr;
-  // Gets the bytes that torch's allocator has handed out, and those that it has from the driver. Blocks that the
-  // backend keeps for a while do not count as handed out, and stay where they are. Null: the allocator's own figures
-  // will do.
+  // Gets the bytes that torch's allocator has handed out, without those that the backend keeps, and those it has
+  // from the driver. Null: the allocator's own figures will do.
   void (*usage)(int device, std::int64_t* allocated, std::int64_t* reserved) = nullptr;
   // The device's speed relative to the other devices, in any unit; 0: unknown.
   double (*speed)(int device) = nullptr;
