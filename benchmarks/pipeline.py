@@ -145,7 +145,7 @@ def measure(case: str, devices: int, parts: int, schedule: str) -> Report:
         "work": work,
         "planned": plan.step_ns * 1e-9,
         "peaks": peaks,
-        "peak": max(peaks[i] / expected.get(f"sim:{i}", peaks[i]) for i in everywhere),
+        "peak": max(peaks[int(d.removeprefix("sim:"))] / peak for d, peak in expected.items()),
         "waits": managed.stats()["host_waits"],
         "schedule": plan.schedule,
         "back": plan.goes_back,

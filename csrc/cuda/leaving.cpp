@@ -135,7 +135,7 @@ bool give_back_blocks(int device, std::size_t bytes) {
 }
 
 void set_block_aside(c10::DataPtr block, PointPtr users, std::size_t bytes) {
-  constexpr std::ptrdiff_t kMost = 8; // blocks; the others have sizes that come no more
+  constexpr std::ptrdiff_t kMost = 8; // blocks; older ones have sizes that come no more
   const int device = block.device().index();
   LeavingQueue& d = leaving_of(device);
   std::ptrdiff_t aside = 0;
