@@ -148,7 +148,9 @@ static inline void run(struct device *d, const char *name, struct storage *const
     if (uses[i].written) { (void)mgd_handle_write(handles[i]); }
   }
   const struct mgd_step_call call = {name, uses, n, d->untimed ? -1 : d->worked};
-  EXPECT_CODE(mgd_step_operator(d->m, 1, &call, actions, &made, &plans), d->m->devices[1].step ? MGD_OK : MGD_E_ABSENT);
+  /* Another thread may forget the step. */
+  const int followed = mgd_step_operator(d->m, 1, &call, actions, &made, &plans);
+  EXPECT(followed == MGD_OK || (followed == MGD_E_ABSENT && !d->m->devices[1].step));
   act_ahead(d, actions, made);
   while (made + 2 >= MGD_STEP_ACTIONS) {
     made = MGD_STEP_ACTIONS;
