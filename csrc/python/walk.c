@@ -145,8 +145,11 @@ static PyObject *bring_gradient(PyObject *module, PyObject *args) {
 
 static PyObject *cut_backward(PyObject *Py_UNUSED(module), PyObject *loss) { return mgd_torch_cut_backward(loss); }
 
-static PyObject *end_at_crossing(PyObject *Py_UNUSED(module), PyObject *crossing) {
-  if (mgd_torch_end_at_crossing(crossing) < 0) return NULL;
+static PyObject *end_at_crossing(PyObject *Py_UNUSED(module), PyObject *args) {
+  PyObject *crossing;
+  int ends;
+  if (!PyArg_ParseTuple(args, "Op:end_at_crossing", &crossing, &ends)) return NULL;
+  if (mgd_torch_end_at_crossing(crossing, ends) < 0) return NULL;
   Py_RETURN_NONE;
 }
 
@@ -233,8 +236,10 @@ PyMethodDef mgd_walk_methods[] = {
     {"cut_backward", cut_backward, METH_O,
      PyDoc_STR("cut_backward(loss, /)\n--\n\nThe pieces of a backward pass, one for each device, or a text that says "
                "why the pass has none.")},
-    {"end_at_crossing", end_at_crossing, METH_O,
-     PyDoc_STR("end_at_crossing(crossing, /)\n--\n\nThe next pass ends at the crossing, which keeps the gradient.")},
+    {"end_at_crossing", end_at_crossing, METH_VARARGS,
+     PyDoc_STR(
+         "end_at_crossing(crossing, ends, /)\n--\n\nThe next pass ends at the crossing, which keeps the gradient; "
+         "or does so no more.")},
     {"leave_crossing", leave_crossing, METH_O,
      PyDoc_STR("leave_crossing(crossing, /)\n--\n\nThat gradient, on the device of what had crossed, or None.")},
     {"begin_replay", begin_replay, METH_NOARGS,

@@ -176,8 +176,8 @@ int mgd_torch_gather_gradients(PyObject *parameters);
  * the accumulators of the leaves, and with (crossing, node, home, next node, its input) for each way out of the piece.
  * If the graph cannot be cut, returns a str that says why. */
 PyObject *mgd_torch_cut_backward(PyObject *loss);
-/* The next pass ends at the crossing (a capsule), which keeps the gradient. */
-int mgd_torch_end_at_crossing(PyObject *crossing);
+/* The next pass ends at the crossing (a capsule), which keeps the gradient; not `ends`: it does so no more. */
+int mgd_torch_end_at_crossing(PyObject *crossing, int ends);
 /* Returns that gradient on the device of the crossing's source, or None if the pass brought none. */
 PyObject *mgd_torch_leave_crossing(PyObject *crossing);
 

@@ -75,12 +75,16 @@ class Backward:
                 roots.append((_edge(following, number), gradient))
         if not roots or not (leaves or crossings):
             return
-        for crossing, *_ in crossings:
-            C.end_at_crossing(crossing)
         ends = [_edge(node) for node in [*leaves, *(node for _, node, *_ in crossings)]]
-        torch.autograd.backward([e for e, _ in roots], [g for _, g in roots], inputs=ends)
-        for crossing in crossings:
-            self._arriving.setdefault(crossing[2], []).append(crossing)
+        try:
+            for crossing, *_ in crossings:
+                C.end_at_crossing(crossing, True)
+            torch.autograd.backward([e for e, _ in roots], [g for _, g in roots], inputs=ends)
+        finally:
+            for crossing, *_ in crossings:
+                C.end_at_crossing(crossing, False)
+        for way_out in crossings:
+            self._arriving.setdefault(way_out[2], []).append(way_out)
 
 
 def _edge(node: Any, number: int = 0) -> GradientEdge:
@@ -88,10 +92,15 @@ def _edge(node: Any, number: int = 0) -> GradientEdge:
 
 
 def _back(pieces: Sequence[Any], stage_of: Callable[[torch.device], int]) -> str | None:
-    """Why the devices of a graph stand in no order, or None if they do."""
+    """Why the devices of a graph stand in no order, or None if they do.
+
+    A device that has no stage, such as the host, counts to the first one. Its piece comes after
+    that of the stage's own device, so gradients may go from there to the host alone.
+    """
     for device, _, crossings in pieces:
         for _, _, home, following, _ in crossings:
-            if stage_of(home) > stage_of(device):
+            stage, to = stage_of(device), stage_of(home)
+            if to > stage or (to == stage and home.type != "cpu"):
                 name = following.name().removesuffix("0").removesuffix("Backward")
                 return f"the result of {name} goes back from {home} to {device}"
     return None

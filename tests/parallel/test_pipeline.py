@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from support.devices import D0, D3, DEVICE_TYPE, ON_CUDA, device_name
+from support.devices import D0, D1, D3, DEVICE_TYPE, ON_CUDA, device_name
 from support.pipelines import (
     MODELS,
     SEED,
@@ -20,6 +20,7 @@ from support.pipelines import (
     made,
     rows,
     same,
+    stepped,
 )
 from torch import nn
 
@@ -131,9 +132,7 @@ def test_fewer_samples_than_parts_are_fewer_parts(samples):
     net, batch, target = made("mlp", samples)
     plain = copied(net, "mlp")
     pipe = Pipeline(net, 4)
-    for _ in range(2):
-        clear(net)
-        pipe.step(loss_of, batch, target)
+    stepped(pipe, batch, target)
     in_turns(plain, batch, target, 4)
     same(gradients(net), gradients(plain), 0)
 
@@ -188,9 +187,7 @@ def test_a_frozen_layer_has_no_gradient():
         model[0].requires_grad_(False)
         model[4].requires_grad_(False)
     pipe = Pipeline(net, 4)
-    for _ in range(2):
-        clear(net)
-        pipe.step(loss_of, batch, target)
+    stepped(pipe, batch, target)
     in_turns(plain, batch, target, 4)
     same(gradients(net), gradients(plain), 0)
 
@@ -213,15 +210,90 @@ def test_a_chain_that_goes_back_is_named_and_right():
     plain.load_state_dict(net.state_dict())
     batch, target = rows(12), torch.rand(12).double()
     pipe = Pipeline(net, 4)
-    for _ in range(2):
-        clear(net)
-        pipe.step(loss_of, batch, target)
+    stepped(pipe, batch, target)
     in_turns(plain, batch, target, 4)
     same(gradients(net), gradients(plain), 1e-12)
     plan = pipe.plan()
     assert re.search(rf"goes back from {DEVICE_TYPE}:\d to {DEVICE_TYPE}:0", plan.goes_back)
     assert plan.schedule == "gpipe"
     assert "because the result of" in str(plan)
+
+
+# ---- pieces
+
+
+STAGES = {torch.device(D0): 0, torch.device(D1): 1}
+
+
+def crossing_losses(factors):
+    """Losses on the second device that share the kept copy of a leaf on the first, and the leaf."""
+    rand = lambda *shape: torch.rand(shape, dtype=torch.float64).as_subclass(ManagedTensor)  # noqa: E731
+    leaf = rand(64, 64).to(D0).unplace().detach().clone().requires_grad_()
+    large = rand(64, 256).to(D1).unplace()
+    losses = [(large[:, :64] * factor * leaf).sum() for factor in factors]
+    assert {str(loss.device) for loss in losses} == {D1}
+    return losses, leaf, large[:, :64].cpu()
+
+
+def pieces_of(loss):
+    weight = torch.ones_like(loss.detach())
+    backward = schedule.Backward(schedule.Loss(loss, weight), lambda device: STAGES.get(device, 0))
+    assert backward.why is None
+    return backward
+
+
+def test_parts_that_share_a_kept_copy_keep_their_gradients_apart():
+    """All of them end at one node of autograd before the first of them goes on."""
+    losses, leaf, factor = crossing_losses([1.0, 16.0, 256.0])
+    found = [pieces_of(loss) for loss in losses]
+    for stage in (1, 0):
+        for backward in found:
+            backward.run(stage)
+    torch.testing.assert_close(leaf.grad.cpu(), factor * 273, rtol=1e-14, atol=0)
+
+
+def test_a_piece_that_fails_leaves_the_graphs_of_others_alone():
+    (first, second), leaf, factor = crossing_losses([1.0, 2.0])
+
+    def fail(_):
+        raise KeyError("stop")
+
+    first.grad_fn.register_prehook(fail)
+    backward = pieces_of(first)
+    with pytest.raises(KeyError, match="stop"):
+        backward.run(1)
+    second.backward()  # by the node at which the other pass was to end
+    assert torch.equal(leaf.grad.cpu(), factor * 2)
+
+
+def test_parts_in_flight_that_are_given_up_leave_no_gradient_behind():
+    (first, second), leaf, factor = crossing_losses([1.0, 2.0])
+    backward = pieces_of(first)
+    backward.run(1)
+    del backward  # an exception in another part has ended the step
+    again = pieces_of(second)
+    for stage in (1, 0):
+        again.run(stage)
+    assert torch.equal(leaf.grad.cpu(), factor * 2)
+
+
+@pytest.mark.parametrize(
+    ("device", "home", "back"),
+    [(D1, D0, False), (D1, "cpu", False), (D0, "cpu", False), (D0, D1, True), ("cpu", D0, True)],
+)
+def test_the_order_of_pieces_is_known(device, home, back):
+    """A piece comes after all that send it gradients, or the pass is not cut."""
+
+    class Node:
+        def name(self):
+            return "MulBackward0"
+
+    crossing = (None, None, torch.device(home), Node(), 0)
+    pieces = [(torch.device(device), [], [crossing]), (torch.device(home), [], [])]
+    why = schedule._back(pieces, lambda d: STAGES.get(d, 0))
+    assert (why is not None) is back
+    if back:
+        assert why == f"the result of Mul goes back from {home} to {device}"
 
 
 @pytest.mark.parametrize("part", [0, 2, 3])
@@ -266,9 +338,7 @@ def test_an_exception_leaves_no_gradient_behind_and_the_next_step_works(part, wh
     assert f"the {passing} pass of part {part + 1} of 4 (samples {3 * part} to " in notes
     assert all(p.grad is None for p in net.parameters())
     assert all(not m._forward_pre_hooks and not m._forward_hooks for m in net.modules())
-    for _ in range(2):
-        clear(net)
-        pipe.step(loss_of, batch, target)
+    stepped(pipe, batch, target)
     in_turns(plain, batch, target, 4)
     same(gradients(net), gradients(plain), 0)
 
@@ -354,9 +424,7 @@ def test_a_module_that_is_called_twice_stays_whole():
     plain.load_state_dict(net.state_dict())
     batch, target = rows(12), torch.rand(12).double()
     pipe = Pipeline(net, 4)
-    for _ in range(5):
-        clear(net)
-        pipe.step(loss_of, batch, target)
+    stepped(pipe, batch, target, 5)
     in_turns(plain, batch, target, 4)
     same(gradients(net), gradients(plain), 1e-9)
     assert str(net.layers[0].weight.device) == D0
@@ -373,9 +441,7 @@ def test_a_batch_without_samples():
 def test_nothing_waits_on_the_host_and_nothing_grows():
     net, batch, target = made("residual")
     pipe = Pipeline(net, 4)
-    for _ in range(3):
-        clear(net)
-        pipe.step(loss_of, batch, target)
+    stepped(pipe, batch, target, 3)
     managed.stats(reset=True)
     module = getattr(torch, DEVICE_TYPE)
     alive = [module.memory_allocated(i) for i in range(4)]
@@ -392,9 +458,7 @@ def test_a_budget_changes_no_bit(name):
     net, batch, target = made(name)
     plain = copied(net, name)
     pipe = Pipeline(net, 4)
-    for _ in range(2):
-        clear(net)
-        pipe.step(loss_of, batch, target)
+    stepped(pipe, batch, target)
     peak = max(s.peak for s in pipe.plan().stages)
     try:
         for i in range(4):

@@ -56,7 +56,7 @@ def test_hierarchy():
         (lambda: _C.bandwidth("cpu", "nowhere"), ValueError),
         (lambda: _C.cut_backward(3), TypeError),
         (lambda: _C.cut_backward(torch.ones(1)), TypeError),
-        (lambda: _C.end_at_crossing(3), ValueError),
+        (lambda: _C.end_at_crossing(3, True), ValueError),
         (lambda: _C.leave_crossing(None), ValueError),
         (lambda: _C.plan_layers([1, 2], [1, 1], [3]), ValueError),
         (lambda: _C.capacity("cpu"), ValueError),

@@ -143,3 +143,11 @@ def same(found, wanted, tolerance):
 def clear(net):
     for p in net.parameters():
         p.grad = None
+
+
+def stepped(pipe, batch, target, steps=2):
+    """Takes so many steps, each with new gradients; returns the last loss."""
+    for _ in range(steps):
+        clear(pipe.module)
+        loss = pipe.step(loss_of, batch, target)
+    return loss

@@ -52,7 +52,7 @@ TripHome::~TripHome() {
 
 torch::autograd::variable_list TripHome::apply(torch::autograd::variable_list&& grads) {
   torch::autograd::variable_list out(1);
-  if (is_cut_) held_ = std::move(grads[0]);
+  if (at::Tensor* end = cut_.exchange(nullptr)) *end = std::move(grads[0]);
   else out[0] = arrive(grads[0]);
   return out;
 }
@@ -64,12 +64,9 @@ at::Tensor TripHome::arrive(const at::Tensor& g) {
   return r;
 }
 
-void TripHome::cut() { is_cut_ = true; }
+void TripHome::cut(at::Tensor* end) { cut_ = end; }
 
-at::Tensor TripHome::take_home() {
-  is_cut_ = false;
-  return arrive(std::exchange(held_, {}));
-}
+void TripHome::mend(at::Tensor* end) { cut_.compare_exchange_strong(end, nullptr); }
 
 c10::Device TripHome::home() const {
   const torch::autograd::Edge& next = next_edge(0);

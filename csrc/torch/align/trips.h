@@ -28,10 +28,13 @@ struct TripHome : torch::autograd::Node {
   // Notes that the copy was used: from now on a gradient is expected.
   void expect_gradient();
 
-  // Ends the next backward pass here: the node keeps the gradient instead of sending it home. take_home() then sends it
-  // and returns it, undefined if none has come. One thread at a time may call these, between passes.
-  void cut();
-  at::Tensor take_home();
+  // Ends the next backward pass here: the node puts the gradient into *end instead of sending it home. The uses of a
+  // kept copy share the node, so passes of several graphs may end here, each in a place of its own. mend() takes a cut
+  // back that no pass has come to. One thread at a time may call these, between passes.
+  void cut(at::Tensor* end);
+  void mend(at::Tensor* end);
+  // Sends the gradient home, if it is defined, and counts it as returned.
+  at::Tensor arrive(const at::Tensor& g);
   // The device of the copy's source. The node must have an edge.
   c10::Device home() const;
 
@@ -40,8 +43,6 @@ struct TripHome : torch::autograd::Node {
   at::Tensor send_home(const at::Tensor& g) const;
 
  private:
-  // Sends the gradient home, if it is defined, and counts it as returned.
-  at::Tensor arrive(const at::Tensor& g);
   // Stops expecting a gradient; returns whether one was expected.
   bool stop_expecting();
 
@@ -49,8 +50,7 @@ struct TripHome : torch::autograd::Node {
   uint32_t site_;
   c10::intrusive_ptr<TensorState> leaf_; // null if the source is no leaf
   std::atomic<bool> expects_gradient_{false}; // the copy was used, and no gradient has come since
-  bool is_cut_ = false;
-  at::Tensor held_; // the gradient that a cut pass has brought
+  std::atomic<at::Tensor*> cut_{nullptr}; // where the next pass puts the gradient; null: it goes home
 };
 
 // Makes a TripHome from the copy to its source. It has no edge if the source is a view of a leaf that was made without

@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "torch/align/cuts.h"
 #include "torch/api.h"
@@ -17,13 +18,25 @@ namespace {
 
 constexpr const char* kCrossing = "managed.crossing";
 
-NodePtr* node_in(PyObject* capsule) { return static_cast<NodePtr*>(PyCapsule_GetPointer(capsule, kCrossing)); }
+// A way out of the piece of one part, and the gradient that has come to it.
+struct Crossing {
+  explicit Crossing(NodePtr trip) : node(std::move(trip)) {}
+  ~Crossing() { trip().mend(&gradient); }
+  Crossing(const Crossing&) = delete;
+  Crossing& operator=(const Crossing&) = delete;
+  TripHome& trip() const { return static_cast<TripHome&>(*node); }
 
-void drop_node(PyObject* capsule) { delete node_in(capsule); }
+  NodePtr node;
+  at::Tensor gradient;
+};
+
+Crossing* crossing_in(PyObject* capsule) { return static_cast<Crossing*>(PyCapsule_GetPointer(capsule, kCrossing)); }
+
+void drop_crossing(PyObject* capsule) { delete crossing_in(capsule); }
 
 PyObject* new_capsule(const NodePtr& node) {
-  auto own = std::make_unique<NodePtr>(node);
-  PyObject* capsule = PyCapsule_New(own.get(), kCrossing, &drop_node);
+  auto own = std::make_unique<Crossing>(node);
+  PyObject* capsule = PyCapsule_New(own.get(), kCrossing, &drop_crossing);
   if (capsule) (void)own.release();
   return capsule;
 }
@@ -82,22 +95,23 @@ PyObject* mgd_torch_cut_backward(PyObject* loss) {
   });
 }
 
-int mgd_torch_end_at_crossing(PyObject* crossing) {
+int mgd_torch_end_at_crossing(PyObject* capsule, int ends) {
   return guarded([&] {
-    NodePtr* node = node_in(crossing);
-    if (node) static_cast<TripHome&>(**node).cut();
-    return node ? 0 : -1;
+    Crossing* crossing = crossing_in(capsule);
+    if (!crossing) return -1;
+    ends ? crossing->trip().cut(&crossing->gradient) : crossing->trip().mend(&crossing->gradient);
+    return 0;
   });
 }
 
-PyObject* mgd_torch_leave_crossing(PyObject* crossing) {
+PyObject* mgd_torch_leave_crossing(PyObject* capsule) {
   return guarded([&]() -> PyObject* {
-    NodePtr* node = node_in(crossing);
-    if (!node) return nullptr;
-    at::Tensor gradient;
+    Crossing* crossing = crossing_in(capsule);
+    if (!crossing) return nullptr;
+    at::Tensor gradient = std::exchange(crossing->gradient, {});
     {
       NoGil no_gil;
-      gradient = static_cast<TripHome&>(**node).take_home();
+      gradient = crossing->trip().arrive(gradient);
     }
     return THPVariable_Wrap(std::move(gradient));
   });
