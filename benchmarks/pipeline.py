@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from published import resnet
 from report import Report, print_table, verdicts, write
 from torch import nn
 from virtual import apart, options, simulate
@@ -33,39 +34,6 @@ import managed
 from managed._simulated.presets import PRESETS, Preset
 
 A100 = PRESETS["a100-80g-sxm"]
-
-
-class Bottleneck(nn.Module):
-    def __init__(self, entering: int, width: int, stride: int) -> None:
-        super().__init__()
-        leaving = 4 * width
-        self.a = nn.Conv2d(entering, width, 1, bias=False)
-        self.b = nn.Conv2d(width, width, 3, stride, 1, bias=False)
-        self.c = nn.Conv2d(width, leaving, 1, bias=False)
-        self.norms = nn.ModuleList(nn.BatchNorm2d(n) for n in (width, width, leaving))
-        self.across: nn.Module = nn.Identity()
-        if stride != 1 or entering != leaving:
-            self.across = nn.Sequential(
-                nn.Conv2d(entering, leaving, 1, stride, bias=False), nn.BatchNorm2d(leaving)
-            )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = F.relu(self.norms[0](self.a(x)), inplace=True)
-        y = F.relu(self.norms[1](self.b(y)), inplace=True)
-        y = self.norms[2](self.c(y))
-        return F.relu(y.add_(self.across(x)), inplace=True)
-
-
-def resnet(counts: tuple[int, ...] = (3, 8, 36, 3), width: int = 64) -> nn.Module:
-    stem = (nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU(True))
-    layers: list[nn.Module] = [nn.Sequential(*stem, nn.MaxPool2d(3, 2, 1))]
-    entering = width
-    for stage, count in enumerate(counts):
-        for i in range(count):
-            layers.append(Bottleneck(entering, width << stage, 2 if stage and i == 0 else 1))
-            entering = 4 * (width << stage)
-    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(entering, 1000))
-    return nn.Sequential(*layers, nn.Sequential(*head))
 
 
 def gpt2() -> nn.Module:
@@ -95,7 +63,8 @@ def program(case: str, devices: int, parts: int) -> tuple[nn.Module, Any, Any, A
         return gpt2(), {"input_ids": tokens}, tokens, of_tokens, cast
     if case == "ResNet-152":
         images = torch.empty(32 * parts, 3, 224, 224, device="sim:0")
-        return resnet(), images, torch.zeros(32 * parts, dtype=torch.long), F.cross_entropy, cast
+        labels = torch.zeros(32 * parts, dtype=torch.long)
+        return resnet((3, 8, 36, 3)), images, labels, F.cross_entropy, cast
     # The input wants a gradient, so that the first layer's backward pass is as long as the others'.
     x = torch.empty(8192 * parts, 4096, device="sim:0").requires_grad_()
     return linear(devices), x, None, lambda y, _: y.mean(), cast

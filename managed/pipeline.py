@@ -23,7 +23,7 @@ __all__ = ["Pipeline", "PipelinePlan"]
 
 _SCHEDULES = ("1f1b", "gpipe")
 
-#: How finely the model is cut into layers at first: measure.py. A cut within a residual block may
+#: How finely the model is cut into layers at first (layers.py). A cut within a residual block may
 #: send the sum back to an earlier device; then the layers become coarser, down to 1.
 _GRAIN = 8
 

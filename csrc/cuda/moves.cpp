@@ -122,6 +122,7 @@ void prepare_next(int device, std::size_t bytes) try {
   constexpr std::size_t kPart = 64; // of the device: the largest block, and the room that must be left
   const std::size_t part = capacity(device) / kPart;
   const c10::cuda::CUDAGuard guard(index_of(device));
+  const c10::cuda::CUDAStreamCaptureModeGuard outside(cudaStreamCaptureModeRelaxed);
   const cudaError_t done = cudaStreamQuery(c10::cuda::getCurrentCUDAStream(index_of(device)).stream());
   if (done != cudaSuccess) (void)cudaGetLastError(); // the allocator takes a left over error for its own
   if (done != cudaErrorNotReady || bytes > part || has_block_for_copy(device, bytes)) return;

@@ -97,11 +97,12 @@ class Measurement:
     def begin_backward(self) -> None:
         self.back = self._mark()
 
-    def __exit__(self, *_: object) -> None:
-        self.end = self._mark()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        if kind is None:
+            self.end = self._mark()
 
     @property
     def devices(self) -> int:

@@ -73,7 +73,7 @@ def recomputing(module: nn.Module, what: Sequence[type | nn.Module] | None) -> I
         ValueError: if a module in `what` is no part of `module`.
     """
     with ExitStack() as undo:
-        for part in _chosen(module, () if what is None else what):
+        for part in _chosen(module, what) if what else ():
             undo.callback(_Recomputed(part).remove)
         yield
 

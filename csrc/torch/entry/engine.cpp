@@ -235,7 +235,7 @@ PyObject* run_pass(PyObject* callable, PyObject* args, PyObject* kwargs) {
   MovedLeaves moved;
   THPObjectPtr whole(moved.with_earlier(aligned));
   if (!whole) return nullptr;
-  return moved.with_sums(PyObject_Call(callable, whole, kwargs));
+  return moved.with_sums(PyObject_Call(callable, whole, kwargs), brought);
 }
 
 } // namespace

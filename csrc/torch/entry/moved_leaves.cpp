@@ -4,27 +4,13 @@
 #include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/csrc/autograd/python_variable.h>
 
-#include "torch/align/crossing.h"
 #include "torch/align/move.h"
-#include "torch/devices/devices.h"
-#include "torch/residency/guard.h"
 
 namespace managed {
 namespace {
 
 // The places of arguments of run_backward.
 constexpr Py_ssize_t kInputs = 4, kAllowsUnused = 5;
-
-// Returns the gradient on the device of the leaf.
-PyObject* at_leaf(PyObject* gradient, const at::Tensor& leaf) {
-  at::Tensor g = THPVariable_Unpack(gradient);
-  if (g.device() == leaf.device() || id_of(g.device()) < 0 || id_of(leaf.device()) < 0) return Py_NewRef(gradient);
-  {
-    NoGil no_gil;
-    g = cross(g, leaf.device(), {"gradient", MGD_EV_COPY, MGD_WHY_GRADIENT});
-  }
-  return THPVariable_Wrap(std::move(g));
-}
 
 // Returns the sum of two gradients, of which each may be None.
 PyObject* sum_of(PyObject* one, PyObject* other) {
@@ -69,7 +55,7 @@ PyObject* MovedLeaves::with_earlier(PyObject* args) {
   return PyList_AsTuple(all);
 }
 
-PyObject* MovedLeaves::with_sums(PyObject* results) {
+PyObject* MovedLeaves::with_sums(PyObject* results, PyObject* (*bring)(PyObject*, c10::Device)) {
   THPObjectPtr all(results);
   if (!all || !inputs_ || !PyTuple_Check(results)) return all.release(); // backward() returns None
   const Py_ssize_t asked = PyTuple_GET_SIZE(inputs_.get());
@@ -87,7 +73,7 @@ PyObject* MovedLeaves::with_sums(PyObject* results) {
                 "One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True "
                 "if this is the desired behavior.");
     if (!THPVariable_Check(input) || !THPVariable_Check(sum)) continue;
-    PyObject* there = at_leaf(sum, THPVariable_Unpack(input));
+    PyObject* there = bring(sum, THPVariable_Unpack(input).device());
     if (!there || PyList_SetItem(list, i, there) < 0) return nullptr;
   }
   return list ? PySequence_Tuple(THPObjectPtr(PyList_GetSlice(list, 0, asked)).get()) : nullptr;

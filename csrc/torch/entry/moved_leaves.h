@@ -20,9 +20,9 @@ class MovedLeaves {
  public:
   // Returns the arguments with the earlier accumulators behind the inputs; null with a Python exception set.
   PyObject* with_earlier(PyObject* args);
-  // Returns what the call has returned, with the gradients of each leaf added and on its device. Takes over the
-  // reference, which may be null.
-  PyObject* with_sums(PyObject* results);
+  // Returns what the call has returned, with the gradients of each leaf added and on its device, where `bring` brings
+  // them. Takes over the reference, which may be null.
+  PyObject* with_sums(PyObject* results, PyObject* (*bring)(PyObject* gradient, c10::Device home));
 
  private:
   int add_earlier(Py_ssize_t leaf, PyObject* inputs);
