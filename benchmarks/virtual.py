@@ -35,7 +35,7 @@ def compared(*more: str) -> list[str]:
     return [*(p for p in policies() if p != "clean_first"), *more]
 
 
-def simulate(preset: Preset, devices: int = 1) -> None:
+def simulate(preset: Preset, devices: int = 1, repeatable: bool = True) -> None:
     """Devices like this, but with all the memory that a program without a budget wants."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -43,7 +43,14 @@ def simulate(preset: Preset, devices: int = 1) -> None:
         path = Path(folder) / "preset.json"
         told = preset._asdict() | {"efficiency": preset.efficiency._asdict()}
         path.write_text(json.dumps(told))
-        managed.simulate(devices, "8TiB", preset=str(path), values=False, host_memory="64TiB")
+        managed.simulate(
+            devices,
+            "8TiB",
+            preset=str(path),
+            values=False,
+            host_memory="64TiB",
+            repeatable=repeatable,
+        )
 
 
 def placed(thing: Any) -> Any:

@@ -31,6 +31,7 @@ from managed._torch_patches import (
     saving,
     written,
 )
+from managed.data_parallel import DataParallel
 from managed.errors import OutOfMemoryError
 from managed.explain import explain, stats
 from managed.hints import hint
@@ -48,6 +49,7 @@ __all__ = [
     "HEURISTIC_FUNCTION",
     "LEARN_STEPS",
     "USE_HEURISTIC",
+    "DataParallel",
     "DeviceManager",
     "ManagedModule",
     "ManagedTensor",

@@ -16,7 +16,7 @@ from managed._parallel.layers import layers_of
 from managed._parallel.measure import Measurement
 from managed._parallel.recompute import recomputing
 from managed._parallel.report import PipelinePlan, Timing, report
-from managed._parallel.step import LossFunction, Step, Way, call, naming, sent
+from managed._parallel.step import LossFunction, Step, Way, call, naming
 from managed.module import ManagedModule
 
 __all__ = ["Pipeline", "PipelinePlan"]
@@ -136,7 +136,7 @@ class Pipeline:
         with torch.no_grad(), shared.standing_in(self._locals):
             for i, part in enumerate(parts.split(batch, count, counts)):
                 with naming(i, counts, "forward"):
-                    outputs.append(call(self.module, sent(part, self._way.devices[:1])))
+                    outputs.append(call(self.module, parts.sent(part, self._way.devices[:1])))
         return parts.gather(outputs, counts)
 
     def plan(self) -> PipelinePlan:
@@ -151,6 +151,8 @@ class Pipeline:
     def _counts(self, batch: Any) -> tuple[int, list[int]]:
         """The number of samples, and those of each part."""
         count = parts.samples(batch)
+        if count == 0:
+            raise ValueError("managed: this batch has no samples; leave the step out")
         return count, parts.sizes(count, self.microbatches)
 
     def _begin(self) -> bool:

@@ -94,8 +94,10 @@ int mgd_place_plan_layers(struct mgd_machine *m, const int64_t *bytes, const int
  * room, or INT64_MAX if that is less. All numbers are >= 0; out[i] indexes request->shares. After an error nothing is
  * written. */
 int mgd_place_plan_stages(struct mgd_machine *m, const struct mgd_stages_request *request, int *out, int64_t *missing);
-/* Places objects one by one in order, each where mgd_admit_object() would disperse it. NO_ROOM: one fits nowhere. */
-int mgd_place_plan_spread(const int64_t *bytes, size_t n, const struct mgd_share *shares, size_t devices, int *out);
+/* Places objects one by one, the largest first and equals in order, each where mgd_admit_object() would disperse it.
+ * NO_ROOM: one fits nowhere. After an error nothing is written. */
+int mgd_place_plan_spread(struct mgd_machine *m, const int64_t *bytes, size_t n, const struct mgd_share *shares,
+                          size_t devices, int *out);
 
 /* ---- admit.c: reservations with deadlines; decides, never sleeps */
 /* Grants at once (OK), queues first come first served per device (WAIT: poll

@@ -97,9 +97,9 @@ static PyObject *plan_spread(PyObject *module, PyObject *args) {
     goto end;
   }
   int *out = PyMem_New(int, n);
-  result = out
-      ? finish_plan(module, mgd_place_plan_spread(bytes, n, shares, devices, out), out, n, "planning parameters")
-      : PyErr_NoMemory();
+  result = out ? finish_plan(module, mgd_place_plan_spread(mgd_torch_machine(), bytes, n, shares, devices, out), out, n,
+                             "planning parameters")
+               : PyErr_NoMemory();
   PyMem_Free(out);
 end:
   PyMem_Free(bytes);
@@ -242,8 +242,9 @@ PyMethodDef mgd_layers_methods[] = {
                "A share is (room, bytes in use, speed) or the room of an empty device. border[i] are the bytes that "
                "cross between layers i and i + 1; None means that all borders are alike.")},
     {"plan_spread", plan_spread, METH_VARARGS,
-     PyDoc_STR("plan_spread(bytes, shares, /)\n--\n\nEach by itself where least is in use for the speed: an index into "
-               "`shares` for each, or None when one fits nowhere.")},
+     PyDoc_STR("plan_spread(bytes, shares, /)\n--\n\nEach by itself, the largest first, where least is in use for the "
+               "speed: an "
+               "index into `shares` for each, or None when one fits nowhere.")},
     {"plan_stages", plan_stages, METH_VARARGS,
      PyDoc_STR("plan_stages(ns, bytes, part_bytes, border, shares, in_flight, bandwidth, /)\n--\n\n"
                "Layers of a pipeline over devices, so that the slowest stage or link takes the least time: an index "

@@ -143,6 +143,11 @@ static PyObject *bring_gradient(PyObject *module, PyObject *args) {
                                                                          : NULL;
 }
 
+static PyObject *cross(PyObject *Py_UNUSED(module), PyObject *args) {
+  PyObject *tensor, *target;
+  return PyArg_ParseTuple(args, "OO:cross", &tensor, &target) ? mgd_torch_cross(tensor, target) : NULL;
+}
+
 static PyObject *cut_backward(PyObject *Py_UNUSED(module), PyObject *loss) { return mgd_torch_cut_backward(loss); }
 
 static PyObject *end_at_crossing(PyObject *Py_UNUSED(module), PyObject *args) {
@@ -163,8 +168,41 @@ static PyObject *gather_gradients(PyObject *module, PyObject *parameters) {
   Py_RETURN_NONE;
 }
 
-static PyObject *begin_replay(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)) {
-  const int began = mgd_torch_begin_replay();
+static PyObject *new_buckets(PyObject *Py_UNUSED(module), PyObject *devices) { return mgd_torch_new_buckets(devices); }
+
+static PyObject *spread(PyObject *Py_UNUSED(module), PyObject *args) {
+  PyObject *buckets, *tensors;
+  return PyArg_ParseTuple(args, "OO:spread", &buckets, &tensors) ? mgd_torch_spread(buckets, tensors) : NULL;
+}
+
+/* ---- random numbers */
+
+static PyObject *seed_of_stream(PyObject *Py_UNUSED(module), PyObject *device) {
+  uint64_t seed;
+  return mgd_torch_seed_of_stream(device, &seed) < 0 ? NULL : PyLong_FromUnsignedLongLong(seed);
+}
+
+static PyObject *own_numbers(PyObject *Py_UNUSED(module), PyObject *args) {
+  PyObject *device, *seed;
+  if (!PyArg_ParseTuple(args, "OO:own_numbers", &device, &seed)) return NULL;
+  if (seed == Py_None) {
+    if (mgd_torch_end_own_numbers(device) < 0) return NULL;
+    Py_RETURN_NONE;
+  }
+  const unsigned long long number = PyLong_AsUnsignedLongLong(seed);
+  if (number == (unsigned long long)-1 && PyErr_Occurred()) return NULL;
+  if (mgd_torch_begin_own_numbers(device, number) < 0) return NULL;
+  Py_RETURN_NONE;
+}
+
+static PyObject *has_own_numbers(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)) {
+  return PyBool_FromLong(mgd_torch_has_own_numbers());
+}
+
+static PyObject *begin_replay(PyObject *Py_UNUSED(module), PyObject *args) {
+  int own = 0;
+  if (!PyArg_ParseTuple(args, "|p:begin_replay", &own)) return NULL;
+  const int began = mgd_torch_begin_replay(own);
   return began < 0 ? NULL : PyBool_FromLong(began);
 }
 
@@ -230,6 +268,10 @@ PyMethodDef mgd_walk_methods[] = {
     {"bring_gradient", bring_gradient, METH_VARARGS,
      PyDoc_STR("bring_gradient(gradient, device, /)\n--\n\nA managed gradient on the device, recorded by autograd; a "
                "plain one as it is.")},
+    {"cross", cross, METH_VARARGS,
+     PyDoc_STR(
+         "cross(tensor, device, /)\n--\n\nA copy on the device, recorded by autograd, made beside other work; the "
+         "tensor itself if it is there.")},
     {"gather_gradients", gather_gradients, METH_O,
      PyDoc_STR("gather_gradients(parameters, /)\n--\n\nPuts the .grad of each managed tensor of a list where the "
                "tensor is.")},
@@ -242,9 +284,23 @@ PyMethodDef mgd_walk_methods[] = {
          "or does so no more.")},
     {"leave_crossing", leave_crossing, METH_O,
      PyDoc_STR("leave_crossing(crossing, /)\n--\n\nThat gradient, on the device of what had crossed, or None.")},
-    {"begin_replay", begin_replay, METH_NOARGS,
-     PyDoc_STR("begin_replay()\n--\n\nThis thread runs a checkpointed function again; True if it is a backward pass "
-               "that end_replay() must be told of.")},
+    {"new_buckets", new_buckets, METH_O,
+     PyDoc_STR("new_buckets(devices, /)\n--\n\nThe copies on each of these devices of tensors that are given to "
+               "spread().")},
+    {"spread", spread, METH_VARARGS,
+     PyDoc_STR("spread(buckets, tensors, /)\n--\n\nFor each device its pieces of the tensors, whose gradients come "
+               "home. Copies of what was written begin; only their uses wait.")},
+    {"seed_of_stream", seed_of_stream, METH_O,
+     PyDoc_STR("seed_of_stream(device, /)\n--\n\nA number that depends on the state of the generator that serves all "
+               "devices of the kind.")},
+    {"own_numbers", own_numbers, METH_VARARGS,
+     PyDoc_STR("own_numbers(device, seed, /)\n--\n\nFrom now on this thread draws on the device from a generator with "
+               "this seed; None ends that, and the device's generator goes on as before.")},
+    {"has_own_numbers", has_own_numbers, METH_NOARGS,
+     PyDoc_STR("has_own_numbers()\n--\n\nWhether this thread does so now.")},
+    {"begin_replay", begin_replay, METH_VARARGS,
+     PyDoc_STR("begin_replay(own=False, /)\n--\n\nThis thread runs a checkpointed function again, which had own "
+               "numbers at first or not; True if it is a backward pass that end_replay() must be told of.")},
     {"end_replay", end_replay, METH_NOARGS, PyDoc_STR("end_replay()\n--\n\nIt has run.")},
     {"above_functorch", above_functorch, METH_O,
      PyDoc_STR("above_functorch(change, /)\n--\n\nThis thread enters (1) or leaves (-1) a level of torch.func.grad.")},

@@ -138,6 +138,9 @@ PyObject *mgd_torch_alias(PyObject *tensor);
 /* Returns a copy on the device, recorded by autograd, managed, traced, or the tensor itself if it is there. It serves
  * x.to(device). */
 PyObject *mgd_torch_to(PyObject *tensor, int device, int non_blocking, enum mgd_reason why);
+/* Returns a copy beside other work, recorded by autograd, managed, traced, whose gradient comes home before other work
+ * that waits then; or the tensor itself if it is there. */
+PyObject *mgd_torch_cross(PyObject *tensor, PyObject *device);
 /* Moves the tensor itself (and its .grad) in place; object, ties and hooks stay. Fails for pinned tensors, views and
  * non-leaves. */
 int mgd_torch_move(PyObject *tensor, int device, enum mgd_reason why);
@@ -181,11 +184,24 @@ int mgd_torch_end_at_crossing(PyObject *crossing, int ends);
 /* Returns that gradient on the device of the crossing's source, or None if the pass brought none. */
 PyObject *mgd_torch_leave_crossing(PyObject *crossing);
 
+/* ---- spread.cpp: tensors with a local copy on each of several devices (align/buckets.h) */
+PyObject *mgd_torch_new_buckets(PyObject *devices); /* takes a list; returns a capsule */
+/* Takes a list of tensors. Returns a list of their local pieces for each device, in their order. */
+PyObject *mgd_torch_spread(PyObject *capsule, PyObject *tensors);
+
 /* ---- random.cpp */
-/* Called when a checkpointed function is about to run again, perhaps in a thread of the engine. Replays set generators
- * that all threads share, so they take turns: waits for this thread's turn. Returns 1, or 0 if mgd_torch_end_replay()
+/* Returns a number that depends on the state of the stream of this kind of device alone; nothing is drawn. */
+int mgd_torch_seed_of_stream(PyObject *device, uint64_t *seed);
+/* From now on this thread draws on the device, which is not the first one, from numbers of its own with this seed, as
+ * do other threads that draw there meanwhile. mgd_torch_end_own_numbers() ends it. */
+int mgd_torch_begin_own_numbers(PyObject *device, uint64_t seed);
+int mgd_torch_end_own_numbers(PyObject *device);
+int mgd_torch_has_own_numbers(void); /* whether this thread does */
+/* Called when a checkpointed function is about to run again, perhaps in a thread of the engine. `own`: it had own
+ * numbers when it ran first. Replays set generators that all threads share, so they take turns: waits for this thread's
+ * turn. Returns 1, or 0 if mgd_torch_end_replay()
  * must not be called: this thread is in no backward pass of managed tensors, or is replaying already. */
-int mgd_torch_begin_replay(void);
+int mgd_torch_begin_replay(int own);
 void mgd_torch_end_replay(void);
 
 /* ---- functorch.cpp */

@@ -22,7 +22,9 @@ __all__: list[str] = []
 
 _MOVES = ("cuda", "cpu", "to")
 
-_made: weakref.WeakKeyDictionary[type, weakref.ref[type]] = weakref.WeakKeyDictionary()
+#: The classes of each original, by their bases.
+_made: weakref.WeakKeyDictionary[type, dict[type, weakref.ref[type]]]
+_made = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
@@ -46,18 +48,20 @@ def class_for(module: nn.Module, base: type[nn.Module]) -> type[nn.Module]:
 
 
 def managed_class(original: type[nn.Module], base: type[nn.Module]) -> type[nn.Module]:
-    """The class that stands for `original`; `base` is ManagedModule.
+    """The class that stands for `original`; `base` is ManagedModule or a class of it.
 
     `original` comes first, so its methods stay in force and their super() reaches `base`.
     """
     if issubclass(original, base):
         return original
+    original = _original(original)
     with _lock:
-        reference = _made.get(original)
+        of_original = _made.setdefault(original, {})
+        reference = of_original.get(base)
         found = reference() if reference else None
         if found is None:
             found = _make(original, base)
-            _made[original] = weakref.ref(found)
+            of_original[base] = weakref.ref(found)
     return found
 
 
@@ -73,9 +77,11 @@ def _make(original: type[nn.Module], base: type[nn.Module]) -> type[nn.Module]:
         body["insert"] = _insert
     if issubclass(original, ParametrizationList):
         body["forward"] = placed.parametrized(original.forward)
+    if "__new__" in vars(base):  # which returns an object that has been made long ago
+        body["__init__"] = _init
     for name in () if INERT else _MOVES:
         if getattr(original, name) is not getattr(nn.Module, name):
-            body[name] = vars(base)[name]  # theirs is told afterwards: class_overrides.py
+            body[name] = getattr(base, name)  # theirs is told afterwards: class_overrides.py
     return _new_class(original, (base,) if original is nn.Module else (original, base), body)
 
 
@@ -109,6 +115,12 @@ def _reduce_ex(self: nn.Module, protocol: Any) -> Any:
         return reduced
     function, arguments, *rest = reduced
     return (_rebuild, (base_of(ours), _original(function), *map(_original, arguments)), *rest)
+
+
+def _init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+    if "_parameters" not in vars(self):
+        ours: Any = next(c for c in type(self).__mro__ if vars(c).get("__init__") is _init)
+        super(ours, self).__init__(*args, **kwargs)
 
 
 def _insert(self: nn.Module, index: int, module: nn.Module) -> Any:

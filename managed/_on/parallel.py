@@ -1,14 +1,14 @@
-"""nn.DataParallel inside of managed.on(): the batch in as many parts, and the module once.
+"""nn.DataParallel inside of managed.on(): its module becomes a managed.DataParallel.
 
-On CUDA it copies its module to every device. Here the manager decides where a module is, and it may
-be on several devices already; so the parts go through it one after the other. Programs get what
-they reckon with when they multiply batch or loss by the number of devices.
+The batch goes in as many parts as the program reckons with when it multiplies batch or loss by the
+number of devices, and outputs are put together as torch does it: numbers become a vector.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from managed._backend import C
 from managed._torch_patches.patches import Patch
+from managed.data_parallel import DataParallel, run_parts
+from managed.errors import PinConflictError
 
 __all__ = ["patches"]
 
@@ -25,8 +27,8 @@ class InParts(nn.DataParallel):  # type: ignore[type-arg]
     """What an nn.DataParallel that is made inside becomes."""
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        parts = _scattered(len(self.device_ids), self.dim, (inputs, named))
-        outputs = [self.module(*args, **kwargs) for args, kwargs in parts]
+        given = _scattered(len(self.device_ids), self.dim, (inputs, named))
+        outputs = run_parts(self.module, given)
         return outputs[0] if len(outputs) == 1 else _gathered(self.dim, outputs)
 
 
@@ -57,6 +59,8 @@ def _made(original: Callable[..., None]) -> Callable[..., None]:
         original(self, *args, **kwargs)
         if C.get_on() and self.device_ids and type(self) is nn.DataParallel:
             self.__class__ = InParts
+            with suppress(TypeError, ValueError, PinConflictError):  # then in turns
+                DataParallel(self.module, [f"cuda:{i}" for i in self.device_ids])
 
     return init
 

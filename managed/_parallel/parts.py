@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import functools
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-__all__ = ["gather", "leaves", "rebuild", "samples", "sizes", "split"]
+from managed._backend import C
+from managed.tensor import ManagedTensor
+
+__all__ = ["average", "gather", "leaves", "rebuild", "samples", "sent", "sizes", "split"]
 
 
 def rebuild(nest: Any, change: Callable[[Any], Any]) -> Any:
@@ -59,12 +64,10 @@ def _has_samples(leaf: Any, count: int | None = None) -> bool:
 def samples(batch: Any) -> int:
     """The number of samples: the first dimension of the first tensor that has one.
 
-    ValueError if the batch holds no such tensor, or if that is empty.
+    ValueError if the batch holds no such tensor.
     """
     for leaf in leaves(batch):
         if _has_samples(leaf):
-            if leaf.size(0) == 0:
-                raise ValueError("managed: this batch has no samples; leave the step out")
             return int(leaf.size(0))
     raise ValueError(
         "managed: a batch is split along the first dimension of its tensors, and this one holds "
@@ -75,7 +78,7 @@ def samples(batch: Any) -> int:
 
 def sizes(count: int, parts: int) -> list[int]:
     """Sizes of at most so many parts: count // parts or one more, the larger ones first."""
-    parts = max(1, min(count, parts))
+    parts = max(1, min(count, parts))  # one empty part if there are no samples
     return [count // parts + (i < count % parts) for i in range(parts)]
 
 
@@ -96,9 +99,23 @@ def split(nest: Any, count: int, counts: Sequence[int]) -> list[Any]:
     return parts
 
 
+def sent(part: Any, devices: Sequence[torch.device]) -> Any:
+    """The part with its tensors on the first of the devices, if there is one."""
+    return rebuild(part, lambda leaf: _at(leaf, devices[0])) if devices else part
+
+
+def _at(leaf: Any, device: torch.device) -> Any:
+    if not isinstance(leaf, torch.Tensor) or leaf.is_meta or leaf.device == device:
+        return leaf
+    if leaf.is_cpu:
+        return leaf.as_subclass(ManagedTensor).to(device, non_blocking=True)
+    return C.cross(leaf, device)
+
+
 def gather(outputs: Sequence[Any], counts: Sequence[int]) -> Any:
     """The outputs of parts as one: tensors one after the other, numbers averaged by samples.
 
+    Objects that can be iterated over, and made of what they hold, are put together likewise.
     Everything else is that of the first part. ValueError if the parts returned different nests.
     """
     if len(outputs) == 1:
@@ -117,6 +134,25 @@ def _joined(parts: Sequence[Any], counts: Sequence[int]) -> Any:
     first = parts[0]
     if _has_samples(first):
         return torch.cat([*parts])
-    if isinstance(first, (float, torch.Tensor)):
-        return sum(part * (n / sum(counts)) for part, n in zip(parts, counts, strict=True))
+    if isinstance(first, torch.Tensor):
+        return average(parts, counts)
+    if isinstance(first, (int, float)) and not isinstance(first, bool):
+        return first if all(part == first for part in parts) else average(parts, counts)
+    if isinstance(first, Iterable) and not isinstance(first, (str, bytes)):
+        return _remade(parts, counts)
     return first
+
+
+def average(numbers: Sequence[Any], counts: Sequence[int]) -> Any:
+    """The mean of numbers that stand for so many samples each; None of none."""
+    total = sum(counts)
+    terms = [number * (n / total) for number, n in zip(numbers, counts, strict=True)]
+    return functools.reduce(operator.add, terms)
+
+
+def _remade(parts: Sequence[Any], counts: Sequence[int]) -> Any:
+    """As torch's own gather() puts objects together, such as the caches of language models."""
+    try:
+        return type(parts[0])([gather(each, counts) for each in zip(*parts, strict=True)])
+    except TypeError:
+        return parts[0]

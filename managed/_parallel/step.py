@@ -15,9 +15,8 @@ from managed._modules import walk
 from managed._parallel import parts, schedule
 from managed._parallel.measure import Measurement
 from managed._parallel.report import Timing
-from managed.tensor import ManagedTensor
 
-__all__ = ["LossFunction", "Step", "Way", "call", "naming", "sent"]
+__all__ = ["LossFunction", "Step", "Way", "call", "naming"]
 
 LossFunction = Callable[[Any, Any], Any]
 
@@ -132,8 +131,8 @@ class Step:
             x, target = self._given[part]
             self._given[part] = (None, None)
             ends = self._way.devices
-            output = call(self._way.module, sent(x, ends[:1]))
-            found = self._loss_function(output, sent(target, ends[-1:]))
+            output = call(self._way.module, parts.sent(x, ends[:1]))
+            found = self._loss_function(output, parts.sent(target, ends[-1:]))
             del x, target, output
             if isinstance(found, tuple) and len(found) == 2:
                 self._sums.append((_number(found[0], found), found[1]))
@@ -201,17 +200,6 @@ def call(module: nn.Module, given: Any) -> Any:
     if isinstance(given, (list, tuple)) and not hasattr(given, "_fields"):
         return module(*given)
     return module(given)
-
-
-def sent(part: Any, devices: list[torch.device]) -> Any:
-    """The part with its tensors on the first of the devices, if there is one."""
-    return parts.rebuild(part, lambda leaf: _at(leaf, devices[0])) if devices else part
-
-
-def _at(leaf: Any, device: torch.device) -> Any:
-    if not isinstance(leaf, torch.Tensor) or leaf.is_meta or leaf.device == device:
-        return leaf
-    return leaf.as_subclass(ManagedTensor).to(device, non_blocking=True)
 
 
 def _number(value: Any, found: Any) -> torch.Tensor:

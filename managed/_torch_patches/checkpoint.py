@@ -3,7 +3,8 @@
 It saves the generators of the devices on which its arguments stand. Managed tensors draw from the
 first accelerator's, and plain ones that a managed function makes from their own device's: so the
 others are saved too. And it sets generators that all threads share, while the engine may run
-functions again in the threads of several devices at once: they take turns.
+functions again in the threads of several devices at once: they take turns. Parts of a batch draw
+from the generators of their devices (workers.py), and do so again.
 """
 
 from __future__ import annotations
@@ -19,17 +20,41 @@ from managed._backend import C
 
 __all__: list[str] = []
 
+_made = 0
+
+
+def made() -> int:
+    """How many functions have been checkpointed so far."""
+    return _made
+
+
+def _note() -> bool:
+    """Counts one; whether this thread draws numbers of its own."""
+    global _made
+    _made += 1
+    return C.has_own_numbers()
+
 
 def install() -> None:
     """Wraps what both kinds of checkpoints call to save generators, and to run a function again."""
     checkpoint.get_device_states = _with_others(checkpoint.get_device_states)
     function, frame = checkpoint.CheckpointFunction, checkpoint._CheckpointFrame
-    function.backward = staticmethod(_in_turn(function.backward))  # type: ignore[method-assign]
+    forward = function.forward
+
+    @functools.wraps(forward)
+    def noting(ctx: Any, *args: Any) -> Any:
+        ctx.own_numbers = _note()
+        return forward(ctx, *args)  # type: ignore[no-untyped-call]
+
+    function.forward = staticmethod(noting)  # type: ignore[method-assign]
+    backward = _in_turn(function.backward, lambda ctx, *_: ctx.own_numbers)
+    function.backward = staticmethod(backward)  # type: ignore[method-assign]
     original = frame.__init__
 
     @functools.wraps(original)
     def __init__(self: Any, recompute_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        original(self, _in_turn(recompute_fn), *args, **kwargs)
+        own = _note()
+        original(self, _in_turn(recompute_fn, lambda *_: own), *args, **kwargs)
 
     frame.__init__ = __init__  # type: ignore[method-assign]
 
@@ -60,10 +85,12 @@ def _in_use(kind: str) -> Iterator[int]:
                 yield index
 
 
-def _in_turn(replay: Callable[..., Any]) -> Callable[..., Any]:
+def _in_turn(replay: Callable[..., Any], own: Callable[..., bool]) -> Callable[..., Any]:
+    """`own` tells of the arguments whether the function had numbers of its own at first."""
+
     @functools.wraps(replay)
     def run(*args: Any, **kwargs: Any) -> Any:
-        began = C.begin_replay()
+        began = C.begin_replay(own(*args))
         try:
             return replay(*args, **kwargs)
         finally:

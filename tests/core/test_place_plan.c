@@ -222,7 +222,7 @@ static void impossible_and_meaningless_questions_are_refused(void) {
   EXPECT_CODE(mgd_place_plan_layers(m, bytes, &negative[1], 2, room, 2, out), MGD_E_INVALID);
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
     EXPECT_CODE(mgd_place_plan_layers(m, bytes, NULL, 1, bad[i], 1, out), MGD_E_INVALID);
-    EXPECT_CODE(mgd_place_plan_spread(bytes, 1, bad[i], 1, out), MGD_E_INVALID);
+    EXPECT_CODE(mgd_place_plan_spread(m, bytes, 1, bad[i], 1, out), MGD_E_INVALID);
   }
   EXPECT_CODE(mgd_place_plan_layers(m, bytes, NULL, 2, room, 0, out), MGD_E_INVALID);
   EXPECT_CODE(mgd_place_plan_layers(m, bytes, NULL, 2, room, MGD_MAX_DEVICES + 1, out), MGD_E_INVALID);
@@ -246,6 +246,14 @@ static void each_allocation_may_fail(void) {
     EXPECT_INT(out[1], n < 8 ? 77 : 1);
     mgd_machine_destroy(m);
   }
+  struct mgd_machine *m = NULL;
+  const struct mgd_config config = {.fail_allocation = 4};
+  int out[2] = {77, 77};
+  EXPECT_OK(mgd_machine_create(&config, &m));
+  EXPECT_CODE(mgd_place_plan_spread(m, bytes, 2, room, 2, out), MGD_E_NOMEM);
+  EXPECT(out[0] == 77 && out[1] == 77);
+  EXPECT_OK(mgd_place_plan_spread(m, bytes, 2, room, 2, out));
+  mgd_machine_destroy(m);
 }
 
 /* ---- size */
@@ -284,23 +292,29 @@ static void large_case(const char *what, size_t devices, int64_t first, bool bor
 }
 
 static void each_alone_goes_where_least_is_in_use(void) {
+  struct mgd_machine *m = new_machine(0, 0);
   int out[4];
   const int64_t bytes[] = {5, 5, 5, 1}, negative[] = {-1, 1};
   const struct mgd_share even[] = {{10, 0, 1.0}, {10, 0, 1.0}}, uneven[] = {{4, 0, 1.0}, {12, 0, 1.0}}, scarce[] = {{6, 0, 1.0}, {9, 0, 1.0}};
   const struct mgd_share large[] = {{10, 0, 1.0}, {90, 0, 1.0}}, busy[] = {{90, 6, 1.0}, {90, 0, 1.0}}, fast[] = {{90, 0, 1.0}, {90, 0, 2.5}};
-  EXPECT_OK(mgd_place_plan_spread(bytes, 4, even, 2, out)); /* ties: the first */
+  EXPECT_OK(mgd_place_plan_spread(m, bytes, 4, even, 2, out)); /* ties: the first */
   EXPECT(out[0] == 0 && out[1] == 1 && out[2] == 0 && out[3] == 1);
-  EXPECT_OK(mgd_place_plan_spread(bytes, 4, large, 2, out)); /* room is a limit and no measure */
+  EXPECT_OK(mgd_place_plan_spread(m, bytes, 4, large, 2, out)); /* room is a limit and no measure */
   EXPECT(out[0] == 0 && out[1] == 1 && out[2] == 0 && out[3] == 1);
-  EXPECT_OK(mgd_place_plan_spread(bytes, 4, busy, 2, out));
+  EXPECT_OK(mgd_place_plan_spread(m, bytes, 4, busy, 2, out));
   EXPECT(out[0] == 1 && out[1] == 1 && out[2] == 0 && out[3] == 1);
-  EXPECT_OK(mgd_place_plan_spread(bytes, 4, fast, 2, out));
+  EXPECT_OK(mgd_place_plan_spread(m, bytes, 4, fast, 2, out));
   EXPECT(out[0] == 1 && out[1] == 1 && out[2] == 0 && out[3] == 1);
-  EXPECT_OK(mgd_place_plan_spread(bytes, 2, uneven, 2, out));
+  EXPECT_OK(mgd_place_plan_spread(m, bytes, 2, uneven, 2, out));
   EXPECT(out[0] == 1 && out[1] == 1);
-  EXPECT(mgd_place_plan_spread(bytes, 3, scarce, 2, out) == MGD_E_NO_ROOM);
+  EXPECT(mgd_place_plan_spread(m, bytes, 3, scarce, 2, out) == MGD_E_NO_ROOM);
   EXPECT(out[0] == 1 && out[1] == 1); /* untouched */
-  EXPECT(mgd_place_plan_spread(negative, 2, even, 2, out) != MGD_OK);
+  EXPECT(mgd_place_plan_spread(m, negative, 2, even, 2, out) != MGD_OK);
+  const int64_t rising[] = {1, 2, 3, 6}; /* the largest first, or the loads would be 4 and 8 */
+  EXPECT_OK(mgd_place_plan_spread(m, rising, 4, large, 2, out));
+  EXPECT(out[0] == 1 && out[1] == 1 && out[2] == 1 && out[3] == 0);
+  EXPECT_OK(mgd_place_plan_spread(m, NULL, 0, even, 2, out));
+  mgd_machine_destroy(m);
 }
 
 /* ---- how even it gets: bytes in use for the speed differ by one object at most, where room never binds */
@@ -339,11 +353,9 @@ static void nobody_has_more_than_one_object_more(uint64_t seed, int64_t cases) {
       shares[1][j] = (struct mgd_share){OBJECTS * 5000 + pick(&state, 100000), 0, 3.0};
       slowest = fmin(slowest, shares[0][j].speed);
     }
-    EXPECT_OK(mgd_place_plan_spread(bytes, n, shares[0], devices, plan));
-    for (size_t i = 0; i < n; i++) {
-      shares[0][plan[i]].load += bytes[i];
-      expect_even(shares[0], devices, (double)largest / slowest, seed);
-    }
+    EXPECT_OK(mgd_place_plan_spread(m, bytes, n, shares[0], devices, plan));
+    for (size_t i = 0; i < n; i++) { shares[0][plan[i]].load += bytes[i]; }
+    expect_even(shares[0], devices, (double)largest / slowest, seed);
     EXPECT_OK(mgd_place_plan_layers(m, bytes, NULL, n, shares[1], devices, plan));
     for (size_t i = 0; i < n; i++) {
       shares[1][plan[i]].load += bytes[i];

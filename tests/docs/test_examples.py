@@ -251,8 +251,45 @@ def test_pipeline(tmp_path: Path, subtests: pytest.Subtests) -> None:
                 assert (tmp_path / f"{program}_{step}.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
+def test_data_parallel(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    pytest.importorskip("transformers")
+    text = example("data_parallel.py", "--steps", "3", "--out", str(tmp_path))
+    number = r"^ +(\d) +([\d.]+) +([\d.]+) ms +([\d,]+) +([\d.]+) MiB$"
+    for program in ("cnn", "gpt2"):
+        said = text.split(f"# {program}\n")[1].split("\n# ")[0]
+        rows = re.findall(number, said, re.M)
+        assert [row[0] for row in rows] == ["1", "2", "4"]
+        _, losses, times, sent, peaks = (
+            [float(cell.replace(",", "")) for cell in column] for column in zip(*rows, strict=True)
+        )
+        with subtests.test("the losses are those of the host", program=program):
+            assert len(set(losses)) == 1
+            apart = re.search(r"^largest difference to the losses on the host: (\S+)$", said, re.M)
+            assert apart is not None
+            assert float(apart[1]) <= 1e-9
+
+        with subtests.test("devices work at once, on a part of the batch each", program=program):
+            assert times[0] > 1.5 * times[1]
+            assert times[0] > 2 * times[2]
+            assert peaks[0] > 1.3 * peaks[1]
+            assert peaks[1] > 1.3 * peaks[2]
+            assert sent[0] == 0
+            assert 0 < sent[1] < sent[2]
+
+    with subtests.test("it draws a step"):
+        assert (tmp_path / "data_parallel.png").stat().st_size > 10_000
+
+    with subtests.test("it prints where the parameters are"):
+        assert tuple(re.findall(r"^(sim:\d) +\d+ ", text, re.M)) == DEVICES
+        balance = re.search(r"^the fullest device has (\S+) times an equal share;", text, re.M)
+        assert balance is not None
+        assert float(balance[1]) < 1.1
+
+
 def test_every_script_is_tested() -> None:
     assert SCRIPTS == [
+        "data_parallel.py",
         "many_models.py",
         "mixed_devices.py",
         "pde_fault.py",

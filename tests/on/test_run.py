@@ -46,6 +46,24 @@ gpt2.main(where)
 """
 
 
+def test_the_tutorial_of_data_parallel_has_the_plain_losses():
+    program = TESTS / "programs" / "data_parallel_tutorial.py"
+    plain, ours = start(program), managed_run("--devices", "4x512MiB", program)
+    assert plain.returncode == 0, plain.stderr
+    assert ours.returncode == 0, ours.stderr
+    told = [
+        [line for line in run.stdout.splitlines() if line.startswith("loss")]
+        for run in (plain, ours)
+    ]
+    assert len(told[0]) == 4
+    for line, other in zip(*told, strict=True):
+        assert float(line.split()[1]) == pytest.approx(float(other.split()[1]), abs=2e-6)
+        assert line.split()[2:] == other.split()[2:]
+    assert "devices 4" in ours.stdout
+    sizes = [line for line in ours.stdout.splitlines() if line.startswith("in model")]
+    assert sorted(sizes[:4]) == ["in model 6 5", *["in model 8 5"] * 3]
+
+
 @pytest.mark.slow
 def test_plain_scripts_have_the_numbers_of_wrapped_ones():
     wrapped = start("-c", WRAPPED)

@@ -17,6 +17,7 @@
 #include "core/arithmetic.h"
 #include "core/internal_machine.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #define FASTEST ((int64_t)1 << 20) /* weight of the fastest device */
@@ -372,27 +373,45 @@ int mgd_place_plan_layers(struct mgd_machine *m, const int64_t *bytes, const int
   return solve(&p, &m->alloc, out, NULL);
 }
 
-/* Places the objects. out may be NULL, to try the plan before it is written. */
-static int spread(const int64_t *bytes, size_t n, const struct mgd_share *shares, size_t devices, int *out) {
+/* ---- objects one by one */
+
+struct object {
+  int64_t bytes;
+  size_t index; /* the caller's */
+  int to; /* its device */
+};
+
+static int compare_objects(const void *one, const void *other) {
+  const struct object *a = one, *b = other;
+  if (a->bytes != b->bytes) { return a->bytes > b->bytes ? -1 : 1; }
+  return a->index < b->index ? -1 : 1;
+}
+
+/* Chooses a device for each object, the largest first (Graham 1969, "longest processing time"). */
+static int spread(struct object *objects, size_t n, const struct mgd_share *shares, size_t devices) {
   struct mgd_share now[MGD_MAX_DEVICES];
   memcpy(now, shares, devices * sizeof *now);
+  qsort(objects, n, sizeof *objects, compare_objects);
   for (size_t i = 0; i < n; i++) {
-    int to = mgd_place_lightest(now, devices, bytes[i]);
-    if (to < 0) {
-      return MGD_E_NO_ROOM;
-    }
-    now[to].room -= bytes[i];
-    now[to].load = mgd_about_sum(now[to].load, bytes[i]);
-    if (out) {
-      out[i] = to;
-    }
+    int to = mgd_place_lightest(now, devices, objects[i].bytes);
+    if (to < 0) { return MGD_E_NO_ROOM; }
+    now[to].room -= objects[i].bytes;
+    now[to].load = mgd_about_sum(now[to].load, objects[i].bytes);
+    objects[i].to = to;
   }
   return MGD_OK;
 }
 
-int mgd_place_plan_spread(const int64_t *bytes, size_t n, const struct mgd_share *shares, size_t devices, int *out) {
+int mgd_place_plan_spread(struct mgd_machine *m, const int64_t *bytes, size_t n, const struct mgd_share *shares,
+                          size_t devices, int *out) {
   const struct mgd_stages_request request = by_bytes(bytes, NULL, n, shares, devices);
   int code = validate(&request);
-  code = code == MGD_OK ? spread(bytes, n, shares, devices, NULL) : code;
-  return code == MGD_OK ? spread(bytes, n, shares, devices, out) : code;
+  if (code != MGD_OK || n == 0) { return code; }
+  struct object *objects = mgd_alloc_new(&m->alloc, n, sizeof *objects);
+  if (!objects) { return MGD_E_NOMEM; }
+  for (size_t i = 0; i < n; i++) { objects[i] = (struct object){.bytes = bytes[i], .index = i}; }
+  code = spread(objects, n, shares, devices);
+  for (size_t i = 0; code == MGD_OK && i < n; i++) { out[objects[i].index] = objects[i].to; }
+  mgd_alloc_free(objects);
+  return code;
 }

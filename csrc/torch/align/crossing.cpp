@@ -21,7 +21,7 @@ namespace {
 
 // Stands before a shared TripHome, for one use of the copy.
 struct SharedUse : torch::autograd::Node {
-  SharedUse(NodeHold home, const at::Tensor& copy) : home_(std::move(home)) {
+  SharedUse(NodeHold home, const at::Tensor& copy) : Node(kRunsFirst), home_(std::move(home)) {
     add_next_edge(torch::autograd::Edge(*home_, 0));
     add_input_metadata(copy);
   }

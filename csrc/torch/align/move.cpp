@@ -7,6 +7,7 @@
 // behind, so the in-place move shallow-copies the metadata itself.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_strided.h>
+#include <torch/csrc/Device.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -292,6 +293,21 @@ PyObject* mgd_torch_to(PyObject* o, int device, int non_blocking, enum mgd_reaso
     else e.object = made.object;
     set_history_of_bytes(r, made.object);
     record(e);
+    return THPVariable_Wrap(std::move(r));
+  });
+}
+
+PyObject* mgd_torch_cross(PyObject* o, PyObject* device) {
+  return guarded([&]() -> PyObject* {
+    TORCH_CHECK_TYPE(THPVariable_Check(o) && THPDevice_Check(device), "managed: expected a tensor and a torch.device");
+    const at::Tensor t = THPVariable_Unpack(o);
+    const c10::Device to = reinterpret_cast<THPDevice*>(device)->device;
+    if (t.device() == to) return Py_NewRef(o);
+    at::Tensor r;
+    {
+      NoGil no_gil;
+      r = cross_alone(t, to, {"to", MGD_EV_MOVE, MGD_WHY_REQUESTED});
+    }
     return THPVariable_Wrap(std::move(r));
   });
 }

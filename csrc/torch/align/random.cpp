@@ -6,6 +6,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <pthread.h>
+#include <torch/csrc/Device.h>
 
 #include <array>
 #include <condition_variable>
@@ -84,11 +85,13 @@ void set_state(const at::Generator& g, const State& state) {
   g.unsafeGetGeneratorImpl()->graphsafe_set_state(state);
 }
 
+thread_local bool has_own_numbers = false; // this thread draws from the devices' own generators
+
 // Lends the stream to the device and returns its id. 0: nothing is lent, on the host and while a graph is recorded: the
 // graph goes on with the state which its device's generator has registered for it.
 int lend(c10::Device d) {
   const int id = id_of(d);
-  if (id <= 0 || recording_graphs.load(std::memory_order_relaxed)) return 0;
+  if (id <= 0 || has_own_numbers || recording_graphs.load(std::memory_order_relaxed)) return 0;
   std::lock_guard<std::mutex> lock(loans_mutex());
   GeneratorLoan& loan = loans()[id];
   if (loan.operators == 0) {
@@ -108,6 +111,22 @@ void give_back(int id) {
   loan.own.reset();
 }
 
+// Lets the device's generator begin anew with a seed, until give_back().
+void lend_seeded(int id, uint64_t seed) {
+  const at::Generator& g = generator_of(device_of(id));
+  at::Generator fresh;
+  {
+    std::lock_guard<std::mutex> lock(g.unsafeGetGeneratorImpl()->mutex_);
+    fresh = g.clone();
+  }
+  fresh.set_current_seed(seed);
+  std::lock_guard<std::mutex> lock(loans_mutex());
+  GeneratorLoan& loan = loans()[id];
+  if (loan.operators == 0) loan.own = state_of(g);
+  set_state(g, state_of(fresh));
+  loan.operators++;
+}
+
 c10::Device with_index(c10::Device d) {
   return d.is_cpu() || d.has_index() ? d : c10::impl::getDeviceGuardImpl(d.type())->getDevice();
 }
@@ -123,6 +142,11 @@ c10::Device draws_on(const OpFacts& f, const torch::jit::Stack& stack) {
     if (const c10::IValue& v = arguments[a.index]; v.isTensor() && v.toTensor().defined() && !v.toTensor().is_cpu())
       return v.toTensor().device();
   return c10::kCPU;
+}
+
+const c10::Device& device_in(PyObject* o) {
+  TORCH_CHECK_TYPE(THPDevice_Check(o), "managed: expected a torch.device");
+  return reinterpret_cast<THPDevice*>(o)->device;
 }
 
 // Which thread may replay; not the turn of admission.h. A leaf mutex, and nothing is called while it is held.
@@ -205,10 +229,44 @@ StepAside::~StepAside() {
 
 using namespace managed;
 
+int mgd_torch_seed_of_stream(PyObject* device, uint64_t* seed) {
+  return guarded([&] {
+    const at::Generator& g = generator_of(c10::Device(device_in(device).type(), 0));
+    std::lock_guard<std::mutex> lock(g.unsafeGetGeneratorImpl()->mutex_);
+    const at::Tensor state = g.get_state();
+    *seed = 0xcbf29ce484222325u; // FNV-1a (draft-eastlake-fnv)
+    const auto* bytes = static_cast<const unsigned char*>(state.const_data_ptr());
+    for (std::size_t i = 0; i < state.nbytes(); i++) *seed = (*seed ^ bytes[i]) * 0x100000001b3u;
+    return 0;
+  });
+}
+
+int mgd_torch_begin_own_numbers(PyObject* device, uint64_t seed) {
+  return guarded([&] {
+    const int id = id_of(device_in(device));
+    TORCH_CHECK_VALUE(id > 0 && device_in(device).index() > 0 && !has_own_numbers,
+                      "managed: no other numbers can be drawn on ", device_in(device), " in this thread");
+    lend_seeded(id, seed);
+    has_own_numbers = true;
+    return 0;
+  });
+}
+
+int mgd_torch_end_own_numbers(PyObject* device) {
+  return guarded([&] {
+    TORCH_CHECK_VALUE(has_own_numbers, "managed: this thread draws no numbers of its own");
+    has_own_numbers = false;
+    give_back(id_of(device_in(device)));
+    return 0;
+  });
+}
+
+int mgd_torch_has_own_numbers(void) { return has_own_numbers; }
+
 // The key is excluded, too: what the function makes of plain tensors was plain in its first run, and was drawn from the
 // device's own generator.
-int mgd_torch_begin_replay(void) {
-  return guarded([] {
+int mgd_torch_begin_replay(int own) {
+  return guarded([own] {
     if (replay || !c10::impl::tls_is_dispatch_key_included(kKey)) return 0;
     take_turn();
     try {
@@ -218,11 +276,13 @@ int mgd_torch_begin_replay(void) {
       throw;
     }
     c10::impl::tls_set_dispatch_key_included(kKey, false);
+    has_own_numbers = own;
     return 1;
   });
 }
 
 void mgd_torch_end_replay(void) {
+  has_own_numbers = false;
   replay.reset();
   c10::impl::tls_set_dispatch_key_included(kKey, true);
   end_turn();

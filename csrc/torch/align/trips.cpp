@@ -41,7 +41,7 @@ void count_returned_values(const at::Tensor& t) {
 }
 
 TripHome::TripHome(const at::Tensor& t, c10::intrusive_ptr<TensorState> leaf)
-    : object_(object_of(t)), site_(call_site()), leaf_(std::move(leaf)) {
+    : Node(kRunsFirst), object_(object_of(t)), site_(call_site()), leaf_(std::move(leaf)) {
   if (leaf_) leaf_->trips++;
 }
 

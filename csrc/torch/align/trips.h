@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <atomic>
+#include <limits>
 #include <mutex>
 #include <string>
 
@@ -16,6 +17,10 @@
 #include "torch/align/values.h"
 
 namespace managed {
+
+// The sequence number of nodes from which a gradient crosses. The engine runs what is ready by these numbers, the
+// largest first: so a gradient leaves before the device works on what it needs alone.
+constexpr uint64_t kRunsFirst = std::numeric_limits<uint64_t>::max();
 
 // Copies the gradient to the device of the copy's source. `leaf`: the state of the source if it is a leaf, or null. Its
 // `trips` counts all such nodes that are alive, its `waiting` those that expect a gradient.

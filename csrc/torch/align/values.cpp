@@ -120,13 +120,13 @@ bool is_plain(const at::Tensor& t) {
 // Copies t, which is_plain(), beside other work. Torch's copies of expanded tensors and of tensors with gaps are
 // followed: one row of each expanded dimension crosses, and gaps are closed first. Undefined as in copy_beside().
 at::Tensor copy_plain(const at::Tensor& t, c10::Device to, int64_t* bytes) {
-  if (t.is_non_overlapping_and_dense()) return copy_beside(t, to, true);
+  if (t.is_non_overlapping_and_dense()) return copy_beside(t, to, Waiting::All);
   if (t.is_cpu() || t.device().type() != to.type()) return {};
   at::Tensor core = t.detach();
   const bool expanded = is_expanded(core);
   if (expanded) core = one_row(core);
   if (!core.is_non_overlapping_and_dense()) core = core.clone();
-  at::Tensor r = copy_beside(core, to, true);
+  at::Tensor r = copy_beside(core, to, Waiting::All);
   if (!r.defined()) return r;
   *bytes = bytes_of(core);
   return expanded ? r.expand(t.sizes()) : r;
@@ -158,6 +158,22 @@ at::Tensor cross_values(const at::Tensor& t, c10::Device to, const Cause& cause,
   return r;
 }
 
+at::Tensor send_values(const at::Tensor& t, c10::Device to, const Cause& cause) {
+  Traced trace(t, to, cause);
+  trace.answers(object_of(t), call_site());
+  at::Tensor r;
+  if (is_plain(t) && t.is_non_overlapping_and_dense()) {
+    c10::InferenceMode no_inference(false); // as in copy_values()
+    c10::AutoGradMode no_grad(false);
+    r = copy_beside(t, to, Waiting::HookedUses);
+  }
+  int64_t bytes = bytes_of(t);
+  if (!r.defined()) r = copy_values(t, to, trace, &bytes, true);
+  mark(r);
+  trace.done(bytes);
+  return r;
+}
+
 at::Tensor cross_by_torch(const at::Tensor& t, c10::Device to, const Cause& cause) {
   Traced trace(t, to, cause);
   at::Tensor r = t.to(to);
@@ -170,7 +186,7 @@ at::Tensor copy_from_host(const at::Tensor& t, c10::Device to) {
   if (!t.is_cpu() || records(t) || !is_plain(t) || !t.is_non_overlapping_and_dense()) return {};
   c10::InferenceMode no_inference(false); // as in copy_values()
   c10::AutoGradMode no_grad(false);
-  return copy_beside(t, to, false);
+  return copy_beside(t, to, Waiting::Uses);
 }
 
 } // namespace managed

@@ -60,6 +60,10 @@ at::Tensor copy_values(const at::Tensor& t, c10::Device to, Traced& trace, int64
 // Does the same, but the copy is managed and traced.
 at::Tensor cross_values(const at::Tensor& t, c10::Device to, const Cause& cause, bool takes_handle = true);
 
+// Does the same for a tensor that only the hook's own code has, in a backward pass too. Only uses of the copy wait for
+// it, and it does not count as a repeated copy.
+at::Tensor send_values(const at::Tensor& t, c10::Device to, const Cause& cause);
+
 // Returns a copy that torch makes and records, managed and traced.
 at::Tensor cross_by_torch(const at::Tensor& t, c10::Device to, const Cause& cause);
 

@@ -31,10 +31,11 @@ at::Tensor over_block(const at::Tensor& t, c10::DataPtr block) {
 
 // Wraps `block`, which holds or receives the copy of t. `coming`: the copy that brings the bytes, if no stream is
 // ordered after it yet.
-at::Tensor result_over(const at::Tensor& t, c10::DataPtr block, const Bridge& backend, CopyPtr coming) {
+at::Tensor result_over(const at::Tensor& t, c10::DataPtr block, const Bridge& backend, CopyPtr coming,
+                       Waiting waiting) {
   at::Tensor r = over_block(t, std::move(block));
   mark(r);
-  if (!mgd_torch_in_backward()) give_handle(r, true, coming ? &coming : nullptr); // as in mark_result()
+  if (waiting == Waiting::HookedUses || !mgd_torch_in_backward()) give_handle(r, true, coming ? &coming : nullptr);
   c10::StorageImpl* s = r.storage().unsafeGetStorageImpl();
   if (coming) coming->order(s->data_ptr());
   // The block may have belonged to another stream. A handle tells torch which streams use it; without a handle, torch
@@ -45,7 +46,7 @@ at::Tensor result_over(const at::Tensor& t, c10::DataPtr block, const Bridge& ba
 
 // Copies t from pageable host memory through a page-locked buffer, so that the thread does not wait for earlier work of
 // the device. Undefined: there is no such buffer.
-at::Tensor copy_staged(const at::Tensor& t, c10::Device to, const Bridge& backend) {
+at::Tensor copy_staged(const at::Tensor& t, c10::Device to, const Bridge& backend, Waiting waiting) {
   Staged staged(t.const_data_ptr(), t.nbytes());
   if (!staged.get()) return {};
   c10::DataPtr block = backend.allocate_for_copy(to.index(), t.nbytes(), -1, Urgency::Soon, false);
@@ -58,7 +59,7 @@ at::Tensor copy_staged(const at::Tensor& t, c10::Device to, const Bridge& backen
     free_idle_block(block, copy, t.nbytes());
     throw;
   }
-  return result_over(t, std::move(block), backend, nullptr);
+  return result_over(t, std::move(block), backend, nullptr, waiting);
 }
 
 std::mutex& copying() {
@@ -101,14 +102,14 @@ CopyPtr last_read(StorageHandle& h) {
   return h.last;
 }
 
-at::Tensor copy_beside(const at::Tensor& t, c10::Device to, bool now) {
+at::Tensor copy_beside(const at::Tensor& t, c10::Device to, Waiting waiting) {
   const Bridge* backend = to.is_cpu() ? nullptr : backend_of(to.type());
   if (!backend) return {};
   const HeldTensor held(t, false, id_of(to));
   c10::StorageImpl* s = t.storage().unsafeGetStorageImpl();
   StorageHandle* h = t.is_cpu() ? nullptr : handle_of(s);
   if (t.is_cpu() ? is_too_small(s) || t.is_pinned() : t.device().type() != to.type()) return {};
-  if (to.is_cuda() && t.is_cpu()) return copy_staged(t, to, *backend);
+  if (to.is_cuda() && t.is_cpu()) return copy_staged(t, to, *backend, waiting);
   if (backend->records && (backend->records(to.index()) || backend->records(t.device().index()))) return {};
   const Urgency urgency = t.is_cpu() ? Urgency::Soon : Urgency::Operand;
   c10::DataPtr block =
@@ -123,12 +124,12 @@ at::Tensor copy_beside(const at::Tensor& t, c10::Device to, bool now) {
     // source would come after the copy by itself.
     if (h ? kernels_are_async.load(std::memory_order_relaxed) && is_written_past_us(*h) : copy && !t.is_cpu())
       copy->order(h ? h->block : t.storage().data_ptr()); // all streams of the program come after it
-    if (now && copy) copy->order(block); // before it has a handle: with one, the bytes may leave
+    if (waiting == Waiting::All && copy) copy->order(block); // before it has a handle: with one, the bytes may leave
   } catch (...) {
     free_idle_block(block, copy, t.nbytes());
     throw;
   }
-  return result_over(t, std::move(block), *backend, now ? nullptr : std::move(copy));
+  return result_over(t, std::move(block), *backend, waiting == Waiting::All ? nullptr : std::move(copy), waiting);
 }
 
 } // namespace managed

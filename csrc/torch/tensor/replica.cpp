@@ -213,32 +213,47 @@ bool has_replica(const at::Tensor& t, c10::Device to) {
       d.kept[slot].front().serves(t);
 }
 
-SourceSnapshot::SourceSnapshot(const at::Tensor& t, const at::Tensor& through) : t_(t) {
+SourceMark mark_source(const at::Tensor& t, const at::Tensor& through) {
   TensorState& state = make_state(t);
   Directory& d = directory();
   std::shared_ptr<Source> retired;
+  SourceMark mark;
   {
     std::lock_guard<std::mutex> lock(d.mutex);
-    source_ = source_locked(d, state, t, retired).id;
-    mgd_source_writes(machine(), source_, &writes_);
+    mark.source = source_locked(d, state, t, retired).id;
+    mgd_source_writes(machine(), mark.source, &mark.writes);
     const auto& counter = t.unsafeGetTensorImpl()->version_counter();
-    version_ = counter.enabled() ? counter.current_version() : 0;
-    era_ = era_of(t);
+    mark.version = counter.enabled() ? counter.current_version() : 0;
+    mark.era = era_of(t);
   }
-  if (may_change_unseen(t, through)) source_ = 0; // tested last: a later exposure counts as a write
+  if (may_change_unseen(t, through)) mark.source = 0; // tested last: a later exposure counts as a write
+  return mark;
+}
+
+bool is_current(const SourceMark& mark, const at::Tensor& t) {
+  const TensorState* state = state_of(t);
+  if (!mark.source || !state || may_change_unseen(t, {})) return false;
+  const auto& counter = t.unsafeGetTensorImpl()->version_counter();
+  uint64_t writes = 0;
+  std::lock_guard<std::mutex> lock(directory().mutex);
+  return state->source && state->source->id == mark.source && state->source->storage == storage_of(t) &&
+      mgd_source_writes(machine(), mark.source, &writes) == MGD_OK && writes == mark.writes && era_of(t) == mark.era &&
+      (!counter.enabled() || counter.current_version() == mark.version);
 }
 
 Replica SourceSnapshot::keep(c10::Device to, const at::Tensor& copy) {
-  if (!source_) return {copy, {}, -1};
+  if (!mark_.source) return {copy, {}, -1};
   Directory& d = directory();
   Dying dying;
   Replica made{copy, {}, -1};
   {
     std::lock_guard<std::mutex> lock(d.mutex);
     const auto bytes = static_cast<int64_t>(copy.storage().nbytes());
-    if (mgd_replica_add(machine(), source_, writes_, id_of(to), extent_of(t_, to), bytes, &made.slot) == MGD_OK) {
+    if (mgd_replica_add(machine(), mark_.source, mark_.writes, id_of(to), extent_of(t_, to), bytes, &made.slot) ==
+        MGD_OK) {
       reap_locked(d, dying); // the copies that the new one replaces
-      put_locked(d, made.slot, {copy, t_.unsafeGetTensorImpl()->version_counter(), version_, era_, {}}, dying);
+      put_locked(d, made.slot, {copy, t_.unsafeGetTensorImpl()->version_counter(), mark_.version, mark_.era, {}},
+                 dying);
     } else {
       made.slot = -1;
     }

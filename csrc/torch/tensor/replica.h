@@ -34,17 +34,26 @@ Replica find_replica(const at::Tensor& t, c10::Device to);
 // Whether find_replica() would find one; the order in which copies are dropped stays.
 bool has_replica(const at::Tensor& t, c10::Device to);
 
+// The state of a tensor's bytes at some time.
+struct SourceMark {
+  uint64_t source = 0; // 0: the bytes may change unseen
+  uint64_t writes = 0, era = 0;
+  uint32_t version = 0;
+};
+// `through`: the view by which t is read, or undefined.
+SourceMark mark_source(const at::Tensor& t, const at::Tensor& through);
+// Whether t has the storage and the values that the tensor had of which the mark is.
+bool is_current(const SourceMark& mark, const at::Tensor& t);
+
 // Remembers the state of t before it is copied, so that a write meanwhile is noticed.
 class SourceSnapshot {
  public:
-  // `through`: the view by which t is read, or undefined.
-  SourceSnapshot(const at::Tensor& t, const at::Tensor& through);
+  SourceSnapshot(const at::Tensor& t, const at::Tensor& through) : t_(t), mark_(mark_source(t, through)) {}
   Replica keep(c10::Device to, const at::Tensor& copy); // keeps the copy if it may be kept; returns it in any case
 
  private:
   const at::Tensor& t_;
-  uint64_t source_ = 0, writes_ = 0, era_ = 0;
-  uint32_t version_ = 0;
+  const SourceMark mark_;
 };
 
 // Keeps the node with the replica while a graph holds it.
