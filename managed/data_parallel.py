@@ -89,7 +89,7 @@ class DataParallel(ManagedModule):
         found = homes.chosen(devices)
         homes.check(module)
         ManagedModule.from_module(module)
-        if len(found) > 1:
+        if found:
             homes.place(module, found)
         with ExitStack() as undo:
             adopt.adopt(module, DataParallel, undo)
@@ -99,6 +99,7 @@ class DataParallel(ManagedModule):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if runtime_of(self) is None:
+            args, kwargs = _sent(self, (args, kwargs))
             return super().__call__(*args, **kwargs)
         outputs, counts = self._split(_call, args, kwargs)
         return parts.gather(outputs, counts)
@@ -116,6 +117,7 @@ class DataParallel(ManagedModule):
             numbers (sum, count), the sum of all over the count of all.
         """
         if runtime_of(self) is None:
+            args, kwargs = _sent(self, (args, kwargs))
             found = function(self, *args, **kwargs)
             return found[0] / found[1] if _is_pair(found) else found
         outputs, counts = self._split(function, args, kwargs)
@@ -144,6 +146,13 @@ class DataParallel(ManagedModule):
 
 def _call(net: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return net(*args, **kwargs)
+
+
+def _sent(module: DataParallel, given: Any) -> Any:
+    """What a call on one device is given, there; what a part is given is there already."""
+    runtime = module._managed_parallel
+    alone = runtime is not None and not in_part() and not torch.compiler.is_compiling()
+    return parts.sent(given, runtime.devices) if alone else given
 
 
 def runtime_of(module: nn.Module) -> _Runtime | None:

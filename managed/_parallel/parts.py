@@ -90,9 +90,14 @@ def split(nest: Any, count: int, counts: Sequence[int]) -> list[Any]:
     parts, begin = [], 0
     for n in counts:
         end = begin + n
+        cuts: dict[int, Any] = {}  # a tensor that is given twice stays one
 
-        def cut(leaf: Any, begin: int = begin, end: int = end) -> Any:
-            return leaf[begin:end] if _has_samples(leaf, count) else leaf
+        def cut(leaf: Any, begin: int = begin, end: int = end, cuts: Any = cuts) -> Any:
+            if not _has_samples(leaf, count):
+                return leaf
+            if id(leaf) not in cuts:
+                cuts[id(leaf)] = leaf[begin:end]
+            return cuts[id(leaf)]
 
         parts.append(rebuild(nest, cut))
         begin = end
@@ -101,12 +106,21 @@ def split(nest: Any, count: int, counts: Sequence[int]) -> list[Any]:
 
 def sent(part: Any, devices: Sequence[torch.device]) -> Any:
     """The part with its tensors on the first of the devices, if there is one."""
-    return rebuild(part, lambda leaf: _at(leaf, devices[0])) if devices else part
+    if not devices:
+        return part
+    there: dict[int, Any] = {}  # a tensor that is given twice crosses once
+
+    def send(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or leaf.is_meta or leaf.device == devices[0]:
+            return leaf
+        if id(leaf) not in there:
+            there[id(leaf)] = _at(leaf, devices[0])
+        return there[id(leaf)]
+
+    return rebuild(part, send)
 
 
-def _at(leaf: Any, device: torch.device) -> Any:
-    if not isinstance(leaf, torch.Tensor) or leaf.is_meta or leaf.device == device:
-        return leaf
+def _at(leaf: torch.Tensor, device: torch.device) -> torch.Tensor:
     if leaf.is_cpu:
         return leaf.as_subclass(ManagedTensor).to(device, non_blocking=True)
     return C.cross(leaf, device)

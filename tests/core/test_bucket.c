@@ -6,7 +6,8 @@
 #define MANY ((int64_t)1 << 20)
 
 static void a_bucket_takes_what_fits_in_order(void) {
-  const struct mgd_bucket_item items[] = {{0, 6, MANY}, {0, 6, MANY}, {0, 6, MANY}, {0, 6, MANY}, {0, 6, 1}, {0, 6, MANY}};
+  const struct mgd_bucket_item items[] = {{0, 6, MANY}, {0, 6, MANY}, {0, 6, MANY},
+                                          {0, 6, MANY}, {0, 6, 1},    {0, 6, MANY}};
   const uint32_t wanted[] = {0, 0, 0, 0, 4, 4};
   uint32_t bucket_of[6];
   EXPECT_OK(mgd_bucket_group(items, 6, LEAST, bucket_of));
@@ -50,9 +51,12 @@ static void a_bucket_grows_until_it_gets_a_handle(void) {
 }
 
 static void numbers_out_of_range_are_refused(void) {
-  const struct mgd_bucket_item bad[] = {{-1, 6, 1}, {MGD_MAX_DEVICES, 6, 1}, {0, -1, 1}, {0, MGD_BUCKET_TYPES, 1}, {0, 6, -1}};
+  const struct mgd_bucket_item bad[] = {
+      {-1, 6, 1}, {MGD_MAX_DEVICES, 6, 1}, {0, -1, 1}, {0, MGD_BUCKET_TYPES, 1}, {0, 6, -1}};
   uint32_t bucket_of[1] = {77};
-  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) { EXPECT_CODE(mgd_bucket_group(&bad[i], 1, LEAST, bucket_of), MGD_E_INVALID); }
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    EXPECT_CODE(mgd_bucket_group(&bad[i], 1, LEAST, bucket_of), MGD_E_INVALID);
+  }
   EXPECT_INT(bucket_of[0], 77);
   EXPECT_OK(mgd_bucket_group(NULL, 0, LEAST, bucket_of));
   const struct mgd_bucket_item huge[] = {{0, 6, INT64_MAX}, {0, 6, INT64_MAX}, {0, 6, 0}};
@@ -78,7 +82,8 @@ static void buckets_keep_their_word(uint64_t seed, int64_t cases) {
     uint32_t bucket_of[ITEMS];
     const size_t n = (size_t)pick(&state, ITEMS + 1);
     for (size_t i = 0; i < n; i++) {
-      items[i] = (struct mgd_bucket_item){(int)pick(&state, 3), (int)pick(&state, 2), pick(&state, 2) ? pick(&state, 2 * MANY) : pick(&state, 3000)};
+      items[i] = (struct mgd_bucket_item){(int)pick(&state, 3), (int)pick(&state, 2),
+                                          pick(&state, 2) ? pick(&state, 2 * MANY) : pick(&state, 3000)};
     }
     EXPECT_OK(mgd_bucket_group(items, n, LEAST, bucket_of));
     int64_t bytes[ITEMS] = {0};

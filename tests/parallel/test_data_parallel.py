@@ -39,8 +39,7 @@ def test_steps_equal_those_of_the_whole_batch_on_one_device(name, devices):
     plain, net = made(name), parallel(name, devices)
     close(train(net, name), train(plain, name))
     close(weights(net), weights(plain))
-    homes = {p.device for p in net.parameters()}
-    assert len(homes) == devices
+    assert {str(p.device) for p in net.parameters()} == {device_name(i) for i in range(devices)}
     assert all(p.grad.device == p.device for p in net.parameters())
 
 
@@ -495,6 +494,14 @@ def test_nests_of_all_kinds_are_split_and_put_together():
     assert out["number"] == 2.5
     out["record"].loss.backward()
     torch.testing.assert_close(net.weight.grad.cpu(), 3 * x.mean(0) / 4)
+
+
+def test_a_tensor_that_is_given_twice_stays_one_and_crosses_once():
+    net, x = parallel("mlp"), rows(8)
+    net(x)
+    managed.stats(reset=True)
+    assert net.each(lambda net, x, y: [x is y], x, {"y": x}["y"])[0]
+    assert sum(managed.stats()["links"].values()) == x.nbytes
 
 
 def test_losses_of_parts_are_averaged_by_samples_or_by_counts():

@@ -356,6 +356,22 @@ def test_training_under_a_budget_does_not_depend_on_what_runs_when(links):
 
 @with_cuda
 @with_links
+def test_training_on_several_devices_does_not_depend_on_what_runs_when(links):
+    """Data parallel and pipelines, between which bytes leave: the CPU's bits for every seed."""
+    done = launch(
+        str(SCRIPT.parent / "parallel_seeds.py"),
+        *("0", str(max(SEEDS // 4, 1))),
+        devices="4x320MiB",
+        timeout=300 + 60 * SEEDS,
+        VIRTUAL_GPU_LINKS=links,
+    )
+    assert done.stderr == "", done.stderr
+    told = dict(word.split("=") for word in done.stdout.split())
+    assert all(int(count) > 0 for count in told.values()), told
+
+
+@with_cuda
+@with_links
 def test_a_random_program_of_streams_does_not_depend_on_what_runs_when(links):
     """Ordered as torch asks for and no more. Operands, lent bytes, pointers, gradients cross."""
     done = launch(
