@@ -32,6 +32,7 @@ class _Runtime:
         self.lock = threading.RLock()  # one call at a time
         self.workers = Workers(devices)
         self.shells: Shells | None = None
+        self.before: Shells | None = None  # which a graph may use
         self.is_ordered = False
 
     def __reduce__(self) -> Any:
@@ -61,7 +62,8 @@ class DataParallel(ManagedModule):
     Raises:
         TypeError: for what is no module, and for scripted modules.
         ValueError: for devices that do not exist, for one named twice, for none, for an unknown
-            `batch_norm`, and for a lazy module that has no shapes yet.
+            `batch_norm`, for a lazy module that has no shapes yet, and for a BatchNorm layer with a
+            forward pass of its own that is to be synced.
         PinConflictError: a parameter is pinned to a device that is not among them.
     """
 
@@ -89,6 +91,8 @@ class DataParallel(ManagedModule):
         found = homes.chosen(devices)
         homes.check(module)
         ManagedModule.from_module(module)
+        if batch_norm == "sync":
+            norm.check(module)
         if found:
             homes.place(module, found)
         with ExitStack() as undo:
@@ -151,8 +155,9 @@ def _call(net: nn.Module, *args: Any, **kwargs: Any) -> Any:
 def _sent(module: DataParallel, given: Any) -> Any:
     """What a call on one device is given, there; what a part is given is there already."""
     runtime = module._managed_parallel
-    alone = runtime is not None and not in_part() and not torch.compiler.is_compiling()
-    return parts.sent(given, runtime.devices) if alone else given
+    if runtime is None or in_part() or torch.compiler.is_compiling():
+        return given
+    return parts.sent(given, runtime.devices)
 
 
 def runtime_of(module: nn.Module) -> _Runtime | None:
@@ -160,7 +165,14 @@ def runtime_of(module: nn.Module) -> _Runtime | None:
     runtime = getattr(module, "_managed_parallel", None)
     if not isinstance(runtime, _Runtime) or len(runtime.devices) < 2 or in_part():
         return None
-    return None if torch.compiler.is_compiling() else runtime
+    return None if _is_recorded() else runtime
+
+
+def _is_recorded() -> bool:
+    """Whether what this thread does is recorded or transformed, which threads of parts miss."""
+    modes = torch._C._len_torch_dispatch_stack()
+    inside = torch._C._functorch.maybe_current_level() is not None
+    return torch.compiler.is_compiling() or torch._C._is_tracing() or modes > 0 or inside
 
 
 def run_parts(
@@ -176,11 +188,8 @@ def run_parts(
     devices, meeting = runtime.devices, norm.Meeting(len(given))
 
     def part(i: int, root: nn.Module, share: Any) -> Any:
-        try:
-            args, kwargs = parts.sent(share, devices[i:])
-            return function(root, *args, **kwargs)
-        finally:
-            meeting.leave(i)
+        args, kwargs = parts.sent(share, devices[i:])
+        return function(root, *args, **kwargs)
 
     with runtime.lock, ExitStack() as after:
         shells = _shells(module, runtime, after)
@@ -191,13 +200,16 @@ def run_parts(
             functools.partial(part, i, root, share)
             for i, (root, share) in enumerate(zip(roots, given, strict=False))
         ]
+        shells.begin()
         made = checkpoint.made()
         try:
-            outputs = runtime.workers.run(jobs, meeting.end)
+            outputs = runtime.workers.run(jobs, meeting.leave)
+            shells.take_over()
         finally:
-            if checkpoint.made() == made:  # no part runs again in the backward pass
+            if checkpoint.made() == made:
                 shells.empty()
-        shells.take_over()
+            else:  # parts run again in these shells, with the pieces of this call
+                runtime.shells, runtime.before = None, shells
     return [parts.sent(output, devices) for output in outputs]
 
 
@@ -207,9 +219,14 @@ def _shells(module: nn.Module, runtime: _Runtime, after: ExitStack) -> Shells:
     The first call that records a graph notes in which order modules are used; the parameters cross
     in that order from then on.
     """
-    if runtime.shells is None or not runtime.shells.fits():
+    last = runtime.shells or runtime.before
+    if last is None or not last.fits():
         runtime.shells, runtime.is_ordered = Shells(module, runtime.devices), False
+    elif runtime.shells is None:
+        runtime.shells = Shells(module, runtime.devices, last)
+    runtime.before = None
     shells = runtime.shells
+    assert shells is not None
     if not runtime.is_ordered and torch.is_grad_enabled():
         runtime.is_ordered = True
         used, stop = shells.note_order()

@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from managed._backend import INERT, C
 from managed._modules import adopt, walk
+from managed._torch_patches.functions import Homing
 from managed._views import html
 from managed._views.words import columns, size
 
@@ -87,6 +88,10 @@ def place(module: nn.Module, devices: Sequence[torch.device]) -> None:
     targets += [(s, devices[i]) for s, i in zip(free, plan or [], strict=True)]
     walk.carry(targets, C.DISPERSED)
     adopt.place_all([module])
+    for slot in slots:
+        hooks = slot.tensor._backward_hooks or {}
+        for key, hook in list(hooks.items()):  # of before it was managed
+            hooks[key] = hook if isinstance(hook, Homing) else Homing(hook)
 
 
 def _total(device: torch.device) -> int:

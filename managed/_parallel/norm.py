@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from managed._parallel.workers import LeftAlone
 
-__all__ = ["Meeting", "meet"]
+__all__ = ["Meeting", "check", "meet"]
 
 
 class _Round:
@@ -71,14 +71,20 @@ class Meeting:
             self._left.add(part)
             self._changed.notify_all()
 
-    def end(self) -> None:
-        """The call has ended."""
-        for part in range(self._parts):
-            self.leave(part)
-
     @property
     def is_over(self) -> bool:
         return len(self._left) == self._parts
+
+
+def check(module: nn.Module) -> None:
+    """ValueError for a layer whose own forward pass would be left out."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, _BatchNorm) and type(layer).forward is not _BatchNorm.forward:
+            raise ValueError(
+                f"managed: {name or 'the module'} is a {type(layer).__name__} with a forward pass "
+                'of its own, which batch_norm="sync" cannot replace: use batch_norm="first", or '
+                "torch.nn.BatchNorm"
+            )
 
 
 def meet(layers: Iterable[tuple[int, nn.Module]], meeting: Meeting) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import operator
@@ -85,7 +86,8 @@ def sizes(count: int, parts: int) -> list[int]:
 def split(nest: Any, count: int, counts: Sequence[int]) -> list[Any]:
     """One nest for each part, with views of the tensors that have `count` samples.
 
-    All other leaves go whole into every part.
+    Objects that hold tensors and are made of what they hold, such as the caches of language models,
+    are split likewise, and empty ones copied. All other leaves go whole into every part.
     """
     parts, begin = [], 0
     for n in counts:
@@ -93,6 +95,8 @@ def split(nest: Any, count: int, counts: Sequence[int]) -> list[Any]:
         cuts: dict[int, Any] = {}  # a tensor that is given twice stays one
 
         def cut(leaf: Any, begin: int = begin, end: int = end, cuts: Any = cuts) -> Any:
+            if _is_object(leaf):
+                return _cut_object(leaf, cut)
             if not _has_samples(leaf, count):
                 return leaf
             if id(leaf) not in cuts:
@@ -102,6 +106,21 @@ def split(nest: Any, count: int, counts: Sequence[int]) -> list[Any]:
         parts.append(rebuild(nest, cut))
         begin = end
     return parts
+
+
+def _is_object(leaf: Any) -> bool:
+    """Whether a leaf is an object that gives tensors, or None in their place, one after another."""
+    if not isinstance(leaf, Iterable) or isinstance(leaf, (torch.Tensor, str, bytes, Iterator)):
+        return False
+    if type(leaf).__module__.partition(".")[0] in ("builtins", "numpy"):
+        return False
+    return all(one is None or isinstance(one, torch.Tensor) for one in leaves([*leaf]))
+
+
+def _cut_object(leaf: Any, cut: Callable[[Any], Any]) -> Any:
+    if all(one is None for one in leaves([*leaf])):
+        return copy.deepcopy(leaf)
+    return type(leaf)([rebuild(one, cut) for one in leaf])
 
 
 def sent(part: Any, devices: Sequence[torch.device]) -> Any:
@@ -152,8 +171,9 @@ def _joined(parts: Sequence[Any], counts: Sequence[int]) -> Any:
         return average(parts, counts)
     if isinstance(first, (int, float)) and not isinstance(first, bool):
         return first if all(part == first for part in parts) else average(parts, counts)
-    if isinstance(first, Iterable) and not isinstance(first, (str, bytes)):
-        return _remade(parts, counts)
+    if _is_object(first):
+        joined = [gather(each, counts) for each in zip(*parts, strict=True)]
+        return type(first)(joined) if any(one is not None for one in leaves(joined)) else first
     return first
 
 
@@ -162,11 +182,3 @@ def average(numbers: Sequence[Any], counts: Sequence[int]) -> Any:
     total = sum(counts)
     terms = [number * (n / total) for number, n in zip(numbers, counts, strict=True)]
     return functools.reduce(operator.add, terms)
-
-
-def _remade(parts: Sequence[Any], counts: Sequence[int]) -> Any:
-    """As torch's own gather() puts objects together, such as the caches of language models."""
-    try:
-        return type(parts[0])([gather(each, counts) for each in zip(*parts, strict=True)])
-    except TypeError:
-        return parts[0]

@@ -23,7 +23,10 @@ __all__ = ["Shells"]
 class Shells:
     """The trees, and the copies of parameters and buffers that they use."""
 
-    def __init__(self, module: nn.Module, devices: list[torch.device]) -> None:
+    def __init__(
+        self, module: nn.Module, devices: list[torch.device], before: Shells | None = None
+    ) -> None:
+        """`before`: shells of the same tensors, whose copies and order are still good."""
         self.devices = devices
         self._root = weakref.ref(module)  # which has this object
         self._inner = list(module.modules())[1:]
@@ -31,20 +34,23 @@ class Shells:
         self._found = _distinct(m._parameters for m in self._modules)
         self._parameters = self._found  # in the order in which they cross
         self._buffers = _distinct(m._buffers for m in self._modules)
-        self._shared, self._kept = C.new_buckets(devices), C.new_buckets(devices)
+        self._shared: object = before._shared if before else C.new_buckets(devices)
+        self._kept: object = before._kept if before else C.new_buckets(devices)
+        if before is not None:
+            self._parameters = before._parameters
         self._trees = [[_shell(m) for m in self._modules] for _ in devices]
         for tree in self._trees:
             shell_of = dict(zip(self._modules, tree, strict=True))
-            for shell in tree:
-                for name, child in shell._modules.items():
-                    if child is not None:
-                        shell._modules[name] = shell_of[child]
+            for module, shell in zip(self._modules, tree, strict=True):
+                for name, child in module._modules.items():
+                    shell._modules[name] = None if child is None else shell_of[child]
                 _run_uncompiled(shell)
         #: What a shell has for itself, beside its module's attributes.
         self._own = [
             {n for n, v in vars(s).items() if v is not vars(m).get(n, s)}
             for m, s in zip(self._modules, self._trees[0], strict=True)
         ]
+        self._given: list[dict[str, Any]] = []  # the attributes of the first part's shells
 
     @property
     def _modules(self) -> list[nn.Module]:
@@ -104,6 +110,10 @@ class Shells:
                 _flatten(module, shell, pieces)
         return [tree[0] for tree in self._trees]
 
+    def begin(self) -> None:
+        """Remembers what the first part is given."""
+        self._given = [dict(vars(shell)) for shell in self._trees[0]]
+
     def empty(self) -> None:
         """Gives the shells the parameters themselves.
 
@@ -116,15 +126,34 @@ class Shells:
                 _flatten(module, shell, {})
 
     def take_over(self) -> None:
-        """Lets the modules have what the first part has set."""
-        for module, shell, own in zip(self._modules, self._trees[0], self._own, strict=True):
+        """Lets the modules have what the first part has set since `begin()`, or deleted.
+
+        RuntimeError if it has registered parameters or modules: each part has its own of these.
+        """
+        both = [*zip(self._modules, self._trees[0], self._given, strict=True)]
+        for module, shell, _ in both:
+            for table in ("_parameters", "_modules"):
+                made = vars(shell)[table].keys() - vars(module)[table].keys()
+                if made:
+                    raise RuntimeError(
+                        f"managed: the forward pass of {type(module).__name__} has registered "
+                        f"{sorted(made)}, and each part of the batch has made its own: call the "
+                        "module once before it is given to managed.DataParallel"
+                    )
+        for module, shell, given in both:
             here, there = vars(module), vars(shell)
-            for name, value in there.items():
-                if name not in own and value is not here.get(name, shell):
-                    here[name] = value
+            for name in there.keys() | given.keys():
+                if name not in there:
+                    here.pop(name, None)
+                elif there[name] is not given.get(name, shell):
+                    here[name] = there[name]
             for name, value in shell._buffers.items():
-                if value is not module._buffers.get(name):
+                if name not in module._buffers:
+                    lasts = name not in shell._non_persistent_buffers_set
+                    module.register_buffer(name, value, lasts)
+                elif value is not module._buffers[name]:
                     setattr(module, name, value)
+        self._given = []
 
     def all(self) -> Iterator[tuple[int, nn.Module]]:
         """(the number of the part, shell) of all shells."""

@@ -1,13 +1,15 @@
 """Runs the parts of a batch at once, in a lasting thread for each device.
 
 What the calling thread has set goes along: grad and inference mode, autocast, the current streams,
-managed.on() and context variables. Each part but the first draws random numbers from the generator
-of its device, which is seeded from the one stream of all devices, so threads do not share it.
+managed.on() and context variables. One part draws random numbers from the one stream of all
+devices: that of the first device, or else the first part. Each other one draws from the generator
+of its device, which is seeded from that stream, so threads do not share it.
 """
 
 from __future__ import annotations
 
 import contextvars
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -38,16 +40,16 @@ class Workers:
         self._threads: list[ThreadPoolExecutor] = []
         self._process = 0
 
-    def run(self, parts: Sequence[Callable[[], Any]], stop: Callable[[], None]) -> list[Any]:
+    def run(self, parts: Sequence[Callable[[], Any]], leave: Callable[[int], None]) -> list[Any]:
         """The results of parts that run at once.
 
         All have ended when it returns or raises. If some raise, the exception of the first of them
-        is raised, with a note that names part and device. `stop` lets parts end that wait for
-        others.
+        is raised, with a note that names part and device. `leave` is told of each part that has
+        ended, and of all of them if the caller does not wait for their results.
         """
         begin = _surroundings(self._devices)
         jobs: list[Callable[[], Any]] = [
-            lambda i=i, part=part: _run(part, begin(i))  # type: ignore[misc]
+            functools.partial(_run, part, functools.partial(begin, i), functools.partial(leave, i))
             for i, part in enumerate(parts)
         ]
         if len(jobs) == 1:
@@ -60,7 +62,8 @@ class Workers:
                 ]
                 wait(ended)
             except BaseException:  # Ctrl-C: the parts use what the caller takes back
-                stop()
+                for i in range(len(parts)):
+                    leave(i)
                 wait([thread.submit(int) for thread in threads])  # each runs one thing at a time
                 raise
         return self._results(ended)
@@ -96,11 +99,14 @@ class LeftAlone(RuntimeError):
     """Another part ended where this one waited for it."""
 
 
-def _run(part: Callable[[], Any], surroundings: ExitStack) -> Any:
-    with surroundings:
-        _thread.inside = True
-        surroundings.callback(setattr, _thread, "inside", False)
-        return part()
+def _run(part: Callable[[], Any], begin: Callable[[], ExitStack], leave: Callable[[], None]) -> Any:
+    try:
+        with begin() as surroundings:
+            _thread.inside = True
+            surroundings.callback(setattr, _thread, "inside", False)
+            return part()
+    finally:
+        leave()
 
 
 def _surroundings(devices: Sequence[torch.device]) -> Callable[[int], ExitStack]:
@@ -115,6 +121,7 @@ def _surroundings(devices: Sequence[torch.device]) -> Callable[[int], ExitStack]
     cache = torch.is_autocast_cache_enabled()
     streams = [runtime.current_stream(device) for device in devices]
     seed = C.seed_of_stream(devices[0])
+    has_first = any(device.index == 0 for device in devices)  # whose numbers are the stream's
 
     def enter(i: int) -> ExitStack:
         with ExitStack() as stack:
@@ -123,9 +130,10 @@ def _surroundings(devices: Sequence[torch.device]) -> Callable[[int], ExitStack]
             for name, dtype, enabled in casts:
                 if enabled or torch.is_autocast_enabled(name):
                     stack.enter_context(torch.autocast(name, dtype, enabled, cache))
+            for stream in streams:  # the part reads what others have made on them
+                stack.enter_context(runtime.stream(stream))
             stack.enter_context(runtime.device(devices[i]))
-            stack.enter_context(runtime.stream(streams[i]))
-            if i and devices[i].index:
+            if devices[i].index and (i or has_first):
                 C.own_numbers(devices[i], (seed + i * 0x9E3779B97F4A7C15) % 2**64)
                 stack.callback(C.own_numbers, devices[i], None)
             return stack.pop_all()

@@ -80,7 +80,8 @@ def _all_sent(function: Any, grads: tuple[Any, ...]) -> tuple[Any, ...]:
 class Homing:
     """A hook whose result goes back to the device of the gradient that it was given.
 
-    `position` says which of the hook's arguments holds the gradients.
+    `position` says which of the hook's arguments holds the gradients. A hook of a tensor is not
+    called without one: managed.DataParallel reaches parameters that no part has used.
     """
 
     def __init__(self, hook: Callable[..., Any], position: int = 0) -> None:
@@ -88,6 +89,8 @@ class Homing:
         self.hook, self.position = hook, position
 
     def __call__(self, *args: Any) -> Any:
+        if self.position == 0 and args[0] is None:
+            return None
         return _like(self.hook(*args), args[self.position])
 
     def __reduce__(self) -> Any:

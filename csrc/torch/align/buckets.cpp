@@ -7,6 +7,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -126,6 +127,7 @@ at::Tensor joined(variable_list& grads, const Layout& layout, c10::Device here) 
     flat.push_back(g.defined() ? flattened(g, m) : at::zeros({m.numel}, at::device(here).dtype(layout.type)));
   }
   at::Tensor r = flat.size() == 1 ? std::move(flat[0]) : at::cat(flat);
+  if (r.storage().use_count() != 1) r = r.clone(); // a node may give one gradient to several parameters
   mark(r);
   give_handle(r, flat.size() != 1); // without one, its device would wait for the copy
   return r;
@@ -140,6 +142,7 @@ struct GradientHere : torch::autograd::Node {
                                 "managed: gradients of a DataParallel model's parameters have no gradients "
                                 "themselves (create_graph=True). Use the module on one device, or "
                                 "cuda(disperse=True), for steps that need them.");
+    if (!is_wanted()) return variable_list(num_outputs());
     const Layout& layout = *returns_->layout;
     FromDevice from{number_, torch::autograd::get_current_graph_task_id(), {}, {}, {}, {}};
     bool any = false;
@@ -156,6 +159,15 @@ struct GradientHere : torch::autograd::Node {
   std::string name() const override { return "ManagedGradientHere"; }
 
  private:
+  // Whether this pass goes on to the home of the bucket: one that was asked for some inputs may only lead to a later
+  // bucket from here.
+  bool is_wanted() const {
+    const auto* asked = torch::autograd::get_current_graph_task_exec_info();
+    if (!asked || asked->empty()) return true;
+    const auto found = asked->find(next_edge(0).function.get());
+    return found != asked->end() && found->second.should_execute();
+  }
+
   void send(const at::Tensor& flat, FromDevice& from) const {
     const Layout& layout = *returns_->layout;
     if (!layout.relayed) {
@@ -311,6 +323,7 @@ bool Buckets::is_sent(const Bucket& bucket, const std::vector<at::Tensor>& tenso
 }
 
 void Buckets::send(Bucket& bucket, const std::vector<at::Tensor>& tensors) {
+  const c10::InferenceMode no_inference(false); // turns grad mode on, so it comes first
   const c10::AutoGradMode no_grad(false);
   const Layout& layout = *bucket.layout;
   bucket.of_members.clear();
@@ -351,6 +364,7 @@ void Buckets::send(Bucket& bucket, const std::vector<at::Tensor>& tensors) {
 }
 
 void Buckets::hand_out(const Bucket& bucket, std::vector<std::vector<at::Tensor>>& pieces) const {
+  const c10::InferenceMode no_inference(false); // turns grad mode on, so it comes first
   const c10::AutoGradMode no_grad(false);
   const Layout& layout = *bucket.layout;
   for (const Member& m : layout.members)

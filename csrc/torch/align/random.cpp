@@ -48,6 +48,8 @@ class States {
 struct Replay {
   States before; // what comes back when it has ended, or steps aside
   std::optional<States> own;
+  bool had_own_numbers = false; // the thread, before
+  bool has_own_numbers = false; // and in the replay
 };
 
 namespace {
@@ -207,6 +209,7 @@ StepAside::StepAside() {
   if (!replay) return;
   replay->own.emplace();
   replay->before.set();
+  has_own_numbers = replay->had_own_numbers;
   replay_ = std::move(replay);
   end_turn();
 }
@@ -215,6 +218,7 @@ void StepAside::come_back() {
   if (!replay_) return;
   take_turn();
   replay = std::move(replay_);
+  has_own_numbers = replay->has_own_numbers;
   replay->own->set();
 }
 
@@ -276,13 +280,14 @@ int mgd_torch_begin_replay(int own) {
       throw;
     }
     c10::impl::tls_set_dispatch_key_included(kKey, false);
-    has_own_numbers = own;
+    replay->had_own_numbers = std::exchange(has_own_numbers, own);
+    replay->has_own_numbers = own;
     return 1;
   });
 }
 
 void mgd_torch_end_replay(void) {
-  has_own_numbers = false;
+  has_own_numbers = replay->had_own_numbers;
   replay.reset();
   c10::impl::tls_set_dispatch_key_included(kKey, true);
   end_turn();
