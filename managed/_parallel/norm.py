@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from managed._parallel.workers import LeftAlone
+from managed._torch_patches import checkpoint
 
 __all__ = ["Meeting", "check", "meet"]
 
@@ -104,7 +105,7 @@ class _Synced:
         layer = self.layer
         if not layer.training and layer.running_mean is not None:
             return type(layer).forward(layer, x)  # type: ignore[no-any-return]
-        if self.meeting.is_over:
+        if self.meeting.is_over or checkpoint.is_inside():
             raise RuntimeError(
                 'managed: batch_norm="sync" does not go with torch.utils.checkpoint around a '
                 "BatchNorm layer, which would run again without the other parts. Leave the layer "

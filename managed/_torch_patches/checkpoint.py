@@ -10,6 +10,7 @@ from the generators of their devices (workers.py), and do so again.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,11 +22,19 @@ from managed._backend import C
 __all__: list[str] = []
 
 _made = 0
+_thread = threading.local()
 
 
 def made() -> int:
     """How many functions have been checkpointed so far."""
     return _made
+
+
+def is_inside() -> bool:
+    """Whether this thread runs a checkpointed function for the first time."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    name = getattr(hooks[0], "__qualname__", "") if hooks else ""
+    return getattr(_thread, "depth", 0) > 0 or name.startswith("_checkpoint_hook")
 
 
 def _note() -> bool:
@@ -44,7 +53,11 @@ def install() -> None:
     @functools.wraps(forward)
     def noting(ctx: Any, *args: Any) -> Any:
         ctx.own_numbers = _note()
-        return forward(ctx, *args)  # type: ignore[no-untyped-call]
+        _thread.depth = getattr(_thread, "depth", 0) + 1
+        try:
+            return forward(ctx, *args)  # type: ignore[no-untyped-call]
+        finally:
+            _thread.depth -= 1
 
     function.forward = staticmethod(noting)  # type: ignore[method-assign]
     backward = _in_turn(function.backward, lambda ctx, *_: ctx.own_numbers)
