@@ -27,7 +27,8 @@ class Model(nn.Module):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         output: torch.Tensor = self.fc(input)
-        print("in model", *input.size(), flush=True)
+        size = " ".join(map(str, input.size()))
+        print(f"in model {size}\n", end="", flush=True)  # parts of a batch print at once
         return output
 
 
