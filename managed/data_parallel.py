@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from managed._backend import C
 from managed._modules import adopt
 from managed._parallel import homes, norm, parts
 from managed._parallel.homes import Placement
@@ -90,9 +91,9 @@ class DataParallel(ManagedModule):
             )
         found = homes.chosen(devices)
         homes.check(module)
-        ManagedModule.from_module(module)
         if batch_norm == "sync":
             norm.check(module)
+        ManagedModule.from_module(module)
         if found:
             homes.place(module, found)
         with ExitStack() as undo:
@@ -102,11 +103,11 @@ class DataParallel(ManagedModule):
         return module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if runtime_of(self) is None:
+        runtime = _splits(self)
+        if runtime is None:
             args, kwargs = _sent(self, (args, kwargs))
             return super().__call__(*args, **kwargs)
-        outputs, counts = self._split(_call, args, kwargs)
-        return parts.gather(outputs, counts)
+        return parts.gather(*self._split(runtime, _call, args, kwargs))
 
     def each(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Calls `function(net, *args, **kwargs)` for each part, where the part is.
@@ -120,15 +121,14 @@ class DataParallel(ManagedModule):
             What the parts return, put together as the outputs of a call. If each returns a pair of
             numbers (sum, count), the sum of all over the count of all.
         """
-        if runtime_of(self) is None:
+        runtime = _splits(self)
+        if runtime is None:
             args, kwargs = _sent(self, (args, kwargs))
             found = function(self, *args, **kwargs)
             return found[0] / found[1] if _is_pair(found) else found
-        outputs, counts = self._split(function, args, kwargs)
+        outputs, counts = self._split(runtime, function, args, kwargs)
         if all(map(_is_pair, outputs)):
-            ones = [1] * len(outputs)
-            means = parts.average([s for s, _ in outputs], ones)
-            return means / parts.average([n for _, n in outputs], ones)
+            return parts.summed(s for s, _ in outputs) / parts.summed(n for _, n in outputs)
         return parts.gather(outputs, counts)
 
     def placement(self) -> Placement:
@@ -137,15 +137,13 @@ class DataParallel(ManagedModule):
         return homes.placement(self, runtime.devices if runtime else [])
 
     def _split(
-        self, function: Callable[..., Any], args: Any, kwargs: Any
+        self, runtime: _Runtime, function: Callable[..., Any], args: Any, kwargs: Any
     ) -> tuple[list[Any], list[int]]:
         """The results of the parts and their numbers of samples."""
         given = (args, kwargs)
         count = parts.samples(given)
-        runtime = runtime_of(self)
-        assert runtime is not None
         counts = parts.sizes(count, len(runtime.devices))
-        return run_parts(self, parts.split(given, count, counts), function), counts
+        return _run(self, runtime, parts.split(given, count, counts), function), counts
 
 
 def _call(net: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -153,38 +151,40 @@ def _call(net: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def _sent(module: DataParallel, given: Any) -> Any:
-    """What a call on one device is given, there; what a part is given is there already."""
+    """The arguments of a call that is not split, on the first device; those of a part stay."""
     runtime = module._managed_parallel
     if runtime is None or in_part() or torch.compiler.is_compiling():
         return given
     return parts.sent(given, runtime.devices)
 
 
-def runtime_of(module: nn.Module) -> _Runtime | None:
-    """What runs the parts of a call; None for a call that is one itself, or on one device."""
+def _splits(module: nn.Module) -> _Runtime | None:
+    """What runs the parts of a call; None if a call is not split.
+
+    That is so on one device, in a part, and while what this thread does is recorded or transformed:
+    the threads of parts would be missed.
+    """
     runtime = getattr(module, "_managed_parallel", None)
     if not isinstance(runtime, _Runtime) or len(runtime.devices) < 2 or in_part():
         return None
-    return None if _is_recorded() else runtime
+    return None if torch.compiler.is_compiling() or C.is_recorded() else runtime
 
 
-def _is_recorded() -> bool:
-    """Whether what this thread does is recorded or transformed, which threads of parts miss."""
-    modes = torch._C._len_torch_dispatch_stack()
-    inside = torch._C._functorch.maybe_current_level() is not None
-    return torch.compiler.is_compiling() or torch._C._is_tracing() or modes > 0 or inside
-
-
-def run_parts(
-    module: nn.Module, given: Sequence[Any], function: Callable[..., Any] = _call
-) -> list[Any]:
-    """The results of `function(net, *args, **kwargs)` for each (args, kwargs) of `given`.
+def run_parts(module: nn.Module, given: Sequence[Any]) -> list[Any]:
+    """The outputs of a module for each (args, kwargs) of `given`.
 
     They are on the first device. If the module is not parallel, it runs for one after the other.
     """
-    runtime = runtime_of(module)
+    runtime = _splits(module)
     if runtime is None:
-        return [function(module, *args, **kwargs) for args, kwargs in given]
+        return [module(*args, **kwargs) for args, kwargs in given]
+    return _run(module, runtime, given, _call)
+
+
+def _run(
+    module: nn.Module, runtime: _Runtime, given: Sequence[Any], function: Callable[..., Any]
+) -> list[Any]:
+    """The results of `function(net, *args, **kwargs)`, all at once, on the first device."""
     devices, meeting = runtime.devices, norm.Meeting(len(given))
 
     def part(i: int, root: nn.Module, share: Any) -> Any:

@@ -168,6 +168,11 @@ static PyObject *gather_gradients(PyObject *module, PyObject *parameters) {
   Py_RETURN_NONE;
 }
 
+static PyObject *is_recorded(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)) {
+  const int recorded = mgd_torch_is_recorded();
+  return recorded < 0 ? NULL : PyBool_FromLong(recorded);
+}
+
 static PyObject *new_buckets(PyObject *Py_UNUSED(module), PyObject *devices) { return mgd_torch_new_buckets(devices); }
 
 static PyObject *spread(PyObject *Py_UNUSED(module), PyObject *args) {
@@ -284,6 +289,9 @@ PyMethodDef mgd_walk_methods[] = {
          "or does so no more.")},
     {"leave_crossing", leave_crossing, METH_O,
      PyDoc_STR("leave_crossing(crossing, /)\n--\n\nThat gradient, on the device of what had crossed, or None.")},
+    {"is_recorded", is_recorded, METH_NOARGS,
+     PyDoc_STR("is_recorded()\n--\n\nWhether what this thread does is recorded (a CUDA graph, a trace, a "
+               "TorchDispatchMode) or transformed by torch.func.")},
     {"new_buckets", new_buckets, METH_O,
      PyDoc_STR("new_buckets(devices, /)\n--\n\nThe copies on each of these devices of tensors that are given to "
                "spread().")},

@@ -185,6 +185,7 @@ int mgd_torch_end_at_crossing(PyObject *crossing, int ends);
 PyObject *mgd_torch_leave_crossing(PyObject *crossing);
 
 /* ---- spread.cpp: tensors with a local copy on each of several devices (align/buckets.h) */
+int mgd_torch_is_recorded(void); /* whether what this thread does is recorded or transformed (values.h) */
 PyObject *mgd_torch_new_buckets(PyObject *devices); /* takes a list; returns a capsule */
 /* Takes a list of tensors. Returns a list of their local pieces for each device, in their order. */
 PyObject *mgd_torch_spread(PyObject *capsule, PyObject *tensors);

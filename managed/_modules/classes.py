@@ -118,6 +118,7 @@ def _reduce_ex(self: nn.Module, protocol: Any) -> Any:
 
 
 def _init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+    """Leaves an object alone that `__new__` has not made: Python initializes what it returns."""
     if "_parameters" not in vars(self):
         ours: Any = next(c for c in type(self).__mro__ if vars(c).get("__init__") is _init)
         super(ours, self).__init__(*args, **kwargs)

@@ -161,21 +161,11 @@ def placement(module: nn.Module, devices: Sequence[torch.device]) -> Placement:
         else:
             buffers[home] += nbytes
     everything = homes.total() + buffers.total()
-    where = dict.fromkeys([*devices, *homes, *buffers])
-    shares = tuple(
-        DeviceShare(d, count[d], homes[d], buffers[d], _copied(d, everything, homes, buffers))
-        if d in devices
-        else DeviceShare(d, count[d], homes[d], buffers[d], 0)
-        for d in where
-    )
+    shares = []
+    for d in dict.fromkeys([*devices, *homes, *buffers]):
+        copied = everything - homes[d] - buffers[d] if d in devices else 0
+        shares.append(DeviceShare(d, count[d], homes[d], buffers[d], copied))
     equal = homes.total() / max(len(devices), 1) or 1.0
-    return Placement(shares, max(homes.values(), default=0) / equal, max(1.0, largest / equal))
-
-
-def _copied(
-    device: torch.device,
-    everything: int,
-    homes: Counter[torch.device],
-    buffers: Counter[torch.device],
-) -> int:
-    return everything - homes[device] - buffers[device]
+    return Placement(
+        tuple(shares), max(homes.values(), default=0) / equal, max(1.0, largest / equal)
+    )

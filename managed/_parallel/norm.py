@@ -9,7 +9,7 @@ statistics.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from managed._parallel.parts import summed
 from managed._parallel.workers import LeftAlone
 from managed._torch_patches import checkpoint
 
@@ -171,9 +172,9 @@ class _Combine(torch.autograd.Function):
         devices = [t.device for t in given[: len(counts)]]
         means, spreads = _halves([t.to(devices[0]) for t in given])
         total = sum(counts)
-        mean = _sum(m * (n / total) for n, m in zip(counts, means, strict=True))
+        mean = summed(m * (n / total) for n, m in zip(counts, means, strict=True))
         apart = [m - mean for m in means]
-        spread = _sum(s + n * d.square() for n, s, d in zip(counts, spreads, apart, strict=True))
+        spread = summed(s + n * d.square() for n, s, d in zip(counts, spreads, apart, strict=True))
         ctx.counts, ctx.devices = counts, devices
         ctx.save_for_backward(*apart)
         return tuple(t.to(d, copy=True) for t in (mean, spread) for d in devices)
@@ -183,7 +184,7 @@ class _Combine(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         counts, devices = ctx.counts, ctx.devices
         of_means, of_spreads = _halves([g.to(devices[0]) for g in grads])
-        of_mean, of_spread = _sum(iter(of_means)), _sum(iter(of_spreads))
+        of_mean, of_spread = summed(of_means), summed(of_spreads)
         total = sum(counts)
         back = [
             of_mean * (n / total) + of_spread * (2 * n) * d
@@ -196,10 +197,3 @@ class _Combine(torch.autograd.Function):
 def _halves(tensors: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     middle = len(tensors) // 2
     return tensors[:middle], tensors[middle:]
-
-
-def _sum(terms: Iterator[torch.Tensor]) -> torch.Tensor:
-    total = next(terms)
-    for term in terms:
-        total = total + term
-    return total

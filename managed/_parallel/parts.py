@@ -14,7 +14,7 @@ import torch
 from managed._backend import C
 from managed.tensor import ManagedTensor
 
-__all__ = ["average", "gather", "leaves", "rebuild", "samples", "sent", "sizes", "split"]
+__all__ = ["average", "gather", "leaves", "rebuild", "samples", "sent", "sizes", "split", "summed"]
 
 
 def rebuild(nest: Any, change: Callable[[Any], Any]) -> Any:
@@ -178,7 +178,11 @@ def _joined(parts: Sequence[Any], counts: Sequence[int]) -> Any:
 
 
 def average(numbers: Sequence[Any], counts: Sequence[int]) -> Any:
-    """The mean of numbers that stand for so many samples each; None of none."""
+    """The mean of numbers that stand for so many samples each."""
     total = sum(counts)
-    terms = [number * (n / total) for number, n in zip(numbers, counts, strict=True)]
+    return summed(number * (n / total) for number, n in zip(numbers, counts, strict=True))
+
+
+def summed(terms: Iterable[Any]) -> Any:
+    """The sum of terms, of which there is one at least, in their order."""
     return functools.reduce(operator.add, terms)

@@ -32,12 +32,11 @@ class Shells:
         self._inner = list(module.modules())[1:]
         self._children = [list(m._modules.items()) for m in self._modules]
         self._found = _distinct(m._parameters for m in self._modules)
-        self._parameters = self._found  # in the order in which they cross
+        #: The same in the order in which they cross.
+        self._parameters: list[torch.Tensor] = before._parameters if before else self._found
         self._buffers = _distinct(m._buffers for m in self._modules)
         self._shared: object = before._shared if before else C.new_buckets(devices)
         self._kept: object = before._kept if before else C.new_buckets(devices)
-        if before is not None:
-            self._parameters = before._parameters
         self._trees = [[_shell(m) for m in self._modules] for _ in devices]
         for tree in self._trees:
             shell_of = dict(zip(self._modules, tree, strict=True))
@@ -172,7 +171,9 @@ def _same(one: Sequence[Any], other: Sequence[Any]) -> bool:
 
 
 def _shell(module: nn.Module) -> nn.Module:
-    if "_orig_mod" in module._modules:  # made by torch.compile: sets attributes on what it compiled
+    if (
+        "_orig_mod" in module._modules
+    ):  # torch.compile's: it sets attributes on what it has compiled
         shell = object.__new__(type(module))
         apart = {name: dict(vars(module)[name]) for name in ("_parameters", "_buffers", "_modules")}
         object.__setattr__(shell, "__dict__", vars(module) | apart)
@@ -192,7 +193,7 @@ def _flatten(module: nn.Module, shell: nn.Module, pieces: dict[int, torch.Tensor
 
 
 def _run_uncompiled(shell: nn.Module) -> None:
-    """What torch.compile has made runs the module itself, with its parameters."""
+    """Gives a shell a forward pass of its own: a compiled one runs the module itself."""
     vars(shell)["_compiled_call_impl"] = None
     compiled = shell._modules.get("_orig_mod")
     if compiled is not None:

@@ -174,10 +174,8 @@ class Step:
 
     def _loss(self) -> torch.Tensor:
         """The loss of the batch."""
-        total = self._done[0]
-        for share in self._done[1:]:
-            total = total + share
-        return total
+        loss: torch.Tensor = parts.summed(self._done)
+        return loss
 
 
 class _Whole:

@@ -2,8 +2,8 @@
 
 What the calling thread has set goes along: grad and inference mode, autocast, the current streams,
 managed.on() and context variables. One part draws random numbers from the one stream of all
-devices: that of the first device, or else the first part. Each other one draws from the generator
-of its device, which is seeded from that stream, so threads do not share it.
+devices: the part on the first accelerator or, if none is there, the first part. Each other part
+draws from the generator of its device, which is seeded from that stream, so threads share none.
 """
 
 from __future__ import annotations

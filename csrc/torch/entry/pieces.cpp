@@ -10,6 +10,7 @@
 
 #include "torch/align/cuts.h"
 #include "torch/api.h"
+#include "torch/entry/lists.h"
 #include "torch/residency/guard.h"
 #include "torch/threads/threads.h"
 
@@ -39,18 +40,6 @@ PyObject* new_capsule(const NodePtr& node) {
   PyObject* capsule = PyCapsule_New(own.get(), kCrossing, &drop_crossing);
   if (capsule) (void)own.release();
   return capsule;
-}
-
-// Returns a list of f(element) for the elements of a vector.
-template <class T, class F>
-PyObject* list_of(const std::vector<T>& all, const F& f) {
-  THPObjectPtr list(PyList_New(static_cast<Py_ssize_t>(all.size())));
-  for (std::size_t i = 0; list && i < all.size(); i++) {
-    PyObject* one = f(all[i]);
-    if (!one) return nullptr;
-    PyList_SET_ITEM(list.get(), static_cast<Py_ssize_t>(i), one);
-  }
-  return list.release();
 }
 
 // All arguments are new references, which the tuple takes; null if one is.

@@ -1,13 +1,14 @@
 // spread.cpp: tensors with a local copy on each of several devices, for managed.DataParallel. See align/buckets.h.
 #include <torch/csrc/Device.h>
 #include <torch/csrc/autograd/python_variable.h>
-#include <torch/csrc/utils/object_ptr.h>
 
 #include <memory>
 #include <utility>
 
 #include "torch/align/buckets.h"
+#include "torch/align/values.h"
 #include "torch/api.h"
+#include "torch/entry/lists.h"
 #include "torch/residency/guard.h"
 
 namespace managed {
@@ -19,20 +20,18 @@ Buckets* buckets_in(PyObject* capsule) { return static_cast<Buckets*>(PyCapsule_
 
 void drop_buckets(PyObject* capsule) { delete buckets_in(capsule); }
 
-PyObject* list_of(const std::vector<at::Tensor>& tensors) {
-  THPObjectPtr list(PyList_New(static_cast<Py_ssize_t>(tensors.size())));
-  for (std::size_t i = 0; list && i < tensors.size(); i++) {
-    PyObject* t = THPVariable_Wrap(tensors[i]);
-    if (!t) return nullptr;
-    PyList_SET_ITEM(list.get(), static_cast<Py_ssize_t>(i), t);
-  }
-  return list.release();
+PyObject* list_of_tensors(const std::vector<at::Tensor>& all) {
+  return list_of(all, [](const at::Tensor& t) { return THPVariable_Wrap(t); });
 }
 
 } // namespace
 } // namespace managed
 
 using namespace managed;
+
+int mgd_torch_is_recorded(void) {
+  return guarded([] { return static_cast<int>(is_recorded()); });
+}
 
 PyObject* mgd_torch_new_buckets(PyObject* devices) {
   return guarded([&]() -> PyObject* {
@@ -64,11 +63,6 @@ PyObject* mgd_torch_spread(PyObject* capsule, PyObject* tensors) {
       NoGil no_gil;
       pieces = buckets->spread(all);
     }
-    THPObjectPtr list(PyList_New(0));
-    for (const auto& of_device : pieces) {
-      THPObjectPtr one(list ? list_of(of_device) : nullptr);
-      if (!one || PyList_Append(list, one) < 0) return nullptr;
-    }
-    return list.release();
+    return list_of(pieces, &list_of_tensors);
   });
 }
