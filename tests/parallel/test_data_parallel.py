@@ -9,7 +9,7 @@ from collections import namedtuple
 import pytest
 import torch
 import torch.nn.functional as F
-from support.data_parallel import MODELS, SEED, Images, made, mlp, parallel, train, weights
+from support.data_parallel import MODELS, SEED, Images, made, mlp, parallel, stepper, train, weights
 from support.devices import D0, D1, D2, D3, DEVICE_TYPE, device_name
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -51,6 +51,20 @@ def test_a_second_run_has_the_same_bits(name):
         runs.append((train(net, name, steps=4), weights(net)))
     for a, b in zip(*(losses + after for losses, after in runs), strict=True):
         assert torch.equal(a, b)
+
+
+def test_gradients_are_summed_in_the_order_of_the_devices():
+    """To the last bit: those of the parts, weighted by their samples."""
+    plain, net, x = made("mlp"), parallel("mlp"), rows(18) * 10
+    net.each(lambda net, x: net(x).square().mean(), x).backward()
+    totals = None
+    for part in x.split([5, 5, 4, 4]):
+        loss = plain(part).square().mean()
+        weight = torch.full_like(loss, len(part) / len(x))
+        grads = torch.autograd.grad(loss, [*plain.parameters()], weight)
+        totals = grads if totals is None else [a + b for a, b in zip(totals, grads, strict=True)]
+    for p, total in zip(net.parameters(), totals, strict=True):
+        assert torch.equal(p.grad.cpu(), total)
 
 
 @pytest.mark.parametrize("clip", [None, 0.1])
@@ -240,15 +254,8 @@ def test_each_device_sends_and_receives_what_an_exchange_needs(devices):
     width = 256
     net = nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(8)])
     net = DataParallel(net, [device_name(i) for i in range(devices)])
-    x = torch.randn(2 * devices, width)
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
     size = sum(p.nbytes for p in net.parameters())
-
-    def step():
-        net.each(lambda net, x: net(x).square().mean(), x).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
+    step = stepper(net, torch.randn(2 * devices, width))
     step(), step()
     managed.stats(reset=True)
     step()

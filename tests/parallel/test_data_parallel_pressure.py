@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from support.data_parallel import made, mlp, parallel, train, weights
+from support.data_parallel import made, mlp, parallel, stepper, train, weights
 from support.devices import D0, ON_CUDA, device_module, device_name
 from torch import nn
 
@@ -69,15 +69,8 @@ def test_bytes_alive_do_not_grow_over_many_steps():
 
 
 def test_the_host_waits_for_nothing():
-    net = parallel("mlp")
     x = torch.randn(16, 32, dtype=torch.float64)
-    optimizer = torch.optim.AdamW(net.parameters(), foreach=True)
-
-    def step():
-        net.each(lambda net, x: net(x).square().mean(), x).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
+    step = stepper(parallel("mlp"), x, torch.optim.AdamW, 1e-3)
     step(), step()
     managed.stats(reset=True)
     step()

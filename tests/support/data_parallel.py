@@ -95,5 +95,17 @@ def train(net, name, steps=20, samples=18, clip=0.5, passes=1):
     return losses
 
 
+def stepper(net, x, make_optimizer=torch.optim.SGD, lr=0.1):
+    """A step on the same batch, whose loss is made where each part is."""
+    optimizer = make_optimizer(net.parameters(), lr)
+
+    def step():
+        net.each(lambda net, x: net(x).square().mean(), x).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
 def weights(net):
     return [t.detach().cpu().clone() for t in net.state_dict().values()]

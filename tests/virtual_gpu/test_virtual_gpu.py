@@ -338,52 +338,41 @@ SCRIPT = Path(__file__).parent / "seeds.py"
 with_links = pytest.mark.parametrize("links", ["", "all"], ids=["over the host", "peers"])
 
 
-@with_cuda
-@with_links
-def test_training_under_a_budget_does_not_depend_on_what_runs_when(links):
-    """Plans, copies that are kept, a full host, other streams: the CPU's bits for every seed."""
+def counts_over_seeds(script, devices, seeds, links):
+    """What a script says of so many seeds; it ends at the first seed that has other bits."""
     done = launch(
-        str(SCRIPT),
-        *("0", str(SEEDS)),
-        devices="2x320MiB",
+        str(SCRIPT.parent / script),
+        *("0", str(seeds)),
+        devices=devices,
         timeout=300 + 60 * SEEDS,
         VIRTUAL_GPU_LINKS=links,
     )
     assert done.stderr == "", done.stderr
-    told = dict(word.split("=") for word in done.stdout.split())
-    assert all(int(told[kind]) > 0 for kind in ("spill", "drop", "spare", "restore", "copy")), told
+    return {kind: int(count) for kind, count in (word.split("=") for word in done.stdout.split())}
+
+
+@with_cuda
+@with_links
+def test_training_under_a_budget_does_not_depend_on_what_runs_when(links):
+    """Plans, copies that are kept, a full host, other streams: the CPU's bits for every seed."""
+    told = counts_over_seeds("seeds.py", "2x320MiB", SEEDS, links)
+    assert all(told[kind] > 0 for kind in ("spill", "drop", "spare", "restore", "copy")), told
 
 
 @with_cuda
 @with_links
 def test_training_on_several_devices_does_not_depend_on_what_runs_when(links):
     """Data parallel and pipelines, between which bytes leave: the CPU's bits for every seed."""
-    done = launch(
-        str(SCRIPT.parent / "parallel_seeds.py"),
-        *("0", str(max(SEEDS // 4, 1))),
-        devices="4x320MiB",
-        timeout=300 + 60 * SEEDS,
-        VIRTUAL_GPU_LINKS=links,
-    )
-    assert done.stderr == "", done.stderr
-    told = dict(word.split("=") for word in done.stdout.split())
-    assert all(int(count) > 0 for count in told.values()), told
+    told = counts_over_seeds("parallel_seeds.py", "4x320MiB", max(SEEDS // 4, 1), links)
+    assert all(count > 0 for count in told.values()), told
 
 
 @with_cuda
 @with_links
 def test_a_random_program_of_streams_does_not_depend_on_what_runs_when(links):
     """Ordered as torch asks for and no more. Operands, lent bytes, pointers, gradients cross."""
-    done = launch(
-        str(SCRIPT.parent / "streams.py"),
-        *("0", str(SEEDS)),
-        devices="3x320MiB",
-        timeout=300 + 60 * SEEDS,
-        VIRTUAL_GPU_LINKS=links,
-    )
-    assert done.stderr == "", done.stderr
-    told = dict(word.split("=") for word in done.stdout.split())
-    assert all(int(count) > 0 for count in told.values()), told
+    told = counts_over_seeds("streams.py", "3x320MiB", SEEDS, links)
+    assert all(count > 0 for count in told.values()), told
 
 
 @with_cuda
