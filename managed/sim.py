@@ -117,7 +117,7 @@ def simulate(
         return
     _refuse_other_backend()
     from managed import _sim
-    from managed._simulated import no_values, processes
+    from managed._simulated import groups, no_values, processes
 
     p = plan.preset
     _sim.create(
@@ -140,6 +140,7 @@ def simulate(
     atexit.register(_sim.park)
     _name_backend(p)
     processes.install()
+    groups.install()
     C.attach_sim(_sim.bridge, devices)
     if plan.host_memory is not None:
         C.set_host_limit(plan.host_memory)

@@ -21,6 +21,9 @@ void register_attention(torch::Library &m); // composites.cpp: which attention k
 void register_group_norm(torch::Library &autograd);  // group_norm.cpp: the layout of its derivative
 void register_unknown(torch::Library &m);  // unknown.cpp: isfinite, without values
 void register_autocast(torch::Library &m);  // autocast.cpp
+// group.cpp: process_group(host), a group of torch.distributed's for simulated devices over the host's.
+void register_group(torch::Library &own);
+void register_timer();  // timer.cpp: DistributedDataParallel's
 void register_nested(torch::Library &every, torch::Library &m);  // nested.cpp: the fallback, and what is allowed
 
 }  // namespace managed::sim

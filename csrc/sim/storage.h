@@ -55,10 +55,12 @@ void stay_until(const c10::DataPtr &pointer, std::shared_ptr<const mgd_moment> e
 // write ends; null if none is recorded.
 void note_written(const c10::DataPtr &pointer, int stream);
 const mgd_moment *written(const c10::DataPtr &pointer);
+void note_twin_written(const c10::Storage &twin, int stream);  // for the block that has this twin
 // Sets the owner under which a profile lists the block's bytes.
 void note_owner(const c10::DataPtr &block, mgd_hold_owner owner);
-// Tells the hook that an operator has written the bytes.
+// Tells the hook that an operator, or a collective that went on after its call, has written the bytes.
 void note_write(c10::StorageImpl *sim);
+void note_collective(c10::StorageImpl *sim);
 
 // Replaces the block of an existing storage: from now on its bytes are those of
 // `twin`. Nothing else replaces one.

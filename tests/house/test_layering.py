@@ -50,6 +50,7 @@ USES = {
     "sim": {"clock", "torch/devices"},
     "sim/kernels": {"sim"},
     "sim/device": {"sim/kernels"},
+    "sim/group": {"sim/device"},
     "virtual_gpu/runtime": set(),
     "virtual_gpu/torch": {"sim/kernels"},
     "python": {"torch", "core/residency", "core/steps"},

@@ -1,21 +1,15 @@
 """What the spawned processes of the matrix do; a child imports this file and no test.
 
-Nothing here waits without a limit, and `spawn` ends every process that outlives its own.
+Nothing here waits without a limit.
 """
 
-import pickle
-import time
-from pathlib import Path
-
 import torch
-import torch.multiprocessing as mp
+from support.spawned import LIMIT
 from torch.utils.data import Dataset
 
 from managed import ManagedTensor
 
-__all__ = ["LIMIT", "Held", "Made", "answer", "doubled", "echo", "spawn", "train"]
-
-LIMIT = 120  # seconds until a process is taken for stuck
+__all__ = ["LIMIT", "Held", "Made", "doubled", "echo", "train"]
 
 
 class Held(Dataset):
@@ -73,22 +67,3 @@ def train(model):
     """One step of SGD."""
     model(torch.ones(2, 3)).sum().backward()
     torch.optim.SGD(model.parameters(), lr=0.1).step()
-
-
-def answer(rank, work, world, folder):
-    torch.set_num_threads(1)
-    result = work(rank, world, folder)
-    Path(folder, f"{work.__name__}{rank}").write_bytes(pickle.dumps(result))
-
-
-def spawn(work, folder, world=2):
-    """What `work(rank, world, folder)` returns in each of `world` processes, or what it raises."""
-    deadline = time.monotonic() + LIMIT
-    running = mp.spawn(answer, (work, world, str(folder)), nprocs=world, join=False)
-    try:
-        while not running.join(timeout=1):
-            assert time.monotonic() < deadline, f"{work.__name__} is stuck"
-    finally:
-        for process in running.processes:
-            process.kill()
-    return [pickle.loads(Path(folder, f"{work.__name__}{r}").read_bytes()) for r in range(world)]

@@ -12,25 +12,27 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from support.devices import D1
 from support.pressure import PRESSURES, pressed
+from support.spawned import LIMIT
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import managed
 from managed import ManagedModule, ManagedTensor
 
-from .children import LIMIT
 from .common import Place, managed_on
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # it scripts functions when imported
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-__all__ = ["both", "both_pressed"]
+__all__ = ["both"]
 
 
 class Branches(nn.Module):
@@ -63,13 +65,16 @@ class Deep(nn.Module):
 def at_home(model):
     """Whether parameters and gradients are managed and together; plain models have no say."""
     return [
-        isinstance(p, ManagedTensor) and isinstance(p.grad, ManagedTensor) and p.grad.is_cpu
+        isinstance(p, ManagedTensor)
+        and isinstance(p.grad, ManagedTensor)
+        and p.grad.device == p.device
         for p in model.parameters()
     ]
 
 
 def result(model, losses):
-    return losses, [t.detach() for t in (*model.parameters(), *model.buffers())], at_home(model)
+    tensors = [t.detach().cpu() for t in (*model.parameters(), *model.buffers())]
+    return losses, tensors, at_home(model)
 
 
 def train(model, rank, *, device="cpu", accumulate=False, unused=False, zero=False, **options):
@@ -96,22 +101,23 @@ def train(model, rank, *, device="cpu", accumulate=False, unused=False, zero=Fal
     return result(model, [x.item() for x in losses])
 
 
-def pipeline(model, rank):
+def pipeline(model, rank, device="cpu"):
     """One step of GPipe with two stages and two micro-batches."""
-    stage = PipelineStage(model, rank, 2, torch.device("cpu"))
+    stage = PipelineStage(model, rank, 2, torch.device(device))
     schedule = ScheduleGPipe(stage, 2, loss_fn=lambda y, t: (y - t).square().sum())
-    x, t = torch.randn(4, 6), torch.randn(4, 3)
+    x, t = torch.randn(4, 6).to(device), torch.randn(4, 3).to(device)
     losses = []
     outputs = schedule.step(x) if rank == 0 else schedule.step(target=t, losses=losses)
     gradients = [p.grad.cpu() for p in model.parameters()]
     home = [
         isinstance(p.grad, ManagedTensor) and p.grad.device == p.device for p in model.parameters()
     ]
-    return [x.item() for x in losses], [*gradients, *([] if outputs is None else [outputs])], home
+    made = [] if outputs is None else [outputs.detach().cpu()]
+    return [x.item() for x in losses], [*gradients, *made], home
 
 
 class OnHost(nn.Module):
-    """Brings what a module returns to the CPU, where gloo can send it."""
+    """Brings what a module returns to the CPU."""
 
     def __init__(self, module):
         super().__init__()
@@ -145,10 +151,40 @@ def data_parallel(rank):
         found[name] = plain, train(ManagedModule.from_module(copy.deepcopy(model)), rank, **options)
     there = train(ManagedModule.from_module(copy.deepcopy(model)), rank, device="sim:1")
     found["batch elsewhere"] = found["DDP"][0], there
-    for name in ("one", "mixed"):
-        net = Place(name).module(model)
-        found[f"DDP {name}"] = refusal(lambda net=net: DistributedDataParallel(net))
-    return found
+    found["DDP one"] = train(Place("one").module(model), rank)
+    found["DDP several"] = train(several(model), rank)
+    net = Place("mixed").module(model)
+    found["DDP mixed"] = refusal(lambda: DistributedDataParallel(net))
+    return found | {"2 x 2": two_by_two(rank)}
+
+
+def several(model):
+    """A managed copy whose body and heads are on two simulated devices."""
+    there = ManagedModule.from_module(copy.deepcopy(model))
+    there.body.to("sim:0")
+    there.heads.to("sim:1")
+    return there
+
+
+def two_by_two(rank):
+    """Weights after three steps: in two processes on two devices each, and in one on four."""
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    data = [torch.randn(8, 6, dtype=torch.float64) for _ in range(3)]
+
+    def weights(devices, rows, wrap):
+        model = managed.DataParallel(copy.deepcopy(net), devices=devices)
+        wrapped = wrap(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        for x in data:
+            optimizer.zero_grad()
+            wrapped(x[rows]).square().mean().backward()
+            optimizer.step()
+        return [p.detach().cpu() for p in model.parameters()]
+
+    mine = slice(4 * rank, 4 * rank + 4)
+    parts = weights([2 * rank, 2 * rank + 1], mine, DistributedDataParallel)
+    return parts, weights(range(4), slice(None), lambda model: model)
 
 
 def collectives(rank):
@@ -159,11 +195,11 @@ def collectives(rank):
         "send": lambda x: dist.send(x, 1) if rank == 0 else dist.recv(x, 0),
     }
     found = {}
-    for name, device in (("cpu", "cpu"), ("sim", "sim:1")):
+    for name, device in (("cpu", "cpu"), ("sim", f"sim:{rank}")):
         for call, function in calls.items():
             x = managed_on(torch.full((3,), rank + 1.0), device)
             elsewhere = managed_on(torch.zeros(3), "sim:2")
-            x + elsewhere  # whoever keeps a copy on sim:2 must notice that x is written
+            x + elsewhere  # a copy that is kept on sim:2 is stale when x is written
             told = refusal(lambda f=function, x=x: f(x))
             found[f"{call} {name}"] = told, x.tolist(), (x + elsewhere).tolist()
     x = managed_on(torch.full((3,), rank + 1.0), "cpu")
@@ -207,6 +243,55 @@ def sharded(rank):
     }
 
 
+def plain_modules(rank):
+    """What plain modules compute on the CPU and on a simulated device, by kind."""
+    found = {}
+    for kind, weights in {"FSDP2": fsdp, "tensor parallel": tensors_parallel, "ZeRO": zero}.items():
+        found[f"plain {kind}"] = weights(rank, "cpu"), weights(rank, "sim")
+    return found
+
+
+def steps(model, optimizer, device, draw):
+    """Three steps; the data are those of the rank, or of both."""
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(4, 6, generator=draw).to(device)).square().sum().backward()
+        optimizer.step()
+
+
+def on_device(kind, rank):
+    torch.manual_seed(2)
+    device = torch.device(kind, rank) if kind == "sim" else torch.device("cpu")
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)).to(device), device
+
+
+def fsdp(rank, kind):
+    net, device = on_device(kind, rank)
+    for module in (net[0], net[2], net):
+        fully_shard(module, mesh=init_device_mesh(kind, (2,)))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    steps(net, optimizer, device, torch.Generator().manual_seed(rank))
+    return [p.full_tensor().detach().cpu() for p in net.parameters()]
+
+
+def tensors_parallel(rank, kind):
+    net, device = on_device(kind, rank)
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    parallelize_module(net, init_device_mesh(kind, (2,)), plan)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, foreach=False)
+    steps(net, optimizer, device, torch.Generator().manual_seed(0))
+    full = [p.full_tensor() if isinstance(p, DTensor) else p for p in net.parameters()]
+    return [p.detach().cpu() for p in full]
+
+
+def zero(rank, kind):
+    net, device = on_device(kind, rank)
+    wrapped = DistributedDataParallel(net)
+    optimizer = ZeroRedundancyOptimizer(net.parameters(), torch.optim.AdamW, lr=0.01)
+    steps(wrapped, optimizer, device, torch.Generator().manual_seed(rank))
+    return [p.detach().cpu() for p in net.parameters()]
+
+
 def checkpoints(rank, folder):
     """Saves a scattered model and loads it into one that stands elsewhere."""
     torch.manual_seed(0)
@@ -227,13 +312,15 @@ def pipelines(rank, stages=None):
     make = {
         "plain": lambda m: m,
         "cpu": ManagedModule.from_module,
-        "one": lambda m: OnHost(Place("one").module(m)),
+        "one": Place("one").module,
         "mixed": lambda m: OnHost(Place("mixed").module(m)),
     }
     found = {}
     for name, wrap in make.items():
         torch.manual_seed(1)
-        found[f"pipeline {name}"] = pipeline(wrap(copy.deepcopy(stages[rank])), rank)
+        stage = wrap(copy.deepcopy(stages[rank]))
+        device = D1 if name == "one" else "cpu"
+        found[f"pipeline {name}"] = pipeline(stage, rank, device)
     return found
 
 
@@ -242,7 +329,8 @@ def group(rank, world, folder):
     """Both processes, over gloo, each with simulated devices."""
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", "The AccumulateGrad node's stream does")  # torch 2.11
-    managed.simulate(3, "16MiB")
+    managed.simulate(4, "16MiB")
+    torch.sim.set_device(rank)
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/meeting",
@@ -254,32 +342,34 @@ def group(rank, world, folder):
     dist.destroy_process_group()
 
 
-def both(rank, world, folder):
-    """Everything, in one process group: starting one costs more than all that it does."""
-    found = {}
-    with group(rank, world, folder):
-        for scenario in (data_parallel, collectives, sharded, pipelines):
-            found |= scenario(rank)
-        found |= checkpoints(rank, folder)
-    return found
-
-
 def deep(rank):
     """What computes on simulated devices."""
     torch.manual_seed(0)
     model, stages = Deep(6, 3), [Deep(6, 16), Deep(16, 3)]
-    there = ManagedModule.from_module(copy.deepcopy(model))
-    found = {"DDP": (train(model, rank), train(there, rank, device="sim:1"))}
+    host, there = ManagedModule.from_module(copy.deepcopy(model)), Place("one").module(model)
+    found = {
+        "DDP": (train(model, rank), train(host, rank, device="sim:1")),
+        "DDP there": train(there, rank),
+    }
     return found | pipelines(rank, stages)
 
 
-def both_pressed(rank, world, folder):
+def pressures(rank):
     """The same with room and while storages leave; and how many came back."""
+    found = {"usual": deep(rank)}
+    for pressure in PRESSURES:
+        before = managed.stats()["restore"]
+        found[pressure] = pressed(pressure, lambda: deep(rank))
+        found[pressure]["restored"] = managed.stats()["restore"] - before
+    return found
+
+
+def both(rank, world, folder):
+    """Everything, in one process group: starting one costs more than all that it does."""
     found = {}
     with group(rank, world, folder):
-        found["usual"] = deep(rank)
-        for pressure in PRESSURES:
-            before = managed.stats()["restore"]
-            found[pressure] = pressed(pressure, lambda: deep(rank))
-            found[pressure]["restored"] = managed.stats()["restore"] - before
+        for scenario in (data_parallel, collectives, sharded, plain_modules, pipelines):
+            found |= scenario(rank)
+        found |= checkpoints(rank, folder)
+        found["pressed"] = pressures(rank)
     return found

@@ -4,13 +4,14 @@ Two processes over gloo.
 """
 
 import pytest
+import torch
 from support.devices import D1
 from support.pressure import PRESSURES
 from support.slices import slice_of
+from support.spawned import spawn
 
-from .children import spawn
 from .common import difference
-from .ranks import both, both_pressed
+from .ranks import both
 
 
 @pytest.fixture(scope="module")
@@ -52,17 +53,23 @@ def test_ddp_with_a_batch_on_another_device(ranks):
 
 @pytest.mark.row(
     "DistributedDataParallel, model on simulated devices",
-    "refused: RuntimeError",
-    note="gloo does not know them; a model on several kinds of devices is DDP's own ValueError",
+    note="On one or several; a model on several kinds of devices is DDP's own ValueError",
 )
 def test_ddp_on_simulated_devices(ranks):
     for found in ranks:
-        kind, message = found["DDP one"]
-        assert kind == "RuntimeError"
-        assert "No backend type associated with device type sim" in message
+        for where in ("one", "several"):
+            equal(found["DDP"][0], found[f"DDP {where}"])
         kind, message = found["DDP mixed"]
         assert kind == "ValueError"
         assert "must be on the same type of devices" in message
+
+
+@pytest.mark.row("DistributedDataParallel of managed.DataParallel", note="simulated devices")
+def test_two_processes_with_two_devices_are_one_with_four(ranks):
+    for found in ranks:
+        parts, whole = found["2 x 2"]
+        for one, other in zip(parts, whole, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
 @pytest.mark.row("torch.distributed, collectives of managed CPU tensors")
@@ -81,18 +88,22 @@ def test_what_a_collective_writes_is_seen_on_other_devices(ranks):
             assert here == elsewhere
 
 
-@pytest.mark.row(
-    "torch.distributed, collectives of tensors on simulated devices",
-    "refused: RuntimeError",
-    note="Send x.cpu()",
-)
+@pytest.mark.row("torch.distributed, collectives of tensors on simulated devices")
 def test_collectives_on_simulated_devices(ranks):
-    for rank, found in enumerate(ranks):
+    """tests/sim/test_groups.py has all of them."""
+    for found in ranks:
         for call in ("all_reduce", "broadcast", "all_gather", "send"):
-            (kind, message), *values = found[f"{call} sim"]
-            assert kind == "RuntimeError"
-            assert "No backend type associated with device type sim" in message
-            assert values == [[rank + 1.0] * 3] * 2
+            assert found[f"{call} sim"] == found[f"{call} cpu"]
+
+
+@pytest.mark.row("FSDP2, fully_shard, plain module on simulated devices")
+@pytest.mark.row("Tensor parallelism, plain module on simulated devices")
+@pytest.mark.row("ZeroRedundancyOptimizer, plain module on simulated devices")
+@pytest.mark.parametrize("kind", ["FSDP2", "tensor parallel", "ZeRO"])
+def test_plain_modules_on_simulated_devices(ranks, kind):
+    for found in ranks:
+        plain, there = found[f"plain {kind}"]
+        assert difference(plain, there) is None
 
 
 @pytest.mark.row(
@@ -133,7 +144,7 @@ def test_checkpoint(ranks):
 
 @pytest.mark.row(
     "torch.distributed.pipelining",
-    note="A stage on simulated devices returns its output on the CPU, where gloo sends it",
+    note="A stage returns its output on the device that it tells PipelineStage",
 )
 @pytest.mark.parametrize("where", ["cpu", "one", "mixed"])
 def test_pipelining(ranks, where):
@@ -144,21 +155,20 @@ def test_pipelining(ranks, where):
 # ---- storages leave their devices meanwhile
 
 
-@pytest.fixture(scope="module")
-def pressed_ranks(tmp_path_factory):
-    return spawn(both_pressed, tmp_path_factory.mktemp("pressed"))
-
-
-@pytest.mark.row("DistributedDataParallel, under memory pressure", note="Batch on another device")
+@pytest.mark.row(
+    "DistributedDataParallel, under memory pressure",
+    note="Batch on another device, or model on a simulated one",
+)
 @pytest.mark.row(
     "torch.distributed.pipelining, under memory pressure", note="Stages on simulated devices"
 )
 @pytest.mark.parametrize("pressure", slice_of(PRESSURES, 0))
-def test_under_pressure(pressed_ranks, pressure):
+def test_under_pressure(ranks, pressure):
     """Both processes compute what they compute with room, and what plain torch does."""
-    for found in pressed_ranks:
-        pressed, usual = found[pressure], found["usual"]
+    for found in ranks:
+        pressed, usual = found["pressed"][pressure], found["pressed"]["usual"]
         equal(*pressed["DDP"])
+        equal(pressed["DDP"][0], pressed["DDP there"])
         assert difference(usual["DDP"][1], pressed["DDP"][1]) is None
         for where in ("cpu", "one", "mixed"):
             equal(pressed["pipeline plain"], pressed[f"pipeline {where}"])

@@ -126,10 +126,10 @@ bool ask_for_room(int device, std::size_t bytes) {
   return g_bridge.make_room(device, bytes);
 }
 
-void before_fork() {
+void lock_devices() {
   for (int i = 0; i < kMaxDevices; i++) g_devices[i].lock.lock();
 }
-void after_fork() {
+void unlock_devices() {
   for (int i = kMaxDevices; i-- > 0;) g_devices[i].lock.unlock();
 }
 
@@ -276,6 +276,6 @@ void take_bytes_again() {
   }
 }
 
-void devices_survive_fork() { pthread_atfork(&before_fork, &after_fork, &after_fork); }
+void devices_survive_fork() { pthread_atfork(&lock_devices, &unlock_devices, &unlock_devices); }
 
 }  // namespace managed::sim

@@ -53,8 +53,8 @@ void unpin(void *p) {
 }
 
 // A pinning thread may be at work when a data loader forks its workers.
-void before_fork() { pinned().lock(); }
-void after_fork() { pinned().unlock(); }
+void lock_pinned() { pinned().lock(); }
+void unlock_pinned() { pinned().unlock(); }
 
 struct PinnedAllocator final : at::HostAllocator {
   c10::DataPtr allocate(size_t n) override {
@@ -108,7 +108,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
 void register_hooks() {
   at::setHostAllocator(kDevice, pinned_allocator());
   at::RegisterPrivateUse1HooksInterface(new Hooks);
-  pthread_atfork(&before_fork, &after_fork, &after_fork);
+  pthread_atfork(&lock_pinned, &unlock_pinned, &unlock_pinned);
 }
 
 }  // namespace managed::sim

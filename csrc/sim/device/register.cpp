@@ -10,6 +10,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <memory>
+#include <optional>
 #include <unordered_set>
 #include <vector>
 
@@ -104,6 +105,10 @@ void register_backend() {
   register_kernels();
   register_composites();
   register_autocast(library("aten", DispatchKey::AutocastPrivateUse1));
+  static auto *const own = new torch::Library(torch::Library::DEF, "managed_sim", std::nullopt, __FILE__,
+                                              __LINE__); // leaked, as those above
+  register_group(*own);
+  register_timer();
   c10::SetAllocator(kDevice, device_allocator());
   register_hooks();
   register_guard();

@@ -198,13 +198,16 @@ void forget_bytes(c10::StorageImpl *sim, std::size_t bytes) { put_block(sim, new
 
 namespace {
 
+Reservation *reservation_of_twin(c10::StorageImpl *twin) {
+  const auto &bytes = twin->_mutable_data_ptr_no_checks();
+  return bytes.get_deleter() == &drop_bytes ? &static_cast<TwinBytes *>(bytes.get_context())->reservation : nullptr;
+}
+
 // The bytes that a pointer of a device stands for; null if they are foreign.
 Reservation *reservation_of(const c10::DataPtr &pointer) {
   const bool kept = bridge().head && pointer.get_deleter() == bridge().head;
   const auto &block = kept ? static_cast<Head *>(pointer.get_context())->block : pointer;
-  if (!owns(block)) return nullptr;
-  const auto &bytes = static_cast<c10::StorageImpl *>(block.get_context())->_mutable_data_ptr_no_checks();
-  return bytes.get_deleter() == &drop_bytes ? &static_cast<TwinBytes *>(bytes.get_context())->reservation : nullptr;
+  return owns(block) ? reservation_of_twin(static_cast<c10::StorageImpl *>(block.get_context())) : nullptr;
 }
 
 }  // namespace
@@ -225,6 +228,10 @@ void note_written(const c10::DataPtr &pointer, int stream) {
   if (Reservation *r = reservation_of(pointer)) r->written_by(stream);
 }
 
+void note_twin_written(const c10::Storage &twin, int stream) {
+  if (Reservation *r = reservation_of_twin(twin.unsafeGetStorageImpl())) r->written_by(stream);
+}
+
 const mgd_moment *written(const c10::DataPtr &pointer) {
   const Reservation *r = reservation_of(pointer);
   return r ? r->written() : nullptr;
@@ -238,6 +245,10 @@ void note_use(c10::StorageImpl *sim, int stream) { note_use(sim->_mutable_data_p
 
 void note_write(c10::StorageImpl *sim) {
   if (hook_keeps_block(sim)) bridge().wrote(sim);
+}
+
+void note_collective(c10::StorageImpl *sim) {
+  if (bridge().collective_wrote) bridge().collective_wrote(sim);
 }
 
 void put_block(c10::StorageImpl *sim, c10::Storage twin) {

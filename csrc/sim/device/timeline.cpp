@@ -37,6 +37,7 @@ static_assert(kCopyStreams > 2 * kMaxDevices + 1, "programs have streams of thei
 thread_local std::uint32_t t_passed = 0;  // the devices to which this thread's backward pass has issued
 thread_local int t_taker = -1;
 thread_local std::int64_t t_duration = -1;
+thread_local std::int64_t t_ends_at = -1;
 thread_local std::array<int, kMaxDevices> t_stream{};
 
 // The clock knows as many threads at once as it has streams. The last ones are those of the engine, one for each
@@ -164,12 +165,12 @@ mgd_clock *new_clock() {
 
 void (*g_take_bytes)();  // of the child
 
-void before_fork() { mgd_clock_before_fork(g_clock); }
-void after_fork() { mgd_clock_after_fork(g_clock); }
+void stop_clock() { mgd_clock_before_fork(g_clock); }
+void go_on() { mgd_clock_after_fork(g_clock); }
 
 // Another thread may have held the lock of the threads at fork(). No thread of the child has a log.
 void restart() noexcept {
-  after_fork();
+  go_on();
   g_logging = false;
   try {
     new (&threads_mutex()) std::mutex;
@@ -192,7 +193,7 @@ void timeline_create(int devices, const mgd_speed &speed, const Wiring &wiring, 
 
 void timeline_survives_fork(void (*take_bytes)()) {
   g_take_bytes = take_bytes;
-  pthread_atfork(&before_fork, &after_fork, &restart);
+  pthread_atfork(&stop_clock, &go_on, &restart);
 }
 
 int current_stream(int device) noexcept { return t_stream[device]; }
@@ -281,8 +282,22 @@ std::int64_t stream_time(int device, int stream) {
   return ns;
 }
 
+EndsAt::EndsAt(std::int64_t ns) noexcept { t_ends_at = ns; }
+EndsAt::~EndsAt() { t_ends_at = -1; }
+
+namespace {
+
+bool ends_at(mgd_moment *m) {
+  if (C10_LIKELY(t_ends_at < 0)) return false;
+  forget(m);
+  *m = {t_ends_at, nullptr};
+  return true;
+}
+
+}  // namespace
+
 void record(int device, int stream, mgd_moment *m) {
-  check(mgd_clock_record(g_clock, caller_of_pass(), device, stream, m));
+  if (!ends_at(m)) check(mgd_clock_record(g_clock, caller_of_pass(), device, stream, m));
 }
 
 void forget(mgd_moment *m) noexcept { mgd_clock_forget(g_clock, m); }
@@ -295,7 +310,9 @@ std::int64_t moment_time(mgd_moment *m) {
   return ns;
 }
 
-void note_end(int device, int stream, mgd_moment *m) { check(mgd_clock_end(g_clock, device, stream, m)); }
+void note_end(int device, int stream, mgd_moment *m) {
+  if (!ends_at(m)) check(mgd_clock_end(g_clock, device, stream, m));
+}
 
 void set_clock_capacity(int device, std::size_t bytes) {
   check(mgd_clock_hold_set_capacity(g_clock, device, static_cast<int64_t>(std::min<std::size_t>(bytes, INT64_MAX))));

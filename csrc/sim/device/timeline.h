@@ -88,6 +88,15 @@ std::int64_t moment_time(mgd_moment *m);
 // *m is the end of what the stream holds, whatever the thread's time. It takes no place in the stream.
 void note_end(int device, int stream, mgd_moment *m);
 
+// While it lives, what this thread records or notes of a stream is that time instead of the stream's end.
+class EndsAt {
+ public:
+  explicit EndsAt(std::int64_t ns) noexcept;
+  ~EndsAt();
+  EndsAt(const EndsAt &) = delete;
+  EndsAt &operator=(const EndsAt &) = delete;
+};
+
 // Bytes on the clock. They stay in use until their streams have finished what these hold at give_bytes().
 void set_clock_capacity(int device, std::size_t bytes);
 mgd_hold *take_bytes(int device, int stream, std::size_t bytes);

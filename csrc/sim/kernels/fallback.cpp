@@ -308,6 +308,12 @@ void run_call(const c10::OperatorHandle &op, const OperatorFacts &facts, Stack *
 
 void OperatorKernel::operator()(const c10::OperatorHandle &op, c10::DispatchKeySet, Stack *stack) { run_call(op, facts, stack); }
 
-void unknown_operator(const c10::OperatorHandle &op, Stack *stack) { run_call(op, facts_of(op), stack); }
+// Torch registers its collectives for dense tensors. Their schemas do not say what they write, so what the host's
+// kernel wrote would be lost.
+void unknown_operator(const c10::OperatorHandle &op, Stack *stack) {
+  TORCH_CHECK_NOT_IMPLEMENTED(op.schema().name().rfind("c10d::", 0) != 0, "collectives of sparse tensors on ", kDevices,
+                              " are not possible: send x.to_dense(), or the indices and the values");
+  run_call(op, facts_of(op), stack);
+}
 
 }  // namespace managed::sim

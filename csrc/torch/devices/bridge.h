@@ -58,7 +58,7 @@ class Point {
 using PointPtr = std::shared_ptr<Point>;
 
 struct Bridge {
-  int version = 18; // of this struct: modules of two versions refuse each other
+  int version = 19; // of this struct: modules of two versions refuse each other
 
   // ---- filled by the hook; null until it attaches
   // Called when the device has no room for a request of so many bytes. True: something was freed, and the caller tries
@@ -72,7 +72,9 @@ struct Bridge {
   void (*replace)(c10::StorageImpl* storage, c10::DataPtr block, std::size_t bytes) = nullptr;
   // Called when such a storage was written, perhaps by an operator that did not come to the hook.
   void (*wrote)(c10::StorageImpl* storage) = nullptr;
-
+  // Called when a collective, which goes on after its call, has written the storage. The backend shares the blocks of
+  // its operands until then (is_shared). Any thread may call it. Null: the hook keeps the operands in place for good.
+  void (*collective_wrote)(c10::StorageImpl* storage) = nullptr;
   // Called when a thread is about to wait for a device.
   void (*waited)() = nullptr;
 
@@ -108,7 +110,6 @@ struct Bridge {
   void (*own)(const c10::DataPtr& pointer, mgd_hold_owner owner) = nullptr;
   // True: backward passes run in the thread that calls them, so that everything is issued in one order.
   bool one_thread = false;
-
   // False: storages are addresses that must not be read or written; copies count and take time.
   bool values = true;
   // Allocates host memory for bytes that leave the backend's devices. Null: any memory will do. May throw.
@@ -154,6 +155,6 @@ struct Bridge {
   void (*await_moments)(int device) = nullptr; // returns when the last moment has come; must not throw
   void (*stop_moments)(int device) = nullptr; // notes no pauses until the next moment; must not throw
 };
-static_assert(sizeof(Bridge) == 272, "a bridge of another size needs another version");
+static_assert(sizeof(Bridge) == 280, "a bridge of another size needs another version");
 
 } // namespace managed

@@ -142,6 +142,10 @@ void attach_sim(Bridge* bridge, int devices) {
   bridge->head = &drop_handle;
   bridge->replace = &replace_block;
   bridge->wrote = [](c10::StorageImpl* s) { mgd_handle_write(handle_of(s)); };
+  bridge->collective_wrote = [](c10::StorageImpl* s) {
+    if (StorageHandle* h = handle_of(s)) mgd_handle_write(h);
+    invalidate_storage_copies(s);
+  };
   backward_in_caller = bridge->one_thread;
   r.bridge = bridge;
   mgd_evict_veto(machine(), &may_leave);

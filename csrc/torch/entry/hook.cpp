@@ -106,6 +106,13 @@ void hold_operands(Hold& hold, const OpFacts& f, const torch::jit::Stack& stack)
   hold.bring_home(f.c_name);
 }
 
+// A collective may use the pointers of its operands when it has returned, and how long is unknown, unless the backend
+// keeps the bytes in place meanwhile.
+void expose_to_collective(const at::Tensor& t) {
+  const Bridge* backend = t.defined() ? backend_of(t.device().type()) : nullptr;
+  if (!backend || !backend->collective_wrote) expose(t);
+}
+
 // The device of the first operand on an accelerator. An operator that is not torch's own launches on the current
 // device, and managed has chosen where its operands are.
 std::optional<c10::Device> to_be_current(const OpFacts& f, const torch::jit::Stack& stack) {
@@ -138,9 +145,11 @@ void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit
   for (uint64_t left = f.written; left; left &= left - 1)
     each_tensor(stack[stack.size() - f.arguments + c10::llvm::countTrailingZeros(left)], renew_history);
   // A recorded graph writes its operands and results whenever it is replayed, and no operator reports it.
-  const bool exposes = f.outlives_call || recording_graphs.load(std::memory_order_relaxed);
-  if (C10_UNLIKELY(exposes))
-    for (const TensorArg& a : f.tensors) each_tensor(stack[stack.size() - f.arguments + a.index], expose);
+  void (*hand_out)(const at::Tensor&) = nullptr;
+  if (C10_UNLIKELY(f.outlives_call)) hand_out = &expose_to_collective;
+  if (C10_UNLIKELY(recording_graphs.load(std::memory_order_relaxed))) hand_out = &expose;
+  if (C10_UNLIKELY(hand_out))
+    for (const TensorArg& a : f.tensors) each_tensor(stack[stack.size() - f.arguments + a.index], hand_out);
   std::optional<RequestedCopy> copy;
   if (C10_UNLIKELY(f.copies_between_devices)) copy.emplace(f, stack);
   // The turn is held until the results can be evicted, too.
@@ -149,7 +158,7 @@ void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit
   if (C10_UNLIKELY(copy.has_value())) copy->done(stack);
   for (std::size_t i = stack.size() - f.returns; i < stack.size(); i++) {
     each_tensor(stack[i], [&](const at::Tensor& t) { mark_result(t, f); });
-    if (C10_UNLIKELY(exposes)) each_tensor(stack[i], expose);
+    if (C10_UNLIKELY(hand_out)) each_tensor(stack[i], hand_out);
   }
   for (const c10::IValue& list : lists) each_tensor(list, mark_written);
 }

@@ -107,9 +107,10 @@ void check_wrappable(const at::Tensor& t) {
   TORCH_CHECK_TYPE(!t.is_quantized(), "managed: quantized tensors cannot be managed; dequantize() it first");
   TORCH_CHECK_TYPE(!t.is_nested(),
                    "managed: nested tensors cannot be managed; manage the tensors inside, or a padded one");
-  TORCH_CHECK_TYPE(
-      !t.unsafeGetTensorImpl()->is_python_dispatch(),
-      "managed: a tensor subclass with __torch_dispatch__ cannot be managed; manage the tensor that it wraps");
+  TORCH_CHECK_TYPE(!t.unsafeGetTensorImpl()->is_python_dispatch(),
+                   "managed: a tensor subclass with __torch_dispatch__ cannot be managed; manage the tensor that it "
+                   "wraps, and leave "
+                   "modules plain that torch shards into DTensors (fully_shard, parallelize_module)");
   TORCH_CHECK_TYPE(!t.is_meta(), "managed: a meta tensor has no bytes to manage; materialise it on a device first");
 }
 

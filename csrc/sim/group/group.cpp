@@ -1,0 +1,330 @@
+// group.cpp: torch.distributed for tensors of simulated devices, between processes that each have devices of their own.
+//
+// A group hands the twins of its tensors to the backend that the host has (gloo), so nothing is copied. Owns which
+// collective of that backend stands for which, and what passes the links meanwhile.
+//
+// Traffic is that of ring algorithms: P. Patarasu, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+// workstations", J. Parallel Distrib. Comput. 69 (2009), and PERFORMANCE.md of NVIDIA's nccl-tests.
+#include <ATen/ops/from_blob.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "sim/group/work.h"
+#include "sim/device/timeline.h"
+#include "sim/kernels/alias.h"
+#include "sim/operators.h"
+#include "sim/storage.h"
+
+namespace managed::sim {
+namespace {
+
+using TensorLists = std::vector<Tensors>;
+using c10d::OpType;
+using Milliseconds = std::chrono::milliseconds;
+
+constexpr int kTimes = 1 << 30; // of the tag under which the times of a message are sent
+
+double bytes_of(const Tensors &tensors) {
+  double bytes = 0;
+  for (const at::Tensor &t : tensors) bytes += static_cast<double>(t.nbytes());
+  return bytes;
+}
+
+Tensors flat(const TensorLists &lists) {
+  Tensors all;
+  for (const Tensors &tensors : lists) all.insert(all.end(), tensors.begin(), tensors.end());
+  return all;
+}
+
+// The operands of a collective as the host's backend sees them.
+class Twins {
+ public:
+  template <class T>
+  T written(const T &operands) {
+    return seen(operands, true);
+  }
+  template <class T>
+  T read(const T &operands) {
+    return seen(operands, false);
+  }
+
+  int device() const { return device_; }
+  const std::vector<std::shared_ptr<Operand>> &operands() const { return operands_; }
+
+ private:
+  at::Tensor seen(const at::Tensor &t, bool written) {
+    if (!on_device(t)) return t;
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        holds_values(), "simulated devices without values (values=False) have nothing to send to other processes");
+    TORCH_CHECK(device_ < 0 || device_ == t.device().index(),
+                "the tensors of a collective are on one device: these are on ", device_at(device_), " and ",
+                t.device());
+    device_ = t.device().index();
+    const auto operand = std::make_shared<Operand>(Operand{t, aliases_.to_cpu(t), written});
+    operands_.push_back(operand);
+    // Gloo's threads drop their tensors a moment after a work has ended. The bytes may leave then, so the tensors share
+    // the twin in a way that the work can end.
+    const at::Tensor &twin = operand->twin;
+    return at::from_blob(twin.data_ptr(), twin.sizes(), twin.strides(), [operand](void *) {}, twin.options());
+  }
+  template <class T>
+  std::vector<T> seen(const std::vector<T> &operands, bool written) {
+    std::vector<T> twins;
+    for (const T &t : operands) twins.push_back(seen(t, written));
+    return twins;
+  }
+
+  Aliases aliases_;
+  std::vector<std::shared_ptr<Operand>> operands_;
+  int device_ = -1;
+};
+
+class Group final : public c10d::Backend {
+ public:
+  explicit Group(c10::intrusive_ptr<c10d::Backend> host)
+      : Backend(host->getRank(), host->getSize()), host_(std::move(host)) {}
+
+  const std::string getBackendName() const override { return kName; }
+  void setSequenceNumberForGroup() override { host_->setSequenceNumberForGroup(); }
+  uint64_t getSequenceNumberForGroup() override { return host_->getSequenceNumberForGroup(); }
+  void setTimeout(Milliseconds timeout) override { host_->setTimeout(timeout); }
+  void abort() override { host_->abort(); }
+  void shutdown() override { host_->shutdown(); }
+
+  WorkPtr allreduce(Tensors &tensors, const c10d::AllreduceOptions &options) override {
+    Twins twins;
+    Tensors host = twins.written(tensors);
+    auto asked = options;
+    const int divisor = sum_for_mean(twins, asked.reduceOp);
+    return begin(
+        OpType::ALLREDUCE, twins, all_reduced(tensors), options.timeout, [&] { return host_->allreduce(host, asked); },
+        divisor);
+  }
+  WorkPtr allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoalescedOptions &options) override {
+    Twins twins;
+    Tensors host = twins.written(tensors);
+    auto asked = options;
+    const int divisor = sum_for_mean(twins, asked.reduceOp);
+    return begin(
+        OpType::ALLREDUCE_COALESCED, twins, all_reduced(tensors), options.timeout,
+        [&] { return host_->allreduce_coalesced(host, asked); }, divisor);
+  }
+  // The tensors of all ranks but the root are scratch.
+  WorkPtr reduce(Tensors &tensors, const c10d::ReduceOptions &options) override {
+    Twins twins;
+    Tensors host = twins.written(tensors);
+    auto asked = options;
+    const int divisor = sum_for_mean(twins, asked.reduceOp);
+    return begin(
+        OpType::REDUCE, twins, passed_on(tensors), options.timeout, [&] { return host_->reduce(host, asked); },
+        divisor);
+  }
+  WorkPtr broadcast(Tensors &tensors, const c10d::BroadcastOptions &options) override {
+    Twins twins;
+    Tensors host = twins.written(tensors);
+    return begin(OpType::BROADCAST, twins, passed_on(tensors), options.timeout,
+                 [&] { return host_->broadcast(host, options); });
+  }
+
+  WorkPtr allgather(TensorLists &outputs, Tensors &inputs, const c10d::AllgatherOptions &options) override {
+    Twins twins;
+    TensorLists to = twins.written(outputs);
+    Tensors from = twins.read(inputs);
+    return begin(OpType::ALLGATHER, twins, exchanged(flat(outputs)), options.timeout,
+                 [&] { return host_->allgather(to, from, options); });
+  }
+  WorkPtr allgather_coalesced(TensorLists &outputs, Tensors &inputs, const c10d::AllgatherOptions &options) override {
+    Twins twins;
+    TensorLists to = twins.written(outputs);
+    Tensors from = twins.read(inputs);
+    return begin(OpType::ALLGATHER_COALESCED, twins, exchanged(flat(outputs)), options.timeout,
+                 [&] { return host_->allgather_coalesced(to, from, options); });
+  }
+  WorkPtr _allgather_base(at::Tensor &output, at::Tensor &input, const c10d::AllgatherOptions &options) override {
+    Twins twins;
+    at::Tensor to = twins.written(output), from = twins.read(input);
+    return begin(OpType::_ALLGATHER_BASE, twins, exchanged({output}), options.timeout,
+                 [&] { return host_->_allgather_base(to, from, options); });
+  }
+  WorkPtr allgather_into_tensor_coalesced(Tensors &outputs, Tensors &inputs,
+                                          const c10d::AllgatherOptions &options) override {
+    Twins twins;
+    Tensors to = twins.written(outputs), from = twins.read(inputs);
+    return begin(OpType::COALESCED, twins, exchanged(outputs), options.timeout,
+                 [&] { return host_->allgather_into_tensor_coalesced(to, from, options); });
+  }
+
+  WorkPtr reduce_scatter(Tensors &outputs, TensorLists &inputs, const c10d::ReduceScatterOptions &options) override {
+    Twins twins;
+    Tensors to = twins.written(outputs);
+    TensorLists from = twins.read(inputs);
+    auto asked = options;
+    const int divisor = sum_for_mean(twins, asked.reduceOp);
+    return begin(
+        OpType::REDUCE_SCATTER, twins, exchanged(flat(inputs)), options.timeout,
+        [&] { return host_->reduce_scatter(to, from, asked); }, divisor);
+  }
+  WorkPtr _reduce_scatter_base(at::Tensor &output, at::Tensor &input,
+                               const c10d::ReduceScatterOptions &options) override {
+    Twins twins;
+    at::Tensor to = twins.written(output), from = twins.read(input);
+    auto asked = options;
+    const int divisor = sum_for_mean(twins, asked.reduceOp);
+    return begin(
+        OpType::_REDUCE_SCATTER_BASE, twins, exchanged({input}), options.timeout,
+        [&] { return host_->_reduce_scatter_base(to, from, asked); }, divisor);
+  }
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors &outputs, Tensors &inputs,
+                                          const c10d::ReduceScatterOptions &options) override {
+    Twins twins;
+    Tensors to = twins.written(outputs), from = twins.read(inputs);
+    auto asked = options;
+    const int divisor = sum_for_mean(twins, asked.reduceOp);
+    return begin(
+        OpType::REDUCE_SCATTER_TENSOR_COALESCED, twins, exchanged(inputs), options.timeout,
+        [&] { return host_->reduce_scatter_tensor_coalesced(to, from, asked); }, divisor);
+  }
+
+  WorkPtr gather(TensorLists &outputs, Tensors &inputs, const c10d::GatherOptions &options) override {
+    Twins twins;
+    TensorLists to = twins.written(outputs);
+    Tensors from = twins.read(inputs);
+    return begin(OpType::GATHER, twins, at_root(inputs), options.timeout,
+                 [&] { return host_->gather(to, from, options); });
+  }
+  WorkPtr scatter(Tensors &outputs, TensorLists &inputs, const c10d::ScatterOptions &options) override {
+    Twins twins;
+    Tensors to = twins.written(outputs);
+    TensorLists from = twins.read(inputs);
+    return begin(OpType::SCATTER, twins, at_root(outputs), options.timeout,
+                 [&] { return host_->scatter(to, from, options); });
+  }
+  WorkPtr alltoall(Tensors &outputs, Tensors &inputs, const c10d::AllToAllOptions &options) override {
+    Twins twins;
+    Tensors to = twins.written(outputs), from = twins.read(inputs);
+    return begin(OpType::ALLTOALL, twins, exchanged(inputs), options.timeout,
+                 [&] { return host_->alltoall(to, from, options); });
+  }
+  WorkPtr alltoall_base(at::Tensor &output, at::Tensor &input, std::vector<int64_t> &output_sizes,
+                        std::vector<int64_t> &input_sizes, const c10d::AllToAllOptions &options) override {
+    Twins twins;
+    at::Tensor to = twins.written(output), from = twins.read(input);
+    return begin(OpType::ALLTOALL_BASE, twins, exchanged({input}), options.timeout,
+                 [&] { return host_->alltoall_base(to, from, output_sizes, input_sizes, options); });
+  }
+
+  WorkPtr barrier(const c10d::BarrierOptions &options) override {
+    auto work = c10::make_intrusive<Collective>(OpType::BARRIER, line_, Operands(), all_reduced({}));
+    follow(*work, options.timeout, [&] { return host_->barrier(options); });
+    return work;
+  }
+  void monitoredBarrier(const c10d::BarrierOptions &options, bool all) override {
+    host_->monitoredBarrier(options, all);
+  }
+
+  WorkPtr send(Tensors &tensors, int rank, int tag) override {
+    Twins twins;
+    Tensors host = twins.read(tensors);
+    if (twins.device() < 0) return host_->send(host, rank, tag);
+    auto work = message(OpType::SEND, twins, tensors);
+    Tensors times{work->times()};
+    const std::lock_guard<std::mutex> lock(order_);
+    const WorkPtr values = host_->send(host, rank, tag);
+    work->follow(values, host_->send(times, rank, tag | kTimes));
+    return work;
+  }
+  WorkPtr recv(Tensors &tensors, int rank, int tag) override {
+    Twins twins;
+    Tensors host = twins.written(tensors);
+    if (twins.device() < 0) return host_->recv(host, rank, tag);
+    auto work = message(OpType::RECV, twins, tensors);
+    Tensors times{work->times()};
+    const std::lock_guard<std::mutex> lock(order_);
+    const WorkPtr values = host_->recv(host, rank, tag);
+    work->follow(values, host_->recv(times, rank, tag | kTimes));
+    return work;
+  }
+  WorkPtr recvAnysource(Tensors &tensors, int tag) override {
+    Twins twins;
+    Tensors host = twins.written(tensors);
+    if (twins.device() < 0) return host_->recvAnysource(host, tag);
+    auto work = message(OpType::RECVANYSOURCE, twins, tensors);
+    work->follow_any(host_->recvAnysource(host, tag), host_, tag | kTimes);
+    return work;
+  }
+
+ private:
+  // N - 1 of N parts of the bytes pass each port, once, or twice for a sum that all ranks get.
+  Traffic exchanged(const Tensors &all) const { return {bytes_of(all) * (getSize() - 1) / getSize(), getSize() - 1}; }
+  Traffic all_reduced(const Tensors &tensors) const { return {2 * exchanged(tensors).bytes, 2 * (getSize() - 1)}; }
+  // Each rank hands all bytes on to the next.
+  Traffic passed_on(const Tensors &tensors) const { return {getSize() > 1 ? bytes_of(tensors) : 0, getSize() - 1}; }
+  Traffic at_root(const Tensors &of_a_rank) const { return {bytes_of(of_a_rank) * (getSize() - 1), getSize() - 1}; }
+
+  // Gloo's mean takes no integers. Returns what the sum has to be divided by.
+  int sum_for_mean(const Twins &twins, c10d::ReduceOp &op) const {
+    if (twins.device() < 0 || op != c10d::ReduceOp::AVG) return 1;
+    op = c10d::ReduceOp::SUM;
+    return getSize();
+  }
+
+  Operands operands(const Twins &twins, int divisor) {
+    const int device = twins.device();
+    const std::lock_guard<std::mutex> lock(line_->mutex);
+    int &stream = line_->stream[device];
+    if (!stream) stream = new_stream(device);
+    for (const auto &operand : twins.operands()) note_use(operand->sim.storage().unsafeGetStorageImpl(), stream);
+    return {device, twins.operands(), divisor};
+  }
+
+  c10::intrusive_ptr<Message> message(OpType type, const Twins &twins, const Tensors &tensors) {
+    return c10::make_intrusive<Message>(type, line_, operands(twins, 1), Traffic{bytes_of(tensors), 1});
+  }
+
+  // All ranks begin the two works in this order. If gloo refuses the first, nothing has begun.
+  template <class Start>
+  void follow(Collective &work, Milliseconds timeout, const Start &start) {
+    Tensors times{work.times()};
+    c10d::AllreduceOptions latest;
+    latest.reduceOp = c10d::ReduceOp::MAX;
+    latest.timeout = timeout;
+    const std::lock_guard<std::mutex> lock(order_);
+    const WorkPtr values = start();
+    work.follow(values, host_->allreduce(times, latest));
+  }
+
+  // Tensors of the host alone are gloo's.
+  template <class Start>
+  WorkPtr begin(OpType type, const Twins &twins, const Traffic &traffic, Milliseconds timeout, const Start &start,
+                int divisor = 1) {
+    if (twins.device() < 0) return start();
+    auto work = c10::make_intrusive<Collective>(type, line_, operands(twins, divisor), traffic);
+    follow(*work, timeout, start);
+    return work;
+  }
+
+  const c10::intrusive_ptr<c10d::Backend> host_;
+  const std::shared_ptr<Line> line_ = std::make_shared<Line>();
+  std::mutex order_; // of what is begun by gloo
+};
+
+using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+GroupPtr process_group(const GroupPtr &host) {
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(host->getRank(), host->getSize());
+  group->setBackend(kDevice, c10d::ProcessGroup::BackendType::CUSTOM,
+                    c10::make_intrusive<Group>(host->getBackend(c10::kCPU)));
+  return group;
+}
+
+} // namespace
+
+void register_group(torch::Library &m) {
+  m.def("process_group(__torch__.torch.classes.c10d.ProcessGroup host) -> __torch__.torch.classes.c10d.ProcessGroup",
+        &process_group);
+}
+
+} // namespace managed::sim

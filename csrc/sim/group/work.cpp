@@ -1,0 +1,174 @@
+// work.cpp: see work.h.
+#include "sim/group/work.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include <algorithm>
+#include <optional>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+
+#include "sim/device/timeline.h"
+#include "sim/storage.h"
+
+namespace managed::sim {
+namespace {
+
+// When the device has come to the collective; for a barrier, when the thread and what it has issued have.
+std::int64_t time_now(int device) {
+  const int place = device < 0 ? current_device() : device;
+  mgd_moment now{};
+  record(place, current_stream(place), &now);
+  const std::int64_t ns = moment_time(&now);
+  forget(&now);
+  return device < 0 ? std::max(ns, host_time()) : ns;
+}
+
+// Processes do not know each other's wiring. A rank's link is taken to be like that from its device to the next, or to
+// the host if the process has one device.
+std::int64_t time_of(int device, const Traffic &traffic) {
+  const int from = device < 0 ? current_device() : device;
+  std::int64_t latency = 0;
+  double bandwidth = 0;  // 0: no limit
+  link_between(from, device_count() > 1 ? (from + 1) % device_count() : kHost, &latency, &bandwidth);
+  return latency * traffic.messages + (bandwidth > 0 ? static_cast<std::int64_t>(traffic.bytes / bandwidth) : 0);
+}
+
+at::Tensor two_numbers(std::int64_t first, std::int64_t second) {
+  at::Tensor t = at::detail::empty_cpu({2}, at::kLong);
+  t.mutable_data_ptr<std::int64_t>()[0] = first;
+  t.mutable_data_ptr<std::int64_t>()[1] = second;
+  return t;
+}
+
+// NCCL's mean of integers is rounded towards zero, too.
+void divide(const at::Tensor &twin, int divisor) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const bool whole = c10::isIntegralType(twin.scalar_type(), true);
+  twin.div_(divisor, whole ? std::optional<std::string_view>("trunc") : std::nullopt);
+}
+
+Tensors written(const Operands &operands) {
+  Tensors tensors;
+  for (const auto &operand : operands.all)
+    if (operand->written) tensors.push_back(operand->sim);
+  return tensors;
+}
+
+}  // namespace
+
+SimWork::SimWork(c10d::OpType type, std::shared_ptr<Line> line, Operands operands, const Traffic &traffic)
+    : Work(-1, type),
+      line_(std::move(line)),
+      device_(operands.device),
+      results_(written(operands)),
+      operands_(std::move(operands)),
+      ready_(time_now(device_)),
+      duration_(time_of(device_, traffic)),
+      times_(two_numbers(ready_, duration_)) {}
+
+std::int64_t SimWork::start() const { return std::max(ready_, times_.const_data_ptr<std::int64_t>()[0]); }
+std::int64_t SimWork::duration() const { return std::max(duration_, times_.const_data_ptr<std::int64_t>()[1]); }
+
+void SimWork::synchronize() {
+  if (device_ < 0) host_wait(end_);
+  else stream_wait(device_, current_stream(device_), {end_, nullptr});
+}
+
+// Only what was taken when the work began is looked at, since other threads may exchange the pointers of storages.
+void SimWork::end_uses() const {
+  if (device_ < 0) return;
+  const int stream = line_->stream[device_];
+  stream_wait(device_, stream, {end_, nullptr});
+  const EndsAt exactly(end_);
+  std::unordered_set<const c10::TensorImpl *> divided;
+  for (const auto &operand : operands_.all) {
+    if (!operand->written) continue;
+    if (operands_.divisor != 1 && divided.insert(operand->sim.unsafeGetTensorImpl()).second)
+      divide(operand->twin, operands_.divisor);
+    note_twin_written(operand->twin.storage(), stream);
+    note_collective(operand->sim.storage().unsafeGetStorageImpl());
+  }
+}
+
+void SimWork::end(std::int64_t at, std::exception_ptr error) noexcept {
+  end_ = at;
+  try {
+    if (error) std::rethrow_exception(error);
+    end_uses();
+    for (const auto &operand : operands_.all) *operand = {};
+  } catch (...) { error = std::current_exception(); }
+  operands_.all.clear();
+  finish(error);
+}
+
+Collective::Collective(c10d::OpType type, std::shared_ptr<Line> line, Operands operands, const Traffic &traffic)
+    : SimWork(type, std::move(line), std::move(operands), traffic),
+      future_(c10::make_intrusive<c10::ivalue::Future>(
+          c10::ListType::ofTensors(),
+          device_ < 0 ? std::vector<c10::Device>() : std::vector<c10::Device>{device_at(device_)})) {}
+
+void Collective::follow(const WorkPtr &values, const WorkPtr &times) {
+  const auto self = c10::intrusive_ptr<Collective>::unsafe_reclaim_from_nonowning(this);
+  {
+    const std::lock_guard<std::mutex> lock(line_->mutex);
+    line_->begun.push_back(self);
+  }
+  // This runs on a thread of gloo's, after all that the values consist of has been begun. So waiting for them here
+  // waits for gloo's other thread at most. Some of the values are copied only then, to tensors of inference mode, too.
+  times->getFuture()->addCallback(
+      [self, values](c10::ivalue::Future &f) {
+        try {
+          if (f.hasError()) std::rethrow_exception(f.exception_ptr());
+          const at::AutoDispatchBelowADInplaceOrView below;
+          values->wait();
+          self->arrived(nullptr);
+        } catch (...) { self->arrived(std::current_exception()); }
+      },
+      false);
+}
+
+// All works that end now have ended when the first callback of the program's runs.
+void Collective::arrived(std::exception_ptr failure) noexcept {
+  std::vector<std::pair<c10::intrusive_ptr<Collective>, std::int64_t>> ended;
+  {
+    const std::lock_guard<std::mutex> lock(line_->mutex);
+    has_arrived_ = true;
+    failure_ = std::move(failure);
+    auto &begun = line_->begun;
+    for (; !begun.empty() && begun.front()->has_arrived_; begun.pop_front()) {
+      const auto &next = begun.front();
+      std::int64_t &end = line_->end[next->device_ < 0 ? kMaxDevices : next->device_];
+      if (!next->failure_) end = std::max(end, next->start()) + next->duration();
+      ended.emplace_back(next, end);
+    }
+  }
+  for (const auto &[work, at] : ended) work->end(at, work->failure_);
+  for (const auto &[work, at] : ended) work->complete_future();
+}
+
+void Collective::complete_future() noexcept {
+  try {
+    if (const std::exception_ptr error = exception()) std::rethrow_exception(error);
+    const EndsAt exactly(end_); // the future records the current stream
+    future_->markCompleted(results_);
+  } catch (...) { future_->setErrorIfNeeded(std::current_exception()); }
+}
+
+bool Message::wait(std::chrono::milliseconds timeout) {
+  {
+    const std::lock_guard<std::mutex> lock(waiting_);
+    if (!isCompleted()) try {
+        values_->wait(timeout);
+        Tensors sent{times()};
+        if (host_) host_times_ = host_->recv(sent, values_->sourceRank(), tag_);
+        host_times_->wait(timeout);
+        end(start() + duration(), nullptr);
+      } catch (...) { end(0, std::current_exception()); }
+  }
+  return Work::wait();  // throws the error, or makes the current stream wait
+}
+
+}  // namespace managed::sim
