@@ -27,6 +27,7 @@ from managed._torch_patches import (
     kinds,
     launch,
     optim,
+    reducer,
     reprs,
     saving,
     written,
@@ -112,6 +113,7 @@ if not INERT:
     launch.install()
     optim.install()
     placed.install()
+    reducer.install()
     saving.install()
     written.install()
     wrappers.install()
