@@ -1,7 +1,11 @@
-"""What torch.nn.parallel.comm calls in a CUDA build's torch._C, for simulated devices.
+"""What programs on several GPUs call to copy between them and to other processes.
 
-scatter, replicate, gather and the autograd functions between them are torch's own. Devices are
-indices here; -1 is the CPU, and None is the current device.
+Of torch.nn.parallel: what torch.nn.parallel.comm calls in a CUDA build's torch._C, for simulated
+devices. scatter, replicate, gather and the autograd functions between them are torch's own. Devices
+are indices there; -1 is the CPU, and None is the current device.
+
+Of torch.distributed: what is asked of NCCL, done by the groups of simulated devices
+(_simulated/groups.py).
 """
 
 from __future__ import annotations
@@ -71,6 +75,53 @@ def functions() -> Iterator[tuple[Any, str, Callable[..., Any], Callable[..., An
     parallel: Any = sys.modules[torch.nn.DataParallel.__module__]
     kind = "_get_available_device_type"  # of the device that a module has to be on
     yield parallel, kind, getattr(parallel, kind), lambda: "sim"
+    yield from _distributed()
+
+
+def _distributed() -> Iterator[tuple[Any, str, Callable[..., Any], Callable[..., Any]]]:
+    distributed: Any = torch.distributed
+    if not (distributed.is_available() and distributed.is_gloo_available()):
+        return
+    c10d, mesh = distributed.distributed_c10d, distributed.device_mesh
+    init, new, named = c10d.init_process_group, c10d.new_group, c10d.get_backend
+    available = c10d.is_backend_available
+
+    def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        return init(_without_cuda(backend), *args, **kwargs)
+
+    def new_group(
+        ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        return new(ranks, timeout, _without_cuda(backend), *args, **kwargs)
+
+    def get_backend(group: Any = None) -> str:
+        found: str = named(group)
+        return "nccl" if found in ("undefined", "sim") else found
+
+    def is_backend_available(backend: str) -> Any:
+        return available(_without_cuda(backend) or "gloo")
+
+    def is_nccl_available() -> bool:
+        return True
+
+    inside = init_process_group, new_group, get_backend, is_backend_available, is_nccl_available
+    for name, ours in {f.__name__: f for f in inside}.items():
+        for owner in (c10d, distributed, mesh):
+            if vars(owner).get(name) is getattr(c10d, name):
+                yield owner, name, getattr(c10d, name), ours
+    yield torch.cuda.nccl, "version", torch.cuda.nccl.version, lambda: _NCCL
+    for owner in (mesh, distributed):  # with the device that it is told translated
+        yield owner, "init_device_mesh", owner.init_device_mesh, owner.init_device_mesh
+    yield mesh.DeviceMesh, "__init__", mesh.DeviceMesh.__init__, mesh.DeviceMesh.__init__
+
+
+_NCCL = (2, 21, 5)  #: code that asks takes the paths of a version that has all operations
+
+
+def _without_cuda(backend: str | None) -> str | None:
+    """None, which stands for simulated devices and the CPU, if CUDA's devices have a backend."""
+    asked = (backend or "").lower()
+    return None if "nccl" in asked or "cuda:" in asked or "sim:" in asked else backend
 
 
 def _missing(name: str) -> Callable[..., Any]:
