@@ -44,6 +44,8 @@ int mgd_device_set_speed(struct mgd_machine *m, int id, double speed);
 /* ---- link.c: what it costs to bring bytes over; defaults are documented there */
 int mgd_link_set(struct mgd_machine *m, int from, int to, struct mgd_link link);
 int mgd_link_get(struct mgd_machine *m, int from, int to, struct mgd_link *out);
+/* Copies between the host and these devices share a bandwidth in each direction, such as that of a PCIe switch. */
+int mgd_link_share(struct mgd_machine *m, mgd_mask devices, double bytes_per_ns);
 
 /* ---- ledger.c: bytes per device by owner */
 /* Records what a driver reported. `allocated`: all bytes that torch's allocator has handed out, replicas included. Only

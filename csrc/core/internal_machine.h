@@ -91,6 +91,7 @@ struct mgd_machine {
   int count;
   struct mgd_device devices[MGD_MAX_DEVICES];
   struct mgd_link links[MGD_MAX_DEVICES][MGD_MAX_DEVICES]; /* [from][to] */
+  struct mgd_buses buses;                                  /* of copies from and to the host */
   struct mgd_claims claims;
   struct mgd_replicas replicas;
   struct mgd_host_room host;

@@ -275,4 +275,11 @@ struct mgd_link {
   double bytes_per_ns;
 };
 
+/* Bandwidths that copies of several devices share. */
+struct mgd_buses {
+  int count;
+  mgd_mask devices[MGD_MAX_DEVICES];
+  double bytes_per_ns[MGD_MAX_DEVICES];
+};
+
 #endif

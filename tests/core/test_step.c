@@ -3,6 +3,8 @@
  *
  * Usage: test_step [seed] [steps]
  */
+#include <math.h>
+
 #include "core/steps/step_file.h"
 #include "trainer.h"
 
@@ -332,6 +334,28 @@ static void a_plan_may_lie(uint64_t seed) {
   give_up(&d);
 }
 
+/* Plans of devices that share a bus take longer than alone if they ask for more than it carries. */
+static void a_prediction_counts_the_bus(uint64_t seed) {
+  struct device d = new_device(seed, 0);
+  for (int i = 0; i < 4; i++) { train(&d); }
+  const struct mgd_step_state alone = state(&d);
+  EXPECT(alone.follows && alone.bytes_in > 0 && alone.predicted > 0);
+  const double asked = fmax((double)alone.bytes_in, (double)alone.bytes_out) / (double)alone.predicted;
+  const mgd_mask here = 1 << 1, elsewhere = 1 << 2;
+  EXPECT_CODE(mgd_link_share(d.m, 0, 1.0), MGD_E_INVALID);
+  EXPECT_CODE(mgd_link_share(d.m, here, 0.0), MGD_E_INVALID);
+  EXPECT_CODE(mgd_link_share(d.m, here, (double)NAN), MGD_E_INVALID);
+  EXPECT_OK(mgd_link_share(d.m, elsewhere, asked / 100));
+  EXPECT_OK(mgd_link_share(d.m, here, 2 * asked));
+  EXPECT(state(&d).predicted == alone.predicted);
+  EXPECT_OK(mgd_link_share(d.m, here | elsewhere, asked / 3));
+  const int64_t wanted = 3 * alone.predicted, found = state(&d).predicted;
+  EXPECT(found >= wanted - 3 && found <= wanted + 3);
+  for (int i = 3; i < MGD_MAX_DEVICES; i++) { EXPECT_OK(mgd_link_share(d.m, here, 2 * asked)); }
+  EXPECT_CODE(mgd_link_share(d.m, here, 2 * asked), MGD_E_NOMEM);
+  give_up(&d);
+}
+
 /* What is recorded may be wrong: the plan is lost and found, and bytes are right. */
 static void a_record_may_be_wrong(uint64_t seed) {
   struct device d = new_device(seed, 0);
@@ -554,6 +578,7 @@ int main(int argc, char **argv) {
   what_is_to_leave_last_is_not_planned(seed);
   a_quiet_device_logs_no_more(seed);
   a_plan_may_lie(seed);
+  a_prediction_counts_the_bus(seed);
   a_record_may_be_wrong(seed);
   a_step_goes_through_a_file(seed);
   another_program_learns_its_own(seed);

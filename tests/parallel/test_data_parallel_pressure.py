@@ -55,6 +55,40 @@ def test_less_than_the_peak_is_enough(part):
         assert torch.equal(a, b)
 
 
+@pytest.mark.only_simulated("of virtual time, on two devices behind one switch")
+def test_each_device_follows_its_step_and_the_prediction_counts_the_switch(run_python):
+    """Each plan alone would be done in much less time than both take over one link."""
+    program = """
+        import torch, managed
+        from torch import nn
+        from managed import _C
+
+        managed.simulate(2, preset="a100-80g-sxm", values=False)
+        net = nn.Sequential(*[nn.Linear(4096, 4096, bias=False) for _ in range(16)])
+        net = managed.DataParallel(net)
+        optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+
+        def step():
+            net.each(lambda net, x: net(x).square().mean(), torch.empty(128, 4096)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            torch.sim.synchronize(0), torch.sim.synchronize(1)
+            return torch.sim.virtual_time("cpu") * 1e9
+
+        step(), step()
+        for i in range(2):
+            managed.budget(f"sim:{i}", int(0.6 * torch.sim.max_memory_allocated(i)))
+        ends = [step() for _ in range(12)]
+        states = [_C.step_state(i) for i in (1, 2)]
+        assert all(s["follows"] and s["laps"] > 4 and s["lost"] == 0 for s in states), states
+        print(max(s["predicted"] for s in states) / (ends[-1] - ends[-2]))
+        print(sum(s["bytes_out"] for s in states) / 31.5 / (ends[-1] - ends[-2]))
+    """
+    predicted, least = map(float, run_python(program).split())
+    assert 0.8 < predicted < 1.25
+    assert 0.7 < least < 1
+
+
 def test_bytes_alive_do_not_grow_over_many_steps():
     net = parallel("mlp")
     train(net, "mlp", steps=3)

@@ -41,6 +41,19 @@ int mgd_link_set(struct mgd_machine *m, int from, int to, struct mgd_link link) 
   return mgd_state_leave(m, code);
 }
 
+int mgd_link_share(struct mgd_machine *m, mgd_mask devices, double bytes_per_ns) {
+  if (!mgd_is_amount(bytes_per_ns) || bytes_per_ns <= 0 || devices == 0) { return MGD_E_INVALID; }
+  int code = MGD_E_NOMEM;
+  mgd_state_enter(m);
+  struct mgd_buses *b = &m->buses;
+  if (b->count < MGD_MAX_DEVICES) {
+    b->devices[b->count] = devices;
+    b->bytes_per_ns[b->count++] = bytes_per_ns;
+    code = MGD_OK;
+  }
+  return mgd_state_leave(m, code);
+}
+
 int mgd_link_get(struct mgd_machine *m, int from, int to, struct mgd_link *out) {
   int code = MGD_E_NO_DEVICE;
   mgd_state_enter(m);

@@ -6,6 +6,7 @@
  * the program comes back to its step. evict.c decides which bytes leave for want of room, with a plan and without: a
  * plan only moves ahead of need what would otherwise be moved at need.
  */
+#include "core/arithmetic.h"
 #include "core/steps/internal_step.h"
 #include "core/testing.h"
 
@@ -323,6 +324,28 @@ int mgd_step_fetch_ahead(struct mgd_machine *m, bool on) {
 
 /* ---- the state for readers */
 
+static const struct mgd_plan *followed(const struct mgd_machine *m, int device) {
+  const struct mgd_step *s = mgd_step_of_locked(m, device);
+  return s && s->follows ? s->known[s->which].plan : NULL;
+}
+
+/* Returns how long the device's plan takes, of which it takes `ns` alone, beside the plans of other devices on the same
+ * bus. If all of them together ask for more than the bus carries, each is slowed down alike. */
+static int64_t beside_others(const struct mgd_machine *m, int device, int64_t ns) {
+  double most = 1;
+  for (int i = 0; i < m->buses.count; i++) {
+    const mgd_mask devices = m->buses.devices[i];
+    double in = 0, out = 0; /* bytes per ns */
+    for (int d = 0; d < m->count && devices >> device & 1; d++) {
+      const struct mgd_plan *plan = devices >> d & 1 ? followed(m, d) : NULL;
+      in += plan && plan->ns > 0 ? (double)plan->bytes_in / (double)plan->ns : 0;
+      out += plan && plan->ns > 0 ? (double)plan->bytes_out / (double)plan->ns : 0;
+    }
+    most = fmax(most, fmax(in, out) / m->buses.bytes_per_ns[i]);
+  }
+  return (int64_t)fmin((double)ns * most, MGD_INT64_TOP);
+}
+
 int mgd_step_read(struct mgd_machine *m, int device, struct mgd_step_state *out) {
   int code = MGD_E_NO_DEVICE;
   mgd_state_enter(m);
@@ -342,7 +365,7 @@ int mgd_step_read(struct mgd_machine *m, int device, struct mgd_step_state *out)
                                    .laps = l->laps,
                                    .lost = s ? s->lost : 0,
                                    .room = l->room,
-                                   .predicted = l->plan ? l->plan->ns : 0,
+                                   .predicted = l->plan ? beside_others(m, device, l->plan->ns) : 0,
                                    .ideal = l->plan ? l->plan->ideal_ns : 0,
                                    .bytes_in = l->plan ? l->plan->bytes_in : 0,
                                    .bytes_out = l->plan ? l->plan->bytes_out : 0};

@@ -46,7 +46,7 @@ struct mgd_step_state {
   /* The rest is about the step that is followed, or was followed last: */
   int32_t operators, at;          /* the plan's operators; the one that comes next */
   int64_t plans, laps;            /* plans made; periods followed to their end */
-  int64_t room, predicted, ideal; /* the plan's: bytes; ns of a period */
+  int64_t room, predicted, ideal; /* the plan's: bytes; ns of a period, beside the plans that other devices follow */
   int64_t bytes_in, bytes_out;    /* bytes that it copies in a period */
 };
 

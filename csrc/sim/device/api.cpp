@@ -50,6 +50,7 @@ void create(const mgd_sim_config &c) {
   devices_create(c.devices, c.capacity);
   register_backend();
   bridge().link = &link_between;
+  bridge().bus = &host_bus;
   bridge().owns = &owns;
   bridge().is_shared = &is_shared;
   bridge().begin_copy = &begin_copy;

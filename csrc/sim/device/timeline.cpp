@@ -364,6 +364,19 @@ std::int64_t busy_time(int from, int to) {
   return ns;
 }
 
+bool host_bus(int number, mgd_mask *devices, double *bytes_per_ns) {
+  const int width = g_wiring.devices_per_switch, switches = width > 1 ? (g_devices + width - 1) / width : 0;
+  const mgd_mask all = (mgd_mask{1} << g_devices) - 1, behind_one = (mgd_mask{1} << width) - 1;
+  if (number < switches) {
+    *devices = behind_one << number * width & all;
+    *bytes_per_ns = g_wiring.host.bytes_per_ns;
+  } else {
+    *devices = all;
+    *bytes_per_ns = g_wiring.all_bytes_per_ns;
+  }
+  return *bytes_per_ns > 0 && number < switches + (g_wiring.all_bytes_per_ns > 0);
+}
+
 void link_between(int from, int to, std::int64_t *latency_ns, double *bytes_per_ns) {
   mgd_link link{0, 0};
   if (from != to) check(mgd_clock_wiring_get_link(g_clock, from, to, &link));

@@ -112,5 +112,7 @@ std::int64_t check_audit(int device);
 
 // Finds latency and bandwidth between two places, for the bridge.
 void link_between(int from, int to, std::int64_t *latency_ns, double *bytes_per_ns);
+// Finds the buses to the host, for the bridge: those of switches, and then that of all copies.
+bool host_bus(int number, mgd_mask *devices, double *bytes_per_ns);
 
 }  // namespace managed::sim

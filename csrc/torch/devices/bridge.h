@@ -58,7 +58,7 @@ class Point {
 using PointPtr = std::shared_ptr<Point>;
 
 struct Bridge {
-  int version = 19; // of this struct: modules of two versions refuse each other
+  int version = 20; // of this struct: modules of two versions refuse each other
 
   // ---- filled by the hook; null until it attaches
   // Called when the device has no room for a request of so many bytes. True: something was freed, and the caller tries
@@ -77,10 +77,12 @@ struct Bridge {
   void (*collective_wrote)(c10::StorageImpl* storage) = nullptr;
   // Called when a thread is about to wait for a device.
   void (*waited)() = nullptr;
-
   // ---- filled by the backend
   // Latency (ns) and bandwidth (bytes/ns) between devices, -1 is the host.
   void (*link)(int from, int to, std::int64_t* latency_ns, double* bytes_per_ns) = nullptr;
+  // Finds which devices (bit i: device i) share a bandwidth for copies from and to the host: the number-th such bus, or
+  // false. Null: there is none.
+  bool (*bus)(int number, mgd_mask* devices, double* bytes_per_ns) = nullptr;
   // Whether the pointer is the backend's own allocation.
   bool (*owns)(const c10::DataPtr& pointer) = nullptr;
   // Whether something beside its storage keeps such an allocation alive.
@@ -100,7 +102,6 @@ struct Bridge {
   // Frees a block of so many bytes (0: unknown) that the copy still reads or writes: the next use of its memory comes
   // after the copy. `last`: nothing uses the block after the copy. Must not throw.
   void (*free_after)(c10::DataPtr& block, const CopyPtr& copy, bool last, std::size_t bytes) = nullptr;
-
   // The number of the copy that this thread issued last, if the backend logs copies. Must not throw.
   std::uint64_t (*last_copy)() = nullptr;
   // The time in ns that the operators issued to the device so far take. If worked_between is set: instead the number of
@@ -114,7 +115,6 @@ struct Bridge {
   bool values = true;
   // Allocates host memory for bytes that leave the backend's devices. Null: any memory will do. May throw.
   c10::DataPtr (*allocate_host)(std::size_t bytes) = nullptr;
-
   // ---- filled by a backend whose kernels go on when an operator has returned, or left null
   // Called once, when the driver of the devices has been started: reports of freed bytes can begin.
   void (*start)() = nullptr;
@@ -155,6 +155,6 @@ struct Bridge {
   void (*await_moments)(int device) = nullptr; // returns when the last moment has come; must not throw
   void (*stop_moments)(int device) = nullptr; // notes no pauses until the next moment; must not throw
 };
-static_assert(sizeof(Bridge) == 280, "a bridge of another size needs another version");
+static_assert(sizeof(Bridge) == 288, "a bridge of another size needs another version");
 
 } // namespace managed

@@ -86,6 +86,10 @@ void attach_links(const Bridge& bridge, int first, int devices) {
   for (int a = -1; a < devices; a++)
     for (int b = -1; b < devices; b++)
       if (a != b) set(a, b);
+  mgd_mask there = 0;
+  double bandwidth = 0;
+  for (int i = 0; bridge.bus && bridge.bus(i, &there, &bandwidth); i++)
+    check(mgd_link_share(machine(), there << first, bandwidth), "describing a bus");
 }
 
 // Speeds compare only if all are known; otherwise all devices count as equally fast.
