@@ -17,6 +17,7 @@ void copy_bytes(int to, void *target, int from, const void *source, std::size_t 
 void register_rnn(torch::Library &m);       // rnn.cpp
 void register_dropout(torch::Library &m);   // composites.cpp: dropout
 void register_native_dropout(torch::Library &m);
+void register_sync_batch_norm(torch::Library &m);
 void register_attention(torch::Library &m); // composites.cpp: which attention kernel is chosen
 void register_group_norm(torch::Library &autograd);  // group_norm.cpp: the layout of its derivative
 void register_unknown(torch::Library &m);  // unknown.cpp: isfinite, without values

@@ -69,6 +69,7 @@ void register_composites() {
     if (!holds_values()) register_unknown(m);
   }
   register_native_dropout(library("aten", DispatchKey::PrivateUse1));
+  register_sync_batch_norm(library("aten", DispatchKey::PrivateUse1));
   register_group_norm(library("aten", DispatchKey::AutogradPrivateUse1));
 }
 

@@ -121,6 +121,7 @@ void register_kernels() {
     register_attention(m);
   }
   register_native_dropout(library(kDense));
+  register_sync_batch_norm(library(kDense));
   register_copies(library(kDense));
   register_derivatives(library(kAutograd));
   at::globalContext().setUserEnabledCuDNN(false);  // composites ask it before they choose cuDNN
