@@ -368,6 +368,13 @@ void mgd_clock_forget(struct mgd_clock *c, struct mgd_moment *m) {
   (void)mgd_clock_leave(c, MGD_OK);
 }
 
+void mgd_clock_set(struct mgd_clock *c, struct mgd_moment *m, int64_t ns) {
+  mgd_clock_enter(c);
+  mgd_clock_queue_drop(m->task);
+  *m = (struct mgd_moment){mgd_max(m->ns, ns), NULL};
+  (void)mgd_clock_leave(c, MGD_OK);
+}
+
 /* Queues a wait of the stream. False: there is no memory. */
 static bool queue_wait(struct mgd_clock *c, int device, int stream, struct mgd_task *awaited, int64_t until) {
   struct mgd_task *t = mgd_clock_queue_new(c, MGD_TASK_WAIT, device, stream);

@@ -99,12 +99,11 @@ def _distributed() -> Iterator[tuple[Any, str, Callable[..., Any], Callable[...,
         return "nccl" if found in ("undefined", "sim") else found
 
     def is_backend_available(backend: str) -> Any:
-        return available(_without_cuda(backend) or "gloo")
+        return _without_cuda(backend) == "sim" or available(backend)
 
-    def is_nccl_available() -> bool:
-        return True
-
-    inside = init_process_group, new_group, get_backend, is_backend_available, is_nccl_available
+    # Torch's own code, which asks in its module, would go on to names that a CPU build has not.
+    yield distributed, "is_nccl_available", distributed.is_nccl_available, lambda: True
+    inside = init_process_group, new_group, get_backend, is_backend_available
     for name, ours in {f.__name__: f for f in inside}.items():
         for owner in (c10d, distributed, mesh):
             if vars(owner).get(name) is getattr(c10d, name):
@@ -119,9 +118,9 @@ _NCCL = (2, 21, 5)  #: code that asks takes the paths of a version that has all 
 
 
 def _without_cuda(backend: str | None) -> str | None:
-    """None, which stands for simulated devices and the CPU, if CUDA's devices have a backend."""
+    """The name of simulated devices' groups, if one of CUDA's devices is asked for."""
     asked = (backend or "").lower()
-    return None if "nccl" in asked or "cuda:" in asked or "sim:" in asked else backend
+    return "sim" if "nccl" in asked or "cuda:" in asked or "sim:" in asked else backend
 
 
 def _missing(name: str) -> Callable[..., Any]:

@@ -23,10 +23,7 @@ def install() -> None:
     if not distributed.is_gloo_available():
         return
     c10d: Any = distributed.distributed_c10d
-    for name in ("init_process_group", "new_group"):
-        unbound = _unbound(getattr(c10d, name))
-        setattr(c10d, name, unbound)
-        setattr(distributed, name, unbound)
+    c10d._new_process_group_helper = _unbound(c10d._new_process_group_helper)
     distributed.Backend.default_device_backend_map["sim"] = "sim"
     original = c10d.BackendConfig.__init__
 
@@ -48,7 +45,7 @@ def install() -> None:
 
 
 def _register() -> None:
-    """Only when it is needed: torch treats "cpu:gloo" in another way if a backend is registered."""
+    """Is called late, because a registered backend changes what torch makes of "cpu:gloo"."""
     if "SIM" not in distributed.Backend._plugins:
         distributed.Backend.register_backend("sim", _backend, devices=["sim"])
 
@@ -58,7 +55,7 @@ def _no_gpu() -> bool:
 
 
 def _unbound(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Without a bound device: torch would split such groups, which NCCL can and gloo cannot."""
+    """Makes no bound device known: torch would split such groups, and gloo cannot."""
 
     @functools.wraps(original)
     def make(*args: Any, **kwargs: Any) -> Any:
@@ -71,7 +68,7 @@ def _unbound(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _backend(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """What moves the tensors of one group: ProcessGroup's Backend for simulated devices."""
+    """Makes the Backend of one process group, for the tensors of simulated devices."""
     Group = distributed.ProcessGroup
     host: Any = Group(store, rank, size)
     gloo = distributed.ProcessGroupGloo(store, rank, size, timeout)

@@ -139,6 +139,13 @@ static void the_end_of_a_stream_is_a_moment(void) {
   EXPECT_OK(mgd_clock_end(c, 0, 0, &m));
   EXPECT_OK(mgd_clock_end(c, 0, 0, &m));
   EXPECT_INT(time_at(c, &m), 20);
+  copy(c, 0, 1, 0, 10);
+  EXPECT_OK(mgd_clock_end(c, 0, 0, &m));
+  EXPECT(m.task);
+  mgd_clock_set(c, &m, 1000);
+  EXPECT(!m.task && m.ns == 1000);
+  mgd_clock_set(c, &m, 5);
+  EXPECT_INT(m.ns, 1000);
   m = (struct mgd_moment){7, NULL};
   EXPECT_CODE(mgd_clock_end(c, 2, 0, &m), MGD_E_NO_DEVICE);
   EXPECT_CODE(mgd_clock_end(c, HOST, 0, &m), MGD_E_NO_DEVICE);

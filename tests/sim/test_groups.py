@@ -63,6 +63,24 @@ def test_a_collective_of_another_group_is_among_its_members(ranks):
     assert [found["subgroup"] for found in ranks] == [[3.0] * 2, [2.0] * 2, [3.0] * 2]
 
 
+def test_synced_batch_norm_is_that_of_the_whole_batch(ranks):
+    """Outputs, gradients, running statistics; of parts of 3, 4 and 5 samples, plain and managed."""
+    for found in ranks:
+        assert len(found["synced"]) == 2 * 7
+        assert max(found["synced"]) < 1e-12
+
+
+def test_collectives_of_one_tensor_come_one_after_the_other(ranks):
+    """Also if the program waits for none of them in between."""
+    for found in ranks:
+        assert found["chained"] == {54.0}
+
+
+def test_a_future_of_a_tensor_that_has_left_can_be_waited_for(ranks):
+    for found in ranks:
+        assert found["future of what left"] == (True, N * 2**14)
+
+
 def test_objects_and_barriers(ranks):
     for found in ranks:
         assert found["objects"] == [{"rank": r} for r in range(N)]

@@ -1,5 +1,6 @@
 """What each of three processes does for test_groups.py, of which a child imports nothing."""
 
+import copy
 import os
 import pickle
 import time
@@ -9,9 +10,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 import managed
-from managed import _C, ManagedTensor
+from managed import _C, ManagedModule, ManagedTensor
 from support.spawned import LIMIT
 
 __all__ = ["COLLECTIVES", "DTYPES", "KINDS", "PRESET", "WORLD", "everything"]
@@ -124,12 +126,16 @@ def messages(x):
     works = [dist.isend(x * 2, after, tag=7), dist.isend(x * 3, after, tag=8)]
     works.append(dist.irecv(found[1], previous, tag=8))
     works.append(dist.irecv(found[0], previous, tag=7))
+    early = torch.empty_like(x)
+    waits = dist.irecv(early, tag=10)
+    dist.send(x * 6, after, tag=10)  # each rank sends before it waits for what it receives
+    waits.wait()
     works += [dist.isend(x * k, after, tag=9) for k in (4, 5)]
     from_any = [dist.irecv(f, tag=9) for f in found[2:]]
     for work in from_any + works:
         work.wait()
     assert [work._source_rank() for work in from_any] == [previous] * 2
-    return [before, *found]
+    return [before, *found, early]
 
 
 def batched(x):
@@ -206,11 +212,48 @@ def kinds(rank):
     return {"kinds": found, "inference": parts[0].tolist(), "in place": inside.tolist()}
 
 
+def synced(rank, managed_one):
+    """How far SyncBatchNorm of uneven parts is from BatchNorm of the whole batch."""
+    draw = torch.Generator().manual_seed(5)
+    x, c = torch.randn(2, 12, 6, 3, dtype=torch.float64, generator=draw)
+    whole = nn.BatchNorm1d(6).double()
+    with torch.no_grad():
+        whole.weight.uniform_(1, 2, generator=draw)
+    there = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(whole))
+    there = ManagedModule.from_module(there) if managed_one else there
+    there.to(here := f"sim:{rank}")
+    mine = slice(*((0, 3), (3, 7), (7, 12))[rank])
+    a, b = x.clone().requires_grad_(), x[mine].to(here).requires_grad_()
+    y, z = whole(a), there(b)
+    (y * c).sum().backward()
+    (z * c[mine].to(here)).sum().backward()
+    for p in there.parameters():
+        dist.all_reduce(p.grad)
+    pairs = [
+        (y[mine], z),
+        (a.grad[mine], b.grad),
+        *zip(whole.buffers(), there.buffers(), strict=True),
+    ]
+    pairs += [(p.grad, q.grad) for p, q in zip(whole.parameters(), there.parameters(), strict=True)]
+    return [(one - other.cpu()).abs().max().item() for one, other in pairs]
+
+
 def others(rank):
     pair = dist.new_group([0, 2])
     x = torch.full((2,), rank + 1.0 if rank != 2 else 2.0, device=f"sim:{rank}")
     if rank != 1:
         dist.all_reduce(x, group=pair)
+    y, works = torch.full((2**16,), rank + 1.0, device=f"sim:{rank}"), []
+    for _ in range(3):  # each sum is of what the one before has left
+        works += [dist.all_reduce(y, async_op=True), dist.broadcast(y, 1, async_op=True)]
+    for work in works:
+        work.wait()
+    chained = set(y.tolist())
+    z = torch.ones(2**14).as_subclass(ManagedTensor).to(f"sim:{rank}")
+    work = dist.all_reduce(z, async_op=True)
+    work.wait()
+    _C.spill_all()
+    left, total = _C.is_spilled(z), work.get_future().wait()[0].sum().item()
     objects = [None] * WORLD
     dist.all_gather_object(objects, {"rank": rank})
     dist.barrier()
@@ -223,7 +266,12 @@ def others(rank):
     devices = future.then(lambda f: [str(t.device) for t in f.value()]).wait()
     is_result = [t.data_ptr() for t in work.result()] == [y.data_ptr()]
     sums = [t.tolist() for t in future.wait()]
-    return {"subgroup": x.tolist(), "objects": objects, "future": (devices, sums, is_result)}
+    found = {"chained": chained, "future of what left": (left, total)}
+    return found | {
+        "subgroup": x.tolist(),
+        "objects": objects,
+        "future": (devices, sums, is_result),
+    }
 
 
 # ---- virtual time
@@ -413,6 +461,7 @@ def everything(rank, world, folder):
     store = f"file://{folder}/meeting"
     dist.init_process_group(None, store, timeout=limit, rank=rank, world_size=world)
     found = values(rank) | kinds(rank) | others(rank) | times(rank) | bytes_held(rank)
+    found["synced"] = synced(rank, False) + synced(rank, True)
     found["silent"] = silent(rank)
     dist.barrier()
     if rank == WORLD - 1:  # this one ends without a word to the others

@@ -329,21 +329,21 @@ static const struct mgd_plan *followed(const struct mgd_machine *m, int device) 
   return s && s->follows ? s->known[s->which].plan : NULL;
 }
 
-/* Returns how long the device's plan takes, of which it takes `ns` alone, beside the plans of other devices on the same
- * bus. If all of them together ask for more than the bus carries, each is slowed down alike. */
-static int64_t beside_others(const struct mgd_machine *m, int device, int64_t ns) {
+/* Returns how long the device's plan takes beside the plans that other devices on the same bus follow. If all of them
+ * together ask for more than the bus carries, each is slowed down alike. */
+static int64_t beside_others(const struct mgd_machine *m, int device, const struct mgd_plan *own) {
   double most = 1;
   for (int i = 0; i < m->buses.count; i++) {
     const mgd_mask devices = m->buses.devices[i];
     double in = 0, out = 0; /* bytes per ns */
     for (int d = 0; d < m->count && devices >> device & 1; d++) {
-      const struct mgd_plan *plan = devices >> d & 1 ? followed(m, d) : NULL;
+      const struct mgd_plan *plan = d == device ? own : devices >> d & 1 ? followed(m, d) : NULL;
       in += plan && plan->ns > 0 ? (double)plan->bytes_in / (double)plan->ns : 0;
       out += plan && plan->ns > 0 ? (double)plan->bytes_out / (double)plan->ns : 0;
     }
     most = fmax(most, fmax(in, out) / m->buses.bytes_per_ns[i]);
   }
-  return (int64_t)fmin((double)ns * most, MGD_INT64_TOP);
+  return (int64_t)fmin((double)own->ns * most, MGD_INT64_TOP);
 }
 
 int mgd_step_read(struct mgd_machine *m, int device, struct mgd_step_state *out) {
@@ -365,7 +365,7 @@ int mgd_step_read(struct mgd_machine *m, int device, struct mgd_step_state *out)
                                    .laps = l->laps,
                                    .lost = s ? s->lost : 0,
                                    .room = l->room,
-                                   .predicted = l->plan ? beside_others(m, device, l->plan->ns) : 0,
+                                   .predicted = l->plan ? beside_others(m, device, l->plan) : 0,
                                    .ideal = l->plan ? l->plan->ideal_ns : 0,
                                    .bytes_in = l->plan ? l->plan->bytes_in : 0,
                                    .bytes_out = l->plan ? l->plan->bytes_out : 0};

@@ -282,15 +282,15 @@ std::int64_t stream_time(int device, int stream) {
   return ns;
 }
 
-EndsAt::EndsAt(std::int64_t ns) noexcept { t_ends_at = ns; }
-EndsAt::~EndsAt() { t_ends_at = -1; }
+EndsAt::EndsAt(std::int64_t ns) noexcept : before_(std::exchange(t_ends_at, ns)) {}
+EndsAt::~EndsAt() { t_ends_at = before_; }
+void EndsAt::no_more() noexcept { t_ends_at = -1; }
 
 namespace {
 
 bool ends_at(mgd_moment *m) {
   if (C10_LIKELY(t_ends_at < 0)) return false;
-  forget(m);
-  *m = {t_ends_at, nullptr};
+  mgd_clock_set(g_clock, m, t_ends_at);
   return true;
 }
 

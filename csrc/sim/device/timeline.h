@@ -93,8 +93,12 @@ class EndsAt {
  public:
   explicit EndsAt(std::int64_t ns) noexcept;
   ~EndsAt();
+  static void no_more() noexcept;  // ends the thread's innermost one early
   EndsAt(const EndsAt &) = delete;
   EndsAt &operator=(const EndsAt &) = delete;
+
+ private:
+  const std::int64_t before_;
 };
 
 // Bytes on the clock. They stay in use until their streams have finished what these hold at give_bytes().

@@ -25,8 +25,6 @@ using TensorLists = std::vector<Tensors>;
 using c10d::OpType;
 using Milliseconds = std::chrono::milliseconds;
 
-constexpr int kTimes = 1 << 30; // of the tag under which the times of a message are sent
-
 double bytes_of(const Tensors &tensors) {
   double bytes = 0;
   for (const at::Tensor &t : tensors) bytes += static_cast<double>(t.nbytes());
@@ -217,7 +215,9 @@ class Group final : public c10d::Backend {
   }
 
   WorkPtr barrier(const c10d::BarrierOptions &options) override {
-    auto work = c10::make_intrusive<Collective>(OpType::BARRIER, line_, Operands(), all_reduced({}));
+    Operands operands;
+    if (!options.device_ids.empty()) operands.barrier = static_cast<int>(options.device_ids.front());
+    auto work = c10::make_intrusive<Collective>(OpType::BARRIER, line_, std::move(operands), all_reduced({}));
     follow(*work, options.timeout, [&] { return host_->barrier(options); });
     return work;
   }
@@ -228,32 +228,18 @@ class Group final : public c10d::Backend {
   WorkPtr send(Tensors &tensors, int rank, int tag) override {
     Twins twins;
     Tensors host = twins.read(tensors);
-    if (twins.device() < 0) return host_->send(host, rank, tag);
-    auto work = message(OpType::SEND, twins, tensors);
-    Tensors times{work->times()};
-    const std::lock_guard<std::mutex> lock(order_);
-    const WorkPtr values = host_->send(host, rank, tag);
-    work->follow(values, host_->send(times, rank, tag | kTimes));
-    return work;
+    return message(OpType::SEND, twins, host, [&](Tensors &packed) { return host_->send(packed, rank, tag); });
   }
   WorkPtr recv(Tensors &tensors, int rank, int tag) override {
     Twins twins;
     Tensors host = twins.written(tensors);
-    if (twins.device() < 0) return host_->recv(host, rank, tag);
-    auto work = message(OpType::RECV, twins, tensors);
-    Tensors times{work->times()};
-    const std::lock_guard<std::mutex> lock(order_);
-    const WorkPtr values = host_->recv(host, rank, tag);
-    work->follow(values, host_->recv(times, rank, tag | kTimes));
-    return work;
+    return message(OpType::RECV, twins, host, [&](Tensors &packed) { return host_->recv(packed, rank, tag); });
   }
   WorkPtr recvAnysource(Tensors &tensors, int tag) override {
     Twins twins;
     Tensors host = twins.written(tensors);
-    if (twins.device() < 0) return host_->recvAnysource(host, tag);
-    auto work = message(OpType::RECVANYSOURCE, twins, tensors);
-    work->follow_any(host_->recvAnysource(host, tag), host_, tag | kTimes);
-    return work;
+    return message(OpType::RECVANYSOURCE, twins, host,
+                   [&](Tensors &packed) { return host_->recvAnysource(packed, tag); });
   }
 
  private:
@@ -277,11 +263,31 @@ class Group final : public c10d::Backend {
     int &stream = line_->stream[device];
     if (!stream) stream = new_stream(device);
     for (const auto &operand : twins.operands()) note_use(operand->sim.storage().unsafeGetStorageImpl(), stream);
-    return {device, twins.operands(), divisor};
+    return {.device = device, .all = twins.operands(), .divisor = divisor};
   }
 
-  c10::intrusive_ptr<Message> message(OpType type, const Twins &twins, const Tensors &tensors) {
-    return c10::make_intrusive<Message>(type, line_, operands(twins, 1), Traffic{bytes_of(tensors), 1});
+  template <class Start>
+  WorkPtr message(OpType type, const Twins &twins, Tensors &host, const Start &start) {
+    if (twins.device() < 0) return start(host);
+    TORCH_CHECK(host.size() == 1, "a message has one tensor, and here are ", host.size());
+    auto work = c10::make_intrusive<Message>(type, line_, operands(twins, 1), Traffic{bytes_of(host), 1});
+    await_users_of(twins);
+    Tensors packed{work->packed()};
+    work->follow(start(packed));
+    return work;
+  }
+
+  // NCCL runs the collectives of a group in order, and gloo has two threads. So one that has an operand of another
+  // waits until that has ended.
+  void await_users_of(const Twins &twins) {
+    std::vector<c10::intrusive_ptr<Collective>> begun;
+    {
+      const std::lock_guard<std::mutex> lock(line_->mutex);
+      begun.assign(line_->begun.begin(), line_->begun.end());
+    }
+    for (const auto &work : begun)
+      for (const auto &operand : twins.operands())
+        if (work->uses(operand->twin)) work->await_gloo();
   }
 
   // All ranks begin the two works in this order. If gloo refuses the first, nothing has begun.
@@ -302,6 +308,7 @@ class Group final : public c10d::Backend {
                 int divisor = 1) {
     if (twins.device() < 0) return start();
     auto work = c10::make_intrusive<Collective>(type, line_, operands(twins, divisor), traffic);
+    await_users_of(twins);
     follow(*work, timeout, start);
     return work;
   }

@@ -3,8 +3,10 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
+#include <cstring>
 #include <optional>
 #include <string_view>
 #include <unordered_set>
@@ -16,20 +18,25 @@
 namespace managed::sim {
 namespace {
 
-// When the device has come to the collective; for a barrier, when the thread and what it has issued have.
-std::int64_t time_now(int device) {
-  const int place = device < 0 ? current_device() : device;
+// A barrier is of the device that it is told, or of the current one.
+int place_of(const Operands &operands) {
+  if (operands.device >= 0) return operands.device;
+  return operands.barrier < 0 ? current_device() : operands.barrier;
+}
+
+// When the device has come to the collective; for a barrier, when the thread has come, too.
+std::int64_t time_now(const Operands &operands) {
+  const int place = place_of(operands);
   mgd_moment now{};
   record(place, current_stream(place), &now);
   const std::int64_t ns = moment_time(&now);
   forget(&now);
-  return device < 0 ? std::max(ns, host_time()) : ns;
+  return operands.device < 0 ? std::max(ns, host_time()) : ns;
 }
 
 // Processes do not know each other's wiring. A rank's link is taken to be like that from its device to the next, or to
 // the host if the process has one device.
-std::int64_t time_of(int device, const Traffic &traffic) {
-  const int from = device < 0 ? current_device() : device;
+std::int64_t time_of(int from, const Traffic &traffic) {
   std::int64_t latency = 0;
   double bandwidth = 0;  // 0: no limit
   link_between(from, device_count() > 1 ? (from + 1) % device_count() : kHost, &latency, &bandwidth);
@@ -50,6 +57,12 @@ void divide(const at::Tensor &twin, int divisor) {
   twin.div_(divisor, whole ? std::optional<std::string_view>("trunc") : std::nullopt);
 }
 
+std::unordered_set<const c10::StorageImpl *> storages_of(const Operands &operands) {
+  std::unordered_set<const c10::StorageImpl *> storages;
+  for (const auto &operand : operands.all) storages.insert(operand->twin.storage().unsafeGetStorageImpl());
+  return storages;
+}
+
 Tensors written(const Operands &operands) {
   Tensors tensors;
   for (const auto &operand : operands.all)
@@ -65,8 +78,9 @@ SimWork::SimWork(c10d::OpType type, std::shared_ptr<Line> line, Operands operand
       device_(operands.device),
       results_(written(operands)),
       operands_(std::move(operands)),
-      ready_(time_now(device_)),
-      duration_(time_of(device_, traffic)),
+      storages_(storages_of(operands_)),
+      ready_(time_now(operands_)),
+      duration_(time_of(place_of(operands_), traffic)),
       times_(two_numbers(ready_, duration_)) {}
 
 std::int64_t SimWork::start() const { return std::max(ready_, times_.const_data_ptr<std::int64_t>()[0]); }
@@ -93,6 +107,11 @@ void SimWork::end_uses() const {
   }
 }
 
+void SimWork::await_gloo() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  cv_.wait(lock, [this] { return completed_; });
+}
+
 void SimWork::end(std::int64_t at, std::exception_ptr error) noexcept {
   end_ = at;
   try {
@@ -108,7 +127,8 @@ Collective::Collective(c10d::OpType type, std::shared_ptr<Line> line, Operands o
     : SimWork(type, std::move(line), std::move(operands), traffic),
       future_(c10::make_intrusive<c10::ivalue::Future>(
           c10::ListType::ofTensors(),
-          device_ < 0 ? std::vector<c10::Device>() : std::vector<c10::Device>{device_at(device_)})) {}
+          device_ < 0 ? std::vector<c10::Device>() : std::vector<c10::Device>{device_at(device_)})),
+      place_(device_ < 0 ? c10::Storage() : bare_storage(device_, 0)) {}
 
 void Collective::follow(const WorkPtr &values, const WorkPtr &times) {
   const auto self = c10::intrusive_ptr<Collective>::unsafe_reclaim_from_nonowning(this);
@@ -149,26 +169,50 @@ void Collective::arrived(std::exception_ptr failure) noexcept {
   for (const auto &[work, at] : ended) work->complete_future();
 }
 
+// The future records the current stream of the device, and looks at no storage of the program's, whose bytes may have
+// left. Its first callback is ours: those of the program record streams as they are.
 void Collective::complete_future() noexcept {
   try {
     if (const std::exception_ptr error = exception()) std::rethrow_exception(error);
-    const EndsAt exactly(end_); // the future records the current stream
-    future_->markCompleted(results_);
+    const EndsAt exactly(end_);
+    future_->addCallback([](c10::ivalue::Future &) { EndsAt::no_more(); }, false);
+    std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> places;
+    if (device_ >= 0) places.push_back(place_.getWeakStorageImpl());
+    future_->markCompleted(results_, std::move(places));
   } catch (...) { future_->setErrorIfNeeded(std::current_exception()); }
+}
+
+Message::Message(c10d::OpType type, std::shared_ptr<Line> line, Operands operands, const Traffic &traffic)
+    : SimWork(type, std::move(line), std::move(operands), traffic) {
+  const Operand &operand = *operands_.all.front();
+  const auto bytes = static_cast<int64_t>(operand.twin.nbytes());
+  packed_ = at::detail::empty_cpu({bytes + static_cast<int64_t>(times().nbytes())}, at::kByte);
+  if (operand.written) return;
+  const at::Tensor values = operand.twin.contiguous();
+  auto *to = packed_.mutable_data_ptr<std::uint8_t>();
+  if (bytes) std::memcpy(to, values.const_data_ptr(), static_cast<std::size_t>(bytes));
+  std::memcpy(to + bytes, times().const_data_ptr(), times().nbytes());
+}
+
+void Message::unpack() {
+  const Operand &operand = *operands_.all.front();
+  if (!operand.written) return;
+  const at::AutoDispatchBelowADInplaceOrView below;
+  auto *from = packed_.mutable_data_ptr<std::uint8_t>();
+  operand.twin.copy_(at::from_blob(from, operand.twin.sizes(), operand.twin.options()));
+  std::memcpy(times().mutable_data_ptr(), from + operand.twin.nbytes(), times().nbytes());
 }
 
 bool Message::wait(std::chrono::milliseconds timeout) {
   {
     const std::lock_guard<std::mutex> lock(waiting_);
     if (!isCompleted()) try {
-        values_->wait(timeout);
-        Tensors sent{times()};
-        if (host_) host_times_ = host_->recv(sent, values_->sourceRank(), tag_);
-        host_times_->wait(timeout);
+        host_->wait(timeout);
+        unpack();
         end(start() + duration(), nullptr);
       } catch (...) { end(0, std::current_exception()); }
   }
-  return Work::wait();  // throws the error, or makes the current stream wait
+  return Work::wait(); // throws the error, or makes the current stream wait
 }
 
 }  // namespace managed::sim

@@ -7,13 +7,14 @@
 // A work keeps the twins of its operands until it has ended, so the hook does not move their bytes. Gloo keeps those of
 // a work that failed as long as it has the tensors that it was given.
 #pragma once
-#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <array>
 #include <cstdint>
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -32,6 +33,7 @@ struct Operand {
 
 struct Operands {
   int device = -1; // where they are; -1: there are none, and the host waits (a barrier)
+  int barrier = -1; // the device of a barrier; -1: the current one
   std::vector<std::shared_ptr<Operand>> all;
   int divisor = 1; // of what is written, at the end
 };
@@ -61,6 +63,9 @@ class SimWork : public c10d::Work {
   const at::Tensor &times() const { return times_; }
   Tensors result() override { return results_; }
   void synchronize() override;
+  // Waits in real time, until gloo uses the operands no more. uses(): whether a storage is among them.
+  void await_gloo();
+  bool uses(const at::Tensor &twin) const { return storages_.count(twin.storage().unsafeGetStorageImpl()) != 0; }
 
  protected:
   std::int64_t start() const;
@@ -72,11 +77,12 @@ class SimWork : public c10d::Work {
   const int device_;
   const Tensors results_;
   std::int64_t end_ = 0;
+  Operands operands_;
 
  private:
   void end_uses() const;
 
-  Operands operands_;
+  const std::unordered_set<const c10::StorageImpl *> storages_; // of the twins
   const std::int64_t ready_, duration_;
   at::Tensor times_;
 };
@@ -94,29 +100,28 @@ class Collective final : public SimWork {
   void complete_future() noexcept;
 
   const c10::intrusive_ptr<c10::ivalue::Future> future_;
+  const c10::Storage place_; // tells the future its device
   bool has_arrived_ = false; // the line's mutex guards this and the next
   std::exception_ptr failure_;
 };
 
-// A message to or from one rank; the sender's times() follow the values. Gloo tells of its end only the thread that
-// waits for it, so it has no future.
+// A message to or from one rank. The sender's times() travel behind the values, in a buffer of the message's own. Gloo
+// tells of its end only the thread that waits for it, so it has no future.
 class Message final : public SimWork {
  public:
-  using SimWork::SimWork;
-  void follow(WorkPtr values, WorkPtr times) { values_ = std::move(values), host_times_ = std::move(times); }
-  // Which rank sends is known when the values have come. Then the times() are received from it.
-  void follow_any(WorkPtr values, c10::intrusive_ptr<c10d::Backend> host, int tag) {
-    values_ = std::move(values), host_ = std::move(host), tag_ = tag;
-  }
+  Message(c10d::OpType type, std::shared_ptr<Line> line, Operands operands, const Traffic &traffic);
+  const at::Tensor &packed() const { return packed_; }
+  void follow(WorkPtr host) { host_ = std::move(host); }
 
   bool wait(std::chrono::milliseconds timeout) override;
-  int sourceRank() const override { return values_->sourceRank(); }
+  int sourceRank() const override { return host_->sourceRank(); }
 
  private:
-  std::mutex waiting_; // of threads that wait for gloo; guards what follows
-  WorkPtr values_, host_times_;
-  c10::intrusive_ptr<c10d::Backend> host_;
-  int tag_ = 0;
+  void unpack();
+
+  at::Tensor packed_;
+  std::mutex waiting_; // of threads that wait for gloo
+  WorkPtr host_;
 };
 
 } // namespace managed::sim
