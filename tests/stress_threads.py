@@ -17,6 +17,7 @@ import time
 import traceback
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import managed
@@ -70,6 +71,12 @@ def train(net, inputs, steps=4):
     return [p.detach().cpu() for p in net.parameters()]
 
 
+def train_in_parts(net, inputs):
+    """On all devices at once; the bits are those of each run in as many parts."""
+    parts = managed.DataParallel(copy.deepcopy(net))
+    return train(parts, [torch.cat([x, x]) for x in inputs], steps=2)
+
+
 def gradients(net, x):
     return torch.autograd.grad(net(x).square().mean(), list(net.parameters()))
 
@@ -91,6 +98,7 @@ class Shared:
         self.gradients = [gradients(self.plain, x) for x in self.inputs]
         self.doubles = [double_gradient(self.plain, x) for x in self.inputs]
         self.trained = train(copy.deepcopy(self.plain), self.inputs)
+        self.trained_in_parts = train_in_parts(self.plain, self.inputs)
         values = [torch.randn(8, 8) for _ in PLACES]
         self.values = values
         self.leaves = [
@@ -118,6 +126,22 @@ def train_a_copy(s, chance):
     net = scattered(s.plain, chance.randrange(len(PLACES)))
     for ours, theirs in zip(train(net, s.inputs), s.trained, strict=True):
         same(ours, theirs)
+
+
+def train_parts_of_a_batch(s, chance):
+    for ours, before in zip(train_in_parts(s.plain, s.inputs), s.trained_in_parts, strict=True):
+        same(ours, before)
+
+
+def sum_over_processes(s, chance):
+    """There is one; a thread of gloo's writes a storage that may leave afterwards."""
+    x = managed_on(chance.choice(["sim:0", "sim:1", "sim:2"]), torch.ones(MIB // 16))
+    works = [dist.all_reduce(x, async_op=True) for _ in range(3)]
+    for work in works:
+        work.wait()
+    parts = [torch.empty_like(x)]
+    dist.all_gather(parts, x)
+    same(parts[0] + x, torch.full((MIB // 16,), 2.0))
 
 
 def differentiate(s, chance):
@@ -192,6 +216,7 @@ def drop(s, chance):
 
 WORKERS = [infer, infer, differentiate, differentiate, multiply_leaves, train_a_copy]
 WORKERS += [write_under_lock, write_under_lock, look_and_pin, lend_bytes, crowd, drop]
+WORKERS += [train_parts_of_a_batch, sum_over_processes]
 
 
 def work(worker, number, shared, start, failures):
@@ -274,6 +299,7 @@ def main():
     sys.setswitchinterval(1e-4)  # with less, waiting for the GIL is all that threads do
     managed.simulate(devices=3, memory="8MiB")
     managed.COPY_WARNING = 0
+    dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
     before = bytes_used()
     shared = Shared()
     _C.shake_replicas(SEED + 1)
@@ -283,6 +309,7 @@ def main():
         sys.exit("\n".join(failures))
     del shared
     assert_given_back(before)
+    dist.destroy_process_group()
     faulthandler.cancel_dump_traceback_later()
     print(f"{len(WORKERS)} threads, {ROUNDS} rounds, seed {SEED}: as plain")
 
