@@ -92,7 +92,7 @@ int mgd_clock_record(struct mgd_clock *c, int thread, int device, int stream, st
 /* Like mgd_clock_record(), but ignores the thread's time and adds nothing to the stream. NO_DEVICE for the host. */
 int mgd_clock_end(struct mgd_clock *c, int device, int stream, struct mgd_moment *m);
 void mgd_clock_forget(struct mgd_clock *c, struct mgd_moment *m);
-void mgd_clock_set(struct mgd_clock *c, struct mgd_moment *m, int64_t ns); /* *m is that time, or the one that it was */
+void mgd_clock_set(struct mgd_clock *c, struct mgd_moment *m, int64_t ns); /* to that time, unless *m is a later one */
 int mgd_clock_stream_wait(struct mgd_clock *c, int device, int stream, const struct mgd_moment *m);
 int mgd_clock_host_wait(struct mgd_clock *c, int thread, int64_t until); /* its time moves to at least until */
 

@@ -64,9 +64,12 @@ def test_a_collective_of_another_group_is_among_its_members(ranks):
 
 
 def test_synced_batch_norm_is_that_of_the_whole_batch(ranks):
-    """Outputs, gradients, running statistics; of parts of 3, 4 and 5 samples, plain and managed."""
+    """Outputs, gradients, running statistics; of parts of 3, 4 and 5 samples, plain and managed.
+
+    The group is one for "gloo", or one for simulated devices alone.
+    """
     for found in ranks:
-        assert len(found["synced"]) == 2 * 7
+        assert len(found["synced"]) == 3 * 7
         assert max(found["synced"]) < 1e-12
 
 
@@ -79,6 +82,20 @@ def test_collectives_of_one_tensor_come_one_after_the_other(ranks):
 def test_a_future_of_a_tensor_that_has_left_can_be_waited_for(ranks):
     for found in ranks:
         assert found["future of what left"] == (True, N * 2**14)
+
+
+def test_tensors_are_gathered_and_scattered_in_any_shape(ranks):
+    """As NCCL does; gloo wants an output that it can cut along the first dimension."""
+    row = [i + 10.0 * rank for rank in range(N) for i in range(6)]
+    sums = [N * i + 10.0 * sum(range(N)) for i in range(6)]
+    for rank, found in enumerate(ranks):
+        mine = sums[2 * rank : 2 * rank + 2]
+        assert found["shapes"] == [[row], mine, [row], [sums]]
+
+
+def test_collectives_of_one_tensor_are_in_order(ranks):
+    for found in ranks:
+        assert found["unwaited"] == [[3 * 2**N]] * 2
 
 
 def test_objects_and_barriers(ranks):
@@ -127,6 +144,11 @@ def test_all_begin_when_the_last_has_come(ranks):
     assert begins[1] > begins[0] + 100_000  # ns
     assert len(set(ends)) == 1
     assert ends[0] > begins[1]
+
+
+def test_what_waits_for_a_callback_waits_for_what_it_computes(ranks):
+    waited, computed = ranks[0]["callback"]
+    assert waited == computed
 
 
 def test_work_goes_on_beside_a_collective(ranks):
@@ -277,3 +299,16 @@ def test_a_process_that_is_silent_ends_the_wait_when_the_timeout_has_passed(rank
     told, seconds = ranks[0]["silent"]
     assert told in ("RuntimeError", "DistBackendError")
     assert 0.5 < seconds < 30
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_barrier_is_of_a_device_that_there_is():
+    asked = dist.BarrierOptions()
+    asked.device, asked.device_ids = torch.device("sim:0"), [99]
+    for barrier in (
+        lambda: dist.barrier(device_ids=[99]),
+        lambda: dist.distributed_c10d._get_default_group().barrier(asked),
+    ):
+        with pytest.raises(RuntimeError, match="there is no device sim:99"):
+            barrier()
+    dist.barrier(device_ids=[1])

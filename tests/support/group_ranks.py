@@ -21,7 +21,8 @@ __all__ = ["COLLECTIVES", "DTYPES", "KINDS", "PRESET", "WORLD", "everything"]
 WORLD = 3
 PRESET = "a100-80g-sxm"
 DTYPES = (torch.float32, torch.int64)
-SUM = dist.ReduceOp.SUM
+OPS = dist.ReduceOp
+SUM = OPS.SUM
 SIZE = 4 * 3 * 2**20  # bytes; each rank's part is a whole number of elements
 
 
@@ -212,14 +213,42 @@ def kinds(rank):
     return {"kinds": found, "inference": parts[0].tolist(), "in place": inside.tolist()}
 
 
-def synced(rank, managed_one):
+def other_shapes(rank):
+    """Collectives into tensors of the right size and of a shape that gloo alone does not take."""
+    x = torch.arange(6.0, device=f"sim:{rank}").view(2, 3) + 10 * rank
+    row = torch.empty(1, 6 * WORLD, device=x.device)
+    quietly(dist.all_gather_into_tensor, row, x)
+    part = torch.empty(2, device=x.device)
+    quietly(dist.reduce_scatter_tensor, part, x)
+    rows = torch.empty(1, 6 * WORLD, device=x.device), torch.empty(1, 2 * WORLD, device=x.device)
+    dist.distributed_c10d._get_default_group().allgather_into_tensor_coalesced(
+        list(rows), [x, part]
+    ).wait()
+    return [t.tolist() for t in (row, part, *rows)]
+
+
+def unwaited(rank):
+    """What collectives of one tensor, and a message of it, make of 2 without a wait in between."""
+    x = torch.full((2**20,), 2, device=f"sim:{rank}")
+    works = [
+        dist.all_reduce(x, op, async_op=True) for op in (OPS.AVG, OPS.PRODUCT, OPS.AVG, OPS.SUM)
+    ]
+    received = torch.zeros_like(x)
+    sending = dist.isend(x, (rank + 1) % WORLD)
+    dist.recv(received, (rank - 1) % WORLD)
+    for work in (*works, sending):
+        work.wait()
+    return [t.unique().tolist() for t in (x, received)]
+
+
+def synced(rank, managed_one, group=None):
     """How far SyncBatchNorm of uneven parts is from BatchNorm of the whole batch."""
     draw = torch.Generator().manual_seed(5)
     x, c = torch.randn(2, 12, 6, 3, dtype=torch.float64, generator=draw)
     whole = nn.BatchNorm1d(6).double()
     with torch.no_grad():
         whole.weight.uniform_(1, 2, generator=draw)
-    there = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(whole))
+    there = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(whole), group)
     there = ManagedModule.from_module(there) if managed_one else there
     there.to(here := f"sim:{rank}")
     mine = slice(*((0, 3), (3, 7), (7, 12))[rank])
@@ -238,7 +267,30 @@ def synced(rank, managed_one):
     return [(one - other.cpu()).abs().max().item() for one, other in pairs]
 
 
-def others(rank):
+def callback(rank):
+    """When rank 0 has waited for a callback that computes, and when its device has computed.
+
+    The others join when the callback is there, so a thread of gloo's runs it.
+    """
+    x, y = (torch.ones(2**20, device=f"sim:{rank}") for _ in range(2))
+    if rank != 0:
+        dist.barrier()
+        dist.all_reduce(x)
+        return {}
+    work = dist.all_reduce(x, async_op=True)
+
+    def compute(future):
+        busy(y, 40)
+        return future.value()
+
+    future = work.get_future().then(compute)
+    dist.barrier()
+    future.wait()
+    torch.sim.current_stream(rank).synchronize()
+    return {"callback": (managed._sim.host_time(), now(rank))}
+
+
+def groups_and_futures(rank):
     pair = dist.new_group([0, 2])
     x = torch.full((2,), rank + 1.0 if rank != 2 else 2.0, device=f"sim:{rank}")
     if rank != 1:
@@ -377,12 +429,9 @@ def freed(rank):
     with torch.Stream(x.device):
         work.wait()
     end = now(rank)
-    bytes_of_x = x.nbytes
+    size, deadline = x.nbytes, time.monotonic() + LIMIT
     del work, x
-    deadline = time.monotonic() + LIMIT
-    while (
-        torch.sim.mem_get_info(rank)[0] < bytes_of_x
-    ):  # gloo's thread has a reference for a moment
+    while torch.sim.mem_get_info(rank)[0] < size:  # gloo's thread has a reference for a moment
         assert time.monotonic() < deadline
     torch.ones(150 * 2**18, device=f"sim:{rank}")
     return {"freed": (end, now(rank))}
@@ -433,18 +482,14 @@ def bytes_held(rank):
     return {}
 
 
-def killed(rank):
-    """What the others hear of a sum that never comes from a rank that is gone, and how late."""
-    return told(rank, None)
-
-
 def silent(rank):
-    """The same of a rank that is there and takes no part."""
+    """What told() says of a rank that is there and takes no part."""
     pair = dist.new_group([0, 1], timeout=timedelta(seconds=1))
     return told(rank, pair) if rank == 0 else None
 
 
-def told(rank, group):
+def told(rank, group=None):
+    """The error of a sum that a rank does not join, and after how many seconds it comes."""
     x, begin = torch.ones(4, device=f"sim:{rank}"), time.monotonic()
     try:
         dist.all_reduce(x, group=group)
@@ -460,11 +505,21 @@ def everything(rank, world, folder):
     limit = timedelta(seconds=LIMIT)
     store = f"file://{folder}/meeting"
     dist.init_process_group(None, store, timeout=limit, rank=rank, world_size=world)
-    found = values(rank) | kinds(rank) | others(rank) | times(rank) | bytes_held(rank)
-    found["synced"] = synced(rank, False) + synced(rank, True)
+    found = (
+        values(rank)
+        | kinds(rank)
+        | groups_and_futures(rank)
+        | callback(rank)
+        | times(rank)
+        | bytes_held(rank)
+    )
+    named = dist.new_group(backend="sim")  # as for "nccl": torch gathers the statistics in one row
+    found["synced"] = synced(rank, False) + synced(rank, True) + synced(rank, True, named)
+    found["shapes"] = other_shapes(rank)
+    found["unwaited"] = unwaited(rank)
     found["silent"] = silent(rank)
     dist.barrier()
     if rank == WORLD - 1:  # this one ends without a word to the others
         Path(folder, f"everything{rank}").write_bytes(pickle.dumps(found | {"killed": None}))
         os._exit(0)
-    return found | {"killed": killed(rank)}
+    return found | {"killed": told(rank)}

@@ -335,11 +335,14 @@ static int64_t beside_others(const struct mgd_machine *m, int device, const stru
   double most = 1;
   for (int i = 0; i < m->buses.count; i++) {
     const mgd_mask devices = m->buses.devices[i];
+    if (!(devices >> device & 1)) { continue; }
     double in = 0, out = 0; /* bytes per ns */
-    for (int d = 0; d < m->count && devices >> device & 1; d++) {
+    for (int d = 0; d < m->count; d++) {
       const struct mgd_plan *plan = d == device ? own : devices >> d & 1 ? followed(m, d) : NULL;
-      in += plan && plan->ns > 0 ? (double)plan->bytes_in / (double)plan->ns : 0;
-      out += plan && plan->ns > 0 ? (double)plan->bytes_out / (double)plan->ns : 0;
+      if (plan && plan->ns > 0) {
+        in += (double)plan->bytes_in / (double)plan->ns;
+        out += (double)plan->bytes_out / (double)plan->ns;
+      }
     }
     most = fmax(most, fmax(in, out) / m->buses.bytes_per_ns[i]);
   }

@@ -37,9 +37,12 @@ Tensors flat(const TensorLists &lists) {
   return all;
 }
 
-// The operands of a collective as the host's backend sees them.
+// Shows the operands of a collective to the host's backend. `flat`: in one dimension, since gloo cuts along the first
+// one, and NCCL takes tensors of any shape that have the right size (nn.SyncBatchNorm gathers into one row).
 class Twins {
  public:
+  explicit Twins(bool flat = false) : flat_(flat) {}
+
   template <class T>
   T written(const T &operands) {
     return seen(operands, true);
@@ -66,7 +69,9 @@ class Twins {
     // Gloo's threads drop their tensors a moment after a work has ended. The bytes may leave then, so the tensors share
     // the twin in a way that the work can end.
     const at::Tensor &twin = operand->twin;
-    return at::from_blob(twin.data_ptr(), twin.sizes(), twin.strides(), [operand](void *) {}, twin.options());
+    const at::Tensor shared =
+        at::from_blob(twin.data_ptr(), twin.sizes(), twin.strides(), [operand](void *) {}, twin.options());
+    return flat_ && shared.is_contiguous() ? shared.view({-1}) : shared;
   }
   template <class T>
   std::vector<T> seen(const std::vector<T> &operands, bool written) {
@@ -78,6 +83,7 @@ class Twins {
   Aliases aliases_;
   std::vector<std::shared_ptr<Operand>> operands_;
   int device_ = -1;
+  const bool flat_;
 };
 
 class Group final : public c10d::Backend {
@@ -93,131 +99,74 @@ class Group final : public c10d::Backend {
   void shutdown() override { host_->shutdown(); }
 
   WorkPtr allreduce(Tensors &tensors, const c10d::AllreduceOptions &options) override {
-    Twins twins;
-    Tensors host = twins.written(tensors);
-    auto asked = options;
-    const int divisor = sum_for_mean(twins, asked.reduceOp);
-    return begin(
-        OpType::ALLREDUCE, twins, all_reduced(tensors), options.timeout, [&] { return host_->allreduce(host, asked); },
-        divisor);
+    return in_place(OpType::ALLREDUCE, &Backend::allreduce, tensors, all_reduced(tensors), options);
   }
   WorkPtr allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoalescedOptions &options) override {
-    Twins twins;
-    Tensors host = twins.written(tensors);
-    auto asked = options;
-    const int divisor = sum_for_mean(twins, asked.reduceOp);
-    return begin(
-        OpType::ALLREDUCE_COALESCED, twins, all_reduced(tensors), options.timeout,
-        [&] { return host_->allreduce_coalesced(host, asked); }, divisor);
+    return in_place(OpType::ALLREDUCE_COALESCED, &Backend::allreduce_coalesced, tensors, all_reduced(tensors), options);
   }
   // The tensors of all ranks but the root are scratch.
   WorkPtr reduce(Tensors &tensors, const c10d::ReduceOptions &options) override {
-    Twins twins;
-    Tensors host = twins.written(tensors);
-    auto asked = options;
-    const int divisor = sum_for_mean(twins, asked.reduceOp);
-    return begin(
-        OpType::REDUCE, twins, passed_on(tensors), options.timeout, [&] { return host_->reduce(host, asked); },
-        divisor);
+    return in_place(OpType::REDUCE, &Backend::reduce, tensors, passed_on(tensors), options);
   }
   WorkPtr broadcast(Tensors &tensors, const c10d::BroadcastOptions &options) override {
-    Twins twins;
-    Tensors host = twins.written(tensors);
-    return begin(OpType::BROADCAST, twins, passed_on(tensors), options.timeout,
-                 [&] { return host_->broadcast(host, options); });
+    return in_place(OpType::BROADCAST, &Backend::broadcast, tensors, passed_on(tensors), options);
   }
 
   WorkPtr allgather(TensorLists &outputs, Tensors &inputs, const c10d::AllgatherOptions &options) override {
-    Twins twins;
-    TensorLists to = twins.written(outputs);
-    Tensors from = twins.read(inputs);
-    return begin(OpType::ALLGATHER, twins, exchanged(flat(outputs)), options.timeout,
-                 [&] { return host_->allgather(to, from, options); });
+    return between(OpType::ALLGATHER, &Backend::allgather, outputs, inputs, exchanged(flat(outputs)), options);
   }
   WorkPtr allgather_coalesced(TensorLists &outputs, Tensors &inputs, const c10d::AllgatherOptions &options) override {
-    Twins twins;
-    TensorLists to = twins.written(outputs);
-    Tensors from = twins.read(inputs);
-    return begin(OpType::ALLGATHER_COALESCED, twins, exchanged(flat(outputs)), options.timeout,
-                 [&] { return host_->allgather_coalesced(to, from, options); });
+    return between(OpType::ALLGATHER_COALESCED, &Backend::allgather_coalesced, outputs, inputs,
+                   exchanged(flat(outputs)), options);
   }
   WorkPtr _allgather_base(at::Tensor &output, at::Tensor &input, const c10d::AllgatherOptions &options) override {
-    Twins twins;
-    at::Tensor to = twins.written(output), from = twins.read(input);
-    return begin(OpType::_ALLGATHER_BASE, twins, exchanged({output}), options.timeout,
-                 [&] { return host_->_allgather_base(to, from, options); });
+    return between(OpType::_ALLGATHER_BASE, &Backend::_allgather_base, output, input, exchanged({output}), options,
+                   Twins(true));
   }
   WorkPtr allgather_into_tensor_coalesced(Tensors &outputs, Tensors &inputs,
                                           const c10d::AllgatherOptions &options) override {
-    Twins twins;
-    Tensors to = twins.written(outputs), from = twins.read(inputs);
-    return begin(OpType::COALESCED, twins, exchanged(outputs), options.timeout,
-                 [&] { return host_->allgather_into_tensor_coalesced(to, from, options); });
+    return between(OpType::COALESCED, &Backend::allgather_into_tensor_coalesced, outputs, inputs, exchanged(outputs),
+                   options, Twins(true));
   }
 
   WorkPtr reduce_scatter(Tensors &outputs, TensorLists &inputs, const c10d::ReduceScatterOptions &options) override {
-    Twins twins;
-    Tensors to = twins.written(outputs);
-    TensorLists from = twins.read(inputs);
-    auto asked = options;
-    const int divisor = sum_for_mean(twins, asked.reduceOp);
-    return begin(
-        OpType::REDUCE_SCATTER, twins, exchanged(flat(inputs)), options.timeout,
-        [&] { return host_->reduce_scatter(to, from, asked); }, divisor);
+    return between(OpType::REDUCE_SCATTER, &Backend::reduce_scatter, outputs, inputs, exchanged(flat(inputs)), options);
   }
   WorkPtr _reduce_scatter_base(at::Tensor &output, at::Tensor &input,
                                const c10d::ReduceScatterOptions &options) override {
-    Twins twins;
-    at::Tensor to = twins.written(output), from = twins.read(input);
-    auto asked = options;
-    const int divisor = sum_for_mean(twins, asked.reduceOp);
-    return begin(
-        OpType::_REDUCE_SCATTER_BASE, twins, exchanged({input}), options.timeout,
-        [&] { return host_->_reduce_scatter_base(to, from, asked); }, divisor);
+    return between(OpType::_REDUCE_SCATTER_BASE, &Backend::_reduce_scatter_base, output, input, exchanged({input}),
+                   options, Twins(true));
   }
   WorkPtr reduce_scatter_tensor_coalesced(Tensors &outputs, Tensors &inputs,
                                           const c10d::ReduceScatterOptions &options) override {
-    Twins twins;
-    Tensors to = twins.written(outputs), from = twins.read(inputs);
-    auto asked = options;
-    const int divisor = sum_for_mean(twins, asked.reduceOp);
-    return begin(
-        OpType::REDUCE_SCATTER_TENSOR_COALESCED, twins, exchanged(inputs), options.timeout,
-        [&] { return host_->reduce_scatter_tensor_coalesced(to, from, asked); }, divisor);
+    return between(OpType::REDUCE_SCATTER_TENSOR_COALESCED, &Backend::reduce_scatter_tensor_coalesced, outputs, inputs,
+                   exchanged(inputs), options, Twins(true));
   }
 
   WorkPtr gather(TensorLists &outputs, Tensors &inputs, const c10d::GatherOptions &options) override {
-    Twins twins;
-    TensorLists to = twins.written(outputs);
-    Tensors from = twins.read(inputs);
-    return begin(OpType::GATHER, twins, at_root(inputs), options.timeout,
-                 [&] { return host_->gather(to, from, options); });
+    return between(OpType::GATHER, &Backend::gather, outputs, inputs, at_root(inputs), options);
   }
   WorkPtr scatter(Tensors &outputs, TensorLists &inputs, const c10d::ScatterOptions &options) override {
-    Twins twins;
-    Tensors to = twins.written(outputs);
-    TensorLists from = twins.read(inputs);
-    return begin(OpType::SCATTER, twins, at_root(outputs), options.timeout,
-                 [&] { return host_->scatter(to, from, options); });
+    return between(OpType::SCATTER, &Backend::scatter, outputs, inputs, at_root(outputs), options);
   }
   WorkPtr alltoall(Tensors &outputs, Tensors &inputs, const c10d::AllToAllOptions &options) override {
-    Twins twins;
-    Tensors to = twins.written(outputs), from = twins.read(inputs);
-    return begin(OpType::ALLTOALL, twins, exchanged(inputs), options.timeout,
-                 [&] { return host_->alltoall(to, from, options); });
+    return between(OpType::ALLTOALL, &Backend::alltoall, outputs, inputs, exchanged(inputs), options);
   }
   WorkPtr alltoall_base(at::Tensor &output, at::Tensor &input, std::vector<int64_t> &output_sizes,
                         std::vector<int64_t> &input_sizes, const c10d::AllToAllOptions &options) override {
     Twins twins;
     at::Tensor to = twins.written(output), from = twins.read(input);
-    return begin(OpType::ALLTOALL_BASE, twins, exchanged({input}), options.timeout,
-                 [&] { return host_->alltoall_base(to, from, output_sizes, input_sizes, options); });
+    return begin(OpType::ALLTOALL_BASE, twins, exchanged({input}), options,
+                 [&](const auto &asked) { return host_->alltoall_base(to, from, output_sizes, input_sizes, asked); });
   }
 
   WorkPtr barrier(const c10d::BarrierOptions &options) override {
-    Operands operands;
-    if (!options.device_ids.empty()) operands.barrier = static_cast<int>(options.device_ids.front());
-    auto work = c10::make_intrusive<Collective>(OpType::BARRIER, line_, std::move(operands), all_reduced({}));
+    Operands none{
+        .device = options.device_ids.empty() ? current_device() : static_cast<int>(options.device_ids.front()),
+        .is_barrier = true,
+        .all = {}};
+    check_device(none.device);
+    auto work = c10::make_intrusive<Collective>(OpType::BARRIER, line_, std::move(none), all_reduced({}));
     follow(*work, options.timeout, [&] { return host_->barrier(options); });
     return work;
   }
@@ -250,13 +199,6 @@ class Group final : public c10d::Backend {
   Traffic passed_on(const Tensors &tensors) const { return {getSize() > 1 ? bytes_of(tensors) : 0, getSize() - 1}; }
   Traffic at_root(const Tensors &of_a_rank) const { return {bytes_of(of_a_rank) * (getSize() - 1), getSize() - 1}; }
 
-  // Gloo's mean takes no integers. Returns what the sum has to be divided by.
-  int sum_for_mean(const Twins &twins, c10d::ReduceOp &op) const {
-    if (twins.device() < 0 || op != c10d::ReduceOp::AVG) return 1;
-    op = c10d::ReduceOp::SUM;
-    return getSize();
-  }
-
   Operands operands(const Twins &twins, int divisor) {
     const int device = twins.device();
     const std::lock_guard<std::mutex> lock(line_->mutex);
@@ -270,15 +212,15 @@ class Group final : public c10d::Backend {
   WorkPtr message(OpType type, const Twins &twins, Tensors &host, const Start &start) {
     if (twins.device() < 0) return start(host);
     TORCH_CHECK(host.size() == 1, "a message has one tensor, and here are ", host.size());
-    auto work = c10::make_intrusive<Message>(type, line_, operands(twins, 1), Traffic{bytes_of(host), 1});
     await_users_of(twins);
+    auto work = c10::make_intrusive<Message>(type, line_, operands(twins, 1), Traffic{bytes_of(host), 1});
     Tensors packed{work->packed()};
     work->follow(start(packed));
     return work;
   }
 
-  // NCCL runs the collectives of a group in order, and gloo has two threads. So one that has an operand of another
-  // waits until that has ended.
+  // Waits until no collective of this group uses the operands. Gloo itself begins one when the one before has ended,
+  // but a mean is divided, and a message is packed, outside of gloo.
   void await_users_of(const Twins &twins) {
     std::vector<c10::intrusive_ptr<Collective>> begun;
     {
@@ -302,15 +244,39 @@ class Group final : public c10d::Backend {
     work.follow(values, host_->allreduce(times, latest));
   }
 
-  // Tensors of the host alone are gloo's.
-  template <class Start>
-  WorkPtr begin(OpType type, const Twins &twins, const Traffic &traffic, Milliseconds timeout, const Start &start,
-                int divisor = 1) {
-    if (twins.device() < 0) return start();
+  // Calls start(options) for a collective, or gloo alone if all tensors are on the host. Gloo's mean takes no integers,
+  // so a mean is a sum that is divided.
+  template <class Options, class Start>
+  WorkPtr begin(OpType type, const Twins &twins, const Traffic &traffic, const Options &options, const Start &start) {
+    if (twins.device() < 0) return start(options);
+    Options asked = options;
+    int divisor = 1;
+    if constexpr (requires { asked.reduceOp; }) {
+      if (asked.reduceOp == c10d::ReduceOp::AVG) {
+        asked.reduceOp = c10d::ReduceOp::SUM;
+        divisor = getSize();
+      }
+    }
     auto work = c10::make_intrusive<Collective>(type, line_, operands(twins, divisor), traffic);
     await_users_of(twins);
-    follow(*work, timeout, start);
+    follow(*work, options.timeout, [&] { return start(asked); });
     return work;
+  }
+
+  template <class Options>
+  WorkPtr in_place(OpType type, WorkPtr (Backend::*call)(Tensors &, const Options &), const Tensors &tensors,
+                   const Traffic &traffic, const Options &options) {
+    Twins twins;
+    Tensors host = twins.written(tensors);
+    return begin(type, twins, traffic, options, [&](const Options &asked) { return (*host_.*call)(host, asked); });
+  }
+
+  template <class To, class From, class Options>
+  WorkPtr between(OpType type, WorkPtr (Backend::*call)(To &, From &, const Options &), const To &outputs,
+                  const From &inputs, const Traffic &traffic, const Options &options, Twins twins = Twins()) {
+    To to = twins.written(outputs);
+    From from = twins.read(inputs);
+    return begin(type, twins, traffic, options, [&](const Options &asked) { return (*host_.*call)(to, from, asked); });
   }
 
   const c10::intrusive_ptr<c10d::Backend> host_;

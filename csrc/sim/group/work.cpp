@@ -18,20 +18,13 @@
 namespace managed::sim {
 namespace {
 
-// A barrier is of the device that it is told, or of the current one.
-int place_of(const Operands &operands) {
-  if (operands.device >= 0) return operands.device;
-  return operands.barrier < 0 ? current_device() : operands.barrier;
-}
-
-// When the device has come to the collective; for a barrier, when the thread has come, too.
-std::int64_t time_now(const Operands &operands) {
-  const int place = place_of(operands);
+// Returns when the device has come to the collective; it comes after the thread.
+std::int64_t time_now(int device) {
   mgd_moment now{};
-  record(place, current_stream(place), &now);
+  record(device, current_stream(device), &now);
   const std::int64_t ns = moment_time(&now);
   forget(&now);
-  return operands.device < 0 ? std::max(ns, host_time()) : ns;
+  return ns;
 }
 
 // Processes do not know each other's wiring. A rank's link is taken to be like that from its device to the next, or to
@@ -76,24 +69,25 @@ SimWork::SimWork(c10d::OpType type, std::shared_ptr<Line> line, Operands operand
     : Work(-1, type),
       line_(std::move(line)),
       device_(operands.device),
+      is_barrier_(operands.is_barrier),
       results_(written(operands)),
       operands_(std::move(operands)),
       storages_(storages_of(operands_)),
-      ready_(time_now(operands_)),
-      duration_(time_of(place_of(operands_), traffic)),
+      ready_(time_now(device_)),
+      duration_(time_of(device_, traffic)),
       times_(two_numbers(ready_, duration_)) {}
 
 std::int64_t SimWork::start() const { return std::max(ready_, times_.const_data_ptr<std::int64_t>()[0]); }
 std::int64_t SimWork::duration() const { return std::max(duration_, times_.const_data_ptr<std::int64_t>()[1]); }
 
 void SimWork::synchronize() {
-  if (device_ < 0) host_wait(end_);
+  if (is_barrier_) host_wait(end_);
   else stream_wait(device_, current_stream(device_), {end_, nullptr});
 }
 
 // Only what was taken when the work began is looked at, since other threads may exchange the pointers of storages.
 void SimWork::end_uses() const {
-  if (device_ < 0) return;
+  if (is_barrier_) return;
   const int stream = line_->stream[device_];
   stream_wait(device_, stream, {end_, nullptr});
   const EndsAt exactly(end_);
@@ -125,10 +119,12 @@ void SimWork::end(std::int64_t at, std::exception_ptr error) noexcept {
 
 Collective::Collective(c10d::OpType type, std::shared_ptr<Line> line, Operands operands, const Traffic &traffic)
     : SimWork(type, std::move(line), std::move(operands), traffic),
-      future_(c10::make_intrusive<c10::ivalue::Future>(
-          c10::ListType::ofTensors(),
-          device_ < 0 ? std::vector<c10::Device>() : std::vector<c10::Device>{device_at(device_)})),
-      place_(device_ < 0 ? c10::Storage() : bare_storage(device_, 0)) {}
+      future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors(),
+                                                       std::vector<c10::Device>{device_at(device_)})),
+      place_(bare_storage(device_, 0)) {
+  // It runs before the callbacks of the program's, which record streams as they are.
+  future_->addCallback([](c10::ivalue::Future &) { EndsAt::no_more(); }, false);
+}
 
 void Collective::follow(const WorkPtr &values, const WorkPtr &times) {
   const auto self = c10::intrusive_ptr<Collective>::unsafe_reclaim_from_nonowning(this);
@@ -160,7 +156,7 @@ void Collective::arrived(std::exception_ptr failure) noexcept {
     auto &begun = line_->begun;
     for (; !begun.empty() && begun.front()->has_arrived_; begun.pop_front()) {
       const auto &next = begun.front();
-      std::int64_t &end = line_->end[next->device_ < 0 ? kMaxDevices : next->device_];
+      std::int64_t &end = line_->end[next->is_barrier_ ? kMaxDevices : next->device_];
       if (!next->failure_) end = std::max(end, next->start()) + next->duration();
       ended.emplace_back(next, end);
     }
@@ -170,15 +166,12 @@ void Collective::arrived(std::exception_ptr failure) noexcept {
 }
 
 // The future records the current stream of the device, and looks at no storage of the program's, whose bytes may have
-// left. Its first callback is ours: those of the program record streams as they are.
+// left.
 void Collective::complete_future() noexcept {
   try {
     if (const std::exception_ptr error = exception()) std::rethrow_exception(error);
     const EndsAt exactly(end_);
-    future_->addCallback([](c10::ivalue::Future &) { EndsAt::no_more(); }, false);
-    std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> places;
-    if (device_ >= 0) places.push_back(place_.getWeakStorageImpl());
-    future_->markCompleted(results_, std::move(places));
+    future_->markCompleted(results_, std::vector{place_.getWeakStorageImpl()});
   } catch (...) { future_->setErrorIfNeeded(std::current_exception()); }
 }
 

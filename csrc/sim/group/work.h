@@ -25,20 +25,20 @@ namespace managed::sim {
 using Tensors = std::vector<at::Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-// A tensor on the device, and what gloo sees of it. Gloo's tensor shares the operand.
+// Keeps a tensor of the device and its twin. The tensor that gloo gets shares it.
 struct Operand {
   at::Tensor sim, twin;
   bool written;
 };
 
 struct Operands {
-  int device = -1; // where they are; -1: there are none, and the host waits (a barrier)
-  int barrier = -1; // the device of a barrier; -1: the current one
+  int device; // where they are
+  bool is_barrier = false; // there are none, and the host waits
   std::vector<std::shared_ptr<Operand>> all;
   int divisor = 1; // of what is written, at the end
 };
 
-// What passes the port of the busiest rank: bytes, in so many messages one after the other.
+// Says what passes the port of the busiest rank: bytes, in so many messages one after the other.
 struct Traffic {
   double bytes;
   int messages;
@@ -46,12 +46,12 @@ struct Traffic {
 
 class Collective;
 
-// The collectives of one group. Each ends on the clock after the one before.
+// Keeps the collectives of one group in order. Each ends on the clock after the one before.
 struct Line {
-  std::mutex mutex; // a leaf
+  std::mutex mutex; // no other is taken inside
   std::deque<c10::intrusive_ptr<Collective>> begun; // the oldest first
   std::array<std::int64_t, kMaxDevices + 1> end{}; // of the last one on each device, and of barriers
-  std::array<int, kMaxDevices> stream{}; // uses the operands on each device; 0 before the first collective
+  std::array<int, kMaxDevices> stream{}; // of each device, which uses the operands; 0 before the first collective
 };
 
 class SimWork : public c10d::Work {
@@ -75,6 +75,7 @@ class SimWork : public c10d::Work {
 
   const std::shared_ptr<Line> line_;
   const int device_;
+  const bool is_barrier_;
   const Tensors results_;
   std::int64_t end_ = 0;
   Operands operands_;
