@@ -4,8 +4,8 @@ Of torch.nn.parallel: what torch.nn.parallel.comm calls in a CUDA build's torch.
 devices. scatter, replicate, gather and the autograd functions between them are torch's own. Devices
 are indices there; -1 is the CPU, and None is the current device.
 
-Of torch.distributed: what is asked of NCCL, done by the groups of simulated devices
-(_simulated/groups.py).
+Of torch.distributed: what makes and names groups for NCCL. The groups of simulated devices
+(_simulated/groups.py) stand in for it.
 """
 
 from __future__ import annotations
@@ -103,13 +103,19 @@ def _distributed() -> Iterator[tuple[Any, str, Callable[..., Any], Callable[...,
 
     # Torch's own code, which asks in its module, would go on to names that a CPU build has not.
     yield distributed, "is_nccl_available", distributed.is_nccl_available, lambda: True
-    inside = init_process_group, new_group, get_backend, is_backend_available
-    for name, ours in {f.__name__: f for f in inside}.items():
+    replaced: dict[Any, Callable[..., Any]] = {
+        init: init_process_group,
+        new: new_group,
+        named: get_backend,
+        available: is_backend_available,
+    }
+    for theirs, ours in replaced.items():
         for owner in (c10d, distributed, mesh):
-            if vars(owner).get(name) is getattr(c10d, name):
-                yield owner, name, getattr(c10d, name), ours
+            if vars(owner).get(theirs.__name__) is theirs:
+                yield owner, theirs.__name__, theirs, ours
     yield torch.cuda.nccl, "version", torch.cuda.nccl.version, lambda: _NCCL
-    for owner in (mesh, distributed):  # with the device that it is told translated
+    # These are torch's own, and get the device that is meant.
+    for owner in (mesh, distributed):
         yield owner, "init_device_mesh", owner.init_device_mesh, owner.init_device_mesh
     yield mesh.DeviceMesh, "__init__", mesh.DeviceMesh.__init__, mesh.DeviceMesh.__init__
 

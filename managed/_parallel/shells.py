@@ -171,9 +171,7 @@ def _same(one: Sequence[Any], other: Sequence[Any]) -> bool:
 
 
 def _shell(module: nn.Module) -> nn.Module:
-    if (
-        "_orig_mod" in module._modules
-    ):  # torch.compile's: it sets attributes on what it has compiled
+    if "_orig_mod" in module._modules:  # torch.compile's, which sets attributes on what it wraps
         shell = object.__new__(type(module))
         apart = {name: dict(vars(module)[name]) for name in ("_parameters", "_buffers", "_modules")}
         object.__setattr__(shell, "__dict__", vars(module) | apart)

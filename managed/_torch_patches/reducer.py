@@ -28,12 +28,19 @@ def install() -> None:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         hook = functools.partial(_keep_home, weakref.ref(self))
-        for p in self.parameters():
-            if p.requires_grad and C.is_managed(p):
-                handle = p.register_post_accumulate_grad_hook(hook)
-                weakref.finalize(self, handle.remove).atexit = False
+        handles = [
+            p.register_post_accumulate_grad_hook(hook)
+            for p in self.parameters()
+            if p.requires_grad and C.is_managed(p)
+        ]
+        weakref.finalize(self, _remove, handles).atexit = False
 
     cls.__init__ = __init__
+
+
+def _remove(handles: list[Any]) -> None:
+    for handle in handles:
+        handle.remove()
 
 
 def _keep_home(reducing: weakref.ref[Any], p: torch.Tensor) -> None:

@@ -6,7 +6,7 @@ import gc
 import pytest
 import torch
 import torch.distributed as dist
-from support.devices import D1, D2
+from support.devices import D1, D2, ON_CUDA
 from support.pressure import BYTES, PRESSURES, pressed
 from support.slices import slice_of
 from torch import nn
@@ -57,6 +57,8 @@ def spread(net):
 )
 @pytest.mark.parametrize("pressure", slice_of(PRESSURES, 0))
 def test_gradients_are_home_when_the_reducer_looks_at_them(pressure, options):
+    if ON_CUDA and pressure == "budget":
+        pytest.skip("torch's allocator takes 2 MiB at once")
     net = deep()
     before = managed.stats()["restore"]
     losses, weights = pressed(pressure, lambda: train(spread(net), **options))
