@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import random
+import signal
 import statistics
 import textwrap
 from collections import defaultdict
@@ -30,6 +31,10 @@ LONG = 10  # seconds; a test of `make test` takes less
 INERT = os.environ.get("NO_MANAGED", "0") not in ("", "0")
 TORTURE = os.environ.get("MANAGED_TORTURE")
 SANITIZED = os.environ.get("MANAGED_SANITIZE")
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background jobs
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # What `--first` leaves out; pyproject.toml says what each means.
