@@ -26,15 +26,19 @@ constexpr int kMaxDevices = 16;
 // reservation is never moved: the list holds its address.
 class Reservation {
  public:
-  // Throws c10::OutOfMemoryError when the device is full and the managed hook
+  // Bytes of a tensor. Throws c10::OutOfMemoryError when the device is full and the managed hook
   // could make no room.
   Reservation(int device, std::size_t bytes);
+  // Bytes of another library, which no limit bounds and for which nothing leaves. Throws std::bad_alloc without room.
+  enum class Foreign {};
+  Reservation(Foreign tag, int device, std::size_t bytes);
   ~Reservation();
   Reservation(const Reservation &) = delete;
   Reservation &operator=(const Reservation &) = delete;
 
   int device() const { return device_; }
   std::size_t bytes() const { return bytes_; }
+  bool is_foreign() const { return is_foreign_; }
   // Records that an operator uses the bytes on that stream.
   void used_on(int stream) const;
   // These concern the clock. hand_over(): another stream holds the bytes now (storage.h). stay_until(): the bytes are
@@ -49,8 +53,11 @@ class Reservation {
 
  private:
   friend struct Device;
+  void take_time();
+
   int device_;
   std::size_t bytes_;
+  bool is_foreign_ = false;
   mgd_hold *hold_ = nullptr;  // the same bytes on the clock
   std::shared_ptr<const mgd_moment> end_;  // the bytes are not free before it
   mgd_moment written_{};
@@ -59,8 +66,10 @@ class Reservation {
   Reservation *next_ = nullptr;
 };
 
+// used, peak: bytes of tensors. foreign: of other libraries. room: what a tensor could get; a limit counts tensors
+// alone.
 struct Memory {
-  std::size_t capacity, used, peak, limit; // the limit is at most the capacity
+  std::size_t capacity, used, peak, foreign, room;
 };
 
 // Must be called once, before anything else here; `capacities` holds `count` sizes.
@@ -76,7 +85,7 @@ void check_device(int device);
 Memory memory_of(int device);
 // A capacity below what is in use is allowed: nothing is freed, and nothing more fits.
 void set_capacity(int device, std::size_t bytes);
-// Sets how much of the device a program may use; at first it is all.
+// Sets how much of the device tensors may use; at first it is all.
 void set_limit(int device, std::size_t bytes);
 void reset_peak(int device);
 void reset_accumulated(int device);

@@ -21,7 +21,8 @@ __all__: list[str] = []
 
 # Functions of torch.cuda that torch.sim has under the same name.
 _SAME = """
-can_device_access_peer current_device current_stream default_stream device_count empty_cache
+caching_allocator_alloc caching_allocator_delete can_device_access_peer current_device
+current_stream default_stream device_count empty_cache
 get_device_name get_per_process_memory_fraction get_rng_state get_rng_state_all init initial_seed
 is_available is_initialized
 manual_seed manual_seed_all max_memory_allocated max_memory_reserved mem_get_info memory_allocated

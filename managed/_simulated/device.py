@@ -12,6 +12,8 @@ from torch import Event, Stream
 from managed import _sim
 from managed._simulated.memory import (
     Device,
+    caching_allocator_alloc,
+    caching_allocator_delete,
     empty_cache,
     get_per_process_memory_fraction,
     index_of,
@@ -21,6 +23,8 @@ from managed._simulated.memory import (
     memory_allocated,
     memory_reserved,
     memory_stats,
+    raw_alloc,
+    raw_free,
     reset_accumulated_memory_stats,
     reset_peak_memory_stats,
     set_capacity,
@@ -43,6 +47,8 @@ __all__ = [
     "Event",
     "Stream",
     "busy",
+    "caching_allocator_alloc",
+    "caching_allocator_delete",
     "can_device_access_peer",
     "current_device",
     "current_stream",
@@ -71,6 +77,8 @@ __all__ = [
     "memory_allocated",
     "memory_reserved",
     "memory_stats",
+    "raw_alloc",
+    "raw_free",
     "reset_accumulated_memory_stats",
     "reset_peak_memory_stats",
     "seed",
@@ -207,7 +215,7 @@ def virtual_time(device: Device = None) -> float:
     """
     if device == "cpu" or device == torch.device("cpu"):
         return _sim.host_time() * 1e-9
-    return _sim.report(index_of(device))[3] * 1e-9
+    return _sim.report(index_of(device))[4] * 1e-9
 
 
 def elapsed() -> float:

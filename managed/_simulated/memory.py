@@ -12,6 +12,8 @@ from managed.settings import budget, parse_bytes
 
 __all__ = [
     "Device",
+    "caching_allocator_alloc",
+    "caching_allocator_delete",
     "empty_cache",
     "get_per_process_memory_fraction",
     "index_of",
@@ -21,6 +23,8 @@ __all__ = [
     "memory_allocated",
     "memory_reserved",
     "memory_stats",
+    "raw_alloc",
+    "raw_free",
     "reset_accumulated_memory_stats",
     "reset_peak_memory_stats",
     "set_capacity",
@@ -71,8 +75,8 @@ def reset_accumulated_memory_stats(device: Device = None) -> None:
 
 def mem_get_info(device: Device = None) -> tuple[int, int]:
     """Free bytes and all bytes."""
-    capacity, used, _, _ = _sim.report(index_of(device))
-    return max(0, capacity - used), capacity
+    capacity, used, _, others, _ = _sim.report(index_of(device))
+    return max(0, capacity - used - others), capacity
 
 
 def memory_stats(device: Device = None) -> dict[str, Any]:
@@ -85,6 +89,52 @@ def empty_cache() -> None:
     On the simulated devices freed bytes are free at once, kept or not.
     """
     torch.accelerator.memory.empty_cache()
+
+
+def raw_alloc(bytes: int, device: Device = None) -> int | None:
+    """Takes bytes of a device that are no tensor's, as another library does by `cudaMalloc`.
+
+    Nothing leaves for them, and no budget bounds them.
+
+    Returns:
+        Their address, on the host, where they can be written if devices have values; None if the
+        device has no room.
+
+    Raises:
+        ValueError: for a number of bytes below 1.
+    """
+    if bytes < 1:
+        raise ValueError(f"raw_alloc() takes 1 byte or more, not {bytes}")
+    return _sim.raw_alloc(index_of(device), bytes)
+
+
+def raw_free(address: int) -> None:
+    """Gives back what `raw_alloc()` gave; ValueError for any other address."""
+    _sim.raw_free(address)
+
+
+def caching_allocator_alloc(size: int, device: Device = None, stream: Any = None) -> int:
+    """Takes bytes from the allocator of tensors, for another library: idle tensors leave for them.
+
+    As `torch.cuda.caching_allocator_alloc()`: 0 bytes are at the address 0, and the bytes belong to
+    the stream that is named, or to the current one.
+
+    Raises:
+        ValueError: for a negative size.
+        torch.OutOfMemoryError: if not enough can leave.
+    """
+    if size < 0:
+        raise ValueError(f"caching_allocator_alloc() takes 0 bytes or more, not {size}")
+    index = index_of(device)
+    if stream is None:
+        stream = torch.accelerator.current_stream(f"sim:{index}")
+    number: int = getattr(stream, "stream_id", stream)
+    return _sim.caching_alloc(index, size, number) or 0
+
+
+def caching_allocator_delete(mem_ptr: int) -> None:
+    """Gives back what `caching_allocator_alloc()` gave; ValueError for any other address."""
+    _sim.caching_delete(mem_ptr)
 
 
 def set_capacity(memory: int | str, device: Device = None) -> None:

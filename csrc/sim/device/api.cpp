@@ -14,6 +14,7 @@
 #include "sim/device/faults.h"
 #include "sim/generator.h"
 #include "sim/device/moves.h"
+#include "sim/device/raw.h"
 #include "sim/operators.h"
 #include "sim/device/register.h"
 #include "sim/storage.h"
@@ -59,6 +60,7 @@ void create(const mgd_sim_config &c) {
   bridge().allocate_for_copy = &allocate_for_copy;
   bridge().free_after = &free_after;
   bridge().limit = &set_limit;
+  bridge().room = [](int device) { return memory_of(device).room; };
   bridge().last_copy = &last_copy;
   bridge().worked = &worked;
   bridge().own = &note_owner;
@@ -67,6 +69,7 @@ void create(const mgd_sim_config &c) {
   if (!holds_values()) bridge().allocate_host = &take_addresses;
   devices_survive_fork();
   blocks_survive_fork();
+  raw_survives_fork();
   timeline_survives_fork(&take_bytes_again);
 }
 
@@ -91,7 +94,7 @@ int mgd_sim_report(int device, struct mgd_sim_usage *out) {
   return guarded([&] {
     check_device(device);
     const Memory m = memory_of(device);
-    *out = {m.capacity, m.used, m.peak, device_time(device)};
+    *out = {m.capacity, m.used, m.peak, m.foreign, device_time(device)};
   });
 }
 
@@ -107,6 +110,28 @@ int mgd_sim_reset_peak(int device) {
     check_device(device);
     reset_peak(device);
   });
+}
+
+int mgd_sim_raw_alloc(int device, size_t bytes, void **out) {
+  return guarded([&] {
+    check_device(device);
+    *out = raw_alloc(device, bytes);
+  });
+}
+
+int mgd_sim_raw_free(void *address) {
+  return guarded([&] { raw_free(address); });
+}
+
+int mgd_sim_caching_alloc(int device, size_t bytes, int stream, void **out) {
+  return guarded([&] {
+    check_device(device);
+    *out = caching_alloc(device, bytes, stream);
+  });
+}
+
+int mgd_sim_caching_delete(void *address) {
+  return guarded([&] { caching_delete(address); });
 }
 
 void mgd_sim_exchange_faults(int kind, int64_t *first, int64_t *last, int64_t *seen) {

@@ -32,7 +32,7 @@ struct mgd_sim_config {
 
 /* What torch.sim reports of one device, in bytes and ns of virtual time. */
 struct mgd_sim_usage {
-  size_t capacity, used, peak;
+  size_t capacity, used, peak, foreign;
   int64_t time;
 };
 
@@ -46,6 +46,11 @@ int mgd_sim_set_device(int device);
 int mgd_sim_report(int device, struct mgd_sim_usage *out);
 int mgd_sim_set_capacity(int device, size_t bytes);
 int mgd_sim_reset_peak(int device);
+/* See raw.h. A call without room, or for 0 bytes, gives NULL. */
+int mgd_sim_raw_alloc(int device, size_t bytes, void **out);
+int mgd_sim_raw_free(void *address);
+int mgd_sim_caching_alloc(int device, size_t bytes, int stream, void **out);
+int mgd_sim_caching_delete(void *address);
 /* For tests: makes the first to the last allocation (`kind` 0) or copy (1) fail, counted from 1 and with *seen counted
  * already; none fails if *first is 0. Leaves the previous setting in the arguments. */
 void mgd_sim_exchange_faults(int kind, int64_t *first, int64_t *last, int64_t *seen);

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstdio>
 #include <mutex>
+#include <new>
 #include <string>
 
 #include "sim/device/faults.h"
@@ -16,17 +17,20 @@
 
 namespace managed::sim {
 
-// Invariants: used is the sum of bytes of the list; used <= capacity unless the
-// capacity was lowered meanwhile; stats.allocated_bytes[0].current == used.
+// Invariants: used + foreign is the sum of bytes of the list, and at most the capacity unless
+// that was lowered meanwhile; stats.allocated_bytes[0].current == used.
 struct Device {
   std::mutex lock;
   std::size_t capacity = 0;
   std::size_t limit = SIZE_MAX;
-  std::size_t used = 0;
+  std::size_t used = 0, foreign = 0;  // bytes of tensors, and of other libraries
   Reservation *first = nullptr;
   c10::CachingDeviceAllocator::DeviceStats stats;
 
-  std::size_t allowed() const { return std::min(capacity, limit); }
+  std::size_t most() const { return std::min(capacity, limit); }  // a larger tensor never fits
+  std::size_t left_to_tensors() const { return capacity - std::min(capacity, foreign); }
+  std::size_t allowed() const { return std::min(left_to_tensors(), limit); }  // to tensors
+  std::size_t room(std::size_t most) const { return most - std::min(most, used); }
   bool try_take(Reservation *r);
   void give_back(Reservation *r);
   void link(Reservation *r);
@@ -76,13 +80,14 @@ std::string exact(std::size_t bytes) {
 
 // What stood on the device when the request failed, read under its lock.
 struct Situation {
-  std::size_t capacity, allowed, used, largest, blocks;
+  std::size_t capacity, most, used, foreign, room, largest, blocks;
 };
 
 Situation look(Device &d) {
   std::lock_guard<std::mutex> held(d.lock);
-  Situation s{d.capacity, d.allowed(), d.used, 0, 0};
+  Situation s{d.capacity, d.most(), d.used, d.foreign, d.room(d.allowed()), 0, 0};
   for (const Reservation *r = d.first; r; r = r->next()) {
+    if (r->is_foreign()) continue;
     s.largest = std::max(s.largest, r->bytes());
     s.blocks++;
   }
@@ -95,12 +100,15 @@ constexpr const char *kOnCuda = " CUDA's allocator would say \"CUDA out of memor
 
 [[noreturn]] void fail(int device, std::size_t bytes) {
   const Situation s = look(g_devices[device]);
-  const std::size_t room = s.allowed > s.used ? s.allowed - s.used : 0;
-  const std::string budget = s.allowed < s.capacity ? ", budget " + exact(s.allowed) : "";
-  const char *advice = bytes > s.allowed ? "This can never fit here: split the tensor, use a device with more memory, or simulate with a larger memory=."
-                                          : "Free tensors, use smaller batches, move something to another device, or simulate with a larger memory=.";
-  TORCH_CHECK_WITH(OutOfMemoryError, false, "sim:", device, " out of memory. Tried to allocate ", exact(bytes), ". Capacity ", exact(s.capacity), budget, ", used ",
-                   exact(s.used), " in ", s.blocks, " storages (largest ", exact(s.largest), "), free ", exact(room), ". ", advice, kOnCuda);
+  const std::string budget = s.most < s.capacity ? ", budget " + exact(s.most) : "";
+  const std::string foreign = s.foreign ? ", of other libraries " + exact(s.foreign) : "";
+  const char *advice = bytes > s.most
+      ? "This can never fit here: split the tensor, use a device with more memory, or simulate with a larger memory=."
+      : "Free tensors, use smaller batches, move something to another device, or simulate with a larger memory=.";
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "sim:", device, " out of memory. Tried to allocate ", exact(bytes),
+                   ". Capacity ", exact(s.capacity), budget, ", used ", exact(s.used), " in ", s.blocks,
+                   " storages (largest ", exact(s.largest), ")", foreign, ", free ", exact(s.room), ". ", advice,
+                   kOnCuda);
 }
 
 [[noreturn]] void fail_as_asked(int device, std::size_t bytes) {
@@ -114,7 +122,7 @@ bool ask_for_room(int device, std::size_t bytes) {
   if (!g_bridge.make_room) return false;
   {
     std::lock_guard<std::mutex> held(g_devices[device].lock);
-    if (bytes > g_devices[device].allowed()) return false;
+    if (bytes > g_devices[device].most()) return false;
     g_devices[device].stats.num_alloc_retries++;
   }
   struct WithoutGil {
@@ -124,6 +132,17 @@ bool ask_for_room(int device, std::size_t bytes) {
     }
   } const without;
   return g_bridge.make_room(device, bytes);
+}
+
+// Tells the clock how much the device holds at once: what leaves is in use until its copy has ended. Not under the
+// device's lock, since fork() takes the clock's first; so it is repeated if another thread has changed it meanwhile.
+void tell_clock(int device) {
+  Device &d = g_devices[device];
+  const auto most = [&] {
+    std::lock_guard<std::mutex> held(d.lock);
+    return d.allowed() + std::min(d.capacity, d.foreign);
+  };
+  for (std::size_t told = SIZE_MAX, now = most(); told != now; now = most()) set_clock_capacity(device, told = now);
 }
 
 void lock_devices() {
@@ -137,18 +156,18 @@ void unlock_devices() {
 
 bool Device::try_take(Reservation *r) {
   std::lock_guard<std::mutex> held(lock);
-  if (r->bytes_ && (used > allowed() || r->bytes_ > allowed() - used)) return false;
-  used += r->bytes_;
+  if (r->bytes_ > room(r->is_foreign_ ? left_to_tensors() : allowed())) return false;
+  (r->is_foreign_ ? foreign : used) += r->bytes_;
   link(r);
-  count_up(stats, r->bytes_);
+  if (!r->is_foreign_) count_up(stats, r->bytes_);
   return true;
 }
 
 void Device::give_back(Reservation *r) {
   std::lock_guard<std::mutex> held(lock);
-  used -= r->bytes_;
+  (r->is_foreign_ ? foreign : used) -= r->bytes_;
   unlink(r);
-  count_down(stats, r->bytes_);
+  if (!r->is_foreign_) count_down(stats, r->bytes_);
 }
 
 void Device::link(Reservation *r) {
@@ -167,10 +186,20 @@ Reservation::Reservation(int device, std::size_t bytes) : device_(device), bytes
   while (!g_devices[device].try_take(this)) {
     if (!ask_for_room(device, bytes)) fail(device, bytes);
   }
+  take_time();
+}
+
+Reservation::Reservation(Foreign, int device, std::size_t bytes) : device_(device), bytes_(bytes), is_foreign_(true) {
+  if (!g_devices[device].try_take(this)) throw std::bad_alloc();
+  tell_clock(device);
+  take_time();
+}
+
+void Reservation::take_time() {
   try {
-    if (bytes) hold_ = take_bytes(device, taking_stream(device), bytes);
+    if (bytes_) hold_ = take_bytes(device_, taking_stream(device_), bytes_);
   } catch (...) {
-    g_devices[device].give_back(this);
+    g_devices[device_].give_back(this);
     throw;
   }
 }
@@ -208,6 +237,7 @@ Reservation::~Reservation() {
   if (hold_) give_bytes(hold_, end_.get());
   if (is_written_) forget(&written_);
   g_devices[device_].give_back(this);
+  if (is_foreign_) tell_clock(device_);
   if (bytes_ && g_bridge.freed) g_bridge.freed(device_, bytes_);
 }
 
@@ -228,22 +258,24 @@ void check_device(int device) {
 Memory memory_of(int device) {
   Device &d = g_devices[device];
   std::lock_guard<std::mutex> held(d.lock);
-  return {d.capacity, d.used, static_cast<std::size_t>(d.stats.allocated_bytes[kAll].peak), d.allowed()};
+  return {d.capacity, d.used, static_cast<std::size_t>(d.stats.allocated_bytes[kAll].peak), d.foreign,
+          d.room(d.allowed())};
 }
 
 void set_capacity(int device, std::size_t bytes) {
-  Device &d = g_devices[device];
-  set_clock_capacity(device, std::min(bytes, d.limit));  // without the lock: fork() takes the clock's first
-  std::lock_guard<std::mutex> held(d.lock);
-  d.capacity = bytes;
+  {
+    std::lock_guard<std::mutex> held(g_devices[device].lock);
+    g_devices[device].capacity = bytes;
+  }
+  tell_clock(device);
 }
 
-// The clock holds no more either: what leaves is in use until its copy has ended.
 void set_limit(int device, std::size_t bytes) {
-  Device &d = g_devices[device];
-  set_clock_capacity(device, std::min(memory_of(device).capacity, bytes));
-  std::lock_guard<std::mutex> held(d.lock);
-  d.limit = bytes;
+  {
+    std::lock_guard<std::mutex> held(g_devices[device].lock);
+    g_devices[device].limit = bytes;
+  }
+  tell_clock(device);
 }
 
 void reset_peak(int device) {
@@ -271,7 +303,7 @@ Bridge &bridge() noexcept { return g_bridge; }
 
 void take_bytes_again() {
   for (int i = 0; i < device_count(); i++) {
-    set_clock_capacity(i, g_devices[i].allowed());
+    tell_clock(i);
     g_devices[i].take_again(i);
   }
 }

@@ -101,14 +101,58 @@ static PyObject *sim_set_device(PyObject *Py_UNUSED(module), PyObject *args) {
 
 PyDoc_STRVAR(report_doc,
              "report(index, /)\n--\n\n"
-             "(capacity, used, peak) in bytes and the device's virtual time in ns.");
+             "(capacity, used, peak, of other libraries) in bytes and the device's virtual time in ns.");
 static PyObject *sim_report(PyObject *Py_UNUSED(module), PyObject *args) {
   int device;
   struct mgd_sim_usage r;
   if (!PyArg_ParseTuple(args, "i:report", &device) || mgd_sim_report(device, &r) < 0) {
     return NULL;
   }
-  return Py_BuildValue("nnnL", (Py_ssize_t)r.capacity, (Py_ssize_t)r.used, (Py_ssize_t)r.peak, (long long)r.time);
+  return Py_BuildValue("nnnnL", (Py_ssize_t)r.capacity, (Py_ssize_t)r.used, (Py_ssize_t)r.peak, (Py_ssize_t)r.foreign,
+                       (long long)r.time);
+}
+
+static PyObject *address_or_none(void *address) {
+  if (address) { return PyLong_FromVoidPtr(address); }
+  Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(raw_alloc_doc,
+             "raw_alloc(index, bytes, /)\n--\n\n"
+             "Takes bytes that are no tensor's, as cudaMalloc; an address, or None without room.");
+static PyObject *sim_raw_alloc(PyObject *Py_UNUSED(module), PyObject *args) {
+  int device;
+  Py_ssize_t bytes;
+  void *address = NULL;
+  if (!PyArg_ParseTuple(args, "in:raw_alloc", &device, &bytes)) { return NULL; }
+  return mgd_sim_raw_alloc(device, (size_t)bytes, &address) < 0 ? NULL : address_or_none(address);
+}
+
+PyDoc_STRVAR(caching_alloc_doc,
+             "caching_alloc(index, bytes, stream, /)\n--\n\n"
+             "Takes bytes from the allocator of tensors; an address, or None for 0 bytes.");
+static PyObject *sim_caching_alloc(PyObject *Py_UNUSED(module), PyObject *args) {
+  int device, stream;
+  Py_ssize_t bytes;
+  void *address = NULL;
+  if (!PyArg_ParseTuple(args, "ini:caching_alloc", &device, &bytes, &stream)) { return NULL; }
+  return mgd_sim_caching_alloc(device, (size_t)bytes, stream, &address) < 0 ? NULL : address_or_none(address);
+}
+
+static PyObject *free_by(int (*give)(void *), PyObject *number) {
+  void *address = PyLong_AsVoidPtr(number);
+  return PyErr_Occurred() ? NULL : none_or_null(give(address));
+}
+
+PyDoc_STRVAR(raw_free_doc, "raw_free(address, /)\n--\n\nGives back what raw_alloc() gave. ValueError: it did not.");
+static PyObject *sim_raw_free(PyObject *Py_UNUSED(module), PyObject *address) {
+  return free_by(&mgd_sim_raw_free, address);
+}
+
+PyDoc_STRVAR(caching_delete_doc,
+             "caching_delete(address, /)\n--\n\nGives back what caching_alloc() gave. ValueError: it did not.");
+static PyObject *sim_caching_delete(PyObject *Py_UNUSED(module), PyObject *address) {
+  return free_by(&mgd_sim_caching_delete, address);
 }
 
 PyDoc_STRVAR(set_capacity_doc,
@@ -274,6 +318,10 @@ static PyMethodDef methods[] = {
     {"set_device", sim_set_device, METH_VARARGS, set_device_doc},
     {"report", sim_report, METH_VARARGS, report_doc},
     {"set_capacity", sim_set_capacity, METH_VARARGS, set_capacity_doc},
+    {"raw_alloc", sim_raw_alloc, METH_VARARGS, raw_alloc_doc},
+    {"raw_free", sim_raw_free, METH_O, raw_free_doc},
+    {"caching_alloc", sim_caching_alloc, METH_VARARGS, caching_alloc_doc},
+    {"caching_delete", sim_caching_delete, METH_O, caching_delete_doc},
     {"reset_peak", sim_reset_peak, METH_VARARGS, reset_peak_doc},
     {"host_time", sim_host_time, METH_NOARGS, host_time_doc},
     {"busy", sim_busy, METH_VARARGS, busy_doc},

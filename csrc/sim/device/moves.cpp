@@ -101,8 +101,7 @@ CopyPtr copy_operand(const c10::DataPtr &target, const c10::DataPtr &source, std
 
 c10::DataPtr allocate_for_copy(int device, std::size_t bytes, int from, Urgency urgency, bool if_room) {
   if (if_room) {
-    const Memory m = memory_of(device);
-    if (m.used > m.limit || bytes > m.limit - m.used) return {};  // an error would look at all storages for its text
+    if (bytes > memory_of(device).room) return {};  // an error would look at all storages for its text
   }
   const TakenBy taker(copy_stream(Way::In, urgency, from));
   return allocator_of(device)->allocate(bytes);

@@ -98,7 +98,8 @@ struct CurrentDeviceAllocator final : c10::DeviceAllocator {
   std::pair<std::size_t, std::size_t> getMemoryInfo(c10::DeviceIndex d) override {
     check_device(d);
     const Memory m = memory_of(d);
-    return {m.limit > m.used ? m.limit - m.used : 0, m.capacity};
+    const std::size_t used = m.used + m.foreign;
+    return {m.capacity - std::min(m.capacity, used), m.capacity};
   }
 };
 

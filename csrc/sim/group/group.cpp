@@ -139,8 +139,8 @@ class Group final : public c10d::Backend {
   }
   WorkPtr reduce_scatter_tensor_coalesced(Tensors &outputs, Tensors &inputs,
                                           const c10d::ReduceScatterOptions &options) override {
-    return between(OpType::REDUCE_SCATTER_TENSOR_COALESCED, &Backend::reduce_scatter_tensor_coalesced, outputs, inputs,
-                   exchanged(inputs), options, Twins(true));
+    return between(OpType::COALESCED, &Backend::reduce_scatter_tensor_coalesced, outputs, inputs, exchanged(inputs),
+                   options, Twins(true));
   }
 
   WorkPtr gather(TensorLists &outputs, Tensors &inputs, const c10d::GatherOptions &options) override {

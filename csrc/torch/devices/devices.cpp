@@ -47,28 +47,29 @@ bool has_context(c10::Device d) {
 
 namespace {
 
+// All bytes that the device's allocator has handed out, and those that it has of the driver.
+void read_usage(c10::Device d, int64_t* allocated, int64_t* reserved) {
+  const Bridge* b = backend_of(d.type());
+  if (b && b->usage) return b->usage(d.index(), allocated, reserved);
+  const auto stats = c10::getDeviceAllocator(d.type())->getDeviceStats(d.index());
+  // Requested bytes count, so that a plan finds the bytes of what it moves; some allocators do not report them.
+  const int64_t requested = stats.requested_bytes[0].current;
+  *allocated = requested ? requested : stats.allocated_bytes[0].current;
+  *reserved = stats.reserved_bytes[0].current;
+}
+
 // Asking CUDA what is free makes a context, which costs hundreds of MiB; a device without one counts as free.
 void observe_one(int id) {
   const c10::Device d = device_of(id);
   if (!has_context(d)) return check(mgd_ledger_observe(machine(), id, 0, 0), "reading device memory");
   auto [free, total] = memory_info(d);
-  const Bridge* b = backend_of(d.type());
-  int64_t allocated = 0, cached = 0;
-  if (b && b->usage) {
-    b->usage(d.index(), &allocated, &cached);
-  } else {
-    const auto stats = c10::getDeviceAllocator(d.type())->getDeviceStats(d.index());
-    // Requested bytes count, so that a plan finds the bytes of what it moves; some allocators do not report them.
-    const int64_t requested = stats.requested_bytes[0].current;
-    allocated = requested ? requested : stats.allocated_bytes[0].current;
-    cached = stats.reserved_bytes[0].current;
-  }
+  int64_t allocated = 0, reserved = 0;
+  read_usage(d, &allocated, &reserved);
   mgd_usage known{};
   check(mgd_ledger_usage(machine(), id, &known), "reading a budget");
-  // The context and other programs may use what a budget leaves of the device. No other program has bytes on a
-  // simulated device.
-  const int64_t others = total - free - cached, left_to_them = total - known.capacity;
-  const int64_t foreign = d.is_privateuseone() ? 0 : std::max<int64_t>(0, others - left_to_them);
+  // The context and other programs may use what a budget leaves of the device.
+  const int64_t others = total - free - reserved, left_to_them = total - known.capacity;
+  const int64_t foreign = std::max<int64_t>(0, others - left_to_them);
   check(mgd_ledger_observe(machine(), id, allocated, foreign), "reading device memory");
 }
 
@@ -123,6 +124,11 @@ const Bridge* backend_of(c10::DeviceType type) {
   return type == c10::kPrivateUse1 ? r.bridge
       : type == c10::kCUDA         ? r.cuda_bridge.load(std::memory_order_acquire)
                                    : nullptr;
+}
+
+void allocator_usage(int id, int64_t* allocated, int64_t* reserved) {
+  *allocated = *reserved = 0;
+  if (has_context(device_of(id))) read_usage(device_of(id), allocated, reserved);
 }
 
 void observe() {
