@@ -53,6 +53,7 @@ def extensions() -> list[Extension]:
             "managed._C",
             core + sources("torch/**/*.cpp", "python/*.c"),
             libraries=torch_libraries,
+            include_dirs=[str(ROOT / "managed/include")],
         ),
         Extension(
             "managed._sim",

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from managed import debug, errors
+from managed import debug, errors, holders
 from managed._attributes import Attributes
 from managed._backend import INERT, C
 from managed._modules import placed, wrappers
@@ -36,6 +36,7 @@ from managed.data_parallel import DataParallel
 from managed.errors import OutOfMemoryError
 from managed.explain import explain, stats
 from managed.hints import hint
+from managed.holders import give_back
 from managed.module import ManagedModule
 from managed.pipeline import Pipeline
 from managed.plans import load_plans, save_plans
@@ -62,7 +63,9 @@ __all__ = [
     "errors",
     "explain",
     "frozen",
+    "give_back",
     "hint",
+    "holders",
     "load_plans",
     "on",
     "plot_memory",

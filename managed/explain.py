@@ -182,7 +182,8 @@ def stats(reset: bool = False) -> dict[str, Any]:
     - `events`: the number of the newest event; a reset leaves it as it is.
     - `devices`: bytes per device: `capacity`, `used`, `free`, `peak` (the highest `used` that
       placement or `stats` has seen), and `used` by owner: `managed`, `replica`, `reserved`,
-      `foreign`.
+      `foreign`. `holders`: what each of `managed.holders` reported last (`live`, `cached`), was
+      asked for and gave, in bytes, and how often it was asked (`asks`).
     - `misaligned_calls`: operator calls whose operands stood apart; `aligned_calls`: those for
       which something was copied; `grouped_calls`: list operators that were split by device.
     - `replica_hits`: operands for which a copy of an earlier use served.

@@ -15,7 +15,23 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-__all__ = ["lightning_generator", "lightning_strategy", "stay", "trainer_generator"]
+from managed._allocators import (
+    cupy_allocator,
+    numba_memory_manager,
+    rmm_callback,
+    rmm_resource,
+)
+
+__all__ = [
+    "cupy_allocator",
+    "lightning_generator",
+    "lightning_strategy",
+    "numba_memory_manager",
+    "rmm_callback",
+    "rmm_resource",
+    "stay",
+    "trainer_generator",
+]
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -24,6 +24,7 @@ static inline bool mgd_add(int64_t a, int64_t b, int64_t *out) {
 }
 
 static inline int64_t mgd_max(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t mgd_min(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* Return a + b and a - b, or INT64_MAX if that is less: for comparing. a >= 0, and for the sum b >= 0. */
 static inline int64_t mgd_about_sum(int64_t a, int64_t b) { return a <= INT64_MAX - b ? a + b : INT64_MAX; }

@@ -228,6 +228,20 @@ int mgd_evict_veto(struct mgd_machine *m, mgd_may_leave_fn fn);               /*
  * *memory_left: the caller frees it; may be NULL. INVALID: no such move is under way, or the bytes cannot be there. */
 int mgd_evict_end(struct mgd_machine *m, struct mgd_handle *h, int to, void *memory, void **memory_left);
 
+/* ---- holders.c: other allocators with memory of a device, and which of them is asked for what it keeps */
+/* `name`: 31 bytes at most. `keep`: bytes that it may keep cached on each device. FULL: there are MGD_MAX_HOLDERS. */
+int mgd_holders_add(struct mgd_machine *m, const char *name, int64_t keep, int *id);
+int mgd_holders_remove(struct mgd_machine *m, int id);
+/* Begins a round: each entry is a holder to get a report of. `requester` is asked nothing (0: there is none), nor is a
+ * holder that gave nothing in its last turn: it rests for 2, 4, 8, ... rounds, 64 at most. */
+int mgd_holders_begin(struct mgd_machine *m, int device, int requester, struct mgd_holder_round *round);
+int mgd_holders_reported(struct mgd_machine *m, struct mgd_holder_round *round, int id, int64_t live, int64_t cached);
+/* Chooses the holder with most to spare that this round has not asked, and for how many bytes. ABSENT: none is left.
+ * Then mgd_holders_gave() says how many bytes came free on the device. */
+int mgd_holders_next(struct mgd_machine *m, struct mgd_holder_round *round, int64_t missing, int *id, int64_t *bytes);
+int mgd_holders_gave(struct mgd_machine *m, const struct mgd_holder_round *round, int id, int64_t bytes);
+int mgd_holders_read(struct mgd_machine *m, int device, struct mgd_holding out[MGD_MAX_HOLDERS], int *n);
+
 /* ---- order.c: in which order storages leave */
 int mgd_order_set_policy(struct mgd_machine *m, mgd_victim_fn fn, void *context); /* NULL restores the default */
 

@@ -57,6 +57,17 @@ enum mgd_claim_state {
   MGD_CLAIM_LATE     /* its deadline passed, so another call dequeued it; its owner has not polled yet */
 };
 
+/* A holder of memory beside torch's allocator; core/holders.h. */
+struct mgd_holder {
+  int id; /* 0: the slot is free */
+  char name[MGD_NAME_BYTES];
+  int64_t keep; /* it is never asked for the last so many bytes that it has cached on a device */
+  struct mgd_holder_on {
+    int64_t live, cached, asked, given, asks, rest; /* as in struct mgd_holding */
+    int refusals; /* how often in a row it gave nothing, up to a limit */
+  } on[MGD_MAX_DEVICES];
+};
+
 /* A ticket stands for a claim.
  * Invariants: a WAITING claim is in exactly one queue, that of its device, and
  * queues are in order of arrival; no other claim is in any queue. A claim in
@@ -95,6 +106,8 @@ struct mgd_machine {
   struct mgd_claims claims;
   struct mgd_replicas replicas;
   struct mgd_host_room host;
+  struct mgd_holder *holders; /* MGD_MAX_HOLDERS of them, or NULL */
+  int last_holder; /* the last id that was given */
   struct mgd_handle_list orphans; /* closed while SPILLING or RESTORING: in no other list, freed when the move ends */
   struct mgd_user *users;
   mgd_victim_fn victim;

@@ -73,6 +73,7 @@ void mgd_machine_destroy(struct mgd_machine *m) {
   }
   (void)pthread_mutex_destroy(&m->mutex);
   mgd_alloc_free(m->claims.slots);
+  mgd_alloc_free(m->holders);
   mgd_alloc_free(m->replicas.slots);
   mgd_alloc_free(m->replicas.buckets);
   mgd_alloc_free(m->replicas.sources);

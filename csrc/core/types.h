@@ -14,6 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "core/holders.h"
 #include "core/residency.h"
 
 #define MGD_HOST 0

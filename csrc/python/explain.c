@@ -57,6 +57,22 @@ static PyObject *usage_dict(const struct mgd_usage *u) {
                        "foreign", (long long)u->by_owner[MGD_FOREIGN]);
 }
 
+/* Returns {"frames": {...}}: each holder of memory of the device, by what it reported last. */
+static PyObject *holders_of(int device) {
+  struct mgd_holding all[MGD_MAX_HOLDERS];
+  int n = 0;
+  mgd_holders_read(mgd_torch_machine(), device, all, &n);
+  PyObject *dict = PyDict_New();
+  for (int i = 0; dict && i < n; i++) {
+    const struct mgd_holding *h = &all[i];
+    PyObject *figures =
+        Py_BuildValue("{sLsLsLsLsL}", "live", (long long)h->live, "cached", (long long)h->cached, "asked",
+                      (long long)h->asked, "given", (long long)h->given, "asks", (long long)h->asks);
+    if (put(dict, h->name, figures) < 0) Py_CLEAR(dict);
+  }
+  return dict;
+}
+
 /* Returns {"sim:0": {...}} in bytes. Devices that were not searched for yet are left out: reading numbers starts no
  * driver. */
 static PyObject *devices(void) {
@@ -68,7 +84,9 @@ static PyObject *devices(void) {
     struct mgd_usage usage;
     char name[32];
     if (mgd_ledger_usage(machine, id, &usage) || mgd_device_name(machine, id, name)) continue;
-    if (put(dict, name, usage_dict(&usage)) < 0) Py_CLEAR(dict);
+    PyObject *figures = usage_dict(&usage);
+    if (figures && put(figures, "holders", holders_of(id)) < 0) Py_CLEAR(figures);
+    if (put(dict, name, figures) < 0) Py_CLEAR(dict);
   }
   return dict;
 }

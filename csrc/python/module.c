@@ -25,8 +25,10 @@ static PyObject *install(PyObject *module, PyObject *name_class) {
   st->managed_tensor = Py_NewRef(name_class);
   st->manager = mgd_manager_new(st);
   if (!st->manager || mgd_tensor_install(st) < 0 || mgd_engine_install(st) < 0 || mgd_warn_install(st) < 0 ||
-      mgd_garbage_init() < 0 || mgd_lists_install() < 0)
+      mgd_jobs_init() < 0 || mgd_lists_install() < 0)
     return NULL;
+  mgd_garbage_init();
+  mgd_holders_init();
   /* The descriptors on torch.Tensor read the state, so the module must never be freed. */
   Py_INCREF(module);
   Py_RETURN_NONE;
@@ -80,9 +82,10 @@ static int find_torch(struct mgd_state *st) {
 }
 
 static int add_functions(PyObject *module) {
-  PyMethodDef *const tables[] = {install_methods,  mgd_settings_methods, mgd_admit_methods,  mgd_explain_methods,
-                                 mgd_warn_methods, mgd_walk_methods,     mgd_memory_methods, mgd_storage_methods,
-                                 mgd_on_methods,   mgd_exchange_methods, mgd_layers_methods, mgd_test_hooks_methods};
+  PyMethodDef *const tables[] = {install_methods,       mgd_settings_methods, mgd_admit_methods,  mgd_explain_methods,
+                                 mgd_warn_methods,      mgd_walk_methods,     mgd_memory_methods, mgd_storage_methods,
+                                 mgd_on_methods,        mgd_exchange_methods, mgd_layers_methods, mgd_holders_methods,
+                                 mgd_test_hooks_methods};
   for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
     if (PyModule_AddFunctions(module, tables[i]) < 0) return -1;
   return 0;

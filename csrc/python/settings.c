@@ -121,8 +121,8 @@ static int accelerator_id(PyObject *device, int *id) {
   int any = 0;
   if (mgd_state_ready() < 0 || mgd_errors_device_id(device, id, &any) < 0) return -1;
   if (!any && *id != MGD_HOST) return 0;
-  PyErr_Format(PyExc_ValueError,
-               "managed: a budget is for one accelerator with its index (\"cuda:0\", \"sim:1\"), not %R", device);
+  PyErr_Format(PyExc_ValueError, "managed: this takes one accelerator with its index (\"cuda:0\", \"sim:1\"), not %R",
+               device);
   return -1;
 }
 

@@ -43,6 +43,8 @@ int mgd_torch_observe(void);
 int64_t mgd_torch_now(void); /* ns, monotonic */
 /* Limits the accelerator's allocator to `bytes` from now on, if it supports limits; bytes beyond them are evicted. */
 int mgd_torch_set_budget(int device, int64_t bytes);
+/* What torch's allocator has handed out, and what it keeps beside. Returns 0, or -1 without an exception. No GIL. */
+int mgd_torch_allocator_usage(int device, int64_t *live, int64_t *cached);
 
 /* ---- waiting.cpp: waits for bytes that other threads hold */
 /* How often bytes have been freed. Read it BEFORE looking for room, then wait for it to change. */
@@ -150,9 +152,25 @@ int mgd_torch_allocate(PyObject *tensor, int device);
 uint64_t mgd_torch_move_count(void); /* tensors moved in place so far; never goes back, unlike the trace's totals */
 
 /* ---- garbage.cpp */
-/* Sets the function that runs Python's collector and returns whether it did. It is called without the GIL, at any point
- * of a thread's work. */
-void mgd_torch_set_collector(int (*collect)(void));
+/* Sets the function that runs Python's collector and returns whether it did, before the deadline (ns of
+ * mgd_torch_now). It is called without the GIL, at any point of a thread's work. */
+void mgd_torch_set_collector(int (*collect)(int64_t deadline));
+
+/* ---- holders.cpp */
+/* These call other allocators, by their ids in the core. They are called without the GIL and return 0, or -1 for a
+ * holder that failed, or has not answered when the deadline passes. */
+struct mgd_holder_calls {
+  void (*find)(int64_t deadline); /* adds allocators of libraries that the program has imported meanwhile */
+  int (*report)(int id, int device, int64_t deadline, int64_t *live, int64_t *cached);
+  int (*reclaim)(int id, int device, int64_t bytes, int64_t deadline);
+};
+void mgd_torch_set_holders(const struct mgd_holder_calls *calls);
+/* Names the holder whose function this thread runs from now on; 0: none. What the thread needs is not asked of that
+ * one. Returns the one before. Needs no GIL. */
+int mgd_torch_exchange_requester(int id);
+/* Makes idle storages leave, and gives the allocator's cache back, until the device has so many more bytes for other
+ * libraries. Returns how many came free. Needs no GIL, and releases it if the caller has it. No holder is asked. */
+int64_t mgd_torch_give_back(int device, int64_t bytes);
 
 /* ---- errors.cpp */
 /* Sets the exceptions for operands pinned to different devices and for operators without room; keeps references. */

@@ -17,6 +17,7 @@ def device(name, model, capacity, owners, largest=(), **storages):
         "peak": used,
         "owners": {k: owners.get(k, 0) for k in names} | {"free": capacity - used},
         "storages": {k: storages.get(k, 0) for k in kinds},
+        "holders": {},
         "largest": list(largest),
     }
 
@@ -33,7 +34,7 @@ def snapshot(pid, command, devices, seconds=0, **counted):
     links = counted.pop("links", {})
     assert set(counted) <= set(counters)
     return {
-        "schema": 1,
+        "schema": 2,
         "time": 1.8e9 + seconds,
         "monotonic_ns": 10**9 * seconds,
         "process": {
@@ -61,6 +62,10 @@ def trainer(seconds=3723, factor=1):
         device("cuda:0", "NVIDIA T4", 64 * MIB, first, [weight, state], spilled=200 * MIB),
         device("cuda:1", "NVIDIA T4", 64 * MIB, second, [nameless], guests=12 * MIB),
     ]
+    devices[0]["holders"] = {
+        "frames": {"live": MIB, "cached": 3 * MIB, "asked": 8 * MIB, "given": 8 * MIB, "asks": 2},
+        "idle": dict.fromkeys(("live", "cached", "asked", "given", "asks"), 0),
+    }
     counted = {
         "spill": 100 * factor,
         "spill_bytes": 1000 * MIB * factor,

@@ -1,7 +1,10 @@
 // device_api.cpp: devices for csrc/python: their ids, their memory and how much of it may be used. What the functions
 // do is in api.h.
 #include <torch/csrc/Device.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <torch/csrc/Exceptions.h>
+
+#include <algorithm>
 
 #include "torch/api.h"
 #include "torch/devices/devices.h"
@@ -9,6 +12,7 @@
 #include "torch/residency/hold.h"
 #include "torch/devices/registry.h"
 #include "torch/residency/room.h"
+#include "torch/threads/gil.h"
 
 namespace managed {
 namespace {
@@ -43,6 +47,27 @@ void set_budget(int device, int64_t bytes) {
   // Evicted bytes may lie in the allocator's cache, or wait there for streams, and are no room then. Setting the limit
   // again gives them back, so that no storage is evicted in vain.
   while (free_bytes(device) == 0 && make_room(device, 1, Hold::uses_of_this_thread(device))) limit();
+}
+
+// What is in the allocator's cache is not the driver's, nor are free pieces of segments that are in use. So storages
+// leave until the driver has enough. A device that fails ends this.
+int64_t give_back(int device, int64_t bytes) noexcept {
+  const WithoutGil no_gil;
+  const c10::Device d = device_of(device);
+  if (!has_context(d)) return 0;
+  const int64_t before = memory_info(d).first;
+  const auto gained = [&] {
+    c10::getDeviceAllocator(d.type())->emptyCache();
+    return std::max<int64_t>(0, memory_info(d).first - before);
+  };
+  const auto room = [&](int64_t missing) {
+    try {
+      return make_room(device, free_bytes(device) + missing, Hold::uses_of_this_thread(device), Caller::GivesBack);
+    } catch (const std::exception&) { return false; }
+  };
+  int64_t found = gained();
+  while (found < bytes && room(bytes - found)) found = gained();
+  return found;
 }
 
 } // namespace
@@ -95,6 +120,17 @@ int mgd_torch_device_id(PyObject* o, int* id, int* any) {
 PyObject* mgd_torch_device(int id) {
   return guarded([&] { return THPDevice_New(device_of(id)); });
 }
+
+int mgd_torch_allocator_usage(int device, int64_t* live, int64_t* cached) {
+  try {
+    int64_t reserved = 0;
+    allocator_usage(device, live, &reserved);
+    *cached = std::max<int64_t>(0, reserved - *live);
+    return 0;
+  } catch (const std::exception&) { return -1; }
+}
+
+int64_t mgd_torch_give_back(int device, int64_t bytes) { return give_back(device, bytes); }
 
 int mgd_torch_set_budget(int device, int64_t bytes) {
   return guarded([&] {

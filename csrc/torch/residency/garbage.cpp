@@ -11,22 +11,22 @@
 namespace managed {
 namespace {
 
-std::atomic<int (*)(void)> collector{nullptr};
+std::atomic<int (*)(int64_t)> collector{nullptr};
 
 } // namespace
 
-bool collect_garbage() {
-  int (*collect)(void) = collector.load();
+bool collect_garbage(int64_t deadline) {
+  int (*collect)(int64_t) = collector.load();
   if (!collect) return false;
   const uint64_t seen = change_count();
   bool collected = false;
   {
     const WithoutGil no_gil;
-    collected = collect() != 0;
+    collected = collect(deadline) != 0;
   }
   return collected && change_count() != seen;
 }
 
 } // namespace managed
 
-void mgd_torch_set_collector(int (*collect)(void)) { managed::collector = collect; }
+void mgd_torch_set_collector(int (*collect)(int64_t)) { managed::collector = collect; }

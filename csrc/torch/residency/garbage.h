@@ -2,12 +2,16 @@
 //
 // The binding (csrc/python/garbage.c) runs the collector; collect_garbage() requests a run and waits for it.
 #pragma once
+#include <cstdint>
 
 namespace managed {
 
-// Runs Python's collector in a separate thread and waits for it with a deadline. Calls soon after a run do nothing.
+// Runs Python's collector in a separate thread and waits for it until the deadline. Calls soon after a run do nothing.
 // Needs no GIL, and releases it while waiting if the caller has it. The caller must not hold a lock that the death of a
 // tensor takes. True: the collector has run, and any thread freed bytes meanwhile.
-bool collect_garbage();
+bool collect_garbage(int64_t deadline);
+
+// A request for room waits so long (ns) for threads that need the GIL: for the collector and for holders together.
+constexpr int64_t kWaitForGil = 1'000'000'000;
 
 } // namespace managed

@@ -59,9 +59,24 @@ void add_device(std::ostringstream& s, int id) {
   add_part(s, "of its tensors elsewhere", u.spilled);
 }
 
+// What each holder said last of the device, and what it was asked for.
+void add_holders(std::ostringstream& s, int id) {
+  mgd_holding all[MGD_MAX_HOLDERS];
+  int n = 0;
+  if (mgd_holders_read(machine(), id, all, &n) != MGD_OK) return;
+  for (const mgd_holding& h : c10::ArrayRef<mgd_holding>(all, n)) {
+    if (!h.live && !h.cached && !h.asks) continue;
+    s << "\n    " << h.name << ": " << readable(h.live) << " live, " << readable(h.cached) << " cached";
+    if (h.asks) s << "; asked for " << readable(h.asked) << ", gave " << readable(h.given);
+  }
+}
+
 std::string table() {
   std::ostringstream s;
-  for (int id = 1; id < device_count(); id++) add_device(s, id);
+  for (int id = 1; id < device_count(); id++) {
+    add_device(s, id);
+    add_holders(s, id);
+  }
   int64_t used = 0, limit = 0, peak = 0;
   mgd_host_usage(machine(), &used, &limit, &peak);
   s << "\n  cpu: " << readable(used) << " of tensors that left their device";

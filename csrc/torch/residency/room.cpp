@@ -10,6 +10,7 @@
 #include "torch/devices/devices.h"
 #include "torch/residency/executor.h"
 #include "torch/residency/garbage.h"
+#include "torch/residency/holders.h"
 #include "torch/tensor/replica.h"
 #include "torch/residency/steps.h"
 #include "torch/residency/transfer.h"
@@ -44,19 +45,24 @@ void read_room(int device, int64_t room[MGD_MAX_DEVICES]) {
 }
 
 // One attempt to make room. Returns true as soon as anything came free, so that the caller asks its allocator again:
-// replicas were dropped, a storage left, or another thread freed bytes. A caller that has locked its allocator gets one
-// search and no wait. `waits`: only a caller that holds nothing waits here, until the deadline, and only while another
-// thread may still free something. A plan that failed (no memory on the host, a device that failed) is tried again,
-// kTries times in all.
-bool find_room(int device, int64_t bytes, int64_t own_uses, Caller caller, std::exception_ptr* failure) {
+// replicas were dropped, a holder gave enough, a storage left, or another thread freed bytes. A caller that has locked
+// its allocator gets one search and no wait. `waits`: only a caller that holds nothing waits here, until the deadline,
+// and only while another thread may still free something. A plan that failed (no memory on the host, a device that
+// failed) is tried again, kTries times in all.
+bool find_room(int device, int64_t bytes, int64_t own_uses, Caller caller, int64_t gil_deadline,
+               std::exception_ptr* failure) {
   const bool locked = caller == Caller::LockedAllocator;
   const uint64_t freed_before = change_count();
-  const int64_t missing = std::max<int64_t>(1, bytes - free_bytes(device));
+  int64_t missing = std::max<int64_t>(1, bytes - free_bytes(device));
   if (drop_replicas(device, missing, locked, locked)) return true;
+  const bool asks = caller == Caller::Free || caller == Caller::BringsHome;
+  const int64_t given = asks ? ask_holders(device, missing, gil_deadline) : 0;
+  missing -= given;
+  if (missing <= 0) return true;
   int64_t room[MGD_MAX_DEVICES] = {};
   if (!locked) read_room(device, room);
   // A caller that restores operands waits in hold.cpp instead, after it has ended its uses.
-  const bool waits = caller == Caller::Free && requested_by_this_thread() == 0;
+  const bool waits = (caller == Caller::Free || caller == Caller::GivesBack) && requested_by_this_thread() == 0;
   const int64_t deadline = now() + kPatience;
   begin_turns(device);
   int failures = 0;
@@ -70,12 +76,12 @@ bool find_room(int device, int64_t bytes, int64_t own_uses, Caller caller, std::
     if (code == MGD_OK) { // the host has no memory, or a device failed; freed host copies are progress
       failures += outcome.forgotten == 0;
       if (failures < kTries) continue;
-      return false;
+      return given > 0;
     }
     if (locked) return false;
     const bool more_to_come = code == MGD_E_BUSY || unfinished_deaths.load() > 0;
     if (change_count() != freed_before) return true; // another thread has freed bytes: the caller asks again
-    if (!waits || !more_to_come || !wait_for_change(before, deadline)) return false;
+    if (!waits || !more_to_come || !wait_for_change(before, deadline)) return given > 0;
   }
 }
 
@@ -84,8 +90,9 @@ bool find_room(int device, int64_t bytes, int64_t own_uses, Caller caller, std::
 bool make_room(int device, int64_t bytes, int64_t own_uses, Caller caller) {
   if (makes_no_room()) return false;
   std::exception_ptr failure;
-  if (find_room(device, bytes, own_uses, caller, &failure) || (caller == Caller::Free && collect_garbage()))
-    return true;
+  const int64_t gil_deadline = now() + kWaitForGil;
+  if (find_room(device, bytes, own_uses, caller, gil_deadline, &failure)) return true;
+  if (caller == Caller::Free && collect_garbage(gil_deadline)) return true;
   if (failure && caller != Caller::LockedAllocator) std::rethrow_exception(failure);
   return false;
 }

@@ -1,8 +1,8 @@
 // room.h: makes room on a device.
 //
-// An allocator calls make_room() when a device is full: it drops kept copies, then evicts storages, waits for other
-// threads, and last runs Python's collector. core/evict.c chooses the victims, executor.h moves them, hold.h keeps what
-// an operator uses, and out_of_memory.h has the text of the error.
+// An allocator calls make_room() when a device is full: it drops kept copies, asks other allocators for what they keep,
+// then evicts storages, waits for other threads, and last runs Python's collector. core/evict.c chooses the victims,
+// executor.h moves them, hold.h keeps what an operator uses, and out_of_memory.h has the text of the error.
 #pragma once
 #include "core/core.h"
 #include "torch/tensor/storage.h"
@@ -13,9 +13,10 @@ namespace managed {
 // LockedAllocator: an allocator that holds its lock. make_room() does not wait for other threads then, since these may
 // need that lock to free bytes; and it calls no other device's allocator, whose lock another thread may hold while it
 // waits for this one.
-enum class Caller { Free, BringsHome, LockedAllocator };
+// GivesBack: makes room for another library, so no library is asked for room.
+enum class Caller { Free, BringsHome, LockedAllocator, GivesBack };
 
-// Tries to make `bytes` bytes free on the device: drops kept copies, else evicts storages. True: something was freed,
+// Tries to make `bytes` bytes free on the device, by the first of these that helps. True: something was freed,
 // perhaps not enough, so the caller tries its allocator again and may call again. False: no storage can leave, now or
 // soon. If the reason is a device that failed, throws that device's error, unless the caller is LockedAllocator.
 // `own_uses`: how often this thread itself uses storages of the device (Hold::uses_of_this_thread): it must not wait

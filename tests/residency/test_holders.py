@@ -1,0 +1,522 @@
+"""Other allocators of a device: what they keep is asked for before a tensor leaves."""
+
+import contextlib
+import ctypes
+import os
+import threading
+import time
+import warnings
+
+import pytest
+import torch
+from support.devices import CAPACITY, D0, D1, ON_CUDA, device_module
+from support.keeper import Keeper, driver_free, raw_alloc, raw_free
+from support.paths import TESTS
+from support.pressure import MiB, moved, nothing_left, on  # noqa: F401
+
+import managed
+from managed import holders
+
+pytestmark = pytest.mark.not_under_torture("it counts what leaves")
+
+BLOCK = 12 * MiB  # CUDA's allocator takes no more than this for it
+
+
+@pytest.fixture
+def keeper():
+    """A library that keeps nearly 60 % of a device."""
+    held = Keeper().keep(BLOCK * (CAPACITY * 6 // 10 // BLOCK), CAPACITY * 6 // 10 // BLOCK)
+    yield held
+    with contextlib.suppress(ValueError):
+        holders.remove(held)
+    held.close()
+
+
+def idle(nbytes):
+    """Managed tensors of so many bytes that nobody uses."""
+    return [on(torch.full((BLOCK // 4,), float(i))) for i in range(nbytes // BLOCK)]
+
+
+def plain(nbytes):
+    return [torch.zeros(BLOCK // 4, device=D0) for _ in range(nbytes // BLOCK)]
+
+
+PART = CAPACITY * 3 // 10 // BLOCK * BLOCK
+
+
+def shortage():
+    """Tensors take nearly 30 % of the device, and then as much again."""
+    there = idle(PART)
+    with moved() as found:
+        plain(PART)
+    assert all(
+        torch.equal(x.cpu(), torch.full_like(x, float(i)).cpu()) for i, x in enumerate(there)
+    )
+    return found
+
+
+def test_what_a_holder_keeps_comes_before_tensors(keeper):
+    holders.add(keeper, name="frames")
+    cached, missing = keeper.cached, PART + PART + keeper.cached - CAPACITY
+    assert shortage().bytes("spill") == 0
+    assert missing <= cached - keeper.cached <= missing + BLOCK
+    row = holders.report(D0)["frames"]
+    assert row.cached == keeper.cached
+    assert row.given == cached - keeper.cached
+    assert row.asks == len(keeper.asked) > 0
+    assert row.asked == sum(keeper.asked)
+
+
+def test_without_a_holder_what_is_missing_leaves(keeper):
+    found = shortage()
+    assert found.bytes("spill") >= PART + PART + keeper.cached - CAPACITY
+    assert keeper.asked == []
+
+
+def test_no_holder_is_asked_while_there_is_room(keeper):
+    holders.add(keeper)
+    net = torch.nn.Linear(64, 64).to(D0)
+    net = managed.ManagedModule.from_module(net)
+    for _ in range(3):
+        net(torch.randn(8, 64, device=D0)).sum().backward()
+    assert (keeper.reports, keeper.asked) == (0, [])
+    assert holders.report(D0)["Keeper"].asks == 0
+
+
+def test_no_holder_is_asked_for_what_a_budget_forbids(keeper):
+    """What other libraries free does not help where a budget is all that torch may have."""
+    holders.add(keeper)
+    there = idle(PART)
+    with managed.budget(D0, PART + BLOCK), moved() as found:
+        plain(PART)
+    assert found.bytes("spill") > 0
+    assert (keeper.reports, keeper.asked) == (0, [])
+    del there
+
+
+def test_a_holder_may_keep_some(keeper):
+    kept = keeper.cached - 2 * BLOCK
+    holders.add(keeper, keep=kept)
+    assert shortage().bytes("spill") > 0
+    assert 0 < sum(keeper.asked) <= 2 * BLOCK
+    assert keeper.cached == kept
+
+
+def test_the_one_with_most_is_asked_first(keeper):
+    small = Keeper().keep(BLOCK, 1)
+    holders.add(small, name="small")
+    holders.add(keeper, name="large")
+    assert shortage().bytes("spill") == 0
+    assert keeper.asked
+    assert small.asked == []
+    holders.remove(small)
+    small.close()
+
+
+def test_a_dead_holder_is_forgotten(keeper):
+    holders.add(Keeper())  # nothing else refers to it
+    assert "Keeper" not in holders.report(D0)
+    holders.add(Keeper())
+    shortage()
+    assert "Keeper" not in managed.stats()["devices"][D0]["holders"]
+    holders.add(keeper)
+    assert list(holders.report(D0)) == ["torch", "Keeper", "others"]
+
+
+def test_an_object_without_weak_references_stays():
+    class Slots:
+        __slots__ = ()
+
+        def __gpu_memory_report__(self, device):
+            return {"live": 0, "cached": 0}
+
+        def __gpu_memory_reclaim__(self, device, nbytes):
+            return 0
+
+    held = Slots()
+    holders.add(held)
+    assert "Slots" in holders.report(D0)
+    with pytest.raises(ValueError, match="is a holder already"):
+        holders.add(held)
+    holders.remove(held)
+    with pytest.raises(ValueError, match="is no holder"):
+        holders.remove(held)
+
+
+# ---- holders that do not do what they should
+
+
+def counts(found):
+    return {k: v for k, v in found.items() if k != "links"}
+
+
+class Raises(Keeper):
+    def __gpu_memory_reclaim__(self, device, nbytes):
+        raise RuntimeError("no")
+
+
+class Lies(Keeper):
+    def __gpu_memory_reclaim__(self, device, nbytes):
+        return 2**40
+
+
+class Sleeps(Keeper):
+    awake = threading.Event()
+
+    def __gpu_memory_reclaim__(self, device, nbytes):
+        self.awake.wait(5)
+        return 0
+
+
+class SleepsInReports(Sleeps):
+    def __gpu_memory_report__(self, device):
+        self.awake.wait(5)
+        return {"live": 0, "cached": 2**40}
+
+
+class ReportsNothing(Keeper):
+    def __gpu_memory_report__(self, device):
+        return {"live": 0, "cached": 0}
+
+
+class UsesTorch(Keeper):
+    """Needs memory itself, on the device that is full."""
+
+    def __gpu_memory_reclaim__(self, device, nbytes):
+        self.asked.append(nbytes)
+        for _ in range(4):
+            torch.ones(BLOCK // 4, device=device).sum().item()
+        return 0
+
+
+@pytest.mark.parametrize("kind", [Raises, Lies, Sleeps, SleepsInReports, ReportsNothing, UsesTorch])
+def test_a_request_ends_as_without_such_a_holder(kind, keeper):
+    wanted = shortage()
+    unwilling = kind()
+    unwilling.kept, keeper.kept = keeper.kept, {}
+    holders.add(unwilling)
+    kind.awake = threading.Event()
+    begin = time.monotonic()
+    found = shortage()
+    assert time.monotonic() - begin < 1.5
+    assert found["spill_bytes"] >= wanted["spill_bytes"]
+    if kind is not UsesTorch:
+        assert counts(found) == counts(wanted)
+    kind.awake.set()
+    keeper.kept, unwilling.kept = unwilling.kept, {}
+    holders.remove(unwilling)
+
+
+def test_a_report_that_is_late_is_not_waited_for_again_at_once():
+    class Late(Keeper):
+        def __gpu_memory_report__(self, device):
+            self.reports += 1
+            time.sleep(0.2)
+            raise RuntimeError("no")
+
+    late = Late().keep(BLOCK, 1)
+    holders.add(late)
+    for _ in range(3):
+        shortage()
+    assert late.reports <= 5  # of 18 shortages
+    holders.remove(late)
+    late.close()
+
+
+def test_a_report_that_the_program_asks_for_has_a_deadline(keeper):
+    holders.add(keeper)
+    cached = keeper.cached
+    assert holders.report(D0)["Keeper"].cached == cached
+    begin = time.monotonic()
+    with keeper.lock:
+        assert "Keeper" in holders.report(D0)
+    assert time.monotonic() - begin < 1.5
+
+
+def test_a_holder_whose_lock_the_thread_has_is_not_waited_for_long(keeper):
+    wanted = shortage()
+    holders.add(keeper)
+    begin = time.monotonic()
+    with keeper.lock:
+        found = shortage()
+    assert time.monotonic() - begin < 1.5
+    assert counts(found) == counts(wanted)
+
+
+@pytest.mark.parametrize("report", [None, {}, {"live": 1}, {"live": 0, "cached": -1}, "much"])
+def test_a_report_that_is_none_warns_once_and_counts_as_empty(report):
+    class Holder:
+        asked = 0
+
+        def __gpu_memory_report__(self, device):
+            return report
+
+        def __gpu_memory_reclaim__(self, device, nbytes):
+            self.asked += 1
+            return 0
+
+    held = Holder()
+    holders.add(held)
+    with pytest.warns(UserWarning, match="the holder counts as empty"):
+        assert holders.report(D0)["Holder"] == (0, 0, 0, 0, 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        holders.report(D0)
+    assert held.asked == 0
+    holders.remove(held)
+
+
+def test_what_is_no_holder_is_refused():
+    class OnlyReports:
+        def __gpu_memory_report__(self, device):
+            return {}
+
+    with pytest.raises(TypeError, match="it has no __gpu_memory_reclaim__"):
+        holders.add(OnlyReports())
+    with pytest.raises(TypeError, match="it has no __gpu_memory_report__"):
+        holders.add(3)
+    held, second = Keeper(), Keeper()
+    holders.add(held, name="x")
+    with pytest.raises(ValueError, match='there is a holder named "x"'):
+        holders.add(second, name="x")
+    with pytest.raises(ValueError, match="1 to 31 bytes"):
+        holders.add(second, name="x" * 32)
+    with pytest.raises(ValueError, match="1 to 31 bytes"):
+        holders.add(second, name="")
+    with pytest.raises(ValueError, match="is no size"):
+        holders.add(second, keep="much")
+    holders.remove(held)
+    with pytest.raises(ValueError, match="there is no device"):
+        holders.report("cuda:99" if ON_CUDA else "sim:99")
+
+
+def test_there_is_room_for_32_holders():
+    many = [Keeper() for _ in range(32)]
+    for i, held in enumerate(many):
+        holders.add(held, name=f"holder {i}")
+    with pytest.raises(ValueError, match="there are 32 holders already"):
+        holders.add(Keeper(), name="one more")
+    assert len(holders.report(D0)) == 34
+    for held in many:
+        holders.remove(held)
+
+
+# ---- structs of libraries in C
+
+REPORT = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_char_p,
+    ctypes.POINTER(ctypes.c_int64),
+    ctypes.POINTER(ctypes.c_int64),
+)
+RECLAIM = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64)
+NAME = b"managed.memory_holder"
+
+
+class Struct(ctypes.Structure):
+    _fields_ = (
+        ("abi", ctypes.c_uint32),
+        ("size", ctypes.c_uint32),
+        ("name", ctypes.c_char_p),
+        ("flags", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("report", REPORT),
+        ("reclaim", RECLAIM),
+    )
+
+
+_new, _get = ctypes.pythonapi.PyCapsule_New, ctypes.pythonapi.PyCapsule_GetPointer
+_new.restype, _new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+_get.restype, _get.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+
+
+@pytest.mark.parametrize("needs_gil", [0, 1])
+def test_a_capsule_is_a_holder(keeper, needs_gil):
+    def report(context, device, live, cached):
+        live[0], cached[0] = keeper.__gpu_memory_report__(device.decode()).values()
+        return 0
+
+    def reclaim(context, device, nbytes):
+        return keeper.__gpu_memory_reclaim__(device.decode(), nbytes)
+
+    struct = Struct(
+        1, ctypes.sizeof(Struct), b"in C", needs_gil, None, REPORT(report), RECLAIM(reclaim)
+    )
+    capsule = _new(ctypes.addressof(struct), NAME, None)
+    holders.add(capsule)
+    with pytest.raises(ValueError, match="is a holder already"):
+        holders.add(capsule)
+    assert shortage().bytes("spill") == 0
+    row = holders.report(D0)["in C"]
+    holders.remove(capsule)
+    assert row.given >= row.asked == sum(keeper.asked) > 0
+
+
+@pytest.mark.parametrize(("abi", "size"), [(2, ctypes.sizeof(Struct)), (1, 40)])
+def test_a_capsule_of_another_header_is_refused(abi, size):
+    struct = Struct(abi, size, b"old", 0, None, REPORT(lambda *_: -1), RECLAIM(lambda *_: -1))
+    capsule = _new(ctypes.addressof(struct), NAME, None)
+    with pytest.raises(ValueError, match=f"of abi {abi} and {size} bytes.* takes abi 1 and 48"):
+        holders.add(capsule)
+
+
+def test_a_library_in_c_asks_managed(keeper):
+    there = idle(PART)
+    ours = Struct.from_address(_get(holders.capsule(), NAME))
+    assert (ours.abi, ours.size, ours.flags) == (1, ctypes.sizeof(Struct), 0)
+    live, cached = ctypes.c_int64(), ctypes.c_int64()
+    assert ours.report(None, D0.encode(), live, cached) == 0
+    assert live.value >= PART
+    before = driver_free()
+    assert ours.reclaim(None, D0.encode(), 2 * BLOCK) == driver_free() - before >= 2 * BLOCK
+    assert ours.reclaim(None, b"nothing:7", 1) == -1
+    assert ours.report(None, b"nothing:7", live, cached) == -1
+    assert all(x.sum().item() == i * x.numel() for i, x in enumerate(there))
+
+
+# ---- room for others
+
+
+def test_bytes_are_given_back_and_come_back():
+    there = idle(PART)
+    before = driver_free()
+    with moved() as found:
+        gained = managed.give_back(D0, "24MiB")
+    assert driver_free() - before == gained >= 24 * MiB
+    assert gained == 24 * MiB or ON_CUDA
+    assert found.bytes("spill") >= 24 * MiB
+    assert all(x.sum().item() == i * x.numel() for i, x in enumerate(there))
+
+
+def test_what_cannot_leave_is_not_given_back():
+    there = idle(4 * BLOCK)
+    for x in there:
+        x.pin()
+    device_module.empty_cache()
+    assert managed.give_back(D0, None) == 0
+    assert managed.give_back(D0, 0) == 0
+
+
+def test_give_back_asks_no_holder(keeper):
+    holders.add(keeper)
+    there = idle(4 * BLOCK)
+    assert managed.give_back(D0, "100%") >= 4 * BLOCK
+    assert (keeper.reports, keeper.asked) == (0, [])
+    del there
+
+
+@pytest.mark.parametrize(
+    ("device", "size", "error", "told"),
+    [
+        (D0, "much", ValueError, "is no size"),
+        (D0, -1, ValueError, "is no size"),
+        (D0, 2**50, ValueError, "is more than that"),
+        (D0, 1.5, TypeError, "a size is an int or a string"),
+        ("cpu", 1, ValueError, "one accelerator"),
+        (D0[:-1] + "99", 1, ValueError, "there is no device"),
+    ],
+)
+def test_give_back_has_the_errors_of_a_budget(device, size, error, told):
+    with pytest.raises(error, match=told):
+        managed.give_back(device, size)
+
+
+def test_the_report_is_all_of_the_device(keeper):
+    holders.add(keeper, name="frames")
+    live = keeper.alloc(BLOCK)
+    strange = raw_alloc(BLOCK)
+    there = idle(2 * BLOCK)
+    report = holders.report(D0)
+    free, total = device_module.mem_get_info(0)
+    assert sum(row.live + row.cached for row in report.values()) == total - free
+    assert report["frames"].live == BLOCK
+    assert report["torch"].live >= 2 * BLOCK
+    assert report["others"].live >= BLOCK
+    text = repr(report).splitlines()
+    assert text[0].split() == ["MiB", "of", D0, "live", "cached", "asked", "given"]
+    assert [line.split()[0] for line in text[1:]] == ["torch", "frames", "others"]
+    assert holders.report(D1)["frames"] == (0, 0, 0, 0, 0)
+    keeper.free(live)
+    raw_free(strange)
+    del there
+
+
+def test_an_error_names_holders_and_what_they_gave(keeper):
+    holders.add(keeper, name="frames", keep=keeper.cached - BLOCK)
+    one = on(torch.ones(1))
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        one.repeat(CAPACITY // 4 - 2**18)
+    told = next(line for line in str(caught.value).splitlines() if "frames" in line)
+    del caught  # its frames have the tensors
+    assert "0 bytes live, 132 MiB cached; asked for " in told
+    assert told.endswith("gave 12 MiB")
+
+
+def test_stats_tell_of_holders(keeper):
+    holders.add(keeper, name="frames")
+    shortage()
+    told = managed.stats()
+    given = told["devices"][D0]["holders"]["frames"]
+    assert given == dict(zip(("live", "cached", "asked", "given", "asks"), row_of(), strict=True))
+    assert f"frames on {D0}" in repr(told)
+    assert "frames" in told._repr_html_()
+
+
+def row_of():
+    """The keeper's row, by what it reported last: then it had not been asked."""
+    live, _, *rest = holders.report(D0)["frames"]
+    return live, managed.stats()["devices"][D0]["holders"]["frames"]["cached"], *rest
+
+
+# ---- threads, processes
+
+PATH = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+
+ASKED = """
+    import os, threading, time, torch, managed
+    from support.keeper import Keeper
+    from support.pressure import on
+    torch.set_num_threads(1)  # OpenMP's threads do not outlive fork()
+    managed.simulate(1, "64MiB")
+
+    class Sleeps(Keeper):
+        def __gpu_memory_reclaim__(self, device, nbytes):
+            began.set()
+            time.sleep(30)
+
+    began = threading.Event()
+    sleeper = Sleeps().keep(2**20, 1)
+    managed.holders.add(sleeper)
+    there = on(torch.ones(8 * 2**20), "sim:0")
+    thread = threading.Thread(target=lambda: torch.ones(8 * 2**20, device="sim:0"), daemon=True)
+    thread.start()
+    began.wait()
+"""
+
+
+@pytest.mark.skipif(ON_CUDA, reason="the program simulates devices")
+def test_a_child_forks_while_a_holder_is_asked(run_python):
+    out = run_python(
+        ASKED
+        + """
+    child = os.fork()
+    if not child:
+        x = torch.ones(8 * 2**20, device="sim:0")  # the holder is asked anew: it sleeps
+        del x
+        print(there.sum().item(), flush=True)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    thread.join()
+    os._exit(0)
+    """,
+        PYTHONPATH=PATH,
+    )
+    assert out == "8388608.0\n"
+
+
+@pytest.mark.skipif(ON_CUDA, reason="the program simulates devices")
+def test_the_interpreter_ends_while_a_holder_is_asked(run_python):
+    begin = time.monotonic()
+    run_python(ASKED, PYTHONPATH=PATH)
+    assert time.monotonic() - begin < 20
