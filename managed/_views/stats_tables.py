@@ -44,6 +44,14 @@ def groups(stats: Stats) -> Iterator[Group]:
         told = {k: size(held.get(k, 0)) for k in ("used", "free", "peak", "capacity")}
         rows.append((name, *told.values()))
     yield Group(("devices", "used", "free", "peak", "capacity"), rows)
+    figures = ("live", "cached", "asked", "given")
+    holders = [
+        (f"{name} on {device}", *(size(told[k]) for k in figures))
+        for device, held in stats.get("devices", {}).items()
+        for name, told in held.get("holders", {}).items()
+        if any(told.values())
+    ]
+    yield Group(("holders", *figures), holders)
     rest = [(k.replace("_", " "), f"{v:,}") for k, v in stats.items() if _is_plain(k, v)]
     yield Group(("counters", "times"), rest)
 

@@ -67,6 +67,7 @@ def panel(shown: Shown, look: Look, largest: int) -> list[Line]:
     name_width = max(len(d["name"]) for d in snapshot["devices"])
     for device in snapshot["devices"]:
         lines += _device(device, name_width, look)
+    lines += _holders(snapshot["devices"], width)
     lines += _host(snapshot["host"], name_width, width)
     lines += _moves(snapshot, shown.rates, width)
     if largest:
@@ -91,6 +92,19 @@ def _device(device: dict[str, Any], name_width: int, look: Look) -> list[Line]:
     ends = [share, Piece(f"{figures:24}"), *(told or [Piece("")])]
     used = sum(len(p.text) for p in [*name, share]) + 24 + 18  # the same for all devices
     return [fitted(width, [*name, *look.bar(max(width - used, 8), device["owners"]), *ends])]
+
+
+def _holders(devices: Iterable[dict[str, Any]], width: int) -> list[Line]:
+    """What other allocators have, as they reported it last; nothing where none has anything."""
+    lines = []
+    for device in devices:
+        for name, held in device["holders"].items():
+            if held["live"] or held["cached"]:
+                told = f"{size(held['live'])} live, {size(held['cached'])} cached"
+                lines.append(
+                    fitted(width, [Piece(f"  {printable(name)} on {device['name']}  {told}")])
+                )
+    return lines
 
 
 def _host(host: dict[str, int], name_width: int, width: int) -> list[Line]:

@@ -33,7 +33,7 @@ OWNERS = {
     "guest": ("▒", "+", "other devices' tensors"),
     "replica": ("░", "%", "kept copies"),
     "reserved": ("▚", "-", "promised"),
-    "foreign": ("▞", "x", "other programs"),
+    "foreign": ("▞", "x", "other libraries and programs"),
     "free": ("·", ".", "free"),
 }
 

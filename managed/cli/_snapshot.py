@@ -15,7 +15,7 @@ from managed._modules import named
 __all__ = ["SCHEMA", "Teller", "owners", "rates"]
 
 #: Rises when a field of a snapshot goes or changes its meaning; new ones may come at any time.
-SCHEMA = 1
+SCHEMA = 2
 
 _ASKED = 64  # tensors a device that are looked at
 _LARGEST = 8  # and that are told of, alike ones without a name as one
@@ -54,13 +54,14 @@ class Teller:
             "links": stats["links"],
         }
 
-    def _device(self, name: str, held: dict[str, int]) -> dict[str, Any]:
+    def _device(self, name: str, held: dict[str, Any]) -> dict[str, Any]:
         residency = C.residency(name)
         return {
             "name": name,
             "model": self._model(name),
             **{k: held[k] for k in ("capacity", "used", "free", "peak")},
             "owners": owners(held, residency),
+            "holders": held["holders"],
             "storages": residency,
             "largest": _alike(self._large(*large) for large in C.largest(name, _ASKED))[:_LARGEST],
         }

@@ -318,7 +318,7 @@ def test_the_schema_of_status(prints):
     assert {k: type(v) for k, v in told.items()} == {
         "schema": int, "host": str, "time": float, "processes": list,
     }  # fmt: skip
-    assert told["schema"] == 1
+    assert told["schema"] == 2
     newcomer, stuck, trainer = told["processes"]
     assert stuck == {"pid": 99, "error": "does not answer within 2 s"}
     assert newcomer["devices"] == []

@@ -122,7 +122,7 @@ def cost(process):
 def test_a_process_tells_what_it_has(process, here):
     process.do("steps(1)")
     told = only(_sockets.find())
-    assert told["schema"] == 1
+    assert told["schema"] == 2
     assert told["process"]["pid"] == process.pid
     assert told["process"]["command"][0] == sys.executable
     stats = json.loads(process.do("import json; print(json.dumps(managed.stats()))")[0])

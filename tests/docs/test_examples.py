@@ -287,6 +287,50 @@ def test_data_parallel(tmp_path: Path, subtests: pytest.Subtests) -> None:
         assert float(balance[1]) < 1.1
 
 
+@pytest.mark.slow
+def test_two_allocators(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    pytest.importorskip("matplotlib")
+    text = example("two_allocators.py", "--out", str(tmp_path))
+    block = 16 << 20
+    number = r" +([\d,]+) +([\d,]+) +([\d,]+)$"
+    rows = {
+        name.strip(): (result, *(int(n.replace(",", "")) for n in numbers))
+        for name, result, *numbers in re.findall(r"^(\S.*?)  +(\w+)" + number, text, re.M)
+    }
+    part, missing = 24 * block, (24 + 24 - 40) * block
+    with subtests.test("either the program fails, or a tensor leaves, or the pool gives"):
+        assert rows == {
+            "plain torch": ("OutOfMemoryError", 0, part, part),
+            "managed": ("fits", missing, part, part),
+            "managed, a holder": ("fits", 0, part, part - missing),
+            "give_back()": ("fits", missing, 0, 0),
+        }
+
+    with subtests.test("the table of holders has the same sizes"):
+        tables = {
+            run: re.findall(r"^(\w+) +([\d.]+) +([\d.]+) +([\d.]+) +([\d.]+)$", said, re.M)
+            for run, said in re.findall(r"^# (.+)\n((?:.+\n)+)", text, re.M)
+        }
+        unasked = [("torch", "256.0", *["0.0"] * 3), ("others", "384.0", *["0.0"] * 3)]
+        assert tables == {
+            "plain torch": unasked,
+            "managed": unasked,
+            "managed, a holder": [
+                ("torch", "384.0", *["0.0"] * 3),
+                ("frames", "0.0", "256.0", "128.0", "128.0"),
+                ("others", *["0.0"] * 4),
+            ],
+            "give_back()": unasked,
+        }
+
+    with subtests.test("what the library got comes back"):
+        moved = f"{missing:,} bytes given, and {missing:,} came back later; same bits: True"
+        assert f"\n{moved}\n" in text
+
+    with subtests.test("it draws the runs"):
+        assert (tmp_path / "two_allocators.png").stat().st_size > 10_000
+
+
 def test_every_script_is_tested() -> None:
     assert SCRIPTS == [
         "data_parallel.py",
@@ -295,4 +339,5 @@ def test_every_script_is_tested() -> None:
         "pde_fault.py",
         "pde_fault_single.py",
         "pipeline.py",
+        "two_allocators.py",
     ]

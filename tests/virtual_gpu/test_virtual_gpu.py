@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -422,3 +423,23 @@ def test_the_benchmark_of_cards_repeats_its_bits_in_less_room(tmp_path):
     assert lru["host_waits"] == learned["host_waits"] == 0
     assert learned["plan"]["follows"]
     assert 0 < learned["restore_bytes"] < lru["restore_bytes"]
+
+
+@with_cuda
+def test_the_example_of_two_allocators():
+    """The allocator's segments are as large as the example's blocks, so that these are exact."""
+    done = launch(str(ROOT / "examples" / "two_allocators.py"), devices="1x1GiB")
+    block, number = 16 << 20, r" +([\d,]+) +([\d,]+) +([\d,]+)$"
+    plain, without, held, given = (
+        (result, *(int(n.replace(",", "")) for n in numbers))
+        for result, *numbers in re.findall(r"  +(\w+)" + number, done.stdout, re.M)
+    )
+    kept, missing = 24 * block, 8 * block
+    assert plain == ("OutOfMemoryError", 0, kept, kept)
+    assert without[0] == held[0] == given[0] == "fits"
+    assert missing <= without[1] <= missing + block
+    assert without[2:] == (kept, kept)
+    assert held[1:3] == (0, kept)
+    assert missing <= kept - held[3] <= missing + block
+    assert missing <= given[1] <= missing + block
+    assert "same bits: True" in done.stdout
