@@ -216,11 +216,14 @@ $(VIRTUAL_GPU)/.torch:
 	$(VIRTUAL_GPU)/bin/python -c "import torch; assert torch.version.cuda, f'torch {torch.__version__} is built without CUDA'"
 	@touch $@
 
+# Numba asks the driver, which is the virtual one here. Its tests are skipped where it cannot be had.
 $(VIRTUAL_GPU)/.test: pyproject.toml $(VIRTUAL_GPU)/.torch
 	$(VIRTUAL_GPU)/bin/python -c "import torch; print('torch==' + torch.__version__.split('+')[0])" > $(VIRTUAL_GPU)/constraint.txt
 	cuda=$$($(VIRTUAL_GPU)/bin/python -c "import torch; print(torch.version.cuda)") && $(VIRTUAL_GPU)/bin/pip install -qq "nvidia-cuda-crt==$$cuda.*"
 	MANAGED_ONLY=none PIP_CONSTRAINT= $(VIRTUAL_GPU)/bin/pip install -qq --no-build-isolation --constraint $(VIRTUAL_GPU)/constraint.txt ".[test]"
 	$(VIRTUAL_GPU)/bin/pip uninstall -qq --yes managed
+	cuda=$$($(VIRTUAL_GPU)/bin/python -c "import torch; print(torch.version.cuda.split('.')[0])") && \
+	  PIP_CONSTRAINT= $(VIRTUAL_GPU)/bin/pip install -qq --constraint $(VIRTUAL_GPU)/constraint.txt numba numba-cuda "cuda-bindings==$$cuda.*" || true
 	@touch $@
 
 virtual-gpu-build: $(VIRTUAL_GPU)/.test

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from managed import debug, errors, holders
+from managed import debug, errors, holders, integrations
 from managed._attributes import Attributes
 from managed._backend import INERT, C
 from managed._modules import placed, wrappers
@@ -40,7 +40,7 @@ from managed.holders import give_back
 from managed.module import ManagedModule
 from managed.pipeline import Pipeline
 from managed.plans import load_plans, save_plans
-from managed.profile import plot_memory, plot_moves, plot_timeline, profile
+from managed.profile import plot_memory, plot_moves, plot_timeline, profile, snapshot
 from managed.settings import apply_environment, budget, frozen
 from managed.sim import simulate, simulate_from_environment
 from managed.summary import summary
@@ -66,6 +66,7 @@ __all__ = [
     "give_back",
     "hint",
     "holders",
+    "integrations",
     "load_plans",
     "on",
     "plot_memory",
@@ -74,6 +75,7 @@ __all__ = [
     "profile",
     "save_plans",
     "simulate",
+    "snapshot",
     "stats",
     "summary",
 ]

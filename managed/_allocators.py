@@ -53,17 +53,28 @@ def cupy_allocator() -> Any:
 def rmm_resource() -> Any:
     """`rmm.mr.set_current_device_resource(rmm_resource())`, for RMM and cuDF."""
 
+    streams: dict[int, int] = {}  # of blocks, by address
+
     def allocate(*told: Any) -> int:
         """Told (bytes, stream), or by later versions (stream, bytes, alignment)."""
         stream = next(one for one in told if hasattr(one, "__cuda_stream__"))
         nbytes = next(one for one in told if isinstance(one, int))
-        address: int = _cuda.caching_allocator_alloc(nbytes, stream=stream.__cuda_stream__()[1])
+        handle = stream.__cuda_stream__()[1]
+        address: int = _cuda.caching_allocator_alloc(nbytes, stream=handle)
+        streams[address] = handle
         return address
 
     def free(*told: Any) -> None:
-        """The address is the first number, in all versions."""
+        """The address is the first number, in all versions.
+
+        The block goes back to the stream that it was allocated for, so another stream that has used
+        it is waited for.
+        """
+        stream = next(one for one in told if hasattr(one, "__cuda_stream__"))
         address = next(one for one in told if isinstance(one, int))
         if address:
+            if streams.pop(address) != stream.__cuda_stream__()[1]:
+                stream.synchronize()
             _cuda.caching_allocator_delete(address)
 
     return import_module("rmm.mr").CallbackMemoryResource(allocate, free)
@@ -73,9 +84,14 @@ def rmm_callback(nbytes: int) -> bool:
     """Makes room for a resource of RMM's own that has found none, by `managed.give_back()`.
 
     `rmm.mr.FailureCallbackResourceAdaptor(resource, rmm_callback)` calls it, and asks the resource
-    again if it returns True: some bytes of the current device were given back.
+    again if it returns True: now the driver has so many bytes, and had not before.
     """
-    return give_back(torch.cuda.current_device(), nbytes) > 0
+    device = torch.cuda.current_device()
+    free, total = torch.cuda.mem_get_info(device)
+    if free >= nbytes or nbytes > total:
+        return False
+    give_back(device, nbytes - free)
+    return torch.cuda.mem_get_info(device)[0] >= nbytes
 
 
 def _pointer(address: int) -> Any:

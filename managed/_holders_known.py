@@ -50,13 +50,16 @@ class _CuPy(_Known):
     """The default pool, which gives back whole blocks, whatever the number of bytes."""
 
     def held(self, index: int) -> tuple[int, int]:
-        with self.library.cuda.Device(index):
-            pool = self.library.get_default_memory_pool()
-            return pool.used_bytes(), pool.free_bytes()
+        pool = self._pool(index)
+        return pool.used_bytes(), pool.free_bytes()
 
     def free(self, index: int, nbytes: int) -> None:
-        with self.library.cuda.Device(index):
-            self.library.get_default_memory_pool().free_all_blocks()
+        self._pool(index).free_all_blocks()
+
+    def _pool(self, index: int) -> Any:
+        """Of the device, which stays this thread's: `with` would make a context on the first."""
+        self.library.cuda.Device(index).use()
+        return self.library.get_default_memory_pool()
 
 
 class _RMM(_Known):
@@ -114,10 +117,13 @@ class _Numba(_Known):
 
 
 class _CuDF(_Known):
-    """Buffers that may go to the host, if the program lets cuDF spill."""
+    """Buffers that may go to the host, if the program lets cuDF spill. It uses one device.
+
+    That is taken to be the first that the process sees, as programs of several processes have it.
+    """
 
     def held(self, index: int) -> tuple[int, int]:
-        manager = self.library.get_global_manager()
+        manager = self.library.get_global_manager() if index == 0 else None
         there = [b for b in manager.buffers() if not b.is_spilled] if manager else []
         idle = sum(b.size for b in there if b.spillable)
         return sum(b.size for b in there) - idle, idle

@@ -17,6 +17,9 @@ from managed.settings import cap_of, parse_bytes
 __all__ = ["Holder", "Holding", "Report", "add", "capsule", "give_back", "remove", "report"]
 
 
+_OURS = ("torch", "torch's pools")  # what reports call torch's allocator
+
+
 class Holder(Protocol):
     """What `add()` takes. Devices are strings such as `"cuda:0"`, sizes are bytes."""
 
@@ -53,6 +56,8 @@ def add(holder: Holder | object, *, name: str | None = None, keep: int | str = 0
         ValueError: for one that was added before, for a name that is taken, and for a capsule of
             another version of the header.
     """
+    if name in (*_OURS, "others"):
+        raise ValueError(f"managed: {name!r} is a row of reports already; choose another name")
     if not INERT:
         C.holders_add(holder, name, parse_bytes(keep))
 
@@ -69,6 +74,8 @@ def capsule() -> Any:
     It holds a `struct managed_holder` (`managed/include/managed_holder.h`), whose `reclaim` is
     `give_back()`.
     """
+    if INERT:
+        raise RuntimeError("managed: there is nothing to ask under NO_MANAGED=1")
     return C.holders_capsule()
 
 
@@ -144,7 +151,7 @@ def _pools(device: torch.device, live: int, reserved: int) -> dict[str, Holding]
     used = sum(segment["allocated_size"] for segment in apart)
     cached = sum(segment["total_size"] for segment in apart) - used
     rest = Holding(live - used, reserved - live - cached)
-    return {"torch": rest, "torch's pools": Holding(used, cached)}
+    return dict(zip(_OURS, (rest, Holding(used, cached)), strict=True))
 
 
 def give_back(device: str | int | torch.device, size: int | str | None) -> int:
@@ -160,7 +167,7 @@ def give_back(device: str | int | torch.device, size: int | str | None) -> int:
 
     Returns:
         How many bytes more the driver has now: less than was asked for, and perhaps 0, if what is
-        there is in use or pinned; more if the allocator's cache was larger.
+        there is in use or pinned, or a graph is recorded; more if the allocator's cache was larger.
 
     Raises:
         ValueError: for a device that does not exist, for a size that cannot be read, and for more

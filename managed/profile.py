@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     from matplotlib.figure import Figure
 
-__all__ = ["plot_memory", "plot_moves", "plot_timeline", "profile"]
+__all__ = ["plot_memory", "plot_moves", "plot_timeline", "profile", "snapshot"]
 
 _running: profile | None = None
 
@@ -129,19 +129,50 @@ def plot_memory(p: profile | None = None, path: str | os.PathLike[str] | None = 
     """Draws whose bytes each device holds.
 
     Args:
-        p: a profile, which has bytes over time on simulated devices; `None`: bytes of now, with
-            their peak and what the device may hold.
+        p: a profile, which has bytes over time on simulated devices; `None`: bytes of now, those of
+            `managed.holders` included, with their peak and what the device may hold.
         path: where to write a picture; `None`: nowhere.
 
     Raises:
         TypeError: for what is no profile.
         ModuleNotFoundError: without matplotlib.
     """
+    from managed import holders
     from managed._views import timeline
 
     if p is None:
-        return timeline.draw_held(stats().get("devices", {}), path)
+        devices = stats().get("devices", {})
+        for name, held in devices.items():
+            rows = holders.report(name) if held["holders"] and _in_use(name) else {}
+            held["holders"] = {n: row._asdict() for n, row in rows.items() if n in held["holders"]}
+        return timeline.draw_held(devices, path)
     return timeline.draw_memory(_checked(p), path)
+
+
+def snapshot(path: str | os.PathLike[str]) -> None:
+    """Writes a file for torch's memory_viz that has the memory of all holders, not of torch alone.
+
+    `python -m torch.cuda._memory_viz` and pytorch.org/memory_viz open it. It is what
+    `torch.cuda.memory._dump_snapshot()` writes, and one segment more for each row of
+    `managed.holders.report()` on each device that the process uses.
+
+    Args:
+        path: the file, a pickle.
+    """
+    from managed import holders
+    from managed._views import snapshot as _snapshot
+
+    names = [name for name in stats().get("devices", {}) if _in_use(name)]
+    _snapshot.write([holders.report(name) for name in names], path)
+
+
+def _in_use(device: str) -> bool:
+    """Whether the process has a context there: asking for bytes would make one."""
+    import torch
+
+    kind, _, index = device.partition(":")
+    has_context: Any = getattr(torch._C, "_cuda_hasPrimaryContext", None)
+    return kind != "cuda" or bool(has_context(int(index)))
 
 
 def plot_moves(

@@ -8,6 +8,7 @@ with the tracebacks of the workers that failed. A program that hangs shows its t
 """
 
 import copy
+import ctypes
 import faulthandler
 import gc
 import random
@@ -18,6 +19,7 @@ import traceback
 
 import torch
 import torch.distributed as dist
+from support.keeper import Keeper
 from torch import nn
 
 import managed
@@ -110,6 +112,8 @@ class Shared:
         self.written = [managed_on(d, torch.zeros(8)) for d in PLACES]
         self.writes = 0
         self.lent = managed_on("cpu", values[0])
+        self.keeper = Keeper("sim:2")
+        managed.holders.add(self.keeper)
         self.big = [managed_on("sim:0", torch.rand(MIB // 4)) for _ in range(2)]
 
 
@@ -214,9 +218,24 @@ def drop(s, chance):
     assert all((t * s.leaves[2][0]).shape[1] == 8 for t in alias)
 
 
+def keep_blocks(s, chance):
+    """A library keeps blocks, and threads that need room take them away again."""
+    taken = [s.keeper.alloc(MIB // 32) for _ in range(4)]
+    for i, address in enumerate(taken):
+        if address is not None:
+            ctypes.memset(address, i, MIB // 32)
+    for i, address in enumerate(taken):
+        if address is not None:
+            assert ctypes.string_at(address, 4) == bytes([i]) * 4
+            s.keeper.free(address)
+    if not chance.randrange(8):
+        managed.give_back("sim:2", MIB // 16)
+        assert managed.holders.report("sim:2")["Keeper"].live >= 0
+
+
 WORKERS = [infer, infer, differentiate, differentiate, multiply_leaves, train_a_copy]
 WORKERS += [write_under_lock, write_under_lock, look_and_pin, lend_bytes, crowd, drop]
-WORKERS += [train_parts_of_a_batch, sum_over_processes]
+WORKERS += [train_parts_of_a_batch, sum_over_processes, keep_blocks, keep_blocks]
 
 
 def work(worker, number, shared, start, failures):
@@ -307,6 +326,7 @@ def main():
     _C.shake_replicas(0)
     if failures:
         sys.exit("\n".join(failures))
+    shared.keeper.close()
     del shared
     assert_given_back(before)
     dist.destroy_process_group()

@@ -13,13 +13,14 @@ suites=(
   placement/test_settling placement/test_placed placement/test_spread modules/test_module modules/test_module_devices
   modules/test_module_utils torch_patches/test_optim align/test_random python/test_tensor align/test_written_into
   parallel/test_pipeline parallel/test_data_parallel parallel/test_data_parallel_modules entry/test_moved_leaves
-  modules/test_sync_batch_norm
+  modules/test_sync_batch_norm views/test_snapshot residency/test_numba
 )
 # These count bytes, so they have processes of their own: a backward pass drops its last tensors late.
 memory=(
   residency/test_spill residency/test_spill_access align/test_exposure torch_patches/test_dlpack residency/test_leaks
   residency/test_out_of_memory python/test_manager parallel/test_pipeline_pressure
-  parallel/test_data_parallel_pressure torch_patches/test_reducer
+  parallel/test_data_parallel_pressure torch_patches/test_reducer residency/test_holders
+  residency/test_holders_known
 )
 # These take minutes.
 long=(python/test_threads residency/test_budget residency/test_faults residency/test_torture)

@@ -232,9 +232,11 @@ int mgd_evict_end(struct mgd_machine *m, struct mgd_handle *h, int to, void *mem
 /* `name`: 31 bytes at most. `keep`: bytes that it may keep cached on each device. FULL: there are MGD_MAX_HOLDERS. */
 int mgd_holders_add(struct mgd_machine *m, const char *name, int64_t keep, int *id);
 int mgd_holders_remove(struct mgd_machine *m, int id);
-/* Begins a round: each entry is a holder to get a report of. `requester` is asked nothing (0: there is none), nor is a
- * holder that gave nothing in its last turn: it rests for 2, 4, 8, ... rounds, 64 at most. */
+/* Begins a round: each entry is a holder to get a report of. One that gave nothing last rests for 2, 4, ... 64 rounds.
+ * The request of a holder (`requester` > 0) asks none, since holders might ask each other for ever. */
 int mgd_holders_begin(struct mgd_machine *m, int device, int requester, struct mgd_holder_round *round);
+int mgd_holders_wake(struct mgd_machine *m, struct mgd_holder_round *round); /* goes on with those that rested */
+int mgd_holders_note(struct mgd_machine *m, int id, int device, int64_t live, int64_t cached); /* outside a round */
 int mgd_holders_reported(struct mgd_machine *m, struct mgd_holder_round *round, int id, int64_t live, int64_t cached);
 /* Chooses the holder with most to spare that this round has not asked, and for how many bytes. ABSENT: none is left.
  * Then mgd_holders_gave() says how many bytes came free on the device. */

@@ -14,6 +14,7 @@
 
 #include "core/core.h"
 #include "core/internal_handle.h"
+#include "core/internal_holder.h"
 #include "core/internal_replica.h"
 #include "core/internal_trace.h"
 
@@ -21,8 +22,6 @@
 #ifndef MGD_DEBUG
 #define MGD_DEBUG 0
 #endif
-
-#define MGD_NAME_BYTES 32
 
 /* Counts allocations so that a test can make the n-th one fail.
  * It is atomic because a long computation allocates without holding the mutex. */
@@ -55,17 +54,6 @@ enum mgd_claim_state {
   MGD_CLAIM_GRANTED, /* its bytes count as RESERVED */
   MGD_CLAIM_WAITING, /* in its device's queue */
   MGD_CLAIM_LATE     /* its deadline passed, so another call dequeued it; its owner has not polled yet */
-};
-
-/* A holder of memory beside torch's allocator; core/holders.h. */
-struct mgd_holder {
-  int id; /* 0: the slot is free */
-  char name[MGD_NAME_BYTES];
-  int64_t keep; /* it is never asked for the last so many bytes that it has cached on a device */
-  struct mgd_holder_on {
-    int64_t live, cached, asked, given, asks, rest; /* as in struct mgd_holding */
-    int refusals; /* how often in a row it gave nothing, up to a limit */
-  } on[MGD_MAX_DEVICES];
 };
 
 /* A ticket stands for a claim.

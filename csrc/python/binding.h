@@ -145,25 +145,9 @@ int mgd_lists_install(void);
 /* Returns f(context). Meanwhile the managed tensors in the lists among the arguments are held on their devices. */
 PyObject *mgd_lists_call(PyObject *const *args, Py_ssize_t n, PyObject *(*f)(void *), void *context);
 
-/* ---- jobs.c: functions that need the GIL, for threads that must not wait for it without a deadline */
-/* The caller makes it with run and drop, and releases it in the end. */
-struct mgd_job {
-  void (*run)(struct mgd_job *job); /* with the GIL, in a thread of its own */
-  void (*drop)(struct mgd_job *job); /* frees it, when nothing refers to it any more; with or without the GIL */
-  int parties, ended; /* private */
-};
-int mgd_jobs_init(void);
-/* The rest needs no GIL. 0: there is no thread for it, or the interpreter ends. */
-int mgd_job_start(struct mgd_job *job);
-int mgd_job_wait(struct mgd_job *job, int64_t deadline); /* without the GIL; 0: it has not ended by then */
-void mgd_job_hold(struct mgd_job *job);
-void mgd_job_release(struct mgd_job *job);
-
-/* ---- holders.c: other allocators, which keep memory of devices */
+/* ---- holders.c: other allocators, which keep memory; garbage.c: runs Python's collector when a device is full */
 void mgd_holders_init(void);
 extern PyMethodDef mgd_holders_methods[];
-
-/* ---- garbage.c: runs Python's collector when a device is full */
 void mgd_garbage_init(void);
 void mgd_garbage_collect(void); /* does nothing if it has just run; releases the GIL meanwhile */
 

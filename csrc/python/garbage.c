@@ -3,7 +3,7 @@
  * A collection seldom frees device memory, so at most a fifth of the time is spent on it. Threads that ask while one is
  * under way wait for that one.
  */
-#include "python/binding.h"
+#include "python/jobs.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -42,18 +42,18 @@ static void start(void) {
   struct mgd_job *job = malloc(sizeof *job);
   if (!job) return;
   *job = (struct mgd_job){.run = run, .drop = drop};
-  if (mgd_job_start(job)) collector.job = job;
-  mgd_job_release(job);
+  if (mgd_jobs_start(job)) collector.job = job;
+  mgd_jobs_release(job);
 }
 
 static int collect(int64_t deadline) {
   pthread_mutex_lock(&collector.mutex);
   if (!collector.job && mgd_torch_now() >= collector.not_before) start();
   struct mgd_job *job = collector.job;
-  if (job) mgd_job_hold(job);
+  if (job) mgd_jobs_hold(job);
   pthread_mutex_unlock(&collector.mutex);
-  const int ended = job && mgd_job_wait(job, deadline);
-  if (job) mgd_job_release(job);
+  const int ended = job && mgd_jobs_wait(job, deadline);
+  if (job) mgd_jobs_release(job);
   return ended;
 }
 

@@ -2,29 +2,31 @@
  *
  * Which of them is asked is the core's decision (core/residency/holders.c). Here is how: those that need the GIL by a
  * job (jobs.c), so that no thread that needs room waits for the GIL without a deadline. A holder whose function has not
- * returned is not called again before it has.
+ * returned by the deadline is not called again, nor waited for, before it has.
  */
-#include "python/binding.h"
+#include "python/jobs.h"
 
+#include <managed_holder.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "managed_holder.h"
 
 #define PATIENCE 1000000000 /* ns, for a report that the program asks for */
 #define MOST_SKIPPED 3 /* imports are looked at in each 2 to the power of this many shortages, or more often */
 
 struct holder {
-  int id, references; /* the table's and those of calls; guarded by the mutex */
-  int busy;           /* a function of it runs in a job; atomic */
+  /* ---- guarded by the mutex */
+  int id, references; /* the table's and those of calls */
+  struct mgd_job *job; /* runs a function of it now, or NULL */
+  int is_late;         /* and the deadline of a request has passed meanwhile */
+  /* ---- read and written with the GIL */
   int has_warned;
   const struct managed_holder *c; /* NULL: an object of Python */
   PyObject *object;               /* it, or a weak reference; NULL once it is removed. With the GIL */
   int is_weak;
 };
 
-/* No other lock is taken inside the mutex. */
+/* Inside the mutex a job is started or held, which takes the jobs' mutex, and no other lock is taken. */
 static struct {
   pthread_mutex_t mutex;
   struct holder *of[MGD_MAX_HOLDERS];
@@ -152,7 +154,10 @@ static void run_call(struct mgd_job *job) {
   const int before = mgd_torch_exchange_requester(c->holder->id);
   c->code = ask_with_gil(c->holder, &c->question);
   mgd_torch_exchange_requester(before);
-  __atomic_store_n(&c->holder->busy, 0, __ATOMIC_RELEASE);
+  pthread_mutex_lock(&table.mutex);
+  c->holder->job = NULL;
+  c->holder->is_late = 0;
+  pthread_mutex_unlock(&table.mutex);
 }
 
 static void drop_call(struct mgd_job *job) {
@@ -160,23 +165,50 @@ static void drop_call(struct mgd_job *job) {
   free(job);
 }
 
-static int ask_by_job(struct holder *h, struct question *q, int64_t deadline) {
-  if (__atomic_exchange_n(&h->busy, 1, __ATOMIC_ACQUIRE)) return -1;
+/* Starts a call, unless one runs: then *other is that one, held. NULL: neither, since the call that runs is late, or
+ * there is no thread. */
+static struct call *start_call(struct holder *h, const struct question *q, struct mgd_job **other) {
   struct call *c = malloc(sizeof *c);
-  if (!c || !(c->holder = find_holder(h->id))) {
-    free(c);
-    __atomic_store_n(&h->busy, 0, __ATOMIC_RELEASE);
-    return -1;
+  if (c) *c = (struct call){.job = {.run = run_call, .drop = drop_call}, .holder = h, .question = *q, .code = -1};
+  pthread_mutex_lock(&table.mutex);
+  *other = h->is_late ? NULL : h->job;
+  if (*other) mgd_jobs_hold(*other);
+  const int mine = c && !h->job;
+  const int started = mine && mgd_jobs_start(&c->job);
+  if (started) {
+    h->job = &c->job;
+    h->references++; /* the call's */
   }
-  *c = (struct call){.job = {.run = run_call, .drop = drop_call}, .holder = c->holder, .question = *q, .code = -1};
-  int code = -1;
-  if (!mgd_job_start(&c->job)) {
-    __atomic_store_n(&h->busy, 0, __ATOMIC_RELEASE);
-  } else if (mgd_job_wait(&c->job, deadline)) {
-    code = c->code;
-    *q = c->question;
+  pthread_mutex_unlock(&table.mutex);
+  if (started) return c;
+  free(c);
+  return NULL;
+}
+
+static void note_late(struct holder *h, const struct mgd_job *job) {
+  pthread_mutex_lock(&table.mutex);
+  if (h->job == job) h->is_late = 1;
+  pthread_mutex_unlock(&table.mutex);
+}
+
+/* Threads that need room at the same time call a holder one after the other. */
+
+static int ask_by_job(struct holder *h, struct question *q, int64_t deadline) {
+  struct mgd_job *other;
+  struct call *c = start_call(h, q, &other);
+  while (other) {
+    const int ended = mgd_jobs_wait(other, deadline);
+    if (!ended) note_late(h, other);
+    mgd_jobs_release(other);
+    if (!ended) return -1;
+    c = start_call(h, q, &other);
   }
-  mgd_job_release(&c->job);
+  if (!c) return -1;
+  const int ended = mgd_jobs_wait(&c->job, deadline);
+  const int code = ended ? c->code : -1;
+  if (ended) *q = c->question;
+  else note_late(h, &c->job);
+  mgd_jobs_release(&c->job);
   return code;
 }
 
@@ -233,17 +265,48 @@ static void find_libraries(int64_t deadline) {
   if (__atomic_exchange_n(&libraries.looks, 1, __ATOMIC_ACQUIRE)) return;
   struct mgd_job *job = malloc(sizeof *job);
   if (job) *job = (struct mgd_job){.run = run_find, .drop = drop_find};
-  if (job && mgd_job_start(job)) mgd_job_wait(job, deadline);
+  if (job && mgd_jobs_start(job)) mgd_jobs_wait(job, deadline);
   else __atomic_store_n(&libraries.looks, 0, __ATOMIC_RELEASE);
-  if (job) mgd_job_release(job);
+  if (job) mgd_jobs_release(job);
 }
+
+/* ---- our side */
+
+static int device_named(const char *name) {
+  char known[32];
+  for (int id = 1; mgd_device_name(mgd_torch_machine(), id, known) == MGD_OK; id++)
+    if (strcmp(name, known) == 0) return id;
+  return -1;
+}
+
+static int our_report(void *context, const char *device, int64_t *live, int64_t *cached) {
+  (void)context;
+  const int id = device_named(device);
+  return id < 0 ? -1 : mgd_torch_allocator_usage(id, live, cached);
+}
+
+static int64_t our_reclaim(void *context, const char *device, int64_t bytes) {
+  (void)context;
+  const int id = device_named(device);
+  return id < 0 || bytes < 0 ? -1 : mgd_torch_give_back(id, bytes);
+}
+
+static struct managed_holder ours = {MANAGED_HOLDER_ABI, sizeof ours, "torch", 0, NULL, our_report, our_reclaim};
 
 /* ---- functions of the module */
 
 static const struct managed_holder *struct_in(PyObject *capsule) {
   const struct managed_holder *c = PyCapsule_GetPointer(capsule, MANAGED_HOLDER_CAPSULE);
   if (!c) return NULL;
-  if (c->abi == MANAGED_HOLDER_ABI && c->size == sizeof *c && c->report && c->reclaim) return c;
+  if (c == &ours) {
+    PyErr_SetString(PyExc_ValueError, "managed: this is managed's own capsule, by which libraries ask it");
+    return NULL;
+  }
+  if (c->abi == MANAGED_HOLDER_ABI && c->size == sizeof *c) {
+    if (c->name && c->report && c->reclaim) return c;
+    PyErr_SetString(PyExc_ValueError, "managed: the capsule's managed_holder has no name, no report or no reclaim");
+    return NULL;
+  }
   PyErr_Format(PyExc_ValueError,
                "managed: the capsule holds a managed_holder of abi %u and %u bytes; this managed takes abi %d and %zu "
                "bytes. Compile the library with this managed's managed_holder.h",
@@ -274,14 +337,14 @@ static int refer(struct holder *h, PyObject *o) {
   return 0;
 }
 
-/* Returns the holder that this object is, borrowed, or NULL. Removes those that have died. */
-static struct holder *known_as(PyObject *o) {
+/* Returns the holder that this object or struct is, borrowed, or NULL. Removes those that have died. */
+static struct holder *known_as(PyObject *o, const struct managed_holder *c) {
   for (int i = 0; i < MGD_MAX_HOLDERS; i++) {
     struct holder *h = table.of[i]; /* written with the GIL alone */
     PyObject *there = h ? object_of(h) : NULL;
     Py_XDECREF(there);
     if (h && !there) remove_holder(h);
-    else if (h && there == o) return h;
+    else if (h && (there == o || (c && h->c == c))) return h;
   }
   return NULL;
 }
@@ -293,7 +356,7 @@ static PyObject *holders_add(PyObject *module, PyObject *args) {
   if (!PyArg_ParseTuple(args, "OzL:holders_add", &o, &name, &keep) || mgd_state_ready() < 0) return NULL;
   const struct managed_holder *c = PyCapsule_CheckExact(o) ? struct_in(o) : NULL;
   if (!c && (PyCapsule_CheckExact(o) || !has_methods(o))) return NULL;
-  if (known_as(o)) return PyErr_Format(PyExc_ValueError, "managed: %R is a holder already", o);
+  if (known_as(o, c)) return PyErr_Format(PyExc_ValueError, "managed: %R is a holder already", o);
   if (!name) name = c ? c->name : Py_TYPE(o)->tp_name;
   struct holder *h = calloc(1, sizeof *h);
   if (!h) return PyErr_NoMemory();
@@ -321,7 +384,8 @@ static PyObject *holders_add(PyObject *module, PyObject *args) {
 
 static PyObject *holders_remove(PyObject *module, PyObject *o) {
   (void)module;
-  struct holder *h = known_as(o);
+  struct holder *h = known_as(o, PyCapsule_IsValid(o, MANAGED_HOLDER_CAPSULE) ? struct_in(o) : NULL);
+  if (!h && PyErr_Occurred()) return NULL;
   if (!h) return PyErr_Format(PyExc_ValueError, "managed: %R is no holder", o);
   remove_holder(h);
   Py_RETURN_NONE;
@@ -330,9 +394,11 @@ static PyObject *holders_remove(PyObject *module, PyObject *o) {
 /* Gets a new report, if the holder gives one in time; else the last one stands. False: the holder has died. */
 static int refresh(struct mgd_holding *known, int device) {
   int64_t live, cached;
-  int code;
-  Py_BEGIN_ALLOW_THREADS code = report(known->id, device, mgd_torch_now() + PATIENCE, &live, &cached);
-  Py_END_ALLOW_THREADS if (code == 0) {
+  PyThreadState *gil = PyEval_SaveThread();
+  const int code = report(known->id, device, mgd_torch_now() + PATIENCE, &live, &cached);
+  PyEval_RestoreThread(gil);
+  if (code == 0) {
+    mgd_holders_note(mgd_torch_machine(), known->id, device, live, cached);
     known->live = live;
     known->cached = cached;
   }
@@ -364,29 +430,7 @@ static PyObject *holders_read(PyObject *module, PyObject *args) {
   return list;
 }
 
-/* ---- our side */
-
-static int device_named(const char *name) {
-  char known[32];
-  for (int id = 1; mgd_device_name(mgd_torch_machine(), id, known) == MGD_OK; id++)
-    if (strcmp(name, known) == 0) return id;
-  return -1;
-}
-
-static int our_report(void *context, const char *device, int64_t *live, int64_t *cached) {
-  (void)context;
-  const int id = device_named(device);
-  return id < 0 ? -1 : mgd_torch_allocator_usage(id, live, cached);
-}
-
-static int64_t our_reclaim(void *context, const char *device, int64_t bytes) {
-  (void)context;
-  const int id = device_named(device);
-  return id < 0 || bytes < 0 ? -1 : mgd_torch_give_back(id, bytes);
-}
-
 static PyObject *holders_capsule(PyObject *module, PyObject *unused) {
-  static struct managed_holder ours = {MANAGED_HOLDER_ABI, sizeof ours, "torch", 0, NULL, our_report, our_reclaim};
   (void)module, (void)unused;
   return mgd_state_ready() < 0 ? NULL : PyCapsule_New(&ours, MANAGED_HOLDER_CAPSULE, NULL);
 }
@@ -411,7 +455,7 @@ static PyObject *give_back(PyObject *module, PyObject *args) {
 static void child_begins(void) {
   pthread_mutex_init(&table.mutex, NULL);
   for (int i = 0; i < MGD_MAX_HOLDERS; i++)
-    if (table.of[i]) table.of[i]->busy = 0;
+    if (table.of[i]) table.of[i]->job = NULL, table.of[i]->is_late = 0;
   libraries.looks = 0;
 }
 

@@ -4,7 +4,7 @@
  * job has a thread of its own, which waits for the GIL and is left to itself when the caller has waited long enough.
  * The thread runs only C itself: at the interpreter's end a thread that takes the GIL is ended by unwinding its stack.
  */
-#include "python/binding.h"
+#include "python/jobs.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -20,14 +20,14 @@ static struct {
   int running, closed;
 } jobs = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0};
 
-void mgd_job_release(struct mgd_job *job) {
+void mgd_jobs_release(struct mgd_job *job) {
   pthread_mutex_lock(&jobs.mutex);
   const int last = --job->parties == 0;
   pthread_mutex_unlock(&jobs.mutex);
   if (last) job->drop(job);
 }
 
-void mgd_job_hold(struct mgd_job *job) {
+void mgd_jobs_hold(struct mgd_job *job) {
   pthread_mutex_lock(&jobs.mutex);
   job->parties++;
   pthread_mutex_unlock(&jobs.mutex);
@@ -43,11 +43,11 @@ static void *work(void *argument) {
   jobs.running--;
   pthread_cond_broadcast(&jobs.ended);
   pthread_mutex_unlock(&jobs.mutex);
-  mgd_job_release(job);
+  mgd_jobs_release(job);
   return NULL;
 }
 
-int mgd_job_start(struct mgd_job *job) {
+int mgd_jobs_start(struct mgd_job *job) {
   pthread_t thread;
   pthread_mutex_lock(&jobs.mutex);
   const int started = !jobs.closed && pthread_create(&thread, NULL, work, job) == 0;
@@ -69,7 +69,7 @@ static struct timespec in_ns(int64_t ns) {
   return t;
 }
 
-int mgd_job_wait(struct mgd_job *job, int64_t deadline) {
+int mgd_jobs_wait(struct mgd_job *job, int64_t deadline) {
   const struct timespec until = in_ns(deadline - mgd_torch_now());
   pthread_mutex_lock(&jobs.mutex);
   int late = 0;

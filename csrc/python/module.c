@@ -4,7 +4,7 @@
  * registers nothing and touches no driver; install() does what importing the package promises.
  */
 #include "torch/on.h"
-#include "python/binding.h"
+#include "python/jobs.h"
 
 /* ---- install */
 

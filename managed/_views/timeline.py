@@ -128,7 +128,7 @@ def _say(axes: Any, text: str) -> None:
     axes.set_axis_off()
 
 
-def draw_held(devices: dict[str, dict[str, int]], path: str | os.PathLike[str] | None) -> Figure:
+def draw_held(devices: dict[str, dict[str, Any]], path: str | os.PathLike[str] | None) -> Figure:
     """See managed.plot_memory(): what devices hold now, from stats()["devices"]."""
     figure, (axes,) = _figure([max(0.6, 0.45 * len(devices))], width=9)
     if not devices:
@@ -137,10 +137,18 @@ def draw_held(devices: dict[str, dict[str, int]], path: str | os.PathLike[str] |
     names = list(devices)
     left = [0.0] * len(names)
     owned = [by_owner(*device) for device in devices.items()]
-    for owner in OWNERS:
-        widths = [held_there[owner] / 2**20 for held_there in owned]
+    kept = [
+        {name: held["live"] + held["cached"] for name, held in device["holders"].items()}
+        for device in devices.values()
+    ]
+    for one, holders in zip(owned, kept, strict=True):
+        one["other"] = max(0, one["other"] - sum(holders.values()))
+    looks = {owner: {"color": OWNED[owner]} for owner in OWNERS}
+    looks |= {name: {"color": "#f0f0f0", "hatch": "//"} for holders in kept for name in holders}
+    for owner, look in looks.items():
+        widths = [(a | b).get(owner, 0) / 2**20 for a, b in zip(owned, kept, strict=True)]
         if any(widths):
-            axes.barh(names, widths, 0.6, left=left, color=OWNED[owner], label=owner)
+            axes.barh(names, widths, 0.6, left=left, label=owner, edgecolor="#606060", lw=0, **look)
         left = [x + w for x, w in zip(left, widths, strict=True)]
     for row, held_there in enumerate(devices.values()):
         for key, style in (("capacity", "solid"), ("peak", "dotted")):

@@ -65,12 +65,31 @@ static int ask(struct mgd_machine *m, struct mgd_holder_round *r, int64_t missin
 
 /* ---- whose turn it is, and for how much */
 
-static void the_requester_is_in_no_round(void) {
+static void a_request_of_a_holder_asks_none(void) {
   struct mgd_machine *m = new_machine(1, 1000);
   int a = add(m, 0), b = add(m, 0);
   struct mgd_holder_round r = begin(m, 1, a);
-  EXPECT(r.count == 1 && contains(&r, b) && begin(m, 1, a + b).count == 2); /* the last is no holder */
-  EXPECT_CODE(mgd_holders_reported(m, &r, a, 0, 100), MGD_E_INVALID);
+  EXPECT_INT(r.count, 0);
+  EXPECT_CODE(mgd_holders_reported(m, &r, b, 0, 100), MGD_E_INVALID);
+  EXPECT_INT(begin(m, 1, 0).count, 2);
+  mgd_machine_destroy(m);
+}
+
+static void those_that_rest_are_woken_once(void) {
+  struct mgd_machine *m = new_machine(1, 1000);
+  int rests = add(m, 0), asked = add(m, 0);
+  struct mgd_holder_round r = begin(m, 1, 0);
+  report(m, &r, rests, 0);
+  report(m, &r, asked, 100);
+  r = begin(m, 1, 0);
+  EXPECT(r.count == 1 && contains(&r, asked));
+  EXPECT_OK(mgd_holders_wake(m, &r));
+  EXPECT(r.count == 1 && contains(&r, rests));
+  EXPECT_HOLDING(holding(m, rests, 1), .rest = 1); /* as before */
+  report(m, &r, rests, 70);
+  EXPECT_INT(ask(m, &r, 1000, 70), rests);
+  EXPECT_OK(mgd_holders_gave(m, &r, rests, 70));
+  EXPECT_HOLDING(holding(m, rests, 1), .asks = 1, .asked = 70, .given = 70);
   mgd_machine_destroy(m);
 }
 
@@ -231,7 +250,7 @@ static void a_round_survives_those_that_leave_it(void) {
   EXPECT_OK(mgd_holders_gave(m, &r, stays, 200));
   EXPECT_INT(ask(m, &r, 1000, 0), 0);
   EXPECT_HOLDING(holding(m, heir, 1), .rest = 0);
-  EXPECT_HOLDING(holding(m, stays, 1), .cached = 200, .asks = 1, .asked = 200, .given = 200);
+  EXPECT_HOLDING(holding(m, stays, 1), .asks = 1, .asked = 200, .given = 200);
   EXPECT_INT(begin(m, 1, 0).count, 2);
   mgd_machine_destroy(m);
 }
@@ -286,7 +305,7 @@ static void usage_counts_what_was_asked_and_given(void) {
     EXPECT_INT(ask(m, &r, 150, i == 1 ? 100 : 150), id);
     EXPECT_OK(mgd_holders_gave(m, &r, id, i == 2 ? 999 : 30)); /* more came free than was asked for */
   }
-  EXPECT_HOLDING(holding(m, id, 2), .live = 21, .cached = 300, .asks = 3, .asked = 400, .given = 1059);
+  EXPECT_HOLDING(holding(m, id, 2), .live = 21, .cached = 270, .asks = 3, .asked = 400, .given = 1059);
   mgd_machine_destroy(m);
 }
 
@@ -300,6 +319,7 @@ struct holder {
   struct on {
     enum { AWAY, LISTED, READY, DONE } turn; /* not in the round; has not reported; may be asked; had its turn */
     int refusals, missed;                    /* turns in a row without a byte; rounds since the last turn */
+    int64_t reported; /* cached bytes, in this round */
     struct mgd_holding said;                 /* what must be known of it, but for the rest */
   } on[MOST_DEVICES + 1];
 };
@@ -335,7 +355,7 @@ static int64_t rest_of(const struct on *on) {
 }
 
 static int64_t spare_of(const struct holder *h, int d) {
-  return h->on[d].turn == READY && h->on[d].said.cached > h->keep ? h->on[d].said.cached - h->keep : 0;
+  return h->on[d].turn == READY && h->on[d].reported > h->keep ? h->on[d].reported - h->keep : 0;
 }
 
 static void count(struct mgd_holding *sums, const struct mgd_holding *more) {
@@ -394,18 +414,41 @@ static void step_come_or_go(struct model *x) {
 }
 
 static void step_begin(struct model *x) {
-  int d = some_device(x), requester = roll(x, 4) ? some_holder(x)->id : x->newest + 1, listed = 0;
+  int d = some_device(x), requester = roll(x, 4) ? 0 : 1 + (int)roll(x, x->newest + 1), listed = 0;
   x->rounds[d] = begin(x->m, d, requester);
   for (int i = 0; i < MGD_MAX_HOLDERS; i++) {
     struct holder *h = &x->holders[i];
     struct on *on = &h->on[d];
-    bool may = h->id && h->id != requester;
+    bool may = h->id && !requester;
     on->turn = may && rest_of(on) == 0 ? LISTED : AWAY;
-    on->missed += may && on->turn == AWAY; /* a round that it requests is not one that it misses */
+    on->missed += may && on->turn == AWAY; /* a round in which none is asked is not one that it misses */
     listed += on->turn == LISTED;
     EXPECT(h->id == 0 || contains(&x->rounds[d], h->id) == (on->turn == LISTED));
   }
   EXPECT_INT(x->rounds[d].count, listed);
+}
+
+static void step_wake(struct model *x) {
+  int d = some_device(x), listed = 0;
+  EXPECT_OK(mgd_holders_wake(x->m, &x->rounds[d]));
+  for (int i = 0; i < MGD_MAX_HOLDERS; i++) {
+    struct holder *h = &x->holders[i];
+    h->on[d].turn = h->id && h->on[d].turn == AWAY ? LISTED : AWAY;
+    listed += h->on[d].turn == LISTED;
+    EXPECT(h->id == 0 || contains(&x->rounds[d], h->id) == (h->on[d].turn == LISTED));
+  }
+  EXPECT_INT(x->rounds[d].count, listed);
+}
+
+static void step_note(struct model *x) {
+  int d = some_device(x);
+  struct holder *h = some_holder(x);
+  int64_t live = some_bytes(x), cached = some_bytes(x);
+  EXPECT_CODE(mgd_holders_note(x->m, h->id ? h->id : -1, d, live, cached), h->id ? MGD_OK : MGD_E_INVALID);
+  if (h->id) {
+    h->on[d].said.live = live;
+    h->on[d].said.cached = cached;
+  }
 }
 
 /* One of those that the round lists; it may be gone by now. */
@@ -418,7 +461,7 @@ static void step_report(struct model *x) {
     EXPECT_CODE(mgd_holders_reported(x->m, r, id, 1, 1), MGD_E_INVALID);
   } else if (h->on[d].turn == LISTED) {
     h->on[d].said.live = some_bytes(x);
-    h->on[d].said.cached = some_bytes(x);
+    h->on[d].said.cached = h->on[d].reported = some_bytes(x);
     EXPECT_OK(mgd_holders_reported(x->m, r, id, h->on[d].said.live, h->on[d].said.cached));
     h->on[d].turn = READY;
     if (spare_of(h, d) == 0) { end_turn(&h->on[d], false); }
@@ -433,6 +476,7 @@ static void answer(struct model *x, struct holder *h, int d, int64_t bytes) {
   EXPECT_OK(mgd_holders_gave(x->m, &x->rounds[d], h->id, bytes_free));
   count(&h->on[d].said, &more);
   count(&x->all, &more);
+  h->on[d].said.cached -= more.given < h->on[d].said.cached ? more.given : h->on[d].said.cached;
   end_turn(&h->on[d], bytes_free > 0);
 }
 
@@ -451,7 +495,7 @@ static void step_ask(struct model *x) {
     EXPECT_CODE(mgd_holders_gave(x->m, &x->rounds[d], id, bytes), MGD_E_INVALID);
   } else if (id) {
     const struct mgd_holding more = {.asks = 1, .asked = bytes};
-    EXPECT(h->on[d].turn == READY && h->on[d].said.cached - bytes >= h->keep);
+    EXPECT(h->on[d].turn == READY && h->on[d].reported - bytes >= h->keep);
     EXPECT_INT(spare_of(h, d), most);
     EXPECT_INT(bytes, most < missing ? most : missing);
     count(&h->on[d].said, &more);
@@ -467,8 +511,8 @@ static void step_ask(struct model *x) {
 }
 
 static void run(uint64_t seed, int64_t steps, int devices) {
-  static void (*const kinds[])(struct model *) = {step_come_or_go, step_begin, step_report, step_report,
-                                                  step_report,     step_ask,   step_ask};
+  static void (*const kinds[])(struct model *) = {step_come_or_go, step_begin, step_report, step_report, step_report,
+                                                  step_ask,        step_ask,   step_wake,   step_note};
   struct model model = {.m = new_machine(devices, 1000), .random = seed, .devices = devices}, *x = &model;
   for (int64_t i = 0; i < steps; i++) {
     kinds[roll(x, (int64_t)(sizeof kinds / sizeof *kinds))](x);
@@ -483,7 +527,8 @@ static void run(uint64_t seed, int64_t steps, int devices) {
 int main(int argc, char **argv) {
   uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
   int64_t steps = argc > 2 ? strtoll(argv[2], NULL, 10) : 1000000;
-  the_requester_is_in_no_round();
+  a_request_of_a_holder_asks_none();
+  those_that_rest_are_woken_once();
   the_most_cached_is_asked_first_and_each_once();
   what_it_may_keep_is_not_asked_for();
   what_gives_nothing_rests_ever_longer();

@@ -70,7 +70,8 @@ def test_wheel_holds_the_package_and_nothing_else(wheel):
         (metadata,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
         told = archive.read(metadata).decode()
     package = ROOT / "managed"
-    python = {str(p.relative_to(package)) for p in package.rglob("*.py*") if p.suffix != ".pyc"}
+    files = [*package.rglob("*.py*"), *package.rglob("*.h")]
+    python = {str(p.relative_to(package)) for p in files if p.suffix != ".pyc"}
     modules = {"_C", "_sim"}
     if torch.version.cuda:
         modules |= {"_cuda", "_virtual_gpu", "libvirtual_gpu"}

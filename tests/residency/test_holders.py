@@ -10,7 +10,13 @@ import warnings
 import pytest
 import torch
 from support.devices import CAPACITY, D0, D1, ON_CUDA, device_module
-from support.keeper import Keeper, driver_free, raw_alloc, raw_free
+from support.keeper import (
+    Keeper,
+    closes_keepers,  # noqa: F401
+    driver_free,
+    raw_alloc,
+    raw_free,
+)
 from support.paths import TESTS
 from support.pressure import MiB, moved, nothing_left, on  # noqa: F401
 
@@ -100,6 +106,24 @@ def test_a_holder_may_keep_some(keeper):
     assert shortage().bytes("spill") > 0
     assert 0 < sum(keeper.asked) <= 2 * BLOCK
     assert keeper.cached == kept
+
+
+def test_one_that_rests_is_asked_before_a_request_fails():
+    """It had nothing for a long time. Now it has what is missing, and nothing can leave."""
+    held = Keeper()
+    holders.add(held, name="frames")
+    taken = [held.alloc(BLOCK) for _ in range(12)]
+    for _ in range(3):
+        shortage()
+    for address in taken:
+        held.free(address)
+    reports = held.reports
+    x = torch.zeros(12 * BLOCK // 4, device=D0)
+    assert held.reports == reports + 1
+    assert held.cached <= CAPACITY - 12 * BLOCK
+    del x
+    holders.remove(held)
+    held.close()
 
 
 def test_the_one_with_most_is_asked_first(keeper):
@@ -205,6 +229,34 @@ def test_a_request_ends_as_without_such_a_holder(kind, keeper):
     kind.awake.set()
     keeper.kept, unwilling.kept = unwilling.kept, {}
     holders.remove(unwilling)
+
+
+def test_threads_that_need_room_at_once_both_get_it(keeper):
+    """The second waits for the first one's call of the holder, and then calls it."""
+
+    class Slow(Keeper):
+        def __gpu_memory_reclaim__(self, device, nbytes):
+            time.sleep(0.1)
+            return super().__gpu_memory_reclaim__(device, nbytes)
+
+    slow = Slow()
+    slow.kept, keeper.kept = keeper.kept, {}
+    slow.keep(8 * 11 * MiB, 8)
+    holders.add(slow)
+    got, start = [], threading.Barrier(2)
+
+    def need():
+        start.wait()
+        got.append(torch.zeros(3 * BLOCK // 4, device=D0))
+
+    threads = [threading.Thread(target=need) for _ in range(2)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert len(got) == 2
+    assert len(slow.asked) >= 2
+    del got[:]
 
 
 def test_a_report_that_is_late_is_not_waited_for_again_at_once():
@@ -353,6 +405,35 @@ def test_a_capsule_is_a_holder(keeper, needs_gil):
     assert row.given >= row.asked == sum(keeper.asked) > 0
 
 
+def test_a_capsule_without_what_it_needs_is_refused(keeper):
+    functions = REPORT(lambda *_: -1), RECLAIM(lambda *_: -1)
+    size = ctypes.sizeof(Struct)
+    for struct in (
+        Struct(1, size, None, 0, None, *functions),
+        Struct(1, size, b"x", 0, None, REPORT(), functions[1]),
+    ):
+        with pytest.raises(ValueError, match="has no name, no report or no reclaim"):
+            holders.add(_new(ctypes.addressof(struct), NAME, None))
+    with pytest.raises(ValueError, match="managed's own capsule"):
+        holders.add(holders.capsule())
+    for name in ("torch", "torch's pools", "others"):
+        with pytest.raises(ValueError, match="is a row of reports already"):
+            holders.add(keeper, name=name)
+
+
+def test_two_capsules_of_one_struct_are_one_holder():
+    struct = Struct(
+        1, ctypes.sizeof(Struct), b"in C", 0, None, REPORT(lambda *_: -1), RECLAIM(lambda *_: -1)
+    )
+    first, second = (_new(ctypes.addressof(struct), NAME, None) for _ in range(2))
+    holders.add(first)
+    with pytest.raises(ValueError, match="is a holder already"):
+        holders.add(second, name="again")
+    holders.remove(second)
+    with pytest.raises(ValueError, match="is no holder"):
+        holders.remove(first)
+
+
 @pytest.mark.parametrize(("abi", "size"), [(2, ctypes.sizeof(Struct)), (1, 40)])
 def test_a_capsule_of_another_header_is_refused(abi, size):
     struct = Struct(abi, size, b"old", 0, None, REPORT(lambda *_: -1), RECLAIM(lambda *_: -1))
@@ -458,15 +539,10 @@ def test_stats_tell_of_holders(keeper):
     shortage()
     told = managed.stats()
     given = told["devices"][D0]["holders"]["frames"]
-    assert given == dict(zip(("live", "cached", "asked", "given", "asks"), row_of(), strict=True))
+    assert given["cached"] == keeper.cached  # as reported, less what it gave then
+    assert given == holders.report(D0)["frames"]._asdict()
     assert f"frames on {D0}" in repr(told)
     assert "frames" in told._repr_html_()
-
-
-def row_of():
-    """The keeper's row, by what it reported last: then it had not been asked."""
-    live, _, *rest = holders.report(D0)["frames"]
-    return live, managed.stats()["devices"][D0]["holders"]["frames"]["cached"], *rest
 
 
 # ---- threads, processes

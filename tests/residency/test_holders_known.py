@@ -6,7 +6,7 @@ import types
 import pytest
 import torch
 from support.devices import CAPACITY, D0, ON_CUDA
-from support.keeper import Keeper, raw_alloc, raw_free
+from support.keeper import Keeper, closes_keepers, raw_alloc, raw_free  # noqa: F401
 from support.pressure import MiB, moved, nothing_left, on  # noqa: F401
 
 import managed
@@ -28,10 +28,13 @@ def keeper():
 
 
 class Entered:
-    """A device of a library, which is entered before the library is asked."""
+    """A device of a library, which is made the current one before the library is asked."""
 
     def __init__(self, index=0):
         self.index = index
+
+    def use(self):
+        pass
 
     def __enter__(self):
         return self

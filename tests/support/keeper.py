@@ -3,11 +3,12 @@
 import ctypes
 import threading
 
+import pytest
 import torch
 
 from support.devices import D0, ON_CUDA
 
-__all__ = ["Keeper", "driver_free", "raw_alloc", "raw_free"]
+__all__ = ["Keeper", "closes_keepers", "driver_free", "raw_alloc", "raw_free"]
 
 
 def _runtime():
@@ -18,10 +19,18 @@ def _runtime():
     return ctypes.CDLL(paths.pop()) if paths and not hasattr(virtual, "cudaMalloc") else virtual
 
 
+_taken = {}  # the device of each address
+
+
 def raw_alloc(nbytes, index=0):
     """Bytes of the driver: an address, or None without room."""
-    if not ON_CUDA:
-        return torch.sim.raw_alloc(nbytes, index)
+    address = _malloc(nbytes, index) if ON_CUDA else torch.sim.raw_alloc(nbytes, index)
+    if address is not None:
+        _taken[address] = index
+    return address
+
+
+def _malloc(nbytes, index):
     address = ctypes.c_void_p()
     with torch.cuda.device(index):
         failed = _runtime().cudaMalloc(ctypes.byref(address), ctypes.c_size_t(nbytes))
@@ -31,6 +40,7 @@ def raw_alloc(nbytes, index=0):
 
 
 def raw_free(address, index=0):
+    _taken.pop(address)
     if not ON_CUDA:
         torch.sim.raw_free(address)
         return
@@ -101,3 +111,11 @@ class Keeper:
                 raw_free(address, self.index)
                 given += size
             return given
+
+
+@pytest.fixture(autouse=True)
+def closes_keepers():
+    """Gives back what a test has left of raw bytes. A file of tests has this by its import."""
+    yield
+    for address, index in [*_taken.items()]:
+        raw_free(address, index)

@@ -18,7 +18,7 @@ static struct mgd_holder *find(struct mgd_machine *m, int id) {
   return NULL;
 }
 
-static int add(struct mgd_machine *m, const char *name, int64_t keep, int *id) {
+static int add_holder(struct mgd_machine *m, const char *name, int64_t keep, int *id) {
   if (!m->holders) { m->holders = mgd_alloc_new(&m->alloc, MGD_MAX_HOLDERS, sizeof *m->holders); }
   if (!m->holders) { return MGD_E_NOMEM; }
   struct mgd_holder *free = NULL;
@@ -41,7 +41,7 @@ static int add(struct mgd_machine *m, const char *name, int64_t keep, int *id) {
 int mgd_holders_add(struct mgd_machine *m, const char *name, int64_t keep, int *id) {
   if (keep < 0 || !name[0] || strlen(name) >= MGD_NAME_BYTES) { return MGD_E_INVALID; }
   mgd_state_enter(m);
-  return mgd_state_leave(m, add(m, name, keep, id));
+  return mgd_state_leave(m, add_holder(m, name, keep, id));
 }
 
 int mgd_holders_remove(struct mgd_machine *m, int id) {
@@ -51,28 +51,43 @@ int mgd_holders_remove(struct mgd_machine *m, int id) {
   return mgd_state_leave(m, h ? MGD_OK : MGD_E_INVALID);
 }
 
-int mgd_holders_begin(struct mgd_machine *m, int device, int requester, struct mgd_holder_round *round) {
-  mgd_state_enter(m);
-  if (device <= MGD_HOST || !mgd_state_knows_device_locked(m, device)) { return mgd_state_leave(m, MGD_E_NO_DEVICE); }
-  round->device = device;
-  round->count = 0;
-  for (int i = 0; m->holders && i < MGD_MAX_HOLDERS; i++) {
-    struct mgd_holder *h = &m->holders[i];
-    if (h->id == 0 || h->id == requester) { continue; }
-    if (h->on[device].rest > 0) {
-      h->on[device].rest--;
-    } else {
-      round->entries[round->count++] = (struct mgd_holder_entry){.id = h->id, .spare = UNKNOWN};
-    }
-  }
-  return mgd_state_leave(m, MGD_OK);
-}
-
 static struct mgd_holder_entry *entry_of(struct mgd_holder_round *round, int id) {
   for (int i = 0; i < round->count; i++) {
     if (round->entries[i].id == id) { return &round->entries[i]; }
   }
   return NULL;
+}
+
+static void add_entry(struct mgd_holder_round *round, const struct mgd_holder *h) {
+  round->entries[round->count++] = (struct mgd_holder_entry){.id = h->id, .spare = UNKNOWN};
+}
+
+int mgd_holders_begin(struct mgd_machine *m, int device, int requester, struct mgd_holder_round *round) {
+  mgd_state_enter(m);
+  if (device <= MGD_HOST || !mgd_state_knows_device_locked(m, device)) { return mgd_state_leave(m, MGD_E_NO_DEVICE); }
+  round->device = device;
+  round->count = 0;
+  for (int i = 0; m->holders && !requester && i < MGD_MAX_HOLDERS; i++) {
+    struct mgd_holder *h = &m->holders[i];
+    if (h->id == 0) { continue; }
+    if (h->on[device].rest > 0) {
+      h->on[device].rest--;
+    } else {
+      add_entry(round, h);
+    }
+  }
+  return mgd_state_leave(m, MGD_OK);
+}
+
+int mgd_holders_wake(struct mgd_machine *m, struct mgd_holder_round *round) {
+  mgd_state_enter(m);
+  struct mgd_holder_round asked = *round;
+  round->count = 0;
+  for (int i = 0; m->holders && i < MGD_MAX_HOLDERS; i++) {
+    const struct mgd_holder *h = &m->holders[i];
+    if (h->id != 0 && !entry_of(&asked, h->id)) { add_entry(round, h); }
+  }
+  return mgd_state_leave(m, MGD_OK);
 }
 
 static void rest_longer(struct mgd_holder_on *on) {
@@ -90,6 +105,17 @@ int mgd_holders_reported(struct mgd_machine *m, struct mgd_holder_round *round, 
   on->cached = cached;
   entry->spare = mgd_max(0, cached - h->keep);
   if (entry->spare == 0) { rest_longer(on); }
+  return mgd_state_leave(m, MGD_OK);
+}
+
+int mgd_holders_note(struct mgd_machine *m, int id, int device, int64_t live, int64_t cached) {
+  mgd_state_enter(m);
+  struct mgd_holder *h = find(m, id);
+  if (!h || device <= MGD_HOST || !mgd_state_knows_device_locked(m, device) || live < 0 || cached < 0) {
+    return mgd_state_leave(m, MGD_E_INVALID);
+  }
+  h->on[device].live = live;
+  h->on[device].cached = cached;
   return mgd_state_leave(m, MGD_OK);
 }
 
@@ -116,6 +142,7 @@ int mgd_holders_gave(struct mgd_machine *m, const struct mgd_holder_round *round
   if (h) {
     struct mgd_holder_on *on = &h->on[round->device];
     on->given = mgd_about_sum(on->given, mgd_max(0, bytes));
+    on->cached -= mgd_min(on->cached, mgd_max(0, bytes));
     if (bytes > 0) {
       on->refusals = 0;
       on->rest = 0;

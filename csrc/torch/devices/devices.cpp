@@ -126,9 +126,12 @@ const Bridge* backend_of(c10::DeviceType type) {
                                    : nullptr;
 }
 
-void allocator_usage(int id, int64_t* allocated, int64_t* reserved) {
+bool allocator_usage(int id, int64_t* allocated, int64_t* reserved) noexcept {
   *allocated = *reserved = 0;
-  if (has_context(device_of(id))) read_usage(device_of(id), allocated, reserved);
+  try {
+    if (has_context(device_of(id))) read_usage(device_of(id), allocated, reserved);
+    return true;
+  } catch (const std::exception&) { return false; }
 }
 
 void observe() {

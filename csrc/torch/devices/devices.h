@@ -27,8 +27,9 @@ int device_count(); // ids in use, the host included
 // False: the process has not used the device yet, so its free bytes are unknown.
 bool has_context(c10::Device d);
 
-// What the device's allocator has handed out, and all bytes that it has of the driver; 0 without a context.
-void allocator_usage(int id, int64_t* allocated, int64_t* reserved);
+// What the device's allocator has handed out, and all bytes that it has of the driver; 0 without a context. False: it
+// cannot tell.
+bool allocator_usage(int id, int64_t* allocated, int64_t* reserved) noexcept;
 
 // Free bytes as the device's allocator reports them; exact for a simulated device.
 int64_t free_bytes(int id);

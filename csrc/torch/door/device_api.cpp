@@ -8,6 +8,7 @@
 
 #include "torch/api.h"
 #include "torch/devices/devices.h"
+#include "torch/devices/graphs.h"
 #include "torch/residency/guard.h"
 #include "torch/residency/hold.h"
 #include "torch/devices/registry.h"
@@ -49,24 +50,31 @@ void set_budget(int device, int64_t bytes) {
   while (free_bytes(device) == 0 && make_room(device, 1, Hold::uses_of_this_thread(device))) limit();
 }
 
+constexpr int kFruitless = 8; // rounds in which storages leave and the driver gets nothing: their segments are in use
+
 // What is in the allocator's cache is not the driver's, nor are free pieces of segments that are in use. So storages
 // leave until the driver has enough. A device that fails ends this.
-int64_t give_back(int device, int64_t bytes) noexcept {
+int64_t give_back(int device, int64_t bytes) {
   const WithoutGil no_gil;
   const c10::Device d = device_of(device);
-  if (!has_context(d)) return 0;
-  const int64_t before = memory_info(d).first;
-  const auto gained = [&] {
-    c10::getDeviceAllocator(d.type())->emptyCache();
-    return std::max<int64_t>(0, memory_info(d).first - before);
-  };
-  const auto room = [&](int64_t missing) {
-    try {
-      return make_room(device, free_bytes(device) + missing, Hold::uses_of_this_thread(device), Caller::GivesBack);
-    } catch (const std::exception&) { return false; }
-  };
-  int64_t found = gained();
-  while (found < bytes && room(bytes - found)) found = gained();
+  int64_t found = 0;
+  try {
+    if (!has_context(d) || recording_graphs.load(std::memory_order_relaxed)) return 0;
+    const int64_t before = memory_info(d).first;
+    const auto in_driver = [&] {
+      c10::getDeviceAllocator(d.type())->emptyCache();
+      return std::max<int64_t>(0, memory_info(d).first - before);
+    };
+    found = in_driver();
+    for (int fruitless = 0; found < bytes && fruitless < kFruitless; fruitless++) {
+      const int64_t own_uses = Hold::uses_of_this_thread(device);
+      if (!make_room(device, free_bytes(device) + bytes - found, own_uses, Caller::GivesBack)) break;
+      const int64_t now_found = in_driver();
+      if (now_found > found) fruitless = -1;
+      found = now_found;
+    }
+  } catch (const std::exception&) { /* what came free until then is free */
+  }
   return found;
 }
 
@@ -122,12 +130,10 @@ PyObject* mgd_torch_device(int id) {
 }
 
 int mgd_torch_allocator_usage(int device, int64_t* live, int64_t* cached) {
-  try {
-    int64_t reserved = 0;
-    allocator_usage(device, live, &reserved);
-    *cached = std::max<int64_t>(0, reserved - *live);
-    return 0;
-  } catch (const std::exception&) { return -1; }
+  int64_t reserved = 0;
+  if (!allocator_usage(device, live, &reserved)) return -1;
+  *cached = reserved > *live ? reserved - *live : 0;
+  return 0;
 }
 
 int64_t mgd_torch_give_back(int device, int64_t bytes) { return give_back(device, bytes); }

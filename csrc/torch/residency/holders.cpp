@@ -33,15 +33,18 @@ class Calling {
 int64_t most_of_libraries(int device) {
   mgd_usage known{};
   int64_t allocated = 0, reserved = 0;
-  allocator_usage(device, &allocated, &reserved);
-  if (mgd_ledger_usage(machine(), device, &known) != MGD_OK) return 0;
+  if (!allocator_usage(device, &allocated, &reserved) || mgd_ledger_usage(machine(), device, &known) != MGD_OK)
+    return 0;
   return known.capacity - reserved - memory_info(device_of(device)).first;
 }
 
+bool may_ask() { return recording_graphs.load(std::memory_order_relaxed) == 0; }
+
+// A holder that is not called because the deadline has passed has refused nothing.
 void get_reports(const mgd_holder_calls& holders, mgd_holder_round* round, int64_t deadline) {
-  for (int i = 0; i < round->count; i++) {
+  for (int i = 0; i < round->count && now() < deadline; i++) {
     const int id = round->entries[i].id;
-    const Calling now(id);
+    const Calling calling(id);
     int64_t live = 0, cached = 0;
     if (holders.report(id, round->device, deadline, &live, &cached) == 0)
       mgd_holders_reported(machine(), round, id, live, cached);
@@ -49,32 +52,45 @@ void get_reports(const mgd_holder_calls& holders, mgd_holder_round* round, int64
   }
 }
 
+// What a holder answers does not count: the device tells what came free.
+int64_t reclaim(const mgd_holder_calls& holders, int64_t missing, int64_t deadline, mgd_holder_round* round) {
+  get_reports(holders, round, deadline);
+  const int device = round->device;
+  int64_t gained = 0, bytes = 0;
+  int id = 0;
+  while (may_ask() && now() < deadline && mgd_holders_next(machine(), round, missing - gained, &id, &bytes) == MGD_OK) {
+    const int64_t before = free_bytes(device);
+    {
+      const Calling calling(id);
+      holders.reclaim(id, device, bytes, deadline);
+    }
+    const int64_t freed = free_bytes(device) - before;
+    mgd_holders_gave(machine(), round, id, freed);
+    gained += std::max<int64_t>(0, freed);
+  }
+  return gained;
+}
+
 } // namespace
 
-// What a holder answers does not count: the device tells what came free.
-int64_t ask_holders(int device, int64_t missing, int64_t deadline) {
+int64_t ask_holders(int device, int64_t missing, int64_t deadline, mgd_holder_round* round) {
   const mgd_holder_calls* holders = calls.load(std::memory_order_acquire);
-  if (!holders || recording_graphs.load(std::memory_order_relaxed)) return 0;
+  round->count = round->device = 0;
+  if (!holders || requester || !may_ask()) return 0;
   missing = std::min(missing, most_of_libraries(device));
   if (missing <= 0) return 0;
   const WithoutGil no_gil;
   holders->find(deadline);
-  mgd_holder_round round;
-  if (mgd_holders_begin(machine(), device, requester, &round) != MGD_OK || round.count == 0) return 0;
-  get_reports(*holders, &round, deadline);
-  int64_t gained = 0, bytes = 0;
-  int id = 0;
-  while (mgd_holders_next(machine(), &round, missing - gained, &id, &bytes) == MGD_OK) {
-    const int64_t before = free_bytes(device);
-    {
-      const Calling now(id);
-      holders->reclaim(id, device, bytes, deadline);
-    }
-    const int64_t freed = free_bytes(device) - before;
-    mgd_holders_gave(machine(), &round, id, freed);
-    gained += std::max<int64_t>(0, freed);
-  }
-  return gained;
+  if (mgd_holders_begin(machine(), device, requester, round) != MGD_OK) return 0;
+  return reclaim(*holders, missing, deadline, round);
+}
+
+int64_t ask_resting_holders(int device, int64_t missing, int64_t deadline, mgd_holder_round* round) {
+  if (round->device != device) return 0; // none was asked
+  missing = std::min(missing, most_of_libraries(device));
+  if (missing <= 0 || mgd_holders_wake(machine(), round) != MGD_OK) return 0;
+  const WithoutGil no_gil;
+  return reclaim(*calls.load(std::memory_order_acquire), missing, deadline, round);
 }
 
 } // namespace managed

@@ -50,13 +50,13 @@ void read_room(int device, int64_t room[MGD_MAX_DEVICES]) {
 // and only while another thread may still free something. A plan that failed (no memory on the host, a device that
 // failed) is tried again, kTries times in all.
 bool find_room(int device, int64_t bytes, int64_t own_uses, Caller caller, int64_t gil_deadline,
-               std::exception_ptr* failure) {
+               mgd_holder_round* round, std::exception_ptr* failure) {
   const bool locked = caller == Caller::LockedAllocator;
   const uint64_t freed_before = change_count();
   int64_t missing = std::max<int64_t>(1, bytes - free_bytes(device));
   if (drop_replicas(device, missing, locked, locked)) return true;
   const bool asks = caller == Caller::Free || caller == Caller::BringsHome;
-  const int64_t given = asks ? ask_holders(device, missing, gil_deadline) : 0;
+  const int64_t given = asks ? ask_holders(device, missing, gil_deadline, round) : 0;
   missing -= given;
   if (missing <= 0) return true;
   int64_t room[MGD_MAX_DEVICES] = {};
@@ -91,7 +91,10 @@ bool make_room(int device, int64_t bytes, int64_t own_uses, Caller caller) {
   if (makes_no_room()) return false;
   std::exception_ptr failure;
   const int64_t gil_deadline = now() + kWaitForGil;
-  if (find_room(device, bytes, own_uses, caller, gil_deadline, &failure)) return true;
+  mgd_holder_round round;
+  round.device = 0;
+  if (find_room(device, bytes, own_uses, caller, gil_deadline, &round, &failure)) return true;
+  if (round.device && ask_resting_holders(device, bytes - free_bytes(device), gil_deadline, &round) > 0) return true;
   if (caller == Caller::Free && collect_garbage(gil_deadline)) return true;
   if (failure && caller != Caller::LockedAllocator) std::rethrow_exception(failure);
   return false;

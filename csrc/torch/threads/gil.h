@@ -8,7 +8,8 @@ namespace managed {
 class WithoutGil {
  public:
   WithoutGil() : state_(PyGILState_Check() ? PyEval_SaveThread() : nullptr) {}
-  ~WithoutGil() {
+  // It may unwind: when the interpreter ends, a daemon thread that takes the GIL is ended there (pthread_exit).
+  ~WithoutGil() noexcept(false) {
     if (state_) PyEval_RestoreThread(state_);
   }
   WithoutGil(const WithoutGil&) = delete;

@@ -58,6 +58,61 @@ CUresult cuCtxSetCurrent(CUcontext context) {
     if ((void *)context == (void *)&devices[i]) set_current_device(i);
   DRIVER(cudaSuccess);
 }
+CUresult cuCtxGetDevice(CUdevice *device) {
+  DRIVER_LIGHT;
+  *device = current_device();
+  DRIVER(devices[*device].context ? cudaSuccess : (cudaError_t)CUDA_ERROR_INVALID_CONTEXT);
+}
+
+/* Devices whose contexts were current before cuCtxPushCurrent(). */
+static __thread struct {
+  int n, device[16];
+} pushed;
+
+CUresult cuCtxPushCurrent_v2(CUcontext context) {
+  if (pushed.n == 16) return CUDA_ERROR_OUT_OF_MEMORY;
+  pushed.device[pushed.n++] = current_device();
+  return cuCtxSetCurrent(context);
+}
+CUresult cuCtxPopCurrent_v2(CUcontext *context) {
+  DRIVER_LIGHT;
+  if (pushed.n == 0) DRIVER((cudaError_t)CUDA_ERROR_INVALID_CONTEXT);
+  if (context) *context = (CUcontext)(void *)&devices[current_device()];
+  set_current_device(pushed.device[--pushed.n]);
+  DRIVER(cudaSuccess);
+}
+CUresult cuCtxSynchronize(void) { return (CUresult)cudaDeviceSynchronize(); }
+
+/* ---- what the runtime has under other names */
+
+CUresult cuDeviceGetName(char *name, int bytes, CUdevice device) {
+  struct cudaDeviceProp p;
+  const cudaError_t error = cudaGetDeviceProperties(&p, device);
+  if (error == cudaSuccess) (void)snprintf(name, (size_t)bytes, "%s", p.name);
+  return (CUresult)error;
+}
+CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
+  struct cudaDeviceProp p;
+  const cudaError_t error = cudaGetDeviceProperties(&p, device);
+  if (error == cudaSuccess) *uuid = p.uuid;
+  return (CUresult)error;
+}
+CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
+  struct cudaDeviceProp p;
+  const cudaError_t error = cudaGetDeviceProperties(&p, device);
+  if (error == cudaSuccess) *bytes = p.totalGlobalMem;
+  return (CUresult)error;
+}
+CUresult cuMemGetInfo_v2(size_t *available, size_t *total) { return (CUresult)cudaMemGetInfo(available, total); }
+CUresult cuMemAlloc_v2(CUdeviceptr *p, size_t bytes) { return (CUresult)cudaMalloc((void **)p, bytes); }
+CUresult cuMemFree_v2(CUdeviceptr p) { return (CUresult)cudaFree((void *)p); }
+CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes) {
+  return (CUresult)cudaMemcpy((void *)to, from, bytes, cudaMemcpyHostToDevice);
+}
+CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes) {
+  return (CUresult)cudaMemcpy(to, (const void *)from, bytes, cudaMemcpyDeviceToHost);
+}
+
 CUresult cuGetErrorString(CUresult error, const char **text) { return *text = cudaGetErrorString((cudaError_t)error), CUDA_SUCCESS; }
 CUresult cuGetErrorName(CUresult error, const char **text) { return *text = cudaGetErrorName((cudaError_t)error), CUDA_SUCCESS; }
 
