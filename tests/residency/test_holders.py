@@ -456,6 +456,46 @@ def test_a_library_in_c_asks_managed(keeper):
     assert all(x.sum().item() == i * x.numel() for i, x in enumerate(there))
 
 
+# ---- one allocator for both
+
+
+def trained(beside):
+    """Losses and weights of a training on one device; beside(step) is called before each step."""
+    torch.manual_seed(3)
+    net = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(16)))
+    net = managed.ManagedModule.from_module(net).to(D0)
+    optimizer = torch.optim.Adam(net.parameters(), 1e-3, foreach=False)
+    x, losses = torch.randn(16, 512), []
+    for step in range(3):
+        beside(step)
+        loss = net(x.to(D0)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, [p.detach().cpu() for p in net.parameters()]
+
+
+def test_a_training_has_the_same_bits_beside_a_library_of_our_allocator():
+    """The library needs so much between two steps that weights and their states must leave."""
+    taken = []
+
+    def need(step):
+        while taken:
+            device_module.caching_allocator_delete(taken.pop())
+        with torch.get_device_module(D0).device(0):
+            taken.extend(device_module.caching_allocator_alloc(BLOCK) for _ in range(17 + step))
+
+    with moved() as found:
+        losses, weights = trained(need)
+    while taken:
+        device_module.caching_allocator_delete(taken.pop())
+    assert found.bytes("spill") > 0
+    wanted = trained(lambda step: None)
+    assert losses == wanted[0]
+    assert all(torch.equal(a, b) for a, b in zip(weights, wanted[1], strict=True))
+
+
 # ---- room for others
 
 
