@@ -19,7 +19,6 @@ import traceback
 
 import torch
 import torch.distributed as dist
-from support.keeper import Keeper
 from torch import nn
 
 import managed
@@ -88,6 +87,31 @@ def double_gradient(net, x):
     return torch.autograd.grad(first.square().sum(), net.scale)[0]
 
 
+class Keeper:
+    """Keeps what it frees of a device, as a library's allocator does. Its blocks have one size."""
+
+    def __init__(self):
+        self.lock, self.kept = threading.Lock(), []
+
+    def alloc(self):
+        with self.lock:
+            return self.kept.pop() if self.kept else torch.sim.raw_alloc(MIB // 32, "sim:2")
+
+    def free(self, address):
+        with self.lock:
+            self.kept.append(address)
+
+    def __gpu_memory_report__(self, device):
+        return {"live": 0, "cached": len(self.kept) * MIB // 32 if device == "sim:2" else 0}
+
+    def __gpu_memory_reclaim__(self, device, nbytes):
+        with self.lock:
+            given, self.kept = self.kept, []
+        for address in given:
+            torch.sim.raw_free(address)
+        return len(given) * MIB // 32
+
+
 class Shared:
     """What the threads share, and what plain tensors said of it."""
 
@@ -112,7 +136,7 @@ class Shared:
         self.written = [managed_on(d, torch.zeros(8)) for d in PLACES]
         self.writes = 0
         self.lent = managed_on("cpu", values[0])
-        self.keeper = Keeper("sim:2")
+        self.keeper = Keeper()
         managed.holders.add(self.keeper)
         self.big = [managed_on("sim:0", torch.rand(MIB // 4)) for _ in range(2)]
 
@@ -220,7 +244,7 @@ def drop(s, chance):
 
 def keep_blocks(s, chance):
     """A library keeps blocks, and threads that need room take them away again."""
-    taken = [s.keeper.alloc(MIB // 32) for _ in range(4)]
+    taken = [s.keeper.alloc() for _ in range(4)]
     for i, address in enumerate(taken):
         if address is not None:
             ctypes.memset(address, i, MIB // 32)
@@ -326,7 +350,7 @@ def main():
     _C.shake_replicas(0)
     if failures:
         sys.exit("\n".join(failures))
-    shared.keeper.close()
+    shared.keeper.__gpu_memory_reclaim__("sim:2", 0)
     del shared
     assert_given_back(before)
     dist.destroy_process_group()
