@@ -55,7 +55,8 @@ struct mgd_clock_link {
 struct mgd_hold {
   struct mgd_hold *next, *before; /* links in `living` or, without `before`, in `leaving` or `over` */
   int64_t bytes, merged; /* merged: the part taken over from older holds, which a log has already */
-  int device, stream;
+  int device;
+  _Atomic int stream; /* mgd_clock_hold_use() reads it without the mutex */
   _Atomic uint64_t also; /* bit i: stream i uses the bytes, too */
   _Atomic int owner; /* enum mgd_hold_owner */
   struct mgd_moment begin, end; /* `begin` is kept for an audit or a log only */
