@@ -12,6 +12,7 @@ import torch
 
 from managed import _holders_known
 from managed._backend import INERT, C
+from managed._views.words import columns
 from managed.settings import cap_of, parse_bytes
 
 __all__ = ["Holder", "Holding", "Report", "add", "capsule", "give_back", "remove", "report"]
@@ -97,18 +98,9 @@ class Report(dict[str, Holding]):
         self.device = device
 
     def __repr__(self) -> str:
-        head = (f"MiB of {self.device}", "live", "cached", "asked", "given")
-        cells = [head] + [
-            (name, *(f"{n / 2**20:.1f}" for n in row[:4])) for name, row in self.items()
-        ]
-        widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
-        return "\n".join(
-            "  ".join(
-                cell.rjust(width) if i else cell.ljust(width)
-                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in cells
-        )
+        head = (f"MiB of {self.device}", *Holding._fields[:4])
+        rows = [(name, *(f"{n / 2**20:.1f}" for n in row[:4])) for name, row in self.items()]
+        return "\n".join(columns([head, *rows], right=range(1, len(head))))
 
 
 def report(device: str | int | torch.device) -> Report:

@@ -141,11 +141,10 @@ def plot_memory(p: profile | None = None, path: str | os.PathLike[str] | None = 
     from managed._views import timeline
 
     if p is None:
-        devices = stats().get("devices", {})
-        for name, held in devices.items():
-            rows = holders.report(name) if held["holders"] and _in_use(name) else {}
-            held["holders"] = {n: row._asdict() for n, row in rows.items() if n in held["holders"]}
-        return timeline.draw_held(devices, path)
+        for name, held in stats().get("devices", {}).items():
+            if held["holders"] and _in_use(name):
+                holders.report(name)  # stats() tells what was reported last
+        return timeline.draw_held(stats().get("devices", {}), path)
     return timeline.draw_memory(_checked(p), path)
 
 

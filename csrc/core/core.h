@@ -233,7 +233,7 @@ int mgd_evict_end(struct mgd_machine *m, struct mgd_handle *h, int to, void *mem
 int mgd_holders_add(struct mgd_machine *m, const char *name, int64_t keep, int *id);
 int mgd_holders_remove(struct mgd_machine *m, int id);
 /* Begins a round: each entry is a holder to get a report of. One that gave nothing last rests for 2, 4, ... 64 rounds.
- * The request of a holder (`requester` > 0) asks none, since holders might ask each other for ever. */
+ * ABSENT: a holder makes the request (`requester` > 0), and holders might ask each other for ever. */
 int mgd_holders_begin(struct mgd_machine *m, int device, int requester, struct mgd_holder_round *round);
 int mgd_holders_wake(struct mgd_machine *m, struct mgd_holder_round *round); /* goes on with those that rested */
 int mgd_holders_note(struct mgd_machine *m, int id, int device, int64_t live, int64_t cached); /* outside a round */

@@ -8,7 +8,6 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#define PATIENCE 1000000000 /* ns */
 #define REST 4 /* after a collection there is none for this many times its duration */
 
 /* Guarded by the mutex, inside which only that of jobs is taken. */
@@ -36,12 +35,10 @@ static void run(struct mgd_job *job) {
   pthread_mutex_unlock(&collector.mutex);
 }
 
-static void drop(struct mgd_job *job) { free(job); }
-
 static void start(void) {
   struct mgd_job *job = malloc(sizeof *job);
   if (!job) return;
-  *job = (struct mgd_job){.run = run, .drop = drop};
+  *job = (struct mgd_job){.run = run};
   if (mgd_jobs_start(job)) collector.job = job;
   mgd_jobs_release(job);
 }
@@ -58,7 +55,7 @@ static int collect(int64_t deadline) {
 }
 
 void mgd_garbage_collect(void) {
-  Py_BEGIN_ALLOW_THREADS collect(mgd_torch_now() + PATIENCE);
+  Py_BEGIN_ALLOW_THREADS collect(mgd_torch_now() + MGD_WAIT_FOR_GIL);
   Py_END_ALLOW_THREADS
 }
 

@@ -11,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PATIENCE 1000000000 /* ns, for a report that the program asks for */
 #define MOST_SKIPPED 3 /* imports are looked at in each 2 to the power of this many shortages, or more often */
 
 struct holder {
@@ -22,7 +21,7 @@ struct holder {
   /* ---- read and written with the GIL */
   int has_warned;
   const struct managed_holder *c; /* NULL: an object of Python */
-  PyObject *object;               /* it, or a weak reference; NULL once it is removed. With the GIL */
+  PyObject *object;               /* it, or a weak reference; NULL once it is removed */
   int is_weak;
 };
 
@@ -192,7 +191,6 @@ static void note_late(struct holder *h, const struct mgd_job *job) {
 }
 
 /* Threads that need room at the same time call a holder one after the other. */
-
 static int ask_by_job(struct holder *h, struct question *q, int64_t deadline) {
   struct mgd_job *other;
   struct call *c = start_call(h, q, &other);
@@ -255,8 +253,6 @@ static void run_find(struct mgd_job *job) {
   (void)job;
 }
 
-static void drop_find(struct mgd_job *job) { free(job); }
-
 static void find_libraries(int64_t deadline) {
   if (__atomic_load_n(&libraries.skip, __ATOMIC_RELAXED) > 0) {
     __atomic_fetch_sub(&libraries.skip, 1, __ATOMIC_RELAXED);
@@ -264,7 +260,7 @@ static void find_libraries(int64_t deadline) {
   }
   if (__atomic_exchange_n(&libraries.looks, 1, __ATOMIC_ACQUIRE)) return;
   struct mgd_job *job = malloc(sizeof *job);
-  if (job) *job = (struct mgd_job){.run = run_find, .drop = drop_find};
+  if (job) *job = (struct mgd_job){.run = run_find};
   if (job && mgd_jobs_start(job)) mgd_jobs_wait(job, deadline);
   else __atomic_store_n(&libraries.looks, 0, __ATOMIC_RELEASE);
   if (job) mgd_jobs_release(job);
@@ -395,7 +391,7 @@ static PyObject *holders_remove(PyObject *module, PyObject *o) {
 static int refresh(struct mgd_holding *known, int device) {
   int64_t live, cached;
   PyThreadState *gil = PyEval_SaveThread();
-  const int code = report(known->id, device, mgd_torch_now() + PATIENCE, &live, &cached);
+  const int code = report(known->id, device, mgd_torch_now() + MGD_WAIT_FOR_GIL, &live, &cached);
   PyEval_RestoreThread(gil);
   if (code == 0) {
     mgd_holders_note(mgd_torch_machine(), known->id, device, live, cached);

@@ -8,10 +8,10 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdlib.h>
 #include <time.h>
 
 #define NS 1000000000LL
-#define LAST_WAIT NS /* the interpreter's end waits so long for jobs */
 
 /* The mutex guards all fields, and those of jobs. No other lock is taken inside. */
 static struct {
@@ -24,7 +24,9 @@ void mgd_jobs_release(struct mgd_job *job) {
   pthread_mutex_lock(&jobs.mutex);
   const int last = --job->parties == 0;
   pthread_mutex_unlock(&jobs.mutex);
-  if (last) job->drop(job);
+  if (!last) return;
+  if (job->drop) job->drop(job);
+  else free(job);
 }
 
 void mgd_jobs_hold(struct mgd_job *job) {
@@ -81,13 +83,15 @@ int mgd_jobs_wait(struct mgd_job *job, int64_t deadline) {
 
 static PyObject *close_jobs(PyObject *unused, PyObject *none) {
   (void)unused, (void)none;
-  const struct timespec until = in_ns(LAST_WAIT);
-  Py_BEGIN_ALLOW_THREADS pthread_mutex_lock(&jobs.mutex);
+  const struct timespec until = in_ns(MGD_WAIT_FOR_GIL);
+  PyThreadState *gil = PyEval_SaveThread();
+  pthread_mutex_lock(&jobs.mutex);
   jobs.closed = 1;
   int late = 0;
   while (jobs.running && !late) late = pthread_cond_timedwait(&jobs.ended, &jobs.mutex, &until) == ETIMEDOUT;
   pthread_mutex_unlock(&jobs.mutex);
-  Py_END_ALLOW_THREADS Py_RETURN_NONE;
+  PyEval_RestoreThread(gil);
+  Py_RETURN_NONE;
 }
 
 /* A child of fork() has none of the threads. */

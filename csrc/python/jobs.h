@@ -1,6 +1,6 @@
 /* jobs.h: functions that need the GIL, for threads that must not wait for it without a deadline.
  *
- * The caller makes a job with `run` and `drop`, starts it and waits for it as long as it likes, and releases it in the
+ * The caller makes a job on the heap, starts it and waits for it as long as it likes, and releases it in the
  * end. Functions but the first need no GIL.
  */
 #ifndef MGD_JOBS_H
@@ -10,7 +10,7 @@
 
 struct mgd_job {
   void (*run)(struct mgd_job *job); /* with the GIL, in a thread of its own */
-  void (*drop)(struct mgd_job *job); /* frees it, when nothing refers to it any more; with or without the GIL */
+  void (*drop)(struct mgd_job *job); /* frees it, when nothing refers to it; needs no GIL. NULL: free() does */
   int parties, ended; /* private */
 };
 int mgd_jobs_init(void);

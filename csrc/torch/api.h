@@ -151,6 +151,9 @@ int mgd_torch_move(PyObject *tensor, int device, enum mgd_reason why);
 int mgd_torch_allocate(PyObject *tensor, int device);
 uint64_t mgd_torch_move_count(void); /* tensors moved in place so far; never goes back, unlike the trace's totals */
 
+/* A request for room waits so long (ns) for threads that need the GIL: for the collector and for holders together. */
+#define MGD_WAIT_FOR_GIL 1000000000LL
+
 /* ---- garbage.cpp */
 /* Sets the function that runs Python's collector and returns whether it did, before the deadline (ns of
  * mgd_torch_now). It is called without the GIL, at any point of a thread's work. */

@@ -68,7 +68,9 @@ static int ask(struct mgd_machine *m, struct mgd_holder_round *r, int64_t missin
 static void a_request_of_a_holder_asks_none(void) {
   struct mgd_machine *m = new_machine(1, 1000);
   int a = add(m, 0), b = add(m, 0);
-  struct mgd_holder_round r = begin(m, 1, a);
+  struct mgd_holder_round r = {.device = 77};
+  EXPECT_CODE(mgd_holders_begin(m, 1, a, &r), MGD_E_ABSENT);
+  EXPECT_INT(r.device, 77);
   EXPECT_INT(r.count, 0);
   EXPECT_CODE(mgd_holders_reported(m, &r, b, 0, 100), MGD_E_INVALID);
   EXPECT_INT(begin(m, 1, 0).count, 2);
@@ -414,14 +416,17 @@ static void step_come_or_go(struct model *x) {
 }
 
 static void step_begin(struct model *x) {
-  int d = some_device(x), requester = roll(x, 4) ? 0 : 1 + (int)roll(x, x->newest + 1), listed = 0;
-  x->rounds[d] = begin(x->m, d, requester);
+  int d = some_device(x), listed = 0;
+  if (roll(x, 4) == 0) { /* a round that a holder requests is none: what was said of the one before holds */
+    EXPECT_CODE(mgd_holders_begin(x->m, d, 1 + (int)roll(x, x->newest + 1), &x->rounds[d]), MGD_E_ABSENT);
+    return;
+  }
+  x->rounds[d] = begin(x->m, d, 0);
   for (int i = 0; i < MGD_MAX_HOLDERS; i++) {
     struct holder *h = &x->holders[i];
     struct on *on = &h->on[d];
-    bool may = h->id && !requester;
-    on->turn = may && rest_of(on) == 0 ? LISTED : AWAY;
-    on->missed += may && on->turn == AWAY; /* a round in which none is asked is not one that it misses */
+    on->turn = h->id && rest_of(on) == 0 ? LISTED : AWAY;
+    on->missed += h->id && on->turn == AWAY;
     listed += on->turn == LISTED;
     EXPECT(h->id == 0 || contains(&x->rounds[d], h->id) == (on->turn == LISTED));
   }

@@ -65,9 +65,10 @@ static void add_entry(struct mgd_holder_round *round, const struct mgd_holder *h
 int mgd_holders_begin(struct mgd_machine *m, int device, int requester, struct mgd_holder_round *round) {
   mgd_state_enter(m);
   if (device <= MGD_HOST || !mgd_state_knows_device_locked(m, device)) { return mgd_state_leave(m, MGD_E_NO_DEVICE); }
+  if (requester) { return mgd_state_leave(m, MGD_E_ABSENT); }
   round->device = device;
   round->count = 0;
-  for (int i = 0; m->holders && !requester && i < MGD_MAX_HOLDERS; i++) {
+  for (int i = 0; m->holders && i < MGD_MAX_HOLDERS; i++) {
     struct mgd_holder *h = &m->holders[i];
     if (h->id == 0) { continue; }
     if (h->on[device].rest > 0) {

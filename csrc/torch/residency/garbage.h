@@ -11,7 +11,4 @@ namespace managed {
 // tensor takes. True: the collector has run, and any thread freed bytes meanwhile.
 bool collect_garbage(int64_t deadline);
 
-// A request for room waits so long (ns) for threads that need the GIL: for the collector and for holders together.
-constexpr int64_t kWaitForGil = 1'000'000'000;
-
 } // namespace managed

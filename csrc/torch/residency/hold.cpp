@@ -253,7 +253,7 @@ bool Hold::try_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::
     code = begin_to_bring_home(handles, plan, &n, &device);
   } catch (const c10::OutOfMemoryError&) {
     device = plan[0].kind == MGD_DO_RESTORE ? plan[0].to : plan[0].from;
-    if ((now() >= deadline || !others_use(device, freed)) && !collect_garbage(now() + kWaitForGil)) throw;
+    if ((now() >= deadline || !others_use(device, freed)) && !collect_garbage(now() + MGD_WAIT_FOR_GIL)) throw;
   }
   if (code == MGD_OK) return true;
   if (code == MGD_E_WAIT) {
@@ -264,7 +264,7 @@ bool Hold::try_to_bring_home(mgd_handle* const* handles, mgd_action* plan, std::
     const bool is_hopeless = !(code == MGD_E_BUSY ? others_use(device, freed) : others_free(freed));
     use_again();
     if (is_hopeless || now() >= deadline) {
-      if (collect_garbage(now() + kWaitForGil)) return false;
+      if (collect_garbage(now() + MGD_WAIT_FOR_GIL)) return false;
       throw_no_room(device, handles, used_.size(), operator_name);
     }
   }

@@ -76,7 +76,7 @@ int64_t reclaim(const mgd_holder_calls& holders, int64_t missing, int64_t deadli
 int64_t ask_holders(int device, int64_t missing, int64_t deadline, mgd_holder_round* round) {
   const mgd_holder_calls* holders = calls.load(std::memory_order_acquire);
   round->count = round->device = 0;
-  if (!holders || requester || !may_ask()) return 0;
+  if (!holders || !may_ask()) return 0;
   missing = std::min(missing, most_of_libraries(device));
   if (missing <= 0) return 0;
   const WithoutGil no_gil;

@@ -90,7 +90,7 @@ bool find_room(int device, int64_t bytes, int64_t own_uses, Caller caller, int64
 bool make_room(int device, int64_t bytes, int64_t own_uses, Caller caller) {
   if (makes_no_room()) return false;
   std::exception_ptr failure;
-  const int64_t gil_deadline = now() + kWaitForGil;
+  const int64_t gil_deadline = now() + MGD_WAIT_FOR_GIL;
   mgd_holder_round round;
   round.device = 0;
   if (find_room(device, bytes, own_uses, caller, gil_deadline, &round, &failure)) return true;
