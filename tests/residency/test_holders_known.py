@@ -48,7 +48,7 @@ def imported(monkeypatch):
     """imported(name, **attributes): puts a module there, as an import does; it is found again."""
     if not ON_CUDA:  # these libraries know CUDA devices alone
         monkeypatch.setattr(_holders_known, "_index", lambda device: int(device[-1]))
-    monkeypatch.setattr(_holders_known, "_known", known := {})
+    monkeypatch.setattr(_holders_known, "_known", {})
 
     def put(name, **attributes):
         module = types.ModuleType(name)
@@ -56,9 +56,7 @@ def imported(monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
         return module
 
-    yield put
-    for held in known.values():
-        holders.remove(held)
+    return put
 
 
 def shortage():

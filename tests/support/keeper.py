@@ -1,11 +1,14 @@
 """A library whose allocator keeps what its program freed, as a data-frame library does."""
 
+import contextlib
 import ctypes
 import threading
+import weakref
 
 import pytest
 import torch
 
+from managed._backend import C
 from support.devices import D0, ON_CUDA
 
 __all__ = ["Keeper", "closes_keepers", "driver_free", "raw_alloc", "raw_free"]
@@ -114,8 +117,24 @@ class Keeper:
 
 
 @pytest.fixture(autouse=True)
-def closes_keepers():
-    """Gives back what a test has left of raw bytes. A file of tests has this by its import."""
+def closes_keepers(monkeypatch):
+    """Removes the holders that a test has left, also one that failed, and gives raw bytes back.
+
+    A file of tests has this by its import.
+    """
+    added, add = [], C.holders_add
+
+    def noting_add(holder, *rest):
+        add(holder, *rest)
+        try:
+            added.append(weakref.ref(holder))
+        except TypeError:  # a capsule
+            added.append(lambda: holder)
+
+    monkeypatch.setattr(C, "holders_add", noting_add)
     yield
+    for held in filter(None, (ref() for ref in added)):
+        with contextlib.suppress(ValueError):  # the test has removed it
+            C.holders_remove(held)
     for address, index in [*_taken.items()]:
         raw_free(address, index)
