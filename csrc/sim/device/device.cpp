@@ -127,7 +127,7 @@ bool ask_for_room(int device, std::size_t bytes) {
   }
   struct WithoutGil {
     PyThreadState *gil = PyGILState_Check() ? PyEval_SaveThread() : nullptr;
-    ~WithoutGil() {
+    ~WithoutGil() noexcept(false) { // a daemon thread that outlives the interpreter is ended there
       if (gil) PyEval_RestoreThread(gil);
     }
   } const without;

@@ -30,12 +30,18 @@ class Calling {
 };
 
 // The most that can come free for torch when other libraries free what they have. A budget leaves the rest to them.
+// Another thread may get bytes of the driver between the two figures; then both are read again.
 int64_t most_of_libraries(int device) {
+  constexpr int kTries = 4;
   mgd_usage known{};
-  int64_t allocated = 0, reserved = 0;
-  if (!allocator_usage(device, &allocated, &reserved) || mgd_ledger_usage(machine(), device, &known) != MGD_OK)
-    return 0;
-  return known.capacity - reserved - memory_info(device_of(device)).first;
+  int64_t allocated = 0, before = 0, reserved = -1, free = 0;
+  for (int i = 0; i < kTries && reserved != before; i++) {
+    before = reserved;
+    if (before < 0 && !allocator_usage(device, &allocated, &before)) return 0;
+    free = memory_info(device_of(device)).first;
+    if (!allocator_usage(device, &allocated, &reserved)) return 0;
+  }
+  return mgd_ledger_usage(machine(), device, &known) == MGD_OK ? known.capacity - reserved - free : 0;
 }
 
 bool may_ask() { return recording_graphs.load(std::memory_order_relaxed) == 0; }
@@ -52,19 +58,20 @@ void get_reports(const mgd_holder_calls& holders, mgd_holder_round* round, int64
   }
 }
 
-// What a holder answers does not count: the device tells what came free.
+// What a holder answers does not count. What came free is what the allocator has more than before, or, since another
+// thread may have taken it already, what other libraries have less.
 int64_t reclaim(const mgd_holder_calls& holders, int64_t missing, int64_t deadline, mgd_holder_round* round) {
   get_reports(holders, round, deadline);
   const int device = round->device;
   int64_t gained = 0, bytes = 0;
   int id = 0;
   while (may_ask() && now() < deadline && mgd_holders_next(machine(), round, missing - gained, &id, &bytes) == MGD_OK) {
-    const int64_t before = free_bytes(device);
+    const int64_t free_before = free_bytes(device), theirs_before = most_of_libraries(device);
     {
       const Calling calling(id);
       holders.reclaim(id, device, bytes, deadline);
     }
-    const int64_t freed = free_bytes(device) - before;
+    const int64_t freed = std::max(free_bytes(device) - free_before, theirs_before - most_of_libraries(device));
     mgd_holders_gave(machine(), round, id, freed);
     gained += std::max<int64_t>(0, freed);
   }
