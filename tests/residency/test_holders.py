@@ -610,8 +610,9 @@ ASKED = """
     sleeper = Sleeps().keep(2**20, 1)
     managed.holders.add(sleeper)
     there = on(torch.ones(8 * 2**20), "sim:0")
-    # Not an operator: torch's own bindings end the process when a daemon thread comes back to them so late.
-    thread = threading.Thread(target=torch.sim.caching_allocator_alloc, args=(2**25, 0), daemon=True)
+    # Not an operator: torch's bindings end the process if a daemon thread comes back so late.
+    ask = torch.sim.caching_allocator_alloc
+    thread = threading.Thread(target=ask, args=(2**25, 0), daemon=True)
     thread.start()
     began.wait()
 """
