@@ -11,7 +11,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "core/core.h"
+#include "core/growth.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -102,6 +102,8 @@ void mgd_torch_set_wake(void (*wake)(void));
 /* Takes the oldest waiting warning: returns a new str, the site it is about, and whether it is a CopyWarning. NULL
  * without an exception if none waits. */
 PyObject *mgd_torch_take_warning(uint32_t *site, int *is_of_copies);
+void mgd_torch_end_step(enum mgd_growth_end end); /* may queue a warning */
+int mgd_torch_counts_calls(void); /* whether calls of modules are to be reported as steps; then it wakes once */
 int mgd_torch_in_backward(void); /* whether this thread is inside a backward pass */
 
 /* ---- graphs.cpp */

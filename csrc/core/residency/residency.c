@@ -72,6 +72,7 @@ void mgd_residency_file_locked(struct mgd_machine *m, struct mgd_handle *h) {
   if (makes_hope(h)) {
     m->devices[h->home].storages.moving_bytes += h->bytes;
   }
+  mgd_growth_count_locked(m, h, 1);
 }
 
 void mgd_residency_unfile_locked(struct mgd_machine *m, struct mgd_handle *h) {
@@ -89,6 +90,7 @@ void mgd_residency_unfile_locked(struct mgd_machine *m, struct mgd_handle *h) {
   if (makes_hope(h)) {
     m->devices[h->home].storages.moving_bytes -= h->bytes;
   }
+  mgd_growth_count_locked(m, h, -1);
 }
 
 static void count_move(struct mgd_machine *m, const struct mgd_handle *h, int by) {
