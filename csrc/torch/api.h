@@ -26,6 +26,9 @@ struct mgd_machine *mgd_torch_machine(void);
 /* Adds CUDA's devices, if torch knows any, at the first call; a driver is initialised only here. Returns the number of
  * accelerators in the machine, or -1. */
 int mgd_torch_discover(void);
+/* Plans the budget of each device with this index that is added from now on: `part` of its memory, or `bytes` if `part`
+ * is negative. A budget that the device cannot have warns then. ValueError for an index that no device can have. */
+int mgd_torch_plan_budget(int index, int64_t bytes, double part);
 /* Returns the hook's half of bridge.h as a capsule "managed._C.bridge", for managed._cuda. */
 PyObject *mgd_torch_bridge(void);
 /* Called when CUDA is being initialised: from now on its tensors may leave, if managed._cuda has filled its half. */

@@ -287,6 +287,29 @@ def test_an_operator_has_room_although_no_memory_can_be_page_locked(run):
     """)
 
 
+# ---- budgets by the environment
+
+
+def test_a_budget_by_the_environment_limits_the_allocator(run):
+    """It is set when managed sees the device, and one that no device has is said."""
+    run(
+        """
+        import warnings
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            assert C.capacity(0) == 60 * MIB
+            assert not contexts()[1:]
+        assert ["there are 2 devices" in str(w.message) for w in said] == [True]
+        xs = [made(20) for _ in range(6)]
+        assert torch.cuda.max_memory_reserved(0) <= 60 * MIB
+        assert managed.stats()["spill"] > 0
+        assert C.capacity(1) == GIB + CONTEXT
+        """.replace("GIB + CONTEXT", str((1 << 30) + (64 << 20))),
+        devices=2,
+        MANAGED_BUDGET="0=60MiB,7=1MiB",
+    )
+
+
 # ---- what the driver refuses where C++ may not throw
 
 

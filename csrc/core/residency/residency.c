@@ -37,7 +37,7 @@ bool mgd_residency_is_victim(const struct mgd_handle *h) {
 }
 
 bool mgd_residency_is_refused_locked(const struct mgd_machine *m, const struct mgd_handle *h) {
-  return m->may_leave && !m->may_leave(h);
+  return !m->devices[h->home].spills || (m->may_leave && !m->may_leave(h));
 }
 
 bool mgd_residency_must_stay_locked(const struct mgd_machine *m, const struct mgd_handle *h) {
