@@ -75,7 +75,7 @@ def test_what_had_left_comes_home_where_there_is_room():
     with managed.budget(D0, counted() + MiB, spill=False):
         assert f"The budget of {D0} forbids spilling" in failure(away.sum)
         assert (_C.is_spilled(away), _C.is_spilled(here)) == (True, False)
-    with managed.budget(D0, counted() + (LARGE + 1) * MiB, spill=False):
+    with managed.budget(D0, counted() + (LARGE + 4) * MiB, spill=False):
         assert away.sum().item() == 2.0 * LARGE * MiB / 4
         assert not _C.is_spilled(here)
 

@@ -310,6 +310,29 @@ def test_a_budget_by_the_environment_limits_the_allocator(run):
     )
 
 
+# ---- what grows on the host
+
+
+def test_growth_on_the_host_is_said_once(run):
+    run("""
+        import warnings
+        from torch import nn
+        managed.budget(CUDA, 60 * MIB)
+        managed.budget("cpu", 640 * MIB)
+        net, total = managed.ManagedModule.from_module(nn.Tanh()), 0
+        x = torch.ones(MIB, device=CUDA).as_subclass(ManagedTensor).requires_grad_()
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for step in range(100):
+                total = total + net(x).mean()
+                if said:
+                    break
+        [text] = [str(w.message) for w in said]
+        assert "each a call of a module: by 4 MiB a step" in text, text
+        assert 50 < step < 64 and C.host_memory()["used"] < 320 * MIB
+    """)
+
+
 # ---- what the driver refuses where C++ may not throw
 
 
