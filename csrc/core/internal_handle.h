@@ -48,8 +48,7 @@ struct mgd_storages {
   int32_t guest_backoff, guests_to_refuse;
 };
 
-/* Steps in a row in which what waits on the host has grown. */
-struct mgd_growth_row {
+struct mgd_growth_row { /* steps in a row in which what waits on the host has grown */
   int64_t start, before;   /* waiting bytes before the first of these steps, and at the end of the last one */
   int32_t length, longest; /* longest: that a longer step has ended, of which these steps were parts */
 };
@@ -82,10 +81,9 @@ struct mgd_uses mgd_user_count_locked(const struct mgd_machine *m, int device);
 void mgd_user_forget_locked(struct mgd_machine *m, const struct mgd_user *kept);
 void mgd_user_free(struct mgd_user *users);
 
-/* ---- host.c */
+/* ---- host.c, growth.c */
 void mgd_host_count_locked(struct mgd_machine *m, struct mgd_handle *h, bool on_host);
-
-/* ---- growth.c: counts a storage that waits on the host; `by` is 1 after its state has changed, -1 before */
+/* Counts the storage if it waits on the host. `by`: 1 after its state has changed, -1 before. */
 void mgd_growth_count_locked(struct mgd_machine *m, struct mgd_handle *h, int by);
 
 /* ---- residency.c */
