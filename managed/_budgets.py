@@ -104,6 +104,7 @@ def cap_of(size: int | str | None, total: int, name: str, what: str = "budget") 
 def budget(
     device: str | int | torch.device,
     size: int | str | None,
+    *,
     spill: bool = True,
     reserve: int | str | None = None,
 ) -> Budget:
@@ -125,11 +126,14 @@ def budget(
     Raises:
         ValueError: for a device that does not exist, for a size or a reserve that cannot be read,
             for more than the device has, and for `spill=False` of `"cpu"`.
+        TypeError: for a `spill` that is no bool.
         OutOfMemoryError: with `spill=False`, if more than the budget is there already. The old
             budget stands then.
     """
     if INERT:
         return Budget(str(device), 0, 0)
+    if not isinstance(spill, bool):
+        raise TypeError(f"managed: spill is True or False, not {spill!r}")
     if str(device) in ("cpu", "cpu:0"):
         if not spill:
             raise ValueError("managed: tensors do not leave the host; spill=False takes a device")

@@ -100,6 +100,7 @@ def test_other_devices_keep_to_their_own_budgets():
         assert all_is_there(kept)
 
 
+@pytest.mark.not_under_torture("it counts what is there")
 @pytest.mark.only_simulated("budgets on CUDA are kept by segments")
 def test_kept_copies_make_room_first():
     """They cost nothing, and are no tensors of the program."""
@@ -112,6 +113,15 @@ def test_kept_copies_make_room_first():
     with managed.budget(D0, before, spill=False):
         assert device_module.memory_allocated(D0) == before
         assert (_C.is_spilled(x), _C.is_spilled(y)) == (False, False)
+
+
+@pytest.mark.parametrize("spill", [None, 0, "no"])
+def test_spill_is_a_bool(spill):
+    with pytest.raises(TypeError, match=f"spill is True or False, not {spill!r}"):
+        managed.budget(D0, "64MiB", spill=spill)
+    with pytest.raises(TypeError, match="positional"):
+        managed.budget(D0, "64MiB", False)
+    assert _C.capacity(0) == TOTAL
 
 
 def test_the_host_has_nothing_to_keep():
