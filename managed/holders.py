@@ -12,8 +12,8 @@ import torch
 
 from managed import _holders_known
 from managed._backend import INERT, C
+from managed._budgets import cap_of, parse_bytes
 from managed._views.words import columns
-from managed.settings import cap_of, parse_bytes
 
 __all__ = ["Holder", "Holding", "Report", "add", "capsule", "give_back", "remove", "report"]
 

@@ -149,6 +149,7 @@ def simulate(
     _simulated = plan
     # Torch notes that they are in use. Until then its accelerator.synchronize() waits for nothing.
     torch.empty(0, device="sim:0")
+    C.begin_step(True)  # says what MANAGED_BUDGET asks for and the devices cannot have
 
 
 def is_simulated() -> bool:

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from managed.settings import parse_bytes
+from managed._budgets import parse_bytes
 
 __all__ = ["environment", "main"]
 

@@ -18,7 +18,7 @@ suites=(
 # These count bytes, so they have processes of their own: a backward pass drops its last tensors late.
 memory=(
   residency/test_spill residency/test_spill_access align/test_exposure torch_patches/test_dlpack residency/test_leaks
-  residency/test_out_of_memory python/test_manager parallel/test_pipeline_pressure
+  residency/test_out_of_memory residency/test_no_spill python/test_manager parallel/test_pipeline_pressure
   parallel/test_data_parallel_pressure torch_patches/test_reducer residency/test_holders
   residency/test_holders_known
 )

@@ -36,8 +36,8 @@ void mgd_state_after_fork(struct mgd_machine *m); /* in the parent and in the ch
 int mgd_device_add(struct mgd_machine *m, const char *name, int64_t capacity, int *id);
 int mgd_device_count(struct mgd_machine *m); /* the host included, so >= 1 */
 int mgd_device_name(struct mgd_machine *m, int id, char out[32]);
-int mgd_device_set_capacity(struct mgd_machine *m, int id,
-                            int64_t capacity); /* dooms replicas that exceed the new capacity's limit */
+int mgd_device_set_capacity(struct mgd_machine *m, int id, int64_t capacity); /* dooms replicas beyond its limit */
+int mgd_device_set_spills(struct mgd_machine *m, int id, bool spills); /* false: storages stay whose home it is */
 /* Sets how much a device does in a given time relative to other devices, in any unit, > 0; 1 at first. */
 int mgd_device_set_speed(struct mgd_machine *m, int id, double speed);
 

@@ -28,7 +28,8 @@ static int add_device(struct mgd_machine *m, const char *name, int64_t capacity,
     return MGD_E_FULL;
   }
   struct mgd_device *d = &m->devices[m->count];
-  *d = (struct mgd_device){.capacity = capacity, .speed = 1.0, .first_waiter = -1, .last_waiter = -1, .kept = {-1, -1}};
+  *d = (struct mgd_device){
+      .capacity = capacity, .spills = true, .speed = 1.0, .first_waiter = -1, .last_waiter = -1, .kept = {-1, -1}};
   memcpy(d->name, name, strlen(name) + 1);
   mgd_link_reset_locked(m, m->count);
   *id = m->count++;
@@ -68,6 +69,16 @@ int mgd_device_set_capacity(struct mgd_machine *m, int id, int64_t capacity) {
     m->devices[id].capacity = capacity;
     mgd_replica_shrink_locked(m, id);
     mgd_step_forget_locked(m, id);
+    code = MGD_OK;
+  }
+  return mgd_state_leave(m, code);
+}
+
+int mgd_device_set_spills(struct mgd_machine *m, int id, bool spills) {
+  int code = MGD_E_NO_DEVICE;
+  mgd_state_enter(m);
+  if (mgd_state_knows_device_locked(m, id)) {
+    m->devices[id].spills = spills;
     code = MGD_OK;
   }
   return mgd_state_leave(m, code);

@@ -80,6 +80,8 @@ struct mgd_handle {
   int16_t home, away; /* away: where the bytes are, or are being copied from; -1 for home */
   uint64_t stamp;  /* tick of the last use */
   int64_t bytes;
+  uint32_t site; /* of the line that made it, if mgd_growth_notes() asked for it, else 0; written without a lock */
+  uint32_t left; /* mgd_growth.calls when its bytes came to the host */
 #ifdef __cplusplus
   uint64_t of_the_core[MGD_HANDLE_REST]; /* C++ callers do not see the private part; it has this size */
 #else

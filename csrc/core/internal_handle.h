@@ -5,7 +5,7 @@
 #ifndef MGD_INTERNAL_HANDLE_H
 #define MGD_INTERNAL_HANDLE_H
 
-#include "core/core.h"
+#include "core/growth.h"
 
 struct mgd_handle_list {
   struct mgd_handle *oldest, *youngest;
@@ -48,6 +48,20 @@ struct mgd_storages {
   int32_t guest_backoff, guests_to_refuse;
 };
 
+struct mgd_growth_row { /* steps in a row in which what waits on the host has grown */
+  int64_t start, before;   /* waiting bytes before the first of these steps, and at the end of the last one */
+  int32_t length, longest; /* longest: that a longer step has ended, of which these steps were parts */
+};
+
+/* Invariants: waiting is the sum of bytes of the open storages that are SPILLED on the host. fresh[i] is that of those
+ * that came there in the current call of a module (i == calls % 2), and in the one before. */
+struct mgd_growth {
+  mgd_wide waiting, fresh[2];
+  uint32_t calls;
+  struct mgd_growth_row rows[MGD_GROWTH_ENDS];
+  bool warned, notes; /* notes: mgd_growth_notes(), read lock-free */
+};
+
 /* Invariants: used is the sum of bytes over handles with on_host, open ones and
  * orphans, and at most peak; spares are the open resident or arriving storages with
  * memory, a copy that may be given up, and spare_bytes is the sum of their bytes. */
@@ -55,6 +69,7 @@ struct mgd_host_room {
   int64_t used, limit, peak;
   struct mgd_handle_list spares;
   int64_t spare_bytes;
+  struct mgd_growth growth;
 };
 
 /* ---- user.c */
@@ -66,8 +81,10 @@ struct mgd_uses mgd_user_count_locked(const struct mgd_machine *m, int device);
 void mgd_user_forget_locked(struct mgd_machine *m, const struct mgd_user *kept);
 void mgd_user_free(struct mgd_user *users);
 
-/* ---- host.c */
+/* ---- host.c, growth.c */
 void mgd_host_count_locked(struct mgd_machine *m, struct mgd_handle *h, bool on_host);
+/* Counts the storage if it waits on the host. `by`: 1 after its state has changed, -1 before. */
+void mgd_growth_count_locked(struct mgd_machine *m, struct mgd_handle *h, int by);
 
 /* ---- residency.c */
 bool mgd_residency_is_guest(const struct mgd_handle *h);

@@ -39,6 +39,7 @@ struct mgd_alloc {
 struct mgd_device {
   char name[MGD_NAME_BYTES];
   int64_t capacity;
+  bool spills;  /* false: the storages whose home it is may not leave */
   double speed; /* finite, > 0 */
   int64_t by_owner[MGD_OWNERS];
   int64_t peak;

@@ -80,6 +80,7 @@ enum mgd_hold_owner {
 /* A snapshot of one device's ledger. Invariant: free >= 0, peak >= used. */
 struct mgd_usage {
   int64_t capacity;
+  bool spills; /* its storages may leave */
   int64_t by_owner[MGD_OWNERS];
   int64_t used; /* sum of by_owner */
   int64_t free; /* capacity - used + replicas, never below 0 */

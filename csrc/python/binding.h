@@ -120,7 +120,7 @@ int mgd_frames_in_transaction(void);
 /* ---- warn.c: warnings of repeated copies */
 int mgd_warn_install(struct mgd_state *st);
 int mgd_warn_flush(void); /* issues pending warnings; -1 if a filter makes an error of one */
-int mgd_warn_end_step(void); /* counts from zero again, then calls mgd_warn_flush() */
+int mgd_warn_end_step(enum mgd_growth_end end); /* ends a step, then calls mgd_warn_flush() */
 extern PyMethodDef mgd_warn_methods[];
 
 /* ---- explain.c: what happened, in numbers and in order */

@@ -45,7 +45,7 @@ static PyObject *engine_run_backward(PyObject *self, PyObject *args, PyObject *k
   PyObject *result = mgd_torch_run_backward(((struct engine *)self)->run_backward, args, kwargs);
   if (!result) mgd_errors_advise(PyExc_RuntimeError, advice_for);
   /* The gradients are there, so an error made of a warning leaves nothing half done. A nested pass ends no step. */
-  if (result && !mgd_torch_in_backward() && mgd_warn_end_step() < 0) Py_CLEAR(result);
+  if (result && !mgd_torch_in_backward() && mgd_warn_end_step(MGD_GROWTH_BACKWARD) < 0) Py_CLEAR(result);
   return result;
 }
 

@@ -138,11 +138,14 @@ static PyObject *capacity(PyObject *module, PyObject *device) {
 
 static PyObject *set_capacity(PyObject *module, PyObject *args) {
   PyObject *device, *value;
-  int id;
+  int id, spills = 1;
   int64_t bytes;
-  if (!PyArg_ParseTuple(args, "OO:set_capacity", &device, &value)) return NULL;
+  struct mgd_usage before = {0};
+  if (!PyArg_ParseTuple(args, "OO|p:set_capacity", &device, &value, &spills)) return NULL;
   if (accelerator_id(device, &id) < 0 || mgd_errors_bytes(value, "budget", &bytes) < 0) return NULL;
-  const int code = mgd_device_set_capacity(mgd_torch_machine(), id, bytes);
+  int code = mgd_ledger_usage(mgd_torch_machine(), id, &before);
+  if (code == MGD_OK) code = mgd_device_set_spills(mgd_torch_machine(), id, spills != 0);
+  if (code == MGD_OK) code = mgd_device_set_capacity(mgd_torch_machine(), id, bytes);
   if (code != MGD_OK) {
     mgd_errors_raise(mgd_state_of(module), code, "setting a budget");
     return NULL;
@@ -150,6 +153,18 @@ static PyObject *set_capacity(PyObject *module, PyObject *args) {
   mgd_torch_reap_replicas(); /* a smaller budget dooms copies */
   if (mgd_torch_set_budget(id, bytes) < 0) return NULL;
   mgd_torch_notify_freed(); /* a larger budget is room for waiting threads */
+  return PyBool_FromLong(before.spills);
+}
+
+/* Plans the budget of a device that the machine may not know yet. */
+static PyObject *plan_budget(PyObject *module, PyObject *args) {
+  int index;
+  PyObject *value;
+  int64_t bytes;
+  double part;
+  (void)module;
+  if (!PyArg_ParseTuple(args, "iOd:plan_budget", &index, &value, &part)) return NULL;
+  if (mgd_errors_bytes(value, "budget", &bytes) < 0 || mgd_torch_plan_budget(index, bytes, part) < 0) return NULL;
   Py_RETURN_NONE;
 }
 
@@ -191,8 +206,12 @@ PyMethodDef mgd_settings_methods[] = {
     {"capacity", capacity, METH_O,
      PyDoc_STR("capacity(device, /)\n--\n\nBytes that placement may use on the accelerator.")},
     {"set_capacity", set_capacity, METH_VARARGS,
-     PyDoc_STR("set_capacity(device, bytes, /)\n--\n\nSets the bytes that may be used on the accelerator; what is "
-               "there beyond them leaves.")},
+     PyDoc_STR("set_capacity(device, bytes, spills=True, /)\n--\n\nSets the bytes that may be used on the accelerator; "
+               "what is there beyond them leaves, unless its storages may not. Returns whether they could before.")},
+    {"plan_budget", plan_budget, METH_VARARGS,
+     PyDoc_STR(
+         "plan_budget(index, bytes, part, /)\n--\n\nThe accelerator with this index gets a budget when it is added: "
+         "`part` of its memory, or `bytes` if `part` is negative.")},
     {"device_name", device_name, METH_O,
      PyDoc_STR("device_name(device, /)\n--\n\nThe accelerator's own name: \"cuda:1\" may stand for sim:1.")},
     {"set_frozen", set_frozen, METH_O,

@@ -94,9 +94,9 @@ PyMethodDef mgd_storage_methods[] = {
      PyDoc_STR("compared_address(storage, /)\n--\n\nWhat stands for its address where the caller only compares it; 0 "
                "where it has to be the address itself.")},
     {"call_lent", call_lent, METH_VARARGS,
-     PyDoc_STR("call_lent(tensors, written, call, args, kwargs={}, /)\n--\n\nCalls what reads the pointers of the "
+     PyDoc_STR("call_lent(lent, at, f, args, kw={}, /)\n--\n\nCalls what reads the pointers of the "
                "tensors and writes those at the "
-               "positions in `written`, or all if it is None; they stay home until it returns.")},
+               "positions `at`, or all if it is None; they stay home until it returns.")},
     {"call_hooked", call_hooked, METH_VARARGS,
      PyDoc_STR("call_hooked(call, args, kwargs, /)\n--\n\nCalls it with managed's key as it is outside of a "
                "__torch_dispatch__.")},

@@ -11,7 +11,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "core/core.h"
+#include "core/growth.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -26,6 +26,9 @@ struct mgd_machine *mgd_torch_machine(void);
 /* Adds CUDA's devices, if torch knows any, at the first call; a driver is initialised only here. Returns the number of
  * accelerators in the machine, or -1. */
 int mgd_torch_discover(void);
+/* Plans the budget of each device with this index that is added from now on: `part` of its memory, or `bytes` if `part`
+ * is negative. A budget that the device cannot have warns then. ValueError for an index that no device can have. */
+int mgd_torch_plan_budget(int index, int64_t bytes, double part);
 /* Returns the hook's half of bridge.h as a capsule "managed._C.bridge", for managed._cuda. */
 PyObject *mgd_torch_bridge(void);
 /* Called when CUDA is being initialised: from now on its tensors may leave, if managed._cuda has filled its half. */
@@ -102,6 +105,8 @@ void mgd_torch_set_wake(void (*wake)(void));
 /* Takes the oldest waiting warning: returns a new str, the site it is about, and whether it is a CopyWarning. NULL
  * without an exception if none waits. */
 PyObject *mgd_torch_take_warning(uint32_t *site, int *is_of_copies);
+void mgd_torch_end_step(enum mgd_growth_end end); /* may queue a warning */
+int mgd_torch_counts_calls(void); /* whether calls of modules are to be reported as steps; then it wakes once */
 int mgd_torch_in_backward(void); /* whether this thread is inside a backward pass */
 
 /* ---- graphs.cpp */

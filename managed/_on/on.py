@@ -14,11 +14,11 @@ from torch import nn
 from torch.utils._contextlib import context_decorator
 
 from managed._backend import INERT, C
+from managed._budgets import budget as set_budget
+from managed._budgets import cap_of
 from managed._modules import placement
 from managed._torch_patches.patches import Patch, Patches
 from managed.module import ManagedModule
-from managed.settings import budget as set_budget
-from managed.settings import cap_of
 from managed.sim import is_simulated, read_devices, simulate
 
 __all__ = ["on"]

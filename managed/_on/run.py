@@ -11,10 +11,11 @@ import os
 from typing import Any
 
 from managed._backend import INERT, C
+from managed._budgets import cap_of
 from managed._on.on import on
 from managed._simulated.spec import plan_devices
 from managed.profile import profile
-from managed.settings import cap_of, logger
+from managed.settings import logger
 from managed.sim import read_devices, simulate
 
 __all__ = ["check", "start"]

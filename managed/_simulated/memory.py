@@ -8,7 +8,7 @@ import torch
 
 from managed import _sim
 from managed._backend import INERT, C
-from managed.settings import budget, parse_bytes
+from managed._budgets import budget, parse_bytes
 
 __all__ = [
     "Device",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from managed._budgets import host_bytes, parse_bytes
 from managed._simulated.presets import DEFAULT, PRESETS, Preset, read_preset
-from managed.settings import host_bytes, parse_bytes
 
 __all__ = ["Plan", "find_preset", "plan_devices"]
 

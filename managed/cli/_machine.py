@@ -19,8 +19,9 @@ import torch
 
 import managed
 from managed._backend import BROKEN, INERT, C
+from managed._budgets import host_bytes
 from managed._built import record
-from managed.settings import VARIABLES, host_bytes
+from managed.settings import VARIABLES
 
 __all__ = ["collect", "installed"]
 

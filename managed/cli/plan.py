@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from managed._budgets import parse_bytes
 from managed._simulated.spec import plan_devices
 from managed.cli import _plan_html, _plan_report
 from managed.cli._plan_process import Machine, configured
-from managed.settings import parse_bytes
 
 __all__ = ["Machine", "describe", "plan", "read_machine", "run"]
 

@@ -1,7 +1,7 @@
 /* Devices have ids in the order of arrival, unique names and capacities. */
 #include <math.h>
 
-#include "expect.h"
+#include "handles.h"
 
 static void ids_follow_the_order_of_arrival(void) {
   struct mgd_machine *m = new_machine(3, MIB);
@@ -60,6 +60,43 @@ static void a_capacity_may_change_and_never_be_negative(void) {
   mgd_machine_destroy(m);
 }
 
+static void a_device_that_does_not_spill_keeps_its_storages(void) {
+  struct mgd_machine *m = new_directory(2);
+  struct mgd_handle *own = open_handle(m, 1, 60, 1), *guest = open_handle(m, 2, 40, 2),
+                    *away = open_handle(m, 1, 50, 3);
+  const int64_t full[MGD_MAX_DEVICES] = {0}, room[MGD_MAX_DEVICES] = {0, 99, 99};
+  struct mgd_usage usage;
+  struct plan p;
+  int device = -7;
+  spill(m, guest, 1);
+  spill(m, away, MGD_HOST);
+  EXPECT_OK(mgd_ledger_usage(m, 1, &usage));
+  EXPECT(usage.spills);
+  EXPECT_CODE(mgd_device_set_spills(m, 3, false), MGD_E_NO_DEVICE);
+  EXPECT_OK(mgd_device_set_spills(m, 1, false));
+  EXPECT_OK(mgd_ledger_usage(m, 1, &usage));
+  EXPECT(!usage.spills);
+  EXPECT_OK(plan_eviction(m, 1, 1000, room, &p)); /* the guest belongs to a device that does */
+  EXPECT_INT(p.n, 1);
+  EXPECT_ACTION(p.actions[0], MGD_DO_SPILL, 1, MGD_HOST, 40, guest);
+  carry_out(m, &p);
+  EXPECT_CODE(plan_eviction(m, 1, 1, room, &p), MGD_E_ABSENT);
+  EXPECT_INT(p.n, 0);
+  EXPECT(!i_use(away, 4));
+  EXPECT_CODE(acquire(m, &away, 1, full, &p, &device), MGD_E_BUSY);
+  EXPECT_INT(device, 1);
+  put_back(away, 1);
+  restore(m, away); /* into room that is free */
+  EXPECT_OK(mgd_device_set_spills(m, 1, true));
+  EXPECT_OK(plan_eviction(m, 1, 1000, NULL, &p));
+  EXPECT_INT(p.n, 2);
+  carry_out(m, &p);
+  close_handle(m, own);
+  close_handle(m, guest);
+  close_handle(m, away);
+  mgd_machine_destroy(m);
+}
+
 static void a_speed_is_a_number_above_zero(void) {
   struct mgd_machine *m = new_machine(1, MIB);
   const double bad[] = {0.0, -1.0, (double)NAN, (double)INFINITY};
@@ -82,6 +119,7 @@ int main(void) {
   sixty_three_accelerators_are_the_most();
   strangers_are_not_found();
   a_capacity_may_change_and_never_be_negative();
+  a_device_that_does_not_spill_keeps_its_storages();
   a_speed_is_a_number_above_zero();
   return 0;
 }

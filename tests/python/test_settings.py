@@ -296,6 +296,66 @@ def test_variables_have_their_effect(run_python, name, value, shows, expected):
     assert printed.strip() == expected
 
 
+CAPACITIES = "import managed; from managed import _C; print([_C.capacity(i) for i in range(2)])"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("1=50%", [8 * MiB, 4 * MiB]),
+        ("0=3MiB", [3 * MiB, 8 * MiB]),
+        (" 1 = 12.5% , 0 = 100B ", [100, MiB]),
+        ("0=0B,1=100%", [0, 8 * MiB]),
+        ("", [8 * MiB, 8 * MiB]),
+    ],
+)
+def test_budgets_by_the_environment(run_python, value, expected):
+    simulated = {"MANAGED_SIM": "2x8MiB", "MANAGED_BUDGET": value}
+    assert run_python(CAPACITIES, **simulated) == f"{expected}\n"
+    later = CAPACITIES.replace("; from", "; managed.simulate(2, '8MiB'); from")
+    assert run_python(later, MANAGED_BUDGET=value) == f"{expected}\n"
+
+
+def test_a_budget_by_the_environment_is_kept_and_lifted(run_python):
+    code = """
+        import torch, managed
+        managed.simulate(1, "8MiB")
+        made = lambda i: torch.full((2**18,), float(i)).as_subclass(managed.ManagedTensor)
+        kept = [made(i).cuda(0) for i in range(6)]
+        assert torch.sim.max_memory_allocated(0) <= 3 * 2**20
+        assert [t[0].item() for t in kept] == [0, 1, 2, 3, 4, 5]
+        with managed.budget(0, "1MiB") as budget:
+            print(budget.old)
+        managed.budget(0, None)
+        print(managed._C.capacity(0))
+        """
+    assert run_python(code, MANAGED_BUDGET="0=3MiB") == f"{3 * MiB}\n{8 * MiB}\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("0=9MiB", "device 0 a budget that it cannot have: sim:0 has 8 MiB"),
+        ("2=1MiB", "device 2 a budget that it cannot have: there are 2 devices"),
+    ],
+)
+def test_a_budget_that_a_device_cannot_have_warns(run_python, value, says):
+    code = f"""
+        import warnings, managed
+        warnings.simplefilter("default")
+        managed.simulate(2, "8MiB")
+        assert [managed._C.capacity(i) for i in range(2)] == [{8 * MiB}] * 2
+        """
+    told = run_python(code, stderr="RuntimeWarning: managed: MANAGED_BUDGET", MANAGED_BUDGET=value)
+    assert says in told
+    run_python("import managed", status=1, stderr=says, MANAGED_BUDGET=value, MANAGED_SIM="2x8MiB")
+
+
+def test_a_size_without_a_unit_in_the_environment_is_bytes_and_warns(run_python):
+    said = run_python("import managed", status=1, stderr="'50MiB'", MANAGED_BUDGET="0=50")
+    assert "a budget of '50' is 50 bytes" in said
+
+
 def test_the_log_variable(run_python):
     code = "from managed import device_manager as d; d.log('seen'); d.log('not', 10)"
     assert run_python(code, stderr="seen", MANAGED_LOG="info").strip() == "seen"
@@ -310,6 +370,16 @@ def test_the_log_variable(run_python):
         ("MANAGED_HEURISTIC", "maybe"),
         ("MANAGED_LOG", "loud"),
         ("MANAGED_SIM", "many"),
+        ("MANAGED_BUDGET", "4GiB"),
+        ("MANAGED_BUDGET", "0=much"),
+        ("MANAGED_BUDGET", "0=101%"),
+        ("MANAGED_BUDGET", "0="),
+        ("MANAGED_BUDGET", "=4GiB"),
+        ("MANAGED_BUDGET", "-1=4GiB"),
+        ("MANAGED_BUDGET", "sim:0=4GiB"),
+        ("MANAGED_BUDGET", "64=4GiB"),
+        ("MANAGED_BUDGET", "0=4GiB,0=5GiB"),
+        ("MANAGED_BUDGET", "0=4GiB,"),
     ],
 )
 def test_bad_variables_are_named(run_python, name, value):

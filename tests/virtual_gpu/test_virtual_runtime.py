@@ -287,6 +287,52 @@ def test_an_operator_has_room_although_no_memory_can_be_page_locked(run):
     """)
 
 
+# ---- budgets by the environment
+
+
+def test_a_budget_by_the_environment_limits_the_allocator(run):
+    """It is set when managed sees the device, and one that no device has is said."""
+    run(
+        """
+        import warnings
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            assert C.capacity(0) == 60 * MIB
+            assert not contexts()[1:]
+        assert ["there are 2 devices" in str(w.message) for w in said] == [True]
+        xs = [made(20) for _ in range(6)]
+        assert torch.cuda.max_memory_reserved(0) <= 60 * MIB
+        assert managed.stats()["spill"] > 0
+        assert C.capacity(1) == GIB + CONTEXT
+        """.replace("GIB + CONTEXT", str((1 << 30) + (64 << 20))),
+        devices=2,
+        MANAGED_BUDGET="0=60MiB,7=1MiB",
+    )
+
+
+# ---- what grows on the host
+
+
+def test_growth_on_the_host_is_said_once(run):
+    run("""
+        import warnings
+        from torch import nn
+        managed.budget(CUDA, 60 * MIB)
+        managed.budget("cpu", 640 * MIB)
+        net, total = managed.ManagedModule.from_module(nn.Tanh()), 0
+        x = torch.ones(MIB, device=CUDA).as_subclass(ManagedTensor).requires_grad_()
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for step in range(100):
+                total = total + net(x).mean()
+                if said:
+                    break
+        [text] = [str(w.message) for w in said]
+        assert "each a call of a module: by 4 MiB a step" in text, text
+        assert 50 < step < 64 and C.host_memory()["used"] < 320 * MIB
+    """)
+
+
 # ---- what the driver refuses where C++ may not throw
 
 

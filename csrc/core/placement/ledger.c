@@ -65,6 +65,7 @@ int mgd_ledger_usage(struct mgd_machine *m, int device, struct mgd_usage *out) {
   if (mgd_state_knows_device_locked(m, device)) {
     const struct mgd_device *d = &m->devices[device];
     out->capacity = d->capacity;
+    out->spills = d->spills;
     memcpy(out->by_owner, d->by_owner, sizeof out->by_owner);
     out->used = mgd_ledger_used_locked(m, device);
     out->free = mgd_ledger_room_locked(m, device, 0.0);

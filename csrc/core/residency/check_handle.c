@@ -11,7 +11,8 @@
 struct tally {
   int64_t on_host, spare_bytes, departing[MGD_MAX_DEVICES];
   int32_t spares, guests[MGD_MAX_DEVICES], departures[MGD_MAX_DEVICES];
-  mgd_wide ordered[MGD_MAX_DEVICES], last[MGD_MAX_DEVICES], moving[MGD_MAX_DEVICES], guest[MGD_MAX_DEVICES];
+  mgd_wide waiting, fresh[2], ordered[MGD_MAX_DEVICES], last[MGD_MAX_DEVICES], moving[MGD_MAX_DEVICES],
+      guest[MGD_MAX_DEVICES];
 };
 
 static bool is_away(const struct mgd_machine *m, const struct mgd_handle *h) {
@@ -70,7 +71,10 @@ static bool is_handle_sound(const struct mgd_machine *m, const struct mgd_handle
   return placed && is_state_sound(m, h) && is_use_sound(h) && is_position_sound(m, h);
 }
 
-static void count_open(struct tally *t, const struct mgd_handle *h) {
+static void count_open(const struct mgd_machine *m, struct tally *t, const struct mgd_handle *h) {
+  const int64_t waits = h->state == MGD_SPILLED && h->away == MGD_HOST ? h->bytes : 0;
+  t->waiting += waits;
+  t->fresh[h->left % 2] += m->host.growth.calls - h->left < 2 ? waits : 0;
   bool is_spare = mgd_residency_is_home(h) && h->memory;
   t->spares += is_spare;
   t->spare_bytes += is_spare ? h->bytes : 0;
@@ -83,7 +87,7 @@ static void count_open(struct tally *t, const struct mgd_handle *h) {
   }
 }
 
-static void tally_handle(struct tally *t, const struct mgd_handle *h) {
+static void tally_handle(const struct mgd_machine *m, struct tally *t, const struct mgd_handle *h) {
   t->on_host += h->on_host ? h->bytes : 0;
   if (mgd_residency_is_moving(h) && h->away > MGD_HOST) {
     t->departures[h->away]++;
@@ -91,9 +95,7 @@ static void tally_handle(struct tally *t, const struct mgd_handle *h) {
   } else if (h->state == MGD_SPILLING) {
     t->departures[h->home]++;
   }
-  if (!h->closed) {
-    count_open(t, h);
-  }
+  if (!h->closed) { count_open(m, t, h); }
 }
 
 /* Checks the heap by (key, stamp) and the entries behind it; is_position_sound() checks that each handle knows its
@@ -117,7 +119,7 @@ static bool are_open_sound(const struct mgd_machine *m, int id, struct tally *t)
     if (h->previous != previous || h->home != id || h->closed || !is_handle_sound(m, h)) {
       return false;
     }
-    tally_handle(t, h);
+    tally_handle(m, t, h);
     open++;
     victims += mgd_residency_is_victim(h);
     previous = h;
@@ -145,7 +147,7 @@ static bool are_orphans_sound(const struct mgd_machine *m, struct tally *t) {
     if (!h->closed || !mgd_residency_is_moving(h) || h->next || h->previous || !is_handle_sound(m, h)) {
       return false;
     }
-    tally_handle(t, h);
+    tally_handle(m, t, h);
   }
   return true;
 }
@@ -175,7 +177,8 @@ static int32_t guests_of(const struct mgd_machine *m, int id) {
 }
 
 static bool are_sums_sound(const struct mgd_machine *m, const struct tally *t) {
-  bool sound = true;
+  const struct mgd_growth *g = &m->host.growth;
+  bool sound = g->waiting == t->waiting && g->fresh[0] == t->fresh[0] && g->fresh[1] == t->fresh[1];
   for (int id = 0; sound && id < m->count; id++) {
     const struct mgd_storages *s = &m->devices[id].storages;
     sound = guests_of(m, id) == t->guests[id] && s->guest_count == t->guests[id] && s->guest_bytes == t->guest[id];

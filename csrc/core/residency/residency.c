@@ -37,7 +37,7 @@ bool mgd_residency_is_victim(const struct mgd_handle *h) {
 }
 
 bool mgd_residency_is_refused_locked(const struct mgd_machine *m, const struct mgd_handle *h) {
-  return m->may_leave && !m->may_leave(h);
+  return !m->devices[h->home].spills || (m->may_leave && !m->may_leave(h));
 }
 
 bool mgd_residency_must_stay_locked(const struct mgd_machine *m, const struct mgd_handle *h) {
@@ -72,6 +72,7 @@ void mgd_residency_file_locked(struct mgd_machine *m, struct mgd_handle *h) {
   if (makes_hope(h)) {
     m->devices[h->home].storages.moving_bytes += h->bytes;
   }
+  mgd_growth_count_locked(m, h, 1);
 }
 
 void mgd_residency_unfile_locked(struct mgd_machine *m, struct mgd_handle *h) {
@@ -89,6 +90,7 @@ void mgd_residency_unfile_locked(struct mgd_machine *m, struct mgd_handle *h) {
   if (makes_hope(h)) {
     m->devices[h->home].storages.moving_bytes -= h->bytes;
   }
+  mgd_growth_count_locked(m, h, -1);
 }
 
 static void count_move(struct mgd_machine *m, const struct mgd_handle *h, int by) {

@@ -22,9 +22,18 @@
 #include "torch/tensor/storage.h"
 #include "torch/residency/transfer.h"
 #include "torch/devices/waiting.h"
+#include "torch/tensor/record.h"
 
 namespace managed {
 namespace {
+
+// The budget of a device that is added later: a part of its memory, or, if that is negative, bytes.
+struct PlannedBudget {
+  bool is_set = false;
+  int64_t bytes = 0;
+  double part = 0;
+};
+std::array<PlannedBudget, kMaxIndex> planned_budgets; // written with the GIL, before devices are added
 
 // The hook's half; managed._cuda fills the other if there is CUDA.
 CudaBridge& cuda_bridge() {
@@ -102,6 +111,27 @@ void attach_speeds(const Bridge& bridge, int first, int devices) {
   for (int i = 0; i < devices; i++) check(mgd_device_set_speed(machine(), first + i, speeds[i]), "describing a device");
 }
 
+// Gives the devices, which are `devices` and the newest, the budgets that were planned. No thread uses them yet.
+void set_planned_budgets(const Bridge& bridge, int first, int devices) {
+  for (int i = 0; i < kMaxIndex; i++) {
+    const PlannedBudget& plan = planned_budgets[i];
+    if (!plan.is_set) continue;
+    mgd_usage ledger{};
+    const bool exists = i < devices && mgd_ledger_usage(machine(), first + i, &ledger) == MGD_OK;
+    const int64_t bytes = plan.part < 0 ? plan.bytes : static_cast<int64_t>(plan.part * double(ledger.capacity));
+    if (!exists || bytes > ledger.capacity) {
+      const std::string has = exists ? c10::str(device_of(first + i), " has ", readable(ledger.capacity))
+                                     : c10::str("there are ", devices, " devices");
+      warn_later(
+          c10::str("managed: MANAGED_BUDGET gives device ", i, " a budget that it cannot have: ", has, ". It has none.")
+              .c_str());
+      continue;
+    }
+    check(mgd_device_set_capacity(machine(), first + i, bytes), "setting a budget");
+    if (bridge.limit) bridge.limit(i, static_cast<std::size_t>(bytes));
+  }
+}
+
 // Adds CUDA's devices. If managed._cuda has filled its half of the bridge, their memory is read without a context on
 // every device.
 void add_cuda() {
@@ -117,7 +147,7 @@ void add_cuda() {
     const int id = add(d, bridge.capacity ? static_cast<int64_t>(bridge.capacity(i)) : memory_info(d).second);
     if (i == 0) first = id;
   }
-  if (!bridge.begin_copy) return;
+  if (!bridge.begin_copy) return set_planned_budgets(bridge, first, n);
   attach_links(bridge, first, n);
   attach_speeds(bridge, first, n);
   bridge.start();
@@ -125,6 +155,7 @@ void add_cuda() {
   mgd_evict_veto(machine(), &may_leave);
   kernels_are_async = true;
   r.cuda_bridge = &bridge;
+  set_planned_budgets(bridge, first, n);
   prepare_for_fork();
 }
 
@@ -154,6 +185,7 @@ void attach_sim(Bridge* bridge, int devices) {
   r.bridge = bridge;
   mgd_evict_veto(machine(), &may_leave);
   handles_enabled = true;
+  set_planned_budgets(*bridge, first, devices);
   prepare_for_fork();
 }
 
@@ -192,6 +224,14 @@ int mgd_torch_discover(void) {
 
 void mgd_torch_cuda_starts(void) {
   if (cuda_bridge().begin_copy) handles_enabled = true;
+}
+
+int mgd_torch_plan_budget(int index, int64_t bytes, double part) {
+  return guarded([&] {
+    TORCH_CHECK_VALUE(index >= 0 && index < kMaxIndex, "managed: no device has the index ", index);
+    planned_budgets[index] = {true, bytes, part};
+    return 0;
+  });
 }
 
 PyObject* mgd_torch_bridge(void) {

@@ -35,7 +35,8 @@ int64_t others_of(int id, const mgd_residency_usage& u) {
 
 void add_device(std::ostringstream& s, int id) {
   mgd_residency_usage u{};
-  if (mgd_residency_read(machine(), id, &u) != MGD_OK) return;
+  mgd_usage ledger{};
+  if (mgd_residency_read(machine(), id, &u) != MGD_OK || mgd_ledger_usage(machine(), id, &ledger) != MGD_OK) return;
   s << "\n  " << device_of(id) << ": ";
   if (!has_context(device_of(id))) {
     s << "not used by this process";
@@ -52,7 +53,7 @@ void add_device(std::ostringstream& s, int id) {
 #undef X
   };
   for (int kind = 0; kind < MGD_PIN_KINDS; kind++) add_part(s, reasons[kind], u.pinned[kind]);
-  add_part(s, "whose storages the program holds", u.held);
+  add_part(s, ledger.spills ? "whose storages the program holds" : "that its budget keeps there (spill=False)", u.held);
   add_part(s, "on the way", u.moving);
   add_part(s, "of other devices' tensors", u.guests);
   add_part(s, "in plain or small tensors, which never leave", others_of(id, u));
@@ -84,11 +85,24 @@ std::string table() {
   return s.str();
 }
 
-constexpr const char* kAdvice =
-    "\nTensors that nobody used were moved away first, and this was not enough. Try a smaller batch, "
-    "torch.utils.checkpoint around large blocks, or more "
-    "devices (module.cuda(disperse=True)); unpin() what need not stay, let go of untyped_storage() and the like, and "
-    "raise managed.budget() where it is the limit.";
+// Names the devices whose budgets forbid that tensors leave, and says what to do.
+std::string advice() {
+  std::string forbid;
+  for (int id = 1; id < device_count(); id++) {
+    mgd_usage ledger{};
+    if (mgd_ledger_usage(machine(), id, &ledger) == MGD_OK && !ledger.spills)
+      forbid += (forbid.empty() ? "" : ", ") + device_of(id).str();
+  }
+  const std::string first = forbid.empty()
+      ? "\nIdle tensors were moved away first, and this was not enough. Try"
+      : c10::str("\nThe budget of ", forbid, " forbids spilling, so no tensor of it was moved away. Call ",
+                 "managed.budget() with spill=True or a larger size, or try");
+  return first +
+      " a smaller batch, torch.utils.checkpoint around large blocks, or more devices (module.cuda(disperse=True)); "
+      "unpin() what need not stay, let go of untyped_storage() and the like, and raise managed.budget() where it is "
+      "the "
+      "limit.";
+}
 
 } // namespace
 
@@ -98,11 +112,11 @@ void throw_no_room(int device, mgd_handle* const* operands, std::size_t n, const
   for (const mgd_handle* h : storages) bytes += h->home == device ? h->bytes : 0;
   throw_out_of_memory(c10::str("managed: ", device_of(device), " out of memory. ",
                                operator_name ? operator_name : "A copy", " needs ", storages.size(),
-                               " storages together, ", readable(bytes), " of them there.", table(), kAdvice));
+                               " storages together, ", readable(bytes), " of them there.", table(), advice()));
 }
 
 std::string with_table(const std::string& error, const std::string& where) {
-  return c10::str("managed: ", error, where.empty() ? "" : " (in " + where + ")", table(), kAdvice);
+  return c10::str("managed: ", error, where.empty() ? "" : " (in " + where + ")", table(), advice());
 }
 
 void rethrow_out_of_memory(const c10::OutOfMemoryError& e, const std::string& where) {

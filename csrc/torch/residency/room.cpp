@@ -11,6 +11,7 @@
 #include "torch/residency/executor.h"
 #include "torch/residency/garbage.h"
 #include "torch/residency/holders.h"
+#include "torch/tensor/record.h"
 #include "torch/tensor/replica.h"
 #include "torch/residency/steps.h"
 #include "torch/residency/transfer.h"
@@ -33,7 +34,10 @@ int let_somebody_leave(int device, int64_t bytes, int64_t own_uses, const int64_
   const int code = mgd_evict_begin(machine(), device, bytes, room, own_uses, plan.data(), &n);
   if (code == MGD_OK) *outcome = carry_out({plan.data(), n}, Purpose::Room);
   const auto goes_to_host = [](const mgd_action& a) { return a.to == MGD_HOST; };
-  if (code == MGD_OK && std::any_of(plan.data(), plan.data() + n, goes_to_host)) begin_steps(device);
+  if (code == MGD_OK && std::any_of(plan.data(), plan.data() + n, goes_to_host)) {
+    begin_steps(device);
+    watch_calls();
+  }
   return code;
 }
 

@@ -5,10 +5,12 @@
 #include <mutex>
 #include <utility>
 
+#include "core/growth.h"
 #include "torch/devices/devices.h"
 #include "torch/tensor/exposure_table.h"
 #include "torch/threads/forks.h"
 #include "torch/devices/graphs.h"
+#include "torch/tensor/record.h"
 #include "torch/tensor/state.h"
 #include "torch/threads/threads.h"
 #include "torch/tensor/torch_private.h"
@@ -70,6 +72,7 @@ void give_handle_slow(c10::StorageImpl* s, bool fresh, CopyPtr* coming) {
   if (id <= 0 || mgd_handle_open(machine(), h.get(), id, static_cast<int64_t>(s->nbytes())) != MGD_OK) return;
   s->get_extra_meta().custom_data_ptr_error_msg_ = kUnreadable;
   StorageHandle* owned = h.release();
+  if (C10_UNLIKELY(mgd_growth_notes(machine()))) __atomic_store_n(&owned->site, call_site(), __ATOMIC_RELAXED);
   note_points(*owned, id);
   tell_owner(s->_mutable_data_ptr_no_checks(), MGD_HOLD_MANAGED);
   take_over(s, owned);

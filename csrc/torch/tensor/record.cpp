@@ -94,6 +94,23 @@ std::string describe(const at::Tensor& t, const mgd_event& e, const mgd_repeat& 
   return told + cure + " managed.explain(x) shows each copy; managed.COPY_WARNING = 0 turns this warning off.";
 }
 
+// Says how fast what waits on the host grows, where the oldest of it was made, and what to change.
+std::string describe(const mgd_growth_found& found, enum mgd_growth_end end) {
+  static constexpr const char* ends[] = {"call of a module", "backward pass", "step of an optimizer"};
+  int64_t used = 0, limit = 0, peak = 0;
+  mgd_host_usage(machine(), &used, &limit, &peak);
+  mgd_site site{"", "", 0};
+  mgd_site_get(machine(), found.site, &site);
+  return c10::str("managed: the bytes that wait on the host have grown in ", MGD_GROWTH_STEPS,
+                  " steps in a row, each a ", ends[end], ": by ", readable(found.bytes_a_step), " a step, to ",
+                  readable(found.waiting), " of at most ", readable(limit),
+                  ". The program keeps tensors of each step, or their graphs. The oldest of them were made here",
+                  site.file[0] ? c10::str(" (", site.file, ":", site.line, ")") : "",
+                  ". A sum of losses keeps the graph of each: add loss.item() or loss.detach(). Evaluate inside of "
+                  "torch.no_grad(), and take results to the CPU that a list collects. If it is meant, nothing is wrong "
+                  "until the host is full; this is said once.");
+}
+
 void put_aside(Warning w) {
   {
     std::lock_guard<std::mutex> lock(pending().mutex);
@@ -102,6 +119,7 @@ void put_aside(Warning w) {
   if (auto* wake = wake_interpreter.load(std::memory_order_acquire)) wake();
 }
 
+std::atomic<bool> counts_calls{false}; // watch_calls() was called
 std::atomic<bool> profiling{false}; // events name their copy on the simulated clock
 
 } // namespace
@@ -138,6 +156,20 @@ void record(mgd_event& e, const at::Tensor* copied) noexcept {
   }
 }
 
+void end_step(enum mgd_growth_end end) noexcept try {
+  mgd_growth_found found{};
+  if (mgd_growth_end_step(machine(), end, &found))
+    put_aside({describe(found, end), found.site ? found.site : call_site(), false});
+} catch (const std::exception&) { // no memory for the text
+}
+
+void watch_calls() {
+  static std::atomic<bool> asked{false};
+  if (C10_LIKELY(asked.load(std::memory_order_relaxed)) || asked.exchange(true)) return;
+  counts_calls = true;
+  if (auto* wake = wake_interpreter.load(std::memory_order_acquire)) wake();
+}
+
 void warn_later(const char* text) { put_aside({text, call_site(), false}); }
 
 } // namespace managed
@@ -152,6 +184,10 @@ int mgd_torch_profile(int on) {
 void mgd_torch_set_call_site(uint32_t (*read)(void)) { frames_site.store(read, std::memory_order_release); }
 
 void mgd_torch_set_wake(void (*wake)(void)) { wake_interpreter.store(wake, std::memory_order_release); }
+
+int mgd_torch_counts_calls(void) { return counts_calls.load(std::memory_order_relaxed); }
+
+void mgd_torch_end_step(enum mgd_growth_end end) { end_step(end); }
 
 PyObject* mgd_torch_take_warning(uint32_t* site, int* is_of_copies) {
   Warning w;

@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "core/core.h"
+#include "core/growth.h"
 
 namespace managed {
 
@@ -19,6 +19,12 @@ std::string readable(int64_t bytes); // "12.5 MiB"
 // Writes an event, with the call site unless it has one already. `copied`: the tensor that the event copied, or null;
 // too many copies of it in one step queue a warning. Never throws.
 void record(mgd_event& event, const at::Tensor* copied = nullptr) noexcept;
+
+// Ends a step for growth.c, and queues its warning if it is due. Never throws.
+void end_step(enum mgd_growth_end end) noexcept;
+
+// Asks the binding to report calls of modules as steps from now on; call it when bytes leave for the host.
+void watch_calls();
 
 // Queues a RuntimeWarning about the line that this thread runs. Throws std::bad_alloc.
 void warn_later(const char* text);
