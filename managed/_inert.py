@@ -19,7 +19,12 @@ __all__: list[str] = []
 
 REQUESTED = DISPERSED = LAST = FIRST = NEXT = READ = 0
 _logger = logging.getLogger("managed")
-_knobs: dict[str, Any] = {"use_heuristic": True, "copy_warning": 16, "learning": True}
+_knobs: dict[str, Any] = {
+    "use_heuristic": True,
+    "copy_warning": 16,
+    "learning": True,
+    "keep_maps": True,
+}
 
 
 class DeviceManager:
@@ -121,6 +126,14 @@ def learning() -> bool:
 
 def set_learning(on: bool) -> None:
     _knobs["learning"] = on
+
+
+def keep_maps() -> bool:
+    return bool(_knobs["keep_maps"])
+
+
+def set_keep_maps(on: bool) -> None:
+    _knobs["keep_maps"] = on
 
 
 def get_copy_warning() -> int:
