@@ -94,7 +94,7 @@ struct mgd_handle {
   int32_t role[MGD_STEP_PLANS];             /* its role in each learned step of its home, -1: none */
   bool was_clean;     /* the host's copy was good when the key was computed */
   bool on_host;       /* its bytes count as the host's */
-  bool mapped;        /* `memory` lies in a file: it is only read, and takes none of the host's memory */
+  bool mapped; /* `memory` lies in a file: it is only read, and takes none of the host's memory */
   bool closed;        /* its storage died; it is an orphan until the move ends */
   bool counted;       /* mgd_restore_begin() has counted its bytes; false outside of that call */
   uint8_t advice;     /* enum mgd_advice, residency.h */

@@ -53,9 +53,7 @@ static bool take_bytes(struct plan *p, struct mgd_handle *h, uint32_t mine, bool
     mgd_residency_begin_move_locked(p->m, h);
     return true;
   }
-  if (taken) {
-    (void)mgd_handle_put(h, 1); /* the storage lives, so other uses are left */
-  }
+  if (taken) { (void)mgd_handle_put(h, 1); /* the storage lives, so other uses are left */ }
   if (dirty) {
     mgd_handle_distrust(h);
   }
@@ -85,12 +83,8 @@ static void forget_copy(struct plan *p, struct mgd_handle *h) {
 /* Gives up a copy that lies in a file if the bytes have been written since. False: the plan has no room for that and
  * one more action. */
 static bool forget_bad_map(struct plan *p, struct mgd_handle *h) {
-  if (!h->mapped || mgd_handle_is_clean(h)) {
-    return true;
-  }
-  if (p->n + 1 >= p->size) {
-    return false;
-  }
+  if (!h->mapped || mgd_handle_is_clean(h)) { return true; }
+  if (p->n + 1 >= p->size) { return false; }
   forget_copy(p, h);
   return true;
 }
@@ -102,9 +96,7 @@ static bool make_host_room(struct plan *p, int64_t bytes) {
   if (bytes > host->limit - (host->used - host->spare_bytes)) {
     return false;
   }
-  while (bytes > host->limit - host->used && p->n + 1 < p->size) {
-    forget_copy(p, host->spares.oldest);
-  }
+  while (bytes > host->limit - host->used && p->n + 1 < p->size) { forget_copy(p, host->spares.oldest); }
   return bytes <= host->limit - host->used;
 }
 
@@ -152,9 +144,7 @@ static int choose_target(struct plan *p, const struct mgd_handle *h, int from) {
  * caller has checked that the plan has room for one more action. */
 static bool plan_departure(struct plan *p, struct mgd_handle *h, int from) {
   bool clean;
-  if (mgd_residency_must_stay_locked(p->m, h) || !forget_bad_map(p, h)) {
-    return false;
-  }
+  if (mgd_residency_must_stay_locked(p->m, h) || !forget_bad_map(p, h)) { return false; }
   int to = h->memory ? MGD_HOST : choose_target(p, h, from);
   if (to < 0 || !take_bytes(p, h, 0, &clean)) {
     return false;
@@ -349,8 +339,8 @@ bool mgd_evict_spare_locked(struct mgd_machine *m, struct mgd_handle *h, uint32_
   start_plan(&p, m, NULL, actions + *n, size - *n);
   const bool idle = __atomic_load_n(&h->in_use, __ATOMIC_RELAXED) == MGD_ALIVE + mine; /* or the take fails */
   const bool fits = idle && mgd_residency_is_home(h) && h->bytes > 0 && !mgd_handle_is_clean(h) && p.size >= 2 &&
-      !mgd_residency_is_refused_locked(m, h) && forget_bad_map(&p, h) &&
-      (h->memory || make_host_room(&p, h->bytes)) && p.n < p.size;
+      !mgd_residency_is_refused_locked(m, h) && forget_bad_map(&p, h) && (h->memory || make_host_room(&p, h->bytes)) &&
+      p.n < p.size;
   const bool taken = fits && take_bytes(&p, h, mine, &clean);
   if (taken) {
     mgd_host_count_locked(m, h, true);

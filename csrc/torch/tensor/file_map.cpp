@@ -167,7 +167,7 @@ FilePart find_in_file(const void* memory, std::size_t bytes) {
   return range ? part_of(m, *range, memory, bytes) : FilePart{};
 }
 
-bool needs_file(const char* path) {
+bool needs_file(const char* path) noexcept {
   struct stat s{};
   if (stat(path, &s) != 0) return false;
   Maps& m = maps();

@@ -44,6 +44,6 @@ struct FilePart {
 // file; if the file is not there any more; or if it holds other bytes, since a private map was written. Thread-safe.
 FilePart find_in_file(const void* memory, std::size_t bytes);
 
-bool needs_file(const char* path); // whether a MappedFile of this file lives; thread-safe
+bool needs_file(const char* path) noexcept; // whether a MappedFile of this file lives; thread-safe
 
 } // namespace managed
