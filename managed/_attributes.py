@@ -66,7 +66,7 @@ class Attributes(ModuleType):
 
     @KEEP_MAPS.setter
     def KEEP_MAPS(self, value: bool) -> None:
-        C.set_keep_maps(value)
+        C.keep_maps(value)
 
     @property
     def LEARN_STEPS(self) -> bool:

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 
 __all__: list[str] = []
 
-REQUESTED = DISPERSED = LAST = FIRST = NEXT = READ = 0
+REQUESTED = DISPERSED = LAST = FIRST = NEXT = READ = HOST = 0
 _logger = logging.getLogger("managed")
 _knobs: dict[str, Any] = {
     "use_heuristic": True,
@@ -128,12 +128,10 @@ def set_learning(on: bool) -> None:
     _knobs["learning"] = on
 
 
-def keep_maps() -> bool:
+def keep_maps(on: bool | None = None) -> bool:
+    if on is not None:
+        _knobs["keep_maps"] = on
     return bool(_knobs["keep_maps"])
-
-
-def set_keep_maps(on: bool) -> None:
-    _knobs["keep_maps"] = on
 
 
 def get_copy_warning() -> int:

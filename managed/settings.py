@@ -203,7 +203,7 @@ VARIABLES = {
         "1", "0 starts with USE_HEURISTIC = False", _switch(C.set_use_heuristic)
     ),
     "MANAGED_LEARN": Variable("1", "0 starts with LEARN_STEPS = False", _switch(C.set_learning)),
-    "MANAGED_MAPS": Variable("1", "0 starts with KEEP_MAPS = False", _switch(C.set_keep_maps)),
+    "MANAGED_MAPS": Variable("1", "0 starts with KEEP_MAPS = False", _switch(C.keep_maps)),
     "MANAGED_COPY_WARNING": Variable(
         "16",
         "COPY_WARNING: copies of one tensor to one device in a step that go without a warning",

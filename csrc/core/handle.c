@@ -158,7 +158,7 @@ bool mgd_handle_is_pinned(struct mgd_machine *m, const struct mgd_handle *h) {
  * have it are forgotten. */
 int mgd_handle_advise(struct mgd_machine *m, struct mgd_handle *h, uint32_t advice) {
   const uint32_t both = MGD_ADVICE_LAST | MGD_ADVICE_FIRST;
-  if (advice > (both | MGD_ADVICE_NEXT | MGD_ADVICE_READ) || (advice & both) == both) {
+  if (advice > (both | MGD_ADVICE_NEXT | MGD_ADVICE_READ | MGD_ADVICE_HOST) || (advice & both) == both) {
     return MGD_E_INVALID;
   }
   mgd_state_enter(m);

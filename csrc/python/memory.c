@@ -91,19 +91,15 @@ static PyObject *learning(PyObject *module, PyObject *unused) {
   return PyBool_FromLong(mgd_torch_learns());
 }
 
-static PyObject *set_keep_maps(PyObject *module, PyObject *value) {
+static PyObject *keep_maps(PyObject *module, PyObject *args) {
+  PyObject *value = NULL;
   (void)module;
-  if (!PyBool_Check(value)) {
+  if (!PyArg_ParseTuple(args, "|O:keep_maps", &value)) return NULL;
+  if (value && !PyBool_Check(value)) {
     PyErr_Format(PyExc_TypeError, "managed: KEEP_MAPS is True or False, not %R", value);
     return NULL;
   }
-  mgd_torch_keep_maps(value == Py_True);
-  Py_RETURN_NONE;
-}
-
-static PyObject *keep_maps(PyObject *module, PyObject *unused) {
-  (void)module;
-  (void)unused;
+  if (value) mgd_torch_keep_maps(value == Py_True);
   return PyBool_FromLong(mgd_torch_keeps_maps());
 }
 
@@ -216,10 +212,9 @@ PyMethodDef mgd_memory_methods[] = {
      PyDoc_STR("set_learning(on, /)\n--\n\nWhether devices that are short of room learn from steps that repeat. "
                "Off: what was learned is forgotten.")},
     {"learning", learning, METH_NOARGS, PyDoc_STR("learning()\n--\n\nWhether they do.")},
-    {"set_keep_maps", set_keep_maps, METH_O,
-     PyDoc_STR("set_keep_maps(on, /)\n--\n\nWhether a mapped file serves as the host's copy of bytes that go to a "
-               "device.")},
-    {"keep_maps", keep_maps, METH_NOARGS, PyDoc_STR("keep_maps()\n--\n\nWhether it does.")},
+    {"keep_maps", keep_maps, METH_VARARGS,
+     PyDoc_STR("keep_maps(on=None, /)\n--\n\nWhether a mapped file serves as the host's copy of bytes that go to a "
+               "device, from now on if `on` is given.")},
     {"needs_file", needs_file, METH_O,
      PyDoc_STR("needs_file(path, /)\n--\n\nWhether this file is the host's copy of bytes that went to a device.")},
     {"step_state", step_state, METH_O,

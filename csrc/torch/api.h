@@ -184,7 +184,8 @@ void mgd_torch_set_errors(PyObject *pin_conflict, PyObject *out_of_memory);
 
 /* ---- hook.cpp: knobs */
 int mgd_torch_set_frozen(int frozen); /* thread-local; returns the old value */
-/* Returns the hook's counters as a dict: misaligned_calls, aligned_calls, grouped_calls, replica_hits, host_waits. */
+/* Returns the hook's counters as a dict: misaligned_calls, aligned_calls, grouped_calls, calls_on_host,
+ * replica_hits, host_waits. */
 PyObject *mgd_torch_counters(void);
 int mgd_torch_reset_counters(void);
 
