@@ -58,7 +58,8 @@ def test_it_needs_permission(name):
 
 def test_what_grows():
     """A loop gathers results until they are larger than the device: they stay, new ones come."""
-    parts = [torch.full((MiB,), float(i)) for i in range(10)]  # 4 MiB
+    managed.budget(D0, "64MiB")
+    parts = [torch.full((N,), float(i)) for i in range(6)]
     logits = managed.hint(on(parts[0]), on_host=True)
     devices = [logits.device.type]
     for part in parts[1:]:
@@ -66,8 +67,8 @@ def test_what_grows():
             logits = torch.cat((logits, on(part)))
         devices.append(logits.device.type)
         assert found["restore"] == 0  # what stays on the host does not come back
-    assert devices == [torch.device(D0).type] * 3 + ["cpu"] * 7  # as long as there is room
-    assert on_host() == 7
+    assert devices == [torch.device(D0).type] * 2 + ["cpu"] * 4  # as long as there is room
+    assert on_host() == 4
     assert torch.equal(logits, torch.cat(parts))
 
 
@@ -91,20 +92,20 @@ def test_bytes_that_are_away_are_read_where_they_are():
 def test_what_fits_stays_on_the_device():
     a, _ = values()
     x = managed.hint(on(a), on_host=True)
-    made = x[:MiB] * 2
+    made = x * 2
     assert made.device == torch.device(D0)
     assert on_host() == 0
-    assert torch.cat((made, x, x)).device.type == "cpu"
+    assert torch.cat((made, x)).device.type == "cpu"
 
 
 def test_a_result_has_the_hint_until_another_one_is_given():
     x, y = (on(t) for t in values())
-    made = managed.hint(x, on_host=True)[: N // 2] * 1
+    made = managed.hint(x, on_host=True) * 1
     managed.hint(x)
     with pytest.raises(managed.OutOfMemoryError):
         x + y
     del y
-    assert torch.cat((made, x, x)).device.type == "cpu"
+    assert torch.cat((made, x)).device.type == "cpu"
 
 
 def test_operators_run_beside_what_stays():
