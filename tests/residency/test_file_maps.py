@@ -216,6 +216,14 @@ def test_sizes(path, elements):
     assert torch.equal(there.cpu(), torch.arange(float(elements)))
 
 
+def test_bytes_that_are_still_on_their_way(path, saved):
+    """A copy that no operator has joined yet is dropped, too."""
+    here = torch.load(path, mmap=True)["1.weight"].as_subclass(ManagedTensor)
+    there = here.to(D0, non_blocking=True)
+    assert leave(there) == (0, 1)
+    assert torch.equal(there.cpu(), here)
+
+
 def test_the_switch(path, saved):
     assert managed.KEEP_MAPS is True
     before = loaded(path)
