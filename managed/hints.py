@@ -42,9 +42,9 @@ def hint(
         read_only: they are seldom written. They leave rather than others, since from the second
             time on they leave without a copy. A write is allowed, and the next copy then has it.
         wont_need: they leave before anything else, until they are used the next time.
-        on_host: an operator that makes a new tensor of them runs on the host if no device has room
-            for it. Its results stay there and have this hint, and operators beside them run there,
-            too. Not in a backward pass, and none that draws random numbers.
+        on_host: an operator that makes a new tensor of them runs on the host if its device has no
+            room for it. Its results stay there and have this hint, and operators beside them run
+            there, too. Not in a backward pass, and none that draws random numbers.
             `stats()["calls_on_host"]` counts them.
 
     Returns:

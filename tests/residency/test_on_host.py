@@ -1,4 +1,4 @@
-"""hint(on_host=True): an operator that fits on no device runs on the host, and its result stays."""
+"""hint(on_host=True): an operator that does not fit runs on the host, and its result stays."""
 
 import pytest
 import torch
@@ -78,7 +78,7 @@ def test_each_copy_has_a_reason():
     assert (x + y).device.type == "cpu"
     copies = [e for e in managed.explain(x) if e.kind == "copy"]
     assert [(e.operator, e.target, e.bytes) for e in copies] == [("aten::add.Tensor", "cpu", 4 * N)]
-    assert copies[0].reason == "no accelerator has room"
+    assert copies[0].reason == "its device has no room, and a hint allows the host"
 
 
 def test_bytes_that_are_away_are_read_where_they_are():

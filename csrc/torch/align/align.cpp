@@ -286,7 +286,7 @@ void bring_to_host(const OpFacts& f, torch::jit::Stack& stack, std::size_t base)
   for (const Operand& o : gather(f, stack, base)) {
     if (o.tensor.is_cpu()) continue;
     const CopiedOperand& copy =
-        copies.emplace_back(align_operand(f, o, c10::kCPU, MGD_WHY_NO_ROOM, false, copies, none));
+        copies.emplace_back(align_operand(f, o, c10::kCPU, MGD_WHY_ON_HOST, false, copies, none));
     replace(stack[base + o.arg->index], o, copy.tensor, copied_list != o.arg);
     copied_list = o.arg;
   }

@@ -43,7 +43,7 @@ struct Counters {
   std::atomic<int64_t> misaligned{0}; // calls whose operands stood apart
   std::atomic<int64_t> aligned{0};    // of these, calls for which something was copied
   std::atomic<int64_t> grouped{0};    // list operators split by device
-  std::atomic<int64_t> on_host{0};    // calls that ran on the host because no device had room
+  std::atomic<int64_t> on_host{0};    // calls that ran on the host because their device had no room
 };
 Counters counters;
 std::atomic<int64_t> hits_before{0}; // of replicas, at the last reset
@@ -263,19 +263,21 @@ void align_and_run(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch:
   run_below(op, ks & kBelow, stack, f);
 }
 
-// Runs the call on the host if no device has room for it, or if such an operand is there: bringing that back each time
+// Runs the call on the host if its device has no room for it, or if such an operand is there: bringing that back each time
 // would be for nothing. The results may be on the host, too.
 void run_or_end_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack,
                         const OpFacts& f, const Places& places) {
   const std::size_t base = stack.size() - f.arguments;
   bool on_host = places.stays && places.there;
   const std::vector<c10::IValue> arguments(stack.begin() + static_cast<std::ptrdiff_t>(base), stack.end());
-  if (!on_host) try {
+  if (!on_host) {
+    try {
       align_and_run(op, ks, stack, f);
     } catch (const std::exception& e) {
       if (!places.there || !is_out_of_memory(e)) throw;
       on_host = true;
     }
+  }
   if (on_host) {
     stack.resize(base);
     stack.insert(stack.end(), arguments.begin(), arguments.end());
