@@ -263,8 +263,8 @@ void align_and_run(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch:
   run_below(op, ks & kBelow, stack, f);
 }
 
-// Runs the call on the host if its device has no room for it, or if such an operand is there: bringing that back each time
-// would be for nothing. The results may be on the host, too.
+// Runs the call on the host if its device has no room for it, or if such an operand is there: bringing that back each
+// time would be for nothing. The results may be on the host, too.
 void run_or_end_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack,
                         const OpFacts& f, const Places& places) {
   const std::size_t base = stack.size() - f.arguments;
