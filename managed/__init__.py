@@ -49,6 +49,7 @@ from managed.tensor import ManagedTensor
 __all__ = [
     "COPY_WARNING",
     "HEURISTIC_FUNCTION",
+    "KEEP_MAPS",
     "LEARN_STEPS",
     "USE_HEURISTIC",
     "DataParallel",
@@ -87,6 +88,12 @@ DeviceManager = C.DeviceManager
 # Attributes with effect: managed._attributes has their getters and setters.
 COPY_WARNING: int
 """Copies of one tensor to one device in a step that go without a warning: 16; 0 turns it off."""
+KEEP_MAPS: bool
+"""`True`: a mapped file serves as the host's copy of the tensors that were moved out of it.
+
+Their bytes leave the device without a copy and are read from the file again, until they are written
+there. The file must not be written meanwhile. `TypeError` for anything but a bool.
+"""
 LEARN_STEPS: bool
 """`True`: a device that is short of room learns from steps that repeat what to move ahead of need.
 

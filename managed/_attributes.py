@@ -59,6 +59,16 @@ class Attributes(ModuleType):
         C.set_copy_warning(copies)
 
     @property
+    def KEEP_MAPS(self) -> bool:
+        """Whether a mapped file serves as the host's copy of bytes that go to a device. TypeError
+        for anything but a bool. Storages that have such a copy already keep it."""
+        return C.keep_maps()
+
+    @KEEP_MAPS.setter
+    def KEEP_MAPS(self, value: bool) -> None:
+        C.keep_maps(value)
+
+    @property
     def LEARN_STEPS(self) -> bool:
         """Whether devices that are short of room learn from steps that repeat. TypeError for
         anything but a bool. Setting it to False forgets what was learned."""

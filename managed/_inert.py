@@ -17,9 +17,14 @@ from torch.utils._pytree import tree_map
 
 __all__: list[str] = []
 
-REQUESTED = DISPERSED = LAST = FIRST = NEXT = READ = 0
+REQUESTED = DISPERSED = LAST = FIRST = NEXT = READ = HOST = 0
 _logger = logging.getLogger("managed")
-_knobs: dict[str, Any] = {"use_heuristic": True, "copy_warning": 16, "learning": True}
+_knobs: dict[str, Any] = {
+    "use_heuristic": True,
+    "copy_warning": 16,
+    "learning": True,
+    "keep_maps": True,
+}
 
 
 class DeviceManager:
@@ -121,6 +126,12 @@ def learning() -> bool:
 
 def set_learning(on: bool) -> None:
     _knobs["learning"] = on
+
+
+def keep_maps(on: bool | None = None) -> bool:
+    if on is not None:
+        _knobs["keep_maps"] = on
+    return bool(_knobs["keep_maps"])
 
 
 def get_copy_warning() -> int:

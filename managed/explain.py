@@ -185,7 +185,8 @@ def stats(reset: bool = False) -> dict[str, Any]:
       `foreign`. `holders`: what each of `managed.holders` reported last (`live`, `cached`), was
       asked for and gave, in bytes, and how often it was asked (`asks`).
     - `misaligned_calls`: operator calls whose operands stood apart; `aligned_calls`: those for
-      which something was copied; `grouped_calls`: list operators that were split by device.
+      which something was copied; `grouped_calls`: list operators that were split by device;
+      `calls_on_host`: those that ran on the host for want of room (`hint(on_host=True)`).
     - `replica_hits`: operands for which a copy of an earlier use served.
     - `host_waits`: how often a thread waited for a copy of managed's.
 

@@ -24,13 +24,14 @@ def hint(
     reuse: bool | None = None,
     read_only: bool = False,
     wont_need: bool = False,
+    on_host: bool = False,
 ) -> _T:
     """Says what the program knows of tensors; changes where bytes are and when, never a value.
 
     A hint goes before what managed guesses. Where a step is learned, managed has seen who is used
     when, and only `reuse=True` still counts. A hint holds for the bytes of these tensors, also
     after they have moved, until the next hint says something else: `hint(x)` says nothing any more.
-    What an operator makes of them has no hint.
+    What an operator makes of them has no hint but `on_host`.
 
     Args:
         obj: a managed tensor, a module of such, or a nest of them (lists, tuples, dictionaries).
@@ -41,6 +42,10 @@ def hint(
         read_only: they are seldom written. They leave rather than others, since from the second
             time on they leave without a copy. A write is allowed, and the next copy then has it.
         wont_need: they leave before anything else, until they are used the next time.
+        on_host: an operator that makes a new tensor of them runs on the host if its device has no
+            room for it. Its results stay there and have this hint, and operators beside them run
+            there, too. Not in a backward pass, and none that draws random numbers.
+            `stats()["calls_on_host"]` counts them.
 
     Returns:
         `obj`.
@@ -53,11 +58,11 @@ def hint(
         PinConflictError: `near` for what is pinned elsewhere.
         OutOfMemoryError: no room there. After an error everything is as it was.
     """
-    told = {"reuse": reuse, "read_only": read_only, "wont_need": wont_need}
+    told = {"reuse": reuse, "read_only": read_only, "wont_need": wont_need, "on_host": on_host}
     for name, value in told.items():
         if not isinstance(value, bool) and (name != "reuse" or value is not None):
             raise TypeError(f"managed: {name} is True or False, not {value!r}")
-    said = C.READ * read_only | C.NEXT * wont_need
+    said = C.READ * read_only | C.NEXT * wont_need | C.HOST * on_host
     if reuse is not None:
         said |= C.LAST if reuse else C.FIRST
     slots = list(_slots(obj))

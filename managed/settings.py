@@ -46,26 +46,21 @@ def _set_on_manager(name: str, convert: Callable[[str], Any]) -> Callable[[str],
     return apply
 
 
-def _set_heuristic(value: str) -> None:
-    if value not in ("0", "1"):
-        raise ValueError("it is 0 or 1")
-    C.set_use_heuristic(value == "1")
+def _switch(turn: Callable[[bool], object]) -> Callable[[str], None]:
+    def apply(value: str) -> None:
+        if value not in ("0", "1"):
+            raise ValueError("it is 0 or 1")
+        turn(value == "1")
 
-
-def _set_learning(value: str) -> None:
-    if value not in ("0", "1"):
-        raise ValueError("it is 0 or 1")
-    C.set_learning(value == "1")
+    return apply
 
 
 def _set_copy_warning(value: str) -> None:
     C.set_copy_warning(int(value))
 
 
-def _serve(value: str) -> None:
-    if value not in ("0", "1"):
-        raise ValueError("it is 0 or 1")
-    if value == "1":
+def _serve(on: bool) -> None:
+    if on:
         from managed.cli._serve import serve
 
         serve()
@@ -97,8 +92,11 @@ VARIABLES = {
     "MANAGED_WAIT_TIME": Variable(
         "0.1", "device_manager.wait_time: seconds of one wait", _set_on_manager("wait_time", float)
     ),
-    "MANAGED_HEURISTIC": Variable("1", "0 starts with USE_HEURISTIC = False", _set_heuristic),
-    "MANAGED_LEARN": Variable("1", "0 starts with LEARN_STEPS = False", _set_learning),
+    "MANAGED_HEURISTIC": Variable(
+        "1", "0 starts with USE_HEURISTIC = False", _switch(C.set_use_heuristic)
+    ),
+    "MANAGED_LEARN": Variable("1", "0 starts with LEARN_STEPS = False", _switch(C.set_learning)),
+    "MANAGED_MAPS": Variable("1", "0 starts with KEEP_MAPS = False", _switch(C.keep_maps)),
     "MANAGED_COPY_WARNING": Variable(
         "16",
         "COPY_WARNING: copies of one tensor to one device in a step that go without a warning",
@@ -114,7 +112,9 @@ VARIABLES = {
         "", "what `managed run` was asked for, in JSON, for the processes that it starts"
     ),
     "MANAGED_TOP": Variable(
-        "0", "1 lets `managed top` and `managed status` of this user look at the process", _serve
+        "0",
+        "1 lets `managed top` and `managed status` of this user look at the process",
+        _switch(_serve),
     ),
     "MANAGED_LOG": Variable("", "a logging level: shows the logger on stderr", _log_to_stderr),
 }

@@ -38,8 +38,9 @@ HOOKS = "MANAGED_TEST_HOOKS"
 UNPACKED = (ROOT / "PKG-INFO").is_file()
 
 # Templates of these take longer than torch's headers do, so they would hold up the rest of a unit.
-# A file of test hooks is alone so that a release does not compile the rest of its unit again.
-ALONE = {"typed.cpp", "testing_api.cpp"}
+# A file of test hooks is alone so that a release does not compile the rest of its unit again, and
+# one that needs no header of torch's because it is compiled at once.
+ALONE = {"typed.cpp", "testing_api.cpp", "file_map.cpp"}
 STRICT = ["-Wall", "-Wextra", "-Wshadow"]
 STRICT_C = ["-Wconversion", "-Wstrict-prototypes", "-Wmissing-prototypes", "-Wundef"]
 # Only the module's entry point leaves a shared object, templates of libstdc++ included.

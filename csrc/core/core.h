@@ -115,9 +115,8 @@ int mgd_admit_request(struct mgd_machine *m, int device, int64_t bytes, double r
 int mgd_admit_object(struct mgd_machine *m, const struct mgd_object_request *request, int64_t now,
                      struct mgd_ticket *ticket, enum mgd_reason *why);
 /* Polls a ticket. It looks for room once more before it gives up, so a waiter that wakes at its deadline may still get
- * OK. INVALID: there is no such ticket. */
-int mgd_admit_poll(struct mgd_machine *m, struct mgd_ticket *ticket,
-                   int64_t now); /* OK, WAIT, or DEADLINE (the ticket is gone) */
+ * OK. DEADLINE: the ticket is gone. INVALID: there is no such ticket. */
+int mgd_admit_poll(struct mgd_machine *m, struct mgd_ticket *ticket, int64_t now); /* OK, WAIT or DEADLINE */
 int mgd_admit_release(struct mgd_machine *m, struct mgd_ticket *ticket); /* granted or waiting; id becomes 0 */
 
 /* ---- source.c, replica.c: which copies of a storage exist, and which are current */
@@ -145,8 +144,7 @@ int mgd_replica_drop(struct mgd_machine *m, int32_t slot); /* dooms one; a doome
  * that a loop of calls ends. Not `all`: the most recently used ones, up to a 16th of the capacity, stay as long as
  * storages can leave. ABSENT: there was none to doom. */
 int mgd_replica_make_room(struct mgd_machine *m, int device, int64_t bytes, bool all);
-int mgd_replica_reap(struct mgd_machine *m,
-                     int32_t *slot); /* the next doomed slot, which is free from now on; ABSENT: no more */
+int mgd_replica_reap(struct mgd_machine *m, int32_t *slot); /* frees the next doomed slot; ABSENT: there is none */
 
 /* ---- user.c: which threads use storages */
 int mgd_user_join(struct mgd_machine *m,
@@ -162,6 +160,9 @@ int mgd_handle_open(struct mgd_machine *m, struct mgd_handle *h, int home, int64
 /* Records that a copy has begun that brings the first bytes of a storage that was just opened. The first user joins the
  * copy. INVALID: the storage is not resident, or it is in use. */
 int mgd_handle_arrive(struct mgd_machine *m, struct mgd_handle *h);
+/* Gives a storage that was just opened a good copy that lies in a file: `memory` counts as none of the host's, and is
+ * given up when the bytes have been written. INVALID: the storage has a copy, or is not home. */
+int mgd_handle_map(struct mgd_machine *m, struct mgd_handle *h, void *memory);
 /* Records that the storage died. *moving: a mover has its bytes, and frees them and the handle when the move ends.
  * Otherwise the caller frees the bytes now, and *memory (the host's copy) too. In both cases the caller then calls
  * mgd_handle_put(h, MGD_ALIVE). */
@@ -279,8 +280,7 @@ uint64_t mgd_trace_new_object(struct mgd_machine *m); /* ids 1, 2, ... */
 /* ---- site.c: places in the program by number */
 /* Equal places get equal ids. 0: the place has neither file nor function, or is new when MGD_MAX_SITES are known. */
 int mgd_site_intern(struct mgd_machine *m, const struct mgd_site *site, uint32_t *id);
-int mgd_site_get(struct mgd_machine *m, uint32_t id,
-                 struct mgd_site *out); /* 0 has empty strings; INVALID when unknown */
+int mgd_site_get(struct mgd_machine *m, uint32_t id, struct mgd_site *out); /* 0: empty strings; INVALID: unknown */
 
 /* ---- repeat.c: one tensor that is copied again and again */
 /* Sets how many copies of one object to one device a step may make before a warning; 0: never warn. Default 16. */

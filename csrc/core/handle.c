@@ -79,6 +79,20 @@ int mgd_handle_arrive(struct mgd_machine *m, struct mgd_handle *h) {
   return mgd_state_leave(m, code);
 }
 
+int mgd_handle_map(struct mgd_machine *m, struct mgd_handle *h, void *memory) {
+  int code = MGD_E_INVALID;
+  mgd_state_enter(m);
+  if (mgd_residency_is_home(h) && !h->memory && memory) {
+    mgd_residency_unfile_locked(m, h);
+    h->memory = memory;
+    h->mapped = true;
+    __atomic_store_n(&h->dirty, 0, __ATOMIC_RELAXED);
+    mgd_residency_file_locked(m, h);
+    code = MGD_OK;
+  }
+  return mgd_state_leave(m, code);
+}
+
 /* A storage that dies while a mover has its bytes cannot be freed yet. Its handle becomes an orphan: it is moved from
  * the list of its home to the list of orphans, until the mover ends the move and frees everything. */
 int mgd_handle_close(struct mgd_machine *m, struct mgd_handle *h, bool *moving, void **memory) {
@@ -144,7 +158,7 @@ bool mgd_handle_is_pinned(struct mgd_machine *m, const struct mgd_handle *h) {
  * have it are forgotten. */
 int mgd_handle_advise(struct mgd_machine *m, struct mgd_handle *h, uint32_t advice) {
   const uint32_t both = MGD_ADVICE_LAST | MGD_ADVICE_FIRST;
-  if (advice > (both | MGD_ADVICE_NEXT | MGD_ADVICE_READ) || (advice & both) == both) {
+  if (advice > (both | MGD_ADVICE_NEXT | MGD_ADVICE_READ | MGD_ADVICE_HOST) || (advice & both) == both) {
     return MGD_E_INVALID;
   }
   mgd_state_enter(m);

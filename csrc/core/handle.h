@@ -60,14 +60,15 @@ enum mgd_pin {
  * Invariants. An open handle is in its home's list of all, and in_use is at
  * least MGD_ALIVE; during a move the mover counts as one use.
  * By state:
- *   RESIDENT   away is -1; memory, if any, is a spare, and on_host says whether
- *              there is one; dirty is set until a copy has been made elsewhere;
- *              it has a position unless it is pinned or empty
+ *   RESIDENT   away is -1; memory, if any, is a spare or mapped, and on_host says
+ *              whether there is a spare; dirty is set until a copy has been made
+ *              elsewhere; it has a position unless it is pinned or empty
  *   ARRIVING   is like RESIDENT
- *   SPILLING   away is -1, or the peer that the bytes come from; memory implies
- *              on_host, which is also set for a first copy that is being made
- *   SPILLED    away is a device that is not home; memory and on_host are set if
- *              that is the host, and only then
+ *   SPILLING   away is -1, or the peer that the bytes come from; memory that is not
+ *              mapped implies on_host, which is also set for a first copy that is
+ *              being made
+ *   SPILLED    away is a device that is not home; memory is set if that is the
+ *              host, and only then; on_host, if it is not mapped
  *   RESTORING  is like SPILLED, or like RESIDENT while an operator joins a copy
  * It is in the list of guests, spares or orphans that its state implies, and in no
  * other, because the lists share links. */
@@ -95,6 +96,7 @@ struct mgd_handle {
   int32_t role[MGD_STEP_PLANS];             /* its role in each learned step of its home, -1: none */
   bool was_clean;     /* the host's copy was good when the key was computed */
   bool on_host;       /* its bytes count as the host's */
+  bool mapped; /* `memory` lies in a file: it is only read, and takes none of the host's memory */
   bool closed;        /* its storage died; it is an orphan until the move ends */
   bool counted;       /* mgd_restore_begin() has counted its bytes; false outside of that call */
   uint8_t advice;     /* enum mgd_advice, residency.h */

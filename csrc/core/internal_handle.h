@@ -63,8 +63,9 @@ struct mgd_growth {
 };
 
 /* Invariants: used is the sum of bytes over handles with on_host, open ones and
- * orphans, and at most peak; spares are the open resident or arriving storages with
- * memory, a copy that may be given up, and spare_bytes is the sum of their bytes. */
+ * orphans, and at most peak; spares are the open resident or arriving storages that
+ * fill the host with a copy that may be given up, and spare_bytes is the sum of their
+ * bytes. */
 struct mgd_host_room {
   int64_t used, limit, peak;
   struct mgd_handle_list spares;
@@ -110,6 +111,9 @@ void *mgd_residency_take_memory_locked(struct mgd_machine *m, struct mgd_handle 
 void mgd_residency_arrive_locked(struct mgd_machine *m, struct mgd_handle *h, void **memory);
 
 /* ---- handle.c */
+/* True: it has a copy that takes memory of the host. */
+static inline bool mgd_handle_fills_host(const struct mgd_handle *h) { return h->memory && !h->mapped; }
+
 /* True: the host has a copy that is as good as the bytes at home. */
 static inline bool mgd_handle_is_clean(const struct mgd_handle *h) {
   return h->memory && !__atomic_load_n(&h->dirty, __ATOMIC_RELAXED);

@@ -32,7 +32,8 @@ enum mgd_advice {
   MGD_ADVICE_LAST = 1,  /* it leaves only if no other storage can, and no plan makes it leave */
   MGD_ADVICE_FIRST = 2, /* it leaves before all storages without such advice */
   MGD_ADVICE_NEXT = 4,  /* like FIRST, until it is used or comes home */
-  MGD_ADVICE_READ = 8   /* it is only read: for the policy, leave_ns is 0 */
+  MGD_ADVICE_READ = 8,  /* it is only read: for the policy, leave_ns is 0 */
+  MGD_ADVICE_HOST = 16  /* what is made of it may be on the host for want of room; the core ignores it */
 };
 
 /* This is what a policy is told about a storage that may leave. The storage with the smallest key leaves first; among

@@ -91,6 +91,27 @@ static PyObject *learning(PyObject *module, PyObject *unused) {
   return PyBool_FromLong(mgd_torch_learns());
 }
 
+static PyObject *keep_maps(PyObject *module, PyObject *args) {
+  PyObject *value = NULL;
+  (void)module;
+  if (!PyArg_ParseTuple(args, "|O:keep_maps", &value)) return NULL;
+  if (value && !PyBool_Check(value)) {
+    PyErr_Format(PyExc_TypeError, "managed: KEEP_MAPS is True or False, not %R", value);
+    return NULL;
+  }
+  if (value) mgd_torch_keep_maps(value == Py_True);
+  return PyBool_FromLong(mgd_torch_keeps_maps());
+}
+
+static PyObject *needs_file(PyObject *module, PyObject *path) {
+  PyObject *bytes = NULL;
+  (void)module;
+  if (!PyUnicode_FSConverter(path, &bytes)) return NULL;
+  const int needs = mgd_torch_needs_file(PyBytes_AS_STRING(bytes));
+  Py_DECREF(bytes);
+  return PyBool_FromLong(needs);
+}
+
 static PyObject *step_state(PyObject *module, PyObject *value) {
   const long device = PyLong_AsLong(value);
   if (device == -1 && PyErr_Occurred()) return NULL;
@@ -191,6 +212,11 @@ PyMethodDef mgd_memory_methods[] = {
      PyDoc_STR("set_learning(on, /)\n--\n\nWhether devices that are short of room learn from steps that repeat. "
                "Off: what was learned is forgotten.")},
     {"learning", learning, METH_NOARGS, PyDoc_STR("learning()\n--\n\nWhether they do.")},
+    {"keep_maps", keep_maps, METH_VARARGS,
+     PyDoc_STR("keep_maps(on=None, /)\n--\n\nWhether a mapped file serves as the host's copy of bytes that go to a "
+               "device, from now on if `on` is given.")},
+    {"needs_file", needs_file, METH_O,
+     PyDoc_STR("needs_file(path, /)\n--\n\nWhether this file is the host's copy of bytes that went to a device.")},
     {"step_state", step_state, METH_O,
      PyDoc_STR("step_state(device, /)\n--\n\nWhat the device with that number (1: the first accelerator) logs, has "
                "learned and follows.")},

@@ -104,13 +104,10 @@ static int add_constants(PyObject *module) {
   const struct {
     const char *name;
     long value;
-  } constants[] = {{"REQUESTED", MGD_WHY_REQUESTED},
-                   {"DISPERSED", MGD_WHY_DISPERSED},
-                   {"LAST", MGD_ADVICE_LAST},
-                   {"FIRST", MGD_ADVICE_FIRST},
-                   {"NEXT", MGD_ADVICE_NEXT},
-                   {"READ", MGD_ADVICE_READ},
-                   {"ON", MGD_ON},
+  } constants[] = {{"REQUESTED", MGD_WHY_REQUESTED}, {"DISPERSED", MGD_WHY_DISPERSED},
+                   {"LAST", MGD_ADVICE_LAST},        {"FIRST", MGD_ADVICE_FIRST},
+                   {"NEXT", MGD_ADVICE_NEXT},        {"READ", MGD_ADVICE_READ},
+                   {"HOST", MGD_ADVICE_HOST},        {"ON", MGD_ON},
                    {"DISPERSING", MGD_ON_DISPERSING}};
   for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
     if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value) < 0) return -1;

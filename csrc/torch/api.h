@@ -136,6 +136,9 @@ int mgd_torch_is_spilled(PyObject *tensor);
 int mgd_torch_learns(void); /* whether devices that are short of room learn from steps that repeat */
 void mgd_torch_learn(int on); /* off: forgets what was learned */
 int mgd_torch_load_steps(int device, const int64_t *numbers, size_t n, int *steps); /* mgd_step_file_load() */
+int mgd_torch_keeps_maps(void); /* whether a mapped file serves as the host's copy of bytes that went to a device */
+void mgd_torch_keep_maps(int on);
+int mgd_torch_needs_file(const char *path); /* whether this file holds such a copy */
 int64_t mgd_torch_kept_host(void); /* bytes of host memory that are kept for later evictions */
 int64_t mgd_torch_pageable_host(void); /* bytes of host memory so far that the driver refused to page-lock */
 
@@ -186,7 +189,8 @@ void mgd_torch_set_errors(PyObject *pin_conflict, PyObject *out_of_memory);
 
 /* ---- hook.cpp: knobs */
 int mgd_torch_set_frozen(int frozen); /* thread-local; returns the old value */
-/* Returns the hook's counters as a dict: misaligned_calls, aligned_calls, grouped_calls, replica_hits, host_waits. */
+/* Returns the hook's counters as a dict: misaligned_calls, aligned_calls, grouped_calls, calls_on_host,
+ * replica_hits, host_waits. */
 PyObject *mgd_torch_counters(void);
 int mgd_torch_reset_counters(void);
 

@@ -7,7 +7,9 @@ is listed in csrc/python/frames.c.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +42,7 @@ def install() -> None:
     _replace("data_ptr", _compared)
     _replace("_write_file", _written)
     _replace("_set_from_file", _read)
+    torch.serialization._open_zipfile_writer = _begun_anew(torch.serialization._open_zipfile_writer)
     torch.serialization.register_package(19, _no_tag, _restore)  # before torch's, 20
     _keep_states_managed()
 
@@ -104,6 +107,20 @@ def _written(original: Any) -> Any:
         return original(self.cpu() if C.is_saved(self) else self, *args, **kwargs)
 
     return write_file
+
+
+def _begun_anew(original: Any) -> Any:
+    """A file that is the host's copy of tensors is not written: a new one takes its name."""
+
+    @functools.wraps(original)
+    def open_writer(name_or_buffer: Any) -> Any:
+        is_path = isinstance(name_or_buffer, (str, os.PathLike))
+        if is_path and C.needs_file(os.fspath(name_or_buffer)):
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.realpath(name_or_buffer))
+        return original(name_or_buffer)
+
+    return open_writer
 
 
 # ---- loading

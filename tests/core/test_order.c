@@ -159,7 +159,7 @@ static void advice_changes_a_price(void) {
   spill(m, a, MGD_HOST);
   EXPECT(age > 0.0 && m->devices[1].storages.age == age);
   EXPECT_CODE(mgd_handle_advise(m, b, MGD_ADVICE_LAST | MGD_ADVICE_FIRST), MGD_E_INVALID);
-  EXPECT_CODE(mgd_handle_advise(m, b, 16), MGD_E_INVALID);
+  EXPECT_CODE(mgd_handle_advise(m, b, 32), MGD_E_INVALID);
   EXPECT_INT(b->advice, MGD_ADVICE_READ);
   close_handle(m, a);
   close_handle(m, b);

@@ -171,10 +171,10 @@ THROWS_NOTHING = set(
     empty end_step end_turn
     exchange front get_current_graph_task_id handle_of has_key host_waits is_meta is_nested on_mode
     is_python_dispatch is_quantized is_storage itemsize kept_host learn_steps learns_steps let_leave
-    load lock machine move now pageable_host pending pop_front reap_replicas remove_key replica_hits
-    reset saved_handle seed_mutex size storage_of storage_offset store tls_is_dispatch_key_included
-    tls_set_dispatch_key_included unsafeGetStorageImpl unsafeGetTensorImpl unsafe_storage
-    wait_for_change""".split()  # noqa: SIM905
+    load lock machine move needs_file now pageable_host pending pop_front reap_replicas remove_key
+    replica_hits reset saved_handle seed_mutex size storage_of storage_offset store
+    tls_is_dispatch_key_included tls_set_dispatch_key_included unsafeGetStorageImpl
+    unsafeGetTensorImpl unsafe_storage wait_for_change""".split()  # noqa: SIM905
 )
 GUARDED = re.compile(r"\s*(uint64_t \w+ = 0;\s*)?(return )?(managed::)?guarded\(")
 NOT_OURS = re.compile(r"mgd_(?!torch_)|Py|THPVariable_|(if|for|static_cast|reinterpret_cast)$")

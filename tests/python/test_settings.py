@@ -286,6 +286,7 @@ def test_frozen_is_of_one_thread():
         ("MANAGED_WAIT_TIME", "2", "m.device_manager.wait_time", "2.0"),
         ("MANAGED_HEURISTIC", "0", "m.USE_HEURISTIC", "False"),
         ("MANAGED_HEURISTIC", "1", "m.USE_HEURISTIC", "True"),
+        ("MANAGED_MAPS", "0", "m.KEEP_MAPS", "False"),
         ("MANAGED_SIM", "3x8MiB", "len(m.device_manager.cuda_devices)", "3"),
         ("MANAGED_SIM", "", "m.device_manager.cuda_devices", "[]"),
     ],

@@ -17,10 +17,10 @@ struct tally {
 
 static bool is_away(const struct mgd_machine *m, const struct mgd_handle *h) {
   bool is_there = mgd_state_knows_device_locked(m, h->away) && h->away != h->home;
-  return is_there && (h->memory != NULL) == (h->away == MGD_HOST) && h->on_host == (h->memory != NULL);
+  return is_there && (h->memory != NULL) == (h->away == MGD_HOST) && h->on_host == mgd_handle_fills_host(h);
 }
 
-static bool is_here(const struct mgd_handle *h) { return h->away == -1 && h->on_host == (h->memory != NULL); }
+static bool is_here(const struct mgd_handle *h) { return h->away == -1 && h->on_host == mgd_handle_fills_host(h); }
 
 /* Whether the other fields agree with the state. */
 static bool is_state_sound(const struct mgd_machine *m, const struct mgd_handle *h) {
@@ -31,7 +31,7 @@ static bool is_state_sound(const struct mgd_machine *m, const struct mgd_handle 
     case MGD_SPILLING:
       return (h->away == -1 ||
               (h->away != MGD_HOST && h->away != h->home && mgd_state_knows_device_locked(m, h->away) && !h->memory)) &&
-          (!h->memory || h->on_host);
+          (!mgd_handle_fills_host(h) || h->on_host);
     case MGD_SPILLED:
       return is_away(m, h);
     case MGD_RESTORING:
@@ -67,15 +67,15 @@ static bool are_pins_sound(const struct mgd_handle *h) {
 
 static bool is_handle_sound(const struct mgd_machine *m, const struct mgd_handle *h) {
   bool placed = h->home > MGD_HOST && mgd_state_knows_device_locked(m, h->home) && h->bytes >= 0 && are_pins_sound(h) &&
-      !h->counted;
+      !h->counted && (h->memory || !h->mapped);
   return placed && is_state_sound(m, h) && is_use_sound(h) && is_position_sound(m, h);
 }
 
 static void count_open(const struct mgd_machine *m, struct tally *t, const struct mgd_handle *h) {
-  const int64_t waits = h->state == MGD_SPILLED && h->away == MGD_HOST ? h->bytes : 0;
+  const int64_t waits = h->state == MGD_SPILLED && h->away == MGD_HOST && !h->mapped ? h->bytes : 0;
   t->waiting += waits;
   t->fresh[h->left % 2] += m->host.growth.calls - h->left < 2 ? waits : 0;
-  bool is_spare = mgd_residency_is_home(h) && h->memory;
+  bool is_spare = mgd_residency_is_home(h) && mgd_handle_fills_host(h);
   t->spares += is_spare;
   t->spare_bytes += is_spare ? h->bytes : 0;
   t->ordered[h->home] += mgd_residency_is_victim(h) ? h->bytes : 0;
@@ -160,7 +160,7 @@ static bool are_spares_sound(const struct mgd_host_room *host, const struct tall
   bool sound =
       host->used == t->on_host && host->peak >= host->used && host->spare_bytes == t->spare_bytes && host->limit >= 0;
   for (const struct mgd_handle *h = host->spares.oldest; h; h = h->younger) {
-    sound = sound && !h->closed && mgd_residency_is_home(h) && h->memory;
+    sound = sound && !h->closed && mgd_residency_is_home(h) && mgd_handle_fills_host(h);
   }
   return sound;
 }

@@ -39,7 +39,8 @@ struct plan {
  * were taken, or may be waiting to write them when they are back; the two cannot be told apart, so the bytes count as
  * written.
  *
- * `mine`: the caller's own read-only uses, of bytes that stay where they are.
+ * `mine`: the caller's own read-only uses, of bytes that stay where they are. A storage whose copy lies in a file is
+ * taken only if that copy is good, since no bytes can be copied there.
  */
 static bool take_bytes(struct plan *p, struct mgd_handle *h, uint32_t mine, bool *clean) {
   uint32_t uses = MGD_ALIVE + mine, before = h->state;
@@ -47,11 +48,12 @@ static bool take_bytes(struct plan *p, struct mgd_handle *h, uint32_t mine, bool
   __atomic_store_n(&h->state, MGD_SPILLING, __ATOMIC_SEQ_CST);
   bool dirty = __atomic_exchange_n(&h->dirty, 0, __ATOMIC_RELAXED);
   bool taken = __atomic_compare_exchange_n(&h->in_use, &uses, uses + 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
-  if (taken) {
+  *clean = !dirty && mgd_handle_is_clean(h);
+  if (taken && (*clean || !h->mapped)) {
     mgd_residency_begin_move_locked(p->m, h);
-    *clean = !dirty && mgd_handle_is_clean(h);
     return true;
   }
+  if (taken) { (void)mgd_handle_put(h, 1); /* the storage lives, so other uses are left */ }
   if (dirty) {
     mgd_handle_distrust(h);
   }
@@ -63,16 +65,28 @@ static bool take_bytes(struct plan *p, struct mgd_handle *h, uint32_t mine, bool
 /* Gives up the host's copy of a storage that is at home. From then on the policy values the storage as one without such
  * a copy. The bytes are not marked as written: the copy may still be under way, and mgd_handle_write() tells the next
  * writer so. */
-static void forget_spare(struct plan *p, struct mgd_handle *h) {
-  p->actions[p->n++] =
-      (struct mgd_action){.kind = MGD_DO_FORGET, .from = MGD_HOST, .to = -1, .bytes = h->bytes, .memory = h->memory};
-  mgd_residency_list_remove(&p->m->host.spares, h);
-  p->m->host.spare_bytes -= h->bytes;
-  h->memory = NULL;
-  mgd_host_count_locked(p->m, h, false);
+static void forget_copy(struct plan *p, struct mgd_handle *h) {
+  if (mgd_handle_fills_host(h)) {
+    mgd_residency_list_remove(&p->m->host.spares, h);
+    p->m->host.spare_bytes -= h->bytes;
+  }
+  p->actions[p->n++] = (struct mgd_action){.kind = MGD_DO_FORGET,
+                                           .from = MGD_HOST,
+                                           .to = -1,
+                                           .bytes = h->bytes,
+                                           .memory = mgd_residency_take_memory_locked(p->m, h)};
   if (h->position >= 0) {
     mgd_order_look_again_locked(p->m, h);
   }
+}
+
+/* Gives up a copy that lies in a file if the bytes have been written since. False: the plan has no room for that and
+ * one more action. */
+static bool forget_bad_map(struct plan *p, struct mgd_handle *h) {
+  if (!h->mapped || mgd_handle_is_clean(h)) { return true; }
+  if (p->n + 1 >= p->size) { return false; }
+  forget_copy(p, h);
+  return true;
 }
 
 /* Gives up copies of storages that are at home, oldest first, until the host has room for `bytes` more. If all of them
@@ -82,9 +96,7 @@ static bool make_host_room(struct plan *p, int64_t bytes) {
   if (bytes > host->limit - (host->used - host->spare_bytes)) {
     return false;
   }
-  while (bytes > host->limit - host->used && p->n + 1 < p->size) {
-    forget_spare(p, host->spares.oldest);
-  }
+  while (bytes > host->limit - host->used && p->n + 1 < p->size) { forget_copy(p, host->spares.oldest); }
   return bytes <= host->limit - host->used;
 }
 
@@ -132,15 +144,13 @@ static int choose_target(struct plan *p, const struct mgd_handle *h, int from) {
  * caller has checked that the plan has room for one more action. */
 static bool plan_departure(struct plan *p, struct mgd_handle *h, int from) {
   bool clean;
-  if (mgd_residency_must_stay_locked(p->m, h)) {
-    return false;
-  }
+  if (mgd_residency_must_stay_locked(p->m, h) || !forget_bad_map(p, h)) { return false; }
   int to = h->memory ? MGD_HOST : choose_target(p, h, from);
   if (to < 0 || !take_bytes(p, h, 0, &clean)) {
     return false;
   }
   if (to == MGD_HOST) {
-    mgd_host_count_locked(p->m, h, true);
+    mgd_host_count_locked(p->m, h, !h->mapped);
   } else {
     p->room[to] -= h->bytes;
   }
@@ -329,7 +339,8 @@ bool mgd_evict_spare_locked(struct mgd_machine *m, struct mgd_handle *h, uint32_
   start_plan(&p, m, NULL, actions + *n, size - *n);
   const bool idle = __atomic_load_n(&h->in_use, __ATOMIC_RELAXED) == MGD_ALIVE + mine; /* or the take fails */
   const bool fits = idle && mgd_residency_is_home(h) && h->bytes > 0 && !mgd_handle_is_clean(h) && p.size >= 2 &&
-      !mgd_residency_is_refused_locked(m, h) && (h->memory || make_host_room(&p, h->bytes)) && p.n < p.size;
+      !mgd_residency_is_refused_locked(m, h) && forget_bad_map(&p, h) && (h->memory || make_host_room(&p, h->bytes)) &&
+      p.n < p.size;
   const bool taken = fits && take_bytes(&p, h, mine, &clean);
   if (taken) {
     mgd_host_count_locked(m, h, true);
@@ -388,7 +399,7 @@ static void set_state(struct mgd_handle *h, enum mgd_residency state) {
 static void *end_spill(struct mgd_machine *m, struct mgd_handle *h, int to, void *memory) {
   if (to < 0) {
     mgd_handle_distrust(h); /* half a copy may be there */
-    mgd_host_count_locked(m, h, h->memory != NULL);
+    mgd_host_count_locked(m, h, mgd_handle_fills_host(h));
     set_state(h, h->away < 0 ? MGD_RESIDENT : MGD_SPILLED);
     return NULL;
   }
@@ -401,7 +412,7 @@ static void *end_spill(struct mgd_machine *m, struct mgd_handle *h, int to, void
   void *left = to == MGD_HOST ? NULL : h->memory;
   h->memory = memory;
   h->away = (int16_t)to;
-  mgd_host_count_locked(m, h, to == MGD_HOST);
+  mgd_host_count_locked(m, h, mgd_handle_fills_host(h));
   set_state(h, MGD_SPILLED);
   return left;
 }

@@ -11,7 +11,7 @@
 
 void mgd_growth_count_locked(struct mgd_machine *m, struct mgd_handle *h, int by) {
   struct mgd_growth *g = &m->host.growth;
-  if (h->state != MGD_SPILLED || h->away != MGD_HOST) { return; }
+  if (h->state != MGD_SPILLED || h->away != MGD_HOST || h->mapped) { return; /* a file map takes none of the host's */ }
   g->waiting += by * (mgd_wide)h->bytes;
   if (by > 0) { h->left = g->calls; }
   if (g->calls - h->left < 2) { g->fresh[h->left % 2] += by * (mgd_wide)h->bytes; }

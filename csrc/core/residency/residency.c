@@ -61,7 +61,7 @@ void mgd_residency_file_locked(struct mgd_machine *m, struct mgd_handle *h) {
   if (mgd_residency_is_victim(h)) {
     mgd_order_insert_locked(m, h);
   }
-  if (mgd_residency_is_home(h) && h->memory) {
+  if (mgd_residency_is_home(h) && mgd_handle_fills_host(h)) {
     mgd_residency_list_add(&m->host.spares, h);
     m->host.spare_bytes += h->bytes;
   }
@@ -79,7 +79,7 @@ void mgd_residency_unfile_locked(struct mgd_machine *m, struct mgd_handle *h) {
   if (h->position >= 0) {
     mgd_order_remove_locked(m, h);
   }
-  if (mgd_residency_is_home(h) && h->memory) {
+  if (mgd_residency_is_home(h) && mgd_handle_fills_host(h)) {
     mgd_residency_list_remove(&m->host.spares, h);
     m->host.spare_bytes -= h->bytes;
   }
@@ -105,6 +105,7 @@ static void count_move(struct mgd_machine *m, const struct mgd_handle *h, int by
 void *mgd_residency_take_memory_locked(struct mgd_machine *m, struct mgd_handle *h) {
   void *memory = h->memory;
   h->memory = NULL;
+  h->mapped = false;
   mgd_host_count_locked(m, h, false);
   return memory;
 }

@@ -169,7 +169,7 @@ static void *end_restore(struct mgd_machine *m, struct mgd_handle *h, enum mgd_r
     there->guest_backoff -= h->away != MGD_HOST && there->guest_backoff > 0;
     h->away = -1;
     m->devices[h->home].storages.copied += h->bytes;
-    left = m->host.used > m->host.limit ? mgd_residency_take_memory_locked(m, h) : NULL;
+    left = m->host.used > m->host.limit && !h->mapped ? mgd_residency_take_memory_locked(m, h) : NULL;
   }
   __atomic_store_n(&h->state, (uint32_t)state, __ATOMIC_SEQ_CST);
   return left;

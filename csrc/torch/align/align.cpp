@@ -279,6 +279,19 @@ bool align(const OpFacts& f, torch::jit::Stack& stack, std::size_t base, WriteBa
   return !copies.empty();
 }
 
+void bring_to_host(const OpFacts& f, torch::jit::Stack& stack, std::size_t base) {
+  Copies copies;
+  WriteBacks none;
+  const TensorArg* copied_list = nullptr;
+  for (const Operand& o : gather(f, stack, base)) {
+    if (o.tensor.is_cpu()) continue;
+    const CopiedOperand& copy =
+        copies.emplace_back(align_operand(f, o, c10::kCPU, MGD_WHY_ON_HOST, false, copies, none));
+    replace(stack[base + o.arg->index], o, copy.tensor, copied_list != o.arg);
+    copied_list = o.arg;
+  }
+}
+
 // Returns a copy without history for a write that autograd does not see (running statistics), and for any write without
 // grad mode; for other writes, a copy that autograd connects to t.
 at::Tensor cross_written(const at::Tensor& t, c10::Device to, bool hidden, const Cause& cause) {

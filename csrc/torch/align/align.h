@@ -51,6 +51,9 @@ std::optional<Choice> choose(const OpFacts& f, const Operands& operands, const c
 // what must be copied back after the call.
 bool align(const OpFacts& f, torch::jit::Stack& stack, std::size_t base, WriteBacks& write_backs);
 
+// Replaces operands on the stack that are on accelerators by copies on the host, for an operator that writes none.
+void bring_to_host(const OpFacts& f, torch::jit::Stack& stack, std::size_t base);
+
 // cross_written() makes a copy for a written operand; finish() copies all of them back into their originals.
 at::Tensor cross_written(const at::Tensor& t, c10::Device to, bool hidden, const Cause& cause);
 void finish(WriteBacks& write_backs);

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "torch/api.h"
+#include "torch/tensor/adopt.h"
 #include "torch/align/view_chains.h"
 #include "torch/devices/devices.h"
 #include "torch/align/exposure.h"
@@ -184,6 +185,7 @@ void move(const at::Tensor& t, c10::Device to, const Cause& cause) {
   at::Tensor new_values = cross_values(t, to, cause, has_key(t.unsafeGetTensorImpl())), new_grad;
   if (grad.defined() && grad.device() != to) new_grad = cross_alone(grad, to, cause);
   const bool advised = cause.reason == MGD_WHY_TRAFFIC;
+  keep_map(t, new_values);
   take_over(t, new_values);
   // A move by traffic happens only when nothing but trips home leads to the accumulator: it stays, and is told its new
   // device. When the program moves t, old graphs keep the old accumulator, which sends gradients on, and new graphs get
@@ -281,6 +283,7 @@ PyObject* mgd_torch_to(PyObject* o, int device, int non_blocking, enum mgd_reaso
       if (!r.defined()) r = t.to(to, non_blocking != 0);
     }
     mark(r);
+    keep_map(t, r);
     e.duration = now() - e.time;
     e.bytes = bytes_of(t);
     e.kind = MGD_EV_MOVE;

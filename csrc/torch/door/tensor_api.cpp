@@ -104,6 +104,7 @@ int mgd_torch_advise(PyObject* o, unsigned advice) {
   return guarded([&] {
     const at::Tensor& t = THPVariable_Unpack(o);
     make_state(t).advice = static_cast<uint8_t>(advice);
+    if (advice & MGD_ADVICE_HOST) host_allowed = true;
     each_storage(t, [&](c10::StorageImpl* s) {
       if (!handle_of(s)) give_operand_handle(t, s);
     });

@@ -33,6 +33,7 @@
 #include "torch/tensor/state.h"
 #include "torch/threads/threads.h"
 #include "torch/residency/torture.h"
+#include "torch/threads/errors.h"
 #include "torch/devices/waiting.h"
 
 namespace managed {
@@ -42,6 +43,7 @@ struct Counters {
   std::atomic<int64_t> misaligned{0}; // calls whose operands stood apart
   std::atomic<int64_t> aligned{0};    // of these, calls for which something was copied
   std::atomic<int64_t> grouped{0};    // list operators split by device
+  std::atomic<int64_t> on_host{0};    // calls that ran on the host because their device had no room
 };
 Counters counters;
 std::atomic<int64_t> hits_before{0}; // of replicas, at the last reset
@@ -230,6 +232,65 @@ void run_frozen(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::ji
   }
 }
 
+// Where an operator of which an operand lets the result be on the host can run.
+struct Places {
+  bool allowed = false, there = false, stays = false; // stays: such an operand is on the host already
+};
+
+// Only operators that can run again elsewhere: they write nothing, draw nothing, and make new tensors.
+Places places_of(const OpFacts& f, const torch::jit::Stack& stack) {
+  Places p;
+  const bool repeatable = f.route == Route::Leaf && f.alignment == Alignment::Align && f.written == 0 &&
+      f.results_are_new && f.returns > 0 && !f.draws_random && !f.copies_between_devices;
+  if (!repeatable || frozen || mgd_torch_in_backward() || recording_graphs.load(std::memory_order_relaxed)) return p;
+  for (const TensorArg& a : f.tensors)
+    each_tensor(stack[stack.size() - f.arguments + a.index], [&](const at::Tensor& t) {
+      if (!t.defined()) return;
+      const bool allows = may_end_on_host(t);
+      p.allowed |= allows;
+      p.there |= !t.is_cpu();
+      p.stays |= allows && t.is_cpu() && t.dim() > 0;
+    });
+  return p;
+}
+
+void align_and_run(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
+  if (f.alignment != Alignment::Never && !just_aligned(f) &&
+      C10_UNLIKELY(!together(f, stack, stack.size() - f.arguments) || is_large(f, stack))) {
+    if (C10_UNLIKELY(frozen)) return run_frozen(op, ks & kBelow, stack, f);
+    if (realign(op, stack, f)) return;
+  }
+  run_below(op, ks & kBelow, stack, f);
+}
+
+// Runs the call on the host if its device has no room for it, or if such an operand is there: bringing that back each
+// time would be for nothing. The results may be on the host, too.
+void run_or_end_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack,
+                        const OpFacts& f, const Places& places) {
+  const std::size_t base = stack.size() - f.arguments;
+  bool on_host = places.stays && places.there;
+  const std::vector<c10::IValue> arguments(stack.begin() + static_cast<std::ptrdiff_t>(base), stack.end());
+  if (!on_host) {
+    try {
+      align_and_run(op, ks, stack, f);
+    } catch (const std::exception& e) {
+      if (!places.there || !is_out_of_memory(e)) throw;
+      on_host = true;
+    }
+  }
+  if (on_host) {
+    stack.resize(base);
+    stack.insert(stack.end(), arguments.begin(), arguments.end());
+    bring_to_host(f, stack, base);
+    call_aligned(op, f, stack);
+    counters.on_host.fetch_add(1, std::memory_order_relaxed);
+  }
+  for (std::size_t i = stack.size() - f.returns; i < stack.size(); i++)
+    each_tensor(stack[i], [](const at::Tensor& t) {
+      if (t.defined() && has_key(t.unsafeGetTensorImpl())) make_state(t).advice |= MGD_ADVICE_HOST;
+    });
+}
+
 } // namespace
 
 // An operator has written what a managed tensor gave it into the plain tensor t. So t becomes managed, and its base
@@ -264,12 +325,9 @@ bool align_call(const c10::OperatorHandle& op, torch::jit::Stack& stack, const O
 void chokepoint(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
   const OperatorSection visit;
   if (C10_UNLIKELY(visit.is_late())) return from_top(op, ks, &stack);
-  if (f.alignment != Alignment::Never && !just_aligned(f) &&
-      C10_UNLIKELY(!together(f, stack, stack.size() - f.arguments) || is_large(f, stack))) {
-    if (C10_UNLIKELY(frozen)) return run_frozen(op, ks & kBelow, stack, f);
-    if (realign(op, stack, f)) return;
-  }
-  run_below(op, ks & kBelow, stack, f);
+  if (C10_UNLIKELY(host_allowed.load(std::memory_order_relaxed)))
+    if (const Places places = places_of(f, stack); places.allowed) return run_or_end_on_host(op, ks, stack, f, places);
+  align_and_run(op, ks, stack, f);
 }
 
 void from_top(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) { op.callBoxed(stack); }
@@ -291,15 +349,15 @@ int mgd_torch_set_frozen(int value) {
 }
 
 PyObject* mgd_torch_counters(void) {
-  return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L}", "misaligned_calls", static_cast<long long>(counters.misaligned),
-                       "aligned_calls", static_cast<long long>(counters.aligned), "grouped_calls",
-                       static_cast<long long>(counters.grouped), "replica_hits",
-                       static_cast<long long>(replica_hits() - hits_before), "host_waits",
-                       static_cast<long long>(host_waits(false)));
+  return Py_BuildValue(
+      "{s:L,s:L,s:L,s:L,s:L,s:L}", "misaligned_calls", static_cast<long long>(counters.misaligned), "aligned_calls",
+      static_cast<long long>(counters.aligned), "grouped_calls", static_cast<long long>(counters.grouped),
+      "calls_on_host", static_cast<long long>(counters.on_host), "replica_hits",
+      static_cast<long long>(replica_hits() - hits_before), "host_waits", static_cast<long long>(host_waits(false)));
 }
 
 int mgd_torch_reset_counters(void) {
-  counters.misaligned = counters.aligned = counters.grouped = 0;
+  counters.misaligned = counters.aligned = counters.grouped = counters.on_host = 0;
   hits_before = replica_hits();
   host_waits(true);
   return 0;

@@ -103,6 +103,7 @@ class Call {
     const bool may_leave = handles_enabled.load(std::memory_order_relaxed);
     if (C10_UNLIKELY(may_leave && recording_graphs.load(std::memory_order_relaxed)))
       return false; // what is recorded is exposed
+    if (C10_UNLIKELY(may_leave && host_allowed.load(std::memory_order_relaxed) && any_may_end_on_host())) return false;
     SameDevice all;
     for (const Tensors& a : arguments_)
       for (const at::Tensor& t : a) all.see(t);
@@ -157,6 +158,12 @@ class Call {
       for (const at::Tensor& t : a)
         if (arguments_.is_written(a) || !t.device().is_cpu() || t.dim() != 0 || has_wrapped_tangent(t)) strays.see(t);
     return strays.ok;
+  }
+
+  bool any_may_end_on_host() const {
+    for (const Tensors& a : arguments_)
+      if (std::any_of(a.begin(), a.end(), may_end_on_host)) return true;
+    return false;
   }
 
   // The test of chokepoint(): the boxed call repeats it with the same result.

@@ -8,7 +8,8 @@
 //   MAKE_ROOM  the caller's function evicts other storages               -          -         -
 //   SPILL      the bytes are copied to the peer, or to the host if the   SPILLING   SPILLED   RESIDENT, or SPILLED
 //              peer has no room; their block is freed                                         if they were a guest
-//   DROP       the block is freed: the host's copy is good               SPILLING   SPILLED   cannot fail
+//   DROP       the block is freed: the host's copy is good               SPILLING   SPILLED   RESIDENT: the copy lies
+//                                                                                            in a file that was written
 //   SPARE      the bytes are copied to the host and stay                 SPILLING   RESIDENT  RESIDENT
 //   RESTORE    the bytes are copied into a new block at home, for which
 //     Operator   other storages may be evicted                           RESTORING  RESIDENT  SPILLED
@@ -28,6 +29,7 @@
 #include "torch/devices/devices.h"
 #include "torch/tensor/host_memory.h"
 #include "torch/tensor/record.h"
+#include "torch/residency/staging.h"
 #include "torch/residency/transfer.h"
 #include "torch/devices/waiting.h"
 
@@ -231,14 +233,31 @@ void join(StorageHandle& h) {
   note_points(h, h.home); // the streams wait for the copy from now on
 }
 
-// Begins to copy the bytes into `block`.
-CopyPtr begin_return(StorageHandle* h, const mgd_action& a, c10::DataPtr& block, Urgency urgency) {
+// Begins to copy bytes of a file to a CUDA device, through page-locked buffers as far as there are any; *copy is the
+// newest copy that has begun, also if it throws.
+void begin_copy_from_file(int home, void* target, const void* source, std::size_t bytes, Urgency urgency,
+                          CopyPtr* copy) {
+  for (std::size_t at = 0, n = 0; at < bytes; at += n) {
+    n = std::min(bytes - at, kLargestStaged);
+    const char* piece = static_cast<const char*>(source) + at;
+    Staged staged(piece, n);
+    *copy = begin_copy(home, home, static_cast<char*>(target) + at, MGD_HOST, staged.get() ? staged.get() : piece, n,
+                       urgency, *copy);
+    if (staged.get()) staged.read_by(*copy);
+  }
+}
+
+// Begins to copy the bytes into `block`; *copy as above.
+void begin_return(StorageHandle* h, const mgd_action& a, c10::DataPtr& block, Urgency urgency, CopyPtr* copy) {
   HostMemory* memory = a.from == MGD_HOST ? memory_from(a) : nullptr;
-  const CopyPtr after = memory ? last_copy(memory) : h->last;
   const void* source = memory ? data_of(memory) : h->guest.get();
-  CopyPtr copy = begin_copy(h->home, a.to, block.mutable_get(), a.from, source, h->size(), urgency, after);
-  if (memory) last_copy(memory) = copy;
-  return copy;
+  if (memory && is_in_file(memory) && block.device().is_cuda()) {
+    begin_copy_from_file(h->home, block.mutable_get(), source, h->size(), urgency, copy);
+  } else {
+    const CopyPtr after = memory ? last_copy(memory) : h->last;
+    *copy = begin_copy(h->home, a.to, block.mutable_get(), a.from, source, h->size(), urgency, after);
+  }
+  if (memory) last_copy(memory) = *copy;
 }
 
 // The bytes come home by `copy`; frees the block on the peer, if there is one. A lent storage may be written at any
@@ -258,7 +277,7 @@ bool carry_home(StorageHandle* h, const mgd_action& a, Purpose purpose) {
   CopyPtr copy;
   try {
     if (ahead) tell_owner(block, MGD_HOLD_MANAGED); // else restore_pointer() does
-    copy = begin_return(h, a, block, ahead ? Urgency::Soon : Urgency::Now);
+    begin_return(h, a, block, ahead ? Urgency::Soon : Urgency::Now, &copy);
     if (copy && !ahead) copy->order(block);
   } catch (...) {
     free_idle_block(block, copy, h->size());
@@ -289,6 +308,10 @@ bool carry_out_one(const mgd_action& a, Purpose purpose, RoomMaker make_room) {
       if (h->coming.get_context()) join(*h);
       return (a.to != MGD_HOST && spill_to_peer(h, a, urgency)) || spill_to_host(h, a, urgency);
     case MGD_DO_DROP: // kernels may still read the bytes
+      if (!is_good(memory_from(a))) {
+        if (h->coming.get_context()) join(*h);
+        return false;
+      }
       leave(h, a.from, MGD_HOST, memory_from(a), nullptr, false);
       return true;
     case MGD_DO_SPARE:
@@ -340,6 +363,7 @@ Outcome carry_out(c10::ArrayRef<mgd_action> plan, Purpose purpose, RoomMaker mak
     }
     begun.rest = begun.rest.slice(1);
     if (!done) {
+      outcome.forgotten += a.kind == MGD_DO_DROP; // the next plan copies the bytes
       give_up(a, purpose);
       continue;
     }

@@ -23,7 +23,6 @@ struct Staged::Buffer {
 namespace {
 
 constexpr std::size_t kSmallest = std::size_t{1} << 20;
-constexpr std::size_t kLargest = std::size_t{32} << 20; // bytes of one copy; for more, the wait matters little
 constexpr std::size_t kAll = std::size_t{128} << 20;    // bytes of all buffers, which stay until the process ends
 
 std::mutex& staging_mutex();
@@ -62,7 +61,7 @@ struct Stage {
         found->taken = true;
         return found;
       }
-      if (wanted > kLargest || size + wanted > kAll) return nullptr;
+      if (wanted > kLargestStaged || size + wanted > kAll) return nullptr;
       size += wanted;
     }
     auto made = std::make_unique<Buffer>(Buffer{lock_pages(wanted), wanted, nullptr, true});

@@ -9,6 +9,8 @@
 
 namespace managed {
 
+constexpr std::size_t kLargestStaged = std::size_t{32} << 20; // bytes of one copy; for more, the wait matters little
+
 // A buffer with a copy of the bytes. It is reused after the copy that reads it has ended.
 class Staged {
  public:

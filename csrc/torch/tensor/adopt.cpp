@@ -8,6 +8,7 @@
 #include "core/growth.h"
 #include "torch/devices/devices.h"
 #include "torch/tensor/exposure_table.h"
+#include "torch/tensor/host_memory.h"
 #include "torch/threads/forks.h"
 #include "torch/devices/graphs.h"
 #include "torch/tensor/record.h"
@@ -96,6 +97,19 @@ StorageHandle* give_operand_handle_slow(const at::Tensor& t, c10::StorageImpl* s
   if (state) h->object = state->object;
   if (state && state->advice) mgd_handle_advise(machine(), h, state->advice);
   return h;
+}
+
+void keep_map_slow(const at::Tensor& t, const at::Tensor& copy) noexcept try {
+  StorageHandle* h = copy.has_storage() ? handle_of(copy.storage().unsafeGetStorageImpl()) : nullptr;
+  const bool same_bytes = h && keeps_maps.load(std::memory_order_relaxed) && t.layout() == at::kStrided &&
+      h->size() == t.nbytes() && t.scalar_type() == copy.scalar_type() && t.strides() == copy.strides() &&
+      t.is_non_overlapping_and_dense() && t.is_conj() == copy.is_conj() && t.is_neg() == copy.is_neg();
+  if (!same_bytes) return;
+  FilePart part = find_in_file(t.const_data_ptr(), t.nbytes());
+  if (!part.file) return;
+  HostMemory* memory = host_memory_in(std::move(part));
+  if (mgd_handle_map(machine(), h, memory) != MGD_OK) free_host(memory); // the storage has left already
+} catch (const std::exception&) { // no memory: the bytes will be copied to the host when they leave
 }
 
 } // namespace managed

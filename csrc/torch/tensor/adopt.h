@@ -29,4 +29,11 @@ inline StorageHandle* give_operand_handle(const at::Tensor& t, c10::StorageImpl*
   return give_operand_handle_slow(t, s);
 }
 
+// Called when `copy`, which only this thread knows, has been made of t. If t is mapped from a file that holds the same
+// bytes, the file becomes the host's copy of the new storage (mgd_handle_map). Never throws.
+void keep_map_slow(const at::Tensor& t, const at::Tensor& copy) noexcept;
+inline void keep_map(const at::Tensor& t, const at::Tensor& copy) {
+  if (t.is_cpu() && t.has_storage() && !t.storage().resizable()) keep_map_slow(t, copy); // torch's own memory is no map
+}
+
 } // namespace managed

@@ -23,6 +23,7 @@ struct HostMemory {
   std::size_t size;
   bool is_pooled;
   CopyPtr last;
+  std::shared_ptr<const MappedFile> file; // null: the memory lies in none
 };
 
 namespace {
@@ -106,7 +107,8 @@ void destroy(std::vector<HostMemory*>& dying) {
 
 HostMemory* allocate_host(std::size_t bytes, c10::DeviceType leaves) {
   const Bridge* backend = backend_of(leaves);
-  if (backend && backend->allocate_host) return new HostMemory{backend->allocate_host(bytes), bytes, false, nullptr};
+  if (backend && backend->allocate_host)
+    return new HostMemory{backend->allocate_host(bytes), bytes, false, nullptr, nullptr};
   const std::size_t size = class_of(bytes);
   Pool& p = pool();
   std::vector<HostMemory*> dying;
@@ -127,7 +129,7 @@ HostMemory* allocate_host(std::size_t bytes, c10::DeviceType leaves) {
   destroy(dying);
   if (found) return found;
   try {
-    return new HostMemory{fresh(size), size, true, nullptr};
+    return new HostMemory{fresh(size), size, true, nullptr, nullptr};
   } catch (...) {
     std::lock_guard<std::mutex> lock(p.mutex);
     p.used -= size;
@@ -135,7 +137,22 @@ HostMemory* allocate_host(std::size_t bytes, c10::DeviceType leaves) {
   }
 }
 
-void* data_of(HostMemory* memory) { return memory->data.mutable_get(); }
+HostMemory* host_memory_in(FilePart part) {
+  c10::DataPtr data(const_cast<void*>(part.data), c10::Device(c10::kCPU));
+  return new HostMemory{std::move(data), 0, false, nullptr, std::move(part.file)};
+}
+
+bool is_in_file(const HostMemory* memory) { return memory->file != nullptr; }
+bool is_good(const HostMemory* memory) { return !memory->file || memory->file->is_unchanged(); }
+
+void* data_of(HostMemory* memory) {
+  TORCH_CHECK(
+      is_good(memory), "managed: the file ", memory->file->path(),
+      " was written or truncated while it held the only copy of bytes that had left a device for want of room, "
+      "and these are lost. Write a new file and rename it, or set managed.KEEP_MAPS = False before tensors of a "
+      "mapped file are moved to a device");
+  return memory->data.mutable_get();
+}
 CopyPtr& last_copy(HostMemory* memory) { return memory->last; }
 
 void free_host(void* memory) {

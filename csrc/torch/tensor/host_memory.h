@@ -9,6 +9,7 @@
 #include <cstddef>
 
 #include "torch/devices/bridge.h"
+#include "torch/tensor/file_map.h"
 
 namespace managed {
 
@@ -16,6 +17,11 @@ namespace managed {
 struct HostMemory;
 
 HostMemory* allocate_host(std::size_t bytes, c10::DeviceType leaves); // `leaves`: their device; throws std::bad_alloc
+// Memory that lies in a file: it is only read, and none of the host's is used for it. Throws std::bad_alloc.
+HostMemory* host_memory_in(FilePart part);
+bool is_in_file(const HostMemory* memory);
+bool is_good(const HostMemory* memory); // false: it lies in a file that was written or truncated
+// Throws c10::Error if the memory lies in a file that was written or truncated.
 void* data_of(HostMemory* memory);
 // The last copy to or from the memory, which may not have ended: the next use of the memory must come after it.
 CopyPtr& last_copy(HostMemory* memory);

@@ -98,6 +98,14 @@ bool is_pinned(const at::Tensor& t) { return is_marked(t, &TensorState::pinned);
 bool is_placed(const at::Tensor& t) { return is_marked(t, &TensorState::placed); }
 bool is_parameter(const at::Tensor& t) { return is_marked(t, &TensorState::in_module) || is_typed_parameter(t); }
 
+std::atomic<bool> host_allowed{false};
+
+bool may_end_on_host(const at::Tensor& t) {
+  if (C10_UNLIKELY(is_wrapped(t))) return may_end_on_host(innermost(t));
+  if (const TensorState* s = state_of(t)) return s->advice & MGD_ADVICE_HOST;
+  return t.defined() && t.is_view() && may_end_on_host(at::Tensor(t._base()));
+}
+
 void place(const at::Tensor& t, bool placed) {
   placed &= !t.is_cpu();
   if (placed || state_of(t)) make_state(t).placed = placed;

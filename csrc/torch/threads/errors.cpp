@@ -29,6 +29,10 @@ struct Error : torch::PyTorchError {
 void throw_pin_conflict(std::string message) { throw Error<pin_conflict_type>(std::move(message)); }
 void throw_out_of_memory(std::string message) { throw Error<out_of_memory_type>(std::move(message)); }
 
+bool is_out_of_memory(const std::exception& error) {
+  return dynamic_cast<const Error<out_of_memory_type>*>(&error) || dynamic_cast<const c10::OutOfMemoryError*>(&error);
+}
+
 } // namespace managed
 
 void mgd_torch_set_errors(PyObject* pin_conflict, PyObject* out_of_memory) {

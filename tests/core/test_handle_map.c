@@ -1,0 +1,156 @@
+/* A copy that lies in a file: it takes none of the host's memory, is never copied to, and ends with the first write. */
+#include "handles.h"
+
+static struct mgd_handle *open_mapped(struct mgd_machine *m, int64_t bytes) {
+  struct mgd_handle *h = open_handle(m, 1, bytes, 0);
+  EXPECT_OK(mgd_handle_map(m, h, malloc(1)));
+  return h;
+}
+
+static void it_leaves_without_a_copy_and_without_room_on_the_host(void) {
+  struct mgd_machine *m = new_directory(1);
+  struct mgd_handle *h = open_mapped(m, 8);
+  struct plan p;
+  EXPECT_OK(mgd_host_set_limit(m, 0));
+  for (int round = 0; round < 2; round++) {
+    EXPECT_OK(plan_eviction(m, 1, 1, NULL, &p));
+    EXPECT_INT(p.n, 1);
+    EXPECT_ACTION(p.actions[0], MGD_DO_DROP, 1, MGD_HOST, 8, h);
+    EXPECT(p.actions[0].memory == h->memory);
+    carry_out(m, &p);
+    EXPECT_INT(host_used(m), 0);
+    restore(m, h);
+    EXPECT(h->memory && h->mapped);
+    EXPECT_INT(host_used(m), 0);
+  }
+  close_handle(m, h);
+  mgd_machine_destroy(m);
+}
+
+static void written_bytes_need_memory_of_the_host(void) {
+  struct mgd_machine *m = new_directory(1);
+  struct mgd_handle *h = open_mapped(m, 8);
+  struct plan p;
+  write_to(h);
+  EXPECT_OK(mgd_host_set_limit(m, 7));
+  EXPECT_OK(plan_eviction(m, 1, 1, NULL, &p));
+  EXPECT_INT(p.n, 1);
+  EXPECT_ACTION(p.actions[0], MGD_DO_FORGET, MGD_HOST, -1, 8, NULL);
+  carry_out(m, &p);
+  EXPECT(!h->memory && !h->mapped);
+  EXPECT_CODE(plan_eviction(m, 1, 1, NULL, &p), MGD_E_ABSENT);
+  EXPECT_OK(mgd_host_set_limit(m, 8));
+  spill(m, h, MGD_HOST);
+  EXPECT_INT(host_used(m), 8);
+  restore(m, h);
+  EXPECT_OK(plan_eviction(m, 1, 1, NULL, &p));
+  EXPECT_ACTION(p.actions[0], MGD_DO_DROP, 1, MGD_HOST, 8, h);
+  carry_out(m, &p);
+  close_handle(m, h);
+  mgd_machine_destroy(m);
+}
+
+static void both_actions_fit_a_plan_or_none(void) {
+  struct mgd_machine *m = new_directory(1);
+  struct mgd_handle *a = open_handle(m, 1, 8, 1), *h = open_mapped(m, 8);
+  struct plan p = {.n = 2};
+  h->stamp = 2;
+  write_to(h);
+  EXPECT_OK(mgd_evict_begin(m, 1, 16, NULL, 0, p.actions, &p.n));
+  EXPECT_INT(p.n, 1);
+  EXPECT_ACTION(p.actions[0], MGD_DO_SPILL, 1, MGD_HOST, 8, a);
+  carry_out(m, &p);
+  EXPECT(h->mapped);
+  EXPECT_OK(plan_eviction(m, 1, 8, NULL, &p));
+  EXPECT_INT(p.n, 2);
+  EXPECT_ACTION(p.actions[1], MGD_DO_SPILL, 1, MGD_HOST, 8, h);
+  EXPECT(!p.actions[1].memory);
+  carry_out(m, &p);
+  close_handle(m, a);
+  close_handle(m, h);
+  mgd_machine_destroy(m);
+}
+
+/* The executor ends a DROP so if the file was written. */
+static void a_drop_that_failed_makes_the_copy_bad(void) {
+  struct mgd_machine *m = new_directory(1);
+  struct mgd_handle *h = open_mapped(m, 8);
+  struct plan p;
+  EXPECT_OK(plan_eviction(m, 1, 1, NULL, &p));
+  end_spill(m, h, -1, NULL);
+  EXPECT(is_home(h));
+  EXPECT_INT(host_used(m), 0);
+  EXPECT_OK(plan_eviction(m, 1, 1, NULL, &p));
+  EXPECT_INT(p.n, 2);
+  EXPECT_INT(p.actions[0].kind, MGD_DO_FORGET);
+  EXPECT_INT(p.actions[1].kind, MGD_DO_SPILL);
+  carry_out(m, &p);
+  close_handle(m, h);
+  mgd_machine_destroy(m);
+}
+
+static void room_on_the_host_is_not_made_of_it(void) {
+  struct mgd_machine *m = new_directory(1);
+  struct mgd_handle *h = open_mapped(m, 8), *a = open_handle(m, 1, 8, 0);
+  struct plan p;
+  EXPECT(i_use(h, 9));
+  EXPECT_OK(mgd_host_set_limit(m, 7));
+  p.n = PLAN;
+  EXPECT_CODE(mgd_evict_begin(m, 1, 1, NULL, 1, p.actions, &p.n), MGD_E_ABSENT);
+  EXPECT(h->mapped);
+  put_back(h, 1);
+  close_handle(m, a);
+  close_handle(m, h);
+  mgd_machine_destroy(m);
+}
+
+static void only_a_storage_at_home_without_a_copy_gets_one(void) {
+  struct mgd_machine *m = new_directory(1);
+  struct mgd_handle *h = open_mapped(m, 8), *spare = open_with_spare(m, 1, 8), *away = open_handle(m, 1, 8, 0);
+  void *left = NULL;
+  spill(m, away, MGD_HOST);
+  EXPECT_CODE(mgd_handle_map(m, h, m), MGD_E_INVALID);
+  EXPECT_CODE(mgd_handle_map(m, spare, m), MGD_E_INVALID);
+  EXPECT_CODE(mgd_handle_map(m, away, m), MGD_E_INVALID);
+  restore(m, away);
+  EXPECT(i_use(h, 1));
+  EXPECT_OK(mgd_handle_resize(m, h, 16, &left));
+  put_back(h, 1);
+  EXPECT(left && !h->mapped);
+  free(left);
+  EXPECT_CODE(mgd_handle_map(m, h, NULL), MGD_E_INVALID);
+  close_handle(m, h);
+  close_handle(m, spare);
+  close_handle(m, away);
+  mgd_machine_destroy(m);
+}
+
+static void the_storage_may_die_while_it_leaves(void) {
+  struct mgd_machine *m = new_directory(1);
+  struct mgd_handle *h = open_mapped(m, 8);
+  struct plan p;
+  bool moving = false;
+  void *memory = NULL, *left = NULL;
+  EXPECT_OK(plan_eviction(m, 1, 1, NULL, &p));
+  EXPECT_OK(mgd_handle_close(m, h, &moving, &memory));
+  EXPECT(moving && !memory);
+  put_back(h, MGD_ALIVE);
+  EXPECT_OK(mgd_evict_end(m, h, MGD_HOST, p.actions[0].memory, &left));
+  EXPECT(left == p.actions[0].memory);
+  free(left);
+  EXPECT(mgd_handle_put(h, 1));
+  free(h);
+  EXPECT_INT(host_used(m), 0);
+  mgd_machine_destroy(m);
+}
+
+int main(void) {
+  it_leaves_without_a_copy_and_without_room_on_the_host();
+  written_bytes_need_memory_of_the_host();
+  both_actions_fit_a_plan_or_none();
+  a_drop_that_failed_makes_the_copy_bad();
+  room_on_the_host_is_not_made_of_it();
+  only_a_storage_at_home_without_a_copy_gets_one();
+  the_storage_may_die_while_it_leaves();
+  return 0;
+}

@@ -1,0 +1,156 @@
+"""hint(on_host=True): an operator that does not fit runs on the host, and its result stays."""
+
+import pytest
+import torch
+from support.devices import D0
+from support.pressure import MiB, moved, nothing_left, on, spill  # noqa: F401
+
+import managed
+from managed import ManagedTensor
+
+N = 3 * MiB  # elements: 12 MiB, of which two and their sum do not fit into ROOM
+ROOM = "30MiB"
+CASES = {
+    "cat": lambda a, b: torch.cat((a, b)),
+    "stack": lambda a, b: torch.stack((b, a)),
+    "add": lambda a, b: a + b,
+    "where": lambda a, b: torch.where(a > 0, a, b),
+    "index_select": lambda a, b: torch.cat((a, b)).index_select(0, torch.arange(0, N, 3)),
+    "addcmul": lambda a, b: torch.addcmul(a, a, b),
+    "a view": lambda a, b: a.view(2, -1) * b.view(2, -1),
+}
+
+
+@pytest.fixture(autouse=True)
+def room():
+    with managed.budget(D0, ROOM):
+        managed.stats(reset=True)
+        yield
+
+
+def values():
+    return torch.linspace(-1, 1, N), torch.linspace(3, -2, N)
+
+
+def on_host():
+    return managed.stats()["calls_on_host"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_runs_on_the_host(name):
+    a, b = values()
+    x, y = managed.hint(on(a), on_host=True), on(b)
+    made = CASES[name](x, y)
+    assert made.device.type == "cpu"
+    assert isinstance(made, ManagedTensor)
+    assert torch.equal(made, CASES[name](a, b))
+    assert on_host() >= 1
+    assert x.device == y.device == torch.device(D0)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_needs_permission(name):
+    x, y = (on(t) for t in values())
+    with pytest.raises(managed.OutOfMemoryError, match=r"x\.cpu\(\).*hint\(x, on_host=True\)"):
+        CASES[name](x, y)
+    assert on_host() == 0
+
+
+def test_what_grows():
+    """A loop gathers results until they are larger than the device: they stay, new ones come."""
+    managed.budget(D0, "64MiB")
+    parts = [torch.full((N,), float(i)) for i in range(6)]
+    logits = managed.hint(on(parts[0]), on_host=True)
+    devices = [logits.device.type]
+    for part in parts[1:]:
+        with moved() as found:
+            logits = torch.cat((logits, on(part)))
+        devices.append(logits.device.type)
+        assert found["restore"] == 0  # what stays on the host does not come back
+    assert devices == [torch.device(D0).type] * 2 + ["cpu"] * 4  # as long as there is room
+    assert on_host() == 4
+    assert torch.equal(logits, torch.cat(parts))
+
+
+def test_each_copy_has_a_reason():
+    x, y = (on(t) for t in values())
+    managed.hint(x, on_host=True)
+    assert (x + y).device.type == "cpu"
+    copies = [e for e in managed.explain(x) if e.kind == "copy"]
+    assert [(e.operator, e.target, e.bytes) for e in copies] == [("aten::add.Tensor", "cpu", 4 * N)]
+    assert copies[0].reason == "its device has no room, and a hint allows the host"
+
+
+def test_bytes_that_are_away_are_read_where_they_are():
+    a, b = values()
+    x, y = managed.hint(on(a), on_host=True), on(b)
+    spill(x, y)
+    made = torch.cat((x, y))
+    assert torch.equal(made, torch.cat((a, b)))
+
+
+def test_what_fits_stays_on_the_device():
+    a, _ = values()
+    x = managed.hint(on(a), on_host=True)
+    made = x * 2
+    assert made.device == torch.device(D0)
+    assert on_host() == 0
+    assert torch.cat((made, x)).device.type == "cpu"
+
+
+def test_a_result_has_the_hint_until_another_one_is_given():
+    x, y = (on(t) for t in values())
+    made = managed.hint(x, on_host=True) * 1
+    managed.hint(x)
+    with pytest.raises(managed.OutOfMemoryError):
+        x + y
+    del y
+    assert torch.cat((made, x)).device.type == "cpu"
+
+
+def test_operators_run_beside_what_stays():
+    a, b = values()
+    made = managed.hint(on(a), on_host=True) + on(b)
+    small = on(torch.ones(1))
+    assert (made * small).device.type == "cpu"
+    mean = made.mean()
+    assert (mean * on(torch.ones(8))).device == torch.device(D0)  # a number goes where it is needed
+
+
+def test_gradients_go_home():
+    a, b = values()
+    found = []
+    for move in (lambda t: t, lambda t: on(t).requires_grad_()):
+        x, y = move(a.clone().requires_grad_()), move(b.clone().requires_grad_())
+        if x.device.type != "cpu":
+            managed.hint(x, on_host=True)
+        torch.cat((x, y)).sum().backward()
+        found += [x.grad.cpu(), y.grad.cpu()]
+        assert x.grad.device == x.device
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[1], found[3])
+
+
+def test_what_writes_or_draws_does_not_run_twice():
+    x, y = (on(t) for t in values())
+    out = torch.empty_like(x)
+    half = on(torch.full((N,), 0.5))
+    managed.hint([x, y, out, half], on_host=True)
+    with pytest.raises(managed.OutOfMemoryError):
+        torch.add(x, y, out=out)
+    with managed.budget(D0, "20MiB"), pytest.raises(managed.OutOfMemoryError):
+        torch.bernoulli(half)
+    assert on_host() == 0
+
+
+def test_not_where_nothing_moves():
+    x, y = (on(t) for t in values())
+    managed.hint(x, on_host=True)
+    with managed.frozen(), pytest.raises(managed.OutOfMemoryError):
+        x + y
+    assert on_host() == 0
+
+
+def test_wrong_values():
+    with pytest.raises(TypeError, match="on_host is True or False, not 1"):
+        managed.hint(on(torch.ones(1)), on_host=1)
