@@ -97,6 +97,7 @@ VARIABLES = {
     ),
     "MANAGED_LEARN": Variable("1", "0 starts with LEARN_STEPS = False", _switch(C.set_learning)),
     "MANAGED_MAPS": Variable("1", "0 starts with KEEP_MAPS = False", _switch(C.keep_maps)),
+    "MANAGED_ARENA": Variable("1", "0: CUDA's allocator places what learned steps make by itself"),
     "MANAGED_COPY_WARNING": Variable(
         "16",
         "COPY_WARNING: copies of one tensor to one device in a step that go without a warning",

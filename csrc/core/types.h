@@ -270,6 +270,11 @@ struct mgd_traffic {
   uint8_t round; /* enum mgd_round, of the current round or, between rounds, of the last one */
 };
 
+/* A place in a block that an allocator divides by the plan of a learned step. */
+struct mgd_step_place {
+  int64_t offset, bytes;
+};
+
 /* ---- links */
 
 /* Describes one direction between two places; 0 in bytes_per_ns means "instantly". */

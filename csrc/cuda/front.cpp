@@ -17,6 +17,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "cuda/arena.h"
 #include "cuda/devices.h"
 #include "cuda/leaving.h"
 #include "cuda/room.h"
@@ -77,15 +78,22 @@ class Request {
  public:
   explicit Request(std::size_t bytes) : bytes_(bytes) {}
 
+  // What torch's cache has nothing for is served by an arena if it has room beside what is planned next, then by torch
+  // from the driver, then from any room of the arena.
   template <class Ask>
-  auto serve(const Ask& ask) -> decltype(ask()) {
+  c10::DataPtr serve(const Ask& ask) {
     for (;;) {
       try {
         const Set now(under_way, this);
         return ask();
       } catch (const Shortage&) {
-        see_to_shortage();
+        C10_CUDA_CHECK(c10::cuda::GetDevice(&device_));
+        const bool first = std::exchange(asks_arena_, false);
+        if (c10::DataPtr range = take_gap(first); range.get()) return range;
+        if (!first) see_to_shortage();
       } catch (const c10::OutOfMemoryError&) {
+        C10_CUDA_CHECK(c10::cuda::GetDevice(&device_));
+        if (c10::DataPtr range = take_gap(false); range.get()) return range;
         if (hopeless_ || !see_to_refusal()) throw;
       }
     }
@@ -95,6 +103,7 @@ class Request {
   bool compare(int device) const {
     if (fits_ || hopeless_) return true;
     if (uses_pool(device)) return false;
+    if (asks_arena_ && has_arena(device)) throw Shortage{};
     const std::size_t needed = needed_for(device, bytes_);
     if (certain_room(device) < needed || (made_room_ && room_in_driver(device) < needed)) throw Shortage{};
     return true;
@@ -109,17 +118,27 @@ class Request {
     return made_room_;
   }
 
+  // What is fetched ahead of need has a place of its own, or none.
+  c10::DataPtr take_gap(bool beside_places) {
+    constexpr int kPlaces = 64;
+    if (only_if_room || !has_arena(device_) || (beside_places && bytes_ <= kSmall)) return {};
+    std::array<mgd_step_place, kPlaces> places;
+    const int n = beside_places ? front_hook->places(device_, 0, places.data(), kPlaces) : 0;
+    return managed::take_gap(device_, bytes_, {places.data(), static_cast<std::size_t>(n)});
+  }
+
   void see_to_shortage() {
-    C10_CUDA_CHECK(c10::cuda::GetDevice(&device_));
     const std::size_t needed = needed_for(device_, bytes_);
     if (give_back_blocks(device_, needed)) return;
-    const std::size_t there = room(device_);
+    if (c10::DataPtr whole = take_arena(device_); whole.get()) return; // nothing was in it: it is torch's again
+    const std::size_t there = room_of_torch(device_);
     fits_ = there >= needed; // the callback may not look as closely
     if (fits_) return give_cache_back(needed);
     if (wait_for_pending(needed)) return;
     if (only_if_room) throw Shortage{}; // torch would empty its cache, wait for the device and write a text
-    hopeless_ =
-        needed > allowed(device_) || !make_room(needed); // torch may still find memory, and has the text of the error
+    const std::size_t idle = idle_in_arena(device_); // in pieces that are too small
+    hopeless_ = needed > allowed(device_) ||
+        !make_room(idle + needed); // torch may still find memory, and has the text of the error
   }
 
   // Evicted blocks lie in torch's cache, in segments that are too small. Torch would first ask the driver in vain, and
@@ -142,7 +161,6 @@ class Request {
   // There was room by all figures, but in fragments: so this makes room for the whole request in addition.
   bool see_to_refusal() {
     fits_ = false;
-    C10_CUDA_CHECK(c10::cuda::GetDevice(&device_));
     if (give_back_blocks(device_, kAll)) return true;
     if (uses_pool(device_) || is_capturing(device_)) return false;
     const std::size_t needed = needed_for(device_, bytes_);
@@ -152,6 +170,7 @@ class Request {
   const std::size_t bytes_;
   c10::DeviceIndex device_ = 0;
   bool fits_ = false, hopeless_ = false, has_waited_ = false, made_room_ = false;
+  bool asks_arena_ = true; // it has not been asked yet
 };
 
 // Functions that some supported version of torch lacks are not marked as overriding. If torch has them they do
@@ -164,13 +183,19 @@ class FrontOf : public Base {
   // ---- requests
   c10::DataPtr allocate(std::size_t n) override {
     note_stream();
+    c10::DeviceIndex device = 0;
+    if (c10::cuda::GetDevice(&device) == cudaSuccess)
+      if (c10::DataPtr range = take_place(device, n, false); range.get()) return range;
     return Request(n).serve([&] { return native_->allocate(n); });
   }
   void* raw_alloc(std::size_t n) override { return raw_alloc_with_stream(n, c10::cuda::getCurrentCUDAStream()); }
   void* raw_alloc_with_stream(std::size_t n, cudaStream_t stream) override {
-    void* p = Request(n).serve([&] { return native_->raw_alloc_with_stream(n, stream); });
+    c10::DataPtr p = Request(n).serve([&] {
+      void* block = native_->raw_alloc_with_stream(n, stream);
+      return c10::DataPtr(block, block, native_->raw_deleter(), c10::Device(c10::kCUDA));
+    });
     note_stream(stream);
-    return p;
+    return p.release_context(); // raw_delete() takes it
   }
 
   // ---- pools of the program's own
@@ -193,7 +218,7 @@ class FrontOf : public Base {
   bool is_simple_data_ptr(const c10::DataPtr& p) const override { return native_->is_simple_data_ptr(p); }
   c10::DeleterFnPtr raw_deleter() const override { return native_->raw_deleter(); }
   void copy_data(void* to, const void* from, std::size_t n) const override { native_->copy_data(to, from, n); }
-  void raw_delete(void* p) override { native_->raw_delete(p); }
+  void raw_delete(void* p) override { arena_at(p) ? free_range(p) : native_->raw_delete(p); }
   void init(int devices) override { native_->init(devices); }
   bool initialized() override { return native_->initialized(); }
   double getMemoryFraction(c10::DeviceIndex device) override { return native_->getMemoryFraction(device); }
@@ -206,16 +231,29 @@ class FrontOf : public Base {
   void enable(bool value) override { native_->enable(value); }
   bool isEnabled() const override { return native_->isEnabled(); }
   void emptyCache(c10::MempoolId_t id) override {
-    for (int device = 0; device < kMostDevices; device++) give_back_blocks(device, kAll);
+    for (int device = 0; device < kMostDevices; device++) {
+      give_back_blocks(device, kAll);
+      take_arena(device).clear();
+    }
     native_->emptyCache(id);
   }
   void cacheInfo(c10::DeviceIndex device, std::size_t* largest) override { native_->cacheInfo(device, largest); }
-  void* getBaseAllocation(void* p, std::size_t* size) override { return native_->getBaseAllocation(p, size); }
-  void recordStream(const c10::DataPtr& p, c10::cuda::CUDAStream stream) override { native_->recordStream(p, stream); }
-  void recordStream(const c10::DataPtr& p, c10::Stream stream) override { native_->recordStream(p, stream); }
+  void* getBaseAllocation(void* p, std::size_t* size) override { return native_->getBaseAllocation(block_at(p), size); }
+  void recordStream(const c10::DataPtr& p, c10::cuda::CUDAStream stream) override {
+    is_range(p) ? record_on_range(p, stream) : native_->recordStream(p, stream);
+  }
+  void recordStream(const c10::DataPtr& p, c10::Stream stream) override {
+    recordStream(p, c10::cuda::CUDAStream(stream));
+  }
+  // Blocks that were given up, and the free bytes of an arena, count as free.
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
-    give_back_blocks(device, kAll); // so that blocks that were given up count as free
-    return native_->getDeviceStats(device);
+    constexpr std::size_t kAggregate = 0, kLargePool = 2;
+    give_back_blocks(device, kAll);
+    auto stats = native_->getDeviceStats(device);
+    const auto idle = static_cast<int64_t>(idle_in_arena(device));
+    for (auto* sums : {&stats.allocated_bytes, &stats.active_bytes, &stats.requested_bytes})
+      for (const std::size_t pool : {kAggregate, kLargePool}) (*sums)[pool].current -= idle;
+    return stats;
   }
   void resetAccumulatedStats(c10::DeviceIndex device) override { native_->resetAccumulatedStats(device); }
   void resetPeakStats(c10::DeviceIndex device) override {
@@ -237,7 +275,12 @@ class FrontOf : public Base {
                                 const std::unordered_set<void*>& live) override {
     return native_->checkPoolLiveAllocations(device, id, live);
   }
-  allocator::ShareableHandle shareIpcHandle(void* p) override { return native_->shareIpcHandle(p); }
+  allocator::ShareableHandle shareIpcHandle(void* p) override {
+    void* block = block_at(p);
+    auto handle = native_->shareIpcHandle(block);
+    handle.offset += static_cast<char*>(p) - static_cast<char*>(block);
+    return handle;
+  }
   std::shared_ptr<void> getIpcDevPtr(std::string handle) override { return native_->getIpcDevPtr(std::move(handle)); }
   bool isHistoryEnabled() override { return native_->isHistoryEnabled(); }
   std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* p) { return native_->getContextForPointer(p); }
@@ -286,12 +329,29 @@ class FrontOf : public Base {
   virtual void end_of_torch() {}
 
  private:
+  // Torch knows its own blocks alone.
+  static void* block_at(void* p) {
+    const void* arena = arena_at(p);
+    return arena ? const_cast<void*>(arena) : p;
+  }
+
   Base* const native_;
 };
 
 using Front = FrontOf<Allocator>;
 
 } // namespace
+
+// Torch has segments of their own for requests up to kSmall; they leave no pieces for further requests.
+c10::DataPtr take_place(int device, std::size_t bytes, bool for_copy) {
+  constexpr int kPlaces = 8;
+  if (bytes <= kSmall || !has_arena(device) || uses_pool(device)) return {};
+  std::array<mgd_step_place, kPlaces> places;
+  const int n = front_hook->places(device, bytes, places.data(), kPlaces);
+  c10::DataPtr range;
+  for (int i = 0; i < n && !range.get(); i++) range = take_range(device, places[i].offset, bytes, for_copy);
+  return range;
+}
 
 c10::DataPtr allocate_if_room(std::size_t bytes) {
   const Set now(only_if_room, true);

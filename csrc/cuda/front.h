@@ -21,6 +21,10 @@ void install_front(const CudaBridge* hook);
 // asked for what it would refuse. Other errors are thrown.
 c10::DataPtr allocate_if_room(std::size_t bytes);
 
+// Returns the range of the arena (arena.h) that the followed plan has for such a request of this thread, if it is free;
+// else nothing. The device must be current.
+c10::DataPtr take_place(int device, std::size_t bytes, bool for_copy);
+
 // For the callback that torch runs under its lock when its cache has nothing for a request. True: the request came
 // through the front, which handles it. If there is not enough room, it throws what only the front catches.
 bool is_seen_to_by_front(int device);

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <utility>
 
+#include "cuda/arena.h"
 #include "cuda/copies.h"
 #include "cuda/devices.h"
 
@@ -92,6 +93,7 @@ void give_back_dead(int device) {
 } // namespace
 
 void give_up_block(c10::DataPtr& block, const CopyPtr& copy, bool last, std::size_t bytes) {
+  if (is_range(block)) return free_range(block, copy->has_ended() ? nullptr : copy, last);
   const int device = block.device().index();
   Leaving l{std::move(block), copy, nullptr, bytes, !last};
   block.clear();

@@ -8,10 +8,14 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <new>
+#include <string_view>
 
+#include "cuda/arena.h"
 #include "cuda/copies.h"
 #include "cuda/devices.h"
+#include "cuda/front.h"
 #include "cuda/leaving.h"
 #include "cuda/links.h"
 #include "cuda/moves.h"
@@ -19,6 +23,7 @@
 #include "cuda/room.h"
 #include "cuda/streams.h"
 #include "cuda/times.h"
+#include "torch/threads/gil.h"
 
 namespace managed {
 namespace {
@@ -28,7 +33,7 @@ namespace allocator = c10::cuda::CUDACachingAllocator;
 // Memory from CUDA's IPC, from_blob or another allocator has another deleter.
 bool owns(const c10::DataPtr& p) {
   auto* a = native();
-  return a && p.get() && p.get() == p.get_context() && p.get_deleter() == a->raw_deleter() &&
+  return a && p.get() && p.get() == p.get_context() && (p.get_deleter() == a->raw_deleter() || is_range(p)) &&
       only_own_streams(p.device().index());
 }
 
@@ -53,6 +58,42 @@ void limit(int device, std::size_t bytes) {
   // Torch serves requests from its cache whatever the limit is, so nothing in the cache must lie beyond it.
   give_back_blocks(device, kAll);
   if (static_cast<std::size_t>(a->getDeviceStats(index_of(device)).reserved_bytes[0].current) > bytes) a->emptyCache();
+}
+
+// Expandable segments join what is free. Blocks of a pool of the program's own are not told apart.
+bool may_have_arena(int device) {
+  static const char* asked = std::getenv("MANAGED_ARENA");
+  static const bool may = !asked || std::string_view(asked) != "0";
+  return may && has_front() && cuts_into_pieces(device);
+}
+
+// Everything that torch keeps goes back to the driver, which joins what is free.
+std::size_t arena_room(int device) {
+  const c10::cuda::CUDAGuard guard(index_of(device));
+  give_back_blocks(device, kAll);
+  take_arena(device).clear();
+  if (const std::size_t bytes = size_of_arena(device)) return bytes; // some of it is in use
+  const WithoutGil no_gil;
+  native()->emptyCache();
+  return room_in_driver(device) / kPage * kPage;
+}
+
+bool open_arena(int device, std::size_t bytes) try {
+  if (size_of_arena(device) >= bytes) return true;
+  const c10::cuda::CUDAGuard guard(index_of(device));
+  c10::DataPtr block = allocate_if_room(bytes);
+  return block.get() && set_arena(device, block, bytes);
+} catch (const std::exception&) { // the driver has less in one piece
+  return false;
+}
+
+void close_arena(int device) {
+  const c10::cuda::CUDAGuard guard(index_of(device));
+  if (c10::DataPtr block = take_arena(device); block.get()) {
+    block.clear();
+    const WithoutGil no_gil;
+    native()->emptyCache();
+  }
 }
 
 // Locking pages makes a context on the current device if it has none, so one that has a context is made current. A
@@ -100,6 +141,11 @@ void fill_backend(CudaBridge* bridge) {
   bridge->worked_between = &worked_between;
   bridge->await_moments = &await_moments;
   bridge->stop_moments = &stop_moments;
+  bridge->may_have_arena = &may_have_arena;
+  bridge->arena_room = &arena_room;
+  bridge->has_arena = &has_arena;
+  bridge->open_arena = &open_arena;
+  bridge->close_arena = &close_arena;
   bridge->lock_pages = &lock_pages;
   bridge->unlock_pages = &unlock_pages;
 }

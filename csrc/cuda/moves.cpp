@@ -10,6 +10,7 @@
 #include <array>
 #include <atomic>
 
+#include "cuda/arena.h"
 #include "cuda/copies.h"
 #include "cuda/front.h"
 #include "cuda/leaving.h"
@@ -62,12 +63,15 @@ void follow_source(int from, cudaStream_t copies) {
 }
 
 // The earlier use of the target's memory: work on the current stream, for which it was allocated, or a copy whose block
-// it was until now (leaving.h).
+// it was until now (leaving.h), or what used the range of the arena.
 class Before {
  public:
-  explicit Before(const void* target) { takes_ = comes_after(target, &copy_, &users_); }
+  explicit Before(const void* target) : target_(target) { takes_ = comes_after(target, &copy_, &users_); }
 
-  void lead(int to, cudaStream_t copies) const {
+  void lead(int to, cudaStream_t copies) {
+    copies_ = copies;
+    leads_ = lead_after_arena(target_, copies);
+    if (leads_) return;
     if (takes_) {
       if (copy_) move_of(copy_).lead(copies);
       if (users_) static_cast<Streams&>(*users_).lead(copies);
@@ -77,13 +81,20 @@ class Before {
     order_streams(to, c10::cuda::getCurrentCUDAStream(index_of(to)).stream(), copies);
   }
   // Called when no copy into the block begins. The block goes back to torch, so torch's streams are ordered after the
-  // earlier copy.
+  // earlier copy. The next user of a range comes after its earlier users by way of its stream.
   void give_up(int to) const {
     if (takes_ && copy_) move_of(copy_).lead_streams(to);
+    if (to < 0) return;
+    const c10::cuda::CUDAGuard guard(index_of(to));
+    const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(index_of(to)).stream();
+    if (leads_) order_streams(to, copies_, stream);
+    else lead_after_arena(target_, stream);
   }
 
  private:
-  bool takes_;
+  const void* const target_;
+  cudaStream_t copies_ = nullptr;
+  bool takes_, leads_ = false;
   CopyPtr copy_;
   PointPtr users_;
 };
@@ -92,7 +103,7 @@ class Before {
 template <class Follow>
 CopyPtr begin(int to, void* target, int from, const void* source, std::size_t bytes, Urgency urgency,
               c10::ArrayRef<CopyPtr> after, const Follow& follow) {
-  const Before before(target);
+  Before before(target);
   try {
     const int device = from < 0 ? to : from;
     refuse_capture(device);
@@ -158,6 +169,7 @@ CopyPtr copy_operand(const c10::DataPtr& target, const c10::DataPtr& source, std
 
 c10::DataPtr allocate_for_copy(int device, std::size_t bytes, int /*from*/, Urgency, bool if_room) {
   const c10::cuda::CUDAGuard guard(index_of(device));
+  if (c10::DataPtr range = take_place(device, bytes, true); range.get()) return range;
   if (c10::DataPtr block = take_block_for_copy(device, bytes); block.get()) return block;
   return if_room ? allocate_if_room(bytes) : c10::GetAllocator(c10::kCUDA)->allocate(bytes);
 }

@@ -6,6 +6,7 @@
 
 #include <atomic>
 
+#include "cuda/arena.h"
 #include "cuda/devices.h"
 #include "cuda/front.h"
 #include "cuda/leaving.h"
@@ -63,7 +64,10 @@ REGISTER_FREE_MEMORY_CALLBACK(managed_make_room, managed::MakeRoom)
 
 namespace managed {
 
-void set_hook(const CudaBridge* bridge) { hook.store(bridge, std::memory_order_release); }
+void set_hook(const CudaBridge* bridge) {
+  hook.store(bridge, std::memory_order_release);
+  report_ranges(bridge->freed);
+}
 
 void start() {
   auto* a = allocator::get();

@@ -15,6 +15,7 @@
 #include <cmath>
 #include <utility>
 
+#include "cuda/arena.h"
 #include "cuda/devices.h"
 #include "cuda/leaving.h"
 
@@ -27,8 +28,7 @@ using Stats = c10::CachingDeviceAllocator::DeviceStats;
 
 constinit thread_local bool in_callback __attribute__((tls_model("initial-exec"))) = false;
 
-constexpr std::size_t kMiB = std::size_t{1} << 20,
-                      kPage = 2 * kMiB; // the least that the driver gives, and torch's small segment
+constexpr std::size_t kMiB = std::size_t{1} << 20;
 constexpr c10::MempoolId_t kDefaultPool{0, 0};
 
 std::array<std::atomic<bool>, kMostDevices> has_pools{};
@@ -122,7 +122,9 @@ std::size_t exact_room(Allocator* a, int device, const Stats& stats) {
 
 } // namespace
 
-std::size_t room(int device) {
+std::size_t room(int device) { return room_of_torch(device) + (in_callback ? 0 : idle_in_arena(device)); }
+
+std::size_t room_of_torch(int device) {
   Allocator* any = allocator_of(device);
   if (!any) return 0;
   Allocator* a = native();
@@ -138,7 +140,8 @@ void allocator_usage(int device, int64_t* allocated, int64_t* reserved) {
   const Stats stats = (native() ? native() : any)->getDeviceStats(index_of(device));
   const int64_t requested = stats.requested_bytes[0].current; // 0: the allocator does not report them
   *allocated = requested ? requested : stats.allocated_bytes[0].current;
-  *allocated = std::max<int64_t>(0, *allocated - static_cast<int64_t>(bytes_given_up(device)));
+  *allocated -= static_cast<int64_t>(bytes_given_up(device) + idle_in_arena(device));
+  *allocated = std::max<int64_t>(0, *allocated);
   *reserved = stats.reserved_bytes[0].current;
 }
 
@@ -147,7 +150,7 @@ std::size_t room_soon(int device) {
   if (!a || in_callback) return room(device);
   const Stats stats = a->getDeviceStats(index_of(device));
   return exact_room(a, device, stats) + static_cast<std::size_t>(stats.inactive_split_bytes[0].current) +
-      static_cast<std::size_t>(pending_of(stats)) + bytes_given_up(device);
+      static_cast<std::size_t>(pending_of(stats)) + bytes_given_up(device) + idle_in_arena(device);
 }
 
 bool make_some_room(const CudaBridge& hook, int device) {
@@ -159,12 +162,14 @@ bool make_some_room(const CudaBridge& hook, int device) {
   return hook.make_some_room(device);
 }
 
+bool cuts_into_pieces(int device) { return figures_tell(native(), device); }
+
 bool has_pending(int device) { return pending_of(native()->getDeviceStats(index_of(device))) > 0; }
 
 // Follows torch's get_allocation_size(). An expandable segment may have a part of the last page already.
 std::size_t needed_for(int device, std::size_t bytes) {
   if (has_expandable(native(), device)) return bytes;
-  if (bytes <= kMiB) return kPage;
+  if (bytes <= kSmall) return kPage;
   if (bytes < 10 * kMiB) return large_segment();
   return (bytes + kPage - 1) / kPage * kPage;
 }

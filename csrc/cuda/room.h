@@ -10,9 +10,15 @@
 
 namespace managed {
 
-// Returns the bytes that one request could get now, after giving the blocks of leaving.h back to torch; 0 if there is
-// no context.
+// Returns the bytes that requests could get now, after giving the blocks of leaving.h back to torch; 0 if there is no
+// context. The free bytes of an arena count, though they may be in pieces.
 std::size_t room(int device);
+// Returns the bytes of them that torch could give to one request.
+std::size_t room_of_torch(int device);
+
+constexpr std::size_t kPage = std::size_t{2} << 20; // bytes; the least that the driver gives, and torch's small segment
+constexpr std::size_t kSmall = std::size_t{1}
+    << 20; // bytes; torch serves requests up to here from segments of their own
 
 // Returns that or less. Takes no lock of any other device, so the caller may hold the lock of this one's allocator.
 std::size_t certain_room(int device);
@@ -30,6 +36,9 @@ std::size_t allowed(int device);
 // Returns the room and the bytes that become room later: pieces of segments that are in use otherwise, and pending
 // frees, which wait for streams or copies. Gives none of them back. In make_some_room() it is room().
 std::size_t room_soon(int device);
+
+// Whether the figures of the default pool are all, and its segments do not expand.
+bool cuts_into_pieces(int device);
 
 // Whether there are pending frees: blocks that were freed but wait for streams.
 bool has_pending(int device);

@@ -1,10 +1,12 @@
 /* Plans: exact ones for steps made by hand, and for random steps that every action may be done and nothing is lost.
  *
+ * Each plan's layout gives bytes that are there at once addresses that are apart.
+ *
  * Usage: test_plan [seed] [steps]; steps / 500 random steps are planned.
  */
 #include <math.h>
 
-#include "core/planner/plan.h"
+#include "core/planner/plan_layout.h"
 #include "expect.h"
 
 #define MB INT64_C(1000000)
@@ -83,7 +85,27 @@ struct checker {
   int64_t used;
   bool is_awaited[MOST]; /* copied to the host, and did not leave since */
   int lap;
+  const struct mgd_layout *layout; /* of the plan; checked in the last lap */
 };
+
+static int64_t aligned(int64_t bytes) {
+  return (bytes + MGD_LAYOUT_ALIGNMENT - 1) / MGD_LAYOUT_ALIGNMENT * MGD_LAYOUT_ALIGNMENT;
+}
+
+/* Whether what is home during the operator lies apart, inside the block, and nothing else has an address. */
+static const char *find_overlap(const struct checker *c, int32_t o) {
+  for (int32_t s = 0; s < c->b->step.storages; s++) {
+    const int64_t at = mgd_plan_layout_offset(c->layout, s, o), bytes = aligned(c->b->storage[s].bytes);
+    if (c->b->storage[s].bytes > 0 && (at >= 0) != (c->where[s] == HOME)) { return "an address for what is away"; }
+    if (at < 0) { continue; }
+    if (at % MGD_LAYOUT_ALIGNMENT || at + bytes > c->layout->height) { return "an address outside of the block"; }
+    for (int32_t t = 0; t < s; t++) {
+      const int64_t other = mgd_plan_layout_offset(c->layout, t, o);
+      if (other >= 0 && at < other + aligned(c->b->storage[t].bytes) && other < at + bytes) { return "an overlap"; }
+    }
+  }
+  return NULL;
+}
 
 static const char *come_home(struct checker *c, int32_t s) {
   c->where[s] = HOME;
@@ -152,6 +174,7 @@ static const char *do_operator(struct checker *c, const struct mgd_plan *plan, i
   for (int32_t k = c->b->first_use[o]; k < c->b->first_use[o + 1] && !wrong; k++) {
     wrong = do_use(c, &c->b->uses[k], content);
   }
+  if (c->layout && c->lap == 3 && !wrong) { wrong = find_overlap(c, o); }
   for (int32_t s = 0; s < c->b->step.storages; s++) {
     if (c->b->storage[s].dies == o) {
       c->used -= c->where[s] == HOME ? c->b->storage[s].bytes : 0;
@@ -165,10 +188,11 @@ static const char *do_operator(struct checker *c, const struct mgd_plan *plan, i
 }
 
 /* What is wrong with the plan in the host's order; NULL: nothing. The first step finds out what was home before. */
-static const char *find_fault(const struct builder *b, const struct mgd_plan *plan) {
+static const char *find_fault(const struct builder *b, const struct mgd_plan *plan, const struct mgd_layout *layout) {
   static struct checker c;
   memset(&c, 0, sizeof c);
   c.b = b;
+  c.layout = layout;
   int64_t content = 0, bytes[3] = {0};
   for (c.lap = 0; c.lap < 4; c.lap++) {
     for (int32_t o = 0; o < b->step.operators; o++) {
@@ -185,8 +209,16 @@ static const char *find_fault(const struct builder *b, const struct mgd_plan *pl
 }
 
 static void expect_valid(const struct builder *b, const struct mgd_plan *plan) {
-  const char *wrong = find_fault(b, plan);
+  struct mgd_layout *layout = NULL;
+  struct mgd_plan *early = NULL;
+  EXPECT_OK(mgd_plan_layout_make(&b->step, plan, 0, NULL, 0, &layout));
+  const char *wrong = find_fault(b, plan, layout);
   EXPECT_TEXT(wrong ? wrong : "", "");
+  mgd_plan_layout_free(layout);
+  EXPECT_OK(mgd_plan_early_leave(&b->step, plan, 0, &early));
+  wrong = find_fault(b, early, NULL);
+  EXPECT_TEXT(wrong ? wrong : "", "");
+  mgd_plan_free(early);
 }
 
 /* ---- by hand */
@@ -581,13 +613,24 @@ static void choose_room(struct builder *b, uint64_t *random) {
 static void expect_random_plan(uint64_t seed) {
   static struct builder b;
   struct mgd_plan *plan, *again;
+  struct mgd_layout *layout = NULL;
   int64_t ns[6];
   uint64_t random = seed;
   random_step(&b, &random);
   choose_room(&b, &random);
   plan = plan_of(&b);
   again = plan_of(&b);
-  const char *wrong = find_fault(&b, plan);
+  EXPECT_OK(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, &layout));
+  const char *wrong = find_fault(&b, plan, layout);
+  mgd_plan_layout_free(layout);
+  if (!wrong) { /* and the same plan with early departures */
+    struct mgd_plan *early = NULL;
+    EXPECT_OK(mgd_plan_early_leave(&b.step, plan, 0, &early));
+    EXPECT_OK(mgd_plan_layout_make(&b.step, early, 0, NULL, 0, &layout));
+    wrong = find_fault(&b, early, layout);
+    mgd_plan_layout_free(layout);
+    mgd_plan_free(early);
+  }
   if (!wrong && mgd_plan_simulate(&b.step, &b.machine, plan, 6, 0, ns) != MGD_OK) {
     wrong = "does not run";
   }
@@ -606,10 +649,11 @@ static void expect_random_plan(uint64_t seed) {
   mgd_plan_free(plan);
 }
 
-/* What these steps take in all, per mille of what their operators do: a part of the planner that is lost makes it more. */
+/* What these steps take in all, per mille of what their operators do: a part of the planner that is lost makes it more.
+ * And how high the layouts are, per mille of the room that the plans were made for. */
 static void plans_are_as_fast_as_they_were(void) {
   static struct builder b;
-  int64_t ns = 0, ideal = 0;
+  int64_t ns = 0, ideal = 0, height = 0, room = 0;
   for (uint64_t seed = 1; seed <= 300; seed++) {
     uint64_t random = seed;
     random_step(&b, &random);
@@ -617,9 +661,80 @@ static void plans_are_as_fast_as_they_were(void) {
     struct mgd_plan *plan = plan_of(&b);
     ns += plan->ns;
     ideal += plan->ideal_ns;
+    struct mgd_layout *layout = NULL;
+    EXPECT_OK(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, &layout));
+    height += layout->height;
+    room += b.machine.room;
+    mgd_plan_layout_free(layout);
     mgd_plan_free(plan);
   }
   EXPECT_INT(ns * 1000 / ideal, 1625);
+  EXPECT_INT(height * 1000 / room, 1009);
+}
+
+/* ---- layouts */
+
+/* x leaves before operator 1 and comes back before 3; y lives meanwhile, and has the same bytes of the block. */
+static void what_is_away_gives_its_address_to_another(void) {
+  struct builder b;
+  struct mgd_layout *layout = NULL;
+  two_layers(&b, 19);
+  struct mgd_plan *plan = plan_of(&b); /* 1: W0 L0  3: F0 */
+  EXPECT_OK(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, &layout));
+  EXPECT_INT(layout->height, MGD_LAYOUT_ALIGNMENT);
+  EXPECT_INT(layout->stays, 3);
+  EXPECT_INT(mgd_plan_layout_offset(layout, 0, 0), 0);
+  EXPECT_INT(mgd_plan_layout_offset(layout, 0, 1), -1);
+  EXPECT_INT(mgd_plan_layout_offset(layout, 1, 0), -1);
+  EXPECT_INT(mgd_plan_layout_offset(layout, 1, 2), 0);
+  EXPECT_INT(mgd_plan_layout_offset(layout, 0, 3), 0);
+  mgd_plan_layout_free(layout);
+  mgd_plan_free(plan);
+}
+
+/* What is small, or left out, has no address; what nothing uses is away. */
+static void only_some_have_addresses(void) {
+  struct builder b;
+  struct mgd_layout *layout = NULL;
+  const bool left_out[3] = {false, true, false};
+  two_layers(&b, 40);
+  (void)add_storage(&b, INT64_C(1) << 40, -1);
+  struct mgd_plan *plan = plan_of(&b);
+  EXPECT_OK(mgd_plan_layout_make(&b.step, plan, 10, NULL, 0, &layout));
+  EXPECT_INT(layout->stays, 0);
+  EXPECT_INT(layout->height, 0);
+  mgd_plan_layout_free(layout);
+  EXPECT_OK(mgd_plan_layout_make(&b.step, plan, 9, left_out, 0, &layout));
+  EXPECT_INT(layout->stays, 1);
+  EXPECT_INT(mgd_plan_layout_offset(layout, 0, 1), 0);
+  EXPECT_INT(mgd_plan_layout_offset(layout, 1, 1), -1);
+  EXPECT_INT(mgd_plan_layout_offset(layout, 2, 1), -1);
+  mgd_plan_layout_free(layout);
+  mgd_plan_free(plan);
+}
+
+static void a_layout_that_cannot_be_is_refused(void) {
+  struct builder b;
+  struct mgd_layout *layout = NULL;
+  two_layers(&b, 19);
+  struct mgd_plan *plan = plan_of(&b);
+  EXPECT_CODE(mgd_plan_layout_make(NULL, plan, 0, NULL, 0, &layout), MGD_E_INVALID);
+  EXPECT_CODE(mgd_plan_layout_make(&b.step, NULL, 0, NULL, 0, &layout), MGD_E_INVALID);
+  EXPECT_CODE(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, NULL), MGD_E_INVALID);
+  EXPECT_CODE(mgd_plan_layout_make(&b.step, plan, 0, NULL, -1, &layout), MGD_E_INVALID);
+  int64_t n = 1;
+  while (mgd_plan_layout_make(&b.step, plan, 0, NULL, n, &layout) == MGD_E_NOMEM) { n++; }
+  EXPECT_INT(n, 13);
+  mgd_plan_layout_free(layout);
+  layout = NULL;
+  b.step.operators = 3;
+  EXPECT_CODE(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, &layout), MGD_E_INVALID);
+  b.step.operators = 4;
+  b.storage[0].bytes = INT64_MAX;
+  EXPECT_CODE(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, &layout), MGD_E_OVERFLOW);
+  EXPECT(layout == NULL);
+  mgd_plan_layout_free(NULL);
+  mgd_plan_free(plan);
 }
 
 /* The check finds each action that is left out, if bytes depend on it. */
@@ -630,12 +745,12 @@ static void the_check_finds_what_is_wrong(void) {
   expect_valid(&b, plan);
   const struct mgd_plan_action first = plan->action[0];
   plan->action[0] = plan->action[1];
-  EXPECT(find_fault(&b, plan));
+  EXPECT(find_fault(&b, plan, NULL));
   plan->action[0].storage = 1;
-  EXPECT(find_fault(&b, plan));
+  EXPECT(find_fault(&b, plan, NULL));
   plan->action[0] = first;
   plan->first_action[2] = plan->first_action[3] = 3;
-  EXPECT_TEXT(find_fault(&b, plan), "more than the room");
+  EXPECT_TEXT(find_fault(&b, plan, NULL), "more than the room");
   mgd_plan_free(plan);
 }
 
@@ -658,6 +773,9 @@ int main(int argc, char **argv) {
   running_out_of_memory_leaves_nothing_behind();
   the_check_finds_what_is_wrong();
   plans_are_as_fast_as_they_were();
+  what_is_away_gives_its_address_to_another();
+  only_some_have_addresses();
+  a_layout_that_cannot_be_is_refused();
   for (long i = 0; i < steps / 500; i++) {
     expect_random_plan(seed * 1000003 + (uint64_t)i);
   }

@@ -167,7 +167,7 @@ def test_folders_stay_small():
 # and of CPython: nothing of this throws.
 THROWS_NOTHING = set(
     """Bridge CudaBridge Loan allocator_usage give_back StorageHandle StorageImpl Tensor Warning
-    begin_steps change_count count_change covers cuda_bridge data each_storage
+    begin_steps change_count close_arenas count_change covers cuda_bridge data each_storage
     empty end_step end_turn
     exchange front get_current_graph_task_id handle_of has_key host_waits is_meta is_nested on_mode
     is_python_dispatch is_quantized is_storage itemsize kept_host learn_steps learns_steps let_leave

@@ -1036,6 +1036,32 @@ def test_a_graph_is_recorded_and_launched(run):
     """)
 
 
+def test_what_has_addresses_leaves_before_a_graph_is_recorded(run):
+    """The graph's memory comes from the driver, which has none while an arena has it all."""
+    run(
+        """
+        tensors, operators = repeated()
+        for _ in range(24):
+            next(operators)
+        blocks = [b for s in torch.cuda.memory_snapshot() for b in s["blocks"]]
+        assert max(b["size"] for b in blocks if b["state"] == "active_allocated") > 16 * MIB
+        a = torch.zeros(MIB, dtype=torch.int32).pin_memory().cuda()
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            b = a.clone()
+        blocks = [b for s in torch.cuda.memory_snapshot() for b in s["blocks"]]
+        assert max(b["size"] for b in blocks if b["state"] == "active_allocated") <= 16 * MIB
+        graph.replay()
+        for _ in range(12):
+            next(operators)
+        report = races()
+        assert not report, report
+        """,
+        MANAGED_ARENA="1",
+    )
+
+
 def test_an_error_of_the_device_stays(run):
     run("""
         x = torch.ones(1000).cuda()

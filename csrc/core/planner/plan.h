@@ -96,6 +96,11 @@ void mgd_plan_free(struct mgd_plan *plan); /* NULL is ignored */
  * changed. */
 int mgd_plan_early_write(const struct mgd_plan_step *step, struct mgd_plan *plan, int64_t fail_allocation);
 
+/* plan_early.c: makes the plan in which each LEAVE stands right behind the storage's last use, and its WRITE: for an
+ * executor whose copies into room that was given up wait for all operators that were issued before. */
+int mgd_plan_early_leave(const struct mgd_plan_step *step, const struct mgd_plan *plan, int64_t fail_allocation,
+                         struct mgd_plan **out);
+
 /* Computes how long each of `laps` steps takes after one that is not counted. ns has `laps` entries, and may be written
  * even if the call fails. INVALID: the plan does not fit this step and this room.
  *

@@ -2,7 +2,7 @@
  *
  * Private to the core, like internal_machine.h, whose devices hold one each. internal_step_log.h has the log. The
  * machine's mutex guards everything. The files from the bottom to the top are step_log.c, step_learn.c, step_follow.c,
- * step_trial.c, step.c, step_plan.c.
+ * step_trial.c, step.c, step_plan.c, step_layout.c.
  */
 #ifndef MGD_INTERNAL_STEP_H
 #define MGD_INTERNAL_STEP_H
@@ -125,5 +125,14 @@ void mgd_step_free(struct mgd_step *s); /* NULL is ignored */
 /* ---- step_plan.c */
 /* Plans the step, without access to the machine's state. */
 int mgd_step_plan_of(const struct mgd_step_learned *l, const struct mgd_plan_machine *machine, struct mgd_plan **plan);
+struct mgd_plan_step mgd_step_plan_input(const struct mgd_step_learned *l);
+struct mgd_plan_machine mgd_step_plan_machine_locked(const struct mgd_machine *m, int device, int64_t room);
+/* Between these two calls no other thread changes what is read without the mutex. The second may return ABSENT: the
+ * step has been forgotten meanwhile, and the caller must not use it any more. */
+int mgd_step_plan_leave_locked(struct mgd_machine *m, struct mgd_step *s);
+int mgd_step_plan_enter(struct mgd_machine *m, int device, struct mgd_step *s);
+/* The plan takes the place of the one that is followed. Addresses are for the plan that they were computed from, so
+ * they are forgotten. */
+void mgd_step_plan_take_locked(struct mgd_step *s, struct mgd_step_learned *l, struct mgd_plan *plan, int64_t room);
 
 #endif

@@ -6,7 +6,7 @@
 #define MGD_INTERNAL_STEP_LEARNED_H
 
 #include "core/core.h"
-#include "core/planner/plan.h"
+#include "core/planner/plan_layout.h"
 
 /* Describes a storage of a learned step. */
 struct mgd_step_role {
@@ -34,6 +34,8 @@ struct mgd_step_learned {
   int32_t *made_roles;
   struct mgd_step_role *role;
   struct mgd_plan *plan;
+  struct mgd_layout *layout; /* of the plan; NULL: its storages have no addresses */
+  bool laid_out; /* it was tried to give it a layout */
   /* the planner's input, kept to plan again with another room */
   int64_t *ns;
   int32_t *plan_first;
@@ -45,7 +47,7 @@ struct mgd_step_learned {
   int64_t too_much;     /* room of the last plan under which something was; `whole`: none yet */
   int64_t plans, laps, since; /* plans made; periods followed to their end, in all and since the last plan */
   bool seeks;           /* there were pieces, so the usable room is still to be found */
-  bool tight;           /* bytes were evicted for lack of room in the period that has ended */
+  int64_t missed; /* bytes that were evicted for lack of room in the period that has ended; 0 after the first */
   bool loaded;          /* it came from a file, and fewer than two periods were followed yet */
   uint64_t used;        /* mgd_step.calls when the plan was last taken up */
 };

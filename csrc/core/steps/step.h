@@ -74,6 +74,19 @@ bool mgd_step_logs(const struct mgd_machine *m, int device);
  * most of it without the mutex. ABSENT: there is no period, or another thread has changed the log meanwhile. WAIT: more
  * operators must be logged first. */
 int mgd_step_plan(struct mgd_machine *m, int device, int64_t free, int64_t pieces, const struct mgd_step_clock *clock);
+/* ---- addresses: for an allocator that cuts its memory into pieces (plan_layout.h)
+ * True: the device follows a plan that has no addresses yet. */
+bool mgd_step_layout_is_wanted(struct mgd_machine *m, int device);
+/* Gives addresses to the storages of the followed plan that have more than `least` bytes and are not on the device now,
+ * in a block of *bytes bytes, at most `room`; plans with less room if they do not fit. Takes some ms, most of it
+ * without the mutex. *bytes 0: no storage has an address. ABSENT: no plan is followed. NO_ROOM: no plan fits. */
+int mgd_step_layout_make(struct mgd_machine *m, int device, int64_t room, int64_t least, int64_t *bytes);
+void mgd_step_layout_forget(struct mgd_machine *m, int device); /* the block is gone */
+/* Gets where in the block the bytes of h belong while the running operator runs. If h is NULL: where its results of so
+ * many bytes belong; and if `bytes` is 0, all results of this operator and the next few. Returns how many there are, at
+ * most n. */
+int mgd_step_layout_places(struct mgd_machine *m, int device, const struct mgd_handle *h, int64_t bytes,
+                           struct mgd_step_place *places, int n);
 int mgd_step_read(struct mgd_machine *m, int device, struct mgd_step_state *out);
 
 #ifdef __cplusplus

@@ -239,12 +239,13 @@ static bool go_on(struct mgd_step *s, struct mgd_step_learned *l, int64_t presse
     return false;
   }
   s->at = 0;
-  l->tight = pressed > s->pressed && (l->seeks ? l->since : l->laps) > 0 && l->plans < MGD_STEP_MOST;
+  const bool counts = (l->seeks || l->layout ? l->since : l->laps) > 0 && l->plans < MGD_STEP_MOST;
+  l->missed = counts ? pressed - s->pressed : 0;
   l->laps++;
   l->since++;
   l->loaded = l->loaded && l->laps < 2;
   s->pressed = pressed;
-  return !s->planning && (l->tight || l->laps % LOOK == 0 || (l->seeks && l->since == SETTLED));
+  return !s->planning && (l->missed > 0 || l->laps % LOOK == 0 || (l->seeks && l->since == SETTLED));
 }
 
 bool mgd_step_follow_call_locked(struct mgd_machine *m, struct mgd_step *s, const struct mgd_step_call *call,

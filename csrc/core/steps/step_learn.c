@@ -25,6 +25,7 @@ void mgd_step_learn_forget_locked(struct mgd_step_learned *l) {
   mgd_alloc_free(l->plan_uses);
   mgd_alloc_free(l->plan_storages);
   mgd_plan_free(l->plan);
+  mgd_plan_layout_free(l->layout);
   *l = (struct mgd_step_learned){0};
 }
 

@@ -9,6 +9,7 @@
 #define MARGIN 1024 /* the part of the room that a plan leaves free at first */
 #define TAKEN 128   /* the part by which the margin grows when it was not enough */
 #define LEAP 16     /* the part by which the room shrinks if there are pieces and no room has proved to be enough */
+#define MISSED 64 /* the part by which it grows at most if there is a layout */
 #define CHANGED 32  /* the part of the room by which it must have changed to plan again */
 #define PATIENCE 16 /* periods after which planning is tried again when it failed */
 
@@ -18,34 +19,51 @@ static int64_t room_for_plan(const struct mgd_machine *m, int device, int64_t fr
   return room < 0 ? 0 : room < INT64_MAX ? (int64_t)room : INT64_MAX;
 }
 
+struct mgd_plan_step mgd_step_plan_input(const struct mgd_step_learned *l) {
+  return (struct mgd_plan_step){.operators = l->operators,
+                                .storages = l->roles,
+                                .ns = l->ns,
+                                .first_use = l->plan_first,
+                                .uses = l->plan_uses,
+                                .storage = l->plan_storages};
+}
+
 int mgd_step_plan_of(const struct mgd_step_learned *l, const struct mgd_plan_machine *machine, struct mgd_plan **plan) {
-  const struct mgd_plan_step step = {.operators = l->operators,
-                                     .storages = l->roles,
-                                     .ns = l->ns,
-                                     .first_use = l->plan_first,
-                                     .uses = l->plan_uses,
-                                     .storage = l->plan_storages};
+  const struct mgd_plan_step step = mgd_step_plan_input(l);
   const int code = mgd_plan_make(&step, machine, 0, plan);
   if (code == MGD_OK) { (void)mgd_plan_early_write(&step, *plan, 0); /* without memory the plan is valid as it is */ }
   return code;
 }
 
-/* Plans without the mutex: while `planning` is set, no other thread changes what is read. ABSENT: the step has been
- * forgotten meanwhile, and the caller must not use it any more. */
-static int plan_of(struct mgd_machine *m, int device, struct mgd_step *s, const struct mgd_step_learned *l,
-                   int64_t room, struct mgd_plan **plan) {
-  const struct mgd_plan_machine machine = {
-      .room = room, .in = m->links[MGD_HOST][device], .out = m->links[device][MGD_HOST]};
+/* While `planning` is set, no other thread changes what is read without the mutex. */
+int mgd_step_plan_leave_locked(struct mgd_machine *m, struct mgd_step *s) {
   s->planning = true;
-  int code = mgd_state_leave(m, MGD_OK);
-  const int planned = mgd_step_plan_of(l, &machine, plan);
+  return mgd_state_leave(m, MGD_OK);
+}
+
+/* ABSENT: the step has been forgotten meanwhile, and the caller must not use it any more. */
+int mgd_step_plan_enter(struct mgd_machine *m, int device, struct mgd_step *s) {
   mgd_state_enter(m);
   s->planning = false;
-  if (s->forgotten) {
+  if (!s->forgotten) { return MGD_OK; }
+  s->forgotten = false;
+  mgd_step_forget_locked(m, device);
+  return MGD_E_ABSENT;
+}
+
+struct mgd_plan_machine mgd_step_plan_machine_locked(const struct mgd_machine *m, int device, int64_t room) {
+  return (struct mgd_plan_machine){.room = room, .in = m->links[MGD_HOST][device], .out = m->links[device][MGD_HOST]};
+}
+
+/* Plans without the mutex. ABSENT: as for mgd_step_plan_enter(). */
+static int plan_of(struct mgd_machine *m, int device, struct mgd_step *s, const struct mgd_step_learned *l,
+                   int64_t room, struct mgd_plan **plan) {
+  const struct mgd_plan_machine machine = mgd_step_plan_machine_locked(m, device, room);
+  const int code = mgd_step_plan_leave_locked(m, s);
+  const int planned = mgd_step_plan_of(l, &machine, plan);
+  if (mgd_step_plan_enter(m, device, s) != MGD_OK) {
     mgd_plan_free(planned == MGD_OK ? *plan : NULL);
     *plan = NULL;
-    s->forgotten = false;
-    mgd_step_forget_locked(m, device);
     return MGD_E_ABSENT;
   }
   return code != MGD_OK ? code : planned;
@@ -74,14 +92,14 @@ static int64_t changed_by(int64_t a, int64_t b) { return a > b ? a - b : b - a; 
 static int64_t room_again(const struct mgd_machine *m, int device, struct mgd_step_learned *l, int64_t free,
                           int64_t pieces) {
   const int64_t whole = room_for_plan(m, device, free + pieces, 0);
-  const bool other = changed_by(whole, l->whole) >= l->whole / CHANGED;
-  if (other || (l->tight && pieces == 0)) {
-    l->margin += l->tight ? whole / TAKEN : 0;
+  const bool other = changed_by(whole, l->whole) >= l->whole / CHANGED, tight = l->missed > 0;
+  if (other || (tight && pieces == 0)) {
+    l->margin += tight ? mgd_max(whole / TAKEN, mgd_min(l->layout ? l->missed : 0, whole / MISSED)) : 0;
     l->whole = l->too_much = whole;
     l->enough = 0;
     return room_for_plan(m, device, free, l->margin);
   }
-  if (l->tight) {
+  if (tight) {
     const int64_t certain = room_for_plan(m, device, free, l->margin), half = (l->room - certain) / 2;
     l->too_much = l->room;
     return l->enough > 0 ? l->enough : mgd_max(0, l->room - (half > whole / LEAP ? half : whole / LEAP));
@@ -91,22 +109,28 @@ static int64_t room_again(const struct mgd_machine *m, int device, struct mgd_st
   return pieces > 0 && more >= whole / CHANGED && l->plans < MGD_STEP_TRIES ? l->room + more : l->room;
 }
 
+/* Addresses are for the plan that they were computed from. */
+void mgd_step_plan_take_locked(struct mgd_step *s, struct mgd_step_learned *l, struct mgd_plan *plan, int64_t room) {
+  mgd_plan_free(l->plan);
+  mgd_plan_layout_free(l->layout);
+  l->layout = NULL;
+  l->laid_out = false;
+  l->plan = plan;
+  s->ahead.operators = 0;
+  l->room = room;
+  l->since = 0;
+}
+
 static int plan_again(struct mgd_machine *m, int device, struct mgd_step *s, int64_t free, int64_t pieces) {
   struct mgd_step_learned *l = &s->known[s->which];
   struct mgd_plan *plan = NULL;
   const int64_t room = room_again(m, device, l, free, pieces);
-  l->tight = false;
+  l->missed = 0;
   if (room == l->room) { return MGD_OK; }
   const int code = plan_of(m, device, s, l, room, &plan);
   if (code == MGD_E_ABSENT) { return code; }
   l->plans++;
-  if (code == MGD_OK) {
-    mgd_plan_free(l->plan);
-    l->plan = plan;
-    s->ahead.operators = 0;
-    l->room = room;
-    l->since = 0;
-  }
+  if (code == MGD_OK) { mgd_step_plan_take_locked(s, l, plan, room); }
   return code;
 }
 

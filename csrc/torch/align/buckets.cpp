@@ -59,12 +59,12 @@ at::Tensor flattened(const at::Tensor& t, const Member& m) {
 }
 
 // Where part `number` of a relayed bucket begins; the last one ends at numel.
-int64_t begin_of(const Layout& layout, std::size_t number) {
+int64_t begin_of(const BucketLayout& layout, std::size_t number) {
   const auto parts = static_cast<int64_t>(layout.devices.size());
   return layout.numel / parts * static_cast<int64_t>(number);
 }
 
-at::Tensor part_for(const at::Tensor& flat, const Layout& layout, std::size_t number) {
+at::Tensor part_for(const at::Tensor& flat, const BucketLayout& layout, std::size_t number) {
   const int64_t begin = begin_of(layout, number);
   const int64_t end = number + 1 == layout.devices.size() ? layout.numel : begin_of(layout, number + 1);
   return part_of(flat, begin, end - begin);
@@ -95,7 +95,7 @@ struct FromDevice {
 // What the pieces that one call of spread() has made of a bucket give back.
 class Returns {
  public:
-  explicit Returns(std::shared_ptr<const Layout> l) : layout(std::move(l)) {}
+  explicit Returns(std::shared_ptr<const BucketLayout> l) : layout(std::move(l)) {}
   void add(FromDevice from) {
     std::lock_guard<std::mutex> lock(mutex_);
     all_.push_back(std::move(from));
@@ -111,7 +111,7 @@ class Returns {
     std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.device < b.device; });
     return found;
   }
-  const std::shared_ptr<const Layout> layout;
+  const std::shared_ptr<const BucketLayout> layout;
 
  private:
   std::mutex mutex_; // a leaf; guards all_
@@ -119,7 +119,7 @@ class Returns {
 };
 
 // The gradients in one tensor with a handle, zeros where there is none. Takes them.
-at::Tensor joined(variable_list& grads, const Layout& layout, c10::Device here) {
+at::Tensor joined(variable_list& grads, const BucketLayout& layout, c10::Device here) {
   std::vector<at::Tensor> flat;
   for (std::size_t i = 0; i < grads.size(); i++) {
     const Member& m = layout.members[i];
@@ -143,7 +143,7 @@ struct GradientHere : torch::autograd::Node {
                                 "themselves (create_graph=True). Use the module on one device, or "
                                 "cuda(disperse=True), for steps that need them.");
     if (!is_wanted()) return variable_list(num_outputs());
-    const Layout& layout = *returns_->layout;
+    const BucketLayout& layout = *returns_->layout;
     FromDevice from{number_, torch::autograd::get_current_graph_task_id(), {}, {}, {}, {}};
     bool any = false;
     for (std::size_t i = 0; i < grads.size(); i++) {
@@ -169,7 +169,7 @@ struct GradientHere : torch::autograd::Node {
   }
 
   void send(const at::Tensor& flat, FromDevice& from) const {
-    const Layout& layout = *returns_->layout;
+    const BucketLayout& layout = *returns_->layout;
     if (!layout.relayed) {
       from.flat = sent_to(flat, layout.home, kReturn);
       return;
@@ -187,7 +187,7 @@ struct GradientHome : torch::autograd::Node {
   explicit GradientHome(std::shared_ptr<Returns> returns) : Node(kRunsFirst), returns_(std::move(returns)) {}
 
   variable_list apply(variable_list&& /*none*/) override {
-    const Layout& layout = *returns_->layout;
+    const BucketLayout& layout = *returns_->layout;
     const std::vector<FromDevice> all = returns_->take(torch::autograd::get_current_graph_task_id());
     variable_list out(layout.members.size());
     const at::Tensor total = sum(all);
@@ -229,7 +229,7 @@ struct GradientHome : torch::autograd::Node {
   }
 
   at::Tensor sum(const std::vector<FromDevice>& all) const {
-    const Layout& layout = *returns_->layout;
+    const BucketLayout& layout = *returns_->layout;
     if (!layout.relayed) {
       at::Tensor total = sum_of(all, [](const FromDevice& from) { return &from.flat; });
       if (total.defined()) give_handle(total, false);
@@ -258,7 +258,7 @@ bool may_join(const at::Tensor& t) {
       t.is_non_overlapping_and_dense() && id_of(t.device()) >= 0;
 }
 
-bool is_like(const at::Tensor& t, const Layout& layout, const Member& m) {
+bool is_like(const at::Tensor& t, const BucketLayout& layout, const Member& m) {
   return may_join(t) && t.device() == layout.home && t.scalar_type() == layout.type && t.sizes() == m.sizes &&
       t.strides() == m.strides;
 }
@@ -293,12 +293,12 @@ void Buckets::group(const std::vector<at::Tensor>& tensors) {
   std::vector<uint32_t> bucket_of(items.size());
   const int code = mgd_bucket_group(items.data(), items.size(), least_bytes_with_handle, bucket_of.data());
   TORCH_CHECK(code == MGD_OK, "managed: parameters cannot be grouped: ", mgd_text_error(code));
-  std::vector<std::shared_ptr<Layout>> layouts(items.size()); // by the number of the bucket
+  std::vector<std::shared_ptr<BucketLayout>> layouts(items.size()); // by the number of the bucket
   for (std::size_t i = 0; i < items.size(); i++) {
     const at::Tensor& t = tensors[index_of[i]];
     auto& layout = layouts[bucket_of[i]];
     if (!layout) {
-      layout = std::make_shared<Layout>(Layout{t.device(), t.scalar_type(), 0, false, {}, devices_});
+      layout = std::make_shared<BucketLayout>(BucketLayout{t.device(), t.scalar_type(), 0, false, {}, devices_});
       buckets_.push_back({layout, {}, {}, {}});
     }
     layout->members.push_back({index_of[i], t.sizes().vec(), t.strides().vec(), layout->numel, t.numel()});
@@ -325,7 +325,7 @@ bool Buckets::is_sent(const Bucket& bucket, const std::vector<at::Tensor>& tenso
 void Buckets::send(Bucket& bucket, const std::vector<at::Tensor>& tensors) {
   const c10::InferenceMode no_inference(false); // turns grad mode on, so it comes first
   const c10::AutoGradMode no_grad(false);
-  const Layout& layout = *bucket.layout;
+  const BucketLayout& layout = *bucket.layout;
   bucket.of_members.clear();
   bucket.flats.assign(devices_.size(), {});
   std::vector<SourceMark> marks;
@@ -366,7 +366,7 @@ void Buckets::send(Bucket& bucket, const std::vector<at::Tensor>& tensors) {
 void Buckets::hand_out(const Bucket& bucket, std::vector<std::vector<at::Tensor>>& pieces) const {
   const c10::InferenceMode no_inference(false); // turns grad mode on, so it comes first
   const c10::AutoGradMode no_grad(false);
-  const Layout& layout = *bucket.layout;
+  const BucketLayout& layout = *bucket.layout;
   for (const Member& m : layout.members)
     for (std::size_t i = 0; i < devices_.size(); i++) {
       const at::Tensor& flat = bucket.flats[i];
@@ -387,7 +387,7 @@ namespace {
 // The nodes of a bucket, whose order is that in which buckets are used.
 class Connection {
  public:
-  Connection(const std::shared_ptr<Layout>& layout, const std::vector<at::Tensor>& tensors)
+  Connection(const std::shared_ptr<BucketLayout>& layout, const std::vector<at::Tensor>& tensors)
       : returns_(std::make_shared<Returns>(layout)), home_(make_node<GradientHome>(returns_)) {
     for (const Member& m : layout->members)
       home_->add_next_edge(torch::autograd::impl::gradient_edge(tensors[m.index]));
@@ -416,7 +416,7 @@ class Connection {
   NodePtr home_;
 };
 
-bool any_requires_grad(const Layout& layout, const std::vector<at::Tensor>& tensors) {
+bool any_requires_grad(const BucketLayout& layout, const std::vector<at::Tensor>& tensors) {
   return std::any_of(layout.members.begin(), layout.members.end(),
                      [&](const Member& m) { return tensors[m.index].requires_grad(); });
 }

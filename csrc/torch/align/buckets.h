@@ -26,7 +26,7 @@ struct Member {
 };
 
 // Invariants: the members lie one after the other and fill the flat copy; they are dense and on `home`.
-struct Layout {
+struct BucketLayout {
   c10::Device home;
   c10::ScalarType type;
   int64_t numel = 0;
@@ -47,7 +47,7 @@ class Buckets {
 
  private:
   struct Bucket {
-    std::shared_ptr<Layout> layout;
+    std::shared_ptr<BucketLayout> layout;
     std::vector<at::Tensor> flats; // by device; undefined at home
     std::vector<SourceMark> of_members, of_flats; // when they were equal; empty: they were not
   };

@@ -13,8 +13,20 @@ struct CudaBridge : Bridge {
   // ---- filled by the hook
   // Called when the allocator's cache has nothing for a request of unknown size; the allocator holds its lock.
   bool (*make_some_room)(int device) = nullptr;
+  // Gets where in the device's arena the followed plan wants a request of this thread, or, if `bytes` is 0, what comes
+  // next. Returns how many places there are, at most n.
+  int (*places)(int device, std::size_t bytes, mgd_step_place* places, int n) = nullptr;
 
   // ---- filled by the backend
+  // An arena is a block of the caching allocator in which requests have places (csrc/cuda/arena.h). may_have_arena: the
+  // allocator cuts its memory into pieces. arena_room: gives what the allocator keeps back to the driver, and returns
+  // how large an arena could be. open_arena: takes such a block for the current stream, unless there is one; false:
+  // there is no memory. close_arena: gives the block back if no bytes are in it.
+  bool (*may_have_arena)(int device) = nullptr;
+  std::size_t (*arena_room)(int device) = nullptr;
+  bool (*has_arena)(int device) = nullptr;
+  bool (*open_arena)(int device, std::size_t bytes) = nullptr;
+  void (*close_arena)(int device) = nullptr;
   // Allocate and free page-locked host memory directly with the driver. `lock_pages` throws std::bad_alloc,
   // `unlock_pages` nothing.
   void* (*lock_pages)(std::size_t bytes) = nullptr;

@@ -13,6 +13,7 @@
 #include "torch/residency/hold.h"
 #include "torch/devices/registry.h"
 #include "torch/residency/room.h"
+#include "torch/residency/steps.h"
 #include "torch/threads/gil.h"
 
 namespace managed {
@@ -43,6 +44,7 @@ void set_budget(int device, int64_t bytes) {
   const c10::Device d = device_of(device);
   const Bridge* backend = backend_of(d.type());
   if (!backend || !backend->limit) return;
+  close_arena(device);
   const auto limit = [&] { backend->limit(d.index(), static_cast<std::size_t>(bytes)); };
   limit();
   // Evicted bytes may lie in the allocator's cache, or wait there for streams, and are no room then. Setting the limit
@@ -61,6 +63,7 @@ int64_t give_back(int device, int64_t bytes) {
   try {
     if (!has_context(d) || recording_graphs.load(std::memory_order_relaxed)) return 0;
     const int64_t before = memory_info(d).first;
+    close_arena(device);
     const auto in_driver = [&] {
       c10::getDeviceAllocator(d.type())->emptyCache();
       return std::max<int64_t>(0, memory_info(d).first - before);
@@ -82,6 +85,15 @@ int64_t give_back(int device, int64_t bytes) {
 } // namespace managed
 
 using namespace managed;
+
+// While a graph is recorded nothing leaves, and a pool takes its memory of the driver: so what is laid out leaves
+// before.
+void mgd_torch_private_pool(int change, int graph) {
+  if (change > 0) close_arenas();
+  graphs_recorded = true;
+  private_pools += change;
+  if (graph) recording_graphs += change;
+}
 
 struct mgd_machine* mgd_torch_machine(void) { return machine(); }
 int64_t mgd_torch_now(void) { return now(); }

@@ -85,6 +85,14 @@ bool make_some_cuda_room(int device) {
   return made;
 }
 
+// A storage that comes home has its place; other copies have none.
+int places_on_cuda(int device, std::size_t bytes, mgd_step_place* places, int n) {
+  const int id = cuda_id(device);
+  const mgd_handle* h = bytes ? returned_by_this_thread() : nullptr;
+  if (id < 0 || (bytes && !h && requested_by_this_thread() != 0)) return 0;
+  return mgd_step_layout_places(machine(), id, h, static_cast<int64_t>(bytes), places, n);
+}
+
 void attach_links(const Bridge& bridge, int first, int devices) {
   auto set = [&](int from, int to) {
     struct mgd_link link{};
@@ -238,6 +246,7 @@ PyObject* mgd_torch_bridge(void) {
   CudaBridge& hook = cuda_bridge();
   hook.make_room = &make_cuda_room;
   hook.make_some_room = &make_some_cuda_room;
+  hook.places = &places_on_cuda;
   hook.freed = &bytes_came_back;
   hook.waited = &count_host_wait;
   return PyCapsule_New(static_cast<Bridge*>(&hook), "managed._C.bridge", nullptr);

@@ -45,6 +45,7 @@ HostMemory* memory_from(const mgd_action& a) { return static_cast<HostMemory*>(a
 // ---- blocks
 
 thread_local int64_t requested = 0;
+thread_local const mgd_handle* returned = nullptr;
 thread_local bool no_room_making = false;
 
 // While it lives, block requests of this thread evict nothing.
@@ -268,11 +269,22 @@ void come_home(StorageHandle* h, const CopyPtr& copy) {
   free_idle_block(guest, copy, h->size());
 }
 
+// While it lives, this thread requests the block for a storage that comes home.
+class Returning {
+ public:
+  explicit Returning(const mgd_handle* h) { returned = h; }
+  ~Returning() { returned = nullptr; }
+};
+
+c10::DataPtr allocate_at_home(const StorageHandle* h, int home, bool ahead) {
+  const Returning now(h);
+  return ahead ? try_allocate_on(home, h->size(), Urgency::Soon) : allocate_on(home, h->size(), Urgency::Now);
+}
+
 // False when the device has no room for bytes that are fetched ahead of need.
 bool carry_home(StorageHandle* h, const mgd_action& a, Purpose purpose) {
   const bool ahead = purpose == Purpose::Ahead;
-  c10::DataPtr block =
-      ahead ? try_allocate_on(a.to, h->size(), Urgency::Soon) : allocate_on(a.to, h->size(), Urgency::Now);
+  c10::DataPtr block = allocate_at_home(h, a.to, ahead);
   if (ahead && !block.get()) return false;
   CopyPtr copy;
   try {
@@ -347,6 +359,7 @@ struct Begun {
 } // namespace
 
 int64_t requested_by_this_thread() { return requested; }
+const mgd_handle* returned_by_this_thread() { return returned; }
 bool makes_no_room() { return no_room_making; }
 
 Outcome carry_out(c10::ArrayRef<mgd_action> plan, Purpose purpose, RoomMaker make_room) {

@@ -35,6 +35,7 @@ Outcome carry_out(c10::ArrayRef<mgd_action> plan, Purpose purpose, RoomMaker mak
 // Size in bytes of the block that this thread is requesting for a storage that comes home or goes to a peer; 0 if it is
 // requesting none. makes_no_room(): no storage may be evicted for that block.
 int64_t requested_by_this_thread();
+const mgd_handle* returned_by_this_thread(); // the storage that comes home; null: there is none
 bool makes_no_room();
 
 // Copies `bytes` of h's bytes, from `offset` on, from where they are to `target` on the device `to` (an id of the

@@ -104,18 +104,4 @@ bool make_room(int device, int64_t bytes, int64_t own_uses, Caller caller) {
   return false;
 }
 
-int64_t spill_some(uint32_t odds, uint64_t* seed) {
-  int64_t left = 0;
-  const Transfer moving;
-  for (int id = 1; id < device_count(); id++) {
-    mgd_residency_usage there{};
-    mgd_residency_read(machine(), id, &there);
-    std::vector<mgd_action> plan(2 * static_cast<std::size_t>(there.storages) + 2); // each may drop a spare of another
-    std::size_t n = plan.size();
-    if (mgd_evict_random(machine(), id, odds, seed, plan.data(), &n) != MGD_OK) continue;
-    left += carry_out({plan.data(), n}, Purpose::Room).left; // what cannot leave stays
-  }
-  return left;
-}
-
 } // namespace managed

@@ -23,7 +23,4 @@ enum class Caller { Free, BringsHome, LockedAllocator, GivesBack };
 // for these uses to end.
 bool make_room(int device, int64_t bytes, int64_t own_uses, Caller caller = Caller::Free);
 
-// For tests: evicts every unused storage with a chance of one in `odds` (1: all of them). Returns how many left.
-int64_t spill_some(uint32_t odds, uint64_t* seed);
-
 } // namespace managed

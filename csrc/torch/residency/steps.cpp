@@ -3,12 +3,15 @@
 
 #include <algorithm>
 #include <array>
+#include <mutex>
 
 #include "core/steps/step_file.h"
 #include "torch/api.h"
+#include "torch/devices/cuda_bridge.h"
 #include "torch/devices/devices.h"
 #include "torch/residency/executor.h"
 #include "torch/residency/guard.h"
+#include "torch/residency/sweep.h"
 #include "torch/devices/stream_marks.h"
 #include "torch/residency/transfer.h"
 #include "torch/tensor/uses.h"
@@ -20,6 +23,7 @@ std::atomic<uint64_t> steps_watched{0};
 namespace {
 
 std::atomic<bool> learns{true};
+constexpr int64_t kLeastPlaced = int64_t{1} << 20; // bytes; smaller storages leave no pieces that matter
 
 // Moments are events in a stream, so they are recorded only while the core logs the device.
 int64_t worked(int device) {
@@ -37,6 +41,58 @@ int64_t between(void* device, int64_t from, int64_t to) {
   return backend_of(d->type())->worked_between(d->index(), from, to);
 }
 
+const CudaBridge* cuda_of(int device) {
+  const c10::Device d = device_of(device);
+  return d.is_cuda() ? static_cast<const CudaBridge*>(backend_of(d.type())) : nullptr;
+}
+
+// Null: the device's allocator needs no addresses.
+const CudaBridge* arenas_of(int device) {
+  const CudaBridge* cuda = cuda_of(device);
+  return cuda && cuda->may_have_arena(device_of(device).index()) ? cuda : nullptr;
+}
+
+std::atomic<uint64_t> to_lay_out{0}; // bit i: the plan of the device with that id is to get addresses
+
+// Finds the operator before which a plan gets addresses: what an operator uses cannot leave then, and cuts the free
+// bytes into pieces. So it is one with no large operand, or, if a period has none, with the fewest bytes.
+struct Moment {
+  std::mutex mutex; // a leaf
+  int32_t period = 0, seen = 0;
+  int64_t least = INT64_MAX;
+
+  void await(int32_t operators) {
+    std::lock_guard<std::mutex> lock(mutex);
+    period = operators;
+    seen = 0;
+    least = INT64_MAX;
+  }
+  bool is_now(c10::ArrayRef<mgd_step_use> uses) {
+    int64_t bytes = 0;
+    for (const mgd_step_use& u : uses) bytes += u.handle->bytes > kLeastPlaced ? u.handle->bytes : 0;
+    std::lock_guard<std::mutex> lock(mutex);
+    if (seen++ < period) least = std::min(least, bytes);
+    return bytes == 0 || (seen > period && bytes <= least);
+  }
+};
+std::array<Moment, MGD_MAX_DEVICES> moments;
+
+// Everything that is in no use leaves, so that the device's free bytes are one piece, and comes home to the addresses
+// of the plan. So the step after a new plan is slower.
+void lay_out(int device) {
+  const CudaBridge* arenas = arenas_of(device);
+  to_lay_out.fetch_and(~(uint64_t{1} << device), std::memory_order_relaxed);
+  if (!arenas || !mgd_step_layout_is_wanted(machine(), device)) return;
+  const int index = device_of(device).index();
+  uint64_t unused = 0;
+  sweep(device, 1, &unused);
+  const auto room = static_cast<int64_t>(arenas->arena_room(index));
+  int64_t bytes = 0;
+  const int code = mgd_step_layout_make(machine(), device, room, kLeastPlaced, &bytes);
+  if (code == MGD_OK && bytes > 0 && arenas->open_arena(index, static_cast<std::size_t>(bytes))) return;
+  mgd_step_layout_forget(machine(), device);
+}
+
 // Plans the period that the core has found. The device may not have run yet what was logged, so the thread waits for it
 // once, before the first plan of a step. Throws when the driver reports an error.
 void plan(int device) {
@@ -44,8 +100,15 @@ void plan(int device) {
   const Bridge* backend = backend_of(d.type());
   const mgd_step_clock clock{&d, &between};
   if (backend->worked_between && mgd_step_logs(machine(), device)) backend->await_moments(d.index());
-  const int64_t free = free_bytes(device), pieces = std::max<int64_t>(0, bytes_free_soon(device) - free);
-  mgd_step_plan(machine(), device, free, pieces, backend->worked_between ? &clock : nullptr);
+  const int64_t free = free_bytes(device), soon = bytes_free_soon(device);
+  const int64_t whole = arenas_of(device) ? std::max(free, soon) : free; // with addresses there are no pieces
+  const int code = mgd_step_plan(machine(), device, whole, std::max<int64_t>(0, soon - whole),
+                                 backend->worked_between ? &clock : nullptr);
+  if (code != MGD_OK || !arenas_of(device)) return;
+  mgd_step_state state;
+  mgd_step_read(machine(), device, &state);
+  moments[device].await(state.operators);
+  to_lay_out.fetch_or(uint64_t{1} << device, std::memory_order_relaxed);
 }
 
 // Another thread may begin to note uses or to watch a device in between, so the condition is tested again.
@@ -82,6 +145,8 @@ void follow_step(int device, const char* operator_name, c10::ArrayRef<mgd_step_u
     }
   }
   if (plans) plan(device);
+  if (C10_UNLIKELY(to_lay_out.load(std::memory_order_relaxed) >> device & 1) && moments[device].is_now(uses))
+    lay_out(device);
 } catch (const std::exception&) { // a kernel has failed: the operator's own calls report it
 }
 
@@ -89,6 +154,20 @@ void begin_work(int device) noexcept {
   const c10::Device d = device_of(device);
   const Bridge* backend = backend_of(d.type());
   if (backend->begin_work && mgd_step_logs(machine(), device)) backend->begin_work(d.index());
+}
+
+void close_arena(int device) noexcept try {
+  const CudaBridge* arenas = cuda_of(device);
+  if (!arenas || !arenas->has_arena(device_of(device).index())) return;
+  uint64_t unused = 0;
+  mgd_step_layout_forget(machine(), device);
+  sweep(device, 1, &unused);
+  arenas->close_arena(device_of(device).index());
+} catch (const std::exception&) { // a kernel has failed: the next call of the driver reports it
+}
+
+void close_arenas() noexcept {
+  for (int id = 1; id < device_count(); id++) close_arena(id);
 }
 
 void learn_steps(bool on) {

@@ -19,6 +19,10 @@ void begin_steps(int device); // call it when bytes had to leave the device for 
 void follow_step(int device, const char* operator_name, c10::ArrayRef<mgd_step_use> uses) noexcept;
 // Called when the storages are at home and the operator is about to run. Never throws.
 void begin_work(int device) noexcept;
+// What a plan has laid out on the device (close_arenas: on all devices) leaves, and the block is given back unless some
+// of it is in use. Never throws.
+void close_arena(int device) noexcept;
+void close_arenas() noexcept;
 void learn_steps(bool on);
 bool learns_steps();
 

@@ -8,7 +8,7 @@
 #include "torch/residency/guard.h"
 #include "torch/tensor/host_memory.h"
 #include "torch/residency/executor.h"
-#include "torch/residency/room.h"
+#include "torch/residency/sweep.h"
 
 namespace managed {
 
@@ -35,7 +35,7 @@ void torture_slow() {
     std::lock_guard<std::mutex> lock(seed_mutex());
     mine = seed = seed * 6364136223846793005u + 1442695040888963407u; // Knuth's MMIX generator
   }
-  spill_some(torture_odds.load(std::memory_order_relaxed), &mine);
+  sweep(0, torture_odds.load(std::memory_order_relaxed), &mine);
 }
 
 } // namespace managed
@@ -72,6 +72,6 @@ int64_t mgd_torch_spill_all(void) {
   return guarded([] {
     const NoGil no_gil;
     uint64_t unused = 0;
-    return spill_some(1, &unused);
+    return sweep(0, 1, &unused);
   });
 }

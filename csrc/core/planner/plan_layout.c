@@ -1,0 +1,312 @@
+/* plan_layout.c: see plan_layout.h.
+ *
+ * The stays are read off the plan's actions, and are placed one after the other at the lowest offset that is free for
+ * as long as they last. Storages that never leave come first: they are in the way of all. Two orders of the rest
+ * are tried, the largest first and the largest for the longest time first. Then the stay at the top of the lowest
+ * layout is placed earlier, as long as there is time (hill climbing over the order, as in TVM's USMP). No times and no
+ * machine are known here.
+ */
+#include "core/planner/plan_layout.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/planner/internal_plan_parts.h"
+
+#define COMPARISONS INT64_C(20000000) /* about so many pairs of stays are compared: some 50 ms */
+#define CLIMBS 100                    /* orders that are tried, at most */
+
+struct layouter {
+  const struct mgd_plan_step *step;
+  const struct mgd_plan *plan;
+  struct mgd_alloc alloc;
+  struct mgd_layout *out;
+  int32_t *from, *until; /* by storage: where its open stay began; where one that began in the step before ends; -1 */
+  bool *left;            /* by storage: it has left and has not come back in this step */
+  int32_t *placed;       /* stays that have an offset, the lowest first */
+  struct mgd_plan_entry *order;
+  int64_t *offset; /* by stay: of the layout that is tried */
+  int64_t *bytes;  /* by operator, scratch memory */
+};
+
+static int64_t size_of_stay(const struct layouter *l, int32_t stay) {
+  const int64_t bytes = l->step->storage[l->out->stay[stay].storage].bytes;
+  return (bytes + MGD_LAYOUT_ALIGNMENT - 1) / MGD_LAYOUT_ALIGNMENT * MGD_LAYOUT_ALIGNMENT;
+}
+
+/* ---- the stays */
+
+static void begin_stay(struct layouter *l, int32_t s, int32_t o) {
+  l->from[s] = o;
+  l->left[s] = false;
+}
+
+/* Ends the stay after the operator o, if the storage is there. */
+static void end_stay(struct layouter *l, int32_t s, int32_t o) {
+  if (l->from[s] < 0) {
+    l->until[s] = l->left[s] ? l->until[s] : o; /* it began in the step before */
+  } else {
+    l->out->stay[l->out->stays++] = (struct mgd_layout_stay){s, l->from[s], o, -1};
+    l->from[s] = -1;
+  }
+}
+
+/* Operators that end a stay by a LEAVE did so before they began: the operator before was the last. */
+static void do_actions(struct layouter *l, int32_t o) {
+  for (int32_t i = l->plan->first_action[o]; i < l->plan->first_action[o + 1]; i++) {
+    const struct mgd_plan_action *a = &l->plan->action[i];
+    if (a->kind == MGD_PLAN_LEAVE) {
+      end_stay(l, a->storage, o > 0 ? o - 1 : l->step->operators - 1);
+      l->left[a->storage] = true;
+    }
+    if (a->kind == MGD_PLAN_FETCH) { begin_stay(l, a->storage, o); }
+  }
+}
+
+/* Storages that die after an operator are found by a list for each operator: `next` by storage, `dead` by operator. */
+static void find_stays(struct layouter *l, const int32_t *dead, const int32_t *next) {
+  const struct mgd_plan_step *step = l->step;
+  for (int32_t o = 0; o < step->operators; o++) {
+    do_actions(l, o);
+    for (int32_t k = step->first_use[o]; k < step->first_use[o + 1]; k++) {
+      if (step->uses[k].flags & MGD_PLAN_MADE) { begin_stay(l, step->uses[k].storage, o); }
+    }
+    for (int32_t s = dead[o]; s >= 0; s = next[s]) { end_stay(l, s, o); }
+  }
+}
+
+/* Closes what goes on over the end of the step. A lasting storage without an action is there all the time. */
+static void close_stays(struct layouter *l) {
+  const struct mgd_plan_step *step = l->step;
+  bool *moves = l->left; /* scratch memory from here on */
+  memset(moves, 0, (size_t)step->storages * sizeof *moves);
+  for (int32_t i = 0; i < l->plan->actions; i++) { moves[l->plan->action[i].storage] = true; }
+  for (int32_t k = 0; k < step->first_use[step->operators]; k++) {
+    const int32_t s = step->uses[k].storage;
+    if (step->storage[s].dies < 0 && !moves[s]) {
+      l->out->stay[l->out->stays++] = (struct mgd_layout_stay){s, 0, step->operators - 1, -1};
+      moves[s] = true;
+    }
+  }
+  for (int32_t s = 0; s < step->storages; s++) {
+    if (l->from[s] >= 0 && l->until[s] >= 0) {
+      l->out->stay[l->out->stays++] = (struct mgd_layout_stay){s, l->from[s], l->until[s], -1};
+    }
+  }
+}
+
+static int compare_stays(const void *a, const void *b) {
+  const struct mgd_layout_stay *x = a, *y = b;
+  return x->storage != y->storage ? (x->storage > y->storage) - (x->storage < y->storage)
+                                  : (x->from > y->from) - (x->from < y->from);
+}
+
+/* Keeps the stays that are to have a place, by storage. */
+static void index_stays(struct layouter *l, int64_t least, const bool *left_out) {
+  struct mgd_layout *out = l->out;
+  int32_t kept = 0;
+  for (int32_t i = 0; i < out->stays; i++) {
+    const int32_t s = out->stay[i].storage;
+    if (l->step->storage[s].bytes > least && !(left_out && left_out[s])) { out->stay[kept++] = out->stay[i]; }
+  }
+  out->stays = kept;
+  qsort(out->stay, (size_t)kept, sizeof *out->stay, compare_stays);
+  int32_t i = 0;
+  for (int32_t s = 0; s <= out->storages; s++) {
+    out->first[s] = i;
+    while (i < kept && out->stay[i].storage == s) { i++; }
+  }
+}
+
+/* ---- the offsets */
+
+static bool wraps(const struct mgd_layout_stay *a) { return a->to < a->from; }
+
+static bool meet(const struct mgd_layout_stay *a, const struct mgd_layout_stay *b) {
+  if (wraps(a) && wraps(b)) { return true; }
+  if (wraps(a)) { return b->to >= a->from || b->from <= a->to; }
+  if (wraps(b)) { return a->to >= b->from || a->from <= b->to; }
+  return a->from <= b->to && b->from <= a->to;
+}
+
+/* Places the stay at the lowest offset that is free while it lasts. Returns the end of its bytes. */
+static int64_t place(struct layouter *l, int32_t count, int32_t stay) {
+  const struct mgd_layout_stay *a = &l->out->stay[stay];
+  const int64_t size = size_of_stay(l, stay);
+  int64_t at = 0;
+  for (int32_t i = 0; i < count && l->offset[l->placed[i]] < at + size; i++) {
+    const int32_t other = l->placed[i];
+    if (meet(a, &l->out->stay[other])) { at = mgd_max(at, l->offset[other] + size_of_stay(l, other)); }
+  }
+  l->offset[stay] = at;
+  int32_t i = count;
+  for (; i > 0 && l->offset[l->placed[i - 1]] > at; i--) { l->placed[i] = l->placed[i - 1]; }
+  l->placed[i] = stay;
+  return at + size;
+}
+
+static int64_t operators_of(const struct layouter *l, const struct mgd_layout_stay *a) {
+  return (int64_t)a->to - a->from + 1 + (wraps(a) ? l->step->operators : 0);
+}
+
+/* Orders the stays, larger ones first; `longer`: those with more bytes times operators. */
+static void sort_stays(struct layouter *l, bool longer) {
+  for (int32_t i = 0; i < l->out->stays; i++) {
+    const int64_t n = operators_of(l, &l->out->stay[i]), size = size_of_stay(l, i);
+    const int64_t weight = longer ? (int64_t)fmin((double)size * (double)n, MGD_INT64_TOP) : size;
+    l->order[i] = (struct mgd_plan_entry){n >= l->step->operators ? INT64_MIN : -weight, i};
+  }
+  mgd_plan_heap_sort(l->order, l->out->stays);
+}
+
+/* Places all stays in this order, and keeps the layout if it is the lowest. Returns which in the order ends highest. */
+static int32_t place_all(struct layouter *l) {
+  int64_t height = 0;
+  int32_t top = 0;
+  for (int32_t i = 0; i < l->out->stays; i++) {
+    const int64_t end = place(l, i, l->order[i].value);
+    top = end > height ? i : top;
+    height = mgd_max(height, end);
+  }
+  if (height < l->out->height) {
+    l->out->height = height;
+    for (int32_t i = 0; i < l->out->stays; i++) { l->out->stay[i].offset = l->offset[i]; }
+  }
+  return top;
+}
+
+/* Moves an entry of the order to half of its place. Storages that never leave stay in front. */
+static bool advance(struct layouter *l, int32_t i) {
+  const struct mgd_plan_entry moved = l->order[i];
+  int32_t to = i / 2;
+  while (to < i && l->order[to].key == INT64_MIN) { to++; }
+  for (int32_t k = i; k > to; k--) { l->order[k] = l->order[k - 1]; }
+  l->order[to] = moved;
+  return to < i;
+}
+
+/* Returns the most bytes that are there at once, which no layout is lower than. `at`, by operator, is scratch memory.
+ */
+static int64_t least_height(const struct layouter *l, int64_t *at) {
+  int64_t now = 0, most = 0;
+  memset(at, 0, (size_t)l->step->operators * sizeof *at);
+  for (int32_t i = 0; i < l->out->stays; i++) {
+    const struct mgd_layout_stay *a = &l->out->stay[i];
+    now += wraps(a) ? size_of_stay(l, i) : 0;
+    at[a->from] += size_of_stay(l, i);
+    if (a->to + 1 < l->step->operators) { at[a->to + 1] -= size_of_stay(l, i); }
+  }
+  for (int32_t o = 0; o < l->step->operators; o++) {
+    now += at[o];
+    most = mgd_max(most, now);
+  }
+  return most;
+}
+
+static void choose_offsets(struct layouter *l) {
+  const int64_t pairs = (int64_t)l->out->stays * l->out->stays / 2 + 1, least = least_height(l, l->bytes);
+  const int64_t climbs = mgd_min(CLIMBS, COMPARISONS / pairs);
+  l->out->height = INT64_MAX;
+  sort_stays(l, false);
+  place_all(l);
+  const int64_t before = l->out->height;
+  sort_stays(l, true);
+  int32_t top = place_all(l);
+  if (l->out->height == before) {
+    sort_stays(l, false);
+    top = place_all(l);
+  }
+  for (int64_t i = 0; i < climbs && l->out->height > least && advance(l, top); i++) { top = place_all(l); }
+}
+
+/* ---- the interface */
+
+static bool sum_fits(const struct mgd_plan_step *step) {
+  double sum = 0;
+  for (int32_t s = 0; s < step->storages; s++) {
+    sum += ((double)step->storage[s].bytes + MGD_LAYOUT_ALIGNMENT) * 2; /* it is placed anew after each stay */
+  }
+  return sum * ((double)step->operators + 1) < MGD_INT64_TOP;
+}
+
+static int allocate(struct layouter *l, size_t stays, int32_t **dead, int32_t **next) {
+  const size_t storages = (size_t)l->step->storages + 1;
+  l->from = mgd_alloc_new(&l->alloc, storages, sizeof *l->from);
+  l->until = mgd_alloc_new(&l->alloc, storages, sizeof *l->until);
+  l->left = mgd_alloc_new(&l->alloc, storages, sizeof *l->left);
+  l->placed = mgd_alloc_new(&l->alloc, stays, sizeof *l->placed);
+  l->order = mgd_alloc_new(&l->alloc, stays, sizeof *l->order);
+  l->offset = mgd_alloc_new(&l->alloc, stays, sizeof *l->offset);
+  l->bytes = mgd_alloc_new(&l->alloc, (size_t)l->step->operators, sizeof *l->bytes);
+  *dead = mgd_alloc_new(&l->alloc, (size_t)l->step->operators, sizeof **dead);
+  *next = mgd_alloc_new(&l->alloc, storages, sizeof **next);
+  l->out = mgd_alloc_new(&l->alloc, 1, sizeof *l->out);
+  if (!l->out) { return MGD_E_NOMEM; }
+  l->out->storages = l->step->storages;
+  l->out->stay = mgd_alloc_new(&l->alloc, stays, sizeof *l->out->stay);
+  l->out->first = mgd_alloc_new(&l->alloc, storages, sizeof *l->out->first);
+  return l->from && l->until && l->left && l->placed && l->order && l->offset && l->bytes && *dead && *next &&
+          l->out->stay && l->out->first
+      ? MGD_OK
+      : MGD_E_NOMEM;
+}
+
+static void list_deaths(const struct mgd_plan_step *step, int32_t *dead, int32_t *next) {
+  memset(dead, 0xff, (size_t)step->operators * sizeof *dead);
+  for (int32_t s = 0; s < step->storages; s++) {
+    if (step->storage[s].dies >= 0) {
+      next[s] = dead[step->storage[s].dies];
+      dead[step->storage[s].dies] = s;
+    }
+  }
+}
+
+int mgd_plan_layout_make(const struct mgd_plan_step *step, const struct mgd_plan *plan, int64_t least,
+                         const bool *left_out, int64_t fail_allocation, struct mgd_layout **out) {
+  if (!step || !plan || !out || plan->operators != step->operators || fail_allocation < 0) { return MGD_E_INVALID; }
+  if (!sum_fits(step)) { return MGD_E_OVERFLOW; }
+  struct layouter l = {.step = step, .plan = plan};
+  int32_t *dead = NULL, *next = NULL;
+  mgd_alloc_init(&l.alloc, fail_allocation);
+  /* each stay ends by a LEAVE, by a death, or never */
+  const int code = allocate(&l, (size_t)plan->actions + (size_t)step->storages + 1, &dead, &next);
+  if (code == MGD_OK) {
+    memset(l.from, 0xff, (size_t)step->storages * sizeof *l.from);
+    memset(l.until, 0xff, (size_t)step->storages * sizeof *l.until);
+    list_deaths(step, dead, next);
+    find_stays(&l, dead, next);
+    close_stays(&l);
+    index_stays(&l, least, left_out);
+    choose_offsets(&l);
+    *out = l.out;
+  } else {
+    mgd_plan_layout_free(l.out);
+  }
+  mgd_alloc_free(l.from);
+  mgd_alloc_free(l.until);
+  mgd_alloc_free(l.left);
+  mgd_alloc_free(l.placed);
+  mgd_alloc_free(l.order);
+  mgd_alloc_free(l.offset);
+  mgd_alloc_free(l.bytes);
+  mgd_alloc_free(dead);
+  mgd_alloc_free(next);
+  return code;
+}
+
+void mgd_plan_layout_free(struct mgd_layout *layout) {
+  if (layout) {
+    mgd_alloc_free(layout->stay);
+    mgd_alloc_free(layout->first);
+    mgd_alloc_free(layout);
+  }
+}
+
+int64_t mgd_plan_layout_offset(const struct mgd_layout *layout, int32_t storage, int32_t operator_at) {
+  for (int32_t i = layout->first[storage]; i < layout->first[storage + 1]; i++) {
+    const struct mgd_layout_stay *a = &layout->stay[i];
+    const bool after = operator_at >= a->from, before = operator_at <= a->to;
+    if (wraps(a) ? after || before : after && before) { return a->offset; }
+  }
+  return -1;
+}

@@ -1,0 +1,169 @@
+"""Addresses of a learned step on CUDA: its allocator's pieces cost no copies and no calls."""
+
+import contextlib
+import ctypes
+import gc
+import os
+
+import pytest
+import torch
+from support.devices import D0, ON_CUDA
+from support.pressure import MiB, nothing_left, on  # noqa: F401
+from torch import nn
+
+import managed
+from managed import _C as C
+from managed import ManagedModule
+
+pytestmark = [
+    pytest.mark.skipif(not ON_CUDA, reason="simulated devices have no pieces"),
+    pytest.mark.not_under_torture("it counts what leaves"),
+]
+
+SIZES = (3, 5, 2, 7, 4, 6, 3, 8)  # MiB
+SETTLED = 10  # steps, in which it is found how much room kernels need beside
+library = ctypes.CDLL(os.environ["LD_PRELOAD"].split(os.pathsep)[0]) if ON_CUDA else None
+
+
+class Layers(nn.Module):
+    """Elementwise, of sizes that differ: what one leaves is a piece that the next does not fit."""
+
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.parts = nn.ParameterList(torch.randn(n * MiB // 4, generator=generator) for n in SIZES)
+
+    def forward(self, x):
+        x = x.mean()
+        for p in self.parts:
+            x = (p * x).tanh().mean() + 1
+        return x
+
+
+class Training:
+    def __init__(self, fraction=None):
+        self.net = ManagedModule.from_module(Layers()).to(D0)
+        self.optimizer = torch.optim.SGD(self.net.parameters(), 1.0, momentum=0.9, foreach=False)
+        self.x = on(torch.ones(2**14))
+
+    def step(self):
+        self.optimizer.zero_grad()
+        loss = self.net(self.x)
+        loss.backward()
+        self.optimizer.step()
+        return loss.item()
+
+    def weights(self):
+        return [p.detach().cpu().clone() for p in self.net.parameters()]
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """Losses and weights without a budget, and the bytes that torch had then."""
+    training = Training()
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(0)
+    losses = [training.step() for _ in range(SETTLED + 6)]
+    return losses, training.weights(), torch.cuda.max_memory_allocated(0)
+
+
+@contextlib.contextmanager
+def pressed(whole, fraction):
+    """A training under a budget after SETTLED steps, and the losses so far."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    with managed.budget(D0, int(whole[2] * fraction)):
+        training = Training()
+        losses = [training.step() for _ in range(SETTLED)]
+        yield training, losses
+        while len(losses) < SETTLED + 6:
+            losses.append(training.step())
+        assert losses == whole[0]
+        assert all(torch.equal(p, q) for p, q in zip(training.weights(), whole[1], strict=True))
+        text = ctypes.create_string_buffer(1 << 12)
+        library.vgpu_report(text, len(text))
+        assert not text.value, text.value.decode()
+        assert all(p.data_ptr() % 512 == 0 for p in training.net.parameters())
+
+
+def driver_calls():
+    return [library.vgpu_count(name) for name in (b"cudaMalloc", b"cudaFree")]
+
+
+def moved():
+    stats = managed.stats()
+    return stats["spill_bytes"] + stats["spare_bytes"], stats["restore_bytes"]
+
+
+@pytest.mark.parametrize("fraction", [0.85, 0.7])
+def test_a_settled_step_moves_what_the_plan_says(whole, fraction):
+    with pressed(whole, fraction) as (training, losses):
+        before, calls = moved(), driver_calls()
+        losses += [training.step() for _ in range(2)]
+        state = C.step_state(1)
+        assert state["follows"]
+        out, back = (now - was for now, was in zip(moved(), before, strict=True))
+        assert (out, back) == (2 * state["bytes_out"], 2 * state["bytes_in"])
+        assert out > 0
+        assert driver_calls() == calls
+
+
+def test_another_library_gets_what_is_laid_out(whole):
+    with pressed(whole, 0.7) as (training, losses):
+        free = torch.cuda.mem_get_info(0)[0]
+        assert managed.give_back(D0, 48 * MiB) >= 48 * MiB
+        assert torch.cuda.mem_get_info(0)[0] >= free + 48 * MiB
+        losses.append(training.step())
+
+
+def test_a_stream_of_its_own_gets_room(whole):
+    with pressed(whole, 0.7) as (training, losses):
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            there = [torch.full((6 * MiB // 4,), float(i), device=D0) for i in range(6)]
+        losses.append(training.step())
+        with torch.cuda.stream(stream):
+            assert [t.sum().item() / t.numel() for t in there] == list(range(6))
+        del there
+        losses.append(training.step())
+
+
+def test_a_smaller_budget_holds(whole):
+    with pressed(whole, 0.85) as (training, losses):
+        smaller = int(whole[2] * 0.6)
+        with managed.budget(D0, smaller):
+            assert torch.cuda.memory_reserved(0) <= smaller
+            losses.append(training.step())
+            assert torch.cuda.memory_reserved(0) <= smaller
+
+
+def test_an_evaluation_in_between_has_a_plan_too(whole):
+    with pressed(whole, 0.7) as (training, losses):
+        for _ in range(2):
+            with torch.no_grad():
+                for _ in range(4):
+                    training.net(training.x)
+            losses.append(training.step())
+
+
+def test_what_has_died_is_free(whole):
+    """Torch counts the arena's ranges as it counts its own blocks, and gets the whole back."""
+    before = torch.cuda.memory_allocated(0), torch.cuda.memory_reserved(0)
+    with pressed(whole, 0.7) as (training, _):
+        assert torch.cuda.memory_allocated(0) < whole[2] * 0.7
+    del training
+    gc.collect()
+    assert torch.cuda.memory_allocated(0) == before[0]
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved(0) <= before[1]
+
+
+def test_pinned_bytes_in_the_arena_stay(whole):
+    with pressed(whole, 0.7) as (training, losses):
+        pinned = training.net.parts[3]
+        pinned.pin()
+        address = pinned.data_ptr()
+        with managed.budget(D0, int(whole[2] * 0.65)):
+            losses += [training.step() for _ in range(2)]
+        assert pinned.data_ptr() == address
