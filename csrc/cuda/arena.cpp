@@ -11,6 +11,7 @@
 #include <iterator>
 #include <map>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -62,9 +63,10 @@ std::atomic<std::uint64_t> devices_with_arena{0};
 // Returns the device whose arena has the address, or -1.
 int device_at(const void* address) {
   const std::uint64_t there = devices_with_arena.load(std::memory_order_acquire);
-  for (int device = 0; there >> device && device < kMostDevices; device++) {
+  for (int device = 0; device < kMostDevices && there >> device; device++) {
     if (!has_arena(device)) continue;
-    const Arena& a = arena_of(device); // the address is in use, so the arena stays
+    Arena& a = arena_of(device);
+    std::lock_guard<std::mutex> lock(a.mutex);
     const auto* p = static_cast<const char*>(address);
     if (p >= a.base && p < a.base + a.bytes) return device;
   }
@@ -105,20 +107,18 @@ bool is_free(const Arena& a, std::size_t offset, std::size_t bytes) {
   return next == a.taken.begin() || std::prev(next)->first + std::prev(next)->second.bytes <= offset;
 }
 
-// Takes what concerns bytes [from, to) out of the list; what lies beside them stays in it.
-std::vector<Earlier> take_earlier(Arena& a, std::size_t from, std::size_t to) {
-  std::vector<Earlier> found;
-  std::deque<Earlier> rest;
-  for (Earlier& e : a.earlier) {
+// Divides the list into what concerns bytes [from, to), and the rest; what lies beside them is in the rest.
+std::pair<std::vector<Earlier>, std::deque<Earlier>> divided(const Arena& a, std::size_t from, std::size_t to) {
+  std::pair<std::vector<Earlier>, std::deque<Earlier>> found;
+  for (const Earlier& e : a.earlier) {
     if (e.to <= from || e.from >= to) {
-      rest.push_back(std::move(e));
+      found.second.push_back(e);
       continue;
     }
     for (const auto& [begin, end] : {std::pair{e.from, from}, std::pair{to, e.to}})
-      if (begin < end) rest.push_back({begin, end, e.copy, e.users, e.crosses, e.unknown});
-    found.push_back(std::move(e));
+      if (begin < end) found.second.push_back({begin, end, e.copy, e.users, e.crosses, e.unknown});
+    found.first.push_back(e);
   }
-  a.earlier = std::move(rest);
   return found;
 }
 
@@ -132,20 +132,18 @@ void order(int device, const std::vector<Earlier>& after, const CUDAStream& owne
     if ((waits || e.crosses || other) && !pause) pause.emplace(device);
     if (waits) move_of(e.copy).lead(stream.stream());
     if ((e.crosses || other) && e.users) static_cast<Streams&>(*e.users).lead(stream.stream());
-    if (other && e.unknown) order_streams(device, owner.stream(), stream.stream());
+    if (other && e.unknown && !is_recording(owner.stream())) order_streams(device, owner.stream(), stream.stream());
   }
 }
 
-// What has been issued on the arena's stream and on those that use the range. Null: unknown.
+// What has been issued on the arena's stream and on those that use the range; recorded work uses other memory. Null:
+// the device has failed.
 PointPtr users_of(const Arena& a, int device, const std::vector<CUDAStream>& streams) try {
-  if (is_recording(a.stream->stream())) return nullptr;
   const c10::cuda::CUDAGuard guard(index_of(device));
   auto made = std::make_shared<Streams>();
-  made->add(device, a.stream->stream());
-  for (const CUDAStream& s : streams) {
-    if (is_recording(s.stream())) return nullptr;
-    made->add(device, s.stream());
-  }
+  if (!is_recording(a.stream->stream())) made->add(device, a.stream->stream());
+  for (const CUDAStream& s : streams)
+    if (!is_recording(s.stream())) made->add(device, s.stream());
   return made;
 } catch (const std::exception&) { return nullptr; }
 
@@ -178,8 +176,11 @@ bool has_arena(int device) {
 bool set_arena(int device, c10::DataPtr& block, std::size_t bytes) {
   Arena& a = arena_of(device);
   const CUDAStream stream = c10::cuda::getCurrentCUDAStream(index_of(device));
+  if (!is_torchs(stream)) return false;
+  const PointPtr users = point(device);
   std::lock_guard<std::mutex> lock(a.mutex);
   if (a.block) return false;
+  a.earlier.push_back({0, bytes, nullptr, users, false, !users});
   a.base = static_cast<char*>(block.mutable_get());
   a.bytes = bytes;
   a.stream = stream;
@@ -230,10 +231,10 @@ namespace {
 template <class Find>
 c10::DataPtr take(int device, std::size_t bytes, bool for_copy, const Find& find) {
   taken_range = {};
-  if (!has_arena(device) || bytes == 0) return {};
+  if (!has_arena(device) || bytes == 0 || bytes > size_of_arena(device)) return {};
   Arena& a = arena_of(device);
   const CUDAStream stream = c10::cuda::getCurrentCUDAStream(index_of(device));
-  if (is_recording(stream.stream())) return {};
+  if (!is_torchs(stream) || is_recording(stream.stream())) return {};
   const std::size_t size = rounded(bytes);
   std::vector<Earlier> after;
   std::optional<CUDAStream> owner;
@@ -243,10 +244,13 @@ c10::DataPtr take(int device, std::size_t bytes, bool for_copy, const Find& find
     if (!a.block || size > a.bytes) return {};
     const std::size_t at = find(a, size);
     if (!is_free(a, at, size)) return {};
-    after = take_earlier(a, at, at + size);
     owner = a.stream;
-    Range& made = a.taken.emplace(at, Range{size, {}}).first->second;
+    auto [concerned, rest] = divided(a, at, at + size);
+    Range made{size, {}};
     if (stream != *owner) made.streams.push_back(stream);
+    a.taken.emplace(at, std::move(made));
+    a.earlier.swap(rest);
+    after = std::move(concerned);
     a.used += size;
     range = a.base + at;
   }
@@ -284,7 +288,8 @@ const void* arena_at(const void* address) {
 
 bool is_range(const c10::DataPtr& p) { return p.get_deleter() == &delete_range; }
 
-void free_range(c10::DataPtr& range, const CopyPtr& copy, bool last) {
+// Without memory of the host a range stays taken.
+void free_range(c10::DataPtr& range, const CopyPtr& copy, bool last) try {
   const int device = range.device().index();
   Arena& a = arena_of(device);
   const std::size_t offset = static_cast<std::size_t>(static_cast<char*>(range.release_context()) - a.base);
@@ -296,9 +301,9 @@ void free_range(c10::DataPtr& range, const CopyPtr& copy, bool last) {
   } catch (const std::exception&) {} // a device that has failed reports that at the next call
   if (!last && !users) users = users_of(a, device, ended.streams);
   end_range(device, offset, ended.bytes, copy, users, !last, !last && !users);
-}
+} catch (const std::bad_alloc&) {}
 
-void free_range(void* range) {
+void free_range(void* range) try {
   const int device = device_at(range);
   if (device < 0) return;
   Arena& a = arena_of(device);
@@ -306,7 +311,7 @@ void free_range(void* range) {
   const Range ended = range_at(a, offset);
   const PointPtr users = users_of(a, device, ended.streams);
   end_range(device, offset, ended.bytes, nullptr, users, !ended.streams.empty(), !users);
-}
+} catch (const std::bad_alloc&) {}
 
 void record_on_range(const c10::DataPtr& range, CUDAStream stream) {
   Arena& a = arena_of(range.device().index());

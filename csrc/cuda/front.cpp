@@ -76,7 +76,9 @@ void note_stream(Stream... stream) {
 // One request, until it is served or nothing can be done for it.
 class Request {
  public:
-  explicit Request(std::size_t bytes) : bytes_(bytes) {}
+  // `may_lie_in_arena`: it is for the current stream, which orders what it does after the earlier users of a range.
+  explicit Request(std::size_t bytes, bool may_lie_in_arena = true)
+      : bytes_(bytes), may_lie_in_arena_(may_lie_in_arena), asks_arena_(may_lie_in_arena) {}
 
   // What torch's cache has nothing for is served by an arena if it has room beside what is planned next, then by torch
   // from the driver, then from any room of the arena.
@@ -121,9 +123,10 @@ class Request {
   // What is fetched ahead of need has a place of its own, or none.
   c10::DataPtr take_gap(bool beside_places) {
     constexpr int kPlaces = 64;
-    if (only_if_room || !has_arena(device_) || (beside_places && bytes_ <= kSmall)) return {};
+    if (only_if_room || !may_lie_in_arena_ || !has_arena(device_) || uses_pool(device_)) return {};
     std::array<mgd_step_place, kPlaces> places;
-    const int n = beside_places ? front_hook->places(device_, 0, places.data(), kPlaces) : 0;
+    const int n = beside_places && bytes_ > kSmall ? front_hook->places(device_, 0, places.data(), kPlaces) : 0;
+    if (beside_places && n == 0) return {}; // it may stay for long
     return managed::take_gap(device_, bytes_, {places.data(), static_cast<std::size_t>(n)});
   }
 
@@ -168,9 +171,10 @@ class Request {
   }
 
   const std::size_t bytes_;
+  const bool may_lie_in_arena_;
   c10::DeviceIndex device_ = 0;
   bool fits_ = false, hopeless_ = false, has_waited_ = false, made_room_ = false;
-  bool asks_arena_ = true; // it has not been asked yet
+  bool asks_arena_; // it has not been asked yet
 };
 
 // Functions that some supported version of torch lacks are not marked as overriding. If torch has them they do
@@ -184,13 +188,13 @@ class FrontOf : public Base {
   c10::DataPtr allocate(std::size_t n) override {
     note_stream();
     c10::DeviceIndex device = 0;
-    if (c10::cuda::GetDevice(&device) == cudaSuccess)
+    if (!only_if_room && c10::cuda::GetDevice(&device) == cudaSuccess)
       if (c10::DataPtr range = take_place(device, n, false); range.get()) return range;
     return Request(n).serve([&] { return native_->allocate(n); });
   }
   void* raw_alloc(std::size_t n) override { return raw_alloc_with_stream(n, c10::cuda::getCurrentCUDAStream()); }
   void* raw_alloc_with_stream(std::size_t n, cudaStream_t stream) override {
-    c10::DataPtr p = Request(n).serve([&] {
+    c10::DataPtr p = Request(n, stream == c10::cuda::getCurrentCUDAStream().stream()).serve([&] {
       void* block = native_->raw_alloc_with_stream(n, stream);
       return c10::DataPtr(block, block, native_->raw_deleter(), c10::Device(c10::kCUDA));
     });

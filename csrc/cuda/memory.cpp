@@ -72,7 +72,9 @@ std::size_t arena_room(int device) {
   const c10::cuda::CUDAGuard guard(index_of(device));
   give_back_blocks(device, kAll);
   take_arena(device).clear();
-  if (const std::size_t bytes = size_of_arena(device)) return bytes; // some of it is in use
+  constexpr std::size_t kPart = 64; // what cannot leave is in the way of places
+  if (const std::size_t bytes = size_of_arena(device))
+    return bytes - idle_in_arena(device) <= bytes / kPart ? bytes : 0;
   const WithoutGil no_gil;
   native()->emptyCache();
   return room_in_driver(device) / kPage * kPage;

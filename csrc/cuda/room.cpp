@@ -122,7 +122,15 @@ std::size_t exact_room(Allocator* a, int device, const Stats& stats) {
 
 } // namespace
 
-std::size_t room(int device) { return room_of_torch(device) + (in_callback ? 0 : idle_in_arena(device)); }
+std::size_t room(int device) {
+  const std::size_t idle = in_callback ? 0 : idle_in_arena(device);
+  const std::size_t of_torch = room_of_torch(device);
+  if (idle == 0) return of_torch;
+  const Stats stats = native()->getDeviceStats(index_of(device));
+  const auto held = stats.reserved_bytes[0].current - static_cast<int64_t>(idle);
+  return std::min(of_torch + idle,
+                  static_cast<std::size_t>(std::max<int64_t>(0, static_cast<int64_t>(allowed(device)) - held)));
+}
 
 std::size_t room_of_torch(int device) {
   Allocator* any = allocator_of(device);

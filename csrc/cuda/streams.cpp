@@ -152,6 +152,8 @@ void wait_for_foreign(int device) {
 
 } // namespace
 
+bool is_torchs(const c10::cuda::CUDAStream& stream) { return is_own(stream.id()); }
+
 bool is_recording(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   const cudaError_t error = cudaStreamIsCapturing(stream, &status);

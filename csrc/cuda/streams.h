@@ -29,6 +29,7 @@ void know_stream(int device, cudaStream_t stream);
 // Calls f with each stream of torch's own that was used and, if streams of other libraries were used, with the current
 // one. The caller must hold no lock.
 void each_stream(int device, const std::function<void(cudaStream_t)>& f);
+bool is_torchs(const c10::cuda::CUDAStream& stream); // another library may destroy its own at any time
 bool is_recording(cudaStream_t stream); // into a graph; also true if the driver cannot tell
 
 // Whether operators have used only streams of torch's own. A block belongs to its stream, and a stream of another

@@ -109,7 +109,7 @@ void mgd_torch_end_step(enum mgd_growth_end end); /* may queue a warning */
 int mgd_torch_counts_calls(void); /* whether calls of modules are to be reported as steps; then it wakes once */
 int mgd_torch_in_backward(void); /* whether this thread is inside a backward pass */
 
-/* ---- graphs.cpp */
+/* ---- graphs, in device_api.cpp: what a plan has laid out is given back before a pool begins */
 /* change: +1 when blocks begin to come from a pool of the program's own, -1 when that ends. graph: whether a CUDA
  * graph is recorded. */
 void mgd_torch_private_pool(int change, int graph);

@@ -98,8 +98,15 @@ def _staying(original: Callable[..., Any]) -> Callable[..., Any]:
 def _counted(original: Callable[..., Any], change: int) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        C.private_pool(change, False)
-        return result
+        if change < 0:
+            result = original(*args, **kwargs)
+            C.private_pool(change, False)
+            return result
+        C.private_pool(change, False)  # before torch keeps what it has for the pool
+        try:
+            return original(*args, **kwargs)
+        except BaseException:
+            C.private_pool(-change, False)
+            raise
 
     return call

@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 SIZES = (3, 5, 2, 7, 4, 6, 3, 8)  # MiB
-SETTLED = 10  # steps, in which it is found how much room kernels need beside
+SETTLED, REST = 12, 14  # steps; in the first it is found how much room kernels need beside
 library = ctypes.CDLL(os.environ["LD_PRELOAD"].split(os.pathsep)[0]) if ON_CUDA else None
 
 
@@ -64,7 +64,7 @@ def whole():
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(0)
-    losses = [training.step() for _ in range(SETTLED + 6)]
+    losses = [training.step() for _ in range(SETTLED + REST)]
     return losses, training.weights(), torch.cuda.max_memory_allocated(0)
 
 
@@ -77,7 +77,7 @@ def pressed(whole, fraction):
         training = Training()
         losses = [training.step() for _ in range(SETTLED)]
         yield training, losses
-        while len(losses) < SETTLED + 6:
+        while len(losses) < SETTLED + REST:
             losses.append(training.step())
         assert losses == whole[0]
         assert all(torch.equal(p, q) for p, q in zip(training.weights(), whole[1], strict=True))
@@ -99,14 +99,16 @@ def moved():
 @pytest.mark.parametrize("fraction", [0.85, 0.7])
 def test_a_settled_step_moves_what_the_plan_says(whole, fraction):
     with pressed(whole, fraction) as (training, losses):
-        before, calls = moved(), driver_calls()
-        losses += [training.step() for _ in range(2)]
-        state = C.step_state(1)
-        assert state["follows"]
-        out, back = (now - was for now, was in zip(moved(), before, strict=True))
-        assert (out, back) == (2 * state["bytes_out"], 2 * state["bytes_in"])
-        assert out > 0
-        assert driver_calls() == calls
+        settled = 0
+        while settled < 2 and len(losses) < SETTLED + REST:
+            before, calls = moved(), driver_calls()
+            losses.append(training.step())
+            state = C.step_state(1)
+            planned = state["bytes_out"], state["bytes_in"]
+            found = tuple(now - was for now, was in zip(moved(), before, strict=True))
+            settled += state["follows"] and found == planned and driver_calls() == calls
+        assert settled == 2
+        assert min(planned) > 0
 
 
 def test_another_library_gets_what_is_laid_out(whole):
@@ -114,6 +116,18 @@ def test_another_library_gets_what_is_laid_out(whole):
         free = torch.cuda.mem_get_info(0)[0]
         assert managed.give_back(D0, 48 * MiB) >= 48 * MiB
         assert torch.cuda.mem_get_info(0)[0] >= free + 48 * MiB
+        losses.append(training.step())
+
+
+def test_bytes_for_another_stream_are_not_in_the_arena(whole):
+    """As CuPy asks for them by managed's allocator, for a stream that torch does not order."""
+    with pressed(whole, 0.7) as (training, losses):
+        stream = torch.cuda.Stream()
+        address = torch.cuda.caching_allocator_alloc(6 * MiB, 0, stream)
+        segments = torch.cuda.memory_snapshot()
+        blocks = [b for s in segments for b in s["blocks"] if b["address"] == address]
+        assert [b["state"] for b in blocks] == ["active_allocated"]  # a block of torch's own
+        torch.cuda.caching_allocator_delete(address)
         losses.append(training.step())
 
 

@@ -14,6 +14,7 @@
 #include "core/planner/internal_plan_parts.h"
 
 #define COMPARISONS INT64_C(20000000) /* about so many pairs of stays are compared: some 50 ms */
+#define MOST_STAYS 20000              /* of a step that is laid out: some 200 ms an order */
 #define CLIMBS 100                    /* orders that are tried, at most */
 
 struct layouter {
@@ -265,6 +266,7 @@ int mgd_plan_layout_make(const struct mgd_plan_step *step, const struct mgd_plan
                          const bool *left_out, int64_t fail_allocation, struct mgd_layout **out) {
   if (!step || !plan || !out || plan->operators != step->operators || fail_allocation < 0) { return MGD_E_INVALID; }
   if (!sum_fits(step)) { return MGD_E_OVERFLOW; }
+  if (plan->actions / 2 + step->storages > MOST_STAYS) { return MGD_E_NO_ROOM; }
   struct layouter l = {.step = step, .plan = plan};
   int32_t *dead = NULL, *next = NULL;
   mgd_alloc_init(&l.alloc, fail_allocation);

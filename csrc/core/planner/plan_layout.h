@@ -35,8 +35,8 @@ struct mgd_layout {
 };
 
 /* Lays out the storages of more than `least` bytes that are not `left_out` (by storage; NULL: none is). The plan must
- * be valid for the step. OVERFLOW: the sum of bytes is too large. NOMEM: memory ran out. Takes O(stays ^ 2). The result
- * is deterministic. */
+ * be valid for the step. OVERFLOW: the sum of bytes is too large. NO_ROOM: there are too many stays. NOMEM: memory ran
+ * out. Takes O(stays ^ 2). The result is deterministic. */
 int mgd_plan_layout_make(const struct mgd_plan_step *step, const struct mgd_plan *plan, int64_t least,
                          const bool *left_out, int64_t fail_allocation, struct mgd_layout **out);
 void mgd_plan_layout_free(struct mgd_layout *layout); /* NULL is ignored */

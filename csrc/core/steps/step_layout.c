@@ -114,7 +114,7 @@ int mgd_step_layout_places(struct mgd_machine *m, int device, const struct mgd_h
   mgd_state_enter(m);
   const struct mgd_step *s = mgd_step_of_locked(m, device);
   const struct mgd_step_learned *l = s && s->follows ? &s->known[s->which] : NULL;
-  if (l && l->layout && s->strange == 0) {
+  if (l && l->layout && s->strange == 0 && (!h || h->home == device)) {
     const int32_t o = (s->at + l->operators - 1) % l->operators;
     const int64_t at = h && h->role[l->slot] >= 0 ? mgd_plan_layout_offset(l->layout, h->role[l->slot], o) : -1;
     if (at >= 0) { places[found++] = (struct mgd_step_place){at, h->bytes}; }

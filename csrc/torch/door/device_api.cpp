@@ -89,9 +89,9 @@ using namespace managed;
 // While a graph is recorded nothing leaves, and a pool takes its memory of the driver: so what is laid out leaves
 // before.
 void mgd_torch_private_pool(int change, int graph) {
-  if (change > 0) close_arenas();
   graphs_recorded = true;
   private_pools += change;
+  if (change > 0) close_arenas();
   if (graph) recording_graphs += change;
 }
 

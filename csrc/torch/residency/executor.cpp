@@ -272,8 +272,13 @@ void come_home(StorageHandle* h, const CopyPtr& copy) {
 // While it lives, this thread requests the block for a storage that comes home.
 class Returning {
  public:
-  explicit Returning(const mgd_handle* h) { returned = h; }
-  ~Returning() { returned = nullptr; }
+  explicit Returning(const mgd_handle* h) : before_(std::exchange(returned, h)) {}
+  ~Returning() { returned = before_; }
+  Returning(const Returning&) = delete;
+  Returning& operator=(const Returning&) = delete;
+
+ private:
+  const mgd_handle* const before_;
 };
 
 c10::DataPtr allocate_at_home(const StorageHandle* h, int home, bool ahead) {

@@ -9,12 +9,14 @@
 #include "torch/api.h"
 #include "torch/devices/cuda_bridge.h"
 #include "torch/devices/devices.h"
+#include "torch/devices/graphs.h"
 #include "torch/residency/executor.h"
 #include "torch/residency/guard.h"
 #include "torch/residency/sweep.h"
 #include "torch/devices/stream_marks.h"
 #include "torch/residency/transfer.h"
 #include "torch/tensor/uses.h"
+#include "torch/threads/gil.h"
 
 namespace managed {
 
@@ -81,7 +83,8 @@ std::array<Moment, MGD_MAX_DEVICES> moments;
 // of the plan. So the step after a new plan is slower.
 void lay_out(int device) {
   const CudaBridge* arenas = arenas_of(device);
-  to_lay_out.fetch_and(~(uint64_t{1} << device), std::memory_order_relaxed);
+  const uint64_t bit = uint64_t{1} << device;
+  if (private_pools.load() > 0 || !(to_lay_out.fetch_and(~bit) & bit)) return; // or another thread does it
   if (!arenas || !mgd_step_layout_is_wanted(machine(), device)) return;
   const int index = device_of(device).index();
   uint64_t unused = 0;
@@ -90,7 +93,7 @@ void lay_out(int device) {
   int64_t bytes = 0;
   const int code = mgd_step_layout_make(machine(), device, room, kLeastPlaced, &bytes);
   if (code == MGD_OK && bytes > 0 && arenas->open_arena(index, static_cast<std::size_t>(bytes))) return;
-  mgd_step_layout_forget(machine(), device);
+  if (code != MGD_E_ABSENT) mgd_step_layout_forget(machine(), device);
 }
 
 // Plans the period that the core has found. The device may not have run yet what was logged, so the thread waits for it
@@ -156,7 +159,8 @@ void begin_work(int device) noexcept {
   if (backend->begin_work && mgd_step_logs(machine(), device)) backend->begin_work(d.index());
 }
 
-void close_arena(int device) noexcept try {
+void close_arena(int device) try {
+  const WithoutGil no_gil;
   const CudaBridge* arenas = cuda_of(device);
   if (!arenas || !arenas->has_arena(device_of(device).index())) return;
   uint64_t unused = 0;
@@ -166,7 +170,7 @@ void close_arena(int device) noexcept try {
 } catch (const std::exception&) { // a kernel has failed: the next call of the driver reports it
 }
 
-void close_arenas() noexcept {
+void close_arenas() {
   for (int id = 1; id < device_count(); id++) close_arena(id);
 }
 

@@ -21,8 +21,8 @@ void follow_step(int device, const char* operator_name, c10::ArrayRef<mgd_step_u
 void begin_work(int device) noexcept;
 // What a plan has laid out on the device (close_arenas: on all devices) leaves, and the block is given back unless some
 // of it is in use. Never throws.
-void close_arena(int device) noexcept;
-void close_arenas() noexcept;
+void close_arena(int device);
+void close_arenas();
 void learn_steps(bool on);
 bool learns_steps();
 
