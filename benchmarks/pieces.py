@@ -201,7 +201,11 @@ def targets(cells: list[Report]) -> list[tuple[str, float, float]]:
         ("bits differ", float(len(differ)), 0.0),
         ("with addresses: median", statistics.median(ratios), 1.05),
         ("with addresses: worst", max(ratios), 1.15),
-        ("calls to the driver, fixed shapes", max(c["addresses"]["calls"] for c in fixed), 0.0),
+        (
+            "calls to the driver, fixed shapes",
+            max((c["addresses"]["calls"] for c in fixed), default=0.0),
+            0.0,
+        ),
     ]
 
 

@@ -102,7 +102,7 @@ class Language(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        places = torch.arange(self.length, device=x.device)
+        places = torch.arange(x.shape[1], device=x.device)
         h = self.norm(self.blocks(self.tokens(x) + self.places(places)))
         return F.cross_entropy(F.linear(h, self.tokens.weight).flatten(0, 1), y.flatten())
 
