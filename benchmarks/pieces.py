@@ -43,7 +43,7 @@ from managed import ManagedModule, ManagedTensor
 
 MIB = 2**20
 MEMORY, CONTEXT, SMALL = 448 * MIB, 64 * MIB, 8 * MIB
-SETTLE, MEASURED = 14, 6  # steps; both are multiples of the number of lengths, or nearly
+SETTLE, MEASURED = 14, 6  # steps; as many are measured of each length
 LENGTHS = (96, 112, 128)
 WAYS = ("addresses", "torch")
 

@@ -270,6 +270,11 @@ struct mgd_traffic {
   uint8_t round; /* enum mgd_round, of the current round or, between rounds, of the last one */
 };
 
+#define MGD_PLACE_ALIGNMENT 512 /* bytes; that of torch's CUDA allocator */
+#define MGD_PLACE_LEAST                                                                        \
+  (INT64_C(1) << 20) /* bytes; torch serves requests up to here apart, so they leave no pieces \
+                      */
+
 /* A place in a block that an allocator divides by the plan of a learned step. */
 struct mgd_step_place {
   int64_t offset, bytes;

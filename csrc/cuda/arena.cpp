@@ -26,8 +26,6 @@ namespace {
 
 using c10::cuda::CUDAStream;
 
-constexpr std::size_t kAlignment = 512; // bytes, as torch's
-
 struct Range {
   std::size_t bytes;
   std::vector<CUDAStream> streams; // that use it beside the arena's
@@ -81,7 +79,9 @@ thread_local TakenRange taken_range;
 
 void delete_range(void* range) { free_range(range); }
 
-std::size_t rounded(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+std::size_t rounded(std::size_t bytes) {
+  return (bytes + MGD_PLACE_ALIGNMENT - 1) / MGD_PLACE_ALIGNMENT * MGD_PLACE_ALIGNMENT;
+}
 
 // Returns the highest offset for so many bytes that is free and meets no place; a.bytes: there is none. Layouts take
 // the lowest offsets first.

@@ -116,30 +116,26 @@ Allocator* allocator_of(int device) {
   return any && any->initialized() && c10::cuda::hasPrimaryContext(index_of(device)) ? any : nullptr;
 }
 
-std::size_t exact_room(Allocator* a, int device, const Stats& stats) {
-  return room_with(a, device, stats, figures_tell(a, device) ? idle_by_stats(stats) : idle_by_snapshot(a, device));
+// `more`: idle bytes that torch does not know of.
+std::size_t exact_room(Allocator* a, int device, const Stats& stats, std::size_t more = 0) {
+  const int64_t idle = figures_tell(a, device) ? idle_by_stats(stats) : idle_by_snapshot(a, device);
+  return room_with(a, device, stats, idle + static_cast<int64_t>(more));
 }
 
-} // namespace
-
-std::size_t room(int device) {
-  const std::size_t idle = in_callback ? 0 : idle_in_arena(device);
-  const std::size_t of_torch = room_of_torch(device);
-  if (idle == 0) return of_torch;
-  const Stats stats = native()->getDeviceStats(index_of(device));
-  const auto held = stats.reserved_bytes[0].current - static_cast<int64_t>(idle);
-  return std::min(of_torch + idle,
-                  static_cast<std::size_t>(std::max<int64_t>(0, static_cast<int64_t>(allowed(device)) - held)));
-}
-
-std::size_t room_of_torch(int device) {
+std::size_t room_beside(int device, std::size_t idle_elsewhere) {
   Allocator* any = allocator_of(device);
   if (!any) return 0;
   Allocator* a = native();
   if (!a) return any->getMemoryInfo(index_of(device)).first;
   give_back_blocks(device, kAll); // they are room, and only torch knows how much
-  return in_callback ? certain_room(device) : exact_room(a, device, a->getDeviceStats(index_of(device)));
+  if (in_callback) return certain_room(device);
+  return exact_room(a, device, a->getDeviceStats(index_of(device)), idle_elsewhere);
 }
+
+} // namespace
+
+std::size_t room(int device) { return room_beside(device, idle_in_arena(device)); }
+std::size_t room_of_torch(int device) { return room_beside(device, 0); }
 
 void allocator_usage(int device, int64_t* allocated, int64_t* reserved) {
   Allocator* any = allocator_of(device);

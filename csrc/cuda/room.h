@@ -17,8 +17,7 @@ std::size_t room(int device);
 std::size_t room_of_torch(int device);
 
 constexpr std::size_t kPage = std::size_t{2} << 20; // bytes; the least that the driver gives, and torch's small segment
-constexpr std::size_t kSmall = std::size_t{1}
-    << 20; // bytes; torch serves requests up to here from segments of their own
+constexpr std::size_t kSmall = MGD_PLACE_LEAST; // torch serves requests up to here from segments of their own
 
 // Returns that or less. Takes no lock of any other device, so the caller may hold the lock of this one's allocator.
 std::size_t certain_room(int device);

@@ -89,7 +89,7 @@ struct checker {
 };
 
 static int64_t aligned(int64_t bytes) {
-  return (bytes + MGD_LAYOUT_ALIGNMENT - 1) / MGD_LAYOUT_ALIGNMENT * MGD_LAYOUT_ALIGNMENT;
+  return (bytes + MGD_PLACE_ALIGNMENT - 1) / MGD_PLACE_ALIGNMENT * MGD_PLACE_ALIGNMENT;
 }
 
 /* Whether what is home during the operator lies apart, inside the block, and nothing else has an address. */
@@ -98,7 +98,7 @@ static const char *find_overlap(const struct checker *c, int32_t o) {
     const int64_t at = mgd_plan_layout_offset(c->layout, s, o), bytes = aligned(c->b->storage[s].bytes);
     if (c->b->storage[s].bytes > 0 && (at >= 0) != (c->where[s] == HOME)) { return "an address for what is away"; }
     if (at < 0) { continue; }
-    if (at % MGD_LAYOUT_ALIGNMENT || at + bytes > c->layout->height) { return "an address outside of the block"; }
+    if (at % MGD_PLACE_ALIGNMENT || at + bytes > c->layout->height) { return "an address outside of the block"; }
     for (int32_t t = 0; t < s; t++) {
       const int64_t other = mgd_plan_layout_offset(c->layout, t, o);
       if (other >= 0 && at < other + aligned(c->b->storage[t].bytes) && other < at + bytes) { return "an overlap"; }
@@ -681,7 +681,7 @@ static void what_is_away_gives_its_address_to_another(void) {
   two_layers(&b, 19);
   struct mgd_plan *plan = plan_of(&b); /* 1: W0 L0  3: F0 */
   EXPECT_OK(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, &layout));
-  EXPECT_INT(layout->height, MGD_LAYOUT_ALIGNMENT);
+  EXPECT_INT(layout->height, MGD_PLACE_ALIGNMENT);
   EXPECT_INT(layout->stays, 3);
   EXPECT_INT(mgd_plan_layout_offset(layout, 0, 0), 0);
   EXPECT_INT(mgd_plan_layout_offset(layout, 0, 1), -1);
@@ -727,6 +727,18 @@ static void a_layout_that_cannot_be_is_refused(void) {
   EXPECT_INT(n, 13);
   mgd_plan_layout_free(layout);
   layout = NULL;
+  struct mgd_plan *early = NULL;
+  n = 1;
+  while (mgd_plan_early_leave(&b.step, plan, n, &early) == MGD_E_NOMEM) {
+    EXPECT(early == NULL);
+    n++;
+  }
+  EXPECT_INT(n, 6);
+  EXPECT_PLAN(early, "1: W0 L0  3: F0");
+  mgd_plan_free(early);
+  plan->actions = 50000; /* their number alone is looked at */
+  EXPECT_CODE(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, &layout), MGD_E_NO_ROOM);
+  plan->actions = 3;
   b.step.operators = 3;
   EXPECT_CODE(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, &layout), MGD_E_INVALID);
   b.step.operators = 4;

@@ -178,6 +178,56 @@ static void what_is_forgotten_while_a_thread_plans_stays_forgotten(uint64_t seed
   }
 }
 
+/* ---- places */
+
+/* The followed plan gets places in a block, what is on the device then has none, and the program goes on. */
+static void what_is_away_gets_its_place(uint64_t seed) {
+  struct device d = new_device(seed, 0);
+  const int64_t block = INT64_C(64) << 20;
+  struct mgd_step_place places[4 * LAYERS];
+  bool was_home[LAYERS];
+  int64_t bytes;
+  EXPECT_CODE(mgd_step_layout_make(d.m, 1, block, 0, &bytes), MGD_E_ABSENT);
+  EXPECT(!mgd_step_layout_is_wanted(d.m, 1));
+  while (!state(&d).follows) { train(&d); }
+  EXPECT(mgd_step_layout_is_wanted(d.m, 1));
+  EXPECT_CODE(mgd_step_layout_make(d.m, 1, 0, 0, &bytes), MGD_E_NO_ROOM);
+  EXPECT(!mgd_step_layout_is_wanted(d.m, 1));
+  EXPECT_INT(mgd_step_layout_places(d.m, 1, NULL, 0, places, 4 * LAYERS), 0);
+  evict(&d, ROOM / 2);
+  for (int i = 0; i < LAYERS; i++) { was_home[i] = d.weights[i]->h.state != MGD_SPILLED; }
+  EXPECT_OK(mgd_step_layout_make(d.m, 1, block, 0, &bytes));
+  EXPECT_INT(bytes, block - (INT64_C(4) << 20));
+  int found = mgd_step_layout_places(d.m, 1, NULL, 0, places, 4 * LAYERS);
+  EXPECT(found > 0);
+  for (int i = 0; i < found; i++) {
+    EXPECT(places[i].offset >= 0 && places[i].offset % MGD_PLACE_ALIGNMENT == 0);
+    EXPECT(places[i].offset + places[i].bytes <= bytes);
+  }
+  EXPECT_INT(mgd_step_layout_places(d.m, 1, NULL, 0, places, 1), 1);
+  EXPECT_INT(mgd_step_layout_places(d.m, 1, NULL, RESULT + WEIGHT + 1, places, 4 * LAYERS), 0);
+  train(&d);
+  EXPECT(state(&d).follows);
+  int placed = 0;
+  for (int i = 0; i < LAYERS; i++) { /* the first operators of train() */
+    struct mgd_handle *h = &d.weights[i]->h;
+    struct storage *in[] = {d.weights[i], i ? d.results[i - 1] : d.weights[i]};
+    run(&d, names[0], in, 2, false);
+    EXPECT_INT(mgd_step_layout_places(d.m, 1, NULL, RESULT, places, 4 * LAYERS), 1);
+    d.results[i] = make(&d, RESULT);
+    EXPECT_INT(mgd_step_layout_places(d.m, 1, h, WEIGHT, places, 1), !was_home[i]);
+    placed += !was_home[i];
+    h->home = MGD_HOST; /* as if it were of another device, whose roles have other numbers */
+    EXPECT_INT(mgd_step_layout_places(d.m, 1, h, WEIGHT, places, 1), 0);
+    h->home = 1;
+  }
+  EXPECT(placed > 0);
+  mgd_step_layout_forget(d.m, 1);
+  EXPECT_INT(mgd_step_layout_places(d.m, 1, NULL, 0, places, 4 * LAYERS), 0);
+  for (int i = 0; i < LAYERS; i++) { drop(&d, &d.results[i]); }
+  give_up(&d);
+}
+
 int main(int argc, char **argv) {
   const uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
   printf("test_step_rounds: seed %" PRIu64 "\n", seed);
@@ -187,5 +237,6 @@ int main(int argc, char **argv) {
   a_pass_does_not_hide_the_round(seed);
   a_round_is_found_after_many_steps(seed);
   what_is_forgotten_while_a_thread_plans_stays_forgotten(seed);
+  what_is_away_gets_its_place(seed);
   return 0;
 }

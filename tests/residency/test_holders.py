@@ -26,7 +26,8 @@ from managed import holders
 pytestmark = pytest.mark.not_under_torture("it counts what leaves")
 
 BLOCK = 12 * MiB  # CUDA's allocator takes no more than this for it
-ASLEEP = 30  # seconds, of a holder that does not answer; a request waits for one
+ASLEEP = 30  # seconds, of a holder that does not answer
+WAITED = 5  # seconds; requests wait once for it, for a second, and machines may be busy
 
 
 @pytest.fixture
@@ -225,7 +226,7 @@ def test_a_request_ends_as_without_such_a_holder(kind, keeper):
     begin = time.monotonic()
     try:
         found = shortage()
-        assert time.monotonic() - begin < ASLEEP / 2
+        assert time.monotonic() - begin < WAITED
     finally:
         if isinstance(unwilling, Sleeps):
             unwilling.awake.set()
@@ -287,7 +288,7 @@ def test_a_report_that_the_program_asks_for_has_a_deadline(keeper):
     begin = time.monotonic()
     with keeper.lock:
         assert "Keeper" in holders.report(D0)
-    assert time.monotonic() - begin < ASLEEP / 2
+    assert time.monotonic() - begin < WAITED
 
 
 def test_a_holder_whose_lock_the_thread_has_is_not_waited_for_long(keeper):
@@ -296,7 +297,7 @@ def test_a_holder_whose_lock_the_thread_has_is_not_waited_for_long(keeper):
     begin = time.monotonic()
     with keeper.lock:
         found = shortage()
-    assert time.monotonic() - begin < ASLEEP / 2
+    assert time.monotonic() - begin < WAITED
     assert counts(found) == counts(wanted)
 
 

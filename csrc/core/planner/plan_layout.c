@@ -13,8 +13,8 @@
 
 #include "core/planner/internal_plan_parts.h"
 
-#define COMPARISONS INT64_C(20000000) /* about so many pairs of stays are compared: some 50 ms */
-#define MOST_STAYS 20000              /* of a step that is laid out: some 200 ms an order */
+#define COMPARISONS INT64_C(20000000) /* about so many pairs of stays are compared by climbing, at most */
+#define MOST_STAYS 20000              /* of a step that is laid out: an order compares half of their square */
 #define CLIMBS 100                    /* orders that are tried, at most */
 
 struct layouter {
@@ -32,7 +32,7 @@ struct layouter {
 
 static int64_t size_of_stay(const struct layouter *l, int32_t stay) {
   const int64_t bytes = l->step->storage[l->out->stay[stay].storage].bytes;
-  return (bytes + MGD_LAYOUT_ALIGNMENT - 1) / MGD_LAYOUT_ALIGNMENT * MGD_LAYOUT_ALIGNMENT;
+  return (bytes + MGD_PLACE_ALIGNMENT - 1) / MGD_PLACE_ALIGNMENT * MGD_PLACE_ALIGNMENT;
 }
 
 /* ---- the stays */
@@ -225,7 +225,7 @@ static void choose_offsets(struct layouter *l) {
 static bool sum_fits(const struct mgd_plan_step *step) {
   double sum = 0;
   for (int32_t s = 0; s < step->storages; s++) {
-    sum += ((double)step->storage[s].bytes + MGD_LAYOUT_ALIGNMENT) * 2; /* it is placed anew after each stay */
+    sum += ((double)step->storage[s].bytes + MGD_PLACE_ALIGNMENT) * 2; /* it is placed anew after each stay */
   }
   return sum * ((double)step->operators + 1) < MGD_INT64_TOP;
 }

@@ -17,8 +17,6 @@
 extern "C" {
 #endif
 
-#define MGD_LAYOUT_ALIGNMENT 512 /* bytes; the alignment of torch's CUDA allocator */
-
 /* Describes one time of a storage on the device: from right before operator `from` until right after operator `to`.
  * If `to` is less than `from`, that is in the next step. */
 struct mgd_layout_stay {

@@ -25,7 +25,6 @@ std::atomic<uint64_t> steps_watched{0};
 namespace {
 
 std::atomic<bool> learns{true};
-constexpr int64_t kLeastPlaced = int64_t{1} << 20; // bytes; smaller storages leave no pieces that matter
 
 // Moments are events in a stream, so they are recorded only while the core logs the device.
 int64_t worked(int device) {
@@ -71,7 +70,7 @@ struct Moment {
   }
   bool is_now(c10::ArrayRef<mgd_step_use> uses) {
     int64_t bytes = 0;
-    for (const mgd_step_use& u : uses) bytes += u.handle->bytes > kLeastPlaced ? u.handle->bytes : 0;
+    for (const mgd_step_use& u : uses) bytes += u.handle->bytes > MGD_PLACE_LEAST ? u.handle->bytes : 0;
     std::lock_guard<std::mutex> lock(mutex);
     if (seen++ < period) least = std::min(least, bytes);
     return bytes == 0 || (seen > period && bytes <= least);
@@ -91,7 +90,7 @@ void lay_out(int device) {
   sweep(device, 1, &unused);
   const auto room = static_cast<int64_t>(arenas->arena_room(index));
   int64_t bytes = 0;
-  const int code = mgd_step_layout_make(machine(), device, room, kLeastPlaced, &bytes);
+  const int code = mgd_step_layout_make(machine(), device, room, MGD_PLACE_LEAST, &bytes);
   if (code == MGD_OK && bytes > 0 && arenas->open_arena(index, static_cast<std::size_t>(bytes))) return;
   if (code != MGD_E_ABSENT) mgd_step_layout_forget(machine(), device);
 }
