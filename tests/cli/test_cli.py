@@ -16,14 +16,13 @@ import struct
 import sys
 import termios
 import threading
-import time
 
 import pytest
 from support import cli_samples as samples
 from support.paths import TESTS
 
 from managed import cli
-from managed.cli import _machine, _problems, _sockets, _waits
+from managed.cli import _machine, _problems, _sockets, _waits, top
 from managed.cli._asked import Watch
 from managed.cli._live import follow
 from managed.cli._screen import Piece, Screen, fitted, printable, text_of
@@ -263,21 +262,20 @@ def test_only_visible_cards_are_shown(monkeypatch):
 def test_keys_and_the_end_of_top(monkeypatch, prints):
     """h shows the keys, c the short form, q ends; the terminal is as it was before."""
     keyboard, stdin = pty.openpty()
+    keys = [b"h", b"\x1b[A", b"q"]  # an arrow does nothing
+
+    def now():
+        """The time that a frame shows; the next key is pressed meanwhile."""
+        os.write(keyboard, keys.pop(0))
+        return "now"
+
+    monkeypatch.setattr(top, "now", now)
     monkeypatch.setattr(_sockets, "find", lambda timeout=2.0: [])
     before = termios.tcgetattr(stdin)
     with terminal(90, "utf-8", monkeypatch) as written, open(stdin) as stream:
         monkeypatch.setenv("TERM", "dumb")
         monkeypatch.setattr(sys, "stdin", stream)
-
-        def type_keys():
-            for keys in ("h", "\x1b[A", "q"):  # an arrow does nothing
-                time.sleep(0.2)
-                os.write(keyboard, keys.encode())
-
-        typist = threading.Thread(target=type_keys)
-        typist.start()
         assert cli.main(["top", "--interval", "100"]) == 0
-        typist.join()
         assert termios.tcgetattr(stdin) == before
     os.close(keyboard)
     shown = b"".join(written).decode()
