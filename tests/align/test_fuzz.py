@@ -30,6 +30,10 @@ FOUND = [
      ("write_unseen", 883149385)],
     [("new", 426276791), ("leaf_of_what_was_computed", 1488275669), ("unary", 1576341198),
      ("bring", 1362620814), ("grad", 1214865667)],
+    [("new", 509023552), ("leaf_of_what_was_computed", 1538336118), ("binary", 1677738579),
+     ("inference", 538824173), ("copied_to", 1331518099), ("binary", 97990215)],
+    [("new", 622975146), ("leaf", 636814645), ("inference", 374574220), ("copied_to", 274895487),
+     ("lists", 430156711)],
 ]  # fmt: skip
 
 
