@@ -212,10 +212,14 @@ static int64_t find_bytes(struct layouter *l) {
   return most;
 }
 
-/* Finds a layout of at most `room` bytes, or else the lowest. */
-static void choose_offsets(struct layouter *l, int64_t room) {
-  const int64_t pairs = (int64_t)l->out->stays * l->out->stays / 2 + 1, enough = mgd_max(find_bytes(l), room);
-  const int64_t climbs = mgd_min(CLIMBS, COMPARISONS / pairs);
+static int64_t most_climbs(const struct layouter *l) {
+  const int64_t pairs = (int64_t)l->out->stays * l->out->stays / 2 + 1;
+  return mgd_min(CLIMBS, COMPARISONS / pairs);
+}
+
+/* Finds a layout of at most `room` bytes, or else the lowest. Returns what place_all() did for the last order. */
+static int32_t choose_offsets(struct layouter *l, int64_t room) {
+  const int64_t climbs = most_climbs(l), enough = mgd_max(find_bytes(l), room);
   l->out->height = INT64_MAX;
   sort_stays(l, false);
   place_all(l);
@@ -227,6 +231,7 @@ static void choose_offsets(struct layouter *l, int64_t room) {
     top = place_all(l);
   }
   for (int64_t i = 0; i < climbs && l->out->height > enough && advance(l, top); i++) { top = place_all(l); }
+  return top;
 }
 
 /* ---- room for copies ahead of need */
@@ -274,17 +279,25 @@ static void begin_early(struct layouter *l, int64_t room) {
   }
 }
 
-/* Lays the stays out. If this takes less than `room` bytes, fetched ones begin earlier, as far as there is room for. */
+/* Lays the stays out. If this takes less than `room` bytes, fetched ones begin earlier, as far as there is room for. Two
+ * places cannot take turns for an odd number of stays, so the stay at the top begins at its FETCH again until all fit. */
 static void lay_out(struct layouter *l, int64_t room, struct mgd_layout_stay *kept) {
-  choose_offsets(l, room);
-  if (l->out->height > room || l->fetches == 0) { return; }
-  const int64_t height = l->out->height;
-  memcpy(kept, l->out->stay, (size_t)l->out->stays * sizeof *kept);
+  struct mgd_layout *out = l->out;
+  (void)choose_offsets(l, room);
+  if (out->height > room || l->fetches == 0) { return; }
+  const int64_t height = out->height, tries = most_climbs(l);
+  memcpy(kept, out->stay, (size_t)out->stays * sizeof *kept);
   begin_early(l, room);
-  choose_offsets(l, room);
-  if (l->out->height > room) {
-    memcpy(l->out->stay, kept, (size_t)l->out->stays * sizeof *kept);
-    l->out->height = height;
+  int32_t top = choose_offsets(l, room);
+  for (int64_t i = 0; i < tries && out->height > room; i++) {
+    const int32_t stay = l->order[top].value;
+    if (out->stay[stay].from == kept[stay].from) { break; }
+    out->stay[stay].from = kept[stay].from;
+    top = place_all(l);
+  }
+  if (out->height > room) {
+    memcpy(out->stay, kept, (size_t)out->stays * sizeof *kept);
+    out->height = height;
   }
 }
 
