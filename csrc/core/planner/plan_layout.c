@@ -295,7 +295,8 @@ static void lay_out(struct layouter *l, int64_t room, struct mgd_layout_stay *ke
     out->stay[stay].from = kept[stay].from;
     top = place_all(l);
   }
-  if (out->height > room) {
+  out->is_early = out->height <= room;
+  if (!out->is_early) {
     memcpy(out->stay, kept, (size_t)out->stays * sizeof *kept);
     out->height = height;
   }

@@ -28,6 +28,7 @@ struct mgd_layout_stay {
 /* Invariant: two stays that have an operator in common have no byte in common. */
 struct mgd_layout {
   int64_t height; /* bytes of the block */
+  bool is_early;  /* a stay begins before its FETCH */
   int32_t stays, storages;
   struct mgd_layout_stay *stay; /* by storage */
   int32_t *first; /* storages + 1: those of s are first[s] .. first[s + 1] - 1 */
