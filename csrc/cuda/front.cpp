@@ -120,6 +120,16 @@ class Request {
     return made_room_;
   }
 
+  // There are enough free bytes, but in pieces.
+  bool make_hole(std::size_t needed) {
+    if (bytes_ <= kSmall || !may_lie_in_arena_ || uses_pool(device_) || has_arena(device_)) return false;
+    if (std::exchange(made_hole_, true) || !cuts_into_pieces(device_) || room_soon(device_) < needed) return false;
+    const WithoutGil no_gil;
+    const Pause pause(device_);
+    const auto blocks = blocks_for(device_, c10::cuda::getCurrentCUDAStream());
+    return front_hook->make_hole(device_, bytes_, blocks);
+  }
+
   // What is fetched ahead of need has a place of its own, or none.
   c10::DataPtr take_gap(bool beside_places) {
     constexpr int kPlaces = 64;
@@ -139,6 +149,7 @@ class Request {
     if (fits_) return give_cache_back(needed);
     if (wait_for_pending(needed)) return;
     if (only_if_room) throw Shortage{}; // torch would empty its cache, wait for the device and write a text
+    if (make_hole(needed)) return;
     const std::size_t idle = idle_in_arena(device_); // in pieces that are too small
     hopeless_ = needed > allowed(device_) ||
         !make_room(idle + needed); // torch may still find memory, and has the text of the error
@@ -173,7 +184,7 @@ class Request {
   const std::size_t bytes_;
   const bool may_lie_in_arena_;
   c10::DeviceIndex device_ = 0;
-  bool fits_ = false, hopeless_ = false, has_waited_ = false, made_room_ = false;
+  bool fits_ = false, hopeless_ = false, has_waited_ = false, made_room_ = false, made_hole_ = false;
   bool asks_arena_; // it has not been asked yet
 };
 

@@ -2,7 +2,7 @@
  *
  * Usage: test_window [seed] [steps]; steps / 20 random rows are searched.
  */
-#include "core/residency/window.h"
+#include "core/window.h"
 #include "trainer.h"
 
 #define MOST 12 /* blocks of a random row */
@@ -118,7 +118,7 @@ static void what_may_not_leave_ends_a_window(uint64_t seed) {
   weights = d.weights;
   const size_t blocks = lay_out(block);
   for (int i = 0; i < LAYERS; i += 2) { EXPECT_OK(mgd_handle_pin(d.m, &d.weights[i]->h, MGD_PIN_ASKED, true)); }
-  expect_leaving(&d, block, blocks, 3 * WEIGHT, "MGD_E_ABSENT");
+  expect_leaving(&d, block, blocks, 3 * WEIGHT, "ABSENT");
   for (int i = 0; i < LAYERS; i += 2) { EXPECT_OK(mgd_handle_pin(d.m, &d.weights[i]->h, MGD_PIN_ASKED, false)); }
   give_up(&d);
 }
@@ -135,8 +135,8 @@ static void what_cannot_be_is_refused(uint64_t seed) {
   EXPECT_CODE(mgd_window_evict(d.m, 1, 0, block, blocks, at, actions, &n), MGD_E_INVALID);
   EXPECT_CODE(mgd_window_evict(d.m, 0, WEIGHT, block, blocks, at, actions, &n), MGD_E_NO_DEVICE);
   EXPECT_CODE(mgd_window_evict(d.m, 2, WEIGHT, block, blocks, at, actions, &n), MGD_E_NO_DEVICE);
-  expect_leaving(&d, block, 0, WEIGHT, "MGD_E_ABSENT");
-  expect_leaving(&d, block, blocks, sizeof memory + 1, "MGD_E_ABSENT");
+  expect_leaving(&d, block, 0, WEIGHT, "ABSENT");
+  expect_leaving(&d, block, blocks, sizeof memory + 1, "ABSENT");
   give_up(&d);
 }
 

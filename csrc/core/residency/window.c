@@ -2,7 +2,7 @@
  *
  * This file chooses, evict.c lets each storage leave. Nothing is kept between two calls.
  */
-#include "core/residency/window.h"
+#include "core/window.h"
 
 #include <math.h>
 

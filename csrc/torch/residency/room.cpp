@@ -25,6 +25,15 @@ namespace {
 constexpr std::size_t kPlan = 32; // actions of one plan; more room takes another plan
 constexpr int kTries = 2;         // failed plans (no action succeeded) before find_room() gives up
 
+Outcome let_leave(int device, c10::ArrayRef<mgd_action> plan) {
+  Outcome outcome = carry_out(plan, Purpose::Room);
+  if (std::any_of(plan.begin(), plan.end(), [](const mgd_action& a) { return a.to == MGD_HOST; })) {
+    begin_steps(device);
+    watch_calls();
+  }
+  return outcome;
+}
+
 // Plans one eviction or several and carries them out. Returns the code of mgd_evict_begin(); *outcome is that of
 // carry_out().
 int let_somebody_leave(int device, int64_t bytes, int64_t own_uses, const int64_t* room, Outcome* outcome) {
@@ -32,12 +41,7 @@ int let_somebody_leave(int device, int64_t bytes, int64_t own_uses, const int64_
   std::array<mgd_action, kPlan> plan;
   std::size_t n = plan.size();
   const int code = mgd_evict_begin(machine(), device, bytes, room, own_uses, plan.data(), &n);
-  if (code == MGD_OK) *outcome = carry_out({plan.data(), n}, Purpose::Room);
-  const auto goes_to_host = [](const mgd_action& a) { return a.to == MGD_HOST; };
-  if (code == MGD_OK && std::any_of(plan.data(), plan.data() + n, goes_to_host)) {
-    begin_steps(device);
-    watch_calls();
-  }
+  if (code == MGD_OK) *outcome = let_leave(device, {plan.data(), n});
   return code;
 }
 
@@ -102,6 +106,17 @@ bool make_room(int device, int64_t bytes, int64_t own_uses, Caller caller) {
   if (caller == Caller::Free && collect_garbage(gil_deadline)) return true;
   if (failure && caller != Caller::LockedAllocator) std::rethrow_exception(failure);
   return false;
+}
+
+bool make_hole(int device, int64_t bytes, c10::ArrayRef<mgd_window_block> blocks) {
+  if (makes_no_room()) return false;
+  begin_turns(device);
+  const Transfer moving;
+  std::vector<mgd_action> plan(2 * blocks.size() + 2); // each may give up a copy on the host as well
+  std::size_t n = plan.size();
+  const auto at = [](const mgd_handle* h) -> const void* { return static_cast<const StorageHandle*>(h)->block.get(); };
+  const int code = mgd_window_evict(machine(), device, bytes, blocks.data(), blocks.size(), at, plan.data(), &n);
+  return code == MGD_OK && let_leave(device, {plan.data(), n}).left > 0;
 }
 
 } // namespace managed

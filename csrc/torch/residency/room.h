@@ -5,6 +5,7 @@
 // executor.h moves them, hold.h keeps what an operator uses, and out_of_memory.h has the text of the error.
 #pragma once
 #include "core/core.h"
+#include "core/window.h"
 #include "torch/tensor/storage.h"
 
 namespace managed {
@@ -22,5 +23,9 @@ enum class Caller { Free, BringsHome, LockedAllocator, GivesBack };
 // `own_uses`: how often this thread itself uses storages of the device (Hold::uses_of_this_thread): it must not wait
 // for these uses to end.
 bool make_room(int device, int64_t bytes, int64_t own_uses, Caller caller = Caller::Free);
+
+// Tries to make the device's free bytes come together: evicts the storages in the cheapest window of `bytes` bytes
+// (core/window.h). False: there is none, or nothing left. The caller holds no lock.
+bool make_hole(int device, int64_t bytes, c10::ArrayRef<mgd_window_block> blocks);
 
 } // namespace managed
