@@ -159,6 +159,7 @@ std::size_t room_soon(int device) {
 
 std::vector<mgd_window_block> blocks_for(int device, cudaStream_t stream) {
   std::vector<mgd_window_block> blocks;
+  if (has_expandable(native(), device)) return blocks;
   for (const auto& s : snapshot_of(native()).segments) { // in the order of their addresses
     if (s.device != device || s.stream != stream || !s.is_large || s.owner_private_pool_id != kDefaultPool) continue;
     auto* at = reinterpret_cast<const char*>(s.address);

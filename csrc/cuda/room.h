@@ -38,7 +38,7 @@ std::size_t allowed(int device);
 std::size_t room_soon(int device);
 
 // Returns the large blocks that torch has for a stream, in the order of their addresses: what a request for it could
-// get if they were free. Takes the locks of all devices' allocators.
+// get if they were free. None: its segments expand. Takes the locks of all devices' allocators.
 std::vector<mgd_window_block> blocks_for(int device, cudaStream_t stream);
 
 // Whether the figures of the default pool are all, and its segments do not expand.

@@ -82,11 +82,11 @@ static size_t lay_out(struct mgd_window_block *block) {
 }
 
 static void expect_leaving(struct device *d, const struct mgd_window_block *block, size_t blocks, int64_t bytes,
-                           const char *expected) {
+                           int64_t most, const char *expected) {
   struct mgd_action actions[LAYERS + 2];
   size_t n = LAYERS + 2;
   char said[100] = "";
-  const int code = mgd_window_evict(d->m, 1, bytes, block, blocks, at, actions, &n);
+  const int code = mgd_window_evict(d->m, 1, bytes, most, block, blocks, at, actions, &n);
   for (int i = 0; i < LAYERS && code == MGD_OK; i++) {
     for (size_t k = 0; k < n; k++) {
       if (actions[k].handle == &d->weights[i]->h) {
@@ -107,7 +107,7 @@ static void the_storages_of_one_window_leave(uint64_t seed) {
   struct storage *used[] = {d.weights[3], d.weights[2], d.weights[1]};
   /* Two weights and the free block beside them are enough: those that were used least recently, with no recent one. */
   run(&d, "use", used, 3, false);
-  expect_leaving(&d, block, blocks, 3 * WEIGHT, "4 5 ");
+  expect_leaving(&d, block, blocks, 3 * WEIGHT, ROOM, "4 5 ");
   EXPECT_INT(d.m->devices[1].storages.pressed - pressed, 2 * WEIGHT);
   give_up(&d);
 }
@@ -118,8 +118,36 @@ static void what_may_not_leave_ends_a_window(uint64_t seed) {
   weights = d.weights;
   const size_t blocks = lay_out(block);
   for (int i = 0; i < LAYERS; i += 2) { EXPECT_OK(mgd_handle_pin(d.m, &d.weights[i]->h, MGD_PIN_ASKED, true)); }
-  expect_leaving(&d, block, blocks, 3 * WEIGHT, "ABSENT");
+  expect_leaving(&d, block, blocks, 3 * WEIGHT, ROOM, "ABSENT");
   for (int i = 0; i < LAYERS; i += 2) { EXPECT_OK(mgd_handle_pin(d.m, &d.weights[i]->h, MGD_PIN_ASKED, false)); }
+  give_up(&d);
+}
+
+/* Advice decides before times do: what is to leave last ends a window, what is to leave first costs nothing. */
+static void advice_is_followed(uint64_t seed) {
+  struct device d = new_device(seed, 0);
+  struct mgd_window_block block[LAYERS * 3 / 2];
+  weights = d.weights;
+  const size_t blocks = lay_out(block);
+  EXPECT_OK(mgd_handle_advise(d.m, &d.weights[0]->h, MGD_ADVICE_LAST));
+  EXPECT_OK(mgd_handle_advise(d.m, &d.weights[8]->h, MGD_ADVICE_FIRST));
+  EXPECT_OK(mgd_handle_advise(d.m, &d.weights[9]->h, MGD_ADVICE_NEXT));
+  expect_leaving(&d, block, blocks, 3 * WEIGHT, ROOM, "8 9 ");
+  expect_leaving(&d, block, blocks, 3 * WEIGHT, ROOM, "1 2 ");
+  give_up(&d);
+}
+
+/* A window is for pieces: it does not let more leave than is missing, nor a part of what the host has no room for. */
+static void a_window_that_costs_too_much_is_none(uint64_t seed) {
+  struct device d = new_device(seed, 0);
+  struct mgd_window_block block[LAYERS * 3 / 2];
+  weights = d.weights;
+  const size_t blocks = lay_out(block);
+  expect_leaving(&d, block, blocks, 3 * WEIGHT, 2 * WEIGHT - 1, "ABSENT");
+  EXPECT_OK(mgd_host_set_limit(d.m, 2 * WEIGHT - 1));
+  expect_leaving(&d, block, blocks, 3 * WEIGHT, 2 * WEIGHT, "ABSENT");
+  EXPECT_OK(mgd_host_set_limit(d.m, 2 * WEIGHT));
+  expect_leaving(&d, block, blocks, 3 * WEIGHT, 2 * WEIGHT, "0 1 ");
   give_up(&d);
 }
 
@@ -130,13 +158,13 @@ static void what_cannot_be_is_refused(uint64_t seed) {
   size_t n = 1;
   weights = d.weights;
   const size_t blocks = lay_out(block);
-  EXPECT_CODE(mgd_window_evict(d.m, 1, WEIGHT, block, blocks, at, actions, &n), MGD_E_INVALID);
+  EXPECT_CODE(mgd_window_evict(d.m, 1, WEIGHT, ROOM, block, blocks, at, actions, &n), MGD_E_INVALID);
   n = 2;
-  EXPECT_CODE(mgd_window_evict(d.m, 1, 0, block, blocks, at, actions, &n), MGD_E_INVALID);
-  EXPECT_CODE(mgd_window_evict(d.m, 0, WEIGHT, block, blocks, at, actions, &n), MGD_E_NO_DEVICE);
-  EXPECT_CODE(mgd_window_evict(d.m, 2, WEIGHT, block, blocks, at, actions, &n), MGD_E_NO_DEVICE);
-  expect_leaving(&d, block, 0, WEIGHT, "ABSENT");
-  expect_leaving(&d, block, blocks, sizeof memory + 1, "ABSENT");
+  EXPECT_CODE(mgd_window_evict(d.m, 1, 0, ROOM, block, blocks, at, actions, &n), MGD_E_INVALID);
+  EXPECT_CODE(mgd_window_evict(d.m, 0, WEIGHT, ROOM, block, blocks, at, actions, &n), MGD_E_NO_DEVICE);
+  EXPECT_CODE(mgd_window_evict(d.m, 2, WEIGHT, ROOM, block, blocks, at, actions, &n), MGD_E_NO_DEVICE);
+  expect_leaving(&d, block, 0, WEIGHT, ROOM, "ABSENT");
+  expect_leaving(&d, block, blocks, sizeof memory + 1, ROOM, "ABSENT");
   give_up(&d);
 }
 
@@ -148,6 +176,8 @@ int main(int argc, char **argv) {
   the_cheapest_window_is_found(seed, steps / 20 + 100);
   the_storages_of_one_window_leave(seed);
   what_may_not_leave_ends_a_window(seed);
+  advice_is_followed(seed);
+  a_window_that_costs_too_much_is_none(seed);
   what_cannot_be_is_refused(seed);
   return 0;
 }

@@ -33,6 +33,20 @@ def pieces(not_learning):
         tensors.clear()
 
 
+@pytest.fixture
+def full(not_learning):
+    """Tensors that have all of the device, in the order of their use: no neighbours."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    with managed.budget(D0, SEGMENTS * 4 * BLOCK):
+        tensors = [on(torch.full((BLOCK // 4,), float(i))) for i in range(SEGMENTS * 4)]
+        for i in range(SEGMENTS * 4):
+            tensors[i * 9 % len(tensors)].add_(0)
+        yield tensors
+        assert [(t == i).all().item() for i, t in enumerate(tensors)] == [True] * len(tensors)
+        tensors.clear()
+
+
 def left(work):
     """What work() gives, and the bytes that left for it."""
     before = managed.stats()["spill_bytes"]
@@ -71,6 +85,21 @@ def test_what_is_pinned_ends_a_window(pieces):
     assert gone_now == [i in (0, 1, 4, 5) for i in range(len(pieces))]
     for t in pieces[2:4] + pieces[6::2]:
         t.unpin()
+
+
+def test_what_has_left_becomes_a_part_of_a_window(full):
+    """The least recently used blocks lie in four segments; what lies beside one of them follows."""
+    x, gone = left(lambda: ones(4))
+    assert gone == (4 + 3) * BLOCK
+    assert x.sum().item() == x.numel()
+
+
+def test_what_is_used_again_soon_stays(pieces):
+    for t in pieces[:8] + pieces[10:]:
+        managed.hint(t, reuse=True)
+    _, gone = left(lambda: ones(4))
+    assert gone == 2 * BLOCK
+    assert [managed._C.is_spilled(t) for t in pieces] == [i in (8, 9) for i in range(len(pieces))]
 
 
 def test_without_a_window_the_error_is_as_it_was(pieces):

@@ -3,8 +3,8 @@
  * The stays are read off the plan's actions, and are placed one after the other at the lowest offset that is free for
  * as long as they last. Storages that never leave come first: they are in the way of all. Two orders of the rest
  * are tried, the largest first and the largest for the longest time first. Then the stay at the top of the lowest
- * layout is placed earlier, as long as there is time (hill climbing over the order, as in TVM's USMP). No times and no
- * machine are known here.
+ * layout is placed earlier, as long as there is time (hill climbing over the order, as in TVM's USMP). If there is room
+ * left, places are free before the copies that fill them begin. No times and no machine are known here.
  */
 #include "core/planner/plan_layout.h"
 
@@ -17,8 +17,8 @@
 #define MOST_STAYS 20000              /* of a step that is laid out: an order compares half of their square */
 #define CLIMBS 100                    /* orders that are tried, at most */
 
-/* A FETCH of the plan, before operator `at`: its stay, and the next operator that uses it, `use`, which is at least `at`
- * and less than `at` + operators. */
+/* A FETCH of the plan, before operator `at`: its stay, and the next operator that uses it, `use`, which is at least
+ * `at` and less than `at` + operators. */
 struct fetch {
   int32_t stay, at, use;
 };
@@ -279,11 +279,12 @@ static void begin_early(struct layouter *l, int64_t room) {
   }
 }
 
-/* Lays the stays out. If this takes less than `room` bytes, fetched ones begin earlier, as far as there is room for. Two
- * places cannot take turns for an odd number of stays, so the stay at the top begins at its FETCH again until all fit. */
+/* Lays the stays out. If this takes at most `room` bytes, fetched ones begin earlier, as far as there is room for that.
+ * Two places cannot take turns for an odd number of stays, so the stay at the top begins at its FETCH again until all
+ * fit. */
 static void lay_out(struct layouter *l, int64_t room, struct mgd_layout_stay *kept) {
   struct mgd_layout *out = l->out;
-  (void)choose_offsets(l, room);
+  (void)choose_offsets(l, 0);
   if (out->height > room || l->fetches == 0) { return; }
   const int64_t height = out->height, tries = most_climbs(l);
   memcpy(kept, out->stay, (size_t)out->stays * sizeof *kept);
@@ -295,11 +296,11 @@ static void lay_out(struct layouter *l, int64_t room, struct mgd_layout_stay *ke
     out->stay[stay].from = kept[stay].from;
     top = place_all(l);
   }
-  out->is_early = out->height <= room;
-  if (!out->is_early) {
+  if (out->height > room) {
     memcpy(out->stay, kept, (size_t)out->stays * sizeof *kept);
     out->height = height;
   }
+  for (int32_t i = 0; i < out->stays; i++) { out->is_early = out->is_early || out->stay[i].from != kept[i].from; }
 }
 
 /* ---- the interface */

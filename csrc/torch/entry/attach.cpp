@@ -85,9 +85,11 @@ bool make_some_cuda_room(int device) {
   return made;
 }
 
-bool make_cuda_hole(int device, std::size_t bytes, c10::ArrayRef<mgd_window_block> blocks) {
+bool make_cuda_hole(int device, std::size_t bytes, std::size_t hole, c10::ArrayRef<mgd_window_block> blocks) {
   const int id = cuda_id(device);
-  return id >= 0 && make_hole(id, static_cast<int64_t>(bytes), blocks);
+  return id >= 0 &&
+      make_room(id, static_cast<int64_t>(bytes), Hold::uses_of_this_thread(id), Caller::Free,
+                {static_cast<int64_t>(hole), blocks});
 }
 
 // A storage that comes home has its place; other copies have none.
