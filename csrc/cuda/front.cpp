@@ -112,12 +112,21 @@ class Request {
   }
 
  private:
-  bool make_room(std::size_t bytes) {
+  bool make_room(std::size_t bytes, bool is_in_pieces = false) {
     const WithoutGil no_gil;
     const Pause pause(device_);
-    made_room_ = front_hook->make_room(device_, bytes);
+    std::vector<mgd_window_block> blocks;
+    if (is_in_pieces) blocks = blocks_for(device_, c10::cuda::getCurrentCUDAStream());
+    made_room_ = blocks.empty() ? front_hook->make_room(device_, bytes)
+                                : front_hook->make_hole(device_, bytes, bytes_, blocks);
     if (made_room_) has_waited_ = false; // evicted blocks may wait for streams in their turn
     return made_room_;
+  }
+
+  // Whether there are enough free bytes, but in pieces; true once for a request.
+  bool is_in_pieces(std::size_t needed) {
+    const bool may_be = bytes_ > kSmall && may_lie_in_arena_ && !was_in_pieces_ && !has_arena(device_);
+    return may_be && room_soon(device_) >= needed && (was_in_pieces_ = true);
   }
 
   // What is fetched ahead of need has a place of its own, or none.
@@ -141,7 +150,7 @@ class Request {
     if (only_if_room) throw Shortage{}; // torch would empty its cache, wait for the device and write a text
     const std::size_t idle = idle_in_arena(device_); // in pieces that are too small
     hopeless_ = needed > allowed(device_) ||
-        !make_room(idle + needed); // torch may still find memory, and has the text of the error
+        !make_room(idle + needed, is_in_pieces(needed)); // torch may still find memory, and has the text of the error
   }
 
   // Evicted blocks lie in torch's cache, in segments that are too small. Torch would first ask the driver in vain, and
@@ -173,7 +182,7 @@ class Request {
   const std::size_t bytes_;
   const bool may_lie_in_arena_;
   c10::DeviceIndex device_ = 0;
-  bool fits_ = false, hopeless_ = false, has_waited_ = false, made_room_ = false;
+  bool fits_ = false, hopeless_ = false, has_waited_ = false, made_room_ = false, was_in_pieces_ = false;
   bool asks_arena_; // it has not been asked yet
 };
 

@@ -157,6 +157,20 @@ std::size_t room_soon(int device) {
       static_cast<std::size_t>(pending_of(stats)) + bytes_given_up(device) + idle_in_arena(device);
 }
 
+std::vector<mgd_window_block> blocks_for(int device, cudaStream_t stream) {
+  std::vector<mgd_window_block> blocks;
+  if (has_expandable(native(), device)) return blocks;
+  for (const auto& s : snapshot_of(native()).segments) { // in the order of their addresses
+    if (s.device != device || s.stream != stream || !s.is_large || s.owner_private_pool_id != kDefaultPool) continue;
+    auto* at = reinterpret_cast<const char*>(s.address);
+    for (const auto& b : s.blocks) {
+      blocks.push_back({at, static_cast<int64_t>(b.size), !b.active, at == reinterpret_cast<const char*>(s.address)});
+      at += b.size;
+    }
+  }
+  return blocks;
+}
+
 bool make_some_room(const CudaBridge& hook, int device) {
   struct InCallback {
     const bool before = std::exchange(in_callback, true);

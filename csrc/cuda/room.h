@@ -5,6 +5,7 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 
 #include <cstddef>
+#include <vector>
 
 #include "torch/devices/cuda_bridge.h"
 
@@ -35,6 +36,10 @@ std::size_t allowed(int device);
 // Returns the room and the bytes that become room later: pieces of segments that are in use otherwise, and pending
 // frees, which wait for streams or copies. Gives none of them back. In make_some_room() it is room().
 std::size_t room_soon(int device);
+
+// Returns the large blocks that torch has for a stream, in the order of their addresses: what a request for it could
+// get if they were free. None: its segments expand. Takes the locks of all devices' allocators.
+std::vector<mgd_window_block> blocks_for(int device, cudaStream_t stream);
 
 // Whether the figures of the default pool are all, and its segments do not expand.
 bool cuts_into_pieces(int device);

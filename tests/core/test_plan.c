@@ -86,6 +86,7 @@ struct checker {
   bool is_awaited[MOST]; /* copied to the host, and did not leave since */
   int lap;
   const struct mgd_layout *layout; /* of the plan; checked in the last lap */
+  bool is_early;                   /* what is fetched may have its address before */
 };
 
 static int64_t aligned(int64_t bytes) {
@@ -96,7 +97,8 @@ static int64_t aligned(int64_t bytes) {
 static const char *find_overlap(const struct checker *c, int32_t o) {
   for (int32_t s = 0; s < c->b->step.storages; s++) {
     const int64_t at = mgd_plan_layout_offset(c->layout, s, o), bytes = aligned(c->b->storage[s].bytes);
-    if (c->b->storage[s].bytes > 0 && (at >= 0) != (c->where[s] == HOME)) { return "an address for what is away"; }
+    if (at < 0 && c->b->storage[s].bytes > 0 && c->where[s] == HOME) { return "no address for what is home"; }
+    if (at >= 0 && !c->is_early && c->where[s] != HOME) { return "an address for what is away"; }
     if (at < 0) { continue; }
     if (at % MGD_PLACE_ALIGNMENT || at + bytes > c->layout->height) { return "an address outside of the block"; }
     for (int32_t t = 0; t < s; t++) {
@@ -188,11 +190,13 @@ static const char *do_operator(struct checker *c, const struct mgd_plan *plan, i
 }
 
 /* What is wrong with the plan in the host's order; NULL: nothing. The first step finds out what was home before. */
-static const char *find_fault(const struct builder *b, const struct mgd_plan *plan, const struct mgd_layout *layout) {
+static const char *find_fault(const struct builder *b, const struct mgd_plan *plan, const struct mgd_layout *layout,
+                              bool is_early) {
   static struct checker c;
   memset(&c, 0, sizeof c);
   c.b = b;
   c.layout = layout;
+  c.is_early = is_early;
   int64_t content = 0, bytes[3] = {0};
   for (c.lap = 0; c.lap < 4; c.lap++) {
     for (int32_t o = 0; o < b->step.operators; o++) {
@@ -211,12 +215,12 @@ static const char *find_fault(const struct builder *b, const struct mgd_plan *pl
 static void expect_valid(const struct builder *b, const struct mgd_plan *plan) {
   struct mgd_layout *layout = NULL;
   struct mgd_plan *early = NULL;
-  EXPECT_OK(mgd_plan_layout_make(&b->step, plan, 0, NULL, 0, &layout));
-  const char *wrong = find_fault(b, plan, layout);
+  EXPECT_OK(mgd_plan_layout_make(&b->step, plan, 0, NULL, 0, 0, &layout));
+  const char *wrong = find_fault(b, plan, layout, false);
   EXPECT_TEXT(wrong ? wrong : "", "");
   mgd_plan_layout_free(layout);
   EXPECT_OK(mgd_plan_early_leave(&b->step, plan, 0, &early));
-  wrong = find_fault(b, early, NULL);
+  wrong = find_fault(b, early, NULL, false);
   EXPECT_TEXT(wrong ? wrong : "", "");
   mgd_plan_free(early);
 }
@@ -620,15 +624,22 @@ static void expect_random_plan(uint64_t seed) {
   choose_room(&b, &random);
   plan = plan_of(&b);
   again = plan_of(&b);
-  EXPECT_OK(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, &layout));
-  const char *wrong = find_fault(&b, plan, layout);
+  EXPECT_OK(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, 0, &layout));
+  const char *wrong = find_fault(&b, plan, layout, false);
   mgd_plan_layout_free(layout);
   if (!wrong) { /* and the same plan with early departures */
     struct mgd_plan *early = NULL;
     EXPECT_OK(mgd_plan_early_leave(&b.step, plan, 0, &early));
-    EXPECT_OK(mgd_plan_layout_make(&b.step, early, 0, NULL, 0, &layout));
-    wrong = find_fault(&b, early, layout);
+    EXPECT_OK(mgd_plan_layout_make(&b.step, early, 0, NULL, 0, 0, &layout));
+    wrong = find_fault(&b, early, layout, false);
+    const int64_t height = layout->height, room = pick(&random, 2) ? height + b.machine.room / 8 : b.machine.room;
     mgd_plan_layout_free(layout);
+    if (!wrong) { /* and with places that are free before a copy begins */
+      EXPECT_OK(mgd_plan_layout_make(&b.step, early, 0, NULL, room, 0, &layout));
+      wrong = find_fault(&b, early, layout, true);
+      wrong = !wrong && layout->height > room && layout->height > height ? "a block that is too high" : wrong;
+      mgd_plan_layout_free(layout);
+    }
     mgd_plan_free(early);
   }
   if (!wrong && mgd_plan_simulate(&b.step, &b.machine, plan, 6, 0, ns) != MGD_OK) {
@@ -662,7 +673,7 @@ static void plans_are_as_fast_as_they_were(void) {
     ns += plan->ns;
     ideal += plan->ideal_ns;
     struct mgd_layout *layout = NULL;
-    EXPECT_OK(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, &layout));
+    EXPECT_OK(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, 0, &layout));
     height += layout->height;
     room += b.machine.room;
     mgd_plan_layout_free(layout);
@@ -680,7 +691,7 @@ static void what_is_away_gives_its_address_to_another(void) {
   struct mgd_layout *layout = NULL;
   two_layers(&b, 19);
   struct mgd_plan *plan = plan_of(&b); /* 1: W0 L0  3: F0 */
-  EXPECT_OK(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, &layout));
+  EXPECT_OK(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, 0, &layout));
   EXPECT_INT(layout->height, MGD_PLACE_ALIGNMENT);
   EXPECT_INT(layout->stays, 3);
   EXPECT_INT(mgd_plan_layout_offset(layout, 0, 0), 0);
@@ -692,6 +703,61 @@ static void what_is_away_gives_its_address_to_another(void) {
   mgd_plan_free(plan);
 }
 
+/* Layers that each read a weight of 1 MB, of which a part fits: copies run all the time if one may begin at once when
+ * the one before has ended, while the operator runs that has waited for it. */
+static void chain(struct builder *b, int32_t layers, int64_t room) {
+  begin(b, room);
+  for (int32_t i = 0; i < layers; i++) {
+    (void)add_operator(b, 100000);
+    add_use(b, add_storage(b, MB, -1), MGD_PLAN_READ);
+  }
+}
+
+/* Returns how many fetched storages have bytes that another one has while the first user of the fetch before runs. */
+static int late_places(const struct builder *b, const struct mgd_plan *plan, const struct mgd_layout *layout) {
+  int found = 0;
+  int32_t before = -1; /* in a chain the storage is the number of its only user */
+  for (int lap = 0; lap < 2; lap++) {
+    for (int32_t o = 0; o < plan->operators; o++) {
+      for (int32_t i = plan->first_action[o]; i < plan->first_action[o + 1]; i++) {
+        const int32_t s = plan->action[i].storage;
+        if (plan->action[i].kind != MGD_PLAN_FETCH) { continue; }
+        const int64_t at = mgd_plan_layout_offset(layout, s, s);
+        for (int32_t t = 0; lap == 1 && t < b->step.storages; t++) {
+          const int64_t other = mgd_plan_layout_offset(layout, t, before);
+          found += t != s && other >= 0 && other < at + aligned(MB) && at < other + aligned(MB);
+        }
+        before = s;
+      }
+    }
+  }
+  return found;
+}
+
+/* With room for one weight more than the plan takes. The places take turns: of an odd number of copies, one is late. */
+static void the_place_of_a_copy_is_free_when_the_one_before_has_ended(void) {
+  static struct builder b;
+  for (int64_t fits = MOST / 2; fits < MOST - 4; fits++) {
+    struct mgd_plan *early = NULL;
+    struct mgd_layout *layout = NULL;
+    chain(&b, MOST, fits * MB);
+    struct mgd_plan *plan = plan_of(&b);
+    EXPECT_OK(mgd_plan_early_leave(&b.step, plan, 0, &early));
+    EXPECT_OK(mgd_plan_layout_make(&b.step, early, 0, NULL, 0, 0, &layout));
+    EXPECT(late_places(&b, early, layout) > 0);
+    const int64_t room = layout->height + aligned(MB);
+    mgd_plan_layout_free(layout);
+    EXPECT_OK(mgd_plan_layout_make(&b.step, early, 0, NULL, room, 0, &layout));
+    EXPECT_INT(late_places(&b, early, layout), early->bytes_in / MB % 2);
+    EXPECT(layout->height <= room);
+    const char *wrong = find_fault(&b, early, layout, true);
+    EXPECT_TEXT(wrong ? wrong : "", "");
+    mgd_plan_layout_free(layout);
+    mgd_plan_free(early);
+    mgd_plan_free(plan);
+  }
+}
+
 /* What is small, or left out, has no address; what nothing uses is away. */
 static void only_some_have_addresses(void) {
   struct builder b;
@@ -700,11 +766,11 @@ static void only_some_have_addresses(void) {
   two_layers(&b, 40);
   (void)add_storage(&b, INT64_C(1) << 40, -1);
   struct mgd_plan *plan = plan_of(&b);
-  EXPECT_OK(mgd_plan_layout_make(&b.step, plan, 10, NULL, 0, &layout));
+  EXPECT_OK(mgd_plan_layout_make(&b.step, plan, 10, NULL, 0, 0, &layout));
   EXPECT_INT(layout->stays, 0);
   EXPECT_INT(layout->height, 0);
   mgd_plan_layout_free(layout);
-  EXPECT_OK(mgd_plan_layout_make(&b.step, plan, 9, left_out, 0, &layout));
+  EXPECT_OK(mgd_plan_layout_make(&b.step, plan, 9, left_out, 0, 0, &layout));
   EXPECT_INT(layout->stays, 1);
   EXPECT_INT(mgd_plan_layout_offset(layout, 0, 1), 0);
   EXPECT_INT(mgd_plan_layout_offset(layout, 1, 1), -1);
@@ -718,13 +784,14 @@ static void a_layout_that_cannot_be_is_refused(void) {
   struct mgd_layout *layout = NULL;
   two_layers(&b, 19);
   struct mgd_plan *plan = plan_of(&b);
-  EXPECT_CODE(mgd_plan_layout_make(NULL, plan, 0, NULL, 0, &layout), MGD_E_INVALID);
-  EXPECT_CODE(mgd_plan_layout_make(&b.step, NULL, 0, NULL, 0, &layout), MGD_E_INVALID);
-  EXPECT_CODE(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, NULL), MGD_E_INVALID);
-  EXPECT_CODE(mgd_plan_layout_make(&b.step, plan, 0, NULL, -1, &layout), MGD_E_INVALID);
+  EXPECT_CODE(mgd_plan_layout_make(NULL, plan, 0, NULL, 0, 0, &layout), MGD_E_INVALID);
+  EXPECT_CODE(mgd_plan_layout_make(&b.step, NULL, 0, NULL, 0, 0, &layout), MGD_E_INVALID);
+  EXPECT_CODE(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, 0, NULL), MGD_E_INVALID);
+  EXPECT_CODE(mgd_plan_layout_make(&b.step, plan, 0, NULL, -1, 0, &layout), MGD_E_INVALID);
+  EXPECT_CODE(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, -1, &layout), MGD_E_INVALID);
   int64_t n = 1;
-  while (mgd_plan_layout_make(&b.step, plan, 0, NULL, n, &layout) == MGD_E_NOMEM) { n++; }
-  EXPECT_INT(n, 13);
+  while (mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, n, &layout) == MGD_E_NOMEM) { n++; }
+  EXPECT_INT(n, 15);
   mgd_plan_layout_free(layout);
   layout = NULL;
   struct mgd_plan *early = NULL;
@@ -737,13 +804,13 @@ static void a_layout_that_cannot_be_is_refused(void) {
   EXPECT_PLAN(early, "1: W0 L0  3: F0");
   mgd_plan_free(early);
   plan->actions = 50000; /* their number alone is looked at */
-  EXPECT_CODE(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, &layout), MGD_E_NO_ROOM);
+  EXPECT_CODE(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, 0, &layout), MGD_E_NO_ROOM);
   plan->actions = 3;
   b.step.operators = 3;
-  EXPECT_CODE(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, &layout), MGD_E_INVALID);
+  EXPECT_CODE(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, 0, &layout), MGD_E_INVALID);
   b.step.operators = 4;
   b.storage[0].bytes = INT64_MAX;
-  EXPECT_CODE(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, &layout), MGD_E_OVERFLOW);
+  EXPECT_CODE(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, 0, &layout), MGD_E_OVERFLOW);
   EXPECT(layout == NULL);
   mgd_plan_layout_free(NULL);
   mgd_plan_free(plan);
@@ -757,12 +824,12 @@ static void the_check_finds_what_is_wrong(void) {
   expect_valid(&b, plan);
   const struct mgd_plan_action first = plan->action[0];
   plan->action[0] = plan->action[1];
-  EXPECT(find_fault(&b, plan, NULL));
+  EXPECT(find_fault(&b, plan, NULL, false));
   plan->action[0].storage = 1;
-  EXPECT(find_fault(&b, plan, NULL));
+  EXPECT(find_fault(&b, plan, NULL, false));
   plan->action[0] = first;
   plan->first_action[2] = plan->first_action[3] = 3;
-  EXPECT_TEXT(find_fault(&b, plan, NULL), "more than the room");
+  EXPECT_TEXT(find_fault(&b, plan, NULL, false), "more than the room");
   mgd_plan_free(plan);
 }
 
@@ -786,6 +853,7 @@ int main(int argc, char **argv) {
   the_check_finds_what_is_wrong();
   plans_are_as_fast_as_they_were();
   what_is_away_gives_its_address_to_another();
+  the_place_of_a_copy_is_free_when_the_one_before_has_ended();
   only_some_have_addresses();
   a_layout_that_cannot_be_is_refused();
   for (long i = 0; i < steps / 500; i++) {

@@ -228,6 +228,37 @@ static void what_is_away_gets_its_place(uint64_t seed) {
   give_up(&d);
 }
 
+/* Trains until a period has ended in which bytes had to leave, and the plan was looked at again. */
+static void train_short_of_room(struct device *d) {
+  train(d);
+  train(d);
+  evict(d, ROOM / 2); /* as for something that is not in the plan */
+  train(d);
+  train(d);
+}
+
+/* When bytes have to leave in spite of addresses, the places are no longer kept free ahead of copies. If that is not
+ * enough, a plan with less room is made, as without such places. */
+static void places_ahead_of_copies_are_given_up_first(uint64_t seed) {
+  struct device d = new_device(seed, 0);
+  const int64_t block = INT64_C(64) << 20;
+  int64_t bytes;
+  while (!state(&d).follows) { train(&d); }
+  EXPECT_OK(mgd_step_layout_make(d.m, 1, block, 0, &bytes));
+  const int64_t plans = state(&d).plans, room = state(&d).room;
+  EXPECT(!mgd_step_layout_is_wanted(d.m, 1));
+  train_short_of_room(&d);
+  EXPECT_INT(state(&d).plans, plans);
+  EXPECT_INT(state(&d).room, room);
+  EXPECT(mgd_step_layout_is_wanted(d.m, 1));
+  EXPECT_OK(mgd_step_layout_make(d.m, 1, block, 0, &bytes));
+  train_short_of_room(&d);
+  EXPECT_INT(state(&d).plans, plans + 1);
+  EXPECT(state(&d).room < room);
+  EXPECT(mgd_step_layout_is_wanted(d.m, 1));
+  give_up(&d);
+}
+
 int main(int argc, char **argv) {
   const uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
   printf("test_step_rounds: seed %" PRIu64 "\n", seed);
@@ -238,5 +269,6 @@ int main(int argc, char **argv) {
   a_round_is_found_after_many_steps(seed);
   what_is_forgotten_while_a_thread_plans_stays_forgotten(seed);
   what_is_away_gets_its_place(seed);
+  places_ahead_of_copies_are_given_up_first(seed);
   return 0;
 }

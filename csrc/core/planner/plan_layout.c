@@ -3,8 +3,8 @@
  * The stays are read off the plan's actions, and are placed one after the other at the lowest offset that is free for
  * as long as they last. Storages that never leave come first: they are in the way of all. Two orders of the rest
  * are tried, the largest first and the largest for the longest time first. Then the stay at the top of the lowest
- * layout is placed earlier, as long as there is time (hill climbing over the order, as in TVM's USMP). No times and no
- * machine are known here.
+ * layout is placed earlier, as long as there is time (hill climbing over the order, as in TVM's USMP). If there is room
+ * left, places are free before the copies that fill them begin. No times and no machine are known here.
  */
 #include "core/planner/plan_layout.h"
 
@@ -17,6 +17,12 @@
 #define MOST_STAYS 20000              /* of a step that is laid out: an order compares half of their square */
 #define CLIMBS 100                    /* orders that are tried, at most */
 
+/* A FETCH of the plan, before operator `at`: its stay, and the next operator that uses it, `use`, which is at least
+ * `at` and less than `at` + operators. */
+struct fetch {
+  int32_t stay, at, use;
+};
+
 struct layouter {
   const struct mgd_plan_step *step;
   const struct mgd_plan *plan;
@@ -27,7 +33,9 @@ struct layouter {
   int32_t *placed;       /* stays that have an offset, the lowest first */
   struct mgd_plan_entry *order;
   int64_t *offset; /* by stay: of the layout that is tried */
-  int64_t *bytes;  /* by operator, scratch memory */
+  int64_t *bytes;  /* by operator: of the stays */
+  struct fetch *fetch; /* in the reverse order of the plan */
+  int32_t fetches;
 };
 
 static int64_t size_of_stay(const struct layouter *l, int32_t stay) {
@@ -186,27 +194,32 @@ static bool advance(struct layouter *l, int32_t i) {
   return to < i;
 }
 
-/* Returns the most bytes that are there at once, which no layout is lower than. `at`, by operator, is scratch memory.
- */
-static int64_t least_height(const struct layouter *l, int64_t *at) {
+/* Computes the bytes that are there at each operator. Returns the most, which no layout is lower than. */
+static int64_t find_bytes(struct layouter *l) {
   int64_t now = 0, most = 0;
-  memset(at, 0, (size_t)l->step->operators * sizeof *at);
+  memset(l->bytes, 0, (size_t)l->step->operators * sizeof *l->bytes);
   for (int32_t i = 0; i < l->out->stays; i++) {
     const struct mgd_layout_stay *a = &l->out->stay[i];
     now += wraps(a) ? size_of_stay(l, i) : 0;
-    at[a->from] += size_of_stay(l, i);
-    if (a->to + 1 < l->step->operators) { at[a->to + 1] -= size_of_stay(l, i); }
+    l->bytes[a->from] += size_of_stay(l, i);
+    if (a->to + 1 < l->step->operators) { l->bytes[a->to + 1] -= size_of_stay(l, i); }
   }
   for (int32_t o = 0; o < l->step->operators; o++) {
-    now += at[o];
+    now += l->bytes[o];
+    l->bytes[o] = now;
     most = mgd_max(most, now);
   }
   return most;
 }
 
-static void choose_offsets(struct layouter *l) {
-  const int64_t pairs = (int64_t)l->out->stays * l->out->stays / 2 + 1, least = least_height(l, l->bytes);
-  const int64_t climbs = mgd_min(CLIMBS, COMPARISONS / pairs);
+static int64_t most_climbs(const struct layouter *l) {
+  const int64_t pairs = (int64_t)l->out->stays * l->out->stays / 2 + 1;
+  return mgd_min(CLIMBS, COMPARISONS / pairs);
+}
+
+/* Finds a layout of at most `room` bytes, or else the lowest. Returns what place_all() did for the last order. */
+static int32_t choose_offsets(struct layouter *l, int64_t room) {
+  const int64_t climbs = most_climbs(l), enough = mgd_max(find_bytes(l), room);
   l->out->height = INT64_MAX;
   sort_stays(l, false);
   place_all(l);
@@ -217,7 +230,77 @@ static void choose_offsets(struct layouter *l) {
     sort_stays(l, false);
     top = place_all(l);
   }
-  for (int64_t i = 0; i < climbs && l->out->height > least && advance(l, top); i++) { top = place_all(l); }
+  for (int64_t i = 0; i < climbs && l->out->height > enough && advance(l, top); i++) { top = place_all(l); }
+  return top;
+}
+
+/* ---- room for copies ahead of need */
+
+static int32_t find_stay(const struct mgd_layout *layout, int32_t storage, int32_t o) {
+  for (int32_t i = layout->first[storage]; i < layout->first[storage + 1]; i++) {
+    const struct mgd_layout_stay *a = &layout->stay[i];
+    const bool after = o >= a->from, before = o <= a->to;
+    if (wraps(a) ? after || before : after && before) { return i; }
+  }
+  return -1;
+}
+
+/* Lists the fetches of storages that have a place. next, by storage, is scratch memory: the next operator that uses it.
+ */
+static void list_fetches(struct layouter *l, int32_t *next) {
+  const struct mgd_plan_step *step = l->step;
+  for (int32_t at = 2 * step->operators - 1; at >= 0; at--) {
+    const int32_t o = at % step->operators;
+    for (int32_t k = step->first_use[o]; k < step->first_use[o + 1]; k++) { next[step->uses[k].storage] = at; }
+    for (int32_t i = l->plan->first_action[o + 1]; at == o && i-- > l->plan->first_action[o];) {
+      const int32_t s = l->plan->action[i].storage;
+      const int32_t stay = l->plan->action[i].kind == MGD_PLAN_FETCH ? find_stay(l->out, s, o) : -1;
+      if (stay >= 0) { l->fetch[l->fetches++] = (struct fetch){stay, o, next[s]}; }
+    }
+  }
+}
+
+/* Begins the stay of each fetch no later than the first use of what was fetched before it, as far as no more than
+ * `room` bytes are there at once. When the copy before has ended, its user begins to run, so the next copy may begin if
+ * its place is free by then. Otherwise it would wait for that user, and the link would be idle. */
+static void begin_early(struct layouter *l, int64_t room) {
+  const int32_t n = l->step->operators;
+  for (int32_t i = l->fetches - 1; i >= 0; i--) {
+    const struct fetch *f = &l->fetch[i], *before = &l->fetch[(i + 1) % l->fetches];
+    const int32_t until = before->use - (i + 1 < l->fetches ? 0 : n);
+    struct mgd_layout_stay *a = &l->out->stay[f->stay];
+    const int64_t size = size_of_stay(l, f->stay);
+    for (int32_t at = f->at - 1; at >= until; at--) {
+      const int32_t o = (at + n) % n;
+      if (l->bytes[o] + size > room || find_stay(l->out, a->storage, o) >= 0) { break; }
+      l->bytes[o] += size;
+      a->from = o;
+    }
+  }
+}
+
+/* Lays the stays out. If this takes at most `room` bytes, fetched ones begin earlier, as far as there is room for that.
+ * Two places cannot take turns for an odd number of stays, so the stay at the top begins at its FETCH again until all
+ * fit. */
+static void lay_out(struct layouter *l, int64_t room, struct mgd_layout_stay *kept) {
+  struct mgd_layout *out = l->out;
+  (void)choose_offsets(l, 0);
+  if (out->height > room || l->fetches == 0) { return; }
+  const int64_t height = out->height, tries = most_climbs(l);
+  memcpy(kept, out->stay, (size_t)out->stays * sizeof *kept);
+  begin_early(l, room);
+  int32_t top = choose_offsets(l, room);
+  for (int64_t i = 0; i < tries && out->height > room; i++) {
+    const int32_t stay = l->order[top].value;
+    if (out->stay[stay].from == kept[stay].from) { break; }
+    out->stay[stay].from = kept[stay].from;
+    top = place_all(l);
+  }
+  if (out->height > room) {
+    memcpy(out->stay, kept, (size_t)out->stays * sizeof *kept);
+    out->height = height;
+  }
+  for (int32_t i = 0; i < out->stays; i++) { out->is_early = out->is_early || out->stay[i].from != kept[i].from; }
 }
 
 /* ---- the interface */
@@ -230,7 +313,7 @@ static bool sum_fits(const struct mgd_plan_step *step) {
   return sum * ((double)step->operators + 1) < MGD_INT64_TOP;
 }
 
-static int allocate(struct layouter *l, size_t stays, int32_t **dead, int32_t **next) {
+static int allocate(struct layouter *l, size_t stays, int32_t **dead, int32_t **next, struct mgd_layout_stay **kept) {
   const size_t storages = (size_t)l->step->storages + 1;
   l->from = mgd_alloc_new(&l->alloc, storages, sizeof *l->from);
   l->until = mgd_alloc_new(&l->alloc, storages, sizeof *l->until);
@@ -239,6 +322,8 @@ static int allocate(struct layouter *l, size_t stays, int32_t **dead, int32_t **
   l->order = mgd_alloc_new(&l->alloc, stays, sizeof *l->order);
   l->offset = mgd_alloc_new(&l->alloc, stays, sizeof *l->offset);
   l->bytes = mgd_alloc_new(&l->alloc, (size_t)l->step->operators, sizeof *l->bytes);
+  l->fetch = mgd_alloc_new(&l->alloc, (size_t)l->plan->actions + 1, sizeof *l->fetch);
+  *kept = mgd_alloc_new(&l->alloc, stays, sizeof **kept);
   *dead = mgd_alloc_new(&l->alloc, (size_t)l->step->operators, sizeof **dead);
   *next = mgd_alloc_new(&l->alloc, storages, sizeof **next);
   l->out = mgd_alloc_new(&l->alloc, 1, sizeof *l->out);
@@ -246,8 +331,8 @@ static int allocate(struct layouter *l, size_t stays, int32_t **dead, int32_t **
   l->out->storages = l->step->storages;
   l->out->stay = mgd_alloc_new(&l->alloc, stays, sizeof *l->out->stay);
   l->out->first = mgd_alloc_new(&l->alloc, storages, sizeof *l->out->first);
-  return l->from && l->until && l->left && l->placed && l->order && l->offset && l->bytes && *dead && *next &&
-          l->out->stay && l->out->first
+  return l->from && l->until && l->left && l->placed && l->order && l->offset && l->bytes && l->fetch && *kept &&
+          *dead && *next && l->out->stay && l->out->first
       ? MGD_OK
       : MGD_E_NOMEM;
 }
@@ -263,15 +348,18 @@ static void list_deaths(const struct mgd_plan_step *step, int32_t *dead, int32_t
 }
 
 int mgd_plan_layout_make(const struct mgd_plan_step *step, const struct mgd_plan *plan, int64_t least,
-                         const bool *left_out, int64_t fail_allocation, struct mgd_layout **out) {
-  if (!step || !plan || !out || plan->operators != step->operators || fail_allocation < 0) { return MGD_E_INVALID; }
+                         const bool *left_out, int64_t room, int64_t fail_allocation, struct mgd_layout **out) {
+  if (!step || !plan || !out || plan->operators != step->operators || room < 0 || fail_allocation < 0) {
+    return MGD_E_INVALID;
+  }
   if (!sum_fits(step)) { return MGD_E_OVERFLOW; }
   if (plan->actions / 2 + step->storages > MOST_STAYS) { return MGD_E_NO_ROOM; }
   struct layouter l = {.step = step, .plan = plan};
   int32_t *dead = NULL, *next = NULL;
+  struct mgd_layout_stay *kept = NULL;
   mgd_alloc_init(&l.alloc, fail_allocation);
   /* each stay ends by a LEAVE, by a death, or never */
-  const int code = allocate(&l, (size_t)plan->actions + (size_t)step->storages + 1, &dead, &next);
+  const int code = allocate(&l, (size_t)plan->actions + (size_t)step->storages + 1, &dead, &next, &kept);
   if (code == MGD_OK) {
     memset(l.from, 0xff, (size_t)step->storages * sizeof *l.from);
     memset(l.until, 0xff, (size_t)step->storages * sizeof *l.until);
@@ -279,7 +367,8 @@ int mgd_plan_layout_make(const struct mgd_plan_step *step, const struct mgd_plan
     find_stays(&l, dead, next);
     close_stays(&l);
     index_stays(&l, least, left_out);
-    choose_offsets(&l);
+    list_fetches(&l, next);
+    lay_out(&l, room, kept);
     *out = l.out;
   } else {
     mgd_plan_layout_free(l.out);
@@ -291,6 +380,8 @@ int mgd_plan_layout_make(const struct mgd_plan_step *step, const struct mgd_plan
   mgd_alloc_free(l.order);
   mgd_alloc_free(l.offset);
   mgd_alloc_free(l.bytes);
+  mgd_alloc_free(l.fetch);
+  mgd_alloc_free(kept);
   mgd_alloc_free(dead);
   mgd_alloc_free(next);
   return code;
@@ -305,10 +396,6 @@ void mgd_plan_layout_free(struct mgd_layout *layout) {
 }
 
 int64_t mgd_plan_layout_offset(const struct mgd_layout *layout, int32_t storage, int32_t operator_at) {
-  for (int32_t i = layout->first[storage]; i < layout->first[storage + 1]; i++) {
-    const struct mgd_layout_stay *a = &layout->stay[i];
-    const bool after = operator_at >= a->from, before = operator_at <= a->to;
-    if (wraps(a) ? after || before : after && before) { return a->offset; }
-  }
-  return -1;
+  const int32_t stay = find_stay(layout, storage, operator_at);
+  return stay >= 0 ? layout->stay[stay].offset : -1;
 }

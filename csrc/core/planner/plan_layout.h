@@ -18,7 +18,8 @@ extern "C" {
 #endif
 
 /* Describes one time of a storage on the device: from right before operator `from` until right after operator `to`.
- * If `to` is less than `from`, that is in the next step. */
+ * If `to` is less than `from`, that is in the next step. The place of a storage that is fetched may be free for it
+ * since before its FETCH. */
 struct mgd_layout_stay {
   int32_t storage, from, to;
   int64_t offset;
@@ -27,16 +28,19 @@ struct mgd_layout_stay {
 /* Invariant: two stays that have an operator in common have no byte in common. */
 struct mgd_layout {
   int64_t height; /* bytes of the block */
+  bool is_early;  /* a stay begins before its FETCH */
   int32_t stays, storages;
-  struct mgd_layout_stay *stay; /* by storage, then by `from` */
+  struct mgd_layout_stay *stay; /* by storage */
   int32_t *first; /* storages + 1: those of s are first[s] .. first[s + 1] - 1 */
 };
 
 /* Lays out the storages of more than `least` bytes that are not `left_out` (by storage; NULL: none is). The plan must
- * be valid for the step. OVERFLOW: the sum of bytes is too large. NO_ROOM: there are too many stays. NOMEM: memory ran
+ * be valid for the step. Stays of fetched storages begin before their FETCH, so that copies need not wait for operators
+ * that were issued just before, as far as the block is then no higher than `room` bytes (0: the block is the lowest
+ * that is found). OVERFLOW: the sum of bytes is too large. NO_ROOM: there are too many stays. NOMEM: memory ran
  * out. Takes O(stays ^ 2). The result is deterministic. */
 int mgd_plan_layout_make(const struct mgd_plan_step *step, const struct mgd_plan *plan, int64_t least,
-                         const bool *left_out, int64_t fail_allocation, struct mgd_layout **out);
+                         const bool *left_out, int64_t room, int64_t fail_allocation, struct mgd_layout **out);
 void mgd_plan_layout_free(struct mgd_layout *layout); /* NULL is ignored */
 
 /* Returns the offset of the storage while the operator runs, or -1: it is not there then, or has no place. */

@@ -36,6 +36,7 @@ struct mgd_step_learned {
   struct mgd_plan *plan;
   struct mgd_layout *layout; /* of the plan; NULL: its storages have no addresses */
   bool laid_out; /* it was tried to give it a layout */
+  bool crowded;  /* for good: what has no address needs the room in which places were free ahead of copies */
   /* the planner's input, kept to plan again with another room */
   int64_t *ns;
   int32_t *plan_first;

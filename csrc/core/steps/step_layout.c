@@ -31,7 +31,8 @@ static int lay_out(const struct mgd_step_learned *l, struct mgd_plan_machine mac
   int code = MGD_E_NO_ROOM;
   for (int i = 0; i < MGD_STEP_TRIES; i++) {
     code = mgd_plan_early_leave(&step, made ? made : l->plan, 0, plan);
-    code = code == MGD_OK ? mgd_plan_layout_make(&step, *plan, least, left_out, 0, layout) : code;
+    const int64_t room_ahead = l->crowded ? 0 : limit; /* for places that are free ahead of copies */
+    code = code == MGD_OK ? mgd_plan_layout_make(&step, *plan, least, left_out, room_ahead, 0, layout) : code;
     if (code != MGD_OK || (*layout)->height <= limit) { break; }
     machine.room = *room = *room - ((*layout)->height - limit) - *room / PART;
     mgd_plan_layout_free(*layout);

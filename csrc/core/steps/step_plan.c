@@ -88,11 +88,17 @@ static int64_t changed_by(int64_t a, int64_t b) { return a > b ? a - b : b - a; 
 /* Returns the room to plan the same step again with: less if bytes had to leave, or the present room if it has changed.
  *
  * Pieces are room for blocks that fit into them. How much they are worth depends on the sizes that the step asks for,
- * and is found by bisection between a room that was enough and one that was not, or the whole room. */
+ * and is found by bisection between a room that was enough and one that was not, or the whole room. If bytes had to
+ * leave although there are addresses, the first cure is a layout without places that are free ahead of copies. */
 static int64_t room_again(const struct mgd_machine *m, int device, struct mgd_step_learned *l, int64_t free,
                           int64_t pieces) {
   const int64_t whole = room_for_plan(m, device, free + pieces, 0);
   const bool other = changed_by(whole, l->whole) >= l->whole / CHANGED, tight = l->missed > 0;
+  if (!other && tight && l->layout && l->layout->is_early) {
+    l->crowded = true;
+    l->laid_out = false;
+    return l->room;
+  }
   if (other || (tight && pieces == 0)) {
     l->margin += tight ? mgd_max(whole / TAKEN, mgd_min(l->layout ? l->missed : 0, whole / MISSED)) : 0;
     l->whole = l->too_much = whole;

@@ -5,6 +5,7 @@
 // comes while a pool of the program's own is in use, reaches the hook through a callback of the caching allocator, with
 // the allocator's lock held and without a size: make_some_room.
 #pragma once
+#include "core/window.h"
 #include "torch/devices/bridge.h"
 
 namespace managed {
@@ -16,6 +17,10 @@ struct CudaBridge : Bridge {
   // Gets where in the device's arena the followed plan wants a request of this thread, or, if `bytes` is 0, what comes
   // next. Returns how many places there are, at most n.
   int (*places)(int device, std::size_t bytes, mgd_step_place* places, int n) = nullptr;
+  // Does what make_room does, but if storages leave, they are neighbours, if possible: they and the free blocks between
+  // them have `hole` bytes. `blocks`: of the allocator, in the order of their addresses.
+  bool (*make_hole)(int device, std::size_t bytes, std::size_t hole,
+                    c10::ArrayRef<mgd_window_block> blocks) = nullptr;
 
   // ---- filled by the backend
   // An arena is a block of the caching allocator in which requests have places (csrc/cuda/arena.h). may_have_arena: the

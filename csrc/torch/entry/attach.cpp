@@ -85,6 +85,13 @@ bool make_some_cuda_room(int device) {
   return made;
 }
 
+bool make_cuda_hole(int device, std::size_t bytes, std::size_t hole, c10::ArrayRef<mgd_window_block> blocks) {
+  const int id = cuda_id(device);
+  return id >= 0 &&
+      make_room(id, static_cast<int64_t>(bytes), Hold::uses_of_this_thread(id), Caller::Free,
+                {static_cast<int64_t>(hole), blocks});
+}
+
 // A storage that comes home has its place; other copies have none.
 int places_on_cuda(int device, std::size_t bytes, mgd_step_place* places, int n) {
   const int id = cuda_id(device);
@@ -247,6 +254,7 @@ PyObject* mgd_torch_bridge(void) {
   hook.make_room = &make_cuda_room;
   hook.make_some_room = &make_some_cuda_room;
   hook.places = &places_on_cuda;
+  hook.make_hole = &make_cuda_hole;
   hook.freed = &bytes_came_back;
   hook.waited = &count_host_wait;
   return PyCapsule_New(static_cast<Bridge*>(&hook), "managed._C.bridge", nullptr);

@@ -25,16 +25,33 @@ namespace {
 constexpr std::size_t kPlan = 32; // actions of one plan; more room takes another plan
 constexpr int kTries = 2;         // failed plans (no action succeeded) before find_room() gives up
 
-// Plans one eviction or several and carries them out. Returns the code of mgd_evict_begin(); *outcome is that of
-// carry_out().
-int let_somebody_leave(int device, int64_t bytes, int64_t own_uses, const int64_t* room, Outcome* outcome) {
+// Plans that the storages of a window leave. Returns the code of mgd_window_evict().
+int plan_hole(int device, int64_t missing, const Hole& hole, std::vector<mgd_action>* plan) {
+  const auto at = [](const mgd_handle* h) -> const void* { return static_cast<const StorageHandle*>(h)->block.get(); };
+  std::size_t n = 2 * hole.blocks.size() + 2; // each may give up a copy on the host as well
+  plan->resize(n);
+  const int code = mgd_window_evict(machine(), device, hole.bytes, missing, hole.blocks.data(), hole.blocks.size(), at,
+                                    plan->data(), &n);
+  plan->resize(code == MGD_OK ? n : 0);
+  return code;
+}
+
+// Plans one eviction or several and carries them out. Returns the code of the plan, as mgd_evict_begin() does; *outcome
+// is that of carry_out().
+int let_somebody_leave(int device, int64_t bytes, int64_t own_uses, const int64_t* room, const Hole& hole,
+                       Outcome* outcome) {
   const Transfer moving;
+  std::vector<mgd_action> window;
   std::array<mgd_action, kPlan> plan;
   std::size_t n = plan.size();
-  const int code = mgd_evict_begin(machine(), device, bytes, room, own_uses, plan.data(), &n);
-  if (code == MGD_OK) *outcome = carry_out({plan.data(), n}, Purpose::Room);
-  const auto goes_to_host = [](const mgd_action& a) { return a.to == MGD_HOST; };
-  if (code == MGD_OK && std::any_of(plan.data(), plan.data() + n, goes_to_host)) {
+  int code = hole.blocks.empty() ? MGD_E_ABSENT : plan_hole(device, bytes, hole, &window);
+  c10::ArrayRef<mgd_action> chosen = window;
+  if (code != MGD_OK) {
+    code = mgd_evict_begin(machine(), device, bytes, room, own_uses, plan.data(), &n);
+    chosen = {plan.data(), code == MGD_OK ? n : 0};
+  }
+  if (code == MGD_OK) *outcome = carry_out(chosen, Purpose::Room);
+  if (std::any_of(chosen.begin(), chosen.end(), [](const mgd_action& a) { return a.to == MGD_HOST; })) {
     begin_steps(device);
     watch_calls();
   }
@@ -54,7 +71,7 @@ void read_room(int device, int64_t room[MGD_MAX_DEVICES]) {
 // and only while another thread may still free something. A plan that failed (no memory on the host, a device that
 // failed) is tried again, kTries times in all.
 bool find_room(int device, int64_t bytes, int64_t own_uses, Caller caller, int64_t gil_deadline,
-               mgd_holder_round* round, std::exception_ptr* failure) {
+               const Hole& hole, mgd_holder_round* round, std::exception_ptr* failure) {
   const bool locked = caller == Caller::LockedAllocator;
   const uint64_t freed_before = change_count();
   int64_t missing = std::max<int64_t>(1, bytes - free_bytes(device));
@@ -73,7 +90,7 @@ bool find_room(int device, int64_t bytes, int64_t own_uses, Caller caller, int64
   for (;;) {
     const uint64_t before = change_count();
     Outcome outcome;
-    const int code = let_somebody_leave(device, missing, own_uses, room, &outcome);
+    const int code = let_somebody_leave(device, missing, own_uses, room, hole, &outcome);
     if (outcome.failure) *failure = outcome.failure;
     if (outcome.left || (!locked && drop_replicas(device, missing, true)))
       return true; // the most recently used go last
@@ -91,13 +108,13 @@ bool find_room(int device, int64_t bytes, int64_t own_uses, Caller caller, int64
 
 } // namespace
 
-bool make_room(int device, int64_t bytes, int64_t own_uses, Caller caller) {
+bool make_room(int device, int64_t bytes, int64_t own_uses, Caller caller, const Hole& hole) {
   if (makes_no_room()) return false;
   std::exception_ptr failure;
   const int64_t gil_deadline = now() + MGD_WAIT_FOR_GIL;
   mgd_holder_round round;
   round.device = 0;
-  if (find_room(device, bytes, own_uses, caller, gil_deadline, &round, &failure)) return true;
+  if (find_room(device, bytes, own_uses, caller, gil_deadline, hole, &round, &failure)) return true;
   if (round.device && ask_resting_holders(device, bytes - free_bytes(device), gil_deadline, &round) > 0) return true;
   if (caller == Caller::Free && collect_garbage(gil_deadline)) return true;
   if (failure && caller != Caller::LockedAllocator) std::rethrow_exception(failure);

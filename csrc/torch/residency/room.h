@@ -5,6 +5,7 @@
 // executor.h moves them, hold.h keeps what an operator uses, and out_of_memory.h has the text of the error.
 #pragma once
 #include "core/core.h"
+#include "core/window.h"
 #include "torch/tensor/storage.h"
 
 namespace managed {
@@ -16,11 +17,19 @@ namespace managed {
 // GivesBack: makes room for another library, so no library is asked for room.
 enum class Caller { Free, BringsHome, LockedAllocator, GivesBack };
 
+// One piece that a request needs: its bytes, and the blocks of the device's allocator (core/window.h). No blocks: any
+// free bytes will do.
+struct Hole {
+  int64_t bytes = 0;
+  c10::ArrayRef<mgd_window_block> blocks;
+};
+
 // Tries to make `bytes` bytes free on the device, by the first of these that helps. True: something was freed,
 // perhaps not enough, so the caller tries its allocator again and may call again. False: no storage can leave, now or
 // soon. If the reason is a device that failed, throws that device's error, unless the caller is LockedAllocator.
 // `own_uses`: how often this thread itself uses storages of the device (Hold::uses_of_this_thread): it must not wait
 // for these uses to end.
-bool make_room(int device, int64_t bytes, int64_t own_uses, Caller caller = Caller::Free);
+// `hole`: the storages that leave are those of the cheapest window, if there is one.
+bool make_room(int device, int64_t bytes, int64_t own_uses, Caller caller = Caller::Free, const Hole& hole = {});
 
 } // namespace managed

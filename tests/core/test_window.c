@@ -1,0 +1,183 @@
+/* Windows: the cheapest row of neighbours, beside every other row; and which storages of a machine leave for it.
+ *
+ * Usage: test_window [seed] [steps]; steps / 20 random rows are searched.
+ */
+#include "core/window.h"
+#include "trainer.h"
+
+#define MOST 12 /* blocks of a random row */
+
+/* The least cost of all windows, each looked at by itself; below 0: there is none. */
+static double least_cost(const struct mgd_window_block *block, const double *cost, size_t n, int64_t bytes) {
+  double least = -1;
+  for (size_t first = 0; first < n; first++) {
+    double sum = 0;
+    int64_t size = 0;
+    for (size_t i = first; i < n && cost[i] >= 0 && (i == first || !block[i].begins); i++) {
+      sum += cost[i];
+      size += block[i].bytes;
+      if (size >= bytes && (least < 0 || sum < least)) { least = sum; }
+    }
+  }
+  return least;
+}
+
+static void the_cheapest_window_is_found(uint64_t seed, int64_t rows) {
+  uint64_t random = seed;
+  int64_t found = 0;
+  for (int64_t k = 0; k < rows; k++) {
+    struct mgd_window_block block[MOST] = {{0}};
+    double cost[MOST];
+    const size_t n = (size_t)pick(&random, MOST + 1);
+    for (size_t i = 0; i < n; i++) {
+      block[i].bytes = 1 + pick(&random, 5);
+      block[i].begins = pick(&random, 4) == 0;
+      cost[i] = (double)(pick(&random, 6) - 1); /* whole numbers, so that sums are exact */
+    }
+    const int64_t bytes = 1 + pick(&random, 20);
+    size_t first = 0, last = 0;
+    const double least = least_cost(block, cost, n, bytes);
+    const bool is_there = mgd_window_find(block, cost, n, bytes, &first, &last);
+    EXPECT(is_there == (least >= 0));
+    if (!is_there) { continue; }
+    found++;
+    double sum = 0;
+    int64_t size = 0;
+    EXPECT(first <= last && last < n);
+    for (size_t i = first; i <= last; i++) {
+      EXPECT(cost[i] >= 0 && (i == first || !block[i].begins));
+      sum += cost[i];
+      size += block[i].bytes;
+    }
+    EXPECT(size >= bytes && !(sum < least) && !(sum > least));
+  }
+  EXPECT(found > rows / 4 && found < rows);
+}
+
+/* ---- on a device: the blocks of twelve weights in a row, in which every third is free */
+
+static char memory[LAYERS * 3 / 2 * WEIGHT];
+static const void *addresses[LAYERS];
+static struct storage *const *weights;
+
+static const void *at(const struct mgd_handle *h) {
+  for (int i = 0; i < LAYERS; i++) {
+    if (&weights[i]->h == h) { return addresses[i]; }
+  }
+  return NULL;
+}
+
+static size_t lay_out(struct mgd_window_block *block) {
+  size_t n = 0;
+  for (int i = 0; i < LAYERS; i++) {
+    addresses[i] = memory + n * WEIGHT;
+    block[n] = (struct mgd_window_block){memory + n * WEIGHT, WEIGHT, false, n == 0};
+    n++;
+    if (i % 2) {
+      block[n] = (struct mgd_window_block){memory + n * WEIGHT, WEIGHT, true, false};
+      n++;
+    }
+  }
+  return n;
+}
+
+static void expect_leaving(struct device *d, const struct mgd_window_block *block, size_t blocks, int64_t bytes,
+                           int64_t most, const char *expected) {
+  struct mgd_action actions[LAYERS + 2];
+  size_t n = LAYERS + 2;
+  char said[100] = "";
+  const int code = mgd_window_evict(d->m, 1, bytes, most, block, blocks, at, actions, &n);
+  for (int i = 0; i < LAYERS && code == MGD_OK; i++) {
+    for (size_t k = 0; k < n; k++) {
+      if (actions[k].handle == &d->weights[i]->h) {
+        (void)snprintf(said + strlen(said), sizeof said - strlen(said), "%d ", i);
+      }
+    }
+  }
+  for (size_t k = 0; k < n && code == MGD_OK; k++) { end_leaving(d, &actions[k]); }
+  EXPECT_TEXT(code == MGD_OK ? said : mgd_text_error_name(code), expected);
+}
+
+static void the_storages_of_one_window_leave(uint64_t seed) {
+  struct device d = new_device(seed, 0);
+  struct mgd_window_block block[LAYERS * 3 / 2];
+  weights = d.weights;
+  const size_t blocks = lay_out(block);
+  const int64_t pressed = d.m->devices[1].storages.pressed;
+  struct storage *used[] = {d.weights[3], d.weights[2], d.weights[1]};
+  /* Two weights and the free block beside them are enough: those that were used least recently, with no recent one. */
+  run(&d, "use", used, 3, false);
+  expect_leaving(&d, block, blocks, 3 * WEIGHT, ROOM, "4 5 ");
+  EXPECT_INT(d.m->devices[1].storages.pressed - pressed, 2 * WEIGHT);
+  give_up(&d);
+}
+
+static void what_may_not_leave_ends_a_window(uint64_t seed) {
+  struct device d = new_device(seed, 0);
+  struct mgd_window_block block[LAYERS * 3 / 2];
+  weights = d.weights;
+  const size_t blocks = lay_out(block);
+  for (int i = 0; i < LAYERS; i += 2) { EXPECT_OK(mgd_handle_pin(d.m, &d.weights[i]->h, MGD_PIN_ASKED, true)); }
+  expect_leaving(&d, block, blocks, 3 * WEIGHT, ROOM, "ABSENT");
+  for (int i = 0; i < LAYERS; i += 2) { EXPECT_OK(mgd_handle_pin(d.m, &d.weights[i]->h, MGD_PIN_ASKED, false)); }
+  give_up(&d);
+}
+
+/* Advice decides before times do: what is to leave last ends a window, what is to leave first costs nothing. */
+static void advice_is_followed(uint64_t seed) {
+  struct device d = new_device(seed, 0);
+  struct mgd_window_block block[LAYERS * 3 / 2];
+  weights = d.weights;
+  const size_t blocks = lay_out(block);
+  EXPECT_OK(mgd_handle_advise(d.m, &d.weights[0]->h, MGD_ADVICE_LAST));
+  EXPECT_OK(mgd_handle_advise(d.m, &d.weights[8]->h, MGD_ADVICE_FIRST));
+  EXPECT_OK(mgd_handle_advise(d.m, &d.weights[9]->h, MGD_ADVICE_NEXT));
+  expect_leaving(&d, block, blocks, 3 * WEIGHT, ROOM, "8 9 ");
+  expect_leaving(&d, block, blocks, 3 * WEIGHT, ROOM, "1 2 ");
+  give_up(&d);
+}
+
+/* A window is for pieces: it does not let more leave than is missing, nor a part of what the host has no room for. */
+static void a_window_that_costs_too_much_is_none(uint64_t seed) {
+  struct device d = new_device(seed, 0);
+  struct mgd_window_block block[LAYERS * 3 / 2];
+  weights = d.weights;
+  const size_t blocks = lay_out(block);
+  expect_leaving(&d, block, blocks, 3 * WEIGHT, 2 * WEIGHT - 1, "ABSENT");
+  EXPECT_OK(mgd_host_set_limit(d.m, 2 * WEIGHT - 1));
+  expect_leaving(&d, block, blocks, 3 * WEIGHT, 2 * WEIGHT, "ABSENT");
+  EXPECT_OK(mgd_host_set_limit(d.m, 2 * WEIGHT));
+  expect_leaving(&d, block, blocks, 3 * WEIGHT, 2 * WEIGHT, "0 1 ");
+  give_up(&d);
+}
+
+static void what_cannot_be_is_refused(uint64_t seed) {
+  struct device d = new_device(seed, 0);
+  struct mgd_window_block block[LAYERS * 3 / 2];
+  struct mgd_action actions[2];
+  size_t n = 1;
+  weights = d.weights;
+  const size_t blocks = lay_out(block);
+  EXPECT_CODE(mgd_window_evict(d.m, 1, WEIGHT, ROOM, block, blocks, at, actions, &n), MGD_E_INVALID);
+  n = 2;
+  EXPECT_CODE(mgd_window_evict(d.m, 1, 0, ROOM, block, blocks, at, actions, &n), MGD_E_INVALID);
+  EXPECT_CODE(mgd_window_evict(d.m, 0, WEIGHT, ROOM, block, blocks, at, actions, &n), MGD_E_NO_DEVICE);
+  EXPECT_CODE(mgd_window_evict(d.m, 2, WEIGHT, ROOM, block, blocks, at, actions, &n), MGD_E_NO_DEVICE);
+  expect_leaving(&d, block, 0, WEIGHT, ROOM, "ABSENT");
+  expect_leaving(&d, block, blocks, sizeof memory + 1, ROOM, "ABSENT");
+  give_up(&d);
+}
+
+int main(int argc, char **argv) {
+  const uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
+  const int64_t steps = argc > 2 ? strtoll(argv[2], NULL, 10) : 1000000;
+  printf("test_window: seed %" PRIu64 ", %" PRId64 " rows\n", seed, steps / 20);
+  (void)fflush(stdout);
+  the_cheapest_window_is_found(seed, steps / 20 + 100);
+  the_storages_of_one_window_leave(seed);
+  what_may_not_leave_ends_a_window(seed);
+  advice_is_followed(seed);
+  a_window_that_costs_too_much_is_none(seed);
+  what_cannot_be_is_refused(seed);
+  return 0;
+}
