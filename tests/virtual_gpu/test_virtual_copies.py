@@ -539,10 +539,12 @@ def test_when_uses_ended_is_told_when_they_have(run):
         late = torch.zeros(2 * MIB, dtype=torch.int32).pin_memory()
         C.begin_uses()
         late.copy_(x, non_blocking=True)
+        late.copy_(x, non_blocking=True)  # an operation of the device after the first
         del x
-        (read, dropped) = C.end_uses()
-        assert read[1] == dropped[1] == 8 * MIB and (read[3], dropped[3]) == (1, 3)
-        assert dropped[4] == read[4] > 0
+        (first, second, dropped) = C.end_uses()
+        assert {u[1] for u in (first, second, dropped)} == {8 * MIB}
+        assert (first[3], second[3], dropped[3]) == (1, 1, 3)
+        assert first[4] == 0 and dropped[4] == second[4] and round(second[4]) == 300_000
     """)
 
 
@@ -804,6 +806,7 @@ def test_an_operand_from_the_host_in_a_backward_pass_may_have_memory_of_another_
         torch.cuda.synchronize()
         assert (seen == 7).all()
         assert not races()
+        end()
     """)
 
 
@@ -828,6 +831,7 @@ def test_a_stream_that_is_new_in_a_backward_pass_comes_after_what_is_sent_there(
         loss.backward()
         assert (seen == 7).all()
         assert not races()
+        end()
     """)
 
 
