@@ -196,8 +196,7 @@ def give_up_spares():
     others = [empty(8, "cuda:1")]
     managed.budget("cpu", C.host_memory()["used"])
     with contextlib.suppress(torch.OutOfMemoryError):
-        for _ in range(16):
-            others.append(empty(8, "cuda:1"))
+        others.extend(empty(8, "cuda:1") for _ in range(16))
     away = sum(C.residency(device)["spilled"] for device in (CUDA, "cuda:1"))
     assert len(others) > 1
     assert C.host_memory()["used"] == away

@@ -13,7 +13,9 @@ static float ms_between(cudaEvent_t from, cudaEvent_t to) {
   return ms;
 }
 
-static void copy(char *to, const char *from, cudaStream_t s) { OK(cudaMemcpyAsync(to, from, BYTES, cudaMemcpyDefault, s)); }
+static void copy(char *to, const char *from, cudaStream_t s) {
+  OK(cudaMemcpyAsync(to, from, BYTES, cudaMemcpyDefault, s));
+}
 
 static void each_copy_of_a_stream_takes_as_long(void) {
   cudaStream_t s = new_stream();

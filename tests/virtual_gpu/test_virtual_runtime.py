@@ -1048,7 +1048,7 @@ def test_what_has_addresses_leaves_before_a_graph_is_recorded(run):
             next(operators)
         blocks = [b for s in torch.cuda.memory_snapshot() for b in s["blocks"]]
         assert max(b["size"] for b in blocks if b["state"] == "active_allocated") > 16 * MIB
-        a = torch.zeros(MIB // 4, dtype=torch.int32).pin_memory().cuda()  # has room beside the arena
+        a = torch.zeros(MIB // 4, dtype=torch.int32).pin_memory().cuda()  # beside the arena
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         with torch.cuda.graph(graph):
