@@ -231,7 +231,7 @@ virtual-gpu-build: $(VIRTUAL_GPU)/.test
 
 # Everything that speaks of devices, on cuda:0 to cuda:3; the slice is a short form, which .ci/run runs.
 virtual-gpu: virtual-gpu-build
-	@$(VIRTUAL_GPU)/bin/python tools/circles.py cuda virtual_gpu
+	@$(VIRTUAL_GPU)/bin/python tools/circles.py cuda
 	@tools/virtual_gpu.sh $(VIRTUAL_GPU)/bin/python all
 virtual-gpu-slice: virtual-gpu-build
 	@tools/virtual_gpu.sh $(VIRTUAL_GPU)/bin/python slice

@@ -98,14 +98,24 @@ void close_arena(int device) {
   }
 }
 
+// Whether an error of the driver is that of an earlier kernel: the current device has failed then, and each call
+// returns that error. A call that may only look tells it from a refusal.
+bool is_sticky(cudaError_t error) {
+  std::size_t free = 0, total = 0;
+  const bool again = error != cudaErrorMemoryAllocation && cudaMemGetInfo(&free, &total) == error;
+  (void)cudaGetLastError();
+  return again;
+}
+
 // Locking pages makes a context on the current device if it has none, so one that has a context is made current. A
 // recording on another thread is not disturbed.
 void* lock_pages(std::size_t bytes) {
   const c10::cuda::OptionalCUDAGuard guard(c10::cuda::getDeviceIndexWithPrimaryContext());
   const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
   void* memory = nullptr;
-  if (cudaHostAlloc(&memory, bytes, cudaHostAllocDefault) == cudaSuccess) return memory;
-  (void)cudaGetLastError();
+  const cudaError_t error = cudaHostAlloc(&memory, bytes, cudaHostAllocDefault);
+  if (error == cudaSuccess) return memory;
+  if (is_sticky(error)) C10_CUDA_CHECK(error);
   throw std::bad_alloc();
 }
 

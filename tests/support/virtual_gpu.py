@@ -50,6 +50,7 @@ def runs_program(run_python, libraries):
             "VIRTUAL_GPU_DEVICES": ",".join([str(GIB + CONTEXT)] * devices),
             "VIRTUAL_GPU_CONTEXT_BYTES": CONTEXT,
             "VIRTUAL_GPU_KERNELS": "empty",
+            "VIRTUAL_GPU_OPERATION_NS": 300_000,  # a plan of a step depends on how long it takes
             "MANAGED_ARENA": "0",  # most count what torch's allocator does by itself
             "TORCH_CPP_LOG_LEVEL": "ERROR",  # some versions tell of each refused request
         }

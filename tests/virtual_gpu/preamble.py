@@ -130,6 +130,22 @@ def repeated(count=6, fit=4):
     return tensors, steps
 
 
+def until(came, operators):
+    """Does what repeated() returned until came() is true. Each operator queues a copy that keeps 8
+    MiB of pinned memory until something waits for it, so four steps are the most."""
+    for _ in range(48):
+        if came():
+            return
+        next(operators)
+    raise AssertionError(f"it has not come in four steps: {C.step_state(1)}\n{managed.stats()}")
+
+
+def until_spare(operators):
+    """Does operators until one more copy has been made ahead of need."""
+    before = managed.stats()["spare"]
+    until(lambda: managed.stats()["spare"] > before, operators)
+
+
 def ahead():
     """On a device that is short of room: x, y, `late`, full of 1, and two functions. work() copies
     that 20 times to y, as late as may be: there is a point behind one of the copies. leave() makes
@@ -162,11 +178,15 @@ def copies_beside_a_spare():
     """Which copies after repeated() an operator makes before which a copy is made ahead of need."""
     _, operators = repeated()
     calls = Calls()
-    while True:
-        spares, copies = managed.stats()["spare"], calls["MemcpyAsync"]
-        next(operators)
-        if managed.stats()["spare"] > spares:
-            return range(copies + 1, calls["MemcpyAsync"] + 1)
+    copies = [0]
+
+    def came():
+        copies.append(calls["MemcpyAsync"])
+        return managed.stats()["spare"] > spares
+
+    spares = managed.stats()["spare"]
+    until(came, operators)
+    return range(copies[-2] + 1, copies[-1] + 1)
 
 
 def give_up_spares():
@@ -176,8 +196,7 @@ def give_up_spares():
     others = [empty(8, "cuda:1")]
     managed.budget("cpu", C.host_memory()["used"])
     with contextlib.suppress(torch.OutOfMemoryError):
-        while True:
-            others.append(empty(8, "cuda:1"))
+        others.extend(empty(8, "cuda:1") for _ in range(16))
     away = sum(C.residency(device)["spilled"] for device in (CUDA, "cuda:1"))
     assert len(others) > 1
     assert C.host_memory()["used"] == away
@@ -216,6 +235,13 @@ def in_a_backward_pass(use, device=CUDA):
     return Uses.apply(w).sum()
 
 
+def end():
+    """Ends a program whose backward pass has just returned, without taking the interpreter down: a
+    thread of torch's engine may still take the GIL, which aborts the process then (traps.md)."""
+    sys.stdout.flush()
+    ctypes.CDLL(None).exit(0)
+
+
 class recorded:
     """A stream that Python does not know to be recorded."""
 
@@ -243,6 +269,7 @@ __all__ = [
     "ctypes",
     "destroy",
     "empty",
+    "end",
     "fail_a_kernel",
     "give_up_spares",
     "gpu",
@@ -259,4 +286,6 @@ __all__ = [
     "stream_of_another_library",
     "sys",
     "torch",
+    "until",
+    "until_spare",
 ]

@@ -357,6 +357,7 @@ def test_an_operand_that_crosses_in_a_backward_pass_may_have_memory_of_another_s
             torch.cuda.synchronize(i)
         assert torch.equal(seen, expected)
         assert not races()
+        end()
         """,
         devices=2,
     )

@@ -401,6 +401,7 @@ def test_a_replay_that_cannot_read_the_generators_does_not_begin(run):
 
         in_a_backward_pass(use).backward()
         in_a_backward_pass(use).backward()
+        end()
     """)
 
 
@@ -432,6 +433,7 @@ def test_a_pass_inside_a_replay_that_cannot_set_the_generators(run, when):
 
         in_a_backward_pass(use).backward()
         in_a_backward_pass(lambda: (C.begin_replay(), C.end_replay())).backward()
+        end()
     """)
 
 
@@ -638,6 +640,7 @@ def test_a_kernel_that_has_failed_does_not_end_the_process(run):
             x = None
         assert told == 2, "who spills for a test is told nothing"
         assert not C.is_spilled(y) and not C.is_spilled(z)
+        assert C.host_memory()["pageable"] == 0, "the driver has refused no memory"
         del y
     """)
 
@@ -1045,11 +1048,11 @@ def test_what_has_addresses_leaves_before_a_graph_is_recorded(run):
             next(operators)
         blocks = [b for s in torch.cuda.memory_snapshot() for b in s["blocks"]]
         assert max(b["size"] for b in blocks if b["state"] == "active_allocated") > 16 * MIB
-        a = torch.zeros(MIB, dtype=torch.int32).pin_memory().cuda()
+        a = torch.zeros(MIB // 4, dtype=torch.int32).pin_memory().cuda()  # beside the arena
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         with torch.cuda.graph(graph):
-            b = a.clone()
+            b = a.repeat(4)
         blocks = [b for s in torch.cuda.memory_snapshot() for b in s["blocks"]]
         assert max(b["size"] for b in blocks if b["state"] == "active_allocated") <= 16 * MIB
         graph.replay()

@@ -32,8 +32,8 @@ struct CudaBridge : Bridge {
   bool (*has_arena)(int device) = nullptr;
   bool (*open_arena)(int device, std::size_t bytes) = nullptr;
   void (*close_arena)(int device) = nullptr;
-  // Allocate and free page-locked host memory directly with the driver. `lock_pages` throws std::bad_alloc,
-  // `unlock_pages` nothing.
+  // Allocate and free page-locked host memory directly with the driver. `lock_pages` throws std::bad_alloc when the
+  // driver refuses, and the driver's error when a device has failed before; `unlock_pages` throws nothing.
   void* (*lock_pages)(std::size_t bytes) = nullptr;
   void (*unlock_pages)(void* memory) = nullptr;
 };

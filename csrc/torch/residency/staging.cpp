@@ -78,7 +78,7 @@ struct Stage {
     try {
       void* memory = cuda->lock_pages(bytes);
       return {memory, memory, cuda->unlock_pages, c10::Device(c10::kCPU)};
-    } catch (const std::bad_alloc&) {
+    } catch (const std::exception&) { // if a device has failed, the copy itself reports it
       return {};
     }
   }

@@ -167,7 +167,7 @@ struct op {
   void (*drop)(void *);
   void *data;
   cudaError_t error;
-  uint64_t ran_ns;
+  uint64_t ends_ns; /* until it has ended: when what it waits for and had ended before has */
   pthread_t owner;
   struct access *accesses; /* of an operation of a graph */
   size_t access_count;
@@ -199,6 +199,7 @@ struct stream {
   uint64_t id;
   struct handle *handle; /* the program's handle; null for default streams and once it is destroyed */
   struct op *head, *tail, *last; /* last: the newest, run or not; a reference */
+  uint64_t ends_ns;              /* of the last operation that has ended */
   struct clock clock;
   struct capture *capture;
 };

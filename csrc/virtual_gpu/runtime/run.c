@@ -36,7 +36,11 @@ void drop_op(struct op *op) {
 }
 
 void op_waits(struct op *op, struct op *before) {
-  if (!before || before->state == DONE) return;
+  if (!before) return;
+  if (before->state == DONE) {
+    if (op->ends_ns < before->ends_ns) op->ends_ns = before->ends_ns;
+    return;
+  }
   struct op **larger = realloc(op->waits, (op->wait_count + 1) * sizeof *larger);
   if (!larger) abort(); /* to go on would be to forget an order */
   op->waits = larger;
@@ -105,8 +109,33 @@ cudaError_t enqueue(struct op *op, const struct access *accesses, size_t count) 
 static bool is_mine(const struct op *op) { return op->kind == KERNEL && op->depth && pthread_equal(op->owner, pthread_self()); }
 static bool is_over(const struct op *op) { return op->state == DONE || is_mine(op); }
 
+static uint64_t now_ns(void) {
+  struct timespec t;
+  (void)clock_gettime(CLOCK_MONOTONIC, &t);
+  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* Sets when the operation ends. With VIRTUAL_GPU_OPERATION_NS it begins when all that it waits for has ended, and only
+ * copies, fills, kernels and graphs take time: elapsed times then depend on the program alone, in every order. */
+static void set_end(struct op *op) {
+  static uint64_t takes = UINT64_MAX;
+  if (takes == UINT64_MAX) takes = setting("VIRTUAL_GPU_OPERATION_NS", 0);
+  if (takes == 0) {
+    op->ends_ns = op->kind == RECORD ? now_ns() : 0;
+    return;
+  }
+  struct stream *s = op->stream;
+  if (op->ends_ns < s->ends_ns) op->ends_ns = s->ends_ns;
+  for (size_t i = 0; i < op->wait_count; i++)
+    if (op->ends_ns < op->waits[i]->ends_ns) op->ends_ns = op->waits[i]->ends_ns;
+  if (op->kind == COPY || op->kind == FILL || op->kind == KERNEL) op->ends_ns += takes;
+  if (op->kind == GRAPH) op->ends_ns += takes * op->graph->count;
+  s->ends_ns = op->ends_ns;
+}
+
 void finish_op(struct op *op) {
   struct stream *s = op->stream;
+  set_end(op);
   op->state = DONE;
   pending--;
   while (s->head && s->head->state == DONE) {
@@ -122,17 +151,10 @@ void finish_op(struct op *op) {
   tell_change();
 }
 
-static uint64_t now_ns(void) {
-  struct timespec t;
-  (void)clock_gettime(CLOCK_MONOTONIC, &t);
-  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 static void execute(struct op *op) {
   cudaError_t *sticky = &devices[op->device].sticky;
   op->state = RUNNING;
   op->references++;
-  if (op->kind == RECORD) op->ran_ns = now_ns();
   if (*sticky != cudaSuccess && op->kind != FREE) { /* nothing runs any more in a context that has failed */
     finish_op(op);
     drop_op(op);

@@ -325,7 +325,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) 
   if (error != cudaSuccess) return leave(error);
   if (!a->record || !b->record || ((a->flags | b->flags) & cudaEventDisableTiming)) return leave(cudaErrorInvalidResourceHandle);
   if (a->record->state != DONE || b->record->state != DONE) return leave(cudaErrorNotReady);
-  *ms = (float)((double)(int64_t)(b->record->ran_ns - a->record->ran_ns) / 1e6);
+  *ms = (float)((double)(int64_t)(b->record->ends_ns - a->record->ends_ns) / 1e6);
   return leave(cudaSuccess);
 }
 
