@@ -127,6 +127,7 @@ extern PyMethodDef mgd_warn_methods[];
 extern PyMethodDef mgd_explain_methods[];
 
 /* ---- memory.c: bytes that leave devices and come back */
+PyObject *mgd_memory_host(void); /* {"used": bytes, ...}, the host's memory for them */
 extern PyMethodDef mgd_memory_methods[];
 
 /* ---- test_hooks.c: what only tests and benchmarks call; empty in packages */
