@@ -7,8 +7,8 @@ import warnings
 
 import pytest
 import torch
-from support.devices import ON_CUDA
-from support.pressure import MiB, nothing_left, on, sized, spill  # noqa: F401
+from support.devices import D0, ON_CUDA
+from support.pressure import MiB, counted, mlp, module_on, nothing_left, on, sized, spill  # noqa: F401
 
 import managed
 from managed import _C
@@ -146,3 +146,50 @@ def test_a_driver_that_keeps_refusing_is_asked_less_and_less(driver):
         spill(small)
         assert driver.calls() == before + 1
     assert [x[3].item() for x in xs] == [float(i) for i in range(200)]
+
+
+def training():
+    """Two steps in half of the room that they need: what was pageable at most, losses, weights."""
+    torch.manual_seed(0)
+    net = module_on(mlp(512, 5))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    batch, losses, pageable = on(torch.randn(16, 512)), [], [0]
+
+    def look(*_):
+        pageable.append(host()["pageable"])
+
+    for layer in net:
+        layer.register_forward_hook(look)
+    for p in net.parameters():
+        p.register_post_accumulate_grad_hook(look)
+    optimizer.register_step_post_hook(look)
+    with managed.budget(D0, counted() + 7 * MiB):
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss = net(batch).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return max(pageable), [torch.tensor(losses), *(p.detach().cpu() for p in net.parameters())]
+
+
+@refuses
+@not_tortured
+def test_a_training_whose_memory_is_not_page_locked_from_any_call_on(driver):
+    """The same bits as without a refusal, and one warning in all."""
+    before = driver.calls()
+    pageable, expected = training()
+    most, counted = driver.calls() - before, 0
+    assert pageable == 0
+    assert most > 5
+    for n in range(most, 0, -1):
+        before = driver.calls()
+        with driver.refuses(n):
+            pageable, values = training()
+        assert (pageable > 0) == (driver.calls() - before >= n), n
+        assert all(map(torch.equal, expected, values)), n
+        counted += pageable > 0
+    assert counted > most / 2
+    assert len(said) == 1
+    assert issubclass(said[0].category, RuntimeWarning)
+    assert "ulimit -l" in str(said[0].message)
