@@ -22,7 +22,7 @@ namespace managed {
 
 struct HostMemory {
   c10::DataPtr data;
-  std::size_t size;  // of the block
+  std::size_t size; // of the block
   std::size_t bytes; // that were asked for; 0: they are not counted as in use
   bool is_locked, is_pooled;
   CopyPtr last;
@@ -204,17 +204,31 @@ c10::DataPtr lock_if_allowed(const CudaBridge* cuda, std::size_t bytes) {
   return ask_driver(cuda, bytes);
 }
 
+// Puts a block into the pool that serves no storage. `was_used`: until now one did.
+void keep(HostMemory* m, bool was_used) {
+  Pool& p = pool();
+  std::vector<HostMemory*> dying;
+  {
+    std::lock_guard<std::mutex> lock(p.mutex);
+    (m->is_locked ? p.free_locked : p.free_pageable)[m->size].push_back(m);
+    p.kept += m->size;
+    if (was_used) p.used -= m->size;
+    if (p.used == 0) p.peak = 0; // nothing is spilled any more
+    shrink_locked(p, dying);
+  }
+  destroy(dying);
+}
+
 // Page-locked if there is CUDA and its driver does not refuse; the simulator copies with the CPU and needs no such
-// memory. Throws std::bad_alloc.
-HostMemory* fresh(std::size_t size) {
+// memory. `pageable`: a free block of that size, or null, which is used or kept. Throws std::bad_alloc.
+HostMemory* fresh(std::size_t size, HostMemory* pageable) {
   const CudaBridge* cuda = cuda_if_any();
   if (cuda)
-    if (c10::DataPtr data = lock_if_allowed(cuda, size))
+    if (c10::DataPtr data = lock_if_allowed(cuda, size)) {
+      if (pageable) keep(pageable, false);
       return new HostMemory{std::move(data), size, 0, true, true, nullptr, nullptr};
-  {
-    std::lock_guard<std::mutex> lock(pool().mutex);
-    if (HostMemory* kept = take_locked(pool(), pool().free_pageable, size)) return kept;
-  }
+    }
+  if (pageable) return pageable;
   if (cuda) warn_of_pageable();
   return new HostMemory{c10::GetCPUAllocator()->allocate(size), size, 0, false, true, nullptr, nullptr};
 }
@@ -228,17 +242,18 @@ HostMemory* allocate_host(std::size_t bytes, c10::DeviceType leaves) {
   const std::size_t size = class_of(bytes);
   Pool& p = pool();
   std::vector<HostMemory*> dying;
-  HostMemory* found = nullptr;
+  HostMemory *found = nullptr, *pageable = nullptr;
   {
     std::lock_guard<std::mutex> lock(p.mutex);
     found = take_locked(p, p.free_locked, size);
+    if (!found) pageable = take_locked(p, p.free_pageable, size);
     p.used += size;
     p.peak = std::max(p.peak, p.used);
     shrink_locked(p, dying);
   }
   destroy(dying);
   try {
-    return count_in(found ? found : fresh(size), bytes);
+    return count_in(found ? found : fresh(size, pageable), bytes);
   } catch (...) {
     std::lock_guard<std::mutex> lock(p.mutex);
     p.used -= size;
@@ -268,18 +283,8 @@ void free_host(void* memory) {
   if (!memory) return;
   auto* m = static_cast<HostMemory*>(memory);
   bytes_in_use(m) -= std::exchange(m->bytes, 0);
-  if (!m->is_pooled) return delete m;
-  Pool& p = pool();
-  std::vector<HostMemory*> dying;
-  {
-    std::lock_guard<std::mutex> lock(p.mutex);
-    (m->is_locked ? p.free_locked : p.free_pageable)[m->size].push_back(m);
-    p.used -= m->size;
-    p.kept += m->size;
-    if (p.used == 0) p.peak = 0; // nothing is spilled any more
-    shrink_locked(p, dying);
-  }
-  destroy(dying);
+  if (m->is_pooled) keep(m, true);
+  else delete m;
 }
 
 c10::DataPtr lock_pages(std::size_t bytes) { return lock_if_allowed(cuda_if_any(), bytes); }
