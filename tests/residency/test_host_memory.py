@@ -52,17 +52,22 @@ class Driver:
             said.extend(w for w in found if "page-lock" in str(w.message))
 
 
-@pytest.fixture
-def driver():
-    """One that is asked again at once."""
-    found = Driver()
+def is_asked_again():
+    """The driver that has refused, after some allocations."""
     for i in range(200):
         x = sized(1, float(i))
         before = host()["pinned"]
         spill(x)
         if host()["pinned"] > before:
-            return found
-    raise AssertionError("pages are not locked any more")
+            return True
+    return False
+
+
+@pytest.fixture
+def driver():
+    assert is_asked_again()
+    yield Driver()
+    assert is_asked_again()
 
 
 @not_tortured
