@@ -96,6 +96,33 @@ def test_stats_show_them():
     assert "pageable" in text
 
 
+@not_tortured
+def test_an_eighth_more_is_kept_than_was_used_at_once():
+    """Sizes that take turns need no new memory each time; the limit of the host is kept."""
+
+    def take_turns():
+        for mib in (2, 3, 2, 3):
+            x = sized(mib)
+            spill(x)
+            if ON_CUDA:
+                torch.cuda.synchronize()  # no copy writes what is kept
+            del x
+
+    base = sized(24)
+    spill(base)
+    used = host()["used"]
+    take_turns()
+    assert host()["kept"] == 5 * MiB
+    locked = Driver().calls() if ON_CUDA else 0
+    take_turns()
+    assert host()["kept"] == 5 * MiB
+    assert not ON_CUDA or Driver().calls() == locked
+    with managed.budget("cpu", used + 3 * MiB):
+        take_turns()
+        assert host()["kept"] == 3 * MiB
+    assert base[3].item() == 1.0
+
+
 @refuses
 @not_tortured
 def test_what_is_given_back_to_the_driver_is_locked_again(driver):

@@ -55,12 +55,15 @@ class Refusals {
 
 using Blocks = std::map<std::size_t, std::vector<HostMemory*>>; // by size
 
-// Invariants: kept is the sum over both kinds of free blocks; kept + used <= peak, the most that was ever used at once,
-// unless copies are under way. `bytes` are those that were asked for.
+// Invariants: kept is the sum over both kinds of free blocks; kept + used <= most(), unless copies are under way. peak
+// is the most that was ever used at once. Sizes take turns in a step: without the eighth, blocks would be given back
+// and locked again in every step. `bytes` are those that were asked for.
 struct Pool {
   std::mutex mutex; // a leaf
   Blocks free_locked, free_pageable;
   std::size_t used = 0, kept = 0, peak = 0;
+  std::size_t limit = SIZE_MAX; // the core's, when it was read last
+  std::size_t most() const { return std::max(peak, std::min(peak + peak / 8, limit)); }
   Refusals refusals;
   std::atomic<std::size_t> locked_bytes{0}, pageable_bytes{0};
 };
@@ -117,10 +120,10 @@ HostMemory* take_locked(Pool& p, Blocks& free, std::size_t size) {
   return m;
 }
 
-// Releases what is kept beyond the peak, pageable memory first, then the largest; but nothing that a copy still reads
+// Releases what is kept beyond most(), pageable memory first, then the largest; but nothing that a copy still reads
 // or writes, unless nothing is spilled any more.
 void shrink_locked(Pool& p, std::vector<HostMemory*>& dying) {
-  while (p.kept && p.kept + p.used > p.peak) {
+  while (p.kept && p.kept + p.used > p.most()) {
     Blocks& free = p.free_pageable.empty() ? p.free_locked : p.free_pageable;
     const auto largest = std::prev(free.end());
     HostMemory* m = largest->second.back();
@@ -204,12 +207,21 @@ c10::DataPtr lock_if_allowed(const CudaBridge* cuda, std::size_t bytes) {
   return ask_driver(cuda, bytes);
 }
 
+// The core's lock must not be taken under the pool's.
+std::size_t host_limit() {
+  int64_t used = 0, limit = 0, peak = 0;
+  mgd_host_usage(machine(), &used, &limit, &peak);
+  return static_cast<std::size_t>(limit);
+}
+
 // Puts a block into the pool that serves no storage. `was_used`: until now one did.
 void keep(HostMemory* m, bool was_used) {
   Pool& p = pool();
   std::vector<HostMemory*> dying;
+  const std::size_t limit = host_limit();
   {
     std::lock_guard<std::mutex> lock(p.mutex);
+    p.limit = limit;
     (m->is_locked ? p.free_locked : p.free_pageable)[m->size].push_back(m);
     p.kept += m->size;
     if (was_used) p.used -= m->size;
@@ -243,8 +255,10 @@ HostMemory* allocate_host(std::size_t bytes, c10::DeviceType leaves) {
   Pool& p = pool();
   std::vector<HostMemory*> dying;
   HostMemory *found = nullptr, *pageable = nullptr;
+  const std::size_t limit = host_limit();
   {
     std::lock_guard<std::mutex> lock(p.mutex);
+    p.limit = limit;
     found = take_locked(p, p.free_locked, size);
     if (!found) pageable = take_locked(p, p.free_pageable, size);
     p.used += size;
