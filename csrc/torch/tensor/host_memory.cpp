@@ -34,13 +34,14 @@ namespace {
 std::mutex& pool_mutex();
 
 // When to ask the driver for page-locked memory again. A request for less than everything that was refused is always
-// worth a call; any other waits for 2, 4, 8 and up to kMostRest such requests, or until locked memory was given back.
+// worth a call; any other lets 0, 1, 3, 7 and up to kMostRest such requests pass, or waits until locked memory was
+// given back.
 class Refusals {
  public:
   bool forbid(std::size_t size) { return size >= least_ && rest_ > 0 && rest_-- > 0; }
   void add(std::size_t size) {
     least_ = std::min(least_, size);
-    rest_ = last_rest_ = std::min(2 * last_rest_, kMostRest);
+    rest_ = std::exchange(next_rest_, std::min(2 * next_rest_ + 1, kMostRest));
   }
   void end_by(std::size_t size) { // so much was locked
     if (size >= least_) *this = {};
@@ -48,9 +49,9 @@ class Refusals {
   void look_again() { rest_ = 0; }
 
  private:
-  static constexpr int kMostRest = 64;
+  static constexpr int kMostRest = 63;
   std::size_t least_ = SIZE_MAX;
-  int rest_ = 0, last_rest_ = 1;
+  int rest_ = 0, next_rest_ = 0;
 };
 
 using Blocks = std::map<std::size_t, std::vector<HostMemory*>>; // by size
