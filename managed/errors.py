@@ -10,6 +10,7 @@ __all__ = ["CopyWarning", "ManagedError", "OutOfMemoryError", "PinConflictError"
 
 # By these words Lightning's BatchSizeFinder, for one, knows the error, on whatever device it is.
 _KNOWN_BY = "CUDA out of memory."
+_KNOWN_BY_OF_HOST = "DefaultCPUAllocator: can't allocate memory"
 
 
 class ManagedError(Exception):
@@ -24,11 +25,14 @@ class OutOfMemoryError(ManagedError, torch.OutOfMemoryError):
     """No room appeared on a device in time; the text says what was asked and what is free.
 
     Programs that look for a batch size know the error by its class or by its text: it has the words
-    "CUDA out of memory.", of CUDA's allocator itself or added at the end.
+    "CUDA out of memory.", of CUDA's allocator itself or added at the end. If the host had no room
+    for what would have to leave the device, the words are "the host is out of memory." and those of
+    the CPU's allocator.
     """
 
     def __init__(self, *args: object) -> None:
-        if len(args) == 1 and _KNOWN_BY not in str(args[0]):
+        known = [words in str(arg) for arg in args for words in (_KNOWN_BY, _KNOWN_BY_OF_HOST)]
+        if len(args) == 1 and not any(known):
             args = (f'{args[0]} CUDA\'s allocator would say "{_KNOWN_BY}"',)
         super().__init__(*args)
 

@@ -184,6 +184,10 @@ def stats(reset: bool = False) -> dict[str, Any]:
       placement or `stats` has seen), and `used` by owner: `managed`, `replica`, `reserved`,
       `foreign`. `holders`: what each of `managed.holders` reported last (`live`, `cached`), was
       asked for and gave, in bytes, and how often it was asked (`asks`).
+    - `host`: bytes of the host now. `used`: of storages that left, or of copies of them, at most
+      `limit`, the highest so far is `peak`. Without copies under way that is `pinned`, in
+      page-locked memory, plus `pageable`, in any other: what the driver refused to lock, and all of
+      simulated devices, unless the process has CUDA. `kept`: free, for what leaves next.
     - `misaligned_calls`: operator calls whose operands stood apart; `aligned_calls`: those for
       which something was copied; `grouped_calls`: list operators that were split by device;
       `calls_on_host`: those that ran on the host for want of room (`hint(on_host=True)`).

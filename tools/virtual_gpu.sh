@@ -20,7 +20,8 @@ memory=(
   residency/test_spill residency/test_spill_access align/test_exposure torch_patches/test_dlpack residency/test_leaks
   residency/test_out_of_memory residency/test_no_spill python/test_manager parallel/test_pipeline_pressure
   parallel/test_data_parallel_pressure torch_patches/test_reducer residency/test_holders
-  residency/test_holders_known residency/test_file_maps residency/test_on_host residency/test_arena residency/test_pieces
+  residency/test_holders_known residency/test_file_maps residency/test_on_host residency/test_arena
+  residency/test_pieces residency/test_host_memory
 )
 # These take minutes.
 long=(python/test_threads residency/test_budget residency/test_faults residency/test_torture)

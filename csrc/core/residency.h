@@ -60,6 +60,7 @@ struct mgd_residency_usage {
   int64_t pinned[MGD_PIN_KINDS];        /* resident */
   int64_t held;                         /* resident and not in use, but their owner does not let them leave */
   int64_t spilled;                      /* elsewhere */
+  int64_t on_host; /* of copies on the host that count there, also of storages that are resident */
   int64_t guests;                       /* spilled here from other devices */
   int64_t storages;                     /* number of storages whose home it is */
 };

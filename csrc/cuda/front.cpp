@@ -117,8 +117,8 @@ class Request {
     const Pause pause(device_);
     std::vector<mgd_window_block> blocks;
     if (is_in_pieces) blocks = blocks_for(device_, c10::cuda::getCurrentCUDAStream());
-    made_room_ = blocks.empty() ? front_hook->make_room(device_, bytes)
-                                : front_hook->make_hole(device_, bytes, bytes_, blocks);
+    made_room_ =
+        blocks.empty() ? front_hook->make_room(device_, bytes) : front_hook->make_hole(device_, bytes, bytes_, blocks);
     if (made_room_) has_waited_ = false; // evicted blocks may wait for streams in their turn
     return made_room_;
   }

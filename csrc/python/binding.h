@@ -123,11 +123,9 @@ int mgd_warn_flush(void); /* issues pending warnings; -1 if a filter makes an er
 int mgd_warn_end_step(enum mgd_growth_end end); /* ends a step, then calls mgd_warn_flush() */
 extern PyMethodDef mgd_warn_methods[];
 
-/* ---- explain.c: what happened, in numbers and in order */
-extern PyMethodDef mgd_explain_methods[];
-
-/* ---- memory.c: bytes that leave devices and come back */
-extern PyMethodDef mgd_memory_methods[];
+/* ---- explain.c: what happened, in numbers and in order; memory.c: bytes that leave devices and come back */
+extern PyMethodDef mgd_explain_methods[], mgd_memory_methods[];
+PyObject *mgd_memory_host(void); /* {"used": bytes, ...}, the host's memory for them */
 
 /* ---- test_hooks.c: what only tests and benchmarks call; empty in packages */
 extern PyMethodDef mgd_test_hooks_methods[];

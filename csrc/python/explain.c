@@ -119,7 +119,8 @@ static PyObject *stats(PyObject *module, PyObject *args, PyObject *kwargs) {
   if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|p:stats", names, &reset) || mgd_state_ready() < 0) return NULL;
   PyObject *dict = mgd_torch_counters();
   if (!dict) return NULL;
-  if (put(dict, "devices", devices()) < 0 || (reset && reset_others() < 0) || put_trace(dict, module, reset) < 0)
+  if (put(dict, "devices", devices()) < 0 || put(dict, "host", mgd_memory_host()) < 0 ||
+      (reset && reset_others() < 0) || put_trace(dict, module, reset) < 0)
     Py_CLEAR(dict);
   return dict;
 }

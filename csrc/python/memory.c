@@ -36,13 +36,18 @@ static PyObject *residency(PyObject *module, PyObject *device) {
                        u.storages);
 }
 
+PyObject *mgd_memory_host(void) {
+  int64_t used, limit, peak;
+  mgd_host_usage(mgd_torch_machine(), &used, &limit, &peak);
+  const struct mgd_host_bytes b = mgd_torch_host_bytes();
+  return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L,s:L}", "used", used, "limit", limit, "peak", peak, "pinned", b.pinned,
+                       "pageable", b.pageable, "kept", b.kept);
+}
+
 static PyObject *host_memory(PyObject *module, PyObject *unused) {
   (void)module;
   (void)unused;
-  int64_t used, limit, peak;
-  mgd_host_usage(mgd_torch_machine(), &used, &limit, &peak);
-  return Py_BuildValue("{s:L,s:L,s:L,s:L,s:L}", "used", used, "limit", limit, "peak", peak, "kept",
-                       mgd_torch_kept_host(), "pageable", mgd_torch_pageable_host());
+  return mgd_memory_host();
 }
 
 static PyObject *set_host_limit(PyObject *module, PyObject *value) {
@@ -202,7 +207,8 @@ PyMethodDef mgd_memory_methods[] = {
      PyDoc_STR("residency(device, /)\n--\n\nBytes of the device's storages by what may become of them, and how many "
                "storages have their home there.")},
     {"host_memory", host_memory, METH_NOARGS,
-     PyDoc_STR("host_memory()\n--\n\nBytes of the host that hold what left devices, or copies of it.")},
+     PyDoc_STR(
+         "host_memory()\n--\n\nBytes of the host that hold what left devices, or copies of it; stats()[\"host\"].")},
     {"set_host_limit", set_host_limit, METH_O,
      PyDoc_STR("set_host_limit(bytes, /)\n--\n\nMost bytes of the host for what leaves devices.")},
     {"set_victims", set_victims, METH_O,

@@ -139,8 +139,11 @@ int mgd_torch_load_steps(int device, const int64_t *numbers, size_t n, int *step
 int mgd_torch_keeps_maps(void); /* whether a mapped file serves as the host's copy of bytes that went to a device */
 void mgd_torch_keep_maps(int on);
 int mgd_torch_needs_file(const char *path); /* whether this file holds such a copy */
-int64_t mgd_torch_kept_host(void); /* bytes of host memory that are kept for later evictions */
-int64_t mgd_torch_pageable_host(void); /* bytes of host memory so far that the driver refused to page-lock */
+struct mgd_host_bytes {
+  int64_t pinned, pageable; /* that hold what left devices, or copies of it; pinned: page-locked */
+  int64_t kept; /* of blocks that are kept for later evictions */
+};
+struct mgd_host_bytes mgd_torch_host_bytes(void);
 
 /* ---- move.cpp */
 /* Returns another tensor over the same bytes, connected by autograd, managed. It serves as_subclass. */

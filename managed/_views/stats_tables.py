@@ -44,6 +44,9 @@ def groups(stats: Stats) -> Iterator[Group]:
         told = {k: size(held.get(k, 0)) for k in ("used", "free", "peak", "capacity")}
         rows.append((name, *told.values()))
     yield Group(("devices", "used", "free", "peak", "capacity"), rows)
+    host, kinds = stats.get("host", {}), ("used", "pinned", "pageable", "peak", "limit")
+    rows = [("cpu", *(size(host[k]) for k in kinds))] if host.get("peak") else []
+    yield Group(("host", *kinds), rows)
     figures = ("live", "cached", "asked", "given")
     holders = [
         (f"{name} on {device}", *(size(told[k]) for k in figures))

@@ -68,6 +68,7 @@ struct expected {
   struct mgd_action actions[MOST];
   size_t n, size;
   int64_t room[DEVICES];
+  bool no_target; /* there is no place for one that could leave */
 };
 
 static inline int rank_of(const struct storage *s) { return s->advice == MGD_ADVICE_FIRST ? -1 : s->advice == MGD_ADVICE_LAST; }
@@ -139,6 +140,7 @@ static inline int64_t expect_leaving(struct model *x, struct expected *e, struct
   }
   int to = s->copy ? MGD_HOST : expect_target(x, e, s, from);
   if (to < 0) {
+    e->no_target = true;
     return 0;
   }
   bool clean = s->copy && !s->marked;
@@ -242,6 +244,7 @@ static inline void expect_residency(struct model *x, int d) {
     sum.guests += is_guest_on(s, d) || departs_from(s, d) ? s->bytes : 0;
     if (s->open && s->home == d) {
       sum.storages++;
+      sum.on_host += on_host(s) ? s->bytes : 0;
       *(moves(s) ? &sum.moving : s->state == MGD_SPILLED ? &sum.spilled
             : s->pins                                    ? &sum.pinned[MGD_PIN_ASKED]
             : s->uses                                    ? &sum.in_use

@@ -21,7 +21,7 @@ static void set_link(struct mgd_machine *m, int from, int to, int64_t ns) {
 static int target(struct mgd_machine *m, struct mgd_handle *h, const int64_t *room) {
   struct plan p;
   int code = plan_eviction(m, 1, 1, room, &p);
-  EXPECT(code == MGD_OK || code == MGD_E_ABSENT);
+  EXPECT(code == MGD_OK || code == MGD_E_NO_ROOM);
   if (code != MGD_OK) {
     return -1;
   }
@@ -157,7 +157,7 @@ static void room_of_peers_is_spent(void) {
   EXPECT_ACTION(p.actions[1], MGD_DO_SPILL, 1, 2, 8, h[1]);
   EXPECT_ACTION(p.actions[2], MGD_DO_SPILL, 1, MGD_HOST, 8, h[2]);
   carry_out(m, &p);
-  EXPECT_CODE(evict_code(m, 1, 1, 0), MGD_E_ABSENT);
+  EXPECT_CODE(evict_code(m, 1, 1, 0), MGD_E_NO_ROOM);
   for (int i = 0; i < 4; i++) {
     close_handle(m, h[i]);
   }
@@ -222,7 +222,7 @@ static void spares_go_oldest_first_and_only_if_that_is_enough(void) {
   EXPECT_OK(mgd_host_set_limit(m, 60));
   EXPECT_INT(host_used(m), 56);
   EXPECT(i_use(h, 0));
-  EXPECT_CODE(evict_code(m, 1, 1, 1), MGD_E_ABSENT); /* one is in use, one too large: nobody's spare goes for that */
+  EXPECT_CODE(evict_code(m, 1, 1, 1), MGD_E_NO_ROOM); /* one is in use, one too large: nobody's spare goes for that */
   EXPECT_INT(host_used(m), 56);
   put_back(h, 1);
   void *copy = a->memory;
@@ -306,9 +306,31 @@ static void a_spare_goes_while_its_owner_is_asked(void) {
   EXPECT_ACTION(p.actions[1], MGD_DO_FORGET, MGD_HOST, -1, 20, NULL);
   EXPECT_ACTION(p.actions[2], MGD_DO_SPILL, 1, MGD_HOST, 8, used);
   carry_out(m, &p);
-  EXPECT_CODE(evict_code(m, 1, 100, 0), MGD_E_ABSENT);
+  EXPECT_CODE(evict_code(m, 1, 100, 0), MGD_E_NO_ROOM);
   close_handle(m, used);
   close_handle(m, next);
+  close_handle(m, h);
+  mgd_machine_destroy(m);
+}
+
+static void a_host_without_room_is_an_answer_of_its_own(void) {
+  struct mgd_machine *m = new_directory(2);
+  struct mgd_handle *h = open_handle(m, 1, 8, 1);
+  const int64_t room[MGD_MAX_DEVICES] = {0, 0, 8};
+  struct plan p;
+  EXPECT_OK(mgd_host_set_limit(m, 7));
+  EXPECT_CODE(evict_code(m, 1, 1, 0), MGD_E_NO_ROOM);
+  EXPECT(i_use(h, 2));
+  EXPECT_CODE(evict_code(m, 1, 1, 1), MGD_E_ABSENT); /* it could not leave for a host with room either */
+  EXPECT_CODE(evict_code(m, 1, 1, 0), MGD_E_BUSY);
+  put_back(h, 1);
+  EXPECT_OK(plan_eviction(m, 1, 1, room, &p)); /* a peer will do */
+  carry_out(m, &p);
+  restore(m, h);
+  EXPECT_OK(mgd_host_set_limit(m, 8));
+  EXPECT_OK(plan_eviction(m, 1, 1, NULL, &p));
+  carry_out(m, &p);
+  EXPECT_INT(residency_of(m, 1).on_host, 8);
   close_handle(m, h);
   mgd_machine_destroy(m);
 }
@@ -485,6 +507,7 @@ int main(void) {
   a_plan_is_full();
   spares_go_oldest_first_and_only_if_that_is_enough();
   spares_go_piece_by_piece();
+  a_host_without_room_is_an_answer_of_its_own();
   a_spare_goes_while_its_owner_is_asked();
   owners_may_refuse();
   whoever_comes_at_the_last_moment_keeps_it();

@@ -38,7 +38,7 @@ static void written_bytes_need_memory_of_the_host(void) {
   EXPECT_ACTION(p.actions[0], MGD_DO_FORGET, MGD_HOST, -1, 8, NULL);
   carry_out(m, &p);
   EXPECT(!h->memory && !h->mapped);
-  EXPECT_CODE(plan_eviction(m, 1, 1, NULL, &p), MGD_E_ABSENT);
+  EXPECT_CODE(plan_eviction(m, 1, 1, NULL, &p), MGD_E_NO_ROOM);
   EXPECT_OK(mgd_host_set_limit(m, 8));
   spill(m, h, MGD_HOST);
   EXPECT_INT(host_used(m), 8);
@@ -96,7 +96,7 @@ static void room_on_the_host_is_not_made_of_it(void) {
   EXPECT(i_use(h, 9));
   EXPECT_OK(mgd_host_set_limit(m, 7));
   p.n = PLAN;
-  EXPECT_CODE(mgd_evict_begin(m, 1, 1, NULL, 1, p.actions, &p.n), MGD_E_ABSENT);
+  EXPECT_CODE(mgd_evict_begin(m, 1, 1, NULL, 1, p.actions, &p.n), MGD_E_NO_ROOM);
   EXPECT(h->mapped);
   put_back(h, 1);
   close_handle(m, a);

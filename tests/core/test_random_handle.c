@@ -185,8 +185,7 @@ static void step_evict(struct model *x) {
   }
   expect_eviction(x, &e, d, bytes);
   bool others = expect_uses(x, d) > mine;
-  int expected = e.n ? MGD_OK : others ? MGD_E_BUSY
-                                       : MGD_E_ABSENT;
+  int expected = e.n ? MGD_OK : others ? MGD_E_BUSY : e.no_target ? MGD_E_NO_ROOM : MGD_E_ABSENT;
   if (e.n == 0) {
     EXPECT_CODE(mgd_user_others(x->m, d, mine), others ? MGD_E_BUSY : MGD_OK);
   }

@@ -339,10 +339,12 @@ with managed.budget("sim:0", "52MiB"):
     try:
         xs[0] + 1
     except RuntimeError as error:
-        print(type(error).__name__)
+        print(type(error).__name__, *str(error).splitlines()[0].split(". ")[::2])
     resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
     print((xs[0] + 1)[3].item(), [t[3].item() for t in xs])
 xs.clear()
 whole()
 """)
-    assert out.splitlines() == ["OutOfMemoryError", "1.0 [0.0, 1.0, 2.0]"]
+    text = "managed: the host is out of memory What would have to leave that device could not: "
+    text += "the host takes what leaves, and the system has no memory for it."
+    assert out.splitlines() == [f"OutOfMemoryError {text}", "1.0 [0.0, 1.0, 2.0]"]

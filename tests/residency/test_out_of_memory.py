@@ -11,7 +11,7 @@ import torch
 from accelerate.utils.memory import find_executable_batch_size, should_reduce_batch_size
 from support.devices import D0, ON_CUDA, device_module, device_name
 from support.pressed import BEGIN
-from support.pressure import MiB, counted, moved, nothing_left, on, sized, spill  # noqa: F401
+from support.pressure import MiB, counted, moved, no_guests, nothing_left, on, sized, spill  # noqa: F401
 from torch import nn
 
 import managed
@@ -76,6 +76,15 @@ def is_cuda_out_of_memory(exception):
     )
 
 
+def is_out_of_cpu_memory(exception):
+    """As above, of the CPU's allocator."""
+    return (
+        isinstance(exception, RuntimeError)
+        and len(exception.args) == 1
+        and "DefaultCPUAllocator: can't allocate memory" in exception.args[0]
+    )
+
+
 def load_what_does_not_fit():
     file = io.BytesIO()
     torch.save(torch.zeros(60 * MiB, dtype=torch.uint8), file)
@@ -135,7 +144,7 @@ def test_it_says_what_was_asked_who_holds_what_and_what_to_do(room):
     rows = {row.split(":")[0].strip() + ":" + row.split(":")[1] for row in table[:-1]}
     assert rows == {device_name(i) for i in range(4)}
     assert "20 MiB pinned" in table[0]
-    assert table[-1].startswith("  cpu: ")
+    assert table[-1].startswith("  host: ")
     for step in ("smaller batch", "checkpoint", "disperse=True", "unpin()", "managed.budget()"):
         assert step in advice
 
@@ -358,6 +367,51 @@ def test_no_room_anywhere():
         assert [t[3].item() for t in kept] == [float(i) for i in range(15)]
     for budget in budgets:
         budget.__exit__()
+
+
+@pytest.fixture
+def full_host():
+    """Devices with room for four pieces and none for guests, a host with room for one."""
+    piece = 10 if ON_CUDA else 1
+    host = managed.budget("cpu", _C.host_memory()["used"] + piece * MiB)
+    with no_guests(), host, managed.budget(D0, counted() + 4 * piece * MiB):
+        yield piece
+
+
+@pytest.mark.not_under_torture("what fills the host is what leaves for want of room")
+def test_a_full_host_is_what_the_error_is_about(full_host):
+    """What was asked, what the host holds, in what memory and of which device, and what to do."""
+    piece, kept = full_host, []
+
+    error = failure(lambda: kept.extend(sized(piece, float(i)) for i in range(9)))
+    text = str(error)
+    first, *table, advice = text.splitlines()
+    assert first.startswith("managed: the host is out of memory. Tried to allocate ")
+    assert f" on {D0}" in first
+    assert f"0 bytes of at most {piece} MiB are free." in first
+    kind = "pinned" if ON_CUDA else "pageable"
+    assert table[-1].startswith(f"  host: {piece} MiB of tensors that left their device (limit ")
+    assert f", {piece} MiB in {kind} memory" in table[-1]
+    assert table[-1].endswith(f"; {piece} MiB of {D0}")
+    assert 'managed.budget("cpu")' in advice
+    assert "CUDA out of memory" not in text
+    assert should_reduce_batch_size(error)
+    assert is_out_of_cpu_memory(error)
+    assert "CUDA out of memory" not in str(pickle.loads(pickle.dumps(error)))
+    away = next(t for t in kept if _C.is_spilled(t))
+    assert str(failure(lambda: away + 1)).startswith("managed: the host is out of memory. ")
+    managed.budget("cpu", "1GiB")
+    assert [t[3].item() for t in kept] == [float(i) for i in range(len(kept))]
+
+
+@pytest.mark.not_under_torture("what fills the host is what leaves for want of room")
+def test_a_later_error_is_about_the_device_again(full_host):
+    kept = [sized(full_host) for _ in range(5)]
+    failure(lambda: kept.append(sized(full_host)))
+    here = next(t for t in kept if not _C.is_spilled(t))
+    text = str(failure(lambda: here.repeat(1000)))
+    assert "the host is out of memory" not in text
+    assert text.count("CUDA out of memory.") == 1
 
 
 def test_list_operators(room):

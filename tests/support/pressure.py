@@ -95,6 +95,16 @@ def counted(device=D0):
 
 
 @contextlib.contextmanager
+def no_guests():
+    """What leaves the first device goes to the host, since no other device has room."""
+    with contextlib.ExitStack() as budgets:
+        for i in range(1, device_module.device_count()):
+            name = device_name(i)
+            budgets.enter_context(managed.budget(name, counted(name) + MiB // 2))
+        yield
+
+
+@contextlib.contextmanager
 def leaves_nothing(patience=3):
     """What the block allocates is given back when it ends, or at most `patience` seconds later.
 

@@ -540,7 +540,7 @@ def test_loading_what_does_not_fit_says_who_holds_what(tmp_path):
         del caught
         gc.collect()
         assert f"{D0} out of memory. Tried to allocate 60.0 MiB" in text
-        assert "\n  cpu: " in text
+        assert "\n  host: " in text
         assert 'map_location="cpu"' in text
         assert kept.sum().item() == kept.numel()
 

@@ -216,10 +216,10 @@ def test_the_manager_shows_each_device(showing_moves_nothing):
 
 def test_an_error_shows_its_table():
     words = "managed: sim:0 out of memory. It needs <much>."
-    error = managed.OutOfMemoryError(f"{words}\n  sim:0: 1 MiB free\n  cpu: 0 bytes\nTry less.")
+    error = managed.OutOfMemoryError(f"{words}\n  sim:0: 1 MiB free\n  host: 0 bytes\nTry less.")
     text = read(error)
     assert "OutOfMemoryError: managed: sim:0 out of memory. It needs <much>." in text
-    assert "sim:0 1 MiB free cpu 0 bytes Try less." in text
+    assert "sim:0 1 MiB free host 0 bytes Try less." in text
     assert read(managed.OutOfMemoryError()) == "OutOfMemoryError:"
 
 

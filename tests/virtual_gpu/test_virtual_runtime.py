@@ -268,7 +268,7 @@ def test_without_page_locked_memory_bytes_leave_to_pageable_memory(run):
             assert same(x.add_(0), expected)
         assert C.spill_all() == 2
         assert all(same(x, expected) for x, expected in there) and not races()
-        assert C.host_memory()["pageable"] == 24 * MIB
+        assert C.host_memory()["pageable"] == C.host_memory()["used"] == 24 * MIB
     """)
 
 

@@ -33,7 +33,7 @@ struct layouter {
   int32_t *placed;       /* stays that have an offset, the lowest first */
   struct mgd_plan_entry *order;
   int64_t *offset; /* by stay: of the layout that is tried */
-  int64_t *bytes;  /* by operator: of the stays */
+  int64_t *bytes; /* by operator: of the stays */
   struct fetch *fetch; /* in the reverse order of the plan */
   int32_t fetches;
 };

@@ -24,6 +24,7 @@ struct plan {
   struct mgd_action *actions;
   size_t n, size;
   int32_t refused;               /* storages of this slice of the search that may not leave */
+  bool no_target;                /* some storage could leave, and there is no room for it anywhere */
   int64_t room[MGD_MAX_DEVICES]; /* free bytes of each peer, less what this plan sends there */
 };
 
@@ -146,6 +147,7 @@ static bool plan_departure(struct plan *p, struct mgd_handle *h, int from) {
   bool clean;
   if (mgd_residency_must_stay_locked(p->m, h) || !forget_bad_map(p, h)) { return false; }
   int to = h->memory ? MGD_HOST : choose_target(p, h, from);
+  p->no_target |= to < 0 && __atomic_load_n(&h->in_use, __ATOMIC_RELAXED) == MGD_ALIVE;
   if (to < 0 || !take_bytes(p, h, 0, &clean)) {
     return false;
   }
@@ -287,8 +289,8 @@ static int begin(struct plan *p, int device, int64_t bytes, int64_t mine) {
     }
   }
   mgd_order_unpark_locked(m, s);
-  return p->n ? MGD_OK : others_used(m, device, &before, mine) ? MGD_E_BUSY
-                                                               : MGD_E_ABSENT;
+  if (p->n) { return MGD_OK; }
+  return others_used(m, device, &before, mine) ? MGD_E_BUSY : p->no_target ? MGD_E_NO_ROOM : MGD_E_ABSENT;
 }
 
 #define COPIES_TO_COME 3
@@ -315,7 +317,7 @@ int mgd_evict_begin(struct mgd_machine *m, int device, int64_t bytes, const int6
     struct plan p;
     start_plan(&p, m, room, actions, *n);
     code = begin(&p, device, and_room_for_copies(m, device, bytes), mine);
-    *n = code == MGD_OK || code == MGD_E_BUSY || code == MGD_E_ABSENT ? p.n : *n;
+    *n = code == MGD_E_NO_DEVICE ? *n : p.n;
   }
   return mgd_state_leave(m, code);
 }

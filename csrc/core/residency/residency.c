@@ -173,6 +173,7 @@ int mgd_residency_read(struct mgd_machine *m, int device, struct mgd_residency_u
     for (const struct mgd_handle *h = s->first; h; h = h->next) {
       int64_t *kind = kind_of(m, out, h);
       *kind = mgd_about_sum(*kind, h->bytes);
+      out->on_host = mgd_about_sum(out->on_host, h->on_host ? h->bytes : 0);
     }
     code = MGD_OK;
   }

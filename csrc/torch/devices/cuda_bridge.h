@@ -19,8 +19,7 @@ struct CudaBridge : Bridge {
   int (*places)(int device, std::size_t bytes, mgd_step_place* places, int n) = nullptr;
   // Does what make_room does, but if storages leave, they are neighbours, if possible: they and the free blocks between
   // them have `hole` bytes. `blocks`: of the allocator, in the order of their addresses.
-  bool (*make_hole)(int device, std::size_t bytes, std::size_t hole,
-                    c10::ArrayRef<mgd_window_block> blocks) = nullptr;
+  bool (*make_hole)(int device, std::size_t bytes, std::size_t hole, c10::ArrayRef<mgd_window_block> blocks) = nullptr;
 
   // ---- filled by the backend
   // An arena is a block of the caching allocator in which requests have places (csrc/cuda/arena.h). may_have_arena: the

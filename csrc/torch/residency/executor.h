@@ -20,6 +20,7 @@ enum class Purpose { Room, Operator, Ahead };
 struct Outcome {
   int64_t left = 0;           // storages that left
   int64_t forgotten = 0;      // copies on the host that were freed
+  bool host_refused = false;  // the system had no memory for bytes that were to leave for the host
   std::exception_ptr failure; // the last device's error
 };
 

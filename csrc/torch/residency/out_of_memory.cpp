@@ -1,7 +1,8 @@
 // out_of_memory.cpp: see out_of_memory.h. Owns the text: what was requested, what holds the memory, what to do next.
 //
-// The text begins with the allocator's own words, including " out of memory.", by which
-// programs that search for a batch size recognise the error.
+// The text begins with the allocator's own words, including " out of memory.", by which programs that search for a
+// batch size recognise the error. If tensors could have left the device, and the host had no room for them, the text is
+// about the host, and has the words of the host's allocator instead.
 #include "torch/residency/out_of_memory.h"
 
 #include <c10/core/CachingDeviceAllocator.h>
@@ -12,7 +13,9 @@
 #include <sstream>
 
 #include "torch/devices/devices.h"
+#include "torch/residency/room.h"
 #include "torch/threads/errors.h"
+#include "torch/tensor/host_memory.h"
 #include "torch/tensor/record.h"
 
 namespace managed {
@@ -72,16 +75,30 @@ void add_holders(std::ostringstream& s, int id) {
   }
 }
 
+// What the host holds of which device, and in what memory.
+void add_host(std::ostringstream& s) {
+  int64_t used = 0, limit = 0, peak = 0;
+  mgd_host_usage(machine(), &used, &limit, &peak);
+  const mgd_host_bytes b = host_bytes();
+  s << "\n  host: " << readable(used) << " of tensors that left their device";
+  if (limit != INT64_MAX) s << " (limit " << readable(limit) << ")";
+  add_part(s, "in pinned memory", b.pinned);
+  add_part(s, "in pageable memory", b.pageable);
+  add_part(s, "kept free", b.kept);
+  for (int id = 1; id < device_count(); id++) {
+    mgd_residency_usage u{};
+    if (mgd_residency_read(machine(), id, &u) == MGD_OK && u.on_host)
+      s << "; " << readable(u.on_host) << " of " << device_of(id);
+  }
+}
+
 std::string table() {
   std::ostringstream s;
   for (int id = 1; id < device_count(); id++) {
     add_device(s, id);
     add_holders(s, id);
   }
-  int64_t used = 0, limit = 0, peak = 0;
-  mgd_host_usage(machine(), &used, &limit, &peak);
-  s << "\n  cpu: " << readable(used) << " of tensors that left their device";
-  if (limit != INT64_MAX) s << " (limit " << readable(limit) << ")";
+  add_host(s);
   return s.str();
 }
 
@@ -104,6 +121,30 @@ std::string advice() {
       "managed.hint(x, on_host=True).";
 }
 
+// "Tried to allocate 20.00 MiB", as torch's allocators say it.
+std::string asked_in(const std::string& error) {
+  const std::size_t begin = error.find("Tried to allocate ");
+  if (begin == std::string::npos) return "Tried to allocate memory";
+  return error.substr(begin, error.find(". ", begin) - begin);
+}
+
+std::string about_host(const HostShortage& shortage, const std::string& error, const std::string& where) {
+  int64_t used = 0, limit = 0, peak = 0;
+  mgd_host_usage(machine(), &used, &limit, &peak);
+  const std::string why = shortage.is_refused
+      ? "the system has no memory for it"
+      : c10::str(readable(std::max<int64_t>(0, limit - used)), " of at most ", readable(limit), " are free");
+  return c10::str("managed: the host is out of memory. ", asked_in(error), " on ", device_of(shortage.device),
+                  where.empty() ? "" : " (in " + where + ")",
+                  ". What would have to leave that device could not: ", "the host takes what leaves, and ", why, ".",
+                  table(), "\nLet go of tensors that wait on the host, which a smaller batch makes fewer, or raise ",
+                  shortage.is_refused ? "the limit of the container or of the process (ulimit -v). "
+                                      : "managed.budget(\"cpu\"), by default four fifths of the host's memory. ",
+                  "More room on the devices leaves less to the host: more devices (module.cuda(disperse=True)), a "
+                  "larger managed.budget(), torch.utils.checkpoint around large blocks. The CPU's allocator would say "
+                  "\"DefaultCPUAllocator: can't allocate memory\".");
+}
+
 } // namespace
 
 void throw_no_room(int device, mgd_handle* const* operands, std::size_t n, const char* operator_name) {
@@ -116,6 +157,8 @@ void throw_no_room(int device, mgd_handle* const* operands, std::size_t n, const
 }
 
 std::string with_table(const std::string& error, const std::string& where) {
+  const HostShortage shortage = take_host_shortage();
+  if (shortage.device >= 0) return about_host(shortage, error, where);
   return c10::str("managed: ", error, where.empty() ? "" : " (in " + where + ")", table(), advice());
 }
 

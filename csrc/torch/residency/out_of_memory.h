@@ -15,7 +15,8 @@ namespace managed {
 // null for a copy and the like.
 [[noreturn]] void throw_no_room(int device, mgd_handle* const* operands, std::size_t n, const char* operator_name);
 
-// Returns an allocator's error text with a table of what holds memory. `where`: the operator that failed, or empty.
+// Returns an allocator's error text with a table of what holds memory, or, if this thread could make no room because
+// the host had none, a text about the host. `where`: the operator that failed, or empty.
 std::string with_table(const std::string& error, const std::string& where);
 // Rethrows an allocator's error as managed.OutOfMemoryError with that text. `where`: as above.
 [[noreturn]] void rethrow_out_of_memory(const c10::OutOfMemoryError& e, const std::string& where);

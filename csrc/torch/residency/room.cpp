@@ -5,6 +5,7 @@
 #include <array>
 #include <climits>
 #include <exception>
+#include <utility>
 #include <vector>
 
 #include "torch/devices/devices.h"
@@ -24,6 +25,9 @@ namespace {
 
 constexpr std::size_t kPlan = 32; // actions of one plan; more room takes another plan
 constexpr int kTries = 2;         // failed plans (no action succeeded) before find_room() gives up
+constexpr int64_t kExplains = 1'000'000'000; // ns after a shortage on the host in which it explains an error
+
+thread_local HostShortage host_shortage;
 
 // Plans that the storages of a window leave. Returns the code of mgd_window_evict().
 int plan_hole(int device, int64_t missing, const Hole& hole, std::vector<mgd_action>* plan) {
@@ -70,8 +74,8 @@ void read_room(int device, int64_t room[MGD_MAX_DEVICES]) {
 // its allocator gets one search and no wait. `waits`: only a caller that holds nothing waits here, until the deadline,
 // and only while another thread may still free something. A plan that failed (no memory on the host, a device that
 // failed) is tried again, kTries times in all.
-bool find_room(int device, int64_t bytes, int64_t own_uses, Caller caller, int64_t gil_deadline,
-               const Hole& hole, mgd_holder_round* round, std::exception_ptr* failure) {
+bool find_room(int device, int64_t bytes, int64_t own_uses, Caller caller, int64_t gil_deadline, const Hole& hole,
+               mgd_holder_round* round, std::exception_ptr* failure) {
   const bool locked = caller == Caller::LockedAllocator;
   const uint64_t freed_before = change_count();
   int64_t missing = std::max<int64_t>(1, bytes - free_bytes(device));
@@ -97,8 +101,10 @@ bool find_room(int device, int64_t bytes, int64_t own_uses, Caller caller, int64
     if (code == MGD_OK) { // the host has no memory, or a device failed; freed host copies are progress
       failures += outcome.forgotten == 0;
       if (failures < kTries) continue;
+      if (outcome.host_refused) host_shortage = {device, true, now()};
       return given > 0;
     }
+    if (code == MGD_E_NO_ROOM) host_shortage = {device, false, now()};
     if (locked) return false;
     const bool more_to_come = code == MGD_E_BUSY || unfinished_deaths.load() > 0;
     if (change_count() != freed_before) return true; // another thread has freed bytes: the caller asks again
@@ -106,19 +112,32 @@ bool find_room(int device, int64_t bytes, int64_t own_uses, Caller caller, int64
   }
 }
 
+bool try_everything(int device, int64_t bytes, int64_t own_uses, Caller caller, const Hole& hole,
+                    std::exception_ptr* failure) {
+  const int64_t gil_deadline = now() + MGD_WAIT_FOR_GIL;
+  mgd_holder_round round;
+  round.device = 0;
+  if (find_room(device, bytes, own_uses, caller, gil_deadline, hole, &round, failure)) return true;
+  if (round.device && ask_resting_holders(device, bytes - free_bytes(device), gil_deadline, &round) > 0) return true;
+  return caller == Caller::Free && collect_garbage(gil_deadline);
+}
+
 } // namespace
 
 bool make_room(int device, int64_t bytes, int64_t own_uses, Caller caller, const Hole& hole) {
   if (makes_no_room()) return false;
+  host_shortage = {};
   std::exception_ptr failure;
-  const int64_t gil_deadline = now() + MGD_WAIT_FOR_GIL;
-  mgd_holder_round round;
-  round.device = 0;
-  if (find_room(device, bytes, own_uses, caller, gil_deadline, hole, &round, &failure)) return true;
-  if (round.device && ask_resting_holders(device, bytes - free_bytes(device), gil_deadline, &round) > 0) return true;
-  if (caller == Caller::Free && collect_garbage(gil_deadline)) return true;
+  const bool made = try_everything(device, bytes, own_uses, caller, hole, &failure);
+  if (made || failure) host_shortage = {};
+  if (made) return true;
   if (failure && caller != Caller::LockedAllocator) std::rethrow_exception(failure);
   return false;
+}
+
+HostShortage take_host_shortage() {
+  const HostShortage s = std::exchange(host_shortage, {});
+  return s.device >= 0 && now() - s.time < kExplains ? s : HostShortage{};
 }
 
 } // namespace managed

@@ -32,4 +32,13 @@ struct Hole {
 // `hole`: the storages that leave are those of the cheapest window, if there is one.
 bool make_room(int device, int64_t bytes, int64_t own_uses, Caller caller = Caller::Free, const Hole& hole = {});
 
+// Why the last make_room() of this thread failed, if that was less than a second ago and the host was the reason:
+// storages of `device` could leave, and their bytes had no place there.
+struct HostShortage {
+  int device = -1; // -1: there was another reason, or none
+  bool is_refused = false; // the limit was not reached: the system refused the memory
+  int64_t time = 0;
+};
+HostShortage take_host_shortage(); // returns it only once
+
 } // namespace managed

@@ -7,8 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "torch/devices/cuda_bridge.h"
-#include "torch/devices/devices.h"
+#include "torch/tensor/host_memory.h"
 #include "torch/threads/forks.h"
 
 namespace managed {
@@ -71,16 +70,6 @@ struct Stage {
       return nullptr;
     }
     return buffers.emplace_back(std::move(made)).get();
-  }
-
-  static c10::DataPtr lock_pages(std::size_t bytes) {
-    const auto* cuda = static_cast<const CudaBridge*>(backend_of(c10::kCUDA));
-    try {
-      void* memory = cuda->lock_pages(bytes);
-      return {memory, memory, cuda->unlock_pages, c10::Device(c10::kCPU)};
-    } catch (const std::exception&) { // if a device has failed, the copy itself reports it
-      return {};
-    }
   }
 };
 

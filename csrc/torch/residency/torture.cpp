@@ -65,8 +65,7 @@ int mgd_torch_is_spilled(PyObject* o) {
   });
 }
 
-int64_t mgd_torch_kept_host(void) { return static_cast<int64_t>(kept_host()); }
-int64_t mgd_torch_pageable_host(void) { return static_cast<int64_t>(pageable_host()); }
+mgd_host_bytes mgd_torch_host_bytes(void) { return host_bytes(); }
 
 int64_t mgd_torch_spill_all(void) {
   return guarded([] {

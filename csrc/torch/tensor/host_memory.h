@@ -2,12 +2,14 @@
 //
 // Freed blocks are kept for reuse, because fresh memory costs page faults (and, if a device needs page-locked memory, a
 // slow driver call). If the driver refuses to lock pages the memory is pageable: copies are slower, the host waits for
-// them, and one RuntimeWarning reports it.
+// them, and one RuntimeWarning reports it. The driver is asked again when locked memory has been given back to it, and
+// otherwise after more and more allocations.
 #pragma once
 #include <c10/core/DeviceType.h>
 
 #include <cstddef>
 
+#include "torch/api.h"
 #include "torch/devices/bridge.h"
 #include "torch/tensor/file_map.h"
 
@@ -26,7 +28,9 @@ void* data_of(HostMemory* memory);
 // The last copy to or from the memory, which may not have ended: the next use of the memory must come after it.
 CopyPtr& last_copy(HostMemory* memory);
 void free_host(void* memory); // NULL is allowed
-std::size_t kept_host(); // bytes of freed blocks that are kept for reuse
-std::size_t pageable_host(); // bytes so far that the driver refused to page-lock
+mgd_host_bytes host_bytes();
+// Allocates page-locked memory that the pool does not count. Returns an empty pointer if the driver refuses, or is not
+// asked because it has refused as much lately. Throws nothing; CUDA's part is loaded.
+c10::DataPtr lock_pages(std::size_t bytes);
 
 } // namespace managed

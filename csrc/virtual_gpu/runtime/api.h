@@ -39,6 +39,8 @@ int vgpu_check(int on);
 /* ---- faults and figures */
 /* The n-th call (1 is the next) of the function with this name fails with `error`; n == 0 cancels that. */
 void vgpu_fail(const char *name, long n, int error);
+/* The n-th call and all after it fail. It replaces an order of vgpu_fail, which cancels it. */
+void vgpu_fail_from(const char *name, long n, int error);
 /* The n-th call runs `act()` first, in its own thread, without the lock: this stands for what another thread could do
  * just then. It replaces an order of vgpu_fail. */
 void vgpu_before(const char *name, long n, void (*act)(void));

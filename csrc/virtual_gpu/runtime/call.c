@@ -17,6 +17,7 @@ static struct fault {
   char name[64];
   long n;
   int error;
+  bool lasts; /* all later calls fail too */
   void (*act)(void); /* instead of the error */
 } faults[FAULTS];
 static int fault_count;
@@ -49,14 +50,12 @@ static void in_child(void) {
   unlock();
 }
 
-static void order_fault(const char *name, size_t length, long n, int error, void (*act)(void)) {
+static void order_fault(const char *name, size_t length, struct fault ordered) {
   int i = 0;
   while (i < fault_count && (strncmp(faults[i].name, name, length) != 0 || faults[i].name[length])) i++;
   if (i == FAULTS || length >= sizeof faults[0].name) return;
+  faults[i] = ordered;
   (void)snprintf(faults[i].name, sizeof faults[i].name, "%.*s", (int)length, name);
-  faults[i].n = n;
-  faults[i].error = error;
-  faults[i].act = act;
   if (i == fault_count) fault_count++;
 }
 
@@ -68,7 +67,8 @@ __attribute__((constructor)) static void start(void) {
     const size_t length = strcspn(text, ":");
     long n = 0;
     int error = 0;
-    if (sscanf(text + length, ":%ld:%d", &n, &error) == 2) order_fault(text, length, n, error, NULL);
+    if (sscanf(text + length, ":%ld:%d", &n, &error) == 2)
+      order_fault(text, length, (struct fault){.n = n, .error = error});
     text += strcspn(text, ",");
     text += *text == ',';
   }
@@ -88,6 +88,7 @@ static void count(struct call *call) {
 static cudaError_t ordered_fault(const struct call *call) {
   for (int i = 0; i < fault_count; i++) {
     if (faults[i].n <= 0 || strcmp(faults[i].name, call->name) != 0 || --faults[i].n > 0) continue;
+    if (faults[i].lasts) faults[i].n = 1;
     void (*const act)(void) = faults[i].act;
     if (!act) return (cudaError_t)faults[i].error;
     unlock();
@@ -212,13 +213,19 @@ const char *cudaGetErrorName(cudaError_t e) {
 
 void vgpu_fail(const char *name, long n, int error) {
   lock();
-  order_fault(name, strlen(name), n, error, NULL);
+  order_fault(name, strlen(name), (struct fault){.n = n, .error = error});
+  unlock();
+}
+
+void vgpu_fail_from(const char *name, long n, int error) {
+  lock();
+  order_fault(name, strlen(name), (struct fault){.n = n, .error = error, .lasts = true});
   unlock();
 }
 
 void vgpu_before(const char *name, long n, void (*act)(void)) {
   lock();
-  order_fault(name, strlen(name), n, 0, act);
+  order_fault(name, strlen(name), (struct fault){.n = n, .act = act});
   unlock();
 }
 
