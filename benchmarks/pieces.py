@@ -6,7 +6,7 @@
 Run by a Python whose torch is built with CUDA, after `make virtual-gpu-build`. Each model trains
 under fractions of its peak: on simulated devices, whose allocator has no pieces; and on virtual
 GPUs, where torch's caching allocator runs, with the addresses of learned steps (MANAGED_ARENA=1)
-and without. Printed are bytes that a settled step copies out and back, over those of the simulated
+and without (0), where neighbours leave if the free bytes are in pieces. Printed are bytes that a settled step copies out and back, over those of the simulated
 devices, and calls to the driver for memory in a step. Torch keeps small storages in segments of
 2 MiB, so budgets of virtual GPUs are 8 MiB larger. The weights must have the bits of a training
 without a budget. "lengths" has another length in each step, of three.
@@ -43,7 +43,7 @@ from managed import ManagedModule, ManagedTensor
 
 MIB = 2**20
 MEMORY, CONTEXT, SMALL = 448 * MIB, 64 * MIB, 8 * MIB
-SETTLE, MEASURED = 14, 6  # steps; as many are measured of each length
+SETTLE, MEASURED = 20, 6  # steps; as many are measured of each length
 LENGTHS = (96, 112, 128)
 WAYS = ("addresses", "torch")
 

@@ -233,8 +233,8 @@ void keep(HostMemory* m, bool was_used) {
 }
 
 // Page-locked if there is CUDA and its driver does not refuse; the simulator copies with the CPU and needs no such
-// memory. `pageable`: a free block of that size, or null, which is used or kept. Throws std::bad_alloc, or the error of a
-// device that has failed.
+// memory. `pageable`: a free block of that size, or null, which is used or kept. Throws std::bad_alloc, or the error of
+// a device that has failed.
 HostMemory* fresh(std::size_t size, HostMemory* pageable) {
   const CudaBridge* cuda = cuda_if_any();
   c10::DataPtr data;
