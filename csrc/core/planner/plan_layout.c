@@ -195,7 +195,7 @@ static bool advance(struct layouter *l, int32_t i) {
 }
 
 /* Computes the bytes that are there at each operator. Returns the most, which no layout is lower than. */
-static int64_t find_bytes(struct layouter *l) {
+static int64_t find_profile(struct layouter *l) {
   int64_t now = 0, most = 0;
   memset(l->bytes, 0, (size_t)l->step->operators * sizeof *l->bytes);
   for (int32_t i = 0; i < l->out->stays; i++) {
@@ -219,7 +219,7 @@ static int64_t most_climbs(const struct layouter *l) {
 
 /* Finds a layout of at most `room` bytes, or else the lowest. Returns what place_all() did for the last order. */
 static int32_t choose_offsets(struct layouter *l, int64_t room) {
-  const int64_t climbs = most_climbs(l), enough = mgd_max(find_bytes(l), room);
+  const int64_t climbs = most_climbs(l), enough = mgd_max(find_profile(l), room);
   l->out->height = INT64_MAX;
   sort_stays(l, false);
   place_all(l);
@@ -245,9 +245,9 @@ static int32_t find_stay(const struct mgd_layout *layout, int32_t storage, int32
   return -1;
 }
 
-/* Lists the fetches of storages that have a place. next, by storage, is scratch memory: the next operator that uses it.
+/* Notes the fetches of storages that have a place. next, by storage, is scratch memory: the next operator that uses it.
  */
-static void list_fetches(struct layouter *l, int32_t *next) {
+static void note_fetches(struct layouter *l, int32_t *next) {
   const struct mgd_plan_step *step = l->step;
   for (int32_t at = 2 * step->operators - 1; at >= 0; at--) {
     const int32_t o = at % step->operators;
@@ -282,7 +282,7 @@ static void begin_early(struct layouter *l, int64_t room) {
 /* Lays the stays out. If this takes at most `room` bytes, fetched ones begin earlier, as far as there is room for that.
  * Two places cannot take turns for an odd number of stays, so the stay at the top begins at its FETCH again until all
  * fit. */
-static void lay_out(struct layouter *l, int64_t room, struct mgd_layout_stay *kept) {
+static void choose_layout(struct layouter *l, int64_t room, struct mgd_layout_stay *kept) {
   struct mgd_layout *out = l->out;
   (void)choose_offsets(l, 0);
   if (out->height > room || l->fetches == 0) { return; }
@@ -367,8 +367,8 @@ int mgd_plan_layout_make(const struct mgd_plan_step *step, const struct mgd_plan
     find_stays(&l, dead, next);
     close_stays(&l);
     index_stays(&l, least, left_out);
-    list_fetches(&l, next);
-    lay_out(&l, room, kept);
+    note_fetches(&l, next);
+    choose_layout(&l, room, kept);
     *out = l.out;
   } else {
     mgd_plan_layout_free(l.out);
