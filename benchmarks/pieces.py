@@ -6,10 +6,11 @@
 Run by a Python whose torch is built with CUDA, after `make virtual-gpu-build`. Each model trains
 under fractions of its peak: on simulated devices, whose allocator has no pieces; and on virtual
 GPUs, where torch's caching allocator runs, with the addresses of learned steps (MANAGED_ARENA=1)
-and without (0), where neighbours leave if the free bytes are in pieces. Printed are bytes that a settled step copies out and back, over those of the simulated
-devices, and calls to the driver for memory in a step. Torch keeps small storages in segments of
-2 MiB, so budgets of virtual GPUs are 8 MiB larger. The weights must have the bits of a training
-without a budget. "lengths" has another length in each step, of three.
+and without (0), where neighbours leave if the free bytes are in pieces. Printed are bytes that a
+settled step copies out and back, over those of the simulated devices, and calls to the driver for
+memory in a step. Torch keeps small storages in segments of 2 MiB, so budgets of virtual GPUs are
+8 MiB larger. The weights must have the bits of a training without a budget. "lengths" has another
+length in each step, of three.
 
 With --check the exit status is 1 when a bit differs, when the median of the ratios with addresses
 is above 1.05 or one above 1.15, or when a settled step of fixed shapes asks the driver.

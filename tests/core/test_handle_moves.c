@@ -197,7 +197,7 @@ static void copies_stay_while_the_host_has_room(void) {
   EXPECT_ACTION(p.actions[0], MGD_DO_FORGET, MGD_HOST, -1, 16, NULL);
   EXPECT_ACTION(p.actions[1], MGD_DO_SPILL, 1, MGD_HOST, 8, a);
   carry_out(m, &p);
-  EXPECT_CODE(plan_eviction(m, 1, 8, NULL, &p), MGD_E_ABSENT); /* no room for b anywhere */
+  EXPECT_CODE(plan_eviction(m, 1, 8, NULL, &p), MGD_E_NO_ROOM); /* no room for b anywhere */
   EXPECT_OK(mgd_host_set_limit(m, 24));
   spill(m, b, MGD_HOST);
   EXPECT_OK(mgd_host_usage(m, &used, &limit, &peak));
