@@ -141,6 +141,70 @@ def test_a_plain_module_with_managed_gradients_can_be_moved(to, swap):
     torch.optim.SGD(net.parameters(), lr=0.5).step()
 
 
+# ---- a managed leaf with a plain gradient
+
+
+def by_set(leaf, values):
+    with torch.no_grad():
+        leaf.set_(values)
+
+
+def by_data(leaf, values):
+    leaf.data = values
+
+
+def by_wrapping(leaf, values):
+    """The leaf is managed, and the program gives it a gradient that it made itself."""
+    leaf.grad, grad = None, leaf.grad
+    _C.mark(leaf, True)
+    leaf.grad = grad
+
+
+MOVES = {
+    "hint": lambda leaf: managed.hint(leaf, near=B),
+    "near another": lambda leaf: managed.hint(leaf, near=on(torch.ones(1), B)),
+    "module": lambda leaf: ManagedModule.from_module(holder(leaf)).cuda(1),
+}
+
+
+def holder(leaf):
+    module = nn.Module()
+    module.leaf = nn.Parameter(torch.ones(1))
+    del module.leaf
+    module.register_parameter("leaf", leaf)
+    return module
+
+
+@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("way", [by_set, by_data, by_wrapping])
+def test_the_plain_gradient_of_a_leaf_that_became_managed_leaves_and_comes_back(way, move):
+    leaf = nn.Parameter(torch.rand(MiB // 4))
+    (leaf * leaf).sum().backward()
+    expected = leaf.grad.clone()
+    way(leaf, torch.rand(MiB // 4).as_subclass(ManagedTensor))
+    assert isinstance(leaf, ManagedTensor)
+    assert not isinstance(leaf.grad, ManagedTensor)
+    MOVES[move](leaf)
+    assert leaf.grad.device == leaf.device == torch.device(B)
+    for _ in range(2):
+        spill(leaf.grad)
+        assert _C.is_spilled(leaf.grad)
+        assert torch.equal(leaf.grad.cpu(), expected)
+    leaf.grad = None
+    (leaf * leaf).sum().backward()
+    assert torch.equal(leaf.grad.cpu(), (leaf * 2).detach().cpu())
+
+
+def test_a_plain_leaf_that_moves_in_place_keeps_a_plain_gradient():
+    leaf = nn.Parameter(torch.rand(MiB // 4))
+    (leaf * leaf).sum().backward()
+    expected = leaf.grad.clone()
+    _C.move(leaf, 1)
+    _C.spill_all()
+    assert not isinstance(leaf.grad, ManagedTensor)
+    assert torch.equal(leaf.grad.cpu(), expected)
+
+
 @pytest.mark.only_simulated("4 MiB take 20 from CUDA's driver, which is beyond the budget")
 def test_the_budget_counts_what_was_written_into():
     room = device_module.memory_allocated(0) + 10 * MiB

@@ -180,10 +180,13 @@ void move(const at::Tensor& t, c10::Device to, const Cause& cause) {
   if (t.device() == to) return;
   check_movable(t, to);
   const at::Tensor& grad = t.grad();
+  const bool managed = has_key(t.unsafeGetTensorImpl());
   // Both copies are made before either tensor changes: an OutOfMemoryError leaves everything as it was.
-  // The copy of a plain tensor takes no handle: it stays plain, and no operator would bring its bytes home.
-  at::Tensor new_values = cross_values(t, to, cause, has_key(t.unsafeGetTensorImpl())), new_grad;
-  if (grad.defined() && grad.device() != to) new_grad = cross_alone(grad, to, cause);
+  // The copy of a plain tensor takes no handle: it stays plain, and no operator would bring its bytes home. A managed
+  // leaf makes its gradient managed, which it is not if the program has given the leaf a plain one.
+  at::Tensor new_values = cross_values(t, to, cause, managed), new_grad;
+  if (grad.defined() && grad.device() != to)
+    new_grad = cross_alone(grad, to, cause, managed || has_key(grad.unsafeGetTensorImpl()));
   const bool advised = cause.reason == MGD_WHY_TRAFFIC;
   keep_map(t, new_values);
   take_over(t, new_values);
@@ -194,6 +197,7 @@ void move(const at::Tensor& t, c10::Device to, const Cause& cause) {
   else renew_accumulator(t);
   note_moved(t, advised);
   if (!new_grad.defined()) return;
+  if (managed) mark(grad);
   if (grad.is_leaf()) take_over(grad, new_grad);
   else t.mutable_grad() = new_grad;
 }

@@ -113,9 +113,9 @@ at::Tensor TripHome::send_home(const at::Tensor& g) const {
   return r;
 }
 
-at::Tensor cross_alone(const at::Tensor& t, c10::Device to, const Cause& cause) {
+at::Tensor cross_alone(const at::Tensor& t, c10::Device to, const Cause& cause, bool takes_handle) {
   if (needs_torch(t)) return cross_by_torch(t, to, cause);
-  at::Tensor r = cross_values(t, to, cause);
+  at::Tensor r = cross_values(t, to, cause, takes_handle);
   if (records(t)) connect(r, way_home(t, r));
   return r;
 }

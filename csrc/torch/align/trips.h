@@ -66,8 +66,8 @@ NodePtr way_home(const at::Tensor& source, const at::Tensor& copy);
 void connect(const at::Tensor& copy, NodePtr node);
 
 // Returns t's values on `to`, managed, as a copy that is not shared, for an operator that writes or returns it. With
-// grad mode on, a gradient of the copy arrives at t on t's own device.
-at::Tensor cross_alone(const at::Tensor& t, c10::Device to, const Cause& cause);
+// grad mode on, a gradient of the copy arrives at t on t's own device. `takes_handle` is cross_values()'s.
+at::Tensor cross_alone(const at::Tensor& t, c10::Device to, const Cause& cause, bool takes_handle = true);
 
 // Returns another tensor object over the same bytes, connected to t by autograd and not yet managed.
 at::Tensor alias_of(const at::Tensor& t);
