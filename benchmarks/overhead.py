@@ -147,13 +147,15 @@ def measure_step(
 
 
 def measure_steps(device: str, quick: bool) -> Report:
-    """foreach=True is what AdamW takes by itself on CUDA; on the CPU its default loops instead."""
+    """foreach=True is what AdamW takes by itself on CUDA; on the CPU its default loops instead.
+
+    A tiny step takes a millisecond, so `quick` spares it nothing: 15 pairs of it differ by 3 %.
+    """
     report: Report = {}
     for model, size in MODELS:
-        rounds, builds = (5, 3) if quick else (50, 6) if size == "tiny" else (20, 6)
+        rounds, builds = (50, 6) if size == "tiny" else (5, 3) if quick else (20, 6)
         report[f"{model} {size}"] = measure_step(model, size, device, True, rounds, builds)
-    rounds, builds = (5, 3) if quick else (50, 6)
-    looped = measure_step("Transformer", "tiny", device, False, rounds, builds)
+    looped = measure_step("Transformer", "tiny", device, False, 50, 6)
     return report | {"Transformer tiny, foreach=False": looped}
 
 
