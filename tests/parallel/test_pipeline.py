@@ -22,6 +22,7 @@ from support.pipelines import (
     same,
     stepped,
 )
+from support.slices import slice_of
 from torch import nn
 
 import managed
@@ -110,13 +111,14 @@ def test_a_tied_weight_crosses_once_a_step():
     assert links[f"{D3}->{D0}"] == weight.nbytes
 
 
-def test_tied_weights_stay_equal_under_clipping_and_adamw():
+@pytest.mark.parametrize("steps", slice_of([10, 50]))
+def test_tied_weights_stay_equal_under_clipping_and_adamw(steps):
     net, batch, target = made("tied gpt-2")
     plain = copied(net, "tied gpt-2")
     pipe = Pipeline(net, 4)
     mine = torch.optim.AdamW(net.parameters(), 1e-3)
     theirs = torch.optim.AdamW(plain.parameters(), 1e-3)
-    for _ in range(10):
+    for _ in range(steps):
         pipe.step(loss_of, batch, target)
         in_turns(plain, batch, target, 4)
         for model, optimizer in ((net, mine), (plain, theirs)):

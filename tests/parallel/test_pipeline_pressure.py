@@ -18,6 +18,7 @@ from support.pipelines import (
     rows,
     same,
 )
+from support.slices import slice_of
 from torch import nn
 
 import managed
@@ -118,7 +119,8 @@ def test_so_many_parts_hold_activations(order):
         assert 0.8 * stage.peak < peak < 1.25 * stage.peak, (stage, peak)
 
 
-def test_bytes_alive_do_not_grow_over_many_steps():
+@pytest.mark.parametrize("steps", slice_of([100, 1_000]))
+def test_bytes_alive_do_not_grow_over_many_steps(steps):
     torch.manual_seed(20)
     net = nn.Sequential(*[nn.Linear(16, 16) for _ in range(4)])
     batch, target = torch.randn(8, 16), torch.rand(8)
@@ -129,7 +131,7 @@ def test_bytes_alive_do_not_grow_over_many_steps():
         clear(net)
     before = [device_module.memory_allocated(i) for i in range(4)]
     managed.stats(reset=True)
-    for _ in range(100):
+    for _ in range(steps):
         pipe.step(loss, batch, target)
         clear(net)
     assert [device_module.memory_allocated(i) for i in range(4)] == before
