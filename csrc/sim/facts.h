@@ -35,6 +35,9 @@ enum class Unknown : uint8_t {
   nothing,    // throws: the form of the result depends on values
 };
 
+// Types that CUDA has a kernel for and the host has none. The host computes in a wider type and rounds, as CUDA does.
+enum class Widened : uint8_t { none, integers, halves };
+
 struct OperatorFacts {
   std::string name;                   // "aten::add.Tensor"
   c10::SmallVector<int, 4> written;   // arguments the operator writes
@@ -48,6 +51,7 @@ struct OperatorFacts {
   bool whole = false;          // a composite that torch computes differently off the CPU: it runs there in one piece
   bool updates = false;        // reads all that it writes, so those bytes count twice
   bool overwrites = false;     // writes all of its written operands and reads none of them
+  Widened widened = Widened::none;
   Unknown unknown = Unknown::form;
   Flops flops = Flops::none;
 };

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch._refs as refs
+import torch.nn.functional as F
 from support.paths import PROGRAMS
 from torch import nn
 
@@ -116,3 +117,48 @@ def test_native_dropout_draws_from_its_device():
 def test_a_program_that_never_waits_is_not_slower_and_slower(run_python):
     """The clock remembered all that was given up since the program had waited for the device."""
     run_python(PROGRAMS / "never_waits.py")
+
+
+# ---- types of which CUDA has a kernel and the host has none
+
+
+def of_a_loss(function, target):
+    return lambda x: function(x[0, 0, 0], target.to(x.device))
+
+
+HALVES = {
+    "avg_pool3d": lambda x: F.avg_pool3d(x, 2),
+    "bilinear": lambda x: F.interpolate(x[0], (3, 3), mode="bilinear", antialias=True),
+    "bicubic": lambda x: F.interpolate(x[0], (3, 3), mode="bicubic", antialias=True),
+    "multi_margin_loss": of_a_loss(F.multi_margin_loss, torch.tensor([0, 1, 2, 3])),
+    "multilabel_margin_loss": of_a_loss(
+        F.multilabel_margin_loss, torch.tensor([[0, 2, -1, 1]] * 4)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HALVES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_halves_are_computed_in_float_and_rounded(name, dtype):
+    x = torch.rand(1, 2, 4, 4, 4).to(dtype)
+    wide = x.float().requires_grad_()
+    expected = HALVES[name](wide)
+    upstream = torch.rand_like(expected).to(dtype)
+    expected.backward(upstream.float())
+    for there in (x.to(DEVICE), managed_on(x)):
+        leaf = there.detach().requires_grad_()
+        result = HALVES[name](leaf)
+        result.backward(upstream.to(DEVICE))
+        assert result.dtype == leaf.grad.dtype == dtype
+        assert torch.equal(result.cpu(), expected.to(dtype))
+        assert torch.equal(leaf.grad.cpu(), wide.grad.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64])
+def test_histogram_of_integers(dtype):
+    """A mixture of experts counts its tokens so: transformers asks only `device.type == "cpu"`."""
+    x = torch.tensor([0, 3, 3, 7, 1, 7, 7, 6]).to(dtype)
+    for there in (x.to(DEVICE), managed_on(x)):
+        counts = torch.histc(there, bins=8, min=0, max=7)
+        assert counts.dtype == dtype
+        assert counts.tolist() == [1, 1, 0, 2, 0, 0, 1, 3]

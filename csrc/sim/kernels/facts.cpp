@@ -96,6 +96,23 @@ bool overwrites(const c10::OperatorName &name) {
   return name.name == "aten::fill_" || name.name == "aten::zero_" || (o.size() >= 3 && o.compare(o.size() - 3, 3, "out") == 0);
 }
 
+// From dtypesIfCUDA of torch's operator database (common_methods_invocations.py). No overload here writes an operand.
+Widened widened_of(const std::string &name) {
+  static const std::unordered_map<std::string, Widened> table = {{"aten::histc", Widened::integers},
+                                                                 {"aten::avg_pool3d", Widened::halves},
+                                                                 {"aten::avg_pool3d_backward", Widened::halves},
+                                                                 {"aten::_upsample_bilinear2d_aa", Widened::halves},
+                                                                 {"aten::_upsample_bilinear2d_aa_backward", Widened::halves},
+                                                                 {"aten::_upsample_bicubic2d_aa", Widened::halves},
+                                                                 {"aten::_upsample_bicubic2d_aa_backward", Widened::halves},
+                                                                 {"aten::multi_margin_loss", Widened::halves},
+                                                                 {"aten::multi_margin_loss_backward", Widened::halves},
+                                                                 {"aten::multilabel_margin_loss_forward", Widened::halves},
+                                                                 {"aten::multilabel_margin_loss_backward", Widened::halves}};
+  const auto it = table.find(name);
+  return it == table.end() ? Widened::none : it->second;
+}
+
 Unknown unknown_of(const std::string &base, bool waits) {
   static const std::unordered_map<std::string, Unknown> table = {
       {"aten::_local_scalar_dense", Unknown::scalar}, {"aten::equal", Unknown::equal},       {"aten::_fused_sdp_choice", Unknown::host_form},
@@ -134,6 +151,7 @@ OperatorFacts facts_of(const c10::OperatorHandle &op) {
   f.whole = computed_otherwise(f.name);
   f.updates = f.generator < 0 && updates(op.operator_name().name);
   f.overwrites = overwrites(op.operator_name());
+  f.widened = widened_of(f.name);
   f.unknown = unknown_of(op.operator_name().name, f.waits);
   f.flops = flops_of(op.operator_name().name);
   return f;

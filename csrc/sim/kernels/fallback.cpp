@@ -157,12 +157,34 @@ class Call {
 
   void run() {
     const Computing computes(!holds_values());
+    const auto narrow = widen();
     if (C10_LIKELY(any_sim_ && !aliases_.special() && facts_.has_cpu_kernel)) {
       op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack_);
     } else {
       at::AutoDispatchBelowADInplaceOrView below;
       op_.callBoxed(stack_);
     }
+    if (C10_UNLIKELY(narrow.has_value())) round_to(*narrow);
+  }
+
+  bool is_widened(at::ScalarType t) const {
+    return facts_.widened == Widened::integers ? c10::isIntegralType(t, false) : t == at::kHalf || t == at::kBFloat16;
+  }
+
+  at::ScalarType wide() const { return facts_.widened == Widened::integers ? at::kDouble : at::kFloat; }
+
+  // Returns the type that the operands of the host's kernel had, if there is a wider one for them. Targets and indices stay.
+  std::optional<at::ScalarType> widen() {
+    if (C10_LIKELY(facts_.widened == Widened::none) || !arguments()[0].isTensor() || !is_widened(arguments()[0].toTensor().scalar_type())) return std::nullopt;
+    const at::ScalarType narrow = arguments()[0].toTensor().scalar_type();
+    for (size_t i = 0; i < count_; i++)
+      if (IValue &v = (*stack_)[base_ + i]; v.isTensor() && v.toTensor().defined() && v.toTensor().scalar_type() == narrow) v = v.toTensor().to(wide());
+    return narrow;
+  }
+
+  void round_to(at::ScalarType narrow) {
+    for (size_t r = stack_->size() - facts_.returned.size(); r < stack_->size(); r++)
+      if (IValue &v = (*stack_)[r]; v.isTensor() && v.toTensor().scalar_type() == wide()) v = v.toTensor().to(narrow);
   }
 
   // ---- without values (values.h)
