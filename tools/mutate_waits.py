@@ -1,21 +1,23 @@
 """Leaves out the waits of the product, one at a time, and says which of them no test misses.
 
-A wait orders what streams, events and the host do, or tells somebody what is to come first: an
-allocator of a stream, a copy of the one before it, a block of the copy that still reads it. CALLS
-and PARTS name them, in the .cpp files of FILES. In a copy of the tree each is put behind a
-question, so one build serves for all; WAIT_LEFT_OUT says which one a process does without. A first
-run of the tests notes who reaches which wait, and then each wait has to be missed by one of those
-who reach it. The tree itself stays as it is; the copy is kept in build/mutate-waits.
+A wait orders what streams, events and the host do, or tells what has to come first: an allocator
+of a stream, a copy of the one before it, a block of the copy that still reads it. CALLS and PARTS
+name the waits, in the .cpp files of FILES. In a copy of the tree each is put behind a question, so
+one build serves for all; WAIT_LEFT_OUT says which one a process does without. A first run notes
+which tests reach which wait, and then each wait has to be missed by one of the tests that reach it.
+The tree itself stays as it is; the copy is kept in build/mutate-waits.
 
-    python tools/mutate_waits.py [--list] [--only PATTERN] [--jobs N] [--tests FILE ...]
+    python tools/mutate_waits.py [--list] [--only PATTERN] [--sample N] [--seed N] [--jobs N]
+                                 [--tests FILE ...]
 
 The interpreter is one whose torch has CUDA. The table says which test missed the wait, or SURVIVED.
-The exit status is 1 when a wait survived.
+The exit status is 1 when a wait survived. --sample takes so many of the waits at random.
 """
 
 import argparse
 import fnmatch
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -28,7 +30,12 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
 TREE = ROOT / "build" / "mutate-waits"
-FILES = ("csrc/cuda/*.cpp", "csrc/torch/*/*.cpp", "csrc/sim/device/moves.cpp")
+FILES = (
+    "csrc/cuda/*.cpp",
+    "csrc/torch/*/*.cpp",
+    "csrc/sim/device/moves.cpp",
+    "csrc/sim/group/work.cpp",
+)
 TESTS = [
     "tests/virtual_gpu/test_virtual_copies.py",
     "tests/virtual_gpu/test_virtual_crossing.py",
@@ -42,6 +49,7 @@ TESTS = [
     "tests/sim/test_sim_memory.py",
     "tests/align/test_operands_beside.py",
     "tests/sim/test_sim_moves.py",
+    "tests/sim/test_groups.py",
     "tests/residency/test_leaving_early.py",
 ]
 # The same again, in one process a file, with virtual GPUs for devices.
@@ -100,7 +108,7 @@ CALLS = {
 ONLY_IN = {
     "record": "cuda/cop*.cpp",
     "wait_for": "torch/[ehs][aox]*.cpp",
-    "wait": "*/[cemw]*.cpp",
+    "wait": "[ct]*/[cemw]*.cpp",
     "order": "[tc]*/[!m]*.cpp",
     "give_up": "cuda/moves.cpp",
     "has_ended": "[tc]*/[!l]*.cpp",  # by which leaving.cpp only chooses
@@ -127,7 +135,7 @@ PARTS = [
         NO_COPY,
     ),
     ("csrc/torch/residency/executor.cpp", r"const CopyPtr after = ([^;]+);", NO_COPY),
-    # who remembers the copy
+    # where the copy is remembered
     ("csrc/torch/residency/executor.cpp", r"(last_copy\(\w+\) = \*?copy);", None),
     (
         "csrc/torch/residency/executor.cpp",
@@ -144,7 +152,7 @@ PARTS = [
         r"exchange\(h->last, (to == MGD_HOST \? nullptr : copy)\)",
         NO_COPY,
     ),
-    # what nothing orders, so that somebody waits or another way is taken
+    # what nothing orders, so that a wait or another way is taken
     ("csrc/torch/residency/side_copies.cpp", r"return (h\.was_lent\.load\(\)) \|\|", "false"),
     ("csrc/torch/residency/side_copies.cpp", r"(Hold::is_written\(&h\))", "false"),
     ("csrc/torch/residency/side_copies.cpp", r"(mgd_handle_is_pinned\(machine\(\), &h\))", "false"),
@@ -367,7 +375,7 @@ def pytest(
 
 
 def tried(tests: list[str], jobs: int, cuda: bool) -> tuple[dict[int, set[str]], dict[str, float]]:
-    """Runs them all with every wait in its place: who reaches which wait, and for how long."""
+    """Runs all tests with every wait in its place: which reach which wait; how long each takes."""
     notes, times = TREE / "reached.txt", TREE / "times.xml"
     notes.write_text("")
     status, said = pytest(tests, jobs, cuda, f"--junitxml={times}", WAITS_REACHED=str(notes))
@@ -402,11 +410,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--list", action="store_true", help="only say which waits there are")
     parser.add_argument("--only", default="", metavar="PATTERN", help="those that match it")
+    parser.add_argument("--sample", type=int, metavar="N", help="so many of them, at random")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample (0)")
     parser.add_argument("--jobs", type=int, default=2, help="tests at a time (2)")
     parser.add_argument("--tests", nargs="+", metavar="FILE", help="these tests, and none on CUDA")
     options = parser.parse_args()
     found = waits()
     chosen = [w for w in found if re.search(options.only, str(w))]
+    if options.sample is not None and options.sample < len(chosen):
+        chosen = random.Random(options.seed).sample(chosen, options.sample)
     if options.list:
         print(*chosen, sep="\n")
         return 0
