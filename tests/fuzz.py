@@ -373,6 +373,10 @@ def write_unseen(w, r):
     def by_data():
         if x.is_inference():
             raise Skipped  # torch makes a normal tensor of it that has no version counter
+        if x.requires_grad and torch.is_inference_mode_enabled():
+            # Torch records operators of such a leaf unless all operands are inference tensors,
+            # which copies of managed tensors never are.
+            raise Skipped
         x.data = w.like(x, y)
 
     def running_mean():
