@@ -215,7 +215,7 @@ int mgd_restore_end(struct mgd_machine *m, struct mgd_handle *h, enum mgd_reside
  * `memory`. A plan may consist of FORGETs alone.
  * BUSY: none can leave now, but other threads use storages there, or did during the search: ask again later.
  * NO_ROOM: some could leave, but neither a peer nor the host has room for them. ABSENT: none can leave.
- * *n in: the room in `actions`, at least 2. Each MGD_LOOKS refused storages, it releases the mutex for a moment. */
+ * *n in: room in `actions`, at least 2. After each MGD_LOOKS refused storages it releases the mutex for a moment. */
 int mgd_evict_begin(struct mgd_machine *m, int device, int64_t bytes, const int64_t *room, int64_t mine,
                     struct mgd_action *actions, size_t *n);
 /* Works like mgd_evict_begin(), but each storage leaves with probability 1 / `odds`, as long as `actions` has room.

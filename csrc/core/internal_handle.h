@@ -62,14 +62,12 @@ struct mgd_growth {
   bool warned, notes; /* notes: mgd_growth_notes(), read lock-free */
 };
 
-/* Invariants: used is the sum of bytes over handles with on_host, open ones and
- * orphans, and at most peak; spares are the open resident or arriving storages that
- * fill the host with a copy that may be given up, and spare_bytes is the sum of their
- * bytes. */
+/* Invariants: used is the sum of bytes over handles with on_host, open ones and orphans, and at most peak; spares are
+ * the open resident or arriving storages that fill the host with a copy that may be given up, and spare_bytes is the
+ * sum of their bytes. */
 struct mgd_host_room {
-  int64_t used, limit, peak;
+  int64_t used, limit, peak, spare_bytes;
   struct mgd_handle_list spares;
-  int64_t spare_bytes;
   struct mgd_growth growth;
 };
 
@@ -84,6 +82,7 @@ void mgd_user_free(struct mgd_user *users);
 
 /* ---- host.c, growth.c */
 void mgd_host_count_locked(struct mgd_machine *m, struct mgd_handle *h, bool on_host);
+int64_t mgd_host_room_locked(const struct mgd_machine *m); /* bytes; negative above a lowered limit. Spares are room */
 /* Counts the storage if it waits on the host. `by`: 1 after its state has changed, -1 before. */
 void mgd_growth_count_locked(struct mgd_machine *m, struct mgd_handle *h, int by);
 
@@ -135,6 +134,7 @@ void mgd_order_insert_locked(struct mgd_machine *m, struct mgd_handle *h); /* op
 void mgd_order_remove_locked(struct mgd_machine *m, struct mgd_handle *h);
 /* Discards the key, because the storage's worth has changed. A parked storage is left as it is. */
 void mgd_order_look_again_locked(struct mgd_machine *m, struct mgd_handle *h);
+bool mgd_order_leaves_for_free(const struct mgd_handle *h, bool clean); /* no copy to the host is needed, or counted */
 bool mgd_order_before(const struct mgd_order_entry *a, const struct mgd_order_entry *b);
 int32_t mgd_order_parent(int32_t place); /* in the heap; place > 0 */
 /* Returns the storage that leaves next, or NULL: all are parked. It is the one with the least key if at most MGD_LOOKS

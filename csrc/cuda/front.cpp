@@ -117,16 +117,16 @@ class Request {
     const Pause pause(device_);
     std::vector<mgd_window_block> blocks;
     if (is_in_pieces) blocks = blocks_for(device_, c10::cuda::getCurrentCUDAStream());
-    made_room_ =
-        blocks.empty() ? front_hook->make_room(device_, bytes) : front_hook->make_hole(device_, bytes, bytes_, blocks);
+    made_room_ = front_hook->make_hole(device_, bytes, bytes_, blocks);
     if (made_room_) has_waited_ = false; // evicted blocks may wait for streams in their turn
     return made_room_;
   }
 
   // Whether there are enough free bytes, but in pieces; true once for a request.
   bool is_in_pieces(std::size_t needed) {
-    const bool may_be = bytes_ > kSmall && may_lie_in_arena_ && !was_in_pieces_ && !has_arena(device_);
-    return may_be && room_soon(device_) >= needed && (was_in_pieces_ = true);
+    if (bytes_ <= kSmall || !may_lie_in_arena_ || was_in_pieces_ || has_arena(device_)) return false;
+    was_in_pieces_ = room_soon(device_) >= needed;
+    return was_in_pieces_;
   }
 
   // What is fetched ahead of need has a place of its own, or none.

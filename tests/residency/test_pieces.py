@@ -1,5 +1,6 @@
 """Free bytes in pieces on CUDA: neighbours leave, so that the pieces come together."""
 
+import contextlib
 import gc
 import random
 
@@ -19,32 +20,35 @@ BLOCK = 5 * MiB  # torch takes 20 MiB from the driver for requests of 1 to 10 Mi
 SEGMENTS = 8
 
 
-@pytest.fixture
-def pieces(not_learning):
-    """Tensors that have half of the device; between them are free blocks."""
+@contextlib.contextmanager
+def filled():
+    """Tensors that have all of the device; those that are left in the end have their values."""
     gc.collect()
     torch.cuda.empty_cache()
     with managed.budget(D0, SEGMENTS * 4 * BLOCK):
         tensors = [on(torch.full((BLOCK // 4,), float(i))) for i in range(SEGMENTS * 4)]
         assert managed.stats()["devices"][D0]["used"] >= SEGMENTS * 4 * BLOCK
+        yield tensors
+        every = SEGMENTS * 4 // len(tensors)
+        assert all((t == every * i).all().item() for i, t in enumerate(tensors))
+        tensors.clear()
+
+
+@pytest.fixture
+def pieces(not_learning):
+    """Tensors that have half of the device; between them are free blocks."""
+    with filled() as tensors:
         del tensors[1::2]
         yield tensors
-        assert [(t == 2 * i).all().item() for i, t in enumerate(tensors)] == [True] * len(tensors)
-        tensors.clear()
 
 
 @pytest.fixture
 def full(not_learning):
     """Tensors that have all of the device, in the order of their use: no neighbours."""
-    gc.collect()
-    torch.cuda.empty_cache()
-    with managed.budget(D0, SEGMENTS * 4 * BLOCK):
-        tensors = [on(torch.full((BLOCK // 4,), float(i))) for i in range(SEGMENTS * 4)]
+    with filled() as tensors:
         for i in range(SEGMENTS * 4):
             tensors[i * 9 % len(tensors)].add_(0)
         yield tensors
-        assert [(t == i).all().item() for i, t in enumerate(tensors)] == [True] * len(tensors)
-        tensors.clear()
 
 
 def left(work):

@@ -261,8 +261,9 @@ static void note_fetches(struct layouter *l, int32_t *next) {
 }
 
 /* Begins the stay of each fetch no later than the first use of what was fetched before it, as far as no more than
- * `room` bytes are there at once. When the copy before has ended, its user begins to run, so the next copy may begin if
- * its place is free by then. Otherwise it would wait for that user, and the link would be idle. */
+ * `room` bytes are there at once. l->bytes must be those of the last choose_offsets(), and are kept up to date. When
+ * the copy before has ended, the operator that uses it begins to run, so the next copy may begin if its place is free
+ * by then. Otherwise it would wait for that operator, and the link would be idle. */
 static void begin_early(struct layouter *l, int64_t room) {
   const int32_t n = l->step->operators;
   for (int32_t i = l->fetches - 1; i >= 0; i--) {

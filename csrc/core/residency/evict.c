@@ -94,9 +94,7 @@ static bool forget_bad_map(struct plan *p, struct mgd_handle *h) {
  * are not enough, none is given up. False: there is no room, or the plan was full before there was. */
 static bool make_host_room(struct plan *p, int64_t bytes) {
   struct mgd_host_room *host = &p->m->host;
-  if (bytes > host->limit - (host->used - host->spare_bytes)) {
-    return false;
-  }
+  if (bytes > mgd_host_room_locked(p->m)) { return false; }
   while (bytes > host->limit - host->used && p->n + 1 < p->size) { forget_copy(p, host->spares.oldest); }
   return bytes <= host->limit - host->used;
 }

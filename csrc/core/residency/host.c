@@ -14,6 +14,10 @@ void mgd_host_count_locked(struct mgd_machine *m, struct mgd_handle *h, bool on_
   m->host.peak = mgd_max(m->host.peak, m->host.used);
 }
 
+int64_t mgd_host_room_locked(const struct mgd_machine *m) {
+  return m->host.limit - (m->host.used - m->host.spare_bytes);
+}
+
 int mgd_host_set_limit(struct mgd_machine *m, int64_t bytes) {
   if (bytes < 0) {
     return MGD_E_INVALID;

@@ -88,6 +88,10 @@ static double price_of_copy(const struct mgd_link *link, int64_t bytes) {
   return latency < ns / 16.0 ? ns - latency : ns;
 }
 
+bool mgd_order_leaves_for_free(const struct mgd_handle *h, bool clean) {
+  return clean || (h->advice & MGD_ADVICE_READ) != 0;
+}
+
 /* The program's advice overrides the policy's key. Storages with the same advice leave in the order of use. */
 static double advised(const struct mgd_handle *h, double key) {
   if (h->advice & (MGD_ADVICE_FIRST | MGD_ADVICE_NEXT)) {
@@ -108,7 +112,7 @@ static struct mgd_order_entry with_key(const struct mgd_machine *m, struct mgd_o
   const struct mgd_handle *h = p.handle;
   const struct mgd_link *out = &m->links[h->home][MGD_HOST], *back = &m->links[MGD_HOST][h->home];
   struct mgd_victim v = {.handle = h, .bytes = h->bytes, .clean = h->was_clean, .age = p.key, .stamp = p.stamp};
-  v.leave_ns = v.clean || (h->advice & MGD_ADVICE_READ) ? 0.0 : price_of_copy(out, h->bytes);
+  v.leave_ns = mgd_order_leaves_for_free(h, v.clean) ? 0.0 : price_of_copy(out, h->bytes);
   v.return_ns = price_of_copy(back, h->bytes);
   double key = m->victim(m->victim_context, &v);
   p.key = advised(h, isnan(key) ? 0.0 : key); /* NaN is neither smaller nor larger, and would break the heap */

@@ -69,8 +69,8 @@ static void find_costs(const struct mgd_machine *m, int device, const struct mgd
     cost[i] = block[i].is_free ? 0.0 : -1.0;
     if (!in[i]) { continue; }
     const bool goes_first = (in[i]->advice & (MGD_ADVICE_FIRST | MGD_ADVICE_NEXT)) != 0;
-    const bool is_free_to_leave = mgd_handle_is_clean(in[i]) || (in[i]->advice & MGD_ADVICE_READ);
-    const double leave = is_free_to_leave ? 0.0 : mgd_link_estimate(out, 1, in[i]->bytes);
+    const bool leaves_for_free = mgd_order_leaves_for_free(in[i], mgd_handle_is_clean(in[i]));
+    const double leave = leaves_for_free ? 0.0 : mgd_link_estimate(out, 1, in[i]->bytes);
     const double recent = newest > oldest ? (double)(stamp[i] - oldest) / (double)(newest - oldest) : 0.0;
     cost[i] = goes_first ? 0.0 : (leave + mgd_link_estimate(back, 1, in[i]->bytes)) * (1.0 + recent);
   }
@@ -80,13 +80,12 @@ static void find_costs(const struct mgd_machine *m, int device, const struct mgd
  * of. */
 static bool may_all_leave(const struct mgd_machine *m, struct mgd_handle *const *in, size_t first, size_t last,
                           int64_t most) {
-  const struct mgd_host_room *host = &m->host;
   int64_t bytes = 0, to_host = 0;
   for (size_t i = first; i <= last; i++) {
     bytes += in[i] ? in[i]->bytes : 0;
     to_host += in[i] && !in[i]->memory ? in[i]->bytes : 0;
   }
-  return bytes <= most && to_host <= host->limit - (host->used - host->spare_bytes);
+  return bytes <= most && to_host <= mgd_host_room_locked(m);
 }
 
 static int leave_window(struct mgd_machine *m, int device, int64_t bytes, int64_t most,

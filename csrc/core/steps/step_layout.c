@@ -27,11 +27,11 @@ static bool *find_left_out(struct mgd_machine *m, const struct mgd_step_learned 
 static int lay_out(const struct mgd_step_learned *l, struct mgd_plan_machine machine, int64_t limit, int64_t least,
                    const bool *left_out, struct mgd_plan **plan, int64_t *room, struct mgd_layout **layout) {
   const struct mgd_plan_step step = mgd_step_plan_input(l);
+  const int64_t room_ahead = l->crowded ? 0 : limit; /* for places that are free ahead of copies */
   struct mgd_plan *made = NULL; /* NULL: it is the present one */
   int code = MGD_E_NO_ROOM;
   for (int i = 0; i < MGD_STEP_TRIES; i++) {
     code = mgd_plan_early_leave(&step, made ? made : l->plan, 0, plan);
-    const int64_t room_ahead = l->crowded ? 0 : limit; /* for places that are free ahead of copies */
     code = code == MGD_OK ? mgd_plan_layout_make(&step, *plan, least, left_out, room_ahead, 0, layout) : code;
     if (code != MGD_OK || (*layout)->height <= limit) { break; }
     machine.room = *room = *room - ((*layout)->height - limit) - *room / PART;

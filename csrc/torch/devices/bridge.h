@@ -58,11 +58,11 @@ class Point {
 using PointPtr = std::shared_ptr<Point>;
 
 struct Bridge {
-  int version = 22; // of this struct: modules of two versions refuse each other
+  int version = 23; // of this struct: modules of two versions refuse each other
 
   // ---- filled by the hook; null until it attaches
   // Called when the device has no room for a request of so many bytes. True: something was freed, and the caller tries
-  // again. The caller holds no lock of an allocator.
+  // again. The caller holds no lock of an allocator. Null for CUDA's part, which calls CudaBridge::make_hole.
   bool (*make_room)(int device, std::size_t bytes) = nullptr;
   // Called when bytes were freed; wakes threads that wait for room.
   void (*freed)(int device, std::size_t bytes) = nullptr;

@@ -1,7 +1,7 @@
 // cuda_bridge.h: the interface between CUDA's part and the hook beyond bridge.h.
 //
 // managed puts an allocator of its own, the front (csrc/cuda/front.cpp), before CUDA's caching allocator. The front
-// knows the size of a request and calls make_room with no lock held. A request that does not pass the front, or that
+// knows the size of a request and calls make_hole with no lock held. A request that does not pass the front, or that
 // comes while a pool of the program's own is in use, reaches the hook through a callback of the caching allocator, with
 // the allocator's lock held and without a size: make_some_room.
 #pragma once
@@ -17,8 +17,9 @@ struct CudaBridge : Bridge {
   // Gets where in the device's arena the followed plan wants a request of this thread, or, if `bytes` is 0, what comes
   // next. Returns how many places there are, at most n.
   int (*places)(int device, std::size_t bytes, mgd_step_place* places, int n) = nullptr;
-  // Does what make_room does, but if storages leave, they are neighbours, if possible: they and the free blocks between
-  // them have `hole` bytes. `blocks`: of the allocator, in the order of their addresses.
+  // Does what make_room does for the simulator, but if storages leave, they are neighbours, if possible: they and the
+  // free blocks between them have `hole` bytes. `blocks`: of the allocator, in the order of their addresses. If there
+  // are none, any bytes will do.
   bool (*make_hole)(int device, std::size_t bytes, std::size_t hole, c10::ArrayRef<mgd_window_block> blocks) = nullptr;
 
   // ---- filled by the backend

@@ -65,11 +65,6 @@ int cuda_id(int device) {
   return registry().cuda[device].load(std::memory_order_relaxed);
 }
 
-bool make_cuda_room(int device, std::size_t bytes) {
-  const int id = cuda_id(device);
-  return id >= 0 && make_room(id, static_cast<int64_t>(bytes), Hold::uses_of_this_thread(id));
-}
-
 // Makes room for a request that bypasses the front (cuda_bridge.h). It is called at each miss of the allocator's cache,
 // also when the device has memory left, and without a size. So the size is estimated: the block that this thread
 // requests for a storage that moves, or the bytes of the operands that it holds there, since a result is seldom larger;
@@ -251,7 +246,6 @@ int mgd_torch_plan_budget(int index, int64_t bytes, double part) {
 
 PyObject* mgd_torch_bridge(void) {
   CudaBridge& hook = cuda_bridge();
-  hook.make_room = &make_cuda_room;
   hook.make_some_room = &make_some_cuda_room;
   hook.places = &places_on_cuda;
   hook.make_hole = &make_cuda_hole;

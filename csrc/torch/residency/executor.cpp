@@ -372,10 +372,10 @@ Outcome carry_out(c10::ArrayRef<mgd_action> plan, Purpose purpose, RoomMaker mak
   for (Begun begun{plan, purpose}; !begun.rest.empty();) {
     const mgd_action& a = begun.rest.front();
     Timed event(a, purpose);
-    bool done = false, threw_nothing = false;
+    bool done = false, refused = false;
     try {
       done = carry_out_one(a, purpose, make_room);
-      threw_nothing = true;
+      refused = !done;
     } catch (const std::exception&) {
       if (purpose == Purpose::Operator) throw;
       outcome.failure = std::current_exception();
@@ -383,7 +383,7 @@ Outcome carry_out(c10::ArrayRef<mgd_action> plan, Purpose purpose, RoomMaker mak
     begun.rest = begun.rest.slice(1);
     if (!done) {
       outcome.forgotten += a.kind == MGD_DO_DROP; // the next plan copies the bytes
-      outcome.host_refused |= threw_nothing && (a.kind == MGD_DO_SPILL || a.kind == MGD_DO_SPARE);
+      outcome.host_refused |= refused && (a.kind == MGD_DO_SPILL || a.kind == MGD_DO_SPARE);
       give_up(a, purpose);
       continue;
     }

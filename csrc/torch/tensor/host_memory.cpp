@@ -56,15 +56,12 @@ class Refusals {
 
 using Blocks = std::map<std::size_t, std::vector<HostMemory*>>; // by size
 
-// Invariants: kept is the sum over both kinds of free blocks; kept + used <= most(), unless copies are under way. peak
-// is the most that was ever used at once. Sizes take turns in a step: without the eighth, blocks would be given back
-// and locked again in every step. `bytes` are those that were asked for.
+// Invariants: kept is the sum over both kinds of free blocks, as far as shrink_locked() allows. peak is the most that
+// was used at once. locked_bytes and pageable_bytes are of storages, without what blocks are larger.
 struct Pool {
   std::mutex mutex; // a leaf
   Blocks free_locked, free_pageable;
   std::size_t used = 0, kept = 0, peak = 0;
-  std::size_t limit = SIZE_MAX; // the core's, when it was read last
-  std::size_t most() const { return std::max(peak, std::min(peak + peak / 8, limit)); }
   Refusals refusals;
   std::atomic<std::size_t> locked_bytes{0}, pageable_bytes{0};
 };
@@ -121,10 +118,13 @@ HostMemory* take_locked(Pool& p, Blocks& free, std::size_t size) {
   return m;
 }
 
-// Releases what is kept beyond most(), pageable memory first, then the largest; but nothing that a copy still reads
-// or writes, unless nothing is spilled any more.
-void shrink_locked(Pool& p, std::vector<HostMemory*>& dying) {
-  while (p.kept && p.kept + p.used > p.most()) {
+// Releases what is kept, pageable memory first, then the largest, until kept and used bytes are at most the peak and an
+// eighth of it, or, if that is more than the core's `limit`, the larger of limit and peak. Stops at memory that a copy
+// still reads or writes, unless nothing is spilled any more. Sizes take turns in a step: without the eighth, blocks
+// would be given back and locked again in every step.
+void shrink_locked(Pool& p, std::size_t limit, std::vector<HostMemory*>& dying) {
+  const std::size_t most = std::max(p.peak, std::min(p.peak + p.peak / 8, limit));
+  while (p.kept && p.kept + p.used > most) {
     Blocks& free = p.free_pageable.empty() ? p.free_locked : p.free_pageable;
     const auto largest = std::prev(free.end());
     HostMemory* m = largest->second.back();
@@ -137,7 +137,7 @@ void shrink_locked(Pool& p, std::vector<HostMemory*>& dying) {
 
 // Releases free page-locked blocks, the largest first, if they make up `size` bytes: the driver may then lock so much
 // in one piece.
-bool release_locked(Pool& p, std::size_t size, std::vector<HostMemory*>& dying) {
+bool release_idle_locked(Pool& p, std::size_t size, std::vector<HostMemory*>& dying) {
   std::vector<HostMemory*> idle;
   std::size_t sum = 0;
   for (auto entry = p.free_locked.rbegin(); entry != p.free_locked.rend() && sum < size; ++entry)
@@ -202,7 +202,7 @@ c10::DataPtr lock_if_allowed(const CudaBridge* cuda, std::size_t bytes) {
   std::vector<HostMemory*> dying;
   {
     std::lock_guard<std::mutex> lock(p.mutex);
-    if (!release_locked(p, bytes, dying)) return {};
+    if (!release_idle_locked(p, bytes, dying)) return {};
   }
   destroy(dying);
   return ask_driver(cuda, bytes);
@@ -222,12 +222,11 @@ void keep(HostMemory* m, bool was_used) {
   const std::size_t limit = host_limit();
   {
     std::lock_guard<std::mutex> lock(p.mutex);
-    p.limit = limit;
     (m->is_locked ? p.free_locked : p.free_pageable)[m->size].push_back(m);
     p.kept += m->size;
     if (was_used) p.used -= m->size;
     if (p.used == 0) p.peak = 0; // nothing is spilled any more
-    shrink_locked(p, dying);
+    shrink_locked(p, limit, dying);
   }
   destroy(dying);
 }
@@ -266,12 +265,11 @@ HostMemory* allocate_host(std::size_t bytes, c10::DeviceType leaves) {
   const std::size_t limit = host_limit();
   {
     std::lock_guard<std::mutex> lock(p.mutex);
-    p.limit = limit;
     found = take_locked(p, p.free_locked, size);
     if (!found) pageable = take_locked(p, p.free_pageable, size);
     p.used += size;
     p.peak = std::max(p.peak, p.used);
-    shrink_locked(p, dying);
+    shrink_locked(p, limit, dying);
   }
   destroy(dying);
   try {
