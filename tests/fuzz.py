@@ -758,9 +758,14 @@ def in_use():
 
 
 def still_in_use(before, patience=20):
-    """Bytes beyond those of before; the engine's threads drop their last tensors a little late."""
+    """Bytes beyond those of before; the engine's threads drop their last tensors a little late.
+
+    A backward pass that raises leaves tasks in its thread's queue, which hold their graph until the
+    thread waits for another device in a later pass.
+    """
     deadline = time.monotonic() + patience
     while True:
+        torch.ones(1, device=DEVICES[0], requires_grad=True).cpu().sum().backward()
         gc.collect()
         left = [now - then for now, then in zip(in_use(), before, strict=True)]
         if max(left) <= 4096:  # torch itself keeps some small tensors

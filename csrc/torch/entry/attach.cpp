@@ -19,6 +19,8 @@
 #include "torch/residency/host_limit.h"
 #include "torch/devices/registry.h"
 #include "torch/residency/room.h"
+#include "torch/residency/steps.h"
+#include "torch/tensor/replica.h"
 #include "torch/tensor/storage.h"
 #include "torch/residency/transfer.h"
 #include "torch/devices/waiting.h"

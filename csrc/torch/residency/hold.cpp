@@ -3,6 +3,7 @@
 
 #include <torch/csrc/autograd/variable.h>
 
+#include "torch/api.h"
 #include "torch/devices/devices.h"
 #include "torch/residency/executor.h"
 #include "torch/residency/garbage.h"

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "torch/api.h"
 #include "torch/devices/devices.h"
 #include "torch/residency/executor.h"
 #include "torch/residency/garbage.h"
