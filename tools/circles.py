@@ -22,6 +22,7 @@ from ninja_build import ROOT, TORCH, Options, rules, write_if_changed
 File = TypeVar("File", str, Path)
 OUT = ROOT / "build/circles"
 CUDA = [f"-isystem{d}" for d in sorted(TORCH.parent.glob("nvidia/*/include"))]
+PUBLIC = f"-isystem{ROOT / 'managed/include'}"
 TREES = ["core", "clock", "torch", "sim", "python", *(["cuda", "virtual_gpu"] if CUDA else [])]
 
 
@@ -30,7 +31,7 @@ def compile_alone(source: Path, target: Path, *flags: str | Path) -> Path:
     rule = f"rule {'cc' if source.suffix == '.c' else 'cxx'}\n"
     command = next(r for r in rules(Options(), OUT) if r.startswith(rule)).split(" = ", 1)[1]
     words = [w for w in command.split(" $extra")[0].split() if not w.endswith("ccache")]
-    words += ["-O0", "-g0", "-w", "-D_GNU_SOURCE", *CUDA]
+    words += ["-O0", "-g0", "-w", "-D_GNU_SOURCE", PUBLIC, *CUDA]
     subprocess.run([*words, *flags, source, "-o", target], check=True)
     return target
 
