@@ -232,9 +232,8 @@ virtual-gpu-build: $(VIRTUAL_GPU)/.test
 # Everything that speaks of devices, on cuda:0 to cuda:3; the slice is a short form, which .ci/run runs. The last line
 # fails as long as the runtime of csrc/virtual_gpu is one circle; all tests have run by then.
 virtual-gpu: virtual-gpu-build
-	@$(VIRTUAL_GPU)/bin/python tools/circles.py cuda
+	@$(VIRTUAL_GPU)/bin/python tools/circles.py cuda virtual_gpu
 	@tools/virtual_gpu.sh $(VIRTUAL_GPU)/bin/python all
-	@$(VIRTUAL_GPU)/bin/python tools/circles.py virtual_gpu
 virtual-gpu-slice: virtual-gpu-build
 	@tools/virtual_gpu.sh $(VIRTUAL_GPU)/bin/python slice
 

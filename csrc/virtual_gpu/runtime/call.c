@@ -1,8 +1,7 @@
-/* call.c: what every call begins and ends with: the lock, its count, the faults that were ordered, errors that stay.
+/* call.c: what every call begins and ends with: its count, the faults that were ordered, errors that stay.
  *
- * Owns the one lock, the figures of calls and the last error of each thread.
+ * Owns the figures of calls and the last error of each thread.
  */
-#include <stdarg.h>
 #include <stdio.h>
 #include <unistd.h>
 
@@ -10,8 +9,6 @@
 
 enum { FAULTS = 16 };
 
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static struct call *calls;
 static struct fault {
   char name[64];
@@ -23,27 +20,6 @@ static struct fault {
 static int fault_count;
 static bool forked; /* CUDA that has been called does not outlive a fork */
 static _Thread_local cudaError_t last;
-static _Thread_local const char *current_call;
-
-void lock(void) { (void)pthread_mutex_lock(&mutex); }
-void unlock(void) { (void)pthread_mutex_unlock(&mutex); }
-void wait_for_change(void) { (void)pthread_cond_wait(&changed, &mutex); }
-void tell_change(void) { (void)pthread_cond_broadcast(&changed); }
-const char *call_name(void) { return current_call ? current_call : "a call"; }
-
-uint64_t setting(const char *name, uint64_t otherwise) {
-  const char *text = getenv(name);
-  return text && *text ? strtoull(text, NULL, 0) : otherwise;
-}
-
-void complain(const char *format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  (void)fputs("virtual GPU: ", stderr);
-  (void)vfprintf(stderr, format, arguments);
-  (void)fputc('\n', stderr);
-  va_end(arguments);
-}
 
 static void in_child(void) {
   forked = forked || calls;
@@ -81,7 +57,7 @@ static void count(struct call *call) {
     calls = call;
   }
   call->count++;
-  current_call = call->name;
+  set_call_name(call->name);
 }
 
 /* Returns the error ordered for this call; an act is done here, without the lock, so that it may make any call. */
@@ -94,7 +70,7 @@ static cudaError_t ordered_fault(const struct call *call) {
     unlock();
     act();
     lock();
-    current_call = call->name;
+    set_call_name(call->name);
     break;
   }
   return cudaSuccess;

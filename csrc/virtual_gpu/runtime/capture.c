@@ -44,48 +44,6 @@ cudaError_t refuse_legacy(struct stream *s) {
   return error;
 }
 
-cudaError_t record_op(struct op *op, const struct access *accesses, size_t count) {
-  struct capture *c = op->stream->capture;
-  if (!c || c->invalid) return drop_op(op), cudaErrorStreamCaptureInvalidated;
-  if (op->kind == RECORD || op->kind == WAIT) return drop_op(op), cudaSuccess; /* orders that the graph's own order holds */
-  if (count) {
-    op->accesses = malloc(count * sizeof *accesses);
-    if (!op->accesses) return drop_op(op), cudaErrorMemoryAllocation;
-    memcpy(op->accesses, accesses, count * sizeof *accesses);
-    op->access_count = count;
-    op->at.site = here(NULL);
-  }
-  struct graph *g = c->graph;
-  if (g->last) g->last->next = op;
-  else g->first = op;
-  g->last = op;
-  g->count++;
-  return cudaSuccess;
-}
-
-void drop_graph(struct graph *g) {
-  if (!g || --g->references) return;
-  while (g->first) {
-    struct op *op = g->first;
-    g->first = op->next;
-    drop_op(op);
-  }
-  free(g);
-}
-
-/* The memory of recorded operands is the program's to keep. */
-void run_graph(struct graph *g) {
-  for (struct op *op = g->first; op; op = op->next) {
-    if (op->kind == COPY || op->kind == FILL) {
-      if (still_there(&op->part, op->kind == FILL)) do_part(&op->part, op->kind == FILL);
-    } else if (op->run) {
-      unlock();
-      op->run(op->data);
-      lock();
-    }
-  }
-}
-
 #define ON(handle)                                         \
   ENTER;                                                   \
   struct stream *s;                                        \

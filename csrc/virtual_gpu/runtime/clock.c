@@ -36,7 +36,7 @@ int new_actor(const char *format, ...) {
 void free_actor(int actor) {
   if (actor >= 0) spare[spares++] = actor;
 }
-const char *actor_name(int actor) { return actor >= 0 ? names[actor] : "somebody"; }
+const char *actor_name(int actor) { return actor >= 0 ? names[actor] : "an unknown stream"; }
 
 static bool grow(struct clock *c, int n) {
   if (n <= c->n) return true;

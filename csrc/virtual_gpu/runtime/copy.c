@@ -9,21 +9,6 @@
 
 static size_t extent(size_t bytes, size_t rows, size_t pitch) { return rows ? (rows - 1) * pitch + bytes : 0; }
 
-/* The device may have been freed below an operation that nothing ordered before that. */
-bool still_there(const struct part *p, bool fill) {
-  return block_number(p->to) == p->to_block && (fill || block_number(p->from) == p->from_block);
-}
-
-void do_part(const struct part *p, bool fill) {
-  for (size_t r = 0; r < p->rows; r++) {
-    char *to = (char *)p->to + r * p->to_pitch;
-    if (!fill) memmove(to, (const char *)p->from + r * p->from_pitch, p->bytes);
-    else if (p->width == 1) memset(to, p->value, p->bytes);
-    else
-      for (size_t i = 0; i < p->bytes; i += (size_t)p->width) memcpy(to + i, &p->value, (size_t)p->width);
-  }
-}
-
 static bool fits_kind(enum cudaMemcpyKind kind, enum memory to, enum memory from) {
   const bool host_to = kind == cudaMemcpyHostToHost || kind == cudaMemcpyDeviceToHost;
   const bool host_from = kind == cudaMemcpyHostToHost || kind == cudaMemcpyHostToDevice;

@@ -1,71 +1,7 @@
-/* device.c: which devices there are, their contexts, what they report of themselves, and which reach each other.
- *
- * A context is made by the first call that needs one on a device, and takes room there. VIRTUAL_GPU_DEVICES lists the
- * bytes of each device ("1073741824,..."), VIRTUAL_GPU_LINKS the pairs of devices that reach each other, and how
- * ("0-1,2-3:pcie", "all", or nothing for none).
- */
+/* device.c: CUDA's calls for devices: which there are, what they report of themselves, and access between peers. */
 #include <stdio.h>
 
 #include "virtual_gpu/runtime/internal.h"
-
-struct device devices[DEVICES];
-static _Thread_local int current;
-static int count = -1;
-
-int current_device(void) { return current; }
-void set_current_device(int device) { current = device; }
-
-/* Without a list one device of 1 GiB; "" is a machine that has none. */
-int device_count(void) {
-  if (count >= 0) return count;
-  const char *text = getenv("VIRTUAL_GPU_DEVICES");
-  int n = 0;
-  if (!text) text = "1073741824";
-  while (*text && n < DEVICES) {
-    char *end;
-    devices[n].bytes = strtoull(text, &end, 0);
-    if (end == text || !devices[n].bytes) break;
-    n++;
-    text = *end == ',' ? end + 1 : end;
-    if (*end && *end != ',') break;
-  }
-  if (*text) complain("VIRTUAL_GPU_DEVICES ends at \"%s\": it is a list of at most %d sizes in bytes, with commas between them", text, DEVICES);
-  return count = n;
-}
-
-size_t context_bytes(void) {
-  static size_t bytes = SIZE_MAX;
-  if (bytes == SIZE_MAX) bytes = setting("VIRTUAL_GPU_CONTEXT_BYTES", (size_t)64 << 20);
-  return bytes;
-}
-
-cudaError_t make_context(int device) {
-  if (device_count() == 0) return cudaErrorNoDevice;
-  if (devices[device].context) return cudaSuccess;
-  if (!take(device, context_bytes())) return cudaErrorMemoryAllocation;
-  devices[device].context = true;
-  return cudaSuccess;
-}
-
-static bool is_device(int device) { return device >= 0 && device < device_count(); }
-
-enum link { NO_LINK, PCIE, NVLINK };
-
-/* A pair of VIRTUAL_GPU_LINKS is joined by NVLink, unless ":pcie" stands behind it. */
-static enum link link_between(int from, int to) {
-  const char *text = getenv("VIRTUAL_GPU_LINKS");
-  for (size_t n; text && *text && from != to; text += n + (text[n] == ',')) {
-    int a = -1, b = -1;
-    n = strcspn(text, ",");
-    const bool pcie = n >= 5 && strncmp(text + n - 5, ":pcie", 5) == 0;
-    const bool all = n - (pcie ? 5 : 0) == 3 && strncmp(text, "all", 3) == 0;
-    const bool pair = sscanf(text, "%d-%d", &a, &b) == 2 && ((a == from && b == to) || (a == to && b == from));
-    if (all || pair) return pcie ? PCIE : NVLINK;
-  }
-  return NO_LINK;
-}
-
-bool has_link(int from, int to) { return link_between(from, to) != NO_LINK; }
 
 cudaError_t cudaGetDeviceCount(int *n) {
   ENTER_LIGHT;
@@ -75,14 +11,14 @@ cudaError_t cudaGetDeviceCount(int *n) {
 cudaError_t cudaGetDevice(int *device) {
   ENTER_LIGHT;
   if (!device_count()) return leave(cudaErrorNoDevice);
-  *device = current;
+  *device = current_device();
   return leave(cudaSuccess);
 }
 static cudaError_t set_device(int device) {
   if (!is_device(device)) return cudaErrorInvalidDevice;
   const cudaError_t error = make_context(device); /* since CUDA 12 */
   if (error != cudaSuccess) return error;
-  current = device;
+  set_current_device(device);
   return devices[device].sticky;
 }
 cudaError_t cudaSetDevice(int device) {
@@ -210,16 +146,16 @@ cudaError_t cudaDeviceGetP2PAttribute(int *value, enum cudaDeviceP2PAttr what, i
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
   ENTER;
   if (!is_device(peer) || flags) return leave(cudaErrorInvalidValue);
-  if (!has_link(current, peer)) return leave(cudaErrorPeerAccessUnsupported);
-  if (devices[current].peers >> peer & 1) return leave(cudaErrorPeerAccessAlreadyEnabled);
-  devices[current].peers |= (uint64_t)1 << peer;
+  if (!has_link(current_device(), peer)) return leave(cudaErrorPeerAccessUnsupported);
+  if (devices[current_device()].peers >> peer & 1) return leave(cudaErrorPeerAccessAlreadyEnabled);
+  devices[current_device()].peers |= (uint64_t)1 << peer;
   return leave(make_context(peer));
 }
 cudaError_t cudaDeviceDisablePeerAccess(int peer) {
   ENTER;
   if (!is_device(peer)) return leave(cudaErrorInvalidValue);
-  if (!(devices[current].peers >> peer & 1)) return leave(cudaErrorPeerAccessNotEnabled);
-  devices[current].peers &= ~((uint64_t)1 << peer);
+  if (!(devices[current_device()].peers >> peer & 1)) return leave(cudaErrorPeerAccessNotEnabled);
+  devices[current_device()].peers &= ~((uint64_t)1 << peer);
   return leave(cudaSuccess);
 }
 int vgpu_has_context(int device) {

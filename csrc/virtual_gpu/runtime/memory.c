@@ -1,8 +1,7 @@
-/* memory.c: memory of devices and pinned memory: which block has which bytes.
+/* memory.c: CUDA's calls for memory of devices and pinned memory.
  *
  * All of it is the host's: a device's address is a host address that only the runtime and kernels may touch. What is
- * freed is unmapped, so that a use of it shows. Owns the table of blocks, by address, and what each device has given
- * out.
+ * freed is unmapped, so that a use of it shows.
  */
 #include <stdio.h>
 #include <sys/mman.h>
@@ -11,80 +10,7 @@
 
 enum { POISONED = 32 << 20 }; /* larger blocks stay untouched, so that a large device costs no host memory */
 
-static struct block *blocks;
-static size_t block_count, block_room;
-size_t pinned_bytes;
-
-/* ---- the table */
-
-static size_t after(uintptr_t address) { /* how many blocks begin at or below it */
-  size_t a = 0, b = block_count;
-  while (a < b) {
-    const size_t middle = (a + b) / 2;
-    if (blocks[middle].address <= address) a = middle + 1;
-    else b = middle;
-  }
-  return a;
-}
-
-struct block *find_block(const void *address) {
-  const size_t i = after((uintptr_t)address);
-  struct block *b = i ? &blocks[i - 1] : NULL;
-  return b && (uintptr_t)address - b->address < b->bytes ? b : NULL;
-}
-
-uint64_t block_number(const void *address) {
-  const struct block *b = find_block(address);
-  return b ? b->number : 0;
-}
-
-bool memory_at(const void *address, size_t bytes, enum memory *memory, int *device) {
-  const uintptr_t end = (uintptr_t)address + bytes;
-  const struct block *b = find_block(address);
-  *memory = b ? b->memory : PAGEABLE;
-  *device = b ? b->device : -1;
-  if (!b) return true;
-  while (b->address + b->bytes < end) {
-    const struct block *next = b + 1;
-    if (!b->physical || next == blocks + block_count || !next->physical || next->address != b->address + b->bytes) return false;
-    b = next;
-  }
-  return true;
-}
-
-struct block *add_block(struct block b) {
-  if (block_count == block_room) {
-    const size_t room = block_room ? 2 * block_room : 256;
-    struct block *larger = realloc(blocks, room * sizeof *larger);
-    if (!larger) return NULL;
-    blocks = larger;
-    block_room = room;
-  }
-  const size_t i = after(b.address);
-  memmove(blocks + i + 1, blocks + i, (block_count - i) * sizeof *blocks);
-  block_count++;
-  static uint64_t made;
-  blocks[i] = b;
-  blocks[i].number = ++made;
-  forget_range((void *)b.address, b.bytes);
-  return &blocks[i];
-}
-void remove_block(struct block *b) {
-  forget_range((void *)b->address, b->bytes);
-  const size_t i = (size_t)(b - blocks);
-  block_count--;
-  memmove(blocks + i, blocks + i + 1, (block_count - i) * sizeof *blocks);
-}
-
-bool take(int device, size_t bytes) {
-  struct device *d = &devices[device];
-  if (bytes > d->bytes - d->used) return false;
-  d->used += bytes;
-  return true;
-}
-void give(int device, size_t bytes) { devices[device].used -= bytes; }
-
-static size_t rounded(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
+static size_t pinned_bytes;
 
 static void *map(size_t bytes) {
   void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -97,26 +23,17 @@ static cudaError_t allocate(int device, size_t bytes, void **out) {
   *out = NULL;
   if (!bytes) return cudaSuccess;
   if (bytes > SIZE_MAX / 2) return cudaErrorMemoryAllocation;
-  const size_t size = rounded(bytes, 512);
+  const size_t size = round_up(bytes, 512);
   if (!take(device, size)) return cudaErrorMemoryAllocation;
-  void *p = map(rounded(size, 4096));
+  void *p = map(round_up(size, 4096));
   if (!p || !add_block((struct block){.address = (uintptr_t)p, .bytes = size, .memory = DEVICE, .device = device})) {
-    if (p) (void)munmap(p, rounded(size, 4096));
+    if (p) (void)munmap(p, round_up(size, 4096));
     give(device, size);
     return cudaErrorMemoryAllocation;
   }
   if (size <= POISONED) memset(p, 0xA5, size);
   *out = p;
   return cudaSuccess;
-}
-
-void release(void *address) {
-  struct block *b = find_block(address);
-  if (!b || b->address != (uintptr_t)address) return;
-  give(b->device, b->bytes);
-  const size_t bytes = b->bytes;
-  remove_block(b);
-  (void)munmap(address, rounded(bytes, 4096));
 }
 
 cudaError_t cudaMalloc(void **p, size_t bytes) {
@@ -252,7 +169,7 @@ static cudaError_t allocate_pinned(void **p, size_t bytes, unsigned flags) {
   *p = NULL;
   const cudaError_t unsafe = unsafe_call();
   if (unsafe != cudaSuccess || !bytes) return unsafe;
-  const size_t size = rounded(bytes, 4096), most = setting("VIRTUAL_GPU_PINNED_BYTES", SIZE_MAX);
+  const size_t size = round_up(bytes, 4096), most = setting("VIRTUAL_GPU_PINNED_BYTES", SIZE_MAX);
   if (size > most - (pinned_bytes < most ? pinned_bytes : most)) return cudaErrorMemoryAllocation;
   void *address = map(size);
   if (!address || !add_block((struct block){.address = (uintptr_t)address, .bytes = size, .memory = PINNED, .device = current_device(), .flags = flags}))
@@ -289,8 +206,7 @@ cudaError_t cudaFreeHost(void *p) {
 cudaError_t cudaHostRegister(void *p, size_t bytes, unsigned flags) {
   ENTER;
   if (!p || !bytes) return leave(cudaErrorInvalidValue);
-  const size_t i = after((uintptr_t)p + bytes - 1);
-  if (i && blocks[i - 1].address + blocks[i - 1].bytes > (uintptr_t)p) return leave(cudaErrorHostMemoryAlreadyRegistered);
+  if (any_block_in(p, bytes)) return leave(cudaErrorHostMemoryAlreadyRegistered);
   const struct block b = {.address = (uintptr_t)p, .bytes = bytes, .memory = PINNED, .device = current_device(), .registered = true, .flags = flags};
   if (!add_block(b)) return leave(cudaErrorMemoryAllocation);
   pinned_bytes += bytes;

@@ -4,51 +4,11 @@
  * result: then all that it waits for runs, and nothing else, unless a seed says so. Each begins later than every
  * operation that it waits for, so no waits go in a circle.
  */
-#include <errno.h>
-
 #include "virtual_gpu/runtime/internal.h"
 
-long pending;
+static long pending;
 static struct stream **busy; /* streams with operations that have not run */
 static int busy_count, busy_room;
-
-struct op *new_op(enum kind kind, struct stream *s) {
-  struct op *op = calloc(1, sizeof *op);
-  if (!op) return NULL;
-  op->kind = kind;
-  op->stream = s;
-  op->device = s->device;
-  op->references = 1;
-  op->at.actor = -1;
-  return op;
-}
-
-void drop_op(struct op *op) {
-  if (!op || --op->references) return;
-  for (size_t i = 0; i < op->wait_count; i++) drop_op(op->waits[i]);
-  if (op->drop) op->drop(op->data);
-  if (op->graph) drop_graph(op->graph);
-  free(op->waits);
-  free(op->accesses);
-  free(op->staged);
-  clock_free(&op->clock);
-  free(op);
-}
-
-void op_waits(struct op *op, struct op *before) {
-  if (!before) return;
-  if (before->state == DONE) {
-    if (op->ends_ns < before->ends_ns) op->ends_ns = before->ends_ns;
-    return;
-  }
-  struct op **larger = realloc(op->waits, (op->wait_count + 1) * sizeof *larger);
-  if (!larger) abort(); /* to go on would be to forget an order */
-  op->waits = larger;
-  larger[op->wait_count++] = before;
-  before->references++;
-}
-
-/* ---- queues */
 
 static bool set_busy(struct stream *s) {
   if (s->index >= 0) return true;
@@ -227,6 +187,15 @@ cudaError_t run_until(struct op *op) {
 }
 
 cudaError_t drain_stream(struct stream *s) { return run_until(s->last); }
+
+cudaError_t host_waits(struct stream *s) {
+  struct clock known = {0};
+  clock_copy(&known, &s->clock); /* other threads may go on with the stream meanwhile */
+  const cudaError_t error = drain_stream(s);
+  host_learns(&known);
+  clock_free(&known);
+  return error;
+}
 
 cudaError_t drain_device(int device) {
   for (struct stream *s = streams; s; s = s->next)

@@ -129,12 +129,12 @@ void shadow_access(uintptr_t low, uintptr_t high, bool written, const struct clo
 }
 
 void shadow_forget(uintptr_t low, uintptr_t high) {
-  const struct epoch nobody = {-1, 0, 0};
+  const struct epoch none = {-1, 0, 0};
   while (low < high) {
     const uintptr_t number = low >> PAGE_BITS, start = number << PAGE_BITS, end = start + (1u << PAGE_BITS);
     struct page *p = page_of(number, false);
     const int64_t from = p ? split(p, (uint32_t)(low - start)) : -1, to = from < 0 ? -1 : split(p, (uint32_t)((high < end ? high : end) - start));
-    if (to >= 0) overwrite(p, from, to, nobody);
+    if (to >= 0) overwrite(p, from, to, none);
     low = end;
   }
 }

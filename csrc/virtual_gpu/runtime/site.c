@@ -1,4 +1,4 @@
-/* site.c: where a call came from: its return addresses, kept once for each different stack.
+/* site.c: where a call came from: its return addresses, kept once for each different stack while the checker is on.
  *
  * Taking the addresses is cheap; names are looked up only when a report is read.
  */
@@ -19,6 +19,12 @@ static uint32_t site_count, site_room;
 static uint32_t *table; /* open addressing over the numbers, twice as large as the sites */
 static char **texts;    /* names of kernels, each once */
 static size_t text_count;
+static int checks = -1;
+
+bool checking(void) {
+  if (checks < 0) checks = setting("VIRTUAL_GPU_CHECK", 1) != 0;
+  return checks;
+}
 
 /* Names of functions are constants; those of kernels come from anywhere. */
 static const char *kept(const char *what) {
@@ -101,4 +107,12 @@ size_t describe(uint32_t number, char *text, size_t size) {
     free(name);
   }
   return length < size ? length : size - 1;
+}
+
+int vgpu_check(int value) {
+  lock();
+  const int before = checking();
+  checks = value != 0;
+  unlock();
+  return before;
 }

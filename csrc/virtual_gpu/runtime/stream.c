@@ -1,7 +1,4 @@
-/* stream.c: streams and events: which there are, and what waits for what.
- *
- * Streams are never taken from the list while anything of theirs is queued; a destroyed one ends when it has run.
- */
+/* stream.c: CUDA's calls for streams, events and host callbacks. */
 #include "virtual_gpu/runtime/internal.h"
 
 /* CUDA does not say how soon a destroyed stream's handle stands for another one. Here the next one gets it, also while
@@ -11,94 +8,14 @@ struct handle {
 };
 static struct handle *spare_handles;
 
-struct stream *streams;
 static struct event **events; /* live ones, to tell a handle from nonsense */
 static size_t event_count, event_room;
-static uint64_t made;
-static _Thread_local struct stream *own[DEVICES]; /* this thread's default streams */
 
-static struct stream *new_stream(int device, unsigned flags, int priority) {
-  struct stream *s = calloc(1, sizeof *s);
-  if (!s) return NULL;
-  s->device = device;
-  s->flags = flags;
-  s->priority = priority;
-  s->actor = -2; /* when it is used first: torch makes many that it never uses */
-  s->index = -1;
-  s->id = ++made;
-  s->next = streams;
-  return streams = s;
-}
-
-struct stream *legacy_stream(int device) {
-  struct stream **s = &devices[device].legacy;
-  if (!*s && (*s = new_stream(device, 0, 0))) (*s)->is_legacy = true;
-  return *s;
-}
-
-static void sweep(void) {
-  for (struct stream **p = &streams; *p;) {
-    struct stream *s = *p;
-    if (!s->is_dead || s->head) {
-      p = &s->next;
-      continue;
-    }
-    *p = s->next;
-    drop_op(s->last);
-    free_actor(s->actor);
-    clock_free(&s->clock);
-    free(s);
-  }
-}
-
-cudaError_t find_stream(cudaStream_t handle, struct stream **out) {
-  const int device = current_device();
-  *out = NULL;
-  if (handle == NULL || handle == cudaStreamLegacy) {
-    *out = legacy_stream(device);
-  } else if (handle == cudaStreamPerThread) {
-    if (!own[device]) own[device] = new_stream(device, 0, 0);
-    *out = own[device];
-  } else {
-    struct stream *s = streams;
-    while (s && (void *)s->handle != (void *)handle) s = s->next;
-    if (!s) return cudaErrorInvalidResourceHandle;
-    *out = s;
-  }
-  return *out ? devices[(*out)->device].sticky : cudaErrorMemoryAllocation;
-}
-
-/* A stream that does not say otherwise waits for the default stream of its device, which waits for all such streams. */
-void before_enqueue(struct stream *s, struct op *op) {
-  if (s->flags & cudaStreamNonBlocking) return;
-  if (!s->is_legacy) {
-    struct stream *legacy = devices[s->device].legacy;
-    if (!legacy) return;
-    op_waits(op, legacy->last);
-    clock_join(&s->clock, &legacy->clock);
-    return;
-  }
-  for (struct stream *other = streams; other; other = other->next) {
-    if (other == s || other->device != s->device || (other->flags & cudaStreamNonBlocking)) continue;
-    op_waits(op, other->last);
-    clock_join(&s->clock, &other->clock);
-  }
-}
-
-cudaError_t host_waits(struct stream *s) {
-  struct clock known = {0};
-  clock_copy(&known, &s->clock); /* other threads may go on with the stream meanwhile */
-  const cudaError_t error = drain_stream(s);
-  host_learns(&known);
-  clock_free(&known);
-  return error;
-}
-
-/* ---- streams for the program */
+/* ---- streams */
 
 static cudaError_t create_stream(cudaStream_t *out, unsigned flags, int priority) {
   if (!out || (flags & ~(unsigned)cudaStreamNonBlocking)) return cudaErrorInvalidValue;
-  sweep();
+  sweep_streams();
   struct handle *handle = spare_handles ? spare_handles : calloc(1, sizeof *handle);
   struct stream *s = handle ? new_stream(current_device(), flags, priority > 0 ? 0 : priority < -5 ? -5 : priority) : NULL;
   if (!s) {
@@ -135,7 +52,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t handle) {
   s->handle->next = spare_handles;
   spare_handles = s->handle;
   s->handle = NULL;
-  sweep();
+  sweep_streams();
   return leave(cudaSuccess);
 }
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
