@@ -10,6 +10,7 @@ Of torch.distributed: what makes and names groups for NCCL. The groups of simula
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -101,6 +102,18 @@ def _distributed() -> Iterator[tuple[Any, str, Callable[..., Any], Callable[...,
     def is_backend_available(backend: str) -> Any:
         return _without_cuda(backend) == "sim" or available(backend)
 
+    ddp: Any = torch.nn.parallel.DistributedDataParallel
+    check = ddp._check_comm_hook
+
+    def _check_comm_hook(self: Any, hook: Callable[..., Any]) -> None:
+        @functools.wraps(hook)
+        def renamed(*args: Any) -> Any:
+            return hook(*args)
+
+        renamed.__name__ = "hook"  # of names with "bf16" torch asks whether it is built with CUDA
+        check(self, renamed)
+
+    yield ddp, check.__name__, check, _check_comm_hook
     # Torch's own code, which asks in its module, would go on to names that a CPU build has not.
     yield distributed, "is_nccl_available", distributed.is_nccl_available, lambda: True
     replaced: dict[Any, Callable[..., Any]] = {

@@ -4,6 +4,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    bf16_compress_hook,
+    fp16_compress_hook,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -58,6 +62,28 @@ def test_a_script_for_several_gpus_has_the_losses_of_the_cpu(begin, backend):
         x = torch.ones(2, device="cuda:1")
         dist.all_reduce(x, group=dist.new_group([0], backend=backend))
         assert (x.tolist(), str(x.device)) == ([1.0, 1.0], "sim:1")
+
+
+@pytest.mark.parametrize("type", [torch.float16, torch.bfloat16])
+def test_gradients_cross_in_half_precision(begin, type):
+    """Torch takes the second hook from builds with CUDA alone."""
+    hook = {torch.float16: fp16_compress_hook, torch.bfloat16: bf16_compress_hook}[type]
+    x, y = X[:8], Y[:8]
+    plain = net()
+    nn.functional.cross_entropy(plain(x), y).backward()
+    with managed.on():
+        begin("nccl")
+        model = DistributedDataParallel(net().cuda(), device_ids=[0])
+        with pytest.raises(ValueError, match="bucket annotation"):
+            model.register_comm_hook(None, wrong_hook)
+        model.register_comm_hook(None, hook)
+        nn.functional.cross_entropy(model(x.cuda()), y.cuda()).backward()
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(p.grad.cpu(), q.grad.to(type).float())
+
+
+def wrong_hook(state: object, bucket: int) -> torch.futures.Future[torch.Tensor]:
+    raise AssertionError
 
 
 def test_a_mesh_of_cuda_is_one_of_simulated_devices(begin):
