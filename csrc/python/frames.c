@@ -100,7 +100,16 @@ static int is_in(const char *file, const char *folder) {
   return folder[0] && strncmp(file, folder, strlen(folder)) == 0;
 }
 
-static int is_library(const char *file) { return is_in(file, folders.torch) || is_in(file, folders.own); }
+static int ends_with(const char *text, const char *end) {
+  const size_t n = strlen(text), m = strlen(end);
+  return n >= m && strcmp(text + n - m, end) == 0;
+}
+
+/* The last two are what begins a thread and what a thread pool runs its jobs in. */
+static int is_library(const char *file) {
+  return is_in(file, folders.torch) || is_in(file, folders.own) || ends_with(file, "/concurrent/futures/thread.py") ||
+      ends_with(file, "/threading.py");
+}
 
 /* Finds the folder of a module, which has a file. */
 static int folder_of(const char *module_name, char out[TEXT]) {
@@ -217,11 +226,6 @@ static const struct {
     {"/transformers/modeling_utils.py", "_find_identical"},
     {"/accelerate/utils/modeling.py", "id_tensor_storage"},
 };
-
-static int ends_with(const char *text, const char *end) {
-  const size_t n = strlen(text), m = strlen(end);
-  return n >= m && strcmp(text + n - m, end) == 0;
-}
 
 /* Whether the function is torch's or managed's own, between the saver and the request. */
 static int is_between(const char *file, const char *function) {

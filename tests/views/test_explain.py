@@ -113,6 +113,22 @@ def test_every_thread_has_its_own_line():
 
 
 @pytest.mark.not_under_torture("its history tells of what leaves and comes back, too")
+@pytest.mark.parametrize("pooled", [False, True])
+def test_a_thread_that_runs_a_library_alone_has_no_line(pooled):
+    """The standard library's code that begins a thread is not the program's."""
+    x, y = rand(D0, 64), rand(D1, 64)
+    before = managed.stats()["events"]
+    if pooled:
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(torch.add, x, y).result()
+    else:
+        thread = threading.Thread(target=torch.add, args=(x, y))
+        thread.start()
+        thread.join()
+    (event,) = (e for e in managed.explain().since(before) if e.kind == "copy")
+    assert not event.site
+
+
 def test_a_gradient_belongs_to_its_tensor_and_to_the_line_of_its_copy():
     a = rand(D0, 100)
     w = rand(D1, 100).requires_grad_()
