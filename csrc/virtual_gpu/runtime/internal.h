@@ -207,7 +207,6 @@ void before_enqueue(struct stream *s, struct op *op); /* orders it and the defau
  * `accesses` are checked in the order given. */
 cudaError_t enqueue(struct op *op, const struct access *accesses, size_t count);
 cudaError_t run_until(struct op *op);     /* runs it and what it waits for, no more */
-cudaError_t drain_stream(struct stream *s);
 cudaError_t host_waits(struct stream *s); /* runs the stream and joins its clock into the host's */
 cudaError_t drain_device(int device);
 bool is_ready_after_asking(struct op *op); /* a query: runs what the seed chooses; see PATIENCE */
@@ -245,15 +244,5 @@ cudaError_t unsafe_call(void);
 /* For a wait for, or a query of, this stream, or the whole device if it is NULL: invalidates their recordings. */
 cudaError_t refuse_recorded(struct stream *s, int device);
 cudaError_t refuse_legacy(struct stream *s);
-
-/* ---- stream.c */
-struct event {
-  unsigned flags;
-  int device;
-  struct op *record; /* the newest, a reference */
-  struct capture *capture;
-  bool dead;
-};
-cudaError_t find_event(cudaEvent_t handle, struct event **out);
 
 #endif

@@ -186,7 +186,7 @@ cudaError_t run_until(struct op *op) {
   return error;
 }
 
-cudaError_t drain_stream(struct stream *s) { return run_until(s->last); }
+static cudaError_t drain_stream(struct stream *s) { return run_until(s->last); }
 
 cudaError_t host_waits(struct stream *s) {
   struct clock known = {0};

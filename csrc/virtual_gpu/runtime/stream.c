@@ -8,6 +8,12 @@ struct handle {
 };
 static struct handle *spare_handles;
 
+struct event {
+  unsigned flags;
+  int device;
+  struct op *record; /* the newest, a reference */
+  struct capture *capture;
+};
 static struct event **events; /* live ones, to tell a handle from nonsense */
 static size_t event_count, event_room;
 
@@ -115,7 +121,7 @@ cudaError_t cudaDeviceSynchronize(void) {
 
 /* ---- events */
 
-cudaError_t find_event(cudaEvent_t handle, struct event **out) {
+static cudaError_t find_event(cudaEvent_t handle, struct event **out) {
   for (size_t i = event_count; i-- > 0;)
     if ((void *)events[i] == (void *)handle) return *out = events[i], devices[events[i]->device].sticky;
   return cudaErrorInvalidResourceHandle;
