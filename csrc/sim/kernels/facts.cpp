@@ -98,17 +98,18 @@ bool overwrites(const c10::OperatorName &name) {
 
 // From dtypesIfCUDA of torch's operator database (common_methods_invocations.py). No overload here writes an operand.
 Widened widened_of(const std::string &name) {
-  static const std::unordered_map<std::string, Widened> table = {{"aten::histc", Widened::integers},
-                                                                 {"aten::avg_pool3d", Widened::halves},
-                                                                 {"aten::avg_pool3d_backward", Widened::halves},
-                                                                 {"aten::_upsample_bilinear2d_aa", Widened::halves},
-                                                                 {"aten::_upsample_bilinear2d_aa_backward", Widened::halves},
-                                                                 {"aten::_upsample_bicubic2d_aa", Widened::halves},
-                                                                 {"aten::_upsample_bicubic2d_aa_backward", Widened::halves},
-                                                                 {"aten::multi_margin_loss", Widened::halves},
-                                                                 {"aten::multi_margin_loss_backward", Widened::halves},
-                                                                 {"aten::multilabel_margin_loss_forward", Widened::halves},
-                                                                 {"aten::multilabel_margin_loss_backward", Widened::halves}};
+  static const std::unordered_map<std::string, Widened> table = {
+      {"aten::histc", Widened::integers},
+      {"aten::avg_pool3d", Widened::halves},
+      {"aten::avg_pool3d_backward", Widened::halves},
+      {"aten::_upsample_bilinear2d_aa", Widened::halves},
+      {"aten::_upsample_bilinear2d_aa_backward", Widened::halves},
+      {"aten::_upsample_bicubic2d_aa", Widened::halves},
+      {"aten::_upsample_bicubic2d_aa_backward", Widened::halves},
+      {"aten::multi_margin_loss", Widened::halves},
+      {"aten::multi_margin_loss_backward", Widened::halves},
+      {"aten::multilabel_margin_loss_forward", Widened::halves},
+      {"aten::multilabel_margin_loss_backward", Widened::halves}};
   const auto it = table.find(name);
   return it == table.end() ? Widened::none : it->second;
 }

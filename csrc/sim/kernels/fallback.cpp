@@ -173,12 +173,17 @@ class Call {
 
   at::ScalarType wide() const { return facts_.widened == Widened::integers ? at::kDouble : at::kFloat; }
 
-  // Returns the type that the operands of the host's kernel had, if there is a wider one for them. Targets and indices stay.
+  // Returns the type that the operands of the host's kernel had, if there is a wider one for them. Targets and indices
+  // stay.
   std::optional<at::ScalarType> widen() {
-    if (C10_LIKELY(facts_.widened == Widened::none) || !arguments()[0].isTensor() || !is_widened(arguments()[0].toTensor().scalar_type())) return std::nullopt;
+    if (C10_LIKELY(facts_.widened == Widened::none) || !arguments()[0].isTensor() ||
+        !is_widened(arguments()[0].toTensor().scalar_type()))
+      return std::nullopt;
     const at::ScalarType narrow = arguments()[0].toTensor().scalar_type();
     for (size_t i = 0; i < count_; i++)
-      if (IValue &v = (*stack_)[base_ + i]; v.isTensor() && v.toTensor().defined() && v.toTensor().scalar_type() == narrow) v = v.toTensor().to(wide());
+      if (IValue &v = (*stack_)[base_ + i];
+          v.isTensor() && v.toTensor().defined() && v.toTensor().scalar_type() == narrow)
+        v = v.toTensor().to(wide());
     return narrow;
   }
 

@@ -40,7 +40,8 @@ bool memory_at(const void *address, size_t bytes, enum memory *memory, int *devi
   if (!b) return true;
   while (b->address + b->bytes < end) {
     const struct block *next = b + 1;
-    if (!b->physical || next == blocks + block_count || !next->physical || next->address != b->address + b->bytes) return false;
+    if (!b->physical || next == blocks + block_count || !next->physical || next->address != b->address + b->bytes)
+      return false;
     b = next;
   }
   return true;

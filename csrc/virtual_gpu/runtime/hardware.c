@@ -29,7 +29,9 @@ int device_count(void) {
     text = *end == ',' ? end + 1 : end;
     if (*end && *end != ',') break;
   }
-  if (*text) complain("VIRTUAL_GPU_DEVICES ends at \"%s\": it is a list of at most %d sizes in bytes, with commas between them", text, DEVICES);
+  if (*text)
+    complain("VIRTUAL_GPU_DEVICES ends at \"%s\": it is a list of at most %d sizes in bytes, with commas between them",
+             text, DEVICES);
   return count = n;
 }
 

@@ -1,4 +1,4 @@
-/* internal.h: the table of contents of the virtual GPU, lowest layer first: a file calls those above it here, and no others.
+/* internal.h: the table of contents of the virtual GPU, lowest layer first. A file calls no file that stands below it.
  *
  * One lock guards all state; functions here are called with it held unless their comments say otherwise. It is released
  * while a host callback or a kernel computes, and while a thread waits for another thread's kernel.

@@ -59,7 +59,8 @@ void do_part(const struct part *p, bool fill) {
 cudaError_t record_op(struct op *op, const struct access *accesses, size_t count) {
   struct capture *c = op->stream->capture;
   if (!c || c->invalid) return drop_op(op), cudaErrorStreamCaptureInvalidated;
-  if (op->kind == RECORD || op->kind == WAIT) return drop_op(op), cudaSuccess; /* orders that the graph's own order holds */
+  if (op->kind == RECORD || op->kind == WAIT)
+    return drop_op(op), cudaSuccess; /* orders that the graph's own order holds */
   if (count) {
     op->accesses = malloc(count * sizeof *accesses);
     if (!op->accesses) return drop_op(op), cudaErrorMemoryAllocation;

@@ -43,16 +43,19 @@ static bool is_new(uint32_t first, uint32_t second) {
   return true;
 }
 
-void report_race(struct access a, const struct clock *clock, struct epoch at, struct epoch before, bool before_written) {
+void report_race(struct access a, const struct clock *clock, struct epoch at, struct epoch before,
+                 bool before_written) {
   if (!is_new(before.site, at.site)) return;
   char now[4096], earlier[4096];
   (void)describe(at.site, now, sizeof now);
   (void)describe(before.site, earlier, sizeof earlier);
-  report("race %d: %zu bytes at %p are %s by %s (its operation %llu) in %s  and nothing orders it after what %s them: %s (its operation %llu, of which up to "
-         "%llu are known to be over), in %s",
-         error_count + 1, a.bytes, a.address, a.written ? "written" : "read", actor_name(at.actor), (unsigned long long)at.time, now,
-         before_written ? "wrote" : "read", actor_name(before.actor), (unsigned long long)before.time,
-         (unsigned long long)clock_get(clock, before.actor), earlier);
+  report(
+      "race %d: %zu bytes at %p are %s by %s (its operation %llu) in %s  and nothing orders it after what %s them: %s "
+      "(its operation %llu, of which up to "
+      "%llu are known to be over), in %s",
+      error_count + 1, a.bytes, a.address, a.written ? "written" : "read", actor_name(at.actor),
+      (unsigned long long)at.time, now, before_written ? "wrote" : "read", actor_name(before.actor),
+      (unsigned long long)before.time, (unsigned long long)clock_get(clock, before.actor), earlier);
 }
 
 /* ---- for tests */
