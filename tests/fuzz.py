@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 
 import torch
 from support.devices import D0, D1, D2, ON_CUDA, device_module
-from support.garbage import collect_and_freeze
+from support.garbage import collect_and_freeze, empty_queue
 from torch.nn import functional as F
 
 import managed
@@ -758,14 +758,10 @@ def in_use():
 
 
 def still_in_use(before, patience=20):
-    """Bytes beyond those of before; the engine's threads drop their last tensors a little late.
-
-    A backward pass that raises leaves tasks in its thread's queue, which hold their graph until the
-    thread waits for another device in a later pass.
-    """
+    """Bytes beyond those of before; the engine's threads drop their last tensors a little late."""
     deadline = time.monotonic() + patience
     while True:
-        torch.ones(1, device=DEVICES[0], requires_grad=True).cpu().sum().backward()
+        empty_queue(DEVICES[0])
         gc.collect()
         left = [now - then for now, then in zip(in_use(), before, strict=True)]
         if max(left) <= 4096:  # torch itself keeps some small tensors

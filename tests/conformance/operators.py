@@ -9,7 +9,8 @@ import warnings
 
 import torch
 from support.compare import difference, tensors
-from support.devices import device_module
+from support.devices import D0, device_module
+from support.garbage import empty_queue
 from torch.utils._pytree import tree_map
 
 from .known import has_values
@@ -71,6 +72,7 @@ def left_over():
         time.sleep(0.002)  # lets those threads have the interpreter
         looks += 1
         if looks % 10 == 0:
+            empty_queue(D0)
             gc.collect()
     return used
 

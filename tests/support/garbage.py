@@ -7,7 +7,9 @@ walks only what the test has made.
 
 import gc
 
-__all__ = ["collect_all", "collect_and_freeze"]
+import torch
+
+__all__ = ["collect_all", "collect_and_freeze", "empty_queue"]
 
 
 def collect_and_freeze():
@@ -20,3 +22,12 @@ def collect_all():
     """A full collection: what was alive when it was frozen may be garbage now."""
     gc.unfreeze()
     gc.collect()
+
+
+def empty_queue(device):
+    """Drops what a backward pass that raised has left.
+
+    Tasks of that pass are in the queue of the thread that called it, and hold their graph until the
+    thread waits for a device in a later pass.
+    """
+    torch.ones(1, device=device, requires_grad=True).cpu().sum().backward()

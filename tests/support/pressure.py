@@ -11,7 +11,7 @@ from torch import nn
 import managed
 from managed import _C, ManagedModule, ManagedTensor
 from support.devices import D0, D1, ON_CUDA, device_module, device_name
-from support.garbage import collect_all
+from support.garbage import collect_all, empty_queue
 
 KiB, MiB = 2**10, 2**20
 COUNTS = ("spill", "drop", "restore")
@@ -114,6 +114,7 @@ def leaves_nothing(patience=3):
     yield
     if _stays(before, patience / 30):
         collect_all()
+        empty_queue(D0)
         left = _stays(before, patience)
         assert not left, left
 
