@@ -89,6 +89,28 @@ static void a_drop_that_failed_makes_the_copy_bad(void) {
   mgd_machine_destroy(m);
 }
 
+/* Above the host's limit a copy is given up when its bytes come home; one in a file takes none of that room. */
+static void it_stays_when_the_host_has_too_much(void) {
+  struct mgd_machine *m = new_directory(1);
+  struct mgd_handle *h = open_mapped(m, 8), *a = open_handle(m, 1, 8, 0), *b = open_handle(m, 1, 4, 0);
+  spill(m, h, MGD_HOST);
+  spill(m, a, MGD_HOST);
+  spill(m, b, MGD_HOST);
+  EXPECT_OK(mgd_host_set_limit(m, 11));
+  restore(m, h);
+  EXPECT(h->memory && h->mapped);
+  EXPECT_INT(host_used(m), 12);
+  restore(m, a);
+  EXPECT(!a->memory);
+  EXPECT_INT(host_used(m), 4);
+  restore(m, b);
+  EXPECT(b->memory);
+  close_handle(m, h);
+  close_handle(m, a);
+  close_handle(m, b);
+  mgd_machine_destroy(m);
+}
+
 static void room_on_the_host_is_not_made_of_it(void) {
   struct mgd_machine *m = new_directory(1);
   struct mgd_handle *h = open_mapped(m, 8), *a = open_handle(m, 1, 8, 0);
@@ -149,6 +171,7 @@ int main(void) {
   written_bytes_need_memory_of_the_host();
   both_actions_fit_a_plan_or_none();
   a_drop_that_failed_makes_the_copy_bad();
+  it_stays_when_the_host_has_too_much();
   room_on_the_host_is_not_made_of_it();
   only_a_storage_at_home_without_a_copy_gets_one();
   the_storage_may_die_while_it_leaves();
