@@ -199,6 +199,17 @@ static void the_order(struct directory *d) {
   EXPECT_BROKEN(d, d->m->victim, NULL);
 }
 
+/* There are as many as before, one of them parked less often than never. */
+static void parked_storages(struct directory *d) {
+  struct mgd_storages *s = &d->m->devices[1].storages;
+  s->ordered++;
+  s->parked--;
+  EXPECT_CODE(mgd_check(d->m), MGD_E_BROKEN);
+  s->ordered--;
+  s->parked++;
+  EXPECT_OK(mgd_check(d->m));
+}
+
 static void all_of_a_device(struct directory *d) {
   struct mgd_storages *s = &d->m->devices[1].storages;
   EXPECT_BROKEN(d, s->first, NULL);
@@ -276,6 +287,7 @@ int main(void) {
   who_is_away(&d);
   who_leaves_over_its_copy(&d);
   the_order(&d);
+  parked_storages(&d);
   all_of_a_device(&d);
   lists(&d);
   spares_without_a_copy(&d);
