@@ -323,6 +323,21 @@ static void sizes_that_cannot_be_added(void) {
   mgd_machine_destroy(m);
 }
 
+/* The bytes of all guests may be more than a number holds; then they are shown as the largest number. */
+static void guests_that_cannot_be_added(void) {
+  struct mgd_machine *m = new_directory(2);
+  struct mgd_handle *a = open_spilled(m, 1, INT64_MAX - 1, 2);
+  EXPECT_INT(residency_of(m, 2).guests, INT64_MAX - 1);
+  struct mgd_handle *b = open_spilled(m, 1, INT64_MAX, 2);
+  EXPECT_INT(residency_of(m, 2).guests, INT64_MAX);
+  EXPECT_INT(residency_of(m, 1).spilled, INT64_MAX);
+  close_handle(m, a);
+  EXPECT_INT(residency_of(m, 2).guests, INT64_MAX);
+  close_handle(m, b);
+  EXPECT_INT(residency_of(m, 2).guests, 0);
+  mgd_machine_destroy(m);
+}
+
 static void nothing_changes_on_the_second_device_either(void) {
   struct mgd_machine *m = new_directory(2);
   struct mgd_handle *const h[] = {open_spilled(m, 1, 8, MGD_HOST), open_spilled(m, 2, 8, 1), open_spilled(m, 2, 4, 1)};
@@ -358,6 +373,7 @@ int main(void) {
   few_of_many_are_looked_at();
   many_without_bytes_make_no_room();
   sizes_that_cannot_be_added();
+  guests_that_cannot_be_added();
   nothing_changes_on_the_second_device_either();
   return 0;
 }
