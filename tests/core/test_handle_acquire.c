@@ -325,12 +325,12 @@ static void sizes_that_cannot_be_added(void) {
 
 /* The bytes of all guests may be more than a number holds; then they are shown as the largest number. */
 static void guests_that_cannot_be_added(void) {
-  struct mgd_machine *m = new_directory(2);
+  struct mgd_machine *m = new_directory(3);
   struct mgd_handle *a = open_spilled(m, 1, INT64_MAX - 1, 2);
   EXPECT_INT(residency_of(m, 2).guests, INT64_MAX - 1);
-  struct mgd_handle *b = open_spilled(m, 1, INT64_MAX, 2);
+  struct mgd_handle *b = open_spilled(m, 3, INT64_MAX, 2);
   EXPECT_INT(residency_of(m, 2).guests, INT64_MAX);
-  EXPECT_INT(residency_of(m, 1).spilled, INT64_MAX);
+  EXPECT_INT(residency_of(m, 3).spilled, INT64_MAX);
   close_handle(m, a);
   EXPECT_INT(residency_of(m, 2).guests, INT64_MAX);
   close_handle(m, b);
