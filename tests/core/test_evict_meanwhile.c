@@ -154,6 +154,12 @@ static bool leaves_but_is_grabbed(const struct mgd_handle *one) {
   return true;
 }
 
+/* A mover takes the storage at the same moment, which no user counts. */
+static bool leaves_but_is_moved(const struct mgd_handle *one) {
+  if (one == grabbed) { __atomic_fetch_add(&grabbed->in_use, 1, __ATOMIC_SEQ_CST); }
+  return true;
+}
+
 /* It could not leave for a host with room either, so the answer is not NO_ROOM. */
 static void a_storage_that_is_grabbed_needs_no_room(void) {
   struct mgd_machine *small = new_directory(1);
@@ -165,6 +171,9 @@ static void a_storage_that_is_grabbed_needs_no_room(void) {
   EXPECT_OK(mgd_evict_veto(small, leaves_but_is_grabbed));
   EXPECT_CODE(plan_eviction(small, 1, 1, NULL, &p), MGD_E_BUSY);
   put_back(one, 1);
+  EXPECT_OK(mgd_evict_veto(small, leaves_but_is_moved));
+  EXPECT_CODE(plan_eviction(small, 1, 1, NULL, &p), MGD_E_ABSENT);
+  EXPECT(!mgd_handle_put(one, 1));
   grabbed = NULL;
   EXPECT_CODE(plan_eviction(small, 1, 1, NULL, &p), MGD_E_NO_ROOM);
   close_handle(small, one);
