@@ -396,7 +396,8 @@ static void wait_for(struct mgd_clock *c, int device, int stream, const struct m
   mgd_clock_flow_limit(c, s);
   const bool open = m->task && !m->task->known;
   const int64_t until = open ? 0 : m->task ? m->task->end : m->ns;
-  if ((s->first || open) && queue_wait(c, device, stream, open ? m->task : NULL, until)) { return; }
+  const bool queues = device != HOST && (s->first || open); /* a thread waits at once */
+  if (queues && queue_wait(c, device, stream, open ? m->task : NULL, until)) { return; }
   if (open) {
     mgd_clock_flow_settle(c, m->task);
   }

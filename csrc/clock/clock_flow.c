@@ -14,9 +14,8 @@
 
 static mgd_mask device_bit(int device) { return (mgd_mask)1 << device; }
 
-static mgd_mask devices_of(const struct mgd_task *t) {
-  return (t->device >= 0 ? device_bit(t->device) : 0) | (t->other >= 0 ? device_bit(t->other) : 0);
-}
+/* No task is the host's: its streams have no queue. */
+static mgd_mask devices_of(const struct mgd_task *t) { return device_bit(t->device) | device_bit(t->other); }
 
 /* Returns the devices that an end on this one may depend on. */
 static mgd_mask find_related(const struct mgd_clock *c, int device) {

@@ -59,12 +59,11 @@ static void add_front(struct mgd_clock *c, struct mgd_task *t) {
   *(t->front_after ? &t->front_after->front_before : &c->fronts_last) = t;
 }
 
+/* Removes a task that ends. It is a tie and the first of its streams, so it is a front. */
 static void remove_front(struct mgd_clock *c, struct mgd_task *t) {
-  if (t->is_front) {
-    *(t->front_before ? &t->front_before->front_after : &c->fronts) = t->front_after;
-    *(t->front_after ? &t->front_after->front_before : &c->fronts_last) = t->front_before;
-    t->is_front = false;
-  }
+  *(t->front_before ? &t->front_before->front_after : &c->fronts) = t->front_after;
+  *(t->front_after ? &t->front_after->front_before : &c->fronts_last) = t->front_before;
+  t->is_front = false;
 }
 
 /* Appends the task to its streams, and takes over the reference of its creator. */

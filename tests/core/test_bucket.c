@@ -59,6 +59,9 @@ static void numbers_out_of_range_are_refused(void) {
   }
   EXPECT_INT(bucket_of[0], 77);
   EXPECT_OK(mgd_bucket_group(NULL, 0, LEAST, bucket_of));
+  const struct mgd_bucket_item good = {0, 6, 1};
+  EXPECT_CODE(mgd_bucket_group(&good, (size_t)UINT32_MAX + 1, LEAST, bucket_of), MGD_E_INVALID);
+  EXPECT_INT(bucket_of[0], 77);
   const struct mgd_bucket_item huge[] = {{0, 6, INT64_MAX}, {0, 6, INT64_MAX}, {0, 6, 0}};
   uint32_t of[3];
   EXPECT_OK(mgd_bucket_group(huge, 3, LEAST, of));

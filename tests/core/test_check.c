@@ -67,6 +67,11 @@ static void devices_and_their_ledger(void) {
   EXPECT_BROKEN(m, d->by_owner[MGD_FOREIGN], much);
   EXPECT_BROKEN(m, d->by_owner[MGD_RESERVED], other_reserve);
   EXPECT_BROKEN(m, d->peak, low_peak);
+  const double stands_still = 0.0, endless_speed = (double)INFINITY, no_speed = (double)NAN;
+  EXPECT_BROKEN(m, d->speed, too_slow);
+  EXPECT_BROKEN(m, d->speed, stands_still);
+  EXPECT_BROKEN(m, d->speed, endless_speed);
+  EXPECT_BROKEN(m, d->speed, no_speed);
   mgd_machine_destroy(m);
 }
 
@@ -95,6 +100,8 @@ static void claims_and_queues(void) {
   EXPECT_BROKEN(m, last->previous, end);
   EXPECT_BROKEN(m, first->arrival, last->arrival); /* out of order */
   EXPECT_BROKEN(m, first->device, elsewhere);
+  EXPECT_BROKEN(m, first->device, unknown);
+  EXPECT_BROKEN(m, first->device, below);
   EXPECT_BROKEN(m, first->state, states[0]);
   EXPECT_BROKEN(m, first->state, states[1]);
   EXPECT_BROKEN(m, granted->state, states[2]);
@@ -243,6 +250,8 @@ static void chains_of_sources(void) {
   EXPECT_BROKEN(m, r->sources[0].first, older); /* two are left out */
   EXPECT_BROKEN(m, r->sources[2].first, doomed);
   EXPECT_BROKEN(m, r->sources[2].first, other);
+  e[UNUSED].elder = end; /* so that its state is all that is wrong */
+  EXPECT_BROKEN(m, r->sources[2].first, unused);
   EXPECT_BROKEN(m, e[EMPTY].sibling, r->sources[0].first); /* a ring */
   EXPECT_BROKEN(m, e[EMPTY].sibling, other);
   EXPECT_BROKEN(m, e[OTHER].sibling, unused);

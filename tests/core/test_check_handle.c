@@ -109,11 +109,15 @@ static void who_is_home(struct directory *d) {
   EXPECT_BROKEN(d, d->idle->pins, 1);
   EXPECT_BROKEN(d, d->pinned->pins, -1);
   EXPECT_BROKEN(d, d->pinned->pins, 0);
+  EXPECT_BROKEN(d, d->pinned->pins_by[MGD_PIN_ASKED], -1);
+  EXPECT_BROKEN(d, d->pinned->pins_by[MGD_PIN_KINDS - 1], -1);
+  EXPECT_BROKEN(d, d->pinned->pins_by[MGD_PIN_KINDS - 1], 1);
   EXPECT_BROKEN(d, d->pinned->position, 0);
   EXPECT_BROKEN(d, d->empty->bytes, 1);
   EXPECT_BROKEN(d, d->idle->home, MGD_HOST);
   EXPECT_BROKEN(d, d->idle->home, 2);
   EXPECT_BROKEN(d, d->idle->counted, true);
+  EXPECT_BROKEN(d, d->idle->mapped, true); /* without a copy */
   EXPECT_BROKEN(d, d->idle->closed, true);
   EXPECT_BROKEN(d, d->idle->state, 5);
   EXPECT_BROKEN(d, d->idle->state, MGD_SPILLED);
@@ -169,12 +173,14 @@ static void the_order(struct directory *d) {
   struct mgd_storages *s = &d->m->devices[1].storages;
   EXPECT_BROKEN(d, s->ordered, s->ordered - 1);
   EXPECT_BROKEN(d, s->ordered, 0);
+  EXPECT_BROKEN(d, s->ordered, s->ordered + 1);
   EXPECT_BROKEN(d, s->sorted, -1);
   EXPECT_BROKEN(d, s->sorted, s->ordered + 1);
   EXPECT_BROKEN(d, d->m->devices[2].storages.sorted, 1); /* nobody lives there who could be out of order */
   EXPECT_BROKEN(d, s->parked, 1);
   EXPECT_BROKEN(d, s->parked, -1);
   EXPECT_BROKEN(d, s->ordered_bytes, s->ordered_bytes + 1);
+  EXPECT_BROKEN(d, s->last_bytes, 8);
   EXPECT_BROKEN(d, s->moving_bytes, s->moving_bytes - 8);
   EXPECT_BROKEN(d, s->departures, s->departures - 1);
   EXPECT_BROKEN(d, d->m->devices[2].storages.guest_bytes, 8);
@@ -191,6 +197,17 @@ static void the_order(struct directory *d) {
   EXPECT_BROKEN(d, s->order[s->sorted - 1].key, -1.0);
   EXPECT_BROKEN(d, s->order[s->ordered - 1].key, (double)NAN);
   EXPECT_BROKEN(d, d->m->victim, NULL);
+}
+
+/* There are as many as before, one of them parked less often than never. */
+static void parked_storages(struct directory *d) {
+  struct mgd_storages *s = &d->m->devices[1].storages;
+  s->ordered++;
+  s->parked--;
+  EXPECT_CODE(mgd_check(d->m), MGD_E_BROKEN);
+  s->ordered--;
+  s->parked++;
+  EXPECT_OK(mgd_check(d->m));
 }
 
 static void all_of_a_device(struct directory *d) {
@@ -227,6 +244,15 @@ static void lists(struct directory *d) {
   }
 }
 
+/* As many as there are spares, at home, and without a copy. */
+static void spares_without_a_copy(struct directory *d) {
+  struct mgd_handle_list two = {d->idle, d->older};
+  d->idle->younger = d->older;
+  d->older->elder = d->idle;
+  EXPECT_BROKEN(d, d->m->host.spares, two);
+  d->idle->younger = d->older->elder = NULL;
+}
+
 static void orphans(struct directory *d) {
   EXPECT_BROKEN(d, d->orphan->closed, false);
   EXPECT_BROKEN(d, d->orphan->state, MGD_RESIDENT);
@@ -234,6 +260,8 @@ static void orphans(struct directory *d) {
   EXPECT_BROKEN(d, d->orphan->previous, d->idle);
   EXPECT_BROKEN(d, d->orphan->in_use, 0);
   EXPECT_BROKEN(d, d->orphan->position, 0);
+  EXPECT_BROKEN(d, d->orphan->home, MGD_HOST);
+  EXPECT_BROKEN(d, d->orphan->home, 4);
   EXPECT_BROKEN(d, d->orphan->on_host, false);
   EXPECT_BROKEN(d, d->guest->closed, true);
 }
@@ -244,6 +272,9 @@ static void counts(struct directory *d) {
   EXPECT_BROKEN(d, d->m->host.peak, d->m->host.used - 1);
   EXPECT_BROKEN(d, d->m->host.spare_bytes, 8);
   EXPECT_BROKEN(d, d->m->host.limit, -1);
+  EXPECT_BROKEN(d, d->m->host.growth.waiting, 0);
+  EXPECT_BROKEN(d, d->m->host.growth.fresh[0], 0);
+  EXPECT_BROKEN(d, d->m->host.growth.fresh[1], 8);
   EXPECT_BROKEN(d, s->departures, 1);
   EXPECT_BROKEN(d, s->departing, 8);
   EXPECT_BROKEN(d, d->m->devices[3].storages.departures, 1);
@@ -256,8 +287,10 @@ int main(void) {
   who_is_away(&d);
   who_leaves_over_its_copy(&d);
   the_order(&d);
+  parked_storages(&d);
   all_of_a_device(&d);
   lists(&d);
+  spares_without_a_copy(&d);
   orphans(&d);
   counts(&d);
   tear_down(&d);

@@ -131,6 +131,55 @@ static void only_what_is_on_the_host_and_not_at_home_waits(void) {
   mgd_machine_destroy(m);
 }
 
+/* A warning is due after the next step; 49 of the storages that wait were made by then. */
+static struct program almost_due(void) {
+  struct program p = {.m = new_directory(2)};
+  struct mgd_growth_found found;
+  EXPECT_INT(steps(&p, MGD_GROWTH_OPTIMIZER, MGD_GROWTH_STEPS - 1, &found), 0);
+  return p;
+}
+
+static struct mgd_growth_found found_with(struct program *p, int64_t bytes) {
+  struct mgd_growth_found found = {.site = 77};
+  keep(p, bytes);
+  EXPECT(mgd_growth_end_step(p->m, MGD_GROWTH_OPTIMIZER, &found));
+  return found;
+}
+
+/* The oldest storage by its last use, which may be another than the one that was made first. */
+static void the_oldest_by_use_has_the_line(void) {
+  struct program p = almost_due();
+  p.kept[8]->stamp = MOST;
+  EXPECT_INT(found_with(&p, 10).site, 10);
+  end(&p);
+}
+
+/* If no storage that waits on the host has a site, one at home or on a peer has to do; and if none has any, it is 0. */
+static void storages_that_do_not_wait_come_last(void) {
+  const uint32_t at_home[] = {500, 500, 500, 0}, on_peer[] = {501, 501, 501, 0}, expected[] = {9, 500, 501, 0};
+  for (int i = 0; i < 4; i++) {
+    struct program p = almost_due();
+    struct mgd_handle *home = open_handle(p.m, 1, 10, i == 1 ? 0 : 5), *guest = open_handle(p.m, 1, 10, 3);
+    spill(p.m, guest, 2);
+    home->site = at_home[i];
+    guest->site = on_peer[i];
+    for (int k = 0; k < p.count && i > 0; k++) { p.kept[k]->site = 0; }
+    __atomic_store_n(&p.m->host.growth.notes, i == 0, __ATOMIC_RELAXED); /* the last one gets no site either */
+    EXPECT_INT(found_with(&p, 10).site, expected[i]);
+    close_handle(p.m, home);
+    close_handle(p.m, guest);
+    end(&p);
+  }
+}
+
+static void the_most_bytes_that_a_number_holds(void) {
+  struct program p = almost_due();
+  const struct mgd_growth_found found = found_with(&p, INT64_MAX - 10 * (MGD_GROWTH_STEPS - 1));
+  EXPECT_INT(found.waiting, INT64_MAX);
+  EXPECT_INT(found.bytes_a_step, INT64_MAX / MGD_GROWTH_STEPS);
+  end(&p);
+}
+
 int main(void) {
   fifty_steps_in_a_row_are_due_once();
   a_step_without_growth_begins_anew();
@@ -139,5 +188,8 @@ int main(void) {
   calls_are_due_when_a_quarter_of_the_host_is_used();
   what_is_used_in_each_call_is_not_due();
   only_what_is_on_the_host_and_not_at_home_waits();
+  the_oldest_by_use_has_the_line();
+  storages_that_do_not_wait_come_last();
+  the_most_bytes_that_a_number_holds();
   return 0;
 }

@@ -261,6 +261,13 @@ static void pins_have_kinds(void) {
   EXPECT_OK(mgd_handle_pin(m, h, MGD_PIN_POINTER, false));
   EXPECT_OK(mgd_handle_pin(m, h, MGD_PIN_GRAPH, false));
   EXPECT_INT(residency_of(m, 1).idle, 8);
+  for (int kind = MGD_PIN_KINDS - 1; kind >= 0; kind--) {
+    EXPECT(mgd_handle_is_pinned(m, h) == (kind < MGD_PIN_KINDS - 1));
+    EXPECT_OK(mgd_handle_pin(m, h, (enum mgd_pin)kind, true));
+    EXPECT_INT(residency_of(m, 1).pinned[kind], 8);
+  }
+  for (int kind = 0; kind < MGD_PIN_KINDS; kind++) { EXPECT_OK(mgd_handle_pin(m, h, (enum mgd_pin)kind, false)); }
+  EXPECT(!mgd_handle_is_pinned(m, h));
   close_handle(m, h);
   mgd_machine_destroy(m);
 }

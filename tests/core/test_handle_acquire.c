@@ -254,6 +254,45 @@ static void replicas_make_room(void) {
   mgd_machine_destroy(m);
 }
 
+/* No more than MGD_LOOKS storages are looked at. If there are more, the rest counts as idle, as far as its bytes go. */
+static void few_of_many_are_looked_at(void) {
+  for (int guests = 0; guests < 2; guests++) {
+    struct mgd_machine *m = new_directory(2);
+    struct mgd_handle *const one[] = {open_spilled(m, 1, 8, MGD_HOST)}, *used[MGD_LOOKS + 1];
+    for (int i = 0; i <= MGD_LOOKS; i++) {
+      used[i] = guests ? open_spilled(m, 2, 1, 1) : open_handle(m, 1, 1, 0);
+      EXPECT(i_use(used[i], 1) == !guests);
+      expect_answer(m, one, 1, i < 7 ? MGD_E_NO_ROOM : i < MGD_LOOKS ? MGD_E_BUSY : MGD_OK);
+    }
+    for (int i = 0; i <= MGD_LOOKS; i++) {
+      put_back(used[i], 1);
+      close_handle(m, used[i]);
+    }
+    close_handle(m, one[0]);
+    mgd_machine_destroy(m);
+  }
+}
+
+/* They are 17, and have less than the 18 bytes that are asked for: what was not looked at does not help. */
+static void many_without_bytes_make_no_room(void) {
+  struct mgd_machine *m = new_directory(1);
+  struct mgd_handle *const one[] = {open_spilled(m, 1, 8, MGD_HOST)}, *used[MGD_LOOKS + 1];
+  const int64_t room[MGD_MAX_DEVICES] = {0, -10};
+  for (int i = 0; i <= MGD_LOOKS; i++) {
+    used[i] = open_handle(m, 1, 1, 0);
+    EXPECT(i_use(used[i], 1));
+  }
+  EXPECT(!i_use(one[0], 1));
+  expect_refused(m, one, 1, room, MGD_E_NO_ROOM, 1);
+  put_back(one[0], 1);
+  for (int i = 0; i <= MGD_LOOKS; i++) {
+    put_back(used[i], 1);
+    close_handle(m, used[i]);
+  }
+  close_handle(m, one[0]);
+  mgd_machine_destroy(m);
+}
+
 /* Sums beyond what a number can say are too much, not little. */
 static void sizes_that_cannot_be_added(void) {
   struct mgd_machine *m = new_directory(1);
@@ -281,6 +320,21 @@ static void sizes_that_cannot_be_added(void) {
   }
   close_handle(m, x);
   close_handle(m, y);
+  mgd_machine_destroy(m);
+}
+
+/* The bytes of all guests may be more than a number holds; then they are shown as the largest number. */
+static void guests_that_cannot_be_added(void) {
+  struct mgd_machine *m = new_directory(3);
+  struct mgd_handle *a = open_spilled(m, 1, INT64_MAX - 1, 2);
+  EXPECT_INT(residency_of(m, 2).guests, INT64_MAX - 1);
+  struct mgd_handle *b = open_spilled(m, 3, INT64_MAX, 2);
+  EXPECT_INT(residency_of(m, 2).guests, INT64_MAX);
+  EXPECT_INT(residency_of(m, 3).spilled, INT64_MAX);
+  close_handle(m, a);
+  EXPECT_INT(residency_of(m, 2).guests, INT64_MAX);
+  close_handle(m, b);
+  EXPECT_INT(residency_of(m, 2).guests, 0);
   mgd_machine_destroy(m);
 }
 
@@ -316,7 +370,10 @@ int main(void) {
   what_is_on_its_way_makes_hope();
   guests_make_hope();
   replicas_make_room();
+  few_of_many_are_looked_at();
+  many_without_bytes_make_no_room();
   sizes_that_cannot_be_added();
+  guests_that_cannot_be_added();
   nothing_changes_on_the_second_device_either();
   return 0;
 }

@@ -215,6 +215,35 @@ static void a_call_looks_at_few_of_many_that_were_touched(uint64_t seed) {
   close_many(m, h);
 }
 
+static const struct mgd_handle *held;
+
+static bool is_not_held(const struct mgd_handle *h) { return h != held; }
+
+/* All keys are out of date, and a search computes MGD_LOOKS of them anew. It takes the least of these first, one that
+ * is held excepted, and then the others by the keys that they had. */
+static void the_keys_that_are_known_go_before_the_old_ones(void) {
+  enum { KNOWN = MGD_LOOKS, ALL = MGD_LOOKS + 4, HELD = 10 };
+  struct mgd_machine *m = new_directory(1);
+  struct mgd_handle *h[ALL];
+  struct plan p;
+  for (int i = 0; i < ALL; i++) { h[i] = open_handle(m, 1, 1, (uint64_t)i); }
+  EXPECT(first_of(m) == h[0]);
+  EXPECT(first_of(m) == h[0]); /* now all have keys */
+  for (int i = 0; i < ALL; i++) { use_at(h[i], (uint64_t)(1000 - i)); }
+  held = h[HELD];
+  EXPECT_OK(mgd_evict_veto(m, is_not_held));
+  EXPECT_OK(plan_eviction(m, 1, ALL, NULL, &p));
+  EXPECT_INT(p.n, ALL - 1);
+  size_t n = 0;
+  for (int i = KNOWN - 1; i >= 0; i--) {
+    if (i != HELD) { EXPECT(p.actions[n++].handle == h[i]); }
+  }
+  for (int i = KNOWN; i < ALL; i++) { EXPECT(p.actions[n++].handle == h[i]); }
+  carry_out(m, &p);
+  for (int i = 0; i < ALL; i++) { close_handle(m, h[i]); }
+  mgd_machine_destroy(m);
+}
+
 static void all_are_asked_before_nobody_may_leave(void) {
   struct mgd_machine *m = new_machine(1, 100);
   struct mgd_handle *h[MANY];
@@ -304,6 +333,7 @@ int main(int argc, char **argv) {
   advice_ends_with_a_use_that_nobody_looked_at();
   advice_changes_a_price();
   a_call_looks_at_few_of_many_that_were_touched(seed);
+  the_keys_that_are_known_go_before_the_old_ones();
   all_are_asked_before_nobody_may_leave();
   guests_are_asked_in_turns();
   ticks_never_run_backwards();

@@ -148,6 +148,13 @@ static void others_bytes_take_their_part_of_the_speed(void) {
   struct mgd_share none;
   EXPECT_CODE(mgd_place_share(m, 3, 0.0, &none), MGD_E_NO_DEVICE);
   EXPECT_CODE(mgd_place_share(m, 1, 1.0, &none), MGD_E_INVALID);
+  EXPECT_CODE(mgd_place_share(m, 1, -0.1, &none), MGD_E_INVALID);
+  EXPECT_CODE(mgd_place_share(m, 1, (double)NAN, &none), MGD_E_INVALID);
+  EXPECT_OK(mgd_device_set_capacity(m, 2, 0)); /* as though others held all of it */
+  EXPECT_OK(mgd_device_set_speed(m, 2, 0x1p22));
+  EXPECT_OK(mgd_place_share(m, 2, 0.0, &none));
+  EXPECT(none.speed >= 4.0 && none.speed <= 4.0);
+  EXPECT_INT(none.room, 0);
   mgd_machine_destroy(m);
 }
 
@@ -257,6 +264,7 @@ static void a_backward_formula_runs_where_its_gradient_is(void) {
   EXPECT_RUNS(1, MGD_WHY_GRADIENT, {2, VOTES | PLACED, 900000}, {1, VOTES, 8}, {1, GRADIENT, 0});
   EXPECT_RUNS(0, MGD_WHY_GRADIENT, {2, VOTES | PINNED | WRITTEN, 8}, {0, GRADIENT, 0}, {1, GENERATOR, 0});
   EXPECT_RUNS(3, MGD_WHY_GRADIENT, {1, VOTES, 8}, {2, VOTES, 8}, {3, GRADIENT, 0});
+  EXPECT_RUNS(3, MGD_WHY_GRADIENT, {1, VOTES, 8}, {3, GRADIENT, 0}, {2, GRADIENT, 900000}); /* the first of several */
   const struct mgd_operand pins[] = {{1, PINNED, 8}, {2, PINNED, 8}, {3, GRADIENT, 0}};
   int device = 77, other = 77;
   enum mgd_reason why = MGD_WHY_REQUESTED;

@@ -132,6 +132,24 @@ static void what_is_forgotten_counts_from_1(void) {
   mgd_machine_destroy(m);
 }
 
+/* A set of slots may hold pairs that differ in the device alone. The hash keeps them apart, so they are put there. */
+static void pairs_of_one_object_may_share_a_set(void) {
+  struct mgd_machine *m = limited(3);
+  struct mgd_repeats *r = &m->repeats;
+  EXPECT_INT(copy(m, 5, 1, 1).count, 1);
+  struct mgd_repeat_slot *set = r->slots + r->newest / MGD_REPEAT_WAYS * MGD_REPEAT_WAYS;
+  for (int i = 0; i < MGD_REPEAT_WAYS; i++) {
+    set[i] = (struct mgd_repeat_slot){.object = 5, .to = 2, .used = ++r->tick, .count = 3, .step = r->step};
+    r->newest = (size_t)(&set[i] - r->slots);
+  }
+  EXPECT_OK(mgd_check(m));
+  EXPECT_INT(copy(m, 5, 1, 1).count, 1);
+  EXPECT_INT(copy(m, 5, 1, 1).count, 2);
+  EXPECT_INT(set[0].to, 1); /* the oldest made room */
+  EXPECT_INT(set[1].to, 2);
+  mgd_machine_destroy(m);
+}
+
 static void nonsense_is_refused(void) {
   struct mgd_machine *m = limited(1);
   struct mgd_repeat out = {77, 77, false, false};
@@ -181,6 +199,7 @@ int main(void) {
   a_limit_of_0_turns_it_off();
   a_busy_tensor_is_not_lost_among_many();
   what_is_forgotten_counts_from_1();
+  pairs_of_one_object_may_share_a_set();
   nonsense_is_refused();
   bytes_beyond_int64_are_no_longer_added();
   without_memory_nothing_is_counted();

@@ -54,6 +54,17 @@ static void the_cheapest_window_is_found(uint64_t seed, int64_t rows) {
   EXPECT(found > rows / 4 && found < rows);
 }
 
+/* A window has a block also if no bytes are asked for. */
+static void a_window_is_never_empty(void) {
+  const struct mgd_window_block row[3] = {{.bytes = 4}, {.bytes = 2}, {.bytes = 3}};
+  const double cost[3] = {3, 1, 2};
+  size_t first = 7, last = 7;
+  EXPECT(!mgd_window_find(row, cost, 0, 0, &first, &last));
+  EXPECT(first == 7 && last == 7);
+  EXPECT(mgd_window_find(row, cost, 3, 0, &first, &last));
+  EXPECT(first == 1 && last == 1);
+}
+
 /* ---- on a device: the blocks of twelve weights in a row, in which every third is free */
 
 #define BLOCKS (LAYERS * 3 / 2)
@@ -114,6 +125,68 @@ static void what_may_not_leave_ends_a_window(void) {
   for (int i = 0; i < LAYERS; i += 2) { EXPECT_OK(mgd_handle_pin(d.m, &d.weights[i]->h, MGD_PIN_ASKED, false)); }
 }
 
+/* A storage whose place is not known, one in use and one in a block that is free by now are in no window. */
+static void where_a_storage_is_and_whether_it_is_used(void) {
+  struct storage *used[] = {d.weights[3], d.weights[2], d.weights[1], d.weights[0]};
+  run(&d, "use", used, 4, false);
+  addresses[4] = (const char *)addresses[4] + 1;
+  expect_leaving(3 * WEIGHT, ROOM, "5 6 ");
+  for (int i = 5; i <= 6; i++) { run(&d, "write", &d.weights[i], 1, true); } /* they are home, and dear */
+  EXPECT(mgd_handle_use(&d.weights[7]->h, me, d.weights[7]->h.stamp));
+  expect_leaving(3 * WEIGHT, ROOM, "8 9 ");
+  for (int i = 8; i <= 9; i++) { run(&d, "write", &d.weights[i], 1, true); }
+  EXPECT(!mgd_handle_unuse(&d.weights[7]->h, me, 1));
+  block[9].is_free = true; /* that of weight 6 */
+  expect_leaving(3 * WEIGHT, ROOM, "7 ");
+}
+
+/* The only storage that may leave is the oldest and the newest one. */
+static void one_storage_is_not_recent(void) {
+  for (int i = 0; i < LAYERS; i++) {
+    if (i != 3) { EXPECT_OK(mgd_handle_pin(d.m, &d.weights[i]->h, MGD_PIN_ASKED, true)); }
+  }
+  expect_leaving(3 * WEIGHT, ROOM, "ABSENT");
+  expect_leaving(2 * WEIGHT, ROOM, "3 ");
+}
+
+/* What is only read costs half: its way to the host is free. */
+static void what_is_only_read_is_cheap(void) {
+  EXPECT_OK(mgd_handle_advise(d.m, &d.weights[8]->h, MGD_ADVICE_READ));
+  EXPECT_OK(mgd_handle_advise(d.m, &d.weights[9]->h, MGD_ADVICE_READ));
+  expect_leaving(3 * WEIGHT, ROOM, "8 9 ");
+  expect_leaving(3 * WEIGHT, ROOM, "0 1 ");
+}
+
+/* Storages with a copy on the host need no room there. */
+static void a_copy_on_the_host_needs_no_more_room(void) {
+  struct storage *both[] = {d.weights[0], d.weights[1]};
+  expect_leaving(3 * WEIGHT, ROOM, "0 1 ");
+  run(&d, "use", both, 2, false);
+  for (int i = 2; i < LAYERS; i++) { EXPECT_OK(mgd_handle_pin(d.m, &d.weights[i]->h, MGD_PIN_ASKED, true)); }
+  EXPECT(both[0]->h.memory && both[1]->h.memory);
+  EXPECT_OK(mgd_host_set_limit(d.m, 0));
+  expect_leaving(3 * WEIGHT, ROOM, "0 1 ");
+}
+
+static int refused_after;
+
+/* Lets the first so many go that are asked for, and no other. */
+static bool changes_its_mind(const struct mgd_handle *unused) {
+  (void)unused;
+  return refused_after-- > 0;
+}
+
+/* All owners let go when the window is chosen, and none does when its storages are to leave. */
+static void owners_may_refuse_after_all(void) {
+  refused_after = LAYERS;
+  EXPECT_OK(mgd_evict_veto(d.m, changes_its_mind));
+  expect_leaving(3 * WEIGHT, ROOM, "ABSENT");
+  EXPECT_INT(refused_after, -1); /* behind the first that stays none is asked */
+  EXPECT_INT(d.m->devices[1].storages.pressed, 0);
+  EXPECT_OK(mgd_evict_veto(d.m, NULL));
+  expect_leaving(3 * WEIGHT, ROOM, "0 1 ");
+}
+
 /* Advice decides before times do: what is to leave last ends a window, what is to leave first costs nothing. */
 static void advice_is_followed(void) {
   EXPECT_OK(mgd_handle_advise(d.m, &d.weights[0]->h, MGD_ADVICE_LAST));
@@ -166,9 +239,15 @@ int main(int argc, char **argv) {
   printf("test_window: seed %" PRIu64 ", %" PRId64 " rows\n", seed, steps / 20);
   (void)fflush(stdout);
   the_cheapest_window_is_found(seed, steps / 20 + 100);
+  a_window_is_never_empty();
   static void (*const on_a_device[])(void) = {
       the_storages_of_one_window_leave,
       what_may_not_leave_ends_a_window,
+      where_a_storage_is_and_whether_it_is_used,
+      one_storage_is_not_recent,
+      what_is_only_read_is_cheap,
+      a_copy_on_the_host_needs_no_more_room,
+      owners_may_refuse_after_all,
       advice_is_followed,
       a_window_that_costs_too_much_is_none,
       the_rest_of_a_window_leaves_later,

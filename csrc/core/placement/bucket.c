@@ -36,7 +36,7 @@ int mgd_bucket_group(const struct mgd_bucket_item *items, size_t n, int64_t leas
     if (begins(last, &items[i], least)) {
       *last = (struct last){0, (uint32_t)i, last->bytes < 0 ? -1 : (int64_t)last->number};
     }
-    last->bytes = items[i].bytes > INT64_MAX - last->bytes ? INT64_MAX : last->bytes + items[i].bytes;
+    last->bytes += items[i].bytes; /* no overflow: unless the bucket is new, both are below MGD_BUCKET_LARGE */
     bucket_of[i] = last->number;
   }
   for (size_t i = 0; i < n; i++) {

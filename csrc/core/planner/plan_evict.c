@@ -90,14 +90,12 @@ static void go_away(struct pass *p, int32_t s) {
   p->used -= bytes_of(p, s);
 }
 
-/* Evicts s for the current operator. The caller has taken s out of the heap. */
+/* Evicts s for the current operator, which is in the gap of s: its next use or its death would have taken s out of the
+ * heap. The caller has done that now. */
 static void evict_for(struct pass *p, int32_t s) {
   go_away(p, s);
   const int32_t k = p->e->gap[s];
-  const int64_t there = p->at - p->e->base[s];
-  if (p->e->base[s] == (int64_t)(LAPS - 2) * p->c->operators && there < p->c->until[k]) {
-    p->evict[k] = (int32_t)there;
-  }
+  if (p->e->base[s] == (int64_t)(LAPS - 2) * p->c->operators) { p->evict[k] = (int32_t)(p->at - p->e->base[s]); }
 }
 
 /* Brings the storages of operator o home, and evicts victims until they fit. */

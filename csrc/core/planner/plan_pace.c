@@ -213,12 +213,11 @@ static bool find_wanted(struct walk *w, struct wanted *out) {
   return false;
 }
 
-/* Whether the gap has begun and the storage fits at each operator until it is needed. */
+/* Whether the gap has begun and the storage fits at each operator until it is needed. No gap is longer than a step, so
+ * these operators are fewer than a step has. */
 static bool may_come(const struct walk *w, const struct wanted *next) {
-  const int32_t n = w->c->operators, from = (int32_t)(w->at % n);
-  if (next->begins >= w->at - 1 || next->needed - w->at >= n - 1) {
-    return false;
-  }
+  const int32_t from = (int32_t)(w->at % w->c->operators);
+  if (next->begins >= w->at - 1) { return false; }
   return next->needed == w->at || w->p->lease[next->storage] >= 0 ||
          mgd_plan_profile_most(w->profile, from, (int32_t)(from + next->needed - w->at)) + room_of(w, next->storage) <=
              w->c->machine.room;

@@ -102,7 +102,7 @@ static void tally_handle(const struct mgd_machine *m, struct tally *t, const str
  * place. */
 static bool is_order_sound(const struct mgd_storages *s, int32_t victims) {
   bool sound = s->ordered + s->parked == victims && s->parked >= 0 && s->sorted >= 0 && s->sorted <= s->ordered &&
-      s->open >= 0 && s->open <= s->size && s->age == s->age;
+      s->open <= s->size && s->age == s->age;
   for (int32_t i = 0; sound && i < victims; i++) {
     bool placed = i == 0 || i >= s->sorted || !mgd_order_before(&s->order[i], &s->order[mgd_order_parent(i)]);
     sound = placed && s->order[i].key == s->order[i].key;

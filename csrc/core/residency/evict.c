@@ -81,8 +81,8 @@ static void forget_copy(struct plan *p, struct mgd_handle *h) {
   }
 }
 
-/* Gives up a copy that lies in a file if the bytes have been written since. False: the plan has no room for that and
- * one more action. */
+/* Gives up a copy that lies in a file if the bytes have been written since. Afterwards the plan has room for one more
+ * action, as before. False: it has no room for both. */
 static bool forget_bad_map(struct plan *p, struct mgd_handle *h) {
   if (!h->mapped || mgd_handle_is_clean(h)) { return true; }
   if (p->n + 1 >= p->size) { return false; }
@@ -91,7 +91,8 @@ static bool forget_bad_map(struct plan *p, struct mgd_handle *h) {
 }
 
 /* Gives up copies of storages that are at home, oldest first, until the host has room for `bytes` more. If all of them
- * are not enough, none is given up. False: there is no room, or the plan was full before there was. */
+ * are not enough, none is given up. Afterwards the plan has room for one more action, as before. False: there is no
+ * room, or the plan was full but for that action before there was. */
 static bool make_host_room(struct plan *p, int64_t bytes) {
   struct mgd_host_room *host = &p->m->host;
   if (bytes > mgd_host_room_locked(p->m)) { return false; }
@@ -272,7 +273,7 @@ static void start_plan(struct plan *p, struct mgd_machine *m, const int64_t *roo
   }
 }
 
-/* Makes the plan. Releases the mutex after every MGD_LOOKS refused storages, so the device may be gone afterwards. */
+/* Makes the plan. Releases the mutex after every MGD_LOOKS refused storages. The device stays: none is ever removed. */
 static int begin(struct plan *p, int device, int64_t bytes, int64_t mine) {
   struct mgd_machine *m = p->m;
   struct mgd_storages *s = &m->devices[device].storages;
@@ -280,11 +281,9 @@ static int begin(struct plan *p, int device, int64_t bytes, int64_t mine) {
   int32_t guests = s->guest_count, victims = s->ordered + s->parked;
   p->room[device] = 0;
   while (ask_some(p, device, bytes, &guests, &victims)) {
-    int code = mgd_state_leave(m, MGD_OK);
+    const int code = mgd_state_leave(m, MGD_OK);
     mgd_state_enter(m);
-    if (code != MGD_OK || !mgd_state_knows_device_locked(m, device)) {
-      return code == MGD_OK ? MGD_E_NO_DEVICE : code;
-    }
+    if (code != MGD_OK) { return code; }
   }
   mgd_order_unpark_locked(m, s);
   if (p->n) { return MGD_OK; }
@@ -315,7 +314,7 @@ int mgd_evict_begin(struct mgd_machine *m, int device, int64_t bytes, const int6
     struct plan p;
     start_plan(&p, m, room, actions, *n);
     code = begin(&p, device, and_room_for_copies(m, device, bytes), mine);
-    *n = code == MGD_E_NO_DEVICE ? *n : p.n;
+    *n = p.n;
   }
   return mgd_state_leave(m, code);
 }
@@ -339,8 +338,7 @@ bool mgd_evict_spare_locked(struct mgd_machine *m, struct mgd_handle *h, uint32_
   start_plan(&p, m, NULL, actions + *n, size - *n);
   const bool idle = __atomic_load_n(&h->in_use, __ATOMIC_RELAXED) == MGD_ALIVE + mine; /* or the take fails */
   const bool fits = idle && mgd_residency_is_home(h) && h->bytes > 0 && !mgd_handle_is_clean(h) && p.size >= 2 &&
-      !mgd_residency_is_refused_locked(m, h) && forget_bad_map(&p, h) && (h->memory || make_host_room(&p, h->bytes)) &&
-      p.n < p.size;
+      !mgd_residency_is_refused_locked(m, h) && forget_bad_map(&p, h) && (h->memory || make_host_room(&p, h->bytes));
   const bool taken = fits && take_bytes(&p, h, mine, &clean);
   if (taken) {
     mgd_host_count_locked(m, h, true);
