@@ -187,7 +187,7 @@ int mgd_step_plan(struct mgd_machine *m, int device, int64_t free, int64_t piece
   int code = MGD_E_ABSENT;
   mgd_state_enter(m);
   struct mgd_step *s = mgd_step_of_locked(m, device);
-  if (s && !s->planning && s->finds && s->log.period > 0 && s->log.count > s->log.period) {
+  if (s && !s->planning && s->finds) {
     code = plan_first(m, device, s, free, pieces, clock);
   } else if (s && !s->planning && s->follows) {
     code = plan_again(m, device, s, free, pieces);
