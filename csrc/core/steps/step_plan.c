@@ -136,7 +136,11 @@ static int plan_again(struct mgd_machine *m, int device, struct mgd_step *s, int
   const int code = plan_of(m, device, s, l, room, &plan);
   if (code == MGD_E_ABSENT) { return code; }
   l->plans++;
-  if (code == MGD_OK) { mgd_step_plan_take_locked(s, l, plan, room); }
+  if (code == MGD_OK) {
+    mgd_step_plan_take_locked(s, l, plan, room);
+  } else {
+    mgd_plan_free(plan);
+  }
   return code;
 }
 
