@@ -427,22 +427,6 @@ static void whatever_happens_bytes_are_right(uint64_t seed, int64_t steps) {
   give_up(&d);
 }
 
-/* Each allocation fails in its turn; without memory nothing is learned, and all goes on. */
-static void without_memory_all_goes_on(uint64_t seed) {
-  for (int64_t fail = 1; fail < 120; fail++) {
-    struct device d = new_device(seed, 0);
-    d.m->alloc.fail_at = 0;
-    train(&d);
-    atomic_store(&d.m->alloc.made, 0);
-    d.m->alloc.fail_at = fail;
-    for (int i = 0; i < 4; i++) {
-      train(&d);
-    }
-    d.m->alloc.fail_at = 0;
-    give_up(&d);
-  }
-}
-
 static void nonsense_is_refused(uint64_t seed) {
   struct device d = new_device(seed, 0);
   struct mgd_action actions[MGD_STEP_ACTIONS];
@@ -483,7 +467,6 @@ int main(int argc, char **argv) {
   a_plan_is_lost_and_taken_up(seed);
   several_steps_are_known(seed);
   learning_can_be_switched_off(seed);
-  without_memory_all_goes_on(seed);
   more_room_is_seen(seed);
   what_is_to_leave_last_is_not_planned(seed);
   a_quiet_device_logs_no_more(seed);
