@@ -5,7 +5,6 @@
  */
 #include <math.h>
 
-#include "core/steps/step_file.h"
 #include "trainer.h"
 
 /* ---- tests */
@@ -83,8 +82,7 @@ static int64_t ideal_by(uint64_t seed, const struct mgd_step_clock *clock, bool 
   }
   EXPECT(state(&d).follows && !mgd_step_logs(d.m, 1));
   const int64_t ideal = state(&d).ideal;
-  drop(&d, &two[0]);
-  drop(&d, &two[1]);
+  for (int i = 0; i < 2; i++) { drop(&d, &two[i]); }
   give_up(&d);
   return ideal;
 }
@@ -146,8 +144,7 @@ static void a_plan_leaves_some_room_free(uint64_t seed) {
   }
   EXPECT_INT(state(&d).plans, 2);
   EXPECT_INT(state(&d).room, 1024000 - 1000 - 8000);
-  drop(&d, &two[0]);
-  drop(&d, &two[1]);
+  for (int i = 0; i < 2; i++) { drop(&d, &two[i]); }
   give_up(&d);
 }
 
@@ -183,20 +180,6 @@ static void a_plan_is_lost_and_taken_up(uint64_t seed) {
   EXPECT(state(&d).follows); /* the same plan */
   EXPECT_INT(state(&d).lost, 1);
   give_up(&d);
-}
-
-/* Each layer is looked at twice; as long as a step, and too much for the device. */
-static void look(struct device *d) {
-  for (int i = 0; i < 2 * LAYERS; i++) {
-    struct storage *in[] = {d->weights[i / 2]};
-    run(d, names[3], in, 1, false);
-    if (i % 2 == 0) {
-      d->results[i / 2] = make(d, RESULT);
-    }
-  }
-  for (int i = 0; i < LAYERS; i++) {
-    drop(d, &d->results[i]);
-  }
 }
 
 /* Many steps of one kind, then many of another, and so on: each is learned once. */
@@ -318,19 +301,19 @@ static void a_quiet_device_logs_no_more(uint64_t seed) {
   give_up(&d);
 }
 
-/* What a plan says may be wrong; then it costs time. */
-static void a_plan_may_lie(uint64_t seed) {
+/* Advice for a storage that lives in one step only does not forget the plan, which gives the role to another one in the
+ * next step. */
+static void advice_for_a_result_keeps_the_plan(uint64_t seed) {
   struct device d = new_device(seed, 0);
-  EXPECT_CODE(mgd_step_lie(d.m, 1, seed), MGD_E_ABSENT);
-  for (int i = 0; i < 4; i++) {
-    train(&d);
-  }
-  for (uint64_t lie = 1; lie <= 20; lie++) {
-    EXPECT_OK(mgd_step_lie(d.m, 1, seed * 100 + lie));
-    train(&d);
-    train(&d);
-    EXPECT(state(&d).follows);
-  }
+  for (int i = 0; i < 4; i++) { train(&d); }
+  EXPECT(state(&d).follows);
+  struct storage *in[] = {d.weights[0], d.weights[0]};
+  run(&d, names[0], in, 2, false);
+  d.results[0] = make(&d, RESULT);
+  EXPECT(d.results[0]->h.role[0] >= 0);
+  EXPECT_OK(mgd_handle_advise(d.m, &d.results[0]->h, MGD_ADVICE_LAST));
+  EXPECT(state(&d).follows && state(&d).known == 1);
+  drop(&d, &d.results[0]);
   give_up(&d);
 }
 
@@ -356,19 +339,65 @@ static void a_prediction_counts_the_bus(uint64_t seed) {
   give_up(&d);
 }
 
-/* What is recorded may be wrong: the plan is lost and found, and bytes are right. */
-static void a_record_may_be_wrong(uint64_t seed) {
+/* Two devices follow like plans on a bus that carries what one of them asks for. A device that follows none asks for
+ * nothing. */
+static void plans_of_two_devices_share_the_bus(uint64_t seed) {
+  enum { SIZE = 600000 };
   struct device d = new_device(seed, 0);
-  EXPECT_OK(mgd_step_disturb(d.m, seed));
-  for (int i = 0; i < 60; i++) {
-    train(&d);
+  struct storage *two[2][2];
+  int64_t alone = 0;
+  int id;
+  d.room = INT64_C(1) << 40;
+  EXPECT_OK(mgd_device_add(d.m, "sim:1", d.room, &id));
+  for (int k = 0; k < 2; k++) {
+    const struct mgd_link link = {1, 1.0};
+    bool plans = false;
+    EXPECT_OK(mgd_link_set(d.m, MGD_HOST, 1 + k, link));
+    EXPECT_OK(mgd_link_set(d.m, 1 + k, MGD_HOST, link));
+    for (int i = 0; i < 2; i++) { two[k][i] = make_on(&d, 1 + k, SIZE); }
+    EXPECT_OK(mgd_step_begin(d.m, 1 + k));
+    for (int i = 0; !plans; i = 1 - i) { plans = issue(&d, i ? "other" : "one", &two[k][i], 1); }
+    EXPECT_INT(state(&d).predicted, k == 0 ? 0 : alone); /* the other one logs, or does not even log */
+    EXPECT_OK(mgd_step_plan(d.m, 1 + k, -SIZE / 2, 0, NULL));
+    if (k == 0) {
+      const struct mgd_step_state now = state(&d);
+      alone = now.predicted;
+      EXPECT(now.follows && alone > 0 && now.bytes_in > 0);
+      const double asked = fmax((double)now.bytes_in, (double)now.bytes_out) / (double)alone;
+      EXPECT_OK(mgd_link_share(d.m, 1 << 1 | 1 << 2, asked));
+      EXPECT(state(&d).predicted >= alone - 1 && state(&d).predicted <= alone + 1);
+      alone = state(&d).predicted;
+    }
   }
-  EXPECT(state(&d).plans > 0 && state(&d).predicted > 0);
-  EXPECT_OK(mgd_step_disturb(d.m, 0));
-  for (int i = 0; i < 4; i++) {
-    train(&d);
+  EXPECT(state(&d).predicted >= 2 * alone - 2 && state(&d).predicted <= 2 * alone + 2);
+  for (int k = 0; k < 2; k++) {
+    for (int i = 0; i < 2; i++) { drop(&d, &two[k][i]); }
   }
-  EXPECT(state(&d).follows);
+  give_up(&d);
+}
+
+static int64_t no_time(void *context, int64_t from, int64_t to) {
+  EXPECT(!context && from <= to);
+  return 0;
+}
+
+/* Neither operators nor copies take time: the plan takes none on a bus either. */
+static void a_plan_without_time_asks_for_nothing(uint64_t seed) {
+  enum { SIZE = 600000 };
+  const struct mgd_step_clock clock = {NULL, no_time};
+  struct device d = new_device(seed, 0);
+  d.room = INT64_C(1) << 40;
+  struct storage *two[] = {make(&d, SIZE), make(&d, SIZE)};
+  EXPECT_OK(mgd_link_set(d.m, MGD_HOST, 1, (struct mgd_link){0}));
+  EXPECT_OK(mgd_link_set(d.m, 1, MGD_HOST, (struct mgd_link){0}));
+  EXPECT_OK(mgd_link_share(d.m, 1 << 1, 1.0));
+  EXPECT_OK(mgd_step_begin(d.m, 1));
+  bool plans = false;
+  for (int i = 0; !plans; i = 1 - i) { plans = issue(&d, i ? "other" : "one", &two[i], 1); }
+  EXPECT_OK(mgd_step_plan(d.m, 1, -SIZE / 2, 0, &clock));
+  EXPECT(state(&d).follows && state(&d).bytes_in > 0);
+  EXPECT_INT(state(&d).predicted, 0);
+  for (int i = 0; i < 2; i++) { drop(&d, &two[i]); }
   give_up(&d);
 }
 
@@ -398,145 +427,6 @@ static void whatever_happens_bytes_are_right(uint64_t seed, int64_t steps) {
   give_up(&d);
 }
 
-/* Each allocation fails in its turn; without memory nothing is learned, and all goes on. */
-static void without_memory_all_goes_on(uint64_t seed) {
-  for (int64_t fail = 1; fail < 120; fail++) {
-    struct device d = new_device(seed, 0);
-    d.m->alloc.fail_at = 0;
-    train(&d);
-    atomic_store(&d.m->alloc.made, 0);
-    d.m->alloc.fail_at = fail;
-    for (int i = 0; i < 4; i++) {
-      train(&d);
-    }
-    d.m->alloc.fail_at = 0;
-    give_up(&d);
-  }
-}
-
-/* What a device that trains has learned. The caller frees it. */
-static int64_t *saved(uint64_t seed, size_t *n, int64_t *planned) {
-  struct device d = new_device(seed, 0);
-  int64_t *numbers = NULL;
-  int steps = 0;
-  for (int i = 0; i < 8; i++) {
-    d.planned = d.needed = 0;
-    train(&d);
-  }
-  EXPECT_INT(d.needed, 0);
-  *planned = d.planned;
-  EXPECT_OK(mgd_step_file_save(d.m, 1, &numbers, n, &steps));
-  EXPECT(steps == 1 && numbers);
-  give_up(&d);
-  return numbers;
-}
-
-/* Another process: the plan is followed in its first step, and its second copies what any step does. */
-static void a_step_goes_through_a_file(uint64_t seed) {
-  size_t n;
-  int64_t planned, *numbers = saved(seed, &n, &planned);
-  struct device d = new_device(seed + 1, 0);
-  int steps = 0;
-  EXPECT_OK(mgd_step_file_load(d.m, 1, numbers, n, &steps));
-  EXPECT_INT(steps, 1);
-  EXPECT(state(&d).logs && !state(&d).follows && state(&d).known == 1);
-  train(&d);
-  EXPECT(state(&d).follows && d.planned > 0);
-  EXPECT_INT(state(&d).plans, 1);
-  d.planned = d.needed = 0;
-  train(&d);
-  EXPECT_INT(d.planned, planned);
-  EXPECT_INT(d.needed, 0);
-  EXPECT_INT(state(&d).lost, 0);
-  int64_t *again = NULL;
-  EXPECT_OK(mgd_step_file_save(d.m, 1, &again, &n, &steps));
-  EXPECT(memcmp(again, numbers, n * sizeof *again) == 0);
-  free(again);
-  free(numbers);
-  give_up(&d);
-}
-
-/* Steps of another program are never met, and do not keep this one from being learned. */
-static void another_program_learns_its_own(uint64_t seed) {
-  size_t n;
-  int64_t planned, *numbers = saved(seed, &n, &planned);
-  struct device d = new_device(seed, 0);
-  int steps;
-  EXPECT_OK(mgd_step_file_load(d.m, 1, numbers, n, &steps));
-  for (int i = 0; i < 6; i++) {
-    look(&d);
-  }
-  EXPECT(state(&d).follows);
-  EXPECT_INT(state(&d).operators, 2 * LAYERS);
-  EXPECT_INT(state(&d).known, 2);
-  for (int i = 0; i < 3; i++) { /* as many as there is place for; the one that is followed is kept or lost whole */
-    EXPECT_OK(mgd_step_file_load(d.m, 1, numbers, n, &steps));
-    train(&d);
-  }
-  EXPECT_INT(state(&d).known, MGD_STEP_PLANS);
-  free(numbers);
-  give_up(&d);
-}
-
-/* The step is planned for the room that is there. */
-static void a_file_is_planned_for_the_room(uint64_t seed) {
-  size_t n;
-  int64_t planned, *numbers = saved(seed, &n, &planned);
-  for (int64_t room = ROOM - 20; room <= ROOM + 400; room += 20) {
-    struct device d = new_device(seed, 0);
-    int steps;
-    d.room = room;
-    EXPECT_OK(mgd_device_set_capacity(d.m, 1, room));
-    EXPECT_OK(mgd_step_file_load(d.m, 1, numbers, n, &steps));
-    train(&d);
-    EXPECT(state(&d).follows);
-    EXPECT_INT(state(&d).lost, 0);
-    d.needed = d.planned = 0;
-    train(&d);
-    EXPECT_INT(d.needed, 0);
-    EXPECT((d.planned == 0) == (room >= ROOM + 100)); /* 12 * 20 and a result: all that is ever there at once */
-    give_up(&d);
-  }
-  free(numbers);
-}
-
-/* Each byte in turn is another one, and the file ends at each place: it is refused, or costs time. */
-static void a_damaged_file_is_harmless(uint64_t seed) {
-  size_t n;
-  int64_t planned, *numbers = saved(seed, &n, &planned);
-  struct device d = new_device(seed, 0);
-  int steps;
-  for (size_t cut = 1; cut < n; cut++) {
-    EXPECT_CODE(mgd_step_file_load(d.m, 1, numbers, cut, &steps), MGD_E_INVALID);
-    EXPECT_INT(steps, 0);
-  }
-  int64_t refused = 0;
-  for (size_t at = 0; at < n * sizeof *numbers; at++) {
-    const int64_t good = numbers[at / sizeof *numbers];
-    ((unsigned char *)numbers)[at] ^= (unsigned char)(1 + pick(&d.random, 255));
-    const int code = mgd_step_file_load(d.m, 1, numbers, n, &steps);
-    EXPECT(code == MGD_OK || code == MGD_E_INVALID || code == MGD_E_NO_ROOM || code == MGD_E_OVERFLOW);
-    refused += code != MGD_OK;
-    if (code == MGD_OK && at % 16 == 0) {
-      train(&d);
-      train(&d);
-    }
-    numbers[at / sizeof *numbers] = good;
-    EXPECT_OK(mgd_step_learn(d.m, false));
-    EXPECT_OK(mgd_step_learn(d.m, true));
-  }
-  EXPECT(refused > (int64_t)n);
-  EXPECT_OK(mgd_step_learn(d.m, false));
-  EXPECT_CODE(mgd_step_file_load(d.m, 1, numbers, n, &steps), MGD_E_ABSENT);
-  EXPECT_CODE(mgd_step_file_load(d.m, 2, numbers, n, &steps), MGD_E_NO_DEVICE);
-  int64_t *none = numbers;
-  EXPECT_OK(mgd_step_file_save(d.m, 1, &none, &n, &steps));
-  EXPECT(!none && n == 0 && steps == 0);
-  EXPECT_CODE(mgd_step_file_save(d.m, 2, &none, &n, &steps), MGD_E_NO_DEVICE);
-  free(numbers);
-  give_up(&d);
-}
-
 static void nonsense_is_refused(uint64_t seed) {
   struct device d = new_device(seed, 0);
   struct mgd_action actions[MGD_STEP_ACTIONS];
@@ -556,6 +446,10 @@ static void nonsense_is_refused(uint64_t seed) {
   n = MGD_STEP_ACTIONS;
   EXPECT_OK(mgd_step_rest(d.m, 1, &call, actions, &n)); /* nobody follows a plan: there is nothing to do */
   EXPECT_INT(n, 0);
+  EXPECT_CODE(mgd_step_operator(d.m, 2, &call, actions, &(size_t){MGD_STEP_ACTIONS}, &plans), MGD_E_ABSENT);
+  EXPECT_OK(mgd_step_begin(d.m, 1));
+  EXPECT_CODE(mgd_step_plan(d.m, 1, 5, 0, NULL), MGD_E_ABSENT); /* no period has ended */
+  EXPECT_CODE(mgd_step_plan(d.m, 2, 5, 0, NULL), MGD_E_ABSENT);
   give_up(&d);
 }
 
@@ -573,17 +467,13 @@ int main(int argc, char **argv) {
   a_plan_is_lost_and_taken_up(seed);
   several_steps_are_known(seed);
   learning_can_be_switched_off(seed);
-  without_memory_all_goes_on(seed);
   more_room_is_seen(seed);
   what_is_to_leave_last_is_not_planned(seed);
   a_quiet_device_logs_no_more(seed);
-  a_plan_may_lie(seed);
+  advice_for_a_result_keeps_the_plan(seed);
   a_prediction_counts_the_bus(seed);
-  a_record_may_be_wrong(seed);
-  a_step_goes_through_a_file(seed);
-  another_program_learns_its_own(seed);
-  a_file_is_planned_for_the_room(seed);
-  a_damaged_file_is_harmless(seed);
+  plans_of_two_devices_share_the_bus(seed);
+  a_plan_without_time_asks_for_nothing(seed);
   nonsense_is_refused(seed);
   for (uint64_t i = 0; i < 10; i++) {
     whatever_happens_bytes_are_right(seed + i, steps / 5000 + 10);

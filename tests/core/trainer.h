@@ -113,14 +113,18 @@ static inline void bring_home(struct device *d, struct mgd_handle *const *handle
 
 /* ---- the program */
 
-static inline struct storage *make(struct device *d, int64_t bytes) {
+static inline struct storage *make_on(struct device *d, int home, int64_t bytes) {
   struct storage *s = calloc(1, sizeof *s);
   EXPECT(s);
-  evict(d, bytes);
   s->h.stamp = ++d->tick;
-  EXPECT_OK(mgd_handle_open(d->m, &s->h, 1, bytes));
+  EXPECT_OK(mgd_handle_open(d->m, &s->h, home, bytes));
   s->expected = s->content = (int)pick(&d->random, 1000000);
   return s;
+}
+
+static inline struct storage *make(struct device *d, int64_t bytes) {
+  evict(d, bytes);
+  return make_on(d, 1, bytes);
 }
 
 static inline void drop(struct device *d, struct storage **s) {
@@ -171,6 +175,40 @@ static inline void run(struct device *d, const char *name, struct storage *const
   d->worked += 100;
 }
 
+/* Logs an operator on the device of its storages, or follows the plan, and lets all actions fail: no bytes move. */
+static inline int issue_uses(struct device *d, const char *name, const struct mgd_step_use *uses, size_t n,
+                             bool *plans) {
+  const struct mgd_step_call call = {name, uses, n, d->untimed ? -1 : d->worked};
+  struct mgd_action actions[MGD_STEP_ACTIONS];
+  size_t made = MGD_STEP_ACTIONS;
+  for (size_t i = 0; i < n; i++) { (void)mgd_handle_use(uses[i].handle, me, ++d->tick); }
+  const int code = mgd_step_operator(d->m, n ? uses[0].handle->home : 1, &call, actions, &made, plans);
+  for (size_t i = 0; i < made; i++) {
+    void *left = NULL;
+    d->planned++;
+    if (actions[i].kind == MGD_DO_RESTORE) {
+      EXPECT_OK(mgd_restore_end(d->m, actions[i].handle, MGD_SPILLED, &left));
+    } else {
+      EXPECT_OK(mgd_evict_end(d->m, actions[i].handle, -1, NULL, &left));
+    }
+    free(left);
+    put_mover(actions[i].handle);
+  }
+  for (size_t i = 0; i < n; i++) { (void)mgd_handle_unuse(uses[i].handle, me, 1); }
+  d->worked += 100;
+  return code;
+}
+
+/* The same for storages that the operator reads. True: a plan is to be made. */
+static inline bool issue(struct device *d, const char *name, struct storage *const *s, size_t n) {
+  struct mgd_step_use uses[4];
+  bool plans = false;
+  EXPECT(n <= 4);
+  for (size_t i = 0; i < n; i++) { uses[i] = (struct mgd_step_use){&s[i]->h, false}; }
+  EXPECT_OK(issue_uses(d, name, uses, n, &plans));
+  return plans;
+}
+
 static const char *const names[] = {"forward", "backward", "update", "look"};
 
 static inline void train(struct device *d) {
@@ -190,6 +228,16 @@ static inline void train(struct device *d) {
     run(d, names[2], in, 2, true);
     drop(d, &d->gradients[i]);
   }
+}
+
+/* Each layer is looked at twice; as long as a step, and too much for the device. */
+static inline void look(struct device *d) {
+  for (int i = 0; i < 2 * LAYERS; i++) {
+    struct storage *in[] = {d->weights[i / 2]};
+    run(d, names[3], in, 1, false);
+    if (i % 2 == 0) { d->results[i / 2] = make(d, RESULT); }
+  }
+  for (int i = 0; i < LAYERS; i++) { drop(d, &d->results[i]); }
 }
 
 static inline struct device new_device(uint64_t seed, int64_t fail) {

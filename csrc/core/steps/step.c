@@ -47,7 +47,8 @@ void mgd_step_forget_locked(struct mgd_machine *m, int device) {
   tell_whether_it_logs(m, device);
 }
 
-/* Returns the step of the device, or NULL: there is none, or it is to be forgotten. */
+/* Returns the step of the device, or NULL: there is none, or it is to be forgotten. No device has one while learning is
+ * off. */
 struct mgd_step *mgd_step_of_locked(const struct mgd_machine *m, int device) {
   struct mgd_step *s = mgd_state_knows_device_locked(m, device) ? m->devices[device].step : NULL;
   return s && !s->forgotten ? s : NULL;
@@ -247,14 +248,14 @@ int mgd_step_operator(struct mgd_machine *m, int device, const struct mgd_step_c
   *plans = false;
   mgd_state_enter(m);
   struct mgd_step *s = mgd_step_of_locked(m, device);
-  if (s && m->learns) {
+  if (s) {
     if (!MANAGED_TEST_HOOKS || m->disturbed == 0 || disturb(m, device, s, &seen, plans)) {
       *plans = follow_or_note(m, device, s, &seen, actions, n, size) || *plans;
     }
     if (is_quiet(s, m->devices[device].storages.pressed)) { mgd_step_forget_locked(m, device); }
     tell_whether_it_logs(m, device);
   }
-  return mgd_state_leave(m, s && m->learns ? MGD_OK : MGD_E_ABSENT);
+  return mgd_state_leave(m, s ? MGD_OK : MGD_E_ABSENT);
 }
 
 int mgd_step_rest(struct mgd_machine *m, int device, const struct mgd_step_call *call, struct mgd_action *actions,
@@ -266,9 +267,7 @@ int mgd_step_rest(struct mgd_machine *m, int device, const struct mgd_step_call 
   *n = 0;
   mgd_state_enter(m);
   struct mgd_step *s = mgd_step_of_locked(m, device);
-  if (s && m->learns) {
-    mgd_step_follow_ahead_locked(m, s, call, actions, n, size);
-  }
+  if (s) { mgd_step_follow_ahead_locked(m, s, call, actions, n, size); }
   return mgd_state_leave(m, MGD_OK);
 }
 

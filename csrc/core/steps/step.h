@@ -79,7 +79,8 @@ int mgd_step_plan(struct mgd_machine *m, int device, int64_t free, int64_t piece
 bool mgd_step_layout_is_wanted(struct mgd_machine *m, int device);
 /* Gives addresses to the storages of the followed plan that have more than `least` bytes and are not on the device now,
  * in a block of *bytes bytes, at most `room`; plans with less room if they do not fit. Takes some ms, most of it
- * without the mutex. *bytes 0: no storage has an address. ABSENT: no plan is followed. NO_ROOM: no plan fits. */
+ * without the mutex. *bytes 0: no storage has an address. ABSENT: no plan is followed. NO_ROOM: no plan fits. NOMEM:
+ * nothing was changed. */
 int mgd_step_layout_make(struct mgd_machine *m, int device, int64_t room, int64_t least, int64_t *bytes);
 void mgd_step_layout_forget(struct mgd_machine *m, int device); /* the block is gone */
 /* Gets where in the block the bytes of h belong while the running operator runs. If h is NULL: where its results of so

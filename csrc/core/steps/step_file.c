@@ -120,13 +120,18 @@ int mgd_step_file_save(struct mgd_machine *m, int device, int64_t **out, size_t 
   mgd_state_enter(m);
   if (mgd_state_knows_device_locked(m, device)) {
     struct tape t = {.good = true};
-    write_steps(m, device, &t, steps);
-    *numbers = t.at;
-    *out = t.at ? mgd_alloc_new(&m->alloc, t.at, sizeof **out) : NULL;
-    code = t.at && !*out ? MGD_E_NOMEM : MGD_OK;
-    if (*out) {
-      t = (struct tape){.write = *out, .good = true};
-      write_steps(m, device, &t, steps);
+    int found;
+    write_steps(m, device, &t, &found);
+    int64_t *memory = t.at ? mgd_alloc_new(&m->alloc, t.at, sizeof *memory) : NULL;
+    code = t.at && !memory ? MGD_E_NOMEM : MGD_OK;
+    if (memory) {
+      t = (struct tape){.write = memory, .good = true};
+      write_steps(m, device, &t, &found);
+    }
+    if (code == MGD_OK) {
+      *out = memory;
+      *numbers = t.at;
+      *steps = found;
     }
   }
   return mgd_state_leave(m, code);
@@ -181,7 +186,7 @@ static int load_one(struct mgd_machine *m, int device, struct tape *t, size_t n)
     l.uses = (int32_t)h.uses;
     l.room = machine.room;
     l.margin = h.margin;
-    l.whole = l.too_much = machine.room + h.margin;
+    l.whole = l.too_much = mgd_about_sum(machine.room, h.margin);
     l.plans = 1;
     l.loaded = true;
     for (int32_t r = 0; r < l.roles; r++) {

@@ -49,12 +49,12 @@ static int lay_out(const struct mgd_step_learned *l, struct mgd_plan_machine mac
 }
 
 int mgd_step_layout_make(struct mgd_machine *m, int device, int64_t room, int64_t least, int64_t *bytes) {
-  int code = MGD_E_ABSENT;
   *bytes = 0;
   mgd_state_enter(m);
   struct mgd_step *s = mgd_step_of_locked(m, device);
   struct mgd_step_learned *l = s && s->follows && !s->planning ? &s->known[s->which] : NULL;
   bool *left_out = l ? find_left_out(m, l) : NULL;
+  int code = l ? MGD_E_NOMEM : MGD_E_ABSENT;
   if (left_out) {
     struct mgd_plan *plan = NULL;
     struct mgd_layout *layout = NULL;

@@ -39,12 +39,10 @@ struct period {
 
 static int32_t made_from(const struct period *p, int32_t o) { return p->log->operators[p->first + o].first_made; }
 
-/* Returns the storage of the log that has the place of `s` one period later, or -1. */
+/* Returns the storage that has the place of `s` one period later, or -1. `s` is not a result of the period. */
 static int32_t successor(const struct period *p, const struct mgd_step_seen *s) {
   const int32_t by = s->made + p->n;
-  if (s->made < 0 || by < p->first || by >= p->first + p->n) {
-    return -1;
-  }
+  if (s->made < 0 || by < p->first) { return -1; }
   const int32_t place = p->log->operators[by].first_made + s->ordinal;
   const bool made = place < p->log->operators[by + 1].first_made;
   return made && p->log->seen[p->log->made[place]].bytes == s->bytes ? p->log->made[place] : -1;
@@ -105,8 +103,7 @@ static void give_roles(struct mgd_step_learned *l, struct period *p) {
   for (int32_t i = log->operators[p->first].first_use; i < end; i++) {
     const int32_t x = log->uses[i].seen;
     const struct mgd_step_seen *s = &log->seen[x];
-    if (p->role_of[x] < 0 && s->handle && s->made < p->first && s->handle->pins == 0 &&
-        !mgd_handle_leaves_last(s->handle)) {
+    if (p->role_of[x] < 0 && s->handle && s->handle->pins == 0 && !mgd_handle_leaves_last(s->handle)) {
       add_role(l, p, x, true);
     } else if (p->role_of[x] < 0 && !s->handle && successor(p, s) >= 0) {
       p->role_of[x] = p->role_of[successor(p, s)];
@@ -114,10 +111,11 @@ static void give_roles(struct mgd_step_learned *l, struct period *p) {
   }
 }
 
-/* Whether the storage lives in that role before and during the operator o. */
+/* Whether the storage, which the operator o uses, lives in that role then. One that was made in the period does: it
+ * dies after its last use. */
 static bool lives(const struct mgd_step_learned *l, const struct period *p, int32_t seen, int32_t o) {
   const int32_t r = p->role_of[seen], made = p->log->seen[seen].made - p->first, dies = l->plan_storages[r].dies;
-  return l->role[r].lasting || (made >= 0 ? o >= made && (dies < made || o <= dies) : o <= dies && dies < made + p->n);
+  return l->role[r].lasting || made >= 0 || (o <= dies && dies < made + p->n);
 }
 
 /* Adds a use of the role to the operator, or flags to the use that it already has. */
@@ -249,7 +247,7 @@ void mgd_step_learn_bind_locked(const struct mgd_step_log *log, struct mgd_step_
     const int32_t u = i - l->kinds[l->operators].first_made;
     const int32_t r = result ? l->made_roles[i] : l->use_roles[u];
     struct mgd_handle *h = log->seen[result ? log->made[made + i] : log->uses[base + u].seen].handle;
-    if (r >= 0 && h && h->role[l->slot] < 0 && (result || l->role[r].lasting)) {
+    if (r >= 0 && h && h->role[l->slot] < 0) {
       l->alive += l->role[r].lasting;
       l->role[r].handle = h;
       h->role[l->slot] = r;

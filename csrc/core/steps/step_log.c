@@ -215,5 +215,5 @@ bool mgd_step_log_repeats_locked(struct mgd_step_log *log, int32_t doubts) {
       look_for_period(log, last);
     }
   }
-  return log->period > 0 && log->fresh >= enough(log->period, doubts) && last >= log->period;
+  return log->period > 0 && log->fresh >= enough(log->period, doubts);
 }

@@ -136,7 +136,11 @@ static int plan_again(struct mgd_machine *m, int device, struct mgd_step *s, int
   const int code = plan_of(m, device, s, l, room, &plan);
   if (code == MGD_E_ABSENT) { return code; }
   l->plans++;
-  if (code == MGD_OK) { mgd_step_plan_take_locked(s, l, plan, room); }
+  if (code == MGD_OK) {
+    mgd_step_plan_take_locked(s, l, plan, room);
+  } else {
+    mgd_plan_free(plan);
+  }
   return code;
 }
 
@@ -187,7 +191,7 @@ int mgd_step_plan(struct mgd_machine *m, int device, int64_t free, int64_t piece
   int code = MGD_E_ABSENT;
   mgd_state_enter(m);
   struct mgd_step *s = mgd_step_of_locked(m, device);
-  if (s && !s->planning && s->finds && s->log.period > 0 && s->log.count > s->log.period) {
+  if (s && !s->planning && s->finds) {
     code = plan_first(m, device, s, free, pieces, clock);
   } else if (s && !s->planning && s->follows) {
     code = plan_again(m, device, s, free, pieces);

@@ -20,8 +20,9 @@ static void add_cost(struct mgd_step_cost *sum, const struct mgd_step_cost *now)
   sum->used = KEPT * sum->used + now->used;
 }
 
+/* True also if nothing was used without plans. */
 static bool is_worth_it(const struct mgd_step_cost *with, const struct mgd_step_cost *without) {
-  return without->used <= 0 || with->copied * without->used <= GAIN * without->copied * with->used;
+  return with->copied * without->used <= GAIN * without->copied * with->used;
 }
 
 static int32_t longest_known(const struct mgd_step *s) {
