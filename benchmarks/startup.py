@@ -43,6 +43,7 @@ print(json.dumps({
 def probe(which: str) -> dict[str, Any]:
     """Runs one process. Its last line on stderr is the report; all else it prints is noise."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MANAGED_")}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its bytecode
     environment["PYTHONPATH"] = os.pathsep.join(
         [*filter(None, [environment.get("PYTHONPATH")]), str(ROOT)]
     )
