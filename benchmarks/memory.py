@@ -184,7 +184,7 @@ def run(options: argparse.Namespace) -> Report:
     fractions = [float(f) for f in (options.fractions or FRACTIONS).split(",")]
     if quick and not options.fractions:
         fractions = [0.5]
-    size, rounds = (32, 2) if quick else (1024, 10)
+    size, rounds = (256, 5) if quick else (1024, 10)
     if "throughput" in parts:
         results["throughput, new memory"] = transfers.measure(size, (256, 16, 1), rounds)
         print_throughput("new memory", results["throughput, new memory"])
