@@ -46,6 +46,16 @@ static inline void expect_text(const char *file, int line, const char *what, con
   }
 }
 
+/* Runs the tests of a program with its seed, which is the first argument, and prints the seed. */
+static inline int run_all(const char *file, int argc, char **argv, void (*const *tests)(uint64_t), size_t n) {
+  const uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
+  printf("%s: seed %" PRIu64 "\n", file, seed);
+  (void)fflush(stdout);
+  for (size_t i = 0; i < n; i++) { tests[i](seed); }
+  return 0;
+}
+#define RUN_ALL(tests) run_all(__FILE__, argc, argv, tests, sizeof tests / sizeof *tests)
+
 /* splitmix64 (Steele, Lea, Flood, OOPSLA 2014): one word of state. */
 static inline uint64_t next_random(uint64_t *state) {
   uint64_t z = (*state += 0x9e3779b97f4a7c15u);

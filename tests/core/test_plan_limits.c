@@ -1,31 +1,7 @@
 /* The planner at its limits: trades that take too many, plans made by hand, and memory that runs out. */
-#include "core/planner/plan.h"
-#include "expect.h"
+#include "plans.h"
 
-#define MOST 24
 #define MEGA INT64_C(1000000)
-
-/* A step that grows operator by operator. */
-struct builder {
-  struct mgd_plan_step step;
-  struct mgd_plan_machine machine;
-  int64_t ns[MOST];
-  int32_t first_use[MOST + 1];
-  struct mgd_plan_use uses[2 * MOST];
-  struct mgd_plan_storage storage[MOST];
-};
-
-/* Links that take a ns for each byte, and no latency. */
-static void begin(struct builder *b, int64_t room) {
-  memset(b, 0, sizeof *b);
-  b->step = (struct mgd_plan_step){0, 0, b->ns, b->first_use, b->uses, b->storage};
-  b->machine = (struct mgd_plan_machine){room, {0, 1.0}, {0, 1.0}};
-}
-
-static int32_t add_storage(struct builder *b, int64_t bytes, int32_t dies) {
-  b->storage[b->step.storages] = (struct mgd_plan_storage){bytes, dies};
-  return b->step.storages++;
-}
 
 /* Adds an operator that uses one storage. */
 static void add_operator(struct builder *b, int32_t storage, uint32_t flags) {
@@ -35,22 +11,6 @@ static void add_operator(struct builder *b, int32_t storage, uint32_t flags) {
   b->uses[b->first_use[o]] = (struct mgd_plan_use){storage, flags};
   b->first_use[o + 1] = b->first_use[o] + 1;
 }
-
-/* "2: W0 L0  5: F0": what stands before operators 2 and 5. */
-static void expect_actions(int line, const struct mgd_plan *plan, const char *expected) {
-  char text[1000] = "";
-  for (int32_t o = 0; o < plan->operators; o++) {
-    for (int32_t i = plan->first_action[o]; i < plan->first_action[o + 1]; i++) {
-      const size_t n = strlen(text);
-      char place[16] = "";
-      if (i == plan->first_action[o]) { (void)snprintf(place, sizeof place, "%s%d:", n ? "  " : "", (int)o); }
-      (void)snprintf(text + n, sizeof text - n, "%s %c%d", place, "WLF"[plan->action[i].kind],
-                     (int)plan->action[i].storage);
-    }
-  }
-  expect_text(__FILE__, line, "plan", text, expected);
-}
-#define EXPECT_ACTIONS(plan, expected) expect_actions(__LINE__, plan, expected)
 
 /* ---- trades */
 
@@ -174,9 +134,9 @@ static struct mgd_plan *written_late(struct builder *b) {
 static void a_write_of_what_none_writes_stays(void) {
   struct builder b;
   struct mgd_plan *plan = written_late(&b);
-  EXPECT_ACTIONS(plan, "2: W0 W1  3: L0");
+  EXPECT_PLAN(plan, "2: W0 W1  3: L0");
   EXPECT_OK(mgd_plan_early_write(&b.step, plan, 0));
-  EXPECT_ACTIONS(plan, "1: W0  2: W1  3: L0");
+  EXPECT_PLAN(plan, "1: W0  2: W1  3: L0");
   EXPECT_INT(plan->ns, 7);
   mgd_plan_free(plan);
 }
@@ -188,10 +148,10 @@ static void without_memory_writes_stay(void) {
   int64_t n = 1;
   for (; mgd_plan_early_write(&b.step, plan, n) == MGD_E_NOMEM; n++) {
     EXPECT(plan->first_action == before.first_action && plan->action == before.action);
-    EXPECT_ACTIONS(plan, "2: W0 W1  3: L0");
+    EXPECT_PLAN(plan, "2: W0 W1  3: L0");
   }
   EXPECT_INT(n, 5);
-  EXPECT_ACTIONS(plan, "1: W0  2: W1  3: L0");
+  EXPECT_PLAN(plan, "1: W0  2: W1  3: L0");
   mgd_plan_free(plan);
 }
 

@@ -464,9 +464,6 @@ static void a_step_from_a_file_is_waited_for(uint64_t seed) {
 }
 
 int main(int argc, char **argv) {
-  const uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
-  printf("test_step_file: seed %" PRIu64 "\n", seed);
-  (void)fflush(stdout);
   static void (*const tests[])(uint64_t) = {
       a_step_goes_through_a_file,
       another_program_learns_its_own,
@@ -484,6 +481,5 @@ int main(int argc, char **argv) {
       a_known_step_is_preferred_to_a_shorter_period,
       a_step_from_a_file_is_waited_for,
   };
-  for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) { tests[i](seed); }
-  return 0;
+  return RUN_ALL(tests);
 }

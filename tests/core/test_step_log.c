@@ -465,9 +465,6 @@ static void a_pinned_storage_does_not_hide_the_place(uint64_t seed) {
 }
 
 int main(int argc, char **argv) {
-  const uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
-  printf("test_step_log: seed %" PRIu64 "\n", seed);
-  (void)fflush(stdout);
   static void (*const tests[])(uint64_t) = {
       colliding_hashes_are_told_apart,
       the_last_512_places_of_one_hash_are_compared,
@@ -486,6 +483,5 @@ int main(int argc, char **argv) {
       a_longer_round_is_found_while_its_part_is_followed,
       a_pinned_storage_does_not_hide_the_place,
   };
-  for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) { tests[i](seed); }
-  return 0;
+  return RUN_ALL(tests);
 }

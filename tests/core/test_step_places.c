@@ -207,9 +207,6 @@ static void places_are_those_of_the_running_operator(uint64_t seed) {
 }
 
 int main(int argc, char **argv) {
-  const uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
-  printf("test_step_places: seed %" PRIu64 "\n", seed);
-  (void)fflush(stdout);
   static void (*const tests[])(uint64_t) = {
       a_plan_with_less_room_is_made_for_a_small_block,
       a_block_for_no_plan_is_refused,
@@ -219,6 +216,5 @@ int main(int argc, char **argv) {
       what_is_on_the_device_has_no_address,
       places_are_those_of_the_running_operator,
   };
-  for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) { tests[i](seed); }
-  return 0;
+  return RUN_ALL(tests);
 }

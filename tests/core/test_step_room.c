@@ -150,9 +150,6 @@ static void the_search_for_room_ends(uint64_t seed) {
 }
 
 int main(int argc, char **argv) {
-  const uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
-  printf("test_step_room: seed %" PRIu64 "\n", seed);
-  (void)fflush(stdout);
   static void (*const tests[])(uint64_t) = {
       a_step_without_room_is_not_followed,
       a_plan_stays_if_there_is_no_room_for_another,
@@ -161,6 +158,5 @@ int main(int argc, char **argv) {
       less_room_is_taken_when_it_was_too_much,
       the_search_for_room_ends,
   };
-  for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) { tests[i](seed); }
-  return 0;
+  return RUN_ALL(tests);
 }
