@@ -229,8 +229,7 @@ $(VIRTUAL_GPU)/.test: pyproject.toml $(VIRTUAL_GPU)/.torch
 virtual-gpu-build: $(VIRTUAL_GPU)/.test
 	@MANAGED_REQUIRE_CUDA=1 $(VIRTUAL_GPU)/bin/python -W ignore setup.py --quiet build --build-lib build/virtual-gpu
 
-# Everything that speaks of devices, on cuda:0 to cuda:3; the slice is a short form, which .ci/run runs. The last line
-# fails as long as the runtime of csrc/virtual_gpu is one circle; all tests have run by then.
+# Everything that speaks of devices, on cuda:0 to cuda:3; the slice is a short form, which .ci/run runs.
 virtual-gpu: virtual-gpu-build
 	@$(VIRTUAL_GPU)/bin/python tools/circles.py cuda virtual_gpu
 	@tools/virtual_gpu.sh $(VIRTUAL_GPU)/bin/python all
