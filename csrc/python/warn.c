@@ -43,13 +43,17 @@ int mgd_warn_end_step(enum mgd_growth_end end) {
   return mgd_warn_flush();
 }
 
-/* Makes managed._modules.calls report calls of modules, once csrc/torch has asked for them. */
+/* Makes managed._modules.calls report calls of modules, once csrc/torch has asked for them. It runs in any frame of the
+ * program, also in one without builtins, such as collections.namedtuple() makes. PyImport_ImportModule() takes
+ * __import__ from there. */
 static int count_calls(void) {
   static int counted;
   if (counted || !mgd_torch_counts_calls()) return 0;
   counted = 1;
-  PyObject *calls = PyImport_ImportModule("managed._modules.calls");
+  PyObject *names = Py_BuildValue("(s)", "install"); /* with names the submodule is returned, not the package */
+  PyObject *calls = names ? PyImport_ImportModuleLevel("managed._modules.calls", NULL, NULL, names, 0) : NULL;
   PyObject *done = calls ? PyObject_CallMethod(calls, "install", NULL) : NULL;
+  Py_XDECREF(names);
   Py_XDECREF(calls);
   Py_XDECREF(done);
   return done ? 0 : -1;
