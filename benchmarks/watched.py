@@ -29,7 +29,7 @@ from tree import ROOT
 
 import managed
 from managed import ManagedModule, ManagedTensor, debug
-from managed.cli import _serve
+from managed.cli.watch import serve
 
 ASKING = """
 import select, socket, sys
@@ -67,7 +67,7 @@ def measured(
     step: Callable[[], object], steps: int, rounds: int
 ) -> tuple[dict[str, Summary], float]:
     """The ratios, and the part of the process's CPU that the answering thread took."""
-    path = _serve.serve()
+    path = serve.serve()
     assert path is not None
     [thread] = (t for t in threading.enumerate() if t.name == "managed-top")
     clock = time.pthread_getcpuclockid(thread.ident)

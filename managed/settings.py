@@ -61,7 +61,7 @@ def _set_copy_warning(value: str) -> None:
 
 def _serve(on: bool) -> None:
     if on:
-        from managed.cli._serve import serve
+        from managed.cli.watch.serve import serve
 
         serve()
 

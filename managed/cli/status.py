@@ -9,11 +9,11 @@ import time
 from typing import Any
 
 from managed._views.words import size
-from managed.cli._asked import NOBODY, Shown, Watch, add_arguments, interval
-from managed.cli._live import follow
-from managed.cli._panels import command
 from managed.cli._screen import Line, Piece, Screen, fitted, now, printable
-from managed.cli._snapshot import SCHEMA
+from managed.cli.watch.asked import NOBODY, Shown, Watch, add_arguments, interval
+from managed.cli.watch.live import follow
+from managed.cli.watch.panels import command
+from managed.cli.watch.snapshot import SCHEMA
 
 __all__ = ["describe", "run"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from managed.cli._asked import NOBODY, Watch, add_arguments, interval
-from managed.cli._live import follow
-from managed.cli._panels import Look, owners_shown, panel
 from managed.cli._screen import Line, Piece, Screen, fitted, now
+from managed.cli.watch.asked import NOBODY, Watch, add_arguments, interval
+from managed.cli.watch.live import follow
+from managed.cli.watch.panels import Look, owners_shown, panel
 
 __all__ = ["describe", "run"]
 

@@ -22,11 +22,12 @@ from support import cli_samples as samples
 from support.paths import TESTS
 
 from managed import cli
-from managed.cli import _machine, _problems, _sockets, _waits, top
-from managed.cli._asked import Watch
-from managed.cli._live import follow
+from managed.cli import _machine, _problems, _waits, top
 from managed.cli._screen import Piece, Screen, fitted, printable, text_of
-from managed.cli._snapshot import owners, rates
+from managed.cli.watch import sockets
+from managed.cli.watch.asked import Watch
+from managed.cli.watch.live import follow
+from managed.cli.watch.snapshot import owners, rates
 
 GOLDEN = TESTS / "golden"
 
@@ -83,10 +84,10 @@ def prints(monkeypatch, tmp_path):
         if not rich:
             monkeypatch.setitem(sys.modules, "rich.console", None)
         if found is None:
-            stuck = _sockets.Found(99, {}, "does not answer within 2 s")
+            stuck = sockets.Found(99, {}, "does not answer within 2 s")
             newcomer, trainer = samples.newcomer(), samples.trainer()
-            found = [_sockets.Found(77, newcomer), stuck, _sockets.Found(4242, trainer)]
-        monkeypatch.setattr(_sockets, "find", lambda timeout=2.0: found)
+            found = [sockets.Found(77, newcomer), stuck, sockets.Found(4242, trainer)]
+        monkeypatch.setattr(sockets, "find", lambda timeout=2.0: found)
         facts = samples.machine()
         monkeypatch.setattr(_machine, "collect", lambda: facts)
         monkeypatch.setattr(_problems, "conflicts", lambda: facts["conflicts"])
@@ -214,16 +215,16 @@ def test_top_draws_the_bars_as_it_is_asked(prints):
 
 
 def test_top_shows_what_was_counted_since_the_last_look(monkeypatch):
-    from managed.cli._panels import Look, panel
+    from managed.cli.watch.panels import Look, panel
 
     screen = Screen(stream=Stream(), environment={})
     options = cli.argparse.Namespace(pid=None, only=None, only_visible=False)
     watch = Watch(options)
-    found = [_sockets.Found(4242, samples.trainer(100))]
-    monkeypatch.setattr(_sockets, "find", lambda: found)
+    found = [sockets.Found(4242, samples.trainer(100))]
+    monkeypatch.setattr(sockets, "find", lambda: found)
     (first,) = watch.look()
     assert first.rates == {}
-    found[:] = [_sockets.Found(4242, samples.trainer(104, factor=3))]
+    found[:] = [sockets.Found(4242, samples.trainer(104, factor=3))]
     (second,) = watch.look()
     assert second.rates["spill_bytes"] == 500 * samples.MIB
     assert second.rates["link cpu->cuda:0"] == 550 * samples.MIB
@@ -231,7 +232,7 @@ def test_top_shows_what_was_counted_since_the_last_look(monkeypatch):
     text = "\n".join(map(text_of, panel(second, Look(screen, False, (80, 95)), 0)))
     assert "500.0 MiB/s" in text
     assert "3.5/s" in text
-    found[:] = [_sockets.Found(4242, samples.trainer(106))]  # the program has reset its counters
+    found[:] = [sockets.Found(4242, samples.trainer(106))]  # the program has reset its counters
     (third,) = watch.look()
     assert third.rates["spill_bytes"] == 500 * samples.MIB
     (fourth,) = watch.look()  # no time has passed
@@ -241,7 +242,7 @@ def test_top_shows_what_was_counted_since_the_last_look(monkeypatch):
 def test_only_visible_cards_are_shown(monkeypatch):
     options = cli.argparse.Namespace(pid=None, only=None, only_visible=True)
     told = samples.trainer()
-    monkeypatch.setattr(_sockets, "find", lambda: [_sockets.Found(4242, told)])
+    monkeypatch.setattr(sockets, "find", lambda: [sockets.Found(4242, told)])
 
     def names(here, there):
         told["process"]["visible"] = there
@@ -270,7 +271,7 @@ def test_keys_and_the_end_of_top(monkeypatch, prints):
         return "now"
 
     monkeypatch.setattr(top, "now", now)
-    monkeypatch.setattr(_sockets, "find", lambda timeout=2.0: [])
+    monkeypatch.setattr(sockets, "find", lambda timeout=2.0: [])
     before = termios.tcgetattr(stdin)
     with terminal(90, "utf-8", monkeypatch) as written, open(stdin) as stream:
         monkeypatch.setenv("TERM", "dumb")

@@ -14,11 +14,11 @@ from support.paths import PROGRAMS, ROOT
 
 from managed._simulated.presets import PRESETS
 from managed.cli import main
-from managed.cli._plan_html import document
-from managed.cli._plan_process import Machine, configured
-from managed.cli._plan_report import duration, size, spilled, table, text
-from managed.cli._plan_steps import _thinned
 from managed.cli.plan import Plan, budget_bytes, read_machine
+from managed.cli.plan.html import document
+from managed.cli.plan.process import Machine, configured
+from managed.cli.plan.report import duration, size, spilled, table, text
+from managed.cli.plan.steps import _thinned
 
 pytestmark = [
     pytest.mark.only_simulated("it plans on simulated devices"),

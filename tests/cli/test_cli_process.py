@@ -22,7 +22,8 @@ from support.devices import ON_CUDA
 from support.paths import ROOT
 
 from managed import _built, cli
-from managed.cli import _machine, _problems, _serve, _sockets
+from managed.cli import _machine, _problems
+from managed.cli.watch import serve, sockets
 
 MIB = 2**20
 PATIENT = 60.0  # seconds; a busy machine is slow to answer
@@ -111,8 +112,8 @@ def only(found):
 
 def asked_anew(process):
     """What the process answers now; an answer is kept for three hundred times what it cost."""
-    process.do("from managed.cli import _serve; _serve._server.good_until = 0.0")
-    return _sockets.find(PATIENT)
+    process.do("from managed.cli.watch import serve; serve._server.good_until = 0.0")
+    return sockets.find(PATIENT)
 
 
 def cost(process):
@@ -202,11 +203,11 @@ def test_nobody_asks_and_nothing_happens(process, here):
 
 def test_being_looked_at_costs_less_than_a_hundredth(process, here):
     process.do("steps(1)")
-    _sockets.find(PATIENT)
+    sockets.find(PATIENT)
     before, begin = cost(process), time.monotonic_ns()
     for _ in range(8):
         process.do("steps(1)")
-        assert only(_sockets.find(PATIENT))
+        assert only(sockets.find(PATIENT))
         time.sleep(0.25)
     spent = cost(process) - before
     assert spent < 0.01 * (time.monotonic_ns() - begin), spent
@@ -237,9 +238,9 @@ def test_the_socket_is_the_user_s_alone(process, here):
 def test_a_peer_that_is_another_user_gets_nothing(process, here, monkeypatch):
     """Also where it has come to a socket by other ways."""
     ours, theirs = socket.socketpair()
-    assert _sockets.is_own(ours)
+    assert sockets.is_own(ours)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    assert not _sockets.is_own(ours)
+    assert not sockets.is_own(ours)
     ours.close()
     theirs.close()
 
@@ -250,18 +251,18 @@ def test_a_directory_that_is_not_ours_is_not_used(run_time, monkeypatch, tmp_pat
     for create in (False, True):
         with (
             pytest.raises(PermissionError, match="not a directory"),
-            _sockets.open_directory(link, create),
+            sockets.open_directory(link, create),
         ):
             pass
     own = tmp_path / "own"
     own.mkdir(mode=0o777)
     own.chmod(0o777)
-    with _sockets.open_directory(own):
+    with sockets.open_directory(own):
         assert stat.S_IMODE(own.stat().st_mode) == 0o700
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    with pytest.raises(PermissionError, match="another user"), _sockets.open_directory(own):
+    with pytest.raises(PermissionError, match="another user"), sockets.open_directory(own):
         pass
-    with pytest.raises(FileNotFoundError), _sockets.open_directory(tmp_path / "none"):
+    with pytest.raises(FileNotFoundError), sockets.open_directory(tmp_path / "none"):
         pass
 
 
@@ -269,13 +270,13 @@ def test_another_user_s_run_time_directory_is_passed_over(monkeypatch, tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", "/somewhere")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     fallback = Path(f"/somewhere/managed-{os.geteuid()}")
-    assert _sockets.directories() == [tmp_path / "managed", fallback]
+    assert sockets.directories() == [tmp_path / "managed", fallback]
     for path in ("", "relative", str(tmp_path / "none")):
         monkeypatch.setenv("XDG_RUNTIME_DIR", path)
-        assert _sockets.directories() == [fallback]
+        assert sockets.directories() == [fallback]
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    assert _sockets.directories() == [Path("/somewhere/managed-12345")]
+    assert sockets.directories() == [Path("/somewhere/managed-12345")]
 
 
 def test_serving_is_refused_without_a_word_on_the_terminal(monkeypatch, tmp_path, caplog):
@@ -283,10 +284,10 @@ def test_serving_is_refused_without_a_word_on_the_terminal(monkeypatch, tmp_path
     monkeypatch.setenv("XDG_RUNTIME_DIR", "")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / f"managed-{os.geteuid()}").symlink_to("/etc")
-    assert _serve.serve() is None
+    assert serve.serve() is None
     assert "cannot look at this" in caplog.text
     with pytest.raises(PermissionError):
-        _sockets.find(PATIENT)
+        sockets.find(PATIENT)
 
 
 # ---- what is left
@@ -295,13 +296,13 @@ def test_serving_is_refused_without_a_word_on_the_terminal(monkeypatch, tmp_path
 def test_a_dead_process_s_socket_goes_with_the_next_reader(process, here):
     left = here / "1234567-0badcafe.sock"
     half = here / ".1234567-0badcafe.sock"  # it died before it listened
-    with _sockets.open_directory(here) as directory:
+    with sockets.open_directory(here) as directory:
         for path in (left, half):
-            _sockets.listen(directory, path.name).close()
+            sockets.listen(directory, path.name).close()
     other = here / "notes.txt"
     other.write_text("not ours")
     assert left.is_socket()
-    assert [found.pid for found in _sockets.find(PATIENT)] == [process.pid]
+    assert [found.pid for found in sockets.find(PATIENT)] == [process.pid]
     assert not left.exists()
     assert not half.exists()
     assert other.exists()
@@ -314,31 +315,31 @@ def test_a_process_that_stands_still_is_told_of(process, here):
     try:
         while any(t.read_text().rsplit(")", 1)[1].split()[0] != "T" for t in tasks):
             time.sleep(0.01)  # a thread that runs stops when it is looked at next
-        (found,) = _sockets.find(timeout=0.3)
+        (found,) = sockets.find(timeout=0.3)
     finally:
         os.kill(process.pid, signal.SIGCONT)
     assert found.error == "does not answer within 0.3 s"
-    assert only(_sockets.find(PATIENT))
+    assert only(sockets.find(PATIENT))
 
 
 @pytest.fixture
 def served(here):
     """This process can be looked at."""
-    path = _serve.serve()
+    path = serve.serve()
     assert path is not None
     yield path
-    _serve.stop()
+    serve.stop()
     assert not path.exists()
 
 
 def answer(path):
     """What this process tells: find() leaves it out."""
-    with _sockets.open_directory(path.parent) as directory:
-        return only(_sockets._ask(directory, path.name, os.getpid(), 5.0))
+    with sockets.open_directory(path.parent) as directory:
+        return only(sockets._ask(directory, path.name, os.getpid(), 5.0))
 
 
 def test_serving_twice_is_serving_once(served):
-    assert _serve.serve() == served
+    assert serve.serve() == served
     assert answer(served)["process"]["pid"] == os.getpid()
 
 
@@ -346,12 +347,12 @@ def test_a_failing_question_is_no_failing_program(served, monkeypatch):
     def fails(self):
         raise RuntimeError("no numbers today")
 
-    monkeypatch.setattr("managed.cli._snapshot.Teller.snapshot", fails)
-    with _sockets.open_directory(served.parent) as directory:
-        (found,) = _sockets._ask(directory, served.name, os.getpid(), 5.0)
+    monkeypatch.setattr("managed.cli.watch.snapshot.Teller.snapshot", fails)
+    with sockets.open_directory(served.parent) as directory:
+        (found,) = sockets._ask(directory, served.name, os.getpid(), 5.0)
     assert found.error == "answers: RuntimeError: no numbers today"
     monkeypatch.undo()
-    assert _serve._server.is_alive()
+    assert serve._server.is_alive()
 
 
 @pytest.mark.skipif(ON_CUDA, reason="CUDA does not survive a fork")
@@ -362,14 +363,14 @@ def test_a_forked_child_is_not_looked_at(served):
     if child == 0:
         code = 1
         with contextlib.suppress(BaseException):
-            _serve.stop()  # as its end would do
-            os.write(ready[1], b"x" if _serve._server is None else b"y")
+            serve.stop()  # as its end would do
+            os.write(ready[1], b"x" if serve._server is None else b"y")
             os.read(go[0], 1)
             code = 0
         os._exit(code)
     assert os.read(ready[0], 1) == b"x"
     assert answer(served)["process"]["pid"] == os.getpid()
-    _serve.stop()
+    serve.stop()
     assert not served.exists()
     os.write(go[1], b"x")
     assert os.waitpid(child, 0)[1] == 0

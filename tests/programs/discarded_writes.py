@@ -10,8 +10,8 @@ import shutil
 import subprocess
 import sys
 
-from managed.cli._discard import Discard, written
-from managed.cli._landlock import allow_writes_below
+from managed.cli.plan.discard import Discard, written
+from managed.cli.plan.landlock import allow_writes_below
 
 here, away = sys.argv[1:]
 os.chdir(here)

@@ -13,8 +13,8 @@ from typing import Any
 
 from managed._budgets import parse_bytes
 from managed._simulated.spec import plan_devices
-from managed.cli import _plan_html, _plan_report
-from managed.cli._plan_process import Machine, configured
+from managed.cli.plan import html, report
+from managed.cli.plan.process import Machine, configured
 
 __all__ = ["Machine", "describe", "plan", "read_machine", "run"]
 
@@ -25,10 +25,10 @@ class Plan(dict[str, Any]):
     """What `managed plan --json` writes; at a prompt and in a notebook its tables."""
 
     def __repr__(self) -> str:
-        return _plan_report.text(self)
+        return report.text(self)
 
     def _repr_html_(self) -> str:
-        return _plan_html.shown(self)
+        return html.shown(self)
 
 
 VERSION = 1  #: of the JSON
@@ -95,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         if options.picture is not None:
-            _plan_report.check_picture(options.picture)
+            report.check_picture(options.picture)
         found = plan(
             options.script,
             options.arguments,
@@ -111,13 +111,13 @@ def run(options: argparse.Namespace) -> int:
         signal.signal(signal.SIGTERM, before)
     if said := found["configurations"][0].get("output"):
         print(said, file=sys.stderr)
-    print(_plan_report.text(found))
+    print(report.text(found))
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if options.html is not None:
-        options.html.write_text(_plan_html.document(found), encoding="utf-8")
+        options.html.write_text(html.document(found), encoding="utf-8")
     if options.picture is not None:
-        _plan_report.draw(found, options.picture)
+        report.draw(found, options.picture)
     return int(not any(c["steps"] for c in found["configurations"]))
 
 

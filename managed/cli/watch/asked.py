@@ -6,8 +6,8 @@ import argparse
 import os
 from typing import Any, NamedTuple
 
-from managed.cli import _serve, _sockets
-from managed.cli._snapshot import rates
+from managed.cli.watch import serve, sockets
+from managed.cli.watch.snapshot import rates
 
 __all__ = ["NOBODY", "Shown", "Watch", "add_arguments", "interval"]
 
@@ -55,12 +55,12 @@ class Watch:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.before: dict[int, dict[str, Any]] = {}
-        _serve.stop()  # MANAGED_TOP is meant for others
+        serve.stop()  # MANAGED_TOP is meant for others
 
     def look(self) -> list[Shown]:
         wanted = self.options.pid
         shown, now = [], {}
-        for pid, snapshot, error in _sockets.find():
+        for pid, snapshot, error in sockets.find():
             if wanted and pid not in wanted:
                 continue
             told: dict[str, float] = {}

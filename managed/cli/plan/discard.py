@@ -2,7 +2,7 @@
 
 Python's ways to open, make, rename and remove files are redirected: each path has a second place,
 below the folder, that comes first. Where the kernel has Landlock, it refuses every other write of
-this process and of those that it starts (see _landlock.py).
+this process and of those that it starts (see landlock.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The process of one configuration: runs the script's first steps on devices without values.
 
-`python -m managed.cli._plan_child JOB`, where JOB is a file in JSON that plan.py writes. It writes
+`python -m managed.cli.plan.child JOB`, where JOB is a file in JSON that plan.py writes. It writes
 what it found after each step, so that a process that is ended leaves what it knew.
 """
 
@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 import managed
-from managed.cli import _discard_files, _plan_hollow
-from managed.cli._discard import Discard
-from managed.cli._landlock import allow_writes_below, end_with_parent
-from managed.cli._plan_steps import Figures, Steps
+from managed.cli.plan import discard_files, hollow
+from managed.cli.plan.discard import Discard
+from managed.cli.plan.landlock import allow_writes_below, end_with_parent
+from managed.cli.plan.steps import Figures, Steps
 
 
 def _simulate(job: dict[str, Any]) -> None:
@@ -39,7 +39,7 @@ def _discard(job: dict[str, Any]) -> bool:
     refused = allow_writes_below(kept)
     discard = Discard(job["written"], kept)
     discard.install()
-    _discard_files.install(discard)
+    discard_files.install(discard)
     return refused
 
 
@@ -86,7 +86,7 @@ def main(path: str) -> None:
     _unknown(steps.report)
     steps.report["refused"] = _discard(job)
     steps.install()
-    _plan_hollow.install()
+    hollow.install()
     script = job["script"]
     sys.argv = [script, *job["arguments"]]
     sys.path[0] = os.path.dirname(script)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from managed._simulated.spec import find_preset
-from managed.cli._discard import written
+from managed.cli.plan.discard import written
 
 __all__ = ["Machine", "configured"]
 
@@ -71,7 +71,7 @@ def _child(
     (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
     env = {k: v for k, v in os.environ.items() if k not in ("MANAGED_SIM", "NO_MANAGED")}
     env |= {"TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1", "WANDB_MODE": "disabled"}
-    command = [sys.executable, "-m", "managed.cli._plan_child", str(folder / "job.json")]
+    command = [sys.executable, "-m", "managed.cli.plan.child", str(folder / "job.json")]
     ended: str | None = None
     with open(log, "wb") as file:
         process = subprocess.Popen(

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from managed._backend import INERT
-from managed.cli import _sockets
+from managed.cli.watch import sockets
 
 __all__ = ["serve", "stop"]
 
@@ -34,11 +34,11 @@ _server: _Server | None = None
 class _Server(threading.Thread):
     def __init__(self, path: Path) -> None:
         super().__init__(name="managed-top", daemon=True)
-        from managed.cli._snapshot import Teller
+        from managed.cli.watch.snapshot import Teller
 
         name = f"{os.getpid()}-{secrets.token_hex(4)}.sock"
-        with _sockets.open_directory(path, create=True) as directory:
-            self.socket = _sockets.listen(directory, name)
+        with sockets.open_directory(path, create=True) as directory:
+            self.socket = sockets.listen(directory, name)
         self.path = path / name
         self.peer: socket.socket | None = None
         self.ended = threading.Event()
@@ -54,7 +54,7 @@ class _Server(threading.Thread):
                 continue
             with self.peer, contextlib.suppress(OSError):
                 self.peer.settimeout(1)
-                if _sockets.is_own(self.peer):
+                if sockets.is_own(self.peer):
                     self.peer.sendall(self._answer())
             self.peer = None
 
@@ -98,7 +98,7 @@ def serve() -> Path | None:
     global _server
     if _server is not None or INERT:
         return None if _server is None else _server.path
-    for path in _sockets.directories():
+    for path in sockets.directories():
         try:
             _server = _Server(path)
         except OSError as error:

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from managed._views.words import columns, size, took
-from managed.cli._asked import Shown
 from managed.cli._screen import OWNERS, Line, Piece, Screen, fitted, printable
+from managed.cli.watch.asked import Shown
 
 __all__ = ["Look", "command", "panel"]
 

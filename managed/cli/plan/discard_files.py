@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from managed.cli._discard import Discard
+from managed.cli.plan.discard import Discard
 
 __all__ = ["install"]
 
