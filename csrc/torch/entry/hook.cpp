@@ -9,7 +9,6 @@
 
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
-#include <c10/util/llvmMathExtras.h>
 #include <torch/csrc/jit/python/update_graph_executor_opt.h>
 #include <torch/csrc/jit/runtime/interpreter.h>
 
@@ -20,6 +19,7 @@
 #include "torch/tensor/adopt.h"
 #include "torch/align/align.h"
 #include "torch/entry/aligned_call.h"
+#include "torch/entry/operands.h"
 #include "torch/api.h"
 #include "torch/align/requested_copies.h"
 #include "torch/devices/devices.h"
@@ -32,7 +32,6 @@
 #include "torch/tensor/replica.h"
 #include "torch/tensor/state.h"
 #include "torch/threads/threads.h"
-#include "torch/residency/torture.h"
 #include "torch/threads/errors.h"
 #include "torch/devices/waiting.h"
 
@@ -50,62 +49,37 @@ std::atomic<int64_t> hits_before{0}; // of replicas, at the last reset
 
 thread_local bool frozen = false;
 
-// Calls f with each tensor that a value holds; lists of other things are left after their first element.
-template <class F>
-void each_tensor(const c10::IValue& v, const F& f) {
-  if (v.isTensor()) return f(v.toTensor());
-  if (!v.isList()) return;
-  for (const c10::IValue& e : v.toListRef()) {
-    if (!e.isTensor() && !e.isList() && !e.isNone()) return;
-    each_tensor(e, f);
-  }
-}
-
-// Written lists come back as arguments, so they are remembered before the kernel takes the stack.
-c10::SmallVector<c10::IValue, 2> written_lists(const OpFacts& f, const torch::jit::Stack& stack) {
-  c10::SmallVector<c10::IValue, 2> lists;
-  for (uint64_t left = f.written_lists; C10_UNLIKELY(left); left &= left - 1)
-    lists.push_back(stack[stack.size() - f.arguments + c10::llvm::countTrailingZeros(left)]);
-  return lists;
-}
-
-// Invalidates the copies of what a call writes, after the call; also if it fails half way.
+// What a call writes. The kernel takes the operands from the stack, so they are kept here for after the call.
 class Writes {
  public:
-  Writes(const OpFacts& f, const torch::jit::Stack& stack) {
-    if (C10_LIKELY(sources_alive.load(std::memory_order_relaxed) == 0)) return;
-    for (uint64_t left = f.written; left; left &= left - 1)
-      values_.push_back(stack[stack.size() - f.arguments + c10::llvm::countTrailingZeros(left)]);
+  explicit Writes(const BoxedOperands& operands) {
+    if (C10_LIKELY(operands.facts.written == 0)) return;
+    const bool have_copies = C10_UNLIKELY(sources_alive.load(std::memory_order_relaxed) != 0);
+    operands.each_argument([&](const c10::IValue& v, const TensorArg& a) {
+      if (a.is_written() && have_copies) written_.push_back(v);
+      if ((a.flags & kWritten) && a.shape != ArgShape::One) lists_.push_back(v); // it is no result
+    });
   }
+  // Invalidates the copies of what was written, also if the call failed half way.
   ~Writes() {
-    for (const c10::IValue& v : values_) each_tensor(v, invalidate_copies);
+    for (const c10::IValue& v : written_) each_tensor(v, invalidate_copies);
   }
   Writes(const Writes&) = delete;
   Writes& operator=(const Writes&) = delete;
 
+  void mark_lists() const {
+    for (const c10::IValue& list : lists_) each_tensor(list, mark_written);
+  }
+
  private:
-  c10::SmallVector<c10::IValue, 2> values_;
+  c10::SmallVector<c10::IValue, 2> written_, lists_;
 };
 
 // Nothing leaves the host, so its storages need not be held.
-bool on_host(const OpFacts& f, const torch::jit::Stack& stack) {
+bool on_host(const BoxedOperands& operands) {
   bool all = true;
-  for (const TensorArg& a : f.tensors)
-    each_tensor(stack[stack.size() - f.arguments + a.index],
-                [&](const at::Tensor& t) { all &= !t.defined() || t.is_cpu(); });
+  operands.each([&](const at::Tensor& t, bool) { all &= !t.defined() || t.is_cpu(); });
   return all;
-}
-
-void hold_operands(Hold& hold, const OpFacts& f, const torch::jit::Stack& stack) {
-  torture_now();
-  const std::size_t base = stack.size() - f.arguments;
-  const bool unknown_writes = f.route == Route::Open; // a foreign schema may not list all writes
-  for (const TensorArg& a : f.tensors)
-    each_tensor(stack[base + a.index], [&](const at::Tensor& t) {
-      if (only_looked_at(f, t)) return; // a view of bytes that are elsewhere brings none home
-      hold.add(t, unknown_writes || (a.flags & (kWritten | kHiddenWrite)));
-    });
-  hold.bring_home(f.c_name);
 }
 
 // A collective may use the pointers of its operands when it has returned, and how long is unknown, unless the backend
@@ -117,22 +91,22 @@ void expose_to_collective(const at::Tensor& t) {
 
 // The device of the first operand on an accelerator. An operator that is not torch's own launches on the current
 // device, and managed has chosen where its operands are.
-std::optional<c10::Device> to_be_current(const OpFacts& f, const torch::jit::Stack& stack) {
+std::optional<c10::Device> to_be_current(const BoxedOperands& operands) {
   std::optional<c10::Device> device;
-  for (const TensorArg& a : f.tensors)
-    each_tensor(stack[stack.size() - f.arguments + a.index], [&](const at::Tensor& t) {
-      if (!device && t.defined() && id_of(t.device()) > MGD_HOST) device = t.device();
-    });
+  operands.each([&](const at::Tensor& t, bool) {
+    if (!device && t.defined() && id_of(t.device()) > MGD_HOST) device = t.device();
+  });
   return device;
 }
 
 void run_kernel(Turn& turn, const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack,
                 const OpFacts& f) {
-  const bool host = !handles_enabled.load(std::memory_order_relaxed) || on_host(f, stack);
+  const BoxedOperands operands(f, stack);
+  const bool host = !handles_enabled.load(std::memory_order_relaxed) || on_host(operands);
   Hold hold(&turn);
   try { // the text names what the operator holds
-    if (!host && holds_operands(f)) hold_operands(hold, f, stack);
-    const c10::OptionalDeviceGuard current(C10_UNLIKELY(f.is_foreign) ? to_be_current(f, stack) : std::nullopt);
+    if (!host && holds_operands(f)) hold_operands(hold, operands);
+    const c10::OptionalDeviceGuard current(C10_UNLIKELY(f.is_foreign) ? to_be_current(operands) : std::nullopt);
     if (meets_hook_inside(f, ks, host)) return op.redispatchBoxed(ks, &stack);
     c10::impl::ExcludeDispatchKeyGuard no_key(kKey);
     op.redispatchBoxed(ks, &stack);
@@ -142,16 +116,14 @@ void run_kernel(Turn& turn, const c10::OperatorHandle& op, c10::DispatchKeySet k
 }
 
 void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
-  const auto lists = written_lists(f, stack);
-  const Writes writes(f, stack);
-  for (uint64_t left = f.written; left; left &= left - 1)
-    each_tensor(stack[stack.size() - f.arguments + c10::llvm::countTrailingZeros(left)], renew_history);
+  const BoxedOperands operands(f, stack);
+  const Writes writes(operands);
+  each_written(operands, renew_history);
   // A recorded graph writes its operands and results whenever it is replayed, and no operator reports it.
   void (*hand_out)(const at::Tensor&) = nullptr;
   if (C10_UNLIKELY(f.outlives_call)) hand_out = &expose_to_collective;
   if (C10_UNLIKELY(recording_graphs.load(std::memory_order_relaxed))) hand_out = &expose;
-  if (C10_UNLIKELY(hand_out))
-    for (const TensorArg& a : f.tensors) each_tensor(stack[stack.size() - f.arguments + a.index], hand_out);
+  if (C10_UNLIKELY(hand_out)) operands.each([&](const at::Tensor& t, bool) { hand_out(t); });
   std::optional<RequestedCopy> copy;
   if (C10_UNLIKELY(f.copies_between_devices)) copy.emplace(f, stack);
   // The turn is held until the results can be evicted, too.
@@ -162,19 +134,7 @@ void run_below(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit
     each_tensor(stack[i], [&](const at::Tensor& t) { mark_result(t, f); });
     if (C10_UNLIKELY(hand_out)) each_tensor(stack[i], hand_out);
   }
-  for (const c10::IValue& list : lists) each_tensor(list, mark_written);
-}
-
-// A list operator whose operands would fill too much of one device.
-bool is_large(const OpFacts& f, const torch::jit::Stack& stack) {
-  if (C10_LIKELY(f.alignment != Alignment::Rows) || !handles_enabled.load(std::memory_order_relaxed)) return false;
-  Load load;
-  for (const TensorArg& a : f.tensors) {
-    const c10::IValue& v = stack[stack.size() - f.arguments + a.index];
-    if (v.isList()) load.rows = std::max(load.rows, v.toListRef().size());
-    each_tensor(v, [&](const at::Tensor& t) { load.see(t); });
-  }
-  return load.wants_pieces();
+  writes.mark_lists();
 }
 
 // TorchScript differentiates what it has optimised by formulas of its own, in which no gradient crosses to another
@@ -243,20 +203,19 @@ Places places_of(const OpFacts& f, const torch::jit::Stack& stack) {
   const bool repeatable = f.route == Route::Leaf && f.alignment == Alignment::Align && f.written == 0 &&
       f.results_are_new && f.returns > 0 && !f.draws_random && !f.copies_between_devices;
   if (!repeatable || frozen || mgd_torch_in_backward() || recording_graphs.load(std::memory_order_relaxed)) return p;
-  for (const TensorArg& a : f.tensors)
-    each_tensor(stack[stack.size() - f.arguments + a.index], [&](const at::Tensor& t) {
-      if (!t.defined()) return;
-      const bool allows = may_end_on_host(t);
-      p.allowed |= allows;
-      p.there |= !t.is_cpu();
-      p.stays |= allows && t.is_cpu() && t.dim() > 0;
-    });
+  BoxedOperands(f, stack).each([&](const at::Tensor& t, bool) {
+    if (!t.defined()) return;
+    const bool allows = may_end_on_host(t);
+    p.allowed |= allows;
+    p.there |= !t.is_cpu();
+    p.stays |= allows && t.is_cpu() && t.dim() > 0;
+  });
   return p;
 }
 
 void align_and_run(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
   if (f.alignment != Alignment::Never && !just_aligned(f) &&
-      C10_UNLIKELY(!together(f, stack, stack.size() - f.arguments) || is_large(f, stack))) {
+      C10_UNLIKELY(!together(f, stack, stack.size() - f.arguments) || is_large(BoxedOperands(f, stack)))) {
     if (C10_UNLIKELY(frozen)) return run_frozen(op, ks & kBelow, stack, f);
     if (realign(op, stack, f)) return;
   }

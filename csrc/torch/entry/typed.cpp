@@ -14,17 +14,16 @@
 #include <type_traits>
 #include <unordered_set>
 
-#include "torch/align/align.h"
 #include "torch/devices/devices.h"
 #include "torch/devices/graphs.h"
 #include "torch/residency/hold.h"
 #include "torch/entry/hook.h"
+#include "torch/entry/operands.h"
 #include "torch/residency/out_of_memory.h"
 #include "torch/entry/register.h"
 #include "torch/tensor/replica.h"
 #include "torch/tensor/state.h"
 #include "torch/threads/threads.h"
-#include "torch/residency/torture.h"
 #include "torch/entry/typed_ops.h"
 
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized" // gcc takes the end of an empty optional<Generator> for a read
@@ -109,7 +108,7 @@ class Call {
       for (const at::Tensor& t : a) all.see(t);
     is_host_ = all.host || !may_leave; // nothing leaves the host, so its storages need not be held
     if (C10_UNLIKELY(!all.ok && !(f.scalars_stay && differ_in_numbers_only()))) return false;
-    return C10_LIKELY(f.alignment != Alignment::Rows || !may_leave) || !is_large();
+    return !is_large(arguments_); // the boxed call repeats this test with the same result
   }
 
   // Whether the call draws on another accelerator than the first, which has the stream of random numbers. The steps of
@@ -122,10 +121,8 @@ class Call {
   __attribute__((noinline)) void begin(c10::DispatchKeySet ks) {
     const CallFacts& f = arguments_.facts;
     arguments_.noting = f.written != 0;
-    if (arguments_.noting)
-      for (const Tensors& a : arguments_)
-        if (arguments_.is_written(a)) std::for_each(a.begin(), a.end(), renew_history);
-    if (!is_host_ && holds_operands(f)) hold_operands();
+    each_written(arguments_, renew_history);
+    if (!is_host_ && holds_operands(f)) hold_operands(hold_, arguments_);
     if (C10_LIKELY(!meets_hook_inside(f, ks, is_host_))) no_key_.emplace(kKey);
   }
 
@@ -143,8 +140,17 @@ class Call {
     bool noting = false;
     ~Arguments() {
       if (C10_LIKELY(!noting || sources_alive.load(std::memory_order_relaxed) == 0)) return;
+      each_written(*this, invalidate_copies);
+    }
+    template <class F>
+    void each(const F& f) const {
       for (const Tensors& a : *this)
-        if (is_written(a)) std::for_each(a.begin(), a.end(), invalidate_copies);
+        for (const at::Tensor& t : a) f(t, is_written(a));
+    }
+    std::size_t rows() const {
+      std::size_t most = 0;
+      for (const Tensors& a : *this) most = std::max(most, std::size_t{a.n});
+      return most;
     }
     bool is_written(const Tensors& a) const { return facts.written >> a.argument & 1; }
     const Tensors* begin() const { return all; }
@@ -164,24 +170,6 @@ class Call {
     for (const Tensors& a : arguments_)
       if (std::any_of(a.begin(), a.end(), may_end_on_host)) return true;
     return false;
-  }
-
-  // The test of chokepoint(): the boxed call repeats it with the same result.
-  bool is_large() const {
-    Load load;
-    for (const Tensors& a : arguments_) {
-      load.rows = std::max(load.rows, std::size_t{a.n});
-      std::for_each(a.begin(), a.end(), [&](const at::Tensor& t) { load.see(t); });
-    }
-    return load.wants_pieces();
-  }
-
-  void hold_operands() {
-    torture_now();
-    for (const Tensors& a : arguments_)
-      for (const at::Tensor& t : a) // a view of bytes that are elsewhere brings none home
-        if (!only_looked_at(arguments_.facts, t)) hold_.add(t, arguments_.is_written(a));
-    hold_.bring_home(arguments_.facts.c_name);
   }
 
   const OperatorSection visit_; // first: nothing moves by itself after it

@@ -60,8 +60,9 @@ void read_arguments(OpFacts& f, const c10::FunctionSchema& schema, std::string_v
     f.names.push_back(a.name());
     f.tensors.push_back({static_cast<uint16_t>(i), shape, flags, f.names.back().c_str()});
     f.has_host_only |= (flags & kHostOnly) != 0;
-    if (flags & (kWritten | kHiddenWrite)) f.written |= uint64_t{1} << i;
-    if ((flags & kWritten) && shape != ArgShape::One) f.written_lists |= uint64_t{1} << i;
+    const uint64_t bit = uint64_t{1} << i;
+    if (f.tensors.back().is_written()) f.written |= bit;
+    if ((flags & kWritten) && shape != ArgShape::One) f.written_lists |= bit;
   }
 }
 

@@ -47,12 +47,13 @@ struct TensorArg {
   ArgShape shape;
   uint8_t flags;
   const char* name; // owned by the facts' copy of the schema's names
+  bool is_written() const { return flags & (kWritten | kHiddenWrite); }
 };
 
 // The facts that each call reads. A typed kernel has its own copy: a large kernel evicts managed's data from the CPU's
-// caches, and each further pointer then costs a cache miss.
+// caches, and each further pointer then costs a cache miss. Torch's schemas have at most 64 arguments.
 struct CallFacts {
-  uint64_t written = 0;       // bit i: argument i is written, whether or not the schema says so
+  uint64_t written = 0; // bit i: argument i is written, whether or not the schema says so
   uint64_t written_lists = 0; // bit i: argument i is a written list, which is no result
   Route route = Route::Leaf;
   Alignment alignment = Alignment::Align;
