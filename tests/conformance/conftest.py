@@ -8,7 +8,10 @@ import os
 
 import pytest
 import torch
+from torch.testing._internal import common_utils
+from torch.testing._internal.opinfo import core
 
+from .operators import forget_rest
 from .tally import as_property, counts, from_property, settle
 
 SEED = int(os.environ.get("CONFORMANCE_SEED", "0"))
@@ -61,6 +64,21 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def bytes_are_the_tests_own():
+    forget_rest()
+
+
+@pytest.fixture(autouse=True)
+def torch_looks_for_no_test(monkeypatch):
+    """Torch's database looks for a unittest in the source of the whole stack, for each sample.
+
+    With transformers imported that takes most of a sweep's time.
+    """
+    for module in (common_utils, core):
+        monkeypatch.setattr(module, "extract_test_fn", lambda: None)
 
 
 @pytest.fixture(scope="session")

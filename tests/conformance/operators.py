@@ -60,26 +60,41 @@ def float_kind(dtype):
     return dtype.is_floating_point or dtype.is_complex
 
 
+_known_rest = {}  # bytes by device that left_over() leaves out
+
+
+def forget_rest():
+    """Leaves out of left_over() what is allocated now: small constants of graphs, for example,
+    that torch's compiler keeps of an earlier test."""
+    global _known_rest
+    _known_rest = _allocated()
+
+
 def left_over():
-    """Bytes still allocated on simulated devices, per device that has some.
+    """Bytes allocated on simulated devices since the last call, per device that has some.
 
     The engine's threads drop their last tensors a little after backward has returned, so that
     a rest is looked at again for some seconds before it counts.
     """
     deadline = time.monotonic() + 5
     looks = 0
-    while (used := _allocated()) and time.monotonic() < deadline:
+    while (rest := _rest()) and time.monotonic() < deadline:
         time.sleep(0.002)  # lets those threads have the interpreter
         looks += 1
         if looks % 10 == 0:
             empty_queue(D0)
             gc.collect()
-    return used
+    forget_rest()
+    return rest
+
+
+def _rest():
+    known = _known_rest
+    return {i: n - known.get(i, 0) for i, n in _allocated().items() if n > known.get(i, 0)}
 
 
 def _allocated():
-    used = {i: device_module.memory_allocated(i) for i in range(device_module.device_count())}
-    return {i: n for i, n in used.items() if n}
+    return {i: device_module.memory_allocated(i) for i in range(device_module.device_count())}
 
 
 def run_operator(op, dtype, placement, *, samples, seed, layout=torch.strided):

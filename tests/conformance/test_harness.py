@@ -91,6 +91,8 @@ def test_bytes_left_over_are_a_failure():
 
     found = run_operator(named("add"), torch.float32, Keeping, samples=1, seed=0)
     assert "bytes left over" in found.forward[0]
+    found = run_operator(named("add"), torch.float32, OnDevice, samples=1, seed=0)
+    assert not found.forward, "the same bytes are reported of one operator"
 
 
 def test_only_the_named_failure_of_a_known_operator_is_excused():
