@@ -1,10 +1,12 @@
-"""Attributes of others that are ours while somebody wants them to be."""
+"""Attributes of torch that managed replaces for a while, and puts back."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
+
+from torch.jit import _builtins
 
 __all__ = ["Patch", "Patches"]
 
@@ -20,9 +22,9 @@ class Patch(NamedTuple):
 
 
 class Patches:
-    """`enter()` puts them in, as often as is asked for; the last `leave()` takes them out.
+    """`enter()` puts them in; the `leave()` of the last caller that is inside takes them out.
 
-    `make` names them when they are put in for the first time.
+    `make` is called once, by the first `enter()`, and names them.
     """
 
     def __init__(self, make: Callable[[], Iterable[Patch]]) -> None:
@@ -40,6 +42,8 @@ class Patches:
         with self._lock:
             if self._patches is None:
                 self._patches = list(self._make())
+                for owner, name, value in self._patches:
+                    _known_to_torchscript(value, vars(owner).get(name))
             if self._inside == 0:
                 self._before = [vars(p.owner).get(p.name, _NONE) for p in self._patches]
                 for owner, name, value in self._patches:
@@ -53,8 +57,16 @@ class Patches:
                 return
             for (owner, name, value), before in zip(self._patches, self._before, strict=True):
                 if vars(owner).get(name) is not value:
-                    continue  # somebody has wrapped ours meanwhile, and calls what we call
+                    continue  # a wrapper around ours was put in meanwhile, and calls it
                 if before is _NONE:
                     delattr(owner, name)
                 else:
                     setattr(owner, name, before)
+
+
+def _known_to_torchscript(value: Any, original: Any) -> None:
+    """TorchScript compiles a call of `value` as it compiles one of `original`: it has a table of
+    torch's functions by their addresses, and the source of any other."""
+    operator = _builtins._find_builtin(original)
+    if operator is not None:
+        _builtins._register_builtin(value, operator)

@@ -451,6 +451,26 @@ def test_torch_cuda_speaks_of_simulated_devices():
     assert not torch.cuda.is_available()
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_torchscript_knows_what_is_replaced():
+    """torch.distributed.optim scripts its classes when it is imported, for example."""
+    known = torch.jit._builtins._find_builtin
+    names = [name for name in dir(torch) if known(getattr(torch, name))]
+
+    def kinds() -> bool:
+        return torch.is_autocast_enabled() and torch.get_autocast_dtype("cuda") == torch.float16
+
+    before = {name: getattr(torch, name) for name in names}
+    with managed.on():
+        replaced = [name for name in names if getattr(torch, name) is not before[name]]
+        assert {"sparse_coo_tensor", "is_autocast_enabled", "get_autocast_dtype"} <= {*replaced}
+        for name in replaced:
+            assert known(getattr(torch, name)) == known(before[name])
+        inside = torch.jit.script(kinds)
+        assert not inside()
+    assert not torch.jit.script(kinds)()
+
+
 def test_autocast_and_grad_scaler():
     with managed.on():
         x = torch.randn(4, 4, device="cuda")
