@@ -138,8 +138,9 @@ def _bring(slots: list[walk.Slot], device: torch.device) -> None:
             )
     if not C.alone([slot.tensor for slot in slots]):
         raise RuntimeError(
-            "managed: near moves no bytes that others have as well: a view of a tensor or of its "
-            "gradient, detach(), .data, a storage, an array. They would stay behind; delete them, "
-            f"or use x = x.to({str(device)!r}) or module.to({str(device)!r})"
+            "managed: near moves no bytes that another object has as well: a view of a tensor or "
+            "of its gradient, detach(), .data, a storage, an array. Nor what has hooks at the "
+            "accumulator of its gradient, as in DistributedDataParallel. They would stay behind; "
+            f"delete them, or use x = x.to({str(device)!r}) or module.to({str(device)!r})"
         )
     walk.carry([(slot, device) for slot in slots], C.REQUESTED)

@@ -247,8 +247,9 @@ PyMethodDef mgd_walk_methods[] = {
      PyDoc_STR("pin(tensor, pinned, /)\n--\n\nPins the tensor to its device, or lets it move again.")},
     {"pinned", pinned, METH_O, PyDoc_STR("pinned(tensor, /)\n--\n\nWhether the tensor is pinned.")},
     {"alone", alone, METH_O,
-     PyDoc_STR("alone(tensors, /)\n--\n\nWhether nothing but these tensors of a list has their bytes, and no two "
-               "share any.")},
+     PyDoc_STR(
+         "alone(tensors, /)\n--\n\nWhether nothing but these tensors of a list has their bytes, no two share any, "
+         "and no hooks wait at the accumulators of their gradients.")},
     {"advise", advise, METH_VARARGS,
      PyDoc_STR("advise(tensor, advice, /)\n--\n\nWhat the program says of its bytes: the sum of LAST, FIRST, NEXT and "
                "READ that apply (enum mgd_advice).")},

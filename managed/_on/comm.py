@@ -105,13 +105,16 @@ def _distributed() -> Iterator[tuple[Any, str, Callable[..., Any], Callable[...,
     ddp: Any = torch.nn.parallel.DistributedDataParallel
     check = ddp._check_comm_hook
 
-    def _check_comm_hook(self: Any, hook: Callable[..., Any]) -> None:
+    def _check_comm_hook(self: Any, hook: Any) -> None:
+        if not callable(hook):
+            return check(self, hook)
+
         @functools.wraps(hook)
         def renamed(*args: Any) -> Any:
             return hook(*args)
 
         renamed.__name__ = "hook"  # of names with "bf16" torch asks whether it is built with CUDA
-        check(self, renamed)
+        return check(self, renamed)
 
     yield ddp, check.__name__, check, _check_comm_hook
     # Torch's own code, which asks in its module, would go on to names that a CPU build has not.

@@ -10,15 +10,14 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
 from torch.utils._contextlib import context_decorator
 
 from managed._backend import INERT, C
 from managed._budgets import budget as set_budget
 from managed._budgets import cap_of
 from managed._modules import placement
+from managed._on import modules
 from managed._torch_patches.patches import Patch, Patches
-from managed.module import ManagedModule
 from managed.sim import is_simulated, read_devices, simulate
 
 __all__ = ["on"]
@@ -149,47 +148,7 @@ def pick(size: int) -> torch.device:
     return placement.for_bytes(size, C.get_manager(), C.get_on() == C.DISPERSING)
 
 
-# ---- modules
-
-
-def _arrived(module: nn.Module) -> bool:
-    """Whether the module is managed now."""
-    if torch.compiler.is_compiling() or any(t.is_meta for t in _tensors(module)):
-        return False
-    try:
-        ManagedModule.from_module(module)
-    except TypeError:  # holds what cannot be managed
-        return False
-    return isinstance(module, ManagedModule)
-
-
-def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
-    yield from module.parameters()
-    yield from module.buffers()
-
-
-def _sent(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of nn.Module that sends it somewhere: of ManagedModule inside."""
-    ours = vars(ManagedModule)[name]
-
-    @functools.wraps(original)
-    def send(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(self, ManagedModule) or not C.get_on():
-            return original(self, *args, **kwargs)
-        return (ours if _arrived(self) else original)(self, *args, **kwargs)
-
-    return send
-
-
-def _called(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        fresh = not isinstance(self, ManagedModule) and C.get_on() and _arrived(self)
-        if fresh and C.alone(list(_tensors(self))):  # the program did not ask for it to move
-            placement.place(self, C.get_manager(), False)
-        return original(self, *args, **kwargs)
-
-    return __call__
+# ---- tensors
 
 
 def _read(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -238,10 +197,7 @@ def _started(original: Callable[..., None]) -> Callable[..., None]:
 def _make() -> Iterator[Patch]:
     from managed._on import parallel
 
-    module: Any = nn.Module
-    for name in ("to", "cuda", "cpu", "to_empty"):
-        yield Patch(module, name, _sent(name, vars(module)[name]))
-    yield Patch(module, "__call__", _called(module.__call__))
+    yield from modules.patches()
     yield Patch(torch.Tensor, "numpy", _read(torch.Tensor.numpy))
     yield Patch(threading.Thread, "start", _started(threading.Thread.start))
     yield from parallel.patches()

@@ -76,10 +76,38 @@ def test_gradients_cross_in_half_precision(begin, type):
         model = DistributedDataParallel(net().cuda(), device_ids=[0])
         with pytest.raises(ValueError, match="bucket annotation"):
             model.register_comm_hook(None, wrong_hook)
+        with pytest.raises(TypeError, match="must be callable"):
+            model.register_comm_hook({}, {})
         model.register_comm_hook(None, hook)
         nn.functional.cross_entropy(model(x.cuda()), y.cuda()).backward()
     for p, q in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(p.grad.cpu(), q.grad.to(type).float())
+
+
+@pytest.mark.parametrize("find_unused", [False, True])
+def test_a_module_that_was_sent_nowhere_is_reduced(begin, find_unused):
+    """It goes to a device before the reducer has hooks on its parameters."""
+    plain = net()
+    nn.functional.cross_entropy(plain(X), Y).backward()
+    reduced = []
+
+    def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        reduced.append(bucket.buffer().numel())
+        done = torch.futures.Future(devices=[bucket.buffer().device])
+        done.set_result(bucket.buffer())
+        return done
+
+    with managed.on():
+        begin("gloo")
+        model = DistributedDataParallel(net(), find_unused_parameters=find_unused)
+        model.register_comm_hook(None, hook)
+        for _ in range(2):
+            model.zero_grad()
+            nn.functional.cross_entropy(model(X), Y).backward()
+    assert {p.device.type for p in model.parameters()} == {"sim"}
+    assert sum(reduced) == 2 * sum(p.numel() for p in plain.parameters())
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(p.grad.cpu(), q.grad)
 
 
 def wrong_hook(state: object, bucket: int) -> torch.futures.Future[torch.Tensor]:

@@ -451,6 +451,23 @@ def test_torch_cuda_speaks_of_simulated_devices():
     assert not torch.cuda.is_available()
 
 
+def test_a_module_with_hooks_at_its_accumulators_stays():
+    """They belong to the accumulators of where the parameters are."""
+    plain, model = net(), net()
+    x = torch.randn(3, 4)
+    plain(x).sum().backward()
+    with managed.on():
+        called = []
+        ends = [p.view_as(p).grad_fn.next_functions[0][0] for p in model.parameters()]
+        for end in ends:
+            end.register_hook(lambda *gradients: called.append(1))
+        model(x).sum().backward()
+    assert {p.device.type for p in model.parameters()} == {"cpu"}
+    assert len(called) == len(ends)
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(p.grad, q.grad)
+
+
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
 def test_torchscript_knows_what_is_replaced():
     """torch.distributed.optim scripts its classes when it is imported, for example."""

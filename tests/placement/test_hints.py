@@ -261,7 +261,7 @@ def test_near_leaves_nothing_behind_that_shares_the_bytes(how, where):
     x.grad = torch.zeros_like(x)
     other = SHARERS[how](x)
     for obj in (x, net, [net, x]):
-        with pytest.raises(RuntimeError, match="that others have as well"):
+        with pytest.raises(RuntimeError, match="that another object has as well"):
             managed.hint(obj, near=D1)
     assert str(x.device) == where
     with torch.no_grad():
@@ -279,9 +279,9 @@ def test_near_brings_a_storage_whose_parts_all_come():
     twin = nn.Parameter(flat[2:6])
     del flat
     net = ManagedModule.from_module(nn.ParameterList([first, last]))
-    with pytest.raises(RuntimeError, match="that others have as well"):
+    with pytest.raises(RuntimeError, match="that another object has as well"):
         managed.hint(net, near=D1)
-    with pytest.raises(RuntimeError, match="that others have as well"):
+    with pytest.raises(RuntimeError, match="that another object has as well"):
         managed.hint([net, ManagedModule.from_module(nn.ParameterList([twin]))], near=D1)
     del twin
     want = [p.tolist() for p in net]
@@ -298,7 +298,7 @@ def test_near_takes_buffers_that_are_views_of_what_is_gone():
 
     kept = torch.arange(4)
     net = ManagedModule.from_module(Positions(kept))
-    with pytest.raises(RuntimeError, match="that others have as well"):
+    with pytest.raises(RuntimeError, match="that another object has as well"):
         managed.hint(net, near=D1)
     del kept
     managed.hint(net, near=D1)

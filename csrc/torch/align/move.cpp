@@ -157,6 +157,16 @@ bool has_bytes_alone(const at::Tensor& t, const at::Tensor& through) {
   return owns_alone(t, through) && !may_change_unseen(t, through) && (!grad.defined() || have_bytes_alone({grad}));
 }
 
+// Whether more than graphs waits at the accumulator of t, as the reducer of DistributedDataParallel does. It would be
+// left behind with the accumulator by a move.
+bool has_hooks_behind(const at::Tensor& t) {
+  auto* meta = torch::autograd::impl::get_autograd_meta(t);
+  if (!meta) return false;
+  std::lock_guard<std::mutex> lock(meta->mutex_);
+  const auto accumulator = meta->grad_accumulator_.lock();
+  return accumulator && !(accumulator->post_hooks().empty() && accumulator->pre_hooks().empty());
+}
+
 // Whether there is room for t, its gradient and two states of an optimizer.
 bool has_room(const at::Tensor& t, c10::Device to) {
   observe();
@@ -344,7 +354,8 @@ int mgd_torch_are_alone(PyObject* list) {
     std::vector<at::Tensor> tensors;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); i++)
       tensors.push_back(THPVariable_Unpack(PyList_GET_ITEM(list, i)));
-    return static_cast<int>(have_bytes_alone(tensors));
+    return static_cast<int>(have_bytes_alone(tensors) &&
+                            std::none_of(tensors.begin(), tensors.end(), has_hooks_behind));
   });
 }
 
