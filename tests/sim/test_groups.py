@@ -267,6 +267,16 @@ def test_what_gloo_refuses_is_its_error_and_changes_nothing():
 
 
 @pytest.mark.usefixtures("alone")
+def test_a_profile_has_each_collective_once():
+    """The one that finds when a collective ends is gloo's, too."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        dist.all_reduce(torch.ones(2, device=D0))
+        dist.broadcast(torch.ones(2, device=D0), 0)
+    names = [e.name for e in profile.events() if e.name.startswith("gloo:")]
+    assert sorted(names) == ["gloo:all_reduce", "gloo:broadcast"]
+
+
+@pytest.mark.usefixtures("alone")
 def test_sparse_tensors_are_refused():
     with pytest.raises(NotImplementedError, match="collectives of sparse tensors"):
         dist.all_reduce(torch.eye(3, device=D0).to_sparse())
