@@ -53,7 +53,11 @@ TESTS = [
     "tests/residency/test_leaving_early.py",
 ]
 # The same again, in one process a file, with virtual GPUs for devices.
-TESTS_ON_CUDA = ["tests/steps/test_steps.py", "tests/residency/test_spill.py"]
+TESTS_ON_CUDA = [
+    "tests/steps/test_steps.py",
+    "tests/residency/test_spill.py",
+    "tests/residency/test_arena.py",
+]
 SECONDS = 900  # for the tests of one wait; one that hangs is caught
 SECONDS_FOR_ALL = 3600  # for all tests, with every wait in its place
 
@@ -382,14 +386,20 @@ def tried(tests: list[str], jobs: int, cuda: bool) -> tuple[dict[int, set[str]],
     if status:
         raise SystemExit(f"{said}\nmutate_waits: the tests fail with every wait in its place")
     before = ON_CUDA if cuda else ""
+    took = {}
+    files: dict[str, set[str]] = defaultdict(set)
+    for case in ElementTree.parse(times).iter("testcase"):
+        file = f"{case.attrib['classname'].replace('.', '/')}.py"
+        test = f"{before}{file}::{case.attrib['name']}"
+        took[test] = float(case.attrib["time"])
+        files[file].add(test)
     reached: dict[int, set[str]] = defaultdict(set)
     for line in notes.read_text().splitlines():
         number, test = line.split("\t")
-        reached[int(number)].add(before + test.rpartition(" ")[0])
-    took = {}
-    for case in ElementTree.parse(times).iter("testcase"):
-        test = f"{case.attrib['classname'].replace('.', '/')}.py::{case.attrib['name']}"
-        took[before + test] = float(case.attrib["time"])
+        name, _, phase = test.rpartition(" ")
+        reached[int(number)].add(before + name)
+        if phase == "(setup)":  # of a fixture, which may serve all tests of the file
+            reached[int(number)] |= files[name.partition("::")[0]]
     return reached, took
 
 
