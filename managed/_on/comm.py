@@ -106,15 +106,16 @@ def _distributed() -> Iterator[tuple[Any, str, Callable[..., Any], Callable[...,
     check = ddp._check_comm_hook
 
     def _check_comm_hook(self: Any, hook: Any) -> None:
-        if not callable(hook):
-            return check(self, hook)
+        if callable(hook):
 
-        @functools.wraps(hook)
-        def renamed(*args: Any) -> Any:
-            return hook(*args)
+            @functools.wraps(hook)
+            def renamed(*args: Any) -> Any:
+                return hook(*args)
 
-        renamed.__name__ = "hook"  # of names with "bf16" torch asks whether it is built with CUDA
-        return check(self, renamed)
+            renamed.__name__ = "hook"  # for names with "bf16" torch wants a build with CUDA
+            check(self, renamed)
+        else:
+            check(self, hook)  # which says what is wrong
 
     yield ddp, check.__name__, check, _check_comm_hook
     # Torch's own code, which asks in its module, would go on to names that a CPU build has not.

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from torch.jit import _builtins
+from torch.jit import _builtins as builtins
 
 __all__ = ["Patch", "Patches"]
 
@@ -67,6 +67,7 @@ class Patches:
 def _known_to_torchscript(value: Any, original: Any) -> None:
     """TorchScript compiles a call of `value` as it compiles one of `original`: it has a table of
     torch's functions by their addresses, and the source of any other."""
-    operator = _builtins._find_builtin(original)
+    table: Any = builtins
+    operator = table._find_builtin(original)
     if operator is not None:
-        _builtins._register_builtin(value, operator)
+        table._register_builtin(value, operator)

@@ -41,11 +41,11 @@ class Simulated(TestDistBackend, DistributedTest._DistTestBase):
         self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
     @classmethod
-    def _run(cls, rank, test_name, file_name, pipe, **kwargs):
+    def _run(cls, *args, **kwargs):
         torch.set_num_threads(1)
         managed.simulate(devices=2, memory="1GiB")
         with managed.on():
-            super()._run(rank, test_name, file_name, pipe, **kwargs)
+            super()._run(*args, **kwargs)
 
 
 if __name__ == "__main__":
