@@ -267,6 +267,22 @@ def test_what_gloo_refuses_is_its_error_and_changes_nothing():
 
 
 @pytest.mark.usefixtures("alone")
+def test_the_future_of_a_work_that_has_ended_has_its_value():
+    """DistributedDataParallel.join() asks for it at once."""
+    x = torch.ones(2, device=D0)
+    for _ in range(500):
+        work = dist.all_reduce(x, async_op=True)
+        future = work.get_future()
+        work.wait()
+        assert future.done()
+        assert future.value()[0] is x
+        other = dist.all_reduce(x, async_op=True)
+        while not other.is_completed():
+            pass
+        assert other.get_future().done()
+
+
+@pytest.mark.usefixtures("alone")
 def test_a_profile_has_each_collective_once():
     """The one that finds when a collective ends is gloo's, too."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <optional>
 #include <string_view>
+#include <thread>
 #include <unordered_set>
 #include <utility>
 
@@ -165,9 +166,18 @@ void Collective::arrived(std::exception_ptr failure) noexcept {
   for (const auto &[work, at] : ended) work->complete_future();
 }
 
+// The thread that ends works may still run callbacks of an earlier one. Waiting for these could wait for this thread.
+bool Collective::wait(std::chrono::milliseconds timeout) {
+  const bool ended = SimWork::wait(timeout);
+  complete_future();
+  while (!future_->completed()) std::this_thread::yield(); // the other thread completes it before any callback
+  return ended;
+}
+
 // The future records the current stream of the device, and looks at no storage of the program's, whose bytes may have
 // left.
 void Collective::complete_future() noexcept {
+  if (is_told_.exchange(true)) return;
   try {
     if (const std::exception_ptr error = exception()) std::rethrow_exception(error);
     const EndsAt exactly(end_);

@@ -10,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -95,6 +96,9 @@ class Collective final : public SimWork {
   Collective(c10d::OpType type, std::shared_ptr<Line> line, Operands operands, const Traffic &traffic);
   void follow(const WorkPtr &values, const WorkPtr &times);
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+  // After these the future has its value, which DistributedDataParallel.join() reads then.
+  bool wait(std::chrono::milliseconds timeout) override;
+  bool isCompleted() override { return SimWork::isCompleted() && future_->completed(); }
 
  private:
   void arrived(std::exception_ptr failure) noexcept;
@@ -102,6 +106,7 @@ class Collective final : public SimWork {
 
   const c10::intrusive_ptr<c10::ivalue::Future> future_;
   const c10::Storage place_; // tells the future its device
+  std::atomic<bool> is_told_{false}; // a thread completes the future, or has
   bool has_arrived_ = false; // the line's mutex guards this and the next
   std::exception_ptr failure_;
 };
