@@ -102,7 +102,9 @@ def pytest_terminal_summary(terminalreporter):
 def machine():
     """Simulated devices for the run, unless managed is inert or CUDA's own are asked for."""
     torch.set_num_threads(1)  # sums in one order; the engine's threads take it over when they start
-    if not INERT and not ON_CUDA:
+    if ON_CUDA:
+        torch.cuda.init()  # its counters of memory refuse a device before
+    elif not INERT:
         managed.simulate(devices=4, memory="256MiB")
         torch.sim._sim.start_audit()
 

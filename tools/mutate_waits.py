@@ -52,7 +52,7 @@ TESTS = [
     "tests/sim/test_groups.py",
     "tests/residency/test_leaving_early.py",
 ]
-# The same again, in one process a file, with virtual GPUs for devices.
+# The same again, with virtual GPUs for devices.
 TESTS_ON_CUDA = [
     "tests/steps/test_steps.py",
     "tests/residency/test_spill.py",

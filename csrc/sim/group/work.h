@@ -96,7 +96,7 @@ class Collective final : public SimWork {
   Collective(c10d::OpType type, std::shared_ptr<Line> line, Operands operands, const Traffic &traffic);
   void follow(const WorkPtr &values, const WorkPtr &times);
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
-  // After these the future has its value, which DistributedDataParallel.join() reads then.
+  // When wait() has returned, or isCompleted() true, the future has its value: DistributedDataParallel.join() reads it.
   bool wait(std::chrono::milliseconds timeout) override;
   bool isCompleted() override { return SimWork::isCompleted() && future_->completed(); }
 
@@ -106,7 +106,7 @@ class Collective final : public SimWork {
 
   const c10::intrusive_ptr<c10::ivalue::Future> future_;
   const c10::Storage place_; // tells the future its device
-  std::atomic<bool> is_told_{false}; // a thread completes the future, or has
+  std::atomic<bool> is_told_{false}; // a thread completes the future, or has completed it
   bool has_arrived_ = false; // the line's mutex guards this and the next
   std::exception_ptr failure_;
 };

@@ -157,8 +157,8 @@ bool has_bytes_alone(const at::Tensor& t, const at::Tensor& through) {
   return owns_alone(t, through) && !may_change_unseen(t, through) && (!grad.defined() || have_bytes_alone({grad}));
 }
 
-// Whether more than graphs waits at the accumulator of t, as the reducer of DistributedDataParallel does. It would be
-// left behind with the accumulator by a move.
+// Whether hooks wait at the accumulator of t, as those of DistributedDataParallel's reducer do. A move by the program
+// gives t another accumulator, and would leave them behind.
 bool has_hooks_behind(const at::Tensor& t) {
   auto* meta = torch::autograd::impl::get_autograd_meta(t);
   if (!meta) return false;

@@ -55,7 +55,7 @@ class Watch:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.before: dict[int, dict[str, Any]] = {}
-        serve.stop()  # MANAGED_TOP is meant for others
+        serve.stop()  # MANAGED_TOP is for processes that are looked at
 
     def look(self) -> list[Shown]:
         wanted = self.options.pid
