@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.devices import D0, D1, device_name
-from support.group_ranks import COLLECTIVES, DTYPES, KINDS, PRESET, WORLD, everything
+from support.group_ranks import COLLECTIVES, DTYPES, KINDS, PRESET, WORLD, everything, quietly
 from support.pressure import on
 from support.spawned import spawn
 
@@ -227,15 +227,39 @@ def test_what_a_collective_has_seen_may_leave():
     assert set(x.tolist()) == {1.0}
 
 
+# What gives the values of one tensor to another in a group of one, by each form that its operands have.
+GIVES = {
+    "a list to a list": lambda to, x: dist.all_to_all([to], [x]),
+    "a tensor to a tensor": lambda to, x: dist.all_to_all_single(to, x),
+    "a list to lists": lambda to, x: dist.all_gather([to], x),
+    "lists to a list": lambda to, x: dist.scatter(to, [x]),
+    "a list to lists of the root": lambda to, x: dist.gather(x, [to]),
+    "a sum of lists": lambda to, x: dist.reduce_scatter(to, [x]),
+    "a list to several lists": lambda to, x: quietly(dist.all_gather_coalesced, [[to]], [x]),
+}
+
+
 @pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("name", GIVES)
+def test_what_has_left_comes_home_to_a_collective(name):
+    x, to = on(torch.arange(2.0**14), D0), on(torch.zeros(2**14), D0)
+    _C.spill_all()
+    assert _C.is_spilled(x)
+    assert _C.is_spilled(to)
+    GIVES[name](to, x)
+    assert torch.equal(to.cpu(), torch.arange(2.0**14))
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("name", GIVES)
 @pytest.mark.parametrize("n", [4, 2**14])
-def test_what_a_collective_writes_is_seen_on_other_devices(n):
+def test_what_a_collective_writes_is_seen_on_other_devices(n, name):
     x, there, news = on(torch.zeros(n), D0), on(torch.zeros(n), D1), torch.ones(n, device=D0)
     there.pin()  # so that x comes to it
     managed.stats(reset=True)
     sums = [x + there for _ in range(3)]
     copies = [managed.stats()["copy"]]
-    dist.all_to_all_single(x, news)
+    GIVES[name](x, news)
     sums += [x + there for _ in range(3)]
     copies.append(managed.stats()["copy"])
     assert copies == [1, 2]

@@ -16,7 +16,7 @@ import managed
 from managed import _C, ManagedModule, ManagedTensor
 from support.spawned import LIMIT
 
-__all__ = ["COLLECTIVES", "DTYPES", "KINDS", "PRESET", "WORLD", "everything"]
+__all__ = ["COLLECTIVES", "DTYPES", "KINDS", "PRESET", "WORLD", "everything", "quietly"]
 
 WORLD = 3
 PRESET = "a100-80g-sxm"

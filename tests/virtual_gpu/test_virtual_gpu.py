@@ -248,6 +248,34 @@ def test_nccl_says_that_it_cannot_and_gloo_can():
 
 
 @with_cuda
+def test_the_operands_of_a_collective_come_home_and_stay():
+    """A backend may use their pointers when the call has returned. Lists of lists are operands, too."""
+    run("""
+        import torch.distributed as dist
+        import managed
+        store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        for give in (
+            lambda to, x: dist.all_to_all_single(to, x),
+            lambda to, x: dist.all_gather([to], x),
+            lambda to, x: dist.gather(x, [to]),
+            lambda to, x: dist.scatter(to, [x]),
+        ):
+            x, to = (
+                t.as_subclass(managed.ManagedTensor).cuda()
+                for t in (torch.arange(2.0**16), torch.zeros(2**16))
+            )
+            managed._C.spill_all()
+            assert managed._C.is_spilled(x) and managed._C.is_spilled(to)
+            give(to, x)
+            managed._C.spill_all()
+            assert not managed._C.is_spilled(x) and not managed._C.is_spilled(to)
+            assert torch.equal(to.cpu(), torch.arange(2.0**16))
+        dist.destroy_process_group()
+    """)
+
+
+@with_cuda
 def test_a_derivative_that_asks_for_cuda_is_the_cpus():
     run("""
         x = torch.randn(8, 9, 10, requires_grad=True)

@@ -26,29 +26,34 @@ bool is_composite(const c10::OperatorHandle& op) {
   return true;
 }
 
+c10::TypePtr without_optional(const c10::TypePtr& t) {
+  const auto optional = t->cast<c10::OptionalType>();
+  return optional ? optional->getElementType() : t;
+}
+
 bool tensor_shape(const c10::TypePtr& declared, ArgShape* shape) {
-  auto strip = [](c10::TypePtr t) {
-    if (auto o = t->cast<c10::OptionalType>()) return o->getElementType();
-    return t;
-  };
   auto is_tensor = [](const c10::TypePtr& t) { return t->kind() == c10::TypeKind::TensorType; };
-  c10::TypePtr type = strip(declared);
+  const c10::TypePtr type = without_optional(declared);
   if (is_tensor(type)) {
     *shape = ArgShape::One;
     return true;
   }
-  auto list = type->cast<c10::ListType>();
+  const auto list = type->cast<c10::ListType>();
   if (!list) return false;
-  c10::TypePtr element = list->getElementType();
+  const c10::TypePtr element = list->getElementType(), inner = without_optional(element);
+  if (inner->kind() == c10::TypeKind::ListType) {
+    ArgShape of_element;
+    *shape = ArgShape::Lists;
+    return tensor_shape(inner, &of_element);
+  }
   *shape = is_tensor(element) ? ArgShape::List : ArgShape::OptionalList;
-  return is_tensor(strip(element));
+  return is_tensor(inner);
 }
 
 void read_arguments(OpFacts& f, const c10::FunctionSchema& schema, std::string_view base, bool aten) {
   for (std::size_t i = 0; i < schema.arguments().size(); i++) {
     const c10::Argument& a = schema.arguments()[i];
-    c10::TypePtr type = a.type();
-    if (auto o = type->cast<c10::OptionalType>()) type = o->getElementType();
+    const c10::TypePtr type = without_optional(a.type());
     if (type->kind() == c10::TypeKind::GeneratorType) f.generator = static_cast<int>(i);
     if (type->kind() == c10::TypeKind::BoolType &&
         (a.name() == "training" || a.name() == "train" || a.name() == "use_input_stats"))

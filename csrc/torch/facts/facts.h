@@ -40,7 +40,8 @@ enum ArgFlag : uint8_t {
   kMetadata = 32,    // only its shape or dtype is read
 };
 
-enum class ArgShape : uint8_t { One, List, OptionalList };
+// Lists: a list of lists, as collectives of torch.distributed take. Its tensors are held, and stay on their devices.
+enum class ArgShape : uint8_t { One, List, OptionalList, Lists };
 
 struct TensorArg {
   uint16_t index; // position in the schema
