@@ -27,7 +27,7 @@ pytestmark = pytest.mark.not_under_torture("it counts what leaves")
 
 BLOCK = 12 * MiB  # CUDA's allocator takes no more than this for it
 ASLEEP = 30  # seconds, of a holder that does not answer
-WAITED = 5  # seconds; requests wait once for it, for a second, and machines may be busy
+WAITED = 1.5  # seconds: a request waits for one once, for a second
 
 
 @pytest.fixture
@@ -47,6 +47,17 @@ def idle(nbytes):
 
 def plain(nbytes):
     return [torch.zeros(BLOCK // 4, device=D0) for _ in range(nbytes // BLOCK)]
+
+
+def in_time(run):
+    """Whether one of three runs takes no longer than it may; the machine may be busy."""
+
+    def seconds():
+        begin = time.monotonic()
+        run()
+        return time.monotonic() - begin
+
+    return any(seconds() < WAITED for _ in range(3))
 
 
 PART = CAPACITY * 3 // 10 // BLOCK * BLOCK
@@ -220,21 +231,23 @@ class UsesTorch(Keeper):
 @pytest.mark.parametrize("kind", [Raises, Lies, Sleeps, SleepsInReports, ReportsNothing, UsesTorch])
 def test_a_request_ends_as_without_such_a_holder(kind, keeper):
     wanted = shortage()
-    unwilling = kind()
-    unwilling.kept, keeper.kept = keeper.kept, {}
-    holders.add(unwilling)
-    begin = time.monotonic()
-    try:
-        found = shortage()
-        assert time.monotonic() - begin < WAITED
-    finally:
-        if isinstance(unwilling, Sleeps):
-            unwilling.awake.set()
-    assert found["spill_bytes"] >= wanted["spill_bytes"]
-    if kind is not UsesTorch:
-        assert counts(found) == counts(wanted)
-    keeper.kept, unwilling.kept = unwilling.kept, {}
-    holders.remove(unwilling)
+
+    def run():
+        unwilling = kind()
+        unwilling.kept, keeper.kept = keeper.kept, {}
+        holders.add(unwilling)
+        try:
+            found = shortage()
+        finally:
+            if isinstance(unwilling, Sleeps):
+                unwilling.awake.set()
+            keeper.kept, unwilling.kept = unwilling.kept, {}
+            holders.remove(unwilling)
+        assert found["spill_bytes"] >= wanted["spill_bytes"]
+        if kind is not UsesTorch:
+            assert counts(found) == counts(wanted)
+
+    assert in_time(run)
 
 
 def test_threads_that_need_room_at_once_both_get_it(keeper):
@@ -281,24 +294,31 @@ def test_a_report_that_is_late_is_not_waited_for_again_at_once():
     late.close()
 
 
-def test_a_report_that_the_program_asks_for_has_a_deadline(keeper):
-    holders.add(keeper)
-    cached = keeper.cached
-    assert holders.report(D0)["Keeper"].cached == cached
-    begin = time.monotonic()
-    with keeper.lock:
-        assert "Keeper" in holders.report(D0)
-    assert time.monotonic() - begin < WAITED
+def test_a_report_that_the_program_asks_for_has_a_deadline():
+    def run():
+        locked = Keeper()
+        holders.add(locked)
+        with locked.lock:
+            assert "Keeper" in holders.report(D0)
+        holders.remove(locked)
+
+    assert in_time(run)
 
 
 def test_a_holder_whose_lock_the_thread_has_is_not_waited_for_long(keeper):
     wanted = shortage()
-    holders.add(keeper)
-    begin = time.monotonic()
-    with keeper.lock:
-        found = shortage()
-    assert time.monotonic() - begin < WAITED
-    assert counts(found) == counts(wanted)
+
+    def run():
+        locked = Keeper()
+        locked.kept, keeper.kept = keeper.kept, {}
+        holders.add(locked)
+        with locked.lock:
+            found = shortage()
+        holders.remove(locked)
+        keeper.kept, locked.kept = locked.kept, {}
+        assert counts(found) == counts(wanted)
+
+    assert in_time(run)
 
 
 @pytest.mark.parametrize("report", [None, {}, {"live": 1}, {"live": 0, "cached": -1}, "much"])
@@ -558,6 +578,7 @@ def test_the_report_is_all_of_the_device(keeper):
     free, total = device_module.mem_get_info(0)
     assert sum(row.live + row.cached for row in report.values()) == total - free
     assert report["frames"].live == BLOCK
+    assert report["frames"].cached == keeper.cached
     assert report["torch"].live >= 2 * BLOCK
     assert report["others"].live >= BLOCK
     text = repr(report).splitlines()

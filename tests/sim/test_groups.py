@@ -227,7 +227,7 @@ def test_what_a_collective_has_seen_may_leave():
     assert set(x.tolist()) == {1.0}
 
 
-# What gives the values of one tensor to another in a group of one, by each form that its operands have.
+# Collectives of one process, by the forms of their operands: each gives the values of x to `to`.
 GIVES = {
     "a list to a list": lambda to, x: dist.all_to_all([to], [x]),
     "a tensor to a tensor": lambda to, x: dist.all_to_all_single(to, x),

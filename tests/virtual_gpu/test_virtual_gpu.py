@@ -249,7 +249,7 @@ def test_nccl_says_that_it_cannot_and_gloo_can():
 
 @with_cuda
 def test_the_operands_of_a_collective_come_home_and_stay():
-    """A backend may use their pointers when the call has returned. Lists of lists are operands, too."""
+    """A backend may use their pointers when the call has returned, also those in lists of lists."""
     run("""
         import torch.distributed as dist
         import managed
