@@ -207,7 +207,7 @@ def stats(reset: bool = False) -> dict[str, Any]:
 
 
 def get_on() -> int:
-    """Nobody is inside of managed.on() with effect."""
+    """managed.on() is in effect nowhere."""
     return 0
 
 

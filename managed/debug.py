@@ -22,7 +22,7 @@ class Torture:
 
 
 class Hammer:
-    """A thread that makes everything leave that nobody uses, all the time, until stop().
+    """A thread that makes everything leave that is not in use, all the time, until stop().
 
     It ends with the process, too. A child of fork() has no such thread.
     """
@@ -53,10 +53,10 @@ def torture(
     fail_allocation: int | range | None = None,
     fail_copy: int | range | None = None,
 ) -> Iterator[Torture]:
-    """For tests: before each operator, spill every storage of an accelerator that nobody uses.
+    """For tests: before each operator, spill every storage of an accelerator that is not in use.
 
     Results must not change by a bit. On simulated devices freed bytes are overwritten, so that
-    whoever still reads them computes nonsense. It affects all threads; what was asked for before
+    code that still reads them computes nonsense. It affects all threads; what was asked for before
     comes back when the block ends. The variable `MANAGED_TORTURE` does it for a whole program:
     `all` or `random:SEED` (a chance of one in three), `hammer`, or `all,hammer`.
 

@@ -28,7 +28,7 @@ def hint(
 ) -> _T:
     """Says what the program knows of tensors; changes where bytes are and when, never a value.
 
-    A hint goes before what managed guesses. Where a step is learned, managed has seen who is used
+    A hint goes before what managed guesses. Where a step is learned, managed has seen what is used
     when, and only `reuse=True` still counts. A hint holds for the bytes of these tensors, also
     after they have moved, until the next hint says something else: `hint(x)` says nothing any more.
     What an operator makes of them has no hint but `on_host`.

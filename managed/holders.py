@@ -91,7 +91,7 @@ class Holding(NamedTuple):
 
 
 class Report(dict[str, Holding]):
-    """Who holds a device's memory: a dict by name that prints as a table."""
+    """What holds a device's memory: a dict by name that prints as a table."""
 
     def __init__(self, device: str, rows: dict[str, Holding]) -> None:
         super().__init__(rows)
@@ -104,7 +104,7 @@ class Report(dict[str, Holding]):
 
 
 def report(device: str | int | torch.device) -> Report:
-    """Who holds the memory of a device: torch, each holder, and `"others"`.
+    """What holds the memory of a device: torch, each holder, and `"others"`.
 
     Others are what is left: contexts, other processes, and libraries that nothing is known of.
 
@@ -150,7 +150,7 @@ def give_back(device: str | int | torch.device, size: int | str | None) -> int:
     """Makes room on a device for a library that knows nothing of managed.
 
     What torch's allocator keeps goes back to the driver, and if that is not enough, tensors that
-    nobody uses leave. They come back when they are used. No holder is asked.
+    are not in use leave. They come back when they are used. No holder is asked.
 
     Args:
         device: an accelerator.

@@ -24,9 +24,9 @@ _running: profile | None = None
 class profile:
     """A block of which is recorded what ran, moved and waited.
 
-    On simulated devices it has each operator, each copy with its reason, and who waited, in virtual
-    time, and whose bytes each device holds. On other devices it has managed's copies, in real time:
-    what kernels do there is torch.profiler's to tell.
+    On simulated devices it has each operator, each copy with its reason, and what waited, in
+    virtual time, and whose bytes each device holds. On other devices it has managed's copies, in
+    real time: what kernels do there is torch.profiler's to tell.
 
     Afterwards `spans` has what took from when to when, in order of time: `kind`, `name`, `device`,
     `other`, `stream`, `begin` and `end` in ns, `bytes` (of bytes in use the `name` says whose), and

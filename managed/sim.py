@@ -58,7 +58,7 @@ else:
 
 __all__ = ["simulate", "simulate_from_environment"]
 
-_UNNAMED = "privateuseone"  # what torch calls the backend that nobody has claimed
+_UNNAMED = "privateuseone"  # what torch calls a backend that has no other name
 _FORM = re.compile(r"\s*(\d+)\s*[xX]\s*(\S.*)")
 
 

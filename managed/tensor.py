@@ -16,7 +16,7 @@ __all__ = ["ManagedTensor"]
 
 
 class _Name(torch._C._TensorMeta):
-    """Whoever carries the key is an instance, whatever its type."""
+    """A tensor with the key is an instance, whatever its type."""
 
     __instancecheck__ = staticmethod(C.is_managed)
 

@@ -2,7 +2,7 @@
 
 Runs anybody's CUDA program on a machine without a card: torch's own CUDA build, over a runtime that
 computes on the host. `x.is_cuda` is true and torch.cuda answers. Compiled kernels (Triton, NCCL,
-other libraries') cannot run there; whoever launches one is told so.
+other libraries') cannot run there; a launch is an error that says so.
 """
 
 from __future__ import annotations

@@ -67,5 +67,5 @@ static PyObject *exchange_api(PyObject *module, PyObject *capsule) {
 PyMethodDef mgd_exchange_methods[] = {
     {"exchange_api", exchange_api, METH_O,
      PyDoc_STR("exchange_api(capsule, /)\n--\n\nDLPack's table of C functions that keeps what it gives out at home; "
-               "None: it is of a version that\nnobody here knows.")},
+               "None: its version is\nunknown.")},
     {NULL, NULL, 0, NULL}};

@@ -252,7 +252,7 @@ static PyObject *largest(PyObject *module, PyObject *args) {
   if (!PyArg_ParseTuple(args, "On:largest", &device, &asked) || mgd_errors_device_id(device, &home, &any) < 0)
     return NULL;
   size_t n = asked < 0 ? 0 : asked > MOST_LARGE ? MOST_LARGE : (size_t)asked;
-  const int code = mgd_largest_read(mgd_torch_machine(), home, mgd_torch_who, found, &n);
+  const int code = mgd_largest_read(mgd_torch_machine(), home, mgd_torch_identify, found, &n);
   if (code != MGD_OK) return mgd_errors_raise(mgd_state_of(module), code, "looking for large storages"), NULL;
   PyObject *list = PyList_New((Py_ssize_t)n);
   for (size_t i = 0; list && i < n; i++) {

@@ -233,10 +233,10 @@ PyMethodDef mgd_memory_methods[] = {
                "them).")},
     {"torture", torture, METH_VARARGS,
      PyDoc_STR("torture(odds, seed, at_least, overwrite, /)\n--\n\nFor tests: before each operator every storage of "
-               "at_least bytes that nobody uses leaves, by "
+               "at_least bytes that is not in use leaves, by "
                "chance one in `odds`; 0 ends it. Returns what was asked for before.")},
     {"spill_all", spill_all, METH_NOARGS,
-     PyDoc_STR("spill_all()\n--\n\nFor tests: every storage that nobody uses leaves. Returns how many did.")},
+     PyDoc_STR("spill_all()\n--\n\nFor tests: every storage that is not in use leaves. Returns how many did.")},
     {"cuda_starts", cuda_starts, METH_NOARGS, PyDoc_STR("cuda_starts()\n--\n\nCUDA is being initialised.")},
     {"private_pool", private_pool, METH_VARARGS,
      PyDoc_STR("private_pool(change, graph, /)\n--\n\n+1: memory comes from a pool of the program's own from now on, "

@@ -80,12 +80,11 @@ static PyObject *explained(PyObject *module, PyObject *error) {
 
 PyMethodDef mgd_storage_methods[] = {
     {"is_saved", is_saved, METH_O,
-     PyDoc_STR("is_saved(storage, /)\n--\n\nWhether whoever holds the storage only saves it, so that it may leave.")},
+     PyDoc_STR("is_saved(storage, /)\n--\n\nWhether the storage is only being saved, so that it may leave.")},
     {"keep_storage", keep_storage, METH_O,
      PyDoc_STR("keep_storage(storage, /)\n--\n\nThe program holds it from now on: its bytes come home and stay.")},
     {"save_made", save_made, METH_O,
-     PyDoc_STR(
-         "save_made(storage, /)\n--\n\nA new storage that nobody else has is in the hands of who only saves it.")},
+     PyDoc_STR("save_made(storage, /)\n--\n\nMarks a new storage without other holders as one that is only saved.")},
     {"copy_saved", copy_saved, METH_VARARGS,
      PyDoc_STR("copy_saved(target, source, /)\n--\n\nCopies a saved storage from where its bytes are.")},
     {"write_saved", write_saved, METH_VARARGS,
@@ -101,5 +100,5 @@ PyMethodDef mgd_storage_methods[] = {
      PyDoc_STR("call_hooked(call, args, kwargs, /)\n--\n\nCalls it with managed's key as it is outside of a "
                "__torch_dispatch__.")},
     {"explained", explained, METH_O,
-     PyDoc_STR("explained(text, /)\n--\n\nThe text of an allocator's error, with who holds what.")},
+     PyDoc_STR("explained(text, /)\n--\n\nThe text of an allocator's error, with what holds the memory.")},
     {NULL, NULL, 0, NULL}};

@@ -85,7 +85,7 @@ void mgd_torch_let_leave(PyObject *tensor); /* undoes one expose's pin: no point
 void mgd_torch_reap_replicas(void); /* frees the copies that a smaller budget has doomed */
 uint64_t mgd_torch_object(PyObject *tensor, int create); /* the id under which the trace knows it; 0 if none */
 /* Gives the same id for a storage, and the storage's number, which is never used again. Needs no GIL. */
-void mgd_torch_who(const struct mgd_handle *handle, uint64_t *object, uint64_t *number);
+void mgd_torch_identify(const struct mgd_handle *handle, uint64_t *object, uint64_t *number);
 uint64_t mgd_torch_number(PyObject *tensor); /* that number for a tensor's bytes; 0 if they cannot leave */
 int64_t mgd_torch_nbytes(PyObject *tensor);      /* bytes of the tensor's elements; -1 on error */
 int mgd_torch_device_of(PyObject *tensor);       /* id, or -1 on error (meta) */

@@ -94,7 +94,7 @@ class _Silent:
 def _new_class(
     original: type[nn.Module], bases: tuple[type, ...], body: dict[str, Any]
 ) -> type[nn.Module]:
-    """A class that nobody hears of: neither registries of models nor the metaclass are asked."""
+    """A class that neither registries of models nor the metaclass are told of."""
     if any("__init_subclass__" in vars(c) for c in original.__mro__[:-1]):
         bases = (_Silent, *bases)
     meta = type(original)
@@ -125,7 +125,7 @@ def _init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
 
 
 def _insert(self: nn.Module, index: int, module: nn.Module) -> Any:
-    """Of Sequential and ModuleList: they write into `_modules` where nobody sees what arrives."""
+    """A method of Sequential and ModuleList, which write into `_modules` unseen."""
     ours: Any = next(c for c in type(self).__mro__ if vars(c).get("insert") is _insert)
     result = super(ours, self).insert(index, module)
     base_of(ours).from_module(self)

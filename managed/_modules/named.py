@@ -1,6 +1,6 @@
-"""Names for tensors: what modules and optimizers call them, for whoever looks on from outside.
+"""Names for tensors: what modules and optimizers call them, for tools that look on from outside.
 
-Modules and optimizers are known weakly, and nothing is asked of them before somebody looks.
+Modules and optimizers are known weakly, and nothing is asked of them before a name is wanted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A bar for moves that take longer than a second, for whoever watches."""
+"""A bar for moves that take longer than a second."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATIENCE = 1.0
 
 
 def _watched() -> bool:
-    """Whether somebody looks: at a terminal or a notebook, not at a file or a pipe."""
+    """Whether the output is a terminal or a notebook, and not a file or a pipe."""
     stream = sys.stderr
     return in_notebook() or (stream is not None and not stream.closed and stream.isatty())
 

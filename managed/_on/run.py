@@ -21,7 +21,7 @@ from managed.sim import read_devices, simulate
 __all__ = ["check", "start"]
 
 
-_UNNAMED = (4, None)  # as many simulated devices, where nobody says how many; the usual memory
+_UNNAMED = (4, None)  # as many simulated devices if their number is not given; the usual memory
 
 
 def _simulated(wishes: dict[str, Any]) -> tuple[int, Any] | None:

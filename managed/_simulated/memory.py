@@ -60,7 +60,7 @@ def max_memory_allocated(device: Device = None) -> int:
     return _sim.report(index_of(device))[2]
 
 
-# What is kept of large freed tensors counts for nobody, so what is reserved is what is allocated.
+# What is kept of large freed tensors is not counted, so what is reserved is what is allocated.
 memory_reserved = memory_allocated
 max_memory_reserved = max_memory_allocated
 

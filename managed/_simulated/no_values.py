@@ -1,4 +1,4 @@
-"""Devices without values in Python: what is printed and saved, and for whom forms are told."""
+"""Devices without values in Python: what is printed and saved, and what calls are told of forms."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def install() -> None:
 
 
 def _tell_of_cpu_kernels() -> None:
-    """Meta kernels ask for whom they answer, and take CUDA where nobody says."""
+    """Tells meta kernels for which device they answer; without it they take CUDA."""
     from torch import _meta_registrations
 
     asked: Any = getattr(_meta_registrations, "device_hint", None)

@@ -1,7 +1,7 @@
 """Simulated devices and other processes: what may leave, what is refused, what a fork needs.
 
 The bytes of a simulated device belong to one process. Batches of a DataLoader's workers travel as
-values; whatever would have to be shared raises, and nobody waits for something that never comes.
+values; whatever would have to be shared raises, and no process waits for what never comes.
 Also here: nn.DataParallel, which would take them for devices that it can copy to.
 """
 
@@ -68,7 +68,7 @@ def _refuse(device: str) -> NoReturn:
 def _unheard() -> bool:
     """Whether this is the thread of a queue that prints errors and drops what it cannot send.
 
-    Whoever waits for the item would wait for ever; so the refusal is sent in its place.
+    A process that waits for the item would wait for ever, so the refusal is sent in its place.
     """
     arguments = getattr(threading.current_thread(), "_args", ())
     return multiprocessing.queues.Queue._on_queue_feeder_error in arguments  # type: ignore[attr-defined]

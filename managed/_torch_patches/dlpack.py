@@ -45,7 +45,7 @@ def _wrap_table() -> None:
     if table is None:  # torch has none yet
         return
     ours = C.exchange_api(table)
-    if ours is None:  # of a version that nobody here knows: who finds none asks __dlpack__
+    if ours is None:  # of an unknown version: a consumer that finds none asks __dlpack__
         del tensor.__dlpack_c_exchange_api__
     else:
         tensor.__dlpack_c_exchange_api__ = ours

@@ -1,8 +1,8 @@
 """Tells the compiled part when CUDA starts, and of graphs, private pools and shared memory.
 
 A graph keeps the addresses it was recorded with, memory of a private pool is where the program
-wants it, and another process reads what it was sent: none may move. Torch tells nobody in C++, so
-its Python entries are wrapped.
+wants it, and another process reads what it was sent: none may move. In C++ torch does not tell of
+them, so its Python entries are wrapped.
 """
 
 from __future__ import annotations

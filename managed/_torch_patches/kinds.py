@@ -1,4 +1,4 @@
-"""Where torch asks which type a tensor has, or which of its methods somebody calls."""
+"""Where torch asks which type a tensor has, or which of its methods is called."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def install() -> None:
     torch.utils.swap_tensors = _wrap_swap(torch.utils.swap_tensors)
     tensor: Any = torch.Tensor
     tensor.__dir__ = _wrap_dir(tensor.__dir__)
-    # Whoever lists what `__torch_function__` can override must not find what it cannot.
+    # A list of what `__torch_function__` can override must not have what it cannot.
     attributes = [getattr(tensor, name).__get__ for name in _MANAGED_ONLY]
     torch.overrides.get_ignored_functions().update([tensor.__dir__, *attributes])
     known: Any = torch._has_compatible_shallow_copy_type

@@ -24,7 +24,7 @@ _TRITON = "triton.runtime.jit"
 
 
 def install() -> None:
-    """Wraps Triton's launcher, now or when somebody imports it."""
+    """Wraps Triton's launcher, now or when it is imported."""
     if torch.version.cuda is None:
         return
     if _TRITON in sys.modules:
@@ -54,7 +54,7 @@ def _lending_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _lending_all(original: Callable[..., Any]) -> Callable[..., Any]:
-    """What a kernel writes nobody knows."""
+    """What a kernel writes is unknown."""
 
     @functools.wraps(original)
     def run(*args: Any, **kwargs: Any) -> Any:

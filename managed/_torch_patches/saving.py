@@ -127,7 +127,7 @@ def _begun_anew(original: Any) -> Any:
 
 
 def _explained(original: Any, hint: str = "") -> Any:
-    """A storage that finds no room says who holds what, as an operator does."""
+    """Makes the error of a storage that finds no room say what holds the memory."""
 
     def load(*args: Any, **kwargs: Any) -> Any:
         try:

@@ -19,7 +19,7 @@ def _shell() -> Any:
 
 
 def in_notebook() -> bool:
-    """Whether somebody looks at outputs through a kernel, and not in a terminal."""
+    """Whether outputs are shown by a notebook's kernel, and not in a terminal."""
     return hasattr(_shell(), "kernel")
 
 

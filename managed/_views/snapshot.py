@@ -1,4 +1,4 @@
-"""Who holds the memory of devices, as a file for torch's memory_viz."""
+"""What holds the memory of devices, as a file for torch's memory_viz."""
 
 from __future__ import annotations
 

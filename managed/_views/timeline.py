@@ -1,4 +1,4 @@
-"""Pictures of a profile, of memory and of moves. Imported when somebody asks for one: it needs
+"""Pictures of a profile, of memory and of moves. Imported when one is wanted: it needs
 matplotlib.
 """
 

@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; `arguments` are those of the command line unless given.
 
     Returns the exit status. Raises SystemExit where argparse ends a program: for `--help`, and
-    with status 2 for arguments that nobody knows.
+    with status 2 for unknown arguments.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
     if not given or given[0] not in COMMANDS:
@@ -45,6 +45,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = command.parse_args(rest)
     try:
         return int(module.run(options))
-    except BrokenPipeError:  # who read the output has seen enough, as `head` does
+    except BrokenPipeError:  # the reader has seen enough, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

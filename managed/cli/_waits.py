@@ -1,4 +1,4 @@
-"""Who waited in a profile, for what, and what helps.
+"""What waited in a profile, for what, and what helps.
 
 A profile's file says when each wait ended. What ended at that moment is its cause: a copy, or an
 operator of another stream.

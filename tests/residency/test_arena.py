@@ -46,12 +46,15 @@ class Training:
         self.optimizer = torch.optim.SGD(self.net.parameters(), 1.0, momentum=0.9, foreach=False)
         self.x = on(torch.ones(2**14))
 
-    def step(self):
+    def begin_step(self):
         self.optimizer.zero_grad()
         loss = self.net(self.x)
         loss.backward()
         self.optimizer.step()
-        return loss.item()
+        return loss.detach()
+
+    def step(self):
+        return self.begin_step().item()
 
     def weights(self):
         return [p.detach().cpu().clone() for p in self.net.parameters()]
@@ -68,6 +71,14 @@ def whole():
     return losses, training.weights(), torch.cuda.max_memory_allocated(0)
 
 
+def check():
+    """Each access had an order."""
+    text = ctypes.create_string_buffer(1 << 12)
+    library.vgpu_report(text, len(text))
+    library.vgpu_clear()
+    assert not text.value, text.value.decode()
+
+
 @contextlib.contextmanager
 def pressed(whole, fraction):
     """A training under a budget after SETTLED steps, and the losses so far."""
@@ -81,9 +92,7 @@ def pressed(whole, fraction):
             losses.append(training.step())
         assert losses == whole[0]
         assert all(torch.equal(p, q) for p, q in zip(training.weights(), whole[1], strict=True))
-        text = ctypes.create_string_buffer(1 << 12)
-        library.vgpu_report(text, len(text))
-        assert not text.value, text.value.decode()
+        check()
         assert all(p.data_ptr() % 512 == 0 for p in training.net.parameters())
 
 
@@ -141,6 +150,66 @@ def test_a_stream_of_its_own_gets_room(whole):
             assert [t.sum().item() / t.numel() for t in there] == list(range(6))
         del there
         losses.append(training.step())
+
+
+def in_arena(t):
+    blocks = [b for s in torch.cuda.memory_snapshot() for b in s["blocks"]]
+    return t.data_ptr() not in [b["address"] for b in blocks]
+
+
+def test_streams_take_ranges_while_others_work(whole):
+    """No thread waits in between, so each stream waits for the last users of what it takes."""
+    with pressed(whole, 0.7) as (training, losses):
+        stream = torch.cuda.Stream()
+        begun, found = [], 0
+        for _ in range(4):
+            begun.append(training.begin_step())
+            with torch.cuda.stream(stream):
+                there = [torch.full((6 * MiB // 4,), 1.0, device=D0) for _ in range(4)]
+            found += sum(in_arena(t) for t in there)
+            del there
+        assert found > 0
+        losses += [loss.item() for loss in begun]
+
+
+def test_without_events_a_stream_comes_after_all_that_was_begun(whole):
+    """The driver refuses events while ranges die, so their users are unknown."""
+    cannot_record = 2  # cudaErrorMemoryAllocation
+    with pressed(whole, 0.7) as (training, losses):
+        begun = [training.begin_step()]
+        there = [torch.full((6 * MiB // 4,), 1.0, device=D0) for _ in range(4)]
+        assert any(in_arena(t) for t in there)
+        library.vgpu_fail_from(b"cudaEventRecord", 1, cannot_record)
+        del there
+        library.vgpu_fail_from(b"cudaEventRecord", 0, 0)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            there = [torch.full((6 * MiB // 4,), 2.0, device=D0) for _ in range(4)]
+        assert any(in_arena(t) for t in there)
+        del there
+        begun.append(training.begin_step())
+        losses += [loss.item() for loss in begun]
+
+
+def test_torch_gets_the_whole_after_all_streams(whole):
+    with managed.budget(D0, int(whole[2] * 0.7)):
+        training = Training()
+        for _ in range(SETTLED + 2):
+            training.step()
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            there = [torch.full((6 * MiB // 4,), 1.0, device=D0) for _ in range(4)]
+        assert any(in_arena(t) for t in there)
+        del training, there
+        gc.collect()
+        reserved = torch.cuda.memory_reserved(0)
+        pool = torch.cuda.MemPool()
+        del pool  # what torch keeps elsewhere stays, and the block is its own again
+        assert torch.cuda.memory_reserved(0) == reserved
+        rest = torch.full((int(whole[2] * 0.5) // 4,), 2.0, device=D0)
+        assert not in_arena(rest)
+        assert rest.sum().item() == 2 * rest.numel()
+        del rest
+    check()
 
 
 def test_a_smaller_budget_holds(whole):

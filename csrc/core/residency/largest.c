@@ -14,16 +14,17 @@ static int first_pin(const struct mgd_handle *h) {
   return kind;
 }
 
-static struct mgd_large about(const struct mgd_handle *h, mgd_large_who_fn who) {
+static struct mgd_large about(const struct mgd_handle *h, mgd_large_identify_fn identify) {
   struct mgd_large l = {.bytes = h->bytes,
                         .away = h->away,
                         .pin = first_pin(h),
                         .in_use = __atomic_load_n(&h->in_use, __ATOMIC_RELAXED) != MGD_ALIVE};
-  who(h, &l.object, &l.number);
+  identify(h, &l.object, &l.number);
   return l;
 }
 
-int mgd_largest_read(struct mgd_machine *m, int device, mgd_large_who_fn who, struct mgd_large *out, size_t *n) {
+int mgd_largest_read(struct mgd_machine *m, int device, mgd_large_identify_fn identify, struct mgd_large *out,
+                     size_t *n) {
   int code = MGD_E_NO_DEVICE;
   mgd_state_enter(m);
   if (mgd_state_knows_device_locked(m, device)) {
@@ -37,7 +38,7 @@ int mgd_largest_read(struct mgd_machine *m, int device, mgd_large_who_fn who, st
       for (; at > 0 && out[at - 1].bytes < h->bytes; at--) {
         out[at] = out[at - 1];
       }
-      out[at] = about(h, who);
+      out[at] = about(h, identify);
     }
     *n = found;
     code = MGD_OK;

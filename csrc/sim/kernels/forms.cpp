@@ -119,9 +119,9 @@ IValue make(const Form &form) {
 
 Question::Question(const OperatorFacts &facts, c10::ArrayRef<IValue> arguments) : facts_(facts), count_(arguments.size()) {
   if (facts.view) return;  // results share bytes
-  const void *who = &facts;
+  const void *identity = &facts;
   key_.reserve(256);
-  put(key_, 'o', who);
+  put(key_, 'o', identity);
   put(key_, 'T', c10::get_default_dtype_as_scalartype());
   for (const IValue &v : arguments) {
     if (put_value(key_, v)) continue;

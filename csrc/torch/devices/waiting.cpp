@@ -43,7 +43,7 @@ void forget_waiting() {
 
 uint64_t change_count() { return waiting().count; }
 uint64_t changes_by_others() { return change_count() - freed_here; }
-bool somebody_waits() { return waiting().waiters.load() != 0; }
+bool has_waiters() { return waiting().waiters.load() != 0; }
 void count_change() { bytes_came_back(0, 0); }
 
 // Called on every free, so it takes no lock while no thread waits. The count goes up first: a thread that registers as

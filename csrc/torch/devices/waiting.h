@@ -15,7 +15,7 @@ uint64_t change_count();
 uint64_t changes_by_others(); // how much of that count other threads have added
 bool wait_for_change(uint64_t seen,
                      int64_t deadline); // releases the GIL if the caller has it; false: timed out
-bool somebody_waits();
+bool has_waiters();
 void count_change();
 void bytes_came_back(int device, std::size_t bytes); // does the same; allocators call it (Bridge::freed)
 

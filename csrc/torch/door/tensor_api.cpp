@@ -182,7 +182,7 @@ uint64_t mgd_torch_object(PyObject* o, int create) {
   return id;
 }
 
-void mgd_torch_who(const struct mgd_handle* handle, uint64_t* object, uint64_t* number) {
+void mgd_torch_identify(const struct mgd_handle* handle, uint64_t* object, uint64_t* number) {
   const auto& h = static_cast<const StorageHandle&>(*handle);
   *object = h.object.load(std::memory_order_relaxed);
   *number = h.made;

@@ -25,8 +25,8 @@ struct alignas(64) State {
 State states[MGD_MAX_DEVICES];
 
 bool try_to_take(State& s) {
-  int64_t nobody = 0;
-  return s.taken.compare_exchange_strong(nobody, now());
+  int64_t expected = 0;
+  return s.taken.compare_exchange_strong(expected, now());
 }
 
 // Counts a thread as overdue once it has waited for kPolite, so that a thread of many small operators does not take

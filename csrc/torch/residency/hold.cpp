@@ -166,7 +166,7 @@ void Hold::let_go() {
       mgd_handle_pin(machine(), u.handle, MGD_PIN_GRAPH, true); // each replay reads them where they are now
   give_back();
   innermost_hold = outer_;
-  if (C10_UNLIKELY(somebody_waits())) count_change();
+  if (C10_UNLIKELY(has_waiters())) count_change();
 }
 
 bool Hold::is_written(const StorageHandle* handle) {

@@ -43,8 +43,7 @@ int plan_hole(int device, int64_t missing, const Hole& hole, std::vector<mgd_act
 
 // Plans one eviction or several and carries them out. Returns the code of the plan, as mgd_evict_begin() does; *outcome
 // is that of carry_out().
-int let_somebody_leave(int device, int64_t bytes, int64_t own_uses, const int64_t* room, const Hole& hole,
-                       Outcome* outcome) {
+int evict_some(int device, int64_t bytes, int64_t own_uses, const int64_t* room, const Hole& hole, Outcome* outcome) {
   const Transfer moving;
   std::vector<mgd_action> window;
   std::array<mgd_action, kPlan> plan;
@@ -95,7 +94,7 @@ bool find_room(int device, int64_t bytes, int64_t own_uses, Caller caller, int64
   for (;;) {
     const uint64_t before = change_count();
     Outcome outcome;
-    const int code = let_somebody_leave(device, missing, own_uses, room, hole, &outcome);
+    const int code = evict_some(device, missing, own_uses, room, hole, &outcome);
     if (outcome.failure) *failure = outcome.failure;
     if (outcome.left || (!locked && drop_replicas(device, missing, true)))
       return true; // the most recently used go last

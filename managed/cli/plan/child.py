@@ -44,7 +44,7 @@ def _discard(job: dict[str, Any]) -> bool:
 
 
 def _unknown(report: Figures) -> None:
-    """Notes the places that asked for a number that nobody knows, and shows no warnings."""
+    """Notes the places that asked for an unknown number, and shows no warnings."""
     places: list[str] = []
     report["unknown"] = places
 

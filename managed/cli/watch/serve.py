@@ -1,9 +1,9 @@
 """Lets other terminals look at this process: `managed top` and `managed status` ask it.
 
-One thread waits for somebody to connect; nothing happens while nobody does. It answers with numbers
+One thread waits for connections; nothing happens without one. It answers with numbers
 that the process has anyway, and makes a new answer no more often than a three hundredth of a
-processor allows: who comes again too early gets the same one. With what it takes to connect and to
-send, that is less than a hundredth.
+processor allows: a client that comes again too early gets the same one. With what it takes to
+connect and to send, that is less than a hundredth.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Server(threading.Thread):
     def _told(self) -> bytes:
         try:
             told: dict[str, Any] = self.teller.snapshot()
-        except Exception as error:  # whatever it is, the program goes on as if nobody had asked
+        except Exception as error:  # of any kind: the program goes on as before
             told = {"error": f"{type(error).__name__}: {error}"}
         return json.dumps(told).encode()
 
@@ -111,7 +111,7 @@ def serve() -> Path | None:
 
 
 def stop() -> None:
-    """Nobody can look at this process any more. Without serve() it does nothing."""
+    """Ends serve(), if there was one: no tool can look at this process any more."""
     global _server
     server, _server = _server, None
     if server is not None:

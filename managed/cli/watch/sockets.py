@@ -1,7 +1,7 @@
 """Where processes that can be looked at have their sockets, and how to ask one.
 
-A directory of the user's own, which nobody else may enter. It is opened once and then used by its
-descriptor, so that nobody can put another one in its place in between.
+A directory of the user's own, which no other user may enter. It is opened once and then used by its
+descriptor, so that no other one can take its place in between.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Found(NamedTuple):
 def find(timeout: float = 2.0) -> list[Found]:
     """Every process of this user that serves, this one excepted, by number.
 
-    Removes the sockets of those that have died. PermissionError where there is nobody and a
+    Removes the sockets of those that have died. PermissionError if there is none and a
     directory is not this user's alone.
     """
     found: list[Found] = []
@@ -119,7 +119,7 @@ def find(timeout: float = 2.0) -> list[Found]:
 
 
 def _in_directory(path: Path, timeout: float, refused: list[PermissionError]) -> list[Found]:
-    """Who made a directory that is not ours shall not hide what is in another: it is noted."""
+    """Notes a directory that is not the user's own: it must not hide what is in another."""
     found = []
     try:
         with open_directory(path) as directory:
