@@ -10,6 +10,22 @@
  * - It leaves at once if its copy is good, else as soon as the copy has begun, and at the latest when room is short.
  * - Storages are fetched in the order of need, each as soon as it fits at every operator until its use. A storage
  *   that has not left by then stays.
+ *
+ * An example: operators of 10 ns, storages of 4 bytes, a room of 8 bytes, copies of 1 byte/ns. +: made, !: written.
+ * W lives through all steps, X dies after operator 4, Y and Z die after 3.
+ *
+ *   operator            0      1      2      3      4      5, which is 0 of the next step
+ *   uses                W +X   X +Y   Y +Z   Y Z    X W!   W +X
+ *   before it, evict           W      X                           from plan_evict.c: Y, then Z, need the room
+ *              write    W      X
+ *              leave           W      X
+ *              fetch                                W X
+ *
+ * W leaves in the gap after its use by 0: `gap` is that use, and `base` is 0 in this step. The bytes on the host are
+ * the version that the use by 4 of the step before made: `version` is that use, and `version_base` is -5 then. Seen
+ * from there, W is due before operator 5 + 1, and its `write` is 5: nothing writes W any more, and the stream is free.
+ * The copy of X begins before 1, which still reads X. Both are fetched as late as they are needed, because there is no
+ * room before. If there is, a storage is fetched earlier; its lease counts it in the profile from then until its use.
  */
 #include "core/planner/internal_plan.h"
 

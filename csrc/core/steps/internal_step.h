@@ -3,6 +3,22 @@
  * Private to the core, like internal_machine.h, whose devices hold one each. internal_step_log.h has the log. The
  * machine's mutex guards everything. The files from the bottom to the top are step_log.c, step_learn.c, step_follow.c,
  * step_trial.c, step.c, step_plan.c, step_layout.c.
+ *
+ * Numberings. An operator and a storage have one number in each of these:
+ *
+ *                      of operators                          of storages
+ *   the program        mgd_step.calls, never reset           struct mgd_handle
+ *   the log            mgd_step_log.operators[i],            mgd_step_log.seen[j], mgd_handle.seen == j
+ *                      0 again when the log restarts
+ *   a learned step k   known[k].kinds[o], where              known[k].role[r], mgd_handle.role[k] == r; the storage
+ *                      o = i - (count - 1 - period)          changes from step to step, unless the role is lasting
+ *   its plan           o; of the next step operators + o     r
+ *
+ *   log      0 1 2 3 4 5 6 7 8 9        count == 10, period == 4: operators 5 .. 8 are like 1 .. 4, and 9 is like 5
+ *   step               0 1 2 3 0        learned from 5 .. 8. 9 is operator 0 of it, so `at` is 1 now
+ *
+ * A use has two numbers in a learned step: in `use_roles` as the call names its operands, some of which have no role;
+ * and in `plan_uses`, where an operator has each storage once, and its results too.
  */
 #ifndef MGD_INTERNAL_STEP_H
 #define MGD_INTERNAL_STEP_H
