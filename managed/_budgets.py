@@ -6,7 +6,7 @@ import os
 import re
 import warnings
 from operator import index
-from typing import SupportsIndex
+from typing import Literal, SupportsIndex
 
 import torch
 
@@ -45,28 +45,39 @@ class Budget:
     """A cap that stands; as a context manager it puts the old one back at the end of the block."""
 
     def __init__(
-        self, device: str, bytes: int, old: int, spill: bool = True, spilled: bool = True
+        self,
+        device: str,
+        bytes: int,
+        old: int,
+        spill: bool = True,
+        fallback: str | None = None,
+        before: tuple[bool, bool] = (True, False),
     ) -> None:
-        self.device, self.bytes, self.old, self.spill = device, bytes, old, spill
-        self._spilled = spilled  # whether bytes could leave before
+        self.device, self.bytes, self.old = device, bytes, old
+        self.spill, self.fallback = spill, fallback
+        self._before = before  # whether bytes could leave, and operators run on the host
 
     def __enter__(self) -> Budget:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        _set_cap(self.device, self.old, self._spilled)
+        _set_cap(self.device, self.old, *self._before)
 
     def __repr__(self) -> str:
         forbids = "" if self.spill else ", no spilling"
-        return f"Budget({self.device!r}, {self.bytes} bytes{forbids}, before: {self.old} bytes)"
+        allows = ", falls back to the host" if self.fallback else ""
+        return (
+            f"Budget({self.device!r}, {self.bytes} bytes{forbids}{allows}, "
+            f"before: {self.old} bytes)"
+        )
 
 
-def _set_cap(name: str, cap: int, spill: bool) -> bool:
-    """Returns whether bytes could leave before."""
+def _set_cap(name: str, cap: int, spill: bool, host: bool) -> tuple[bool, bool]:
+    """Returns whether bytes could leave before, and operators run on the host."""
     if name != "cpu":
-        return C.set_capacity(name, cap, spill)
+        return C.set_capacity(name, cap, spill, host)
     C.set_host_limit(cap)
-    return True
+    return True, False
 
 
 def _part_of(size: int | str, name: str) -> float | None:
@@ -107,6 +118,7 @@ def budget(
     *,
     spill: bool = True,
     reserve: int | str | None = None,
+    fallback: Literal["host"] | None = None,
 ) -> Budget:
     """Caps what may be used on one device. What does not fit leaves for another device or the host.
 
@@ -122,10 +134,13 @@ def budget(
             that would need it raises `OutOfMemoryError`, and all tensors stay as they are.
         reserve: what managed leaves free on the device for the program's other needs, in bytes or
             in the forms of `size`: the cap is at most the device's memory less the reserve.
+        fallback: `"host"` lets an operator for which the device has no room run on the host, and
+            its result stays there, as `hint(on_host=True)` of each tensor of the device would.
 
     Raises:
         ValueError: for a device that does not exist, for a size or a reserve that cannot be read,
-            for more than the device has, and for `spill=False` of `"cpu"`.
+            for more than the device has, for another `fallback`, and for `spill=False` or a
+            `fallback` of `"cpu"`.
         TypeError: for a `spill` that is no bool.
         OutOfMemoryError: with `spill=False`, if more than the budget is there already. The old
             budget stands then.
@@ -134,9 +149,12 @@ def budget(
         return Budget(str(device), 0, 0)
     if not isinstance(spill, bool):
         raise TypeError(f"managed: spill is True or False, not {spill!r}")
+    if fallback not in ("host", None):
+        raise ValueError(f'managed: fallback is "host" or None, not {fallback!r}')
     if str(device) in ("cpu", "cpu:0"):
-        if not spill:
-            raise ValueError("managed: tensors do not leave the host; spill=False takes a device")
+        if not spill or fallback:
+            wrong = "fallback" if spill else "spill=False"
+            raise ValueError(f"managed: tensors do not leave the host; {wrong} takes a device")
         name, total, old, used = "cpu", host_bytes(), C.host_memory()["limit"], 0
     else:
         name, old = C.device_name(device), C.capacity(device)
@@ -146,36 +164,39 @@ def budget(
     cap = cap_of(size, total, name)
     if reserve is not None:
         cap = min(cap, total - cap_of(reserve, total, name, "reserve"))
-    spilled = _set_cap(name, cap, spill)
+    before = _set_cap(name, cap, spill, bool(fallback))
     if not spill and (used := module.memory_allocated(there.index)) > cap:
-        _set_cap(name, old, spilled)
+        _set_cap(name, old, *before)
         raise OutOfMemoryError(
             f"managed: {name} out of memory. It holds {used} bytes, and a budget of {cap} bytes "
             "with spill=False lets none of them leave. Delete tensors, raise the budget, or allow "
             "spilling with spill=True."
         )
-    return Budget(name, cap, old, spill, spilled)
+    return Budget(name, cap, old, spill, fallback, before)
 
 
 def plan_budgets(text: str) -> None:
-    """Budgets for devices that are not known yet, of a text such as "0=20GiB,1=80%".
+    """Budgets for devices that are not known yet, of a text such as "0=20GiB,1=80%+host".
 
-    Each gets its budget when managed sees it. What it cannot have gives a warning then.
+    Each gets its budget when managed sees it. What it cannot have gives a warning then. "+host" is
+    `fallback="host"`.
 
     Raises:
         ValueError: for anything else, and for a device that is named twice. No device has a budget
             then.
     """
-    planned: dict[int, tuple[int, float]] = {}
+    planned: dict[int, tuple[int, float, bool]] = {}
     for item in text.split(","):
         device, _, size = (part.strip() for part in item.partition("="))
+        host = size.endswith("+host")
+        size = size.removesuffix("+host")
         if not device.isdecimal() or not size or int(device) in planned:
             raise ValueError("it is a list such as '0=20GiB,1=80%', each device once by its index")
         part = _part_of(size, f"device {device}")
         bytes = cap_of(size, 2**63 - 1, f"device {device}") if part is None else 0
-        planned[int(device)] = bytes, -1.0 if part is None else part
-    for device_index, (bytes, part) in planned.items():
-        C.plan_budget(device_index, bytes, part)
+        planned[int(device)] = bytes, -1.0 if part is None else part, host
+    for device_index, plan in planned.items():
+        C.plan_budget(device_index, *plan)
 
 
 def host_bytes() -> int:

@@ -229,14 +229,14 @@ def spill_all() -> int:
     return 0
 
 
-def set_capacity(device: str, bytes: int, spills: bool = True) -> bool:
+def set_capacity(device: str, bytes: int, spills: bool, host: bool) -> tuple[bool, bool]:
     """No device is capped, because nothing is placed."""
-    return True
+    return True, False
 
 
 def begin_step(call: bool = False) -> None:
     """Nothing is counted, and no warning waits."""
 
 
-def plan_budget(index: int, bytes: int, part: float) -> None:
+def plan_budget(index: int, bytes: int, part: float, host: bool) -> None:
     """No device will be capped."""

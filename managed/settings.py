@@ -84,7 +84,7 @@ VARIABLES = {
         _set_on_manager("reserved", float),
     ),
     "MANAGED_BUDGET": Variable(
-        "", "budgets of devices by index, from the start: 0=20GiB,1=80%", plan_budgets
+        "", "budgets of devices by index, from the start: 0=20GiB,1=80%+host", plan_budgets
     ),
     "MANAGED_RETRY_LIMIT": Variable(
         "10", "device_manager.retry_limit: waits for room", _set_on_manager("retry_limit", int)

@@ -167,7 +167,7 @@ struct mgd_operand {
   X(PRESSURE, "its device had no room for something else")                     \
   X(PLANNED, "a plan that was learned from repeated steps foresees it")        \
   X(NEEDED, "an operator uses it")                                             \
-  X(ON_HOST, "its device has no room, and a hint allows the host")
+  X(ON_HOST, "its device has no room, and the program allows the host")
 enum mgd_reason {
 #define X(name, text) MGD_WHY_##name,
   MGD_REASONS(X)

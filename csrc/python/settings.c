@@ -138,10 +138,10 @@ static PyObject *capacity(PyObject *module, PyObject *device) {
 
 static PyObject *set_capacity(PyObject *module, PyObject *args) {
   PyObject *device, *value;
-  int id, spills = 1;
+  int id, spills, host;
   int64_t bytes;
   struct mgd_usage before = {0};
-  if (!PyArg_ParseTuple(args, "OO|p:set_capacity", &device, &value, &spills)) return NULL;
+  if (!PyArg_ParseTuple(args, "OOpp:set_capacity", &device, &value, &spills, &host)) return NULL;
   if (accelerator_id(device, &id) < 0 || mgd_errors_bytes(value, "budget", &bytes) < 0) return NULL;
   int code = mgd_ledger_usage(mgd_torch_machine(), id, &before);
   if (code == MGD_OK) code = mgd_device_set_spills(mgd_torch_machine(), id, spills != 0);
@@ -150,21 +150,23 @@ static PyObject *set_capacity(PyObject *module, PyObject *args) {
     mgd_errors_raise(mgd_state_of(module), code, "setting a budget");
     return NULL;
   }
+  const int was_host = mgd_torch_let_end_on_host(id, host);
   mgd_torch_reap_replicas(); /* a smaller budget dooms copies */
   if (mgd_torch_set_budget(id, bytes) < 0) return NULL;
   mgd_torch_notify_freed(); /* a larger budget is room for waiting threads */
-  return PyBool_FromLong(before.spills);
+  return Py_BuildValue("(NN)", PyBool_FromLong(before.spills), PyBool_FromLong(was_host));
 }
 
 /* Plans the budget of a device that the machine may not know yet. */
 static PyObject *plan_budget(PyObject *module, PyObject *args) {
-  int index;
+  int index, host;
   PyObject *value;
   int64_t bytes;
   double part;
   (void)module;
-  if (!PyArg_ParseTuple(args, "iOd:plan_budget", &index, &value, &part)) return NULL;
-  if (mgd_errors_bytes(value, "budget", &bytes) < 0 || mgd_torch_plan_budget(index, bytes, part) < 0) return NULL;
+  if (!PyArg_ParseTuple(args, "iOdp:plan_budget", &index, &value, &part, &host)) return NULL;
+  if (mgd_errors_bytes(value, "budget", &bytes) < 0) return NULL;
+  if (mgd_torch_plan_budget(index, bytes, part, host) < 0) return NULL;
   Py_RETURN_NONE;
 }
 
@@ -206,12 +208,13 @@ PyMethodDef mgd_settings_methods[] = {
     {"capacity", capacity, METH_O,
      PyDoc_STR("capacity(device, /)\n--\n\nBytes that placement may use on the accelerator.")},
     {"set_capacity", set_capacity, METH_VARARGS,
-     PyDoc_STR("set_capacity(device, bytes, spills=True, /)\n--\n\nSets the bytes that may be used on the accelerator; "
-               "what is there beyond them leaves, unless its storages may not. Returns whether they could before.")},
+     PyDoc_STR("set_capacity(device, bytes, spills, host, /)\n--\n\nSets the bytes that may be used on the "
+               "accelerator; what is there beyond them leaves, unless its storages may not. host: an operator without "
+               "room runs on the host. Returns (spills, host) as they were before.")},
     {"plan_budget", plan_budget, METH_VARARGS,
      PyDoc_STR(
-         "plan_budget(index, bytes, part, /)\n--\n\nThe accelerator with this index gets a budget when it is added: "
-         "`part` of its memory, or `bytes` if `part` is negative.")},
+         "plan_budget(index, bytes, part, host, /)\n--\n\nThe accelerator with this index gets a budget when it is "
+         "added: `part` of its memory, or `bytes` if `part` is negative.")},
     {"device_name", device_name, METH_O,
      PyDoc_STR("device_name(device, /)\n--\n\nThe accelerator's own name: \"cuda:1\" may stand for sim:1.")},
     {"set_frozen", set_frozen, METH_O,

@@ -27,8 +27,9 @@ struct mgd_machine *mgd_torch_machine(void);
  * accelerators in the machine, or -1. */
 int mgd_torch_discover(void);
 /* Plans the budget of each device with this index that is added from now on: `part` of its memory, or `bytes` if `part`
- * is negative. A budget that the device cannot have warns then. ValueError for an index that no device can have. */
-int mgd_torch_plan_budget(int index, int64_t bytes, double part);
+ * is negative; `host`: as mgd_torch_let_end_on_host() says. A budget that the device cannot have warns then. ValueError
+ * for an index that no device can have. */
+int mgd_torch_plan_budget(int index, int64_t bytes, double part, int host);
 /* Returns the hook's half of bridge.h as a capsule "managed._C.bridge", for managed._cuda. */
 PyObject *mgd_torch_bridge(void);
 /* Called when CUDA is being initialised: from now on its tensors may leave, if managed._cuda has filled its half. */
@@ -46,6 +47,9 @@ int mgd_torch_observe(void);
 int64_t mgd_torch_now(void); /* ns, monotonic */
 /* Limits the accelerator's allocator to `bytes` from now on, if it supports limits; bytes beyond them are evicted. */
 int mgd_torch_set_budget(int device, int64_t bytes);
+/* Lets operators on tensors of the accelerator for which it has no room run on the host, or, with 0, only those on
+ * tensors with MGD_ADVICE_HOST. Returns what was said before. */
+int mgd_torch_let_end_on_host(int device, int all);
 /* What torch's allocator has handed out, and what it keeps beside. Returns 0, or -1 without an exception. No GIL. */
 int mgd_torch_allocator_usage(int device, int64_t *live, int64_t *cached);
 

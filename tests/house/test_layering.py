@@ -172,7 +172,7 @@ THROWS_NOTHING = set(
     exchange front get_current_graph_task_id handle_of has_key host_bytes host_waits
     is_meta is_nested on_mode
     is_python_dispatch is_quantized is_storage itemsize learn_steps learns_steps let_leave
-    load lock machine move needs_file now pending pop_front reap_replicas remove_key
+    let_end_on_host load lock machine move needs_file now pending pop_front reap_replicas remove_key
     replica_hits reset saved_handle seed_mutex size storage_of storage_offset store
     tls_is_dispatch_key_included tls_set_dispatch_key_included unsafeGetStorageImpl
     unsafeGetTensorImpl unsafe_storage wait_for_change""".split()  # noqa: SIM905

@@ -60,7 +60,7 @@ def test_hierarchy():
         (lambda: _C.leave_crossing(None), ValueError),
         (lambda: _C.plan_layers([1, 2], [1, 1], [3]), ValueError),
         (lambda: _C.capacity("cpu"), ValueError),
-        (lambda: _C.set_capacity(D0, -1), ValueError),
+        (lambda: _C.set_capacity(D0, -1, True, False), ValueError),
         (lambda: _C.device_name("cuda"), ValueError),
         (lambda: _C.attach_sim(3, 1), ValueError),
         (lambda: _C.install(3), TypeError),

@@ -333,6 +333,21 @@ def test_a_budget_by_the_environment_is_kept_and_lifted(run_python):
     assert run_python(code, MANAGED_BUDGET="0=3MiB") == f"{3 * MiB}\n{8 * MiB}\n"
 
 
+def test_a_loop_of_a_library_falls_back_to_the_host_by_the_environment(run_python):
+    """It gathers results until they are larger than the half of its device."""
+    code = """
+        import torch, managed
+        managed.simulate(1, "8MiB")
+        parts = [torch.full((2**18,), float(i)) for i in range(7)]
+        made = parts[0].as_subclass(managed.ManagedTensor).cuda(0)
+        for part in parts[1:]:
+            made = torch.cat((made, part.as_subclass(managed.ManagedTensor).cuda(0)))
+        print(made.device, torch.equal(made.cpu(), torch.cat(parts)))
+        """
+    assert run_python(code, MANAGED_BUDGET="0=100%+host") == "cpu True\n"
+    run_python(code, status=1, stderr="OutOfMemoryError", MANAGED_BUDGET="0=100%")
+
+
 @pytest.mark.parametrize(
     ("value", "says"),
     [
@@ -375,6 +390,8 @@ def test_the_log_variable(run_python):
         ("MANAGED_BUDGET", "0=much"),
         ("MANAGED_BUDGET", "0=101%"),
         ("MANAGED_BUDGET", "0="),
+        ("MANAGED_BUDGET", "0=+host"),
+        ("MANAGED_BUDGET", "0=1GiB+peer"),
         ("MANAGED_BUDGET", "=4GiB"),
         ("MANAGED_BUDGET", "-1=4GiB"),
         ("MANAGED_BUDGET", "sim:0=4GiB"),

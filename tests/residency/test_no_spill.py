@@ -87,7 +87,7 @@ def test_a_budget_below_what_is_there_is_refused_and_changes_nothing():
         with moved() as m:
             text = failure(lambda: managed.budget(D0, size, spill=False))
         assert _C.capacity(0) == 200 * MiB
-        assert _C.set_capacity(D0, 200 * MiB) is True  # spilling is allowed
+        assert _C.set_capacity(D0, 200 * MiB, True, False) == (True, False)  # spilling is allowed
         assert f"a budget of {size} bytes with spill=False" in text
         assert (m["spill"], m["drop"]) == (0, 0)
         assert all_is_there(kept)

@@ -1,9 +1,10 @@
-"""hint(on_host=True): an operator that does not fit runs on the host, and its result stays."""
+"""hint(on_host=True), budget(fallback="host"): an operator that does not fit runs on the host."""
 
 import pytest
 import torch
-from support.devices import D0
+from support.devices import D0, D1
 from support.pressure import MiB, moved, nothing_left, on, spill  # noqa: F401
+from torch import nn
 
 import managed
 from managed import ManagedTensor
@@ -56,6 +57,49 @@ def test_it_needs_permission(name):
     assert on_host() == 0
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_a_budget_allows_it_for_all_tensors_of_its_device(name):
+    a, b = values()
+    x, y = on(a), on(b)
+    with managed.budget(D0, ROOM, fallback="host") as budget:
+        assert "falls back to the host" in repr(budget)
+        made = CASES[name](x, y)
+        assert made.device.type == "cpu"
+        assert isinstance(made, ManagedTensor)
+        assert torch.equal(made, CASES[name](a, b))
+        assert torch.equal(made * 2, CASES[name](a, b) * 2)
+    with pytest.raises(managed.OutOfMemoryError):
+        CASES[name](x, y)
+
+
+def test_a_budget_of_another_device_allows_nothing():
+    x, y = (on(t) for t in values())
+    with managed.budget(D1, "100%", fallback="host"), pytest.raises(managed.OutOfMemoryError):
+        x + y
+
+
+def test_a_training_under_such_a_budget_has_its_bits():
+    """As long as all fits, nothing runs on the host."""
+
+    def weights(**options):
+        generator = torch.Generator().manual_seed(0)
+        net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+        for p in net.parameters():
+            nn.init.normal_(p, generator=generator)
+        with managed.budget(D0, ROOM, **options):
+            net = managed.ManagedModule.from_module(net).to(D0)
+            optimizer = torch.optim.SGD(net.parameters(), 0.01)
+            for _ in range(3):
+                x = on(torch.randn(16, 64, generator=generator))
+                optimizer.zero_grad()
+                net(x).square().mean().backward()
+                optimizer.step()
+        return [p.detach().cpu() for p in net.parameters()]
+
+    assert all(map(torch.equal, weights(), weights(fallback="host")))
+    assert on_host() == 0
+
+
 def test_what_grows():
     """A loop gathers results until they are larger than the device: they stay, new ones come."""
     managed.budget(D0, "64MiB")
@@ -78,7 +122,7 @@ def test_each_copy_has_a_reason():
     assert (x + y).device.type == "cpu"
     copies = [e for e in managed.explain(x) if e.kind == "copy"]
     assert [(e.operator, e.target, e.bytes) for e in copies] == [("aten::add.Tensor", "cpu", 4 * N)]
-    assert copies[0].reason == "its device has no room, and a hint allows the host"
+    assert copies[0].reason == "its device has no room, and the program allows the host"
 
 
 def test_bytes_that_are_away_are_read_where_they_are():
@@ -154,3 +198,10 @@ def test_not_where_nothing_moves():
 def test_wrong_values():
     with pytest.raises(TypeError, match="on_host is True or False, not 1"):
         managed.hint(on(torch.ones(1)), on_host=1)
+
+
+def test_wrong_fallbacks():
+    with pytest.raises(ValueError, match="fallback is \"host\" or None, not 'peer'"):
+        managed.budget(D0, ROOM, fallback="peer")
+    with pytest.raises(ValueError, match="fallback takes a device"):
+        managed.budget("cpu", "1GiB", fallback="host")

@@ -8,6 +8,7 @@
 
 #include "torch/api.h"
 #include "torch/devices/devices.h"
+#include "torch/tensor/state.h"
 #include "torch/devices/graphs.h"
 #include "torch/residency/guard.h"
 #include "torch/residency/hold.h"
@@ -149,6 +150,8 @@ int mgd_torch_allocator_usage(int device, int64_t* live, int64_t* cached) {
 }
 
 int64_t mgd_torch_give_back(int device, int64_t bytes) { return give_back(device, bytes); }
+
+int mgd_torch_let_end_on_host(int device, int all) { return let_end_on_host(device, all != 0); }
 
 int mgd_torch_set_budget(int device, int64_t bytes) {
   return guarded([&] {

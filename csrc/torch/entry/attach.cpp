@@ -25,6 +25,7 @@
 #include "torch/residency/transfer.h"
 #include "torch/devices/waiting.h"
 #include "torch/tensor/record.h"
+#include "torch/tensor/state.h"
 
 namespace managed {
 namespace {
@@ -34,6 +35,7 @@ struct PlannedBudget {
   bool is_set = false;
   int64_t bytes = 0;
   double part = 0;
+  bool host = false;
 };
 std::array<PlannedBudget, kMaxIndex> planned_budgets; // written with the GIL, before devices are added
 
@@ -141,6 +143,7 @@ void set_planned_budgets(const Bridge& bridge, int first, int devices) {
     }
     check(mgd_device_set_capacity(machine(), first + i, bytes), "setting a budget");
     if (bridge.limit) bridge.limit(i, static_cast<std::size_t>(bytes));
+    if (plan.host) let_end_on_host(first + i, true);
   }
 }
 
@@ -238,10 +241,10 @@ void mgd_torch_cuda_starts(void) {
   if (cuda_bridge().begin_copy) handles_enabled = true;
 }
 
-int mgd_torch_plan_budget(int index, int64_t bytes, double part) {
+int mgd_torch_plan_budget(int index, int64_t bytes, double part, int host) {
   return guarded([&] {
     TORCH_CHECK_VALUE(index >= 0 && index < kMaxIndex, "managed: no device has the index ", index);
-    planned_budgets[index] = {true, bytes, part};
+    planned_budgets[index] = {true, bytes, part, host != 0};
     return 0;
   });
 }

@@ -118,7 +118,7 @@ std::string advice() {
       " a smaller batch, torch.utils.checkpoint around large blocks, or more devices (module.cuda(disperse=True)); "
       "unpin() what need not stay, let go of untyped_storage() and the like, and raise managed.budget() where it is "
       "the limit. What only grows (results that torch.cat() gathers) can be kept on the host: gather x.cpu(), or say "
-      "managed.hint(x, on_host=True).";
+      "managed.hint(x, on_host=True) or managed.budget(device, size, fallback='host').";
 }
 
 // "Tried to allocate 20.00 MiB", as torch's allocators say it.

@@ -100,8 +100,20 @@ bool is_parameter(const at::Tensor& t) { return is_marked(t, &TensorState::in_mo
 
 std::atomic<bool> host_allowed{false};
 
+namespace {
+std::atomic<mgd_mask> ends_on_host{0}; // bit i: all tensors of device i
+}
+
+bool let_end_on_host(int device, bool all) {
+  const mgd_mask bit = mgd_mask{1} << device;
+  if (all) host_allowed = true;
+  return (all ? ends_on_host.fetch_or(bit) : ends_on_host.fetch_and(~bit)) & bit;
+}
+
 bool may_end_on_host(const at::Tensor& t) {
   if (C10_UNLIKELY(is_wrapped(t))) return may_end_on_host(innermost(t));
+  if (const mgd_mask all = ends_on_host.load(std::memory_order_relaxed); all && t.defined())
+    if (const int id = id_of(t.device()); id > MGD_HOST && (all >> id & 1)) return true;
   if (const TensorState* s = state_of(t)) return s->advice & MGD_ADVICE_HOST;
   return t.defined() && t.is_view() && may_end_on_host(at::Tensor(t._base()));
 }

@@ -44,9 +44,11 @@ bool is_pinned(const at::Tensor& t);
 // Does the same for `placed`. Operators run where a placed parameter or buffer is.
 bool is_placed(const at::Tensor& t);
 bool is_parameter(const at::Tensor& t);
-// Whether the program lets results that are made of t be on the host (MGD_ADVICE_HOST); a view has its base's advice.
+// Whether the program lets results that are made of t be on the host: of all tensors of t's device, or of t
+// (MGD_ADVICE_HOST); a view has its base's advice.
 bool may_end_on_host(const at::Tensor& t);
-extern std::atomic<bool> host_allowed; // whether the program has said so of any tensor
+bool let_end_on_host(int device, bool all); // says so of all tensors of a device; returns what was said before
+extern std::atomic<bool> host_allowed; // whether the program has said so of any tensor or device
 void place(const at::Tensor& t, bool placed); // a tensor on the host is never placed
 
 // Throws c10::TypeError if t cannot be managed, so that wrapping fails and not a later operator.
