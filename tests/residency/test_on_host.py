@@ -19,6 +19,16 @@ CASES = {
     "index_select": lambda a, b: torch.cat((a, b)).index_select(0, torch.arange(0, N, 3)),
     "addcmul": lambda a, b: torch.addcmul(a, a, b),
     "a view": lambda a, b: a.view(2, -1) * b.view(2, -1),
+    "a cast": lambda a, b: (a + b).double(),
+}
+# By what autocast does: casts to half precision, to float, to the widest operand, nothing; and
+# how much room is too little for a cast, or for the operator. Operands have 24 MiB, or 12 in half
+# precision, which CUDA's allocator rounds by little.
+CAST = {
+    "mm": ("33MiB", lambda a, b: a.view(-1, 2048) @ b.view(2048, -1)),
+    "exp": ("42MiB", lambda a, b: a.bfloat16().exp()),
+    "cat": ("42MiB", lambda a, b: torch.cat((a.bfloat16(), b))),
+    "relu": ("42MiB", lambda a, b: torch.relu(a + b)),
 }
 
 
@@ -70,6 +80,23 @@ def test_a_budget_allows_it_for_all_tensors_of_its_device(name):
         assert torch.equal(made * 2, CASES[name](a, b) * 2)
     with pytest.raises(managed.OutOfMemoryError):
         CASES[name](x, y)
+
+
+@pytest.mark.parametrize("name", CAST)
+def test_autocast_casts_as_on_the_device(name):
+    a, b = (torch.cat((t, t)) for t in values())
+    too_little, run = CAST[name]
+    found = []
+    for room in ("100%", too_little):
+        with (
+            managed.budget(D0, room, fallback="host"),
+            torch.autocast(torch.device(D0).type, torch.bfloat16),
+        ):
+            made = run(on(a), on(b))
+            found.append((made.dtype, made.float().cpu(), on_host() > 0))
+    assert [used for _, _, used in found] == [False, True]
+    assert found[0][0] == found[1][0]
+    assert torch.equal(found[0][1], found[1][1])
 
 
 def test_a_budget_of_another_device_allows_nothing():
@@ -198,6 +225,17 @@ def test_not_where_nothing_moves():
 def test_wrong_values():
     with pytest.raises(TypeError, match="on_host is True or False, not 1"):
         managed.hint(on(torch.ones(1)), on_host=1)
+
+
+def test_an_operator_that_the_host_has_not_fails_for_want_of_room():
+    x = on(torch.ones(1, 1, 1, 1, 6 * MiB, dtype=torch.float16))
+    with (
+        managed.budget(D0, "20MiB", fallback="host"),
+        pytest.raises(managed.OutOfMemoryError, match="in aten::avg_pool3d"),
+    ):
+        nn.functional.avg_pool3d(x, 1)
+    assert on_host() == 0
+    assert nn.functional.avg_pool3d(x, 1).numel() == x.numel()
 
 
 def test_wrong_fallbacks():

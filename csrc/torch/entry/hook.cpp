@@ -13,6 +13,7 @@
 #include <torch/csrc/jit/runtime/interpreter.h>
 
 #include <atomic>
+#include <exception>
 #include <optional>
 #include <vector>
 
@@ -197,11 +198,18 @@ struct Places {
   bool allowed = false, there = false, stays = false; // stays: such an operand is on the host already
 };
 
+// Whether a leaf that can copy to another device changes the type alone.
+bool is_cast(const OpFacts& f, const torch::jit::Stack& stack) {
+  return f.written == 0 && f.arguments > kDeviceOfToCopy &&
+      stack[stack.size() - f.arguments + kDeviceOfToCopy].isNone();
+}
+
 // Only operators that can run again elsewhere: they write nothing, draw nothing, and make new tensors.
 Places places_of(const OpFacts& f, const torch::jit::Stack& stack) {
   Places p;
-  const bool repeatable = f.route == Route::Leaf && f.alignment == Alignment::Align && f.written == 0 &&
-      f.results_are_new && f.returns > 0 && !f.draws_random && !f.copies_between_devices;
+  const bool goes_along = f.copies_between_devices ? is_cast(f, stack) : f.alignment == Alignment::Align;
+  const bool repeatable =
+      f.route == Route::Leaf && goes_along && f.written == 0 && f.results_are_new && f.returns > 0 && !f.draws_random;
   if (!repeatable || frozen || mgd_torch_in_backward() || recording_graphs.load(std::memory_order_relaxed)) return p;
   BoxedOperands(f, stack).each([&](const at::Tensor& t, bool) {
     if (!t.defined()) return;
@@ -228,6 +236,7 @@ void run_or_end_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet ks, t
                         const OpFacts& f, const Places& places) {
   const std::size_t base = stack.size() - f.arguments;
   bool on_host = places.stays && places.there;
+  std::exception_ptr shortage;
   const std::vector<c10::IValue> arguments(stack.begin() + static_cast<std::ptrdiff_t>(base), stack.end());
   if (!on_host) {
     try {
@@ -235,13 +244,19 @@ void run_or_end_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet ks, t
     } catch (const std::exception& e) {
       if (!places.there || !is_out_of_memory(e)) throw;
       on_host = true;
+      shortage = std::current_exception();
     }
   }
   if (on_host) {
     stack.resize(base);
     stack.insert(stack.end(), arguments.begin(), arguments.end());
-    bring_to_host(f, stack, base);
-    call_aligned(op, f, stack);
+    try {
+      bring_to_host(f, stack, base);
+      call_aligned(op, f, stack);
+    } catch (const std::exception&) { // the host has no room either, or no kernel
+      if (shortage) std::rethrow_exception(shortage);
+      throw;
+    }
     counters.on_host.fetch_add(1, std::memory_order_relaxed);
   }
   for (std::size_t i = stack.size() - f.returns; i < stack.size(); i++)
@@ -284,7 +299,9 @@ bool align_call(const c10::OperatorHandle& op, torch::jit::Stack& stack, const O
 void chokepoint(const c10::OperatorHandle& op, c10::DispatchKeySet ks, torch::jit::Stack& stack, const OpFacts& f) {
   const OperatorSection visit;
   if (C10_UNLIKELY(visit.is_late())) return from_top(op, ks, &stack);
-  if (C10_UNLIKELY(host_allowed.load(std::memory_order_relaxed)))
+  // Autocast casts on the operands' device, and then calls the operator again, which comes here without its key. On the
+  // host it would cast other operators.
+  if (C10_UNLIKELY(host_allowed.load(std::memory_order_relaxed)) && !ks.has_any(c10::autocast_dispatch_keyset))
     if (const Places places = places_of(f, stack); places.allowed) return run_or_end_on_host(op, ks, stack, f, places);
   align_and_run(op, ks, stack, f);
 }
