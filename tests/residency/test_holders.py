@@ -250,6 +250,37 @@ def test_a_request_ends_as_without_such_a_holder(kind, keeper):
     assert in_time(run)
 
 
+def test_what_a_holder_frees_counts_and_the_rest_leaves(keeper):
+    class FreesLess(Keeper):
+        def __gpu_memory_reclaim__(self, device, nbytes):
+            super().__gpu_memory_reclaim__(device, nbytes // 2)
+            return nbytes
+
+    wanted, n = shortage(), len(keeper.kept)
+    keeper.close()
+    less = FreesLess().keep(BLOCK * n, 4 * n)
+    holders.add(less)
+    found, freed = shortage(), BLOCK * n - less.cached
+    assert freed == holders.report(D0)["FreesLess"].given
+    assert freed > 0
+    assert wanted["spill_bytes"] > found["spill_bytes"] >= wanted["spill_bytes"] - freed > 0
+
+
+def test_a_holder_dies_while_it_is_asked(keeper):
+    class Dies(Keeper):
+        def __gpu_memory_reclaim__(self, device, nbytes):
+            only.clear()
+            return 0
+
+    wanted = shortage()
+    only = [Dies()]
+    only[0].kept, keeper.kept = keeper.kept, {}
+    holders.add(only[0])
+    assert counts(shortage()) == counts(wanted)
+    assert not only
+    assert "Dies" not in holders.report(D0)
+
+
 def test_threads_that_need_room_at_once_both_get_it(keeper):
     """The second waits for the first one's call of the holder, and then calls it."""
 
