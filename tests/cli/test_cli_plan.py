@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from support import interpreters
 from support.html_pages import read
-from support.paths import PROGRAMS, ROOT
+from support.paths import PROGRAMS, package_folder
 
 from managed._simulated.presets import PRESETS
 from managed.cli import main
@@ -33,7 +33,7 @@ TRAINING = PROGRAMS / "planned_training.py"
 
 
 def start(*command, cwd):
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(package_folder()), os.environ.get("PYTHONPATH", "")])
     env = interpreters.environment(PYTHONPATH=path, COLUMNS=100)
     return interpreters.run(command, env=env, cwd=cwd, timeout=300)
 

@@ -9,7 +9,7 @@ import base64
 import os
 
 import pytest
-from support.paths import ROOT
+from support.paths import ROOT, package_folder
 
 nbformat = pytest.importorskip("nbformat")
 client = pytest.importorskip("nbclient")
@@ -43,12 +43,12 @@ def shown(cell):
 
 @pytest.fixture
 def kernel(monkeypatch):
-    """Kernels see no GPU, no setting of this run, and this tree; two cores are few for threads."""
+    """Kernels see no GPU, no setting of this run, and the package, and have few threads."""
     for variable in [v for v in os.environ if v.startswith("MANAGED_")]:
         monkeypatch.delenv(variable)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    path = os.pathsep.join([str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(package_folder()), os.environ.get("PYTHONPATH", "")])
     monkeypatch.setenv("PYTHONPATH", path)
 
 

@@ -5,7 +5,7 @@ import os
 
 import pytest
 from support import interpreters
-from support.paths import ROOT, TESTS
+from support.paths import TESTS, package_folder
 
 PLAIN = TESTS / "plain"
 pytestmark = pytest.mark.only_simulated("`managed run` is shown on simulated devices")
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.only_simulated("`managed run` is shown on simulated dev
 
 def start(*words, cwd=None, input="", own=False, **more):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MANAGED_")}
-    path = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH", "")]))
+    path = os.pathsep.join(filter(None, [str(package_folder()), environment.get("PYTHONPATH", "")]))
     environment |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path, "NO_COLOR": "1", **more}
     return interpreters.run(
         words, options=(), env=environment, cwd=cwd, input=input, timeout=300, own=own

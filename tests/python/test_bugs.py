@@ -516,7 +516,7 @@ def test_the_profiler_of_cuda_programs_says_nothing_of_each_operator(run_python)
         with managed.on("1x64MiB"):
             x = torch.ones(4, 4, device="cuda")
             for kinds in ([ProfilerActivity.CPU, ProfilerActivity.CUDA], [ProfilerActivity.CUDA]):
-                with profile(activities=kinds) as p:
+                with profile(activities=kinds, acc_events=True) as p:
                     x @ x
                 assert "aten::mm" in p.key_averages().table(sort_by="cuda_time_total")
             with torch.autograd.profiler.profile(use_device="cuda") as p:

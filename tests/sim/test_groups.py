@@ -29,6 +29,8 @@ def ranks(tmp_path_factory):
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_values_are_those_of_gloo(ranks, name, dtype):
     for rank, found in enumerate(ranks):
+        if found[name, dtype] is None:
+            pytest.skip("this gloo has no such collective")
         host, device, where = found[name, dtype]
         assert device == host
         assert where == {device_name(rank)}
@@ -239,6 +241,15 @@ GIVES = {
 }
 
 
+def give(name, to, x):
+    try:
+        GIVES[name](to, x)
+    except RuntimeError as error:
+        if "gloo does not support" in str(error):
+            pytest.skip("this gloo has no such collective")
+        raise
+
+
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("name", GIVES)
 def test_what_has_left_comes_home_to_a_collective(name):
@@ -246,7 +257,7 @@ def test_what_has_left_comes_home_to_a_collective(name):
     _C.spill_all()
     assert _C.is_spilled(x)
     assert _C.is_spilled(to)
-    GIVES[name](to, x)
+    give(name, to, x)
     assert torch.equal(to.cpu(), torch.arange(2.0**14))
 
 
@@ -259,7 +270,7 @@ def test_what_a_collective_writes_is_seen_on_other_devices(n, name):
     managed.stats(reset=True)
     sums = [x + there for _ in range(3)]
     copies = [managed.stats()["copy"]]
-    GIVES[name](x, news)
+    give(name, x, news)
     sums += [x + there for _ in range(3)]
     copies.append(managed.stats()["copy"])
     assert copies == [1, 2]
@@ -309,7 +320,8 @@ def test_the_future_of_a_work_that_has_ended_has_its_value():
 @pytest.mark.usefixtures("alone")
 def test_a_profile_has_each_collective_once():
     """The one that finds when a collective ends is gloo's, too."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=kinds, acc_events=True) as profile:
         dist.all_reduce(torch.ones(2, device=D0))
         dist.broadcast(torch.ones(2, device=D0), 0)
     names = [e.name for e in profile.events() if e.name.startswith("gloo:")]

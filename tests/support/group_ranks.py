@@ -170,7 +170,13 @@ def values(rank):
     here = torch.device("sim", rank)
     for dtype in DTYPES:
         for name, collective in COLLECTIVES.items():
-            host = collective(fill(rank, 12, dtype, "cpu"))
+            try:
+                host = collective(fill(rank, 12, dtype, "cpu"))
+            except RuntimeError as error:  # gloo has no all_to_all() of lists before torch 2.12
+                if "gloo does not support" not in str(error):
+                    raise
+                found[name, dtype] = None
+                continue
             there = collective(fill(rank, 12, dtype, here))
             devices = {str(t.device) for t in there} or {str(here)}
             found[name, dtype] = [t.tolist() for t in host], [t.tolist() for t in there], devices
