@@ -94,7 +94,7 @@ class _Silent:
 def _new_class(
     original: type[nn.Module], bases: tuple[type, ...], body: dict[str, Any]
 ) -> type[nn.Module]:
-    """A class that neither registries of models nor the metaclass are told of."""
+    """Makes a class without telling registries of models or the metaclass of it."""
     if any("__init_subclass__" in vars(c) for c in original.__mro__[:-1]):
         bases = (_Silent, *bases)
     meta = type(original)

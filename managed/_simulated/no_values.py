@@ -21,7 +21,7 @@ def install() -> None:
 
 
 def _tell_of_cpu_kernels() -> None:
-    """Tells meta kernels for which device they answer; without it they take CUDA."""
+    """Makes meta kernels answer for the CPU if no device is named; torch's take CUDA."""
     from torch import _meta_registrations
 
     asked: Any = getattr(_meta_registrations, "device_hint", None)

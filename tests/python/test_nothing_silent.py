@@ -151,7 +151,7 @@ def test_cuda_of_a_plain_tensor_has_a_hint(call):
         call()
     assert "as_subclass(ManagedTensor)" in str(caught.value)
     first = str(caught.value).splitlines()[0].lower()
-    assert "cuda" in first or "nvidia driver" in first
+    assert "cuda" in first or (torch.version.cuda and "nvidia driver" in first)
 
 
 def test_without_simulated_devices_there_is_no_hint(run_python):

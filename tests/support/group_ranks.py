@@ -172,7 +172,7 @@ def values(rank):
         for name, collective in COLLECTIVES.items():
             try:
                 host = collective(fill(rank, 12, dtype, "cpu"))
-            except RuntimeError as error:  # gloo has no all_to_all() of lists before torch 2.12
+            except RuntimeError as error:  # gloo of torch 2.11 has no all_to_all() of lists
                 if "gloo does not support" not in str(error):
                     raise
                 found[name, dtype] = None

@@ -88,10 +88,7 @@ def _server(options):
 
 
 # Triton 3.9 counts its objects when an interpreter ends, and a child has those of the server.
-_COUNTED = re.compile(
-    r"^(nanobind: .*|See .*nanobind.*| - leaked .*| - \.\.\. skipped remainder)(\n|\Z)",
-    re.MULTILINE,
-)
+_COUNTED = re.compile(r"^(nanobind: .*(\n - .*)*|See https://nanobind\..*)(\n|\Z)", re.MULTILINE)
 
 
 class _Server:

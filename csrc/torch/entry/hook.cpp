@@ -198,8 +198,8 @@ struct Places {
   bool allowed = false, there = false, stays = false; // stays: such an operand is on the host already
 };
 
-// Whether a leaf that can copy to another device changes the type alone.
-bool is_cast(const OpFacts& f, const torch::jit::Stack& stack) {
+// Whether a leaf that can copy to another device makes its result on the operand's, as a cast does.
+bool stays_on_device(const OpFacts& f, const torch::jit::Stack& stack) {
   return f.written == 0 && f.arguments > kDeviceOfToCopy &&
       stack[stack.size() - f.arguments + kDeviceOfToCopy].isNone();
 }
@@ -207,7 +207,7 @@ bool is_cast(const OpFacts& f, const torch::jit::Stack& stack) {
 // Only operators that can run again elsewhere: they write nothing, draw nothing, and make new tensors.
 Places places_of(const OpFacts& f, const torch::jit::Stack& stack) {
   Places p;
-  const bool goes_along = f.copies_between_devices ? is_cast(f, stack) : f.alignment == Alignment::Align;
+  const bool goes_along = f.copies_between_devices ? stays_on_device(f, stack) : f.alignment == Alignment::Align;
   const bool repeatable =
       f.route == Route::Leaf && goes_along && f.written == 0 && f.results_are_new && f.returns > 0 && !f.draws_random;
   if (!repeatable || frozen || mgd_torch_in_backward() || recording_graphs.load(std::memory_order_relaxed)) return p;

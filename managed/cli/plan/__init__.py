@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
     for path in (options.json, options.html, options.picture):
         if path is not None and not path.absolute().parent.is_dir():
             return _wrong(f"there is no folder {path.absolute().parent} to write into")
-    # An interrupt leaves nothing behind either.
+    # SIGTERM leaves nothing behind either.
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         if options.picture is not None:
