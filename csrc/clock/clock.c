@@ -66,6 +66,7 @@ int mgd_clock_create_failing(int devices, int64_t fail_allocation, struct mgd_cl
   }
   mgd_alloc_init(&c->alloc, fail_allocation ? fail_allocation - 1 : 0);
   c->devices = devices;
+  c->pause = MGD_CLOCK_PAUSE;
   int code = fill_clock(c);
   if (code != MGD_OK) {
     discard(c);
@@ -103,11 +104,6 @@ void mgd_clock_after_fork(struct mgd_clock *c) { (void)mgd_clock_leave(c, MGD_OK
 
 /* ---- issuing */
 
-static void move(struct mgd_clock *c, struct mgd_clock_stream *s, int64_t to) {
-  s->free_at = to;
-  mgd_clock_reach(c, to);
-}
-
 /* How a thread issues an operation: from `begin` on, with the interpreter's lock for `python` ns, until `at`. */
 struct issuing {
   int64_t begin, python, at;
@@ -126,25 +122,9 @@ static int issue_time(const struct mgd_clock *c, const struct mgd_clock_stream *
 
 static void issue(struct mgd_clock *c, struct mgd_clock_stream *thread, int from, int to, const struct issuing *i) {
   mgd_clock_lock_take(&c->lock, &c->alloc, i->begin, i->python);
-  move(c, thread, i->at);
+  mgd_clock_move(c, thread, i->at);
   mgd_clock_place_of(c, from)->issued = from == HOST ? 0 : i->at;
   mgd_clock_place_of(c, to)->issued = to == HOST ? 0 : i->at;
-}
-
-/* Called before an operation is issued. After each half of the lead the thread waits for the end of the half before, so
- * the number of unsettled operations, and of blocks that wait for them, is bounded. True: the thread's time moved. */
-static bool limit_lead(struct mgd_clock *c, int thread, int device, int stream) {
-  struct mgd_clock_stream *host = &mgd_clock_place_of(c, HOST)->streams[thread];
-  struct mgd_clock_stream *s = &mgd_clock_place_of(c, device)->streams[stream];
-  if (++s->since_half < MGD_CLOCK_LEAD / 2) {
-    return false;
-  }
-  const int64_t before = host->free_at, end = mgd_clock_flow_time(c, &s->half);
-  s->since_half = 0;
-  s->half = mgd_clock_flow_mark(c, device, stream, 0);
-  mgd_clock_log_wait(c, HOST, thread, before, end, "full queue");
-  move(c, host, mgd_max(before, end));
-  return host->free_at > before;
 }
 
 /* Queues an operator behind unsettled ones. False: there is no memory, and the stream has been settled instead. */
@@ -170,7 +150,7 @@ static int run(struct mgd_clock *c, int thread, int device, int stream, const st
   int code = find_stream(c, HOST, thread, &host);
   code = code == MGD_OK ? find_stream(c, device, stream, &s) : code;
   if (code == MGD_OK) {
-    (void)limit_lead(c, thread, device, stream);
+    (void)mgd_clock_lead_limit(c, thread, device, stream);
     code = issue_time(c, host, device, device, &i);
   }
   if (code != MGD_OK) {
@@ -191,7 +171,7 @@ static int run(struct mgd_clock *c, int thread, int device, int stream, const st
   const int64_t begin = mgd_max(s->free_at, i.at);
   end = mgd_about_sum(begin, cost);
   place->busy = mgd_about_sum(place->busy, cost);
-  move(c, s, end);
+  mgd_clock_move(c, s, end);
   mgd_clock_log_add(c, &(struct mgd_span){MGD_SPAN_RUN, device, device, stream, begin, end, 0, 0, work->name});
   return MGD_OK;
 }
@@ -248,9 +228,7 @@ static int64_t copy_now(struct mgd_clock *c, const struct mgd_transfer *t, const
                                                     .number = ++c->issued, .name = t->name});
   i->link->free_at = end;
   i->link->busy = mgd_about_sum(i->link->busy, i->cost);
-  for (int k = 0; k < 2 && i->streams[k]; k++) {
-    move(c, i->streams[k], end);
-  }
+  for (int k = 0; k < 2 && i->streams[k]; k++) { mgd_clock_move(c, i->streams[k], end); }
   return end;
 }
 
@@ -279,8 +257,8 @@ static int copy(struct mgd_clock *c, int thread, const struct mgd_transfer *t) {
   struct mgd_task *task = NULL;
   int code = prepare_copy(c, thread, t, &i);
   if (code == MGD_OK) {
-    const bool source = t->from != HOST && limit_lead(c, thread, t->from, t->from_stream);
-    const bool sink = t->to != HOST && limit_lead(c, thread, t->to, t->to_stream);
+    const bool source = t->from != HOST && mgd_clock_lead_limit(c, thread, t->from, t->from_stream);
+    const bool sink = t->to != HOST && mgd_clock_lead_limit(c, thread, t->to, t->to_stream);
     code = source || sink ? prepare_copy(c, thread, t, &i) : MGD_OK; /* the thread has waited */
   }
   if (code != MGD_OK) {
@@ -299,7 +277,7 @@ static int copy(struct mgd_clock *c, int thread, const struct mgd_transfer *t) {
     }
     const int64_t until = mgd_max(i.when.at, mgd_clock_flow_time(c, &end));
     mgd_clock_log_wait(c, HOST, thread, i.when.at, until, t->name);
-    move(c, i.host, until);
+    mgd_clock_move(c, i.host, until);
   }
   return MGD_OK;
 }
@@ -404,7 +382,7 @@ static void wait_for(struct mgd_clock *c, int device, int stream, const struct m
   mgd_clock_flow_settle_stream(c, s);
   const int64_t end = m->task ? m->task->end : m->ns;
   mgd_clock_log_wait(c, device, stream, s->free_at, end, device == HOST ? "synchronize" : "event");
-  move(c, s, mgd_max(s->free_at, end));
+  mgd_clock_move(c, s, mgd_max(s->free_at, end));
 }
 
 int mgd_clock_stream_wait(struct mgd_clock *c, int device, int stream, const struct mgd_moment *m) {

@@ -75,6 +75,7 @@ int mgd_clock_wiring_join_bus(struct mgd_clock *c, int from, int to, int bus);
 /* ---- clock.c: what is issued */
 /* The host's streams are the threads of the program; each has a time of its own. In the functions below `thread` issues
  * the operation: that takes the device's issue time, and comes after all that any thread issued to that device before.
+ * A thread that is far ahead of the stream waits for it, and lets threads that are behind go on (clock_lead.c).
  *
  * Runs one operator: max(flops / rate, bytes / bandwidth) + launch, after what the stream already holds. */
 int mgd_clock_run(struct mgd_clock *c, int thread, int device, int stream, const struct mgd_work *work);

@@ -16,6 +16,7 @@
 #define MGD_CLOCK_HOST (-1)
 #define MGD_CLOCK_QUEUE 1024 /* unsettled operations that a stream holds at most */
 #define MGD_CLOCK_LEAD 1024  /* operations that a thread is ahead of a stream at most, as on CUDA */
+#define MGD_CLOCK_PAUSE 100000 /* ns of real time in which a thread that is not blocked issues something */
 
 /* A stream's times are known until free_at; its queue, if any, begins with a copy or a wait. */
 struct mgd_clock_stream {
@@ -24,6 +25,7 @@ struct mgd_clock_stream {
   int queued;
   bool unlocked;      /* threads only: it issues without the interpreter's lock */
   uint64_t last_copy; /* threads only: the number of its newest copy */
+  uint64_t others;    /* threads only: sum of the other threads' times when it last paused for them, see clock_lead.c */
   int since_half;     /* operations issued to it since `half` was recorded */
   struct mgd_moment half; /* the end of what it held at that time */
   /* Holds that were given up and that this stream may still use are listed here, oldest first. */
@@ -74,6 +76,7 @@ struct mgd_clock {
   struct mgd_alloc alloc;
   int devices;
   int64_t latest;
+  int64_t pause; /* ns of real time, MGD_CLOCK_PAUSE outside of tests */
   uint64_t issued; /* tasks ever made, and copies that needed none */
   struct mgd_task *ties, *ties_last, *fronts, *fronts_last;
   double buses[MGD_MAX_BUSES]; /* bytes/ns, 0: no limit */
@@ -97,6 +100,12 @@ static inline bool mgd_clock_is_place(const struct mgd_clock *c, int device) {
 }
 
 static inline void mgd_clock_reach(struct mgd_clock *c, int64_t time) { c->latest = mgd_max(c->latest, time); }
+
+static inline void mgd_clock_move(struct mgd_clock *c, struct mgd_clock_stream *s, int64_t to) {
+  s->free_at = to;
+  mgd_clock_reach(c, to);
+}
+
 static inline bool mgd_clock_is_speed(const struct mgd_speed *s) {
   bool sound = mgd_is_amount(s->bytes_per_ns) && s->launch_ns >= 0 && s->python_ns >= 0 && s->issue_ns >= s->python_ns;
   for (int i = 0; i < MGD_WORK_KINDS * MGD_PRECISIONS; i++) {
@@ -129,6 +138,11 @@ void mgd_clock_flow_settle_stream(struct mgd_clock *c, const struct mgd_clock_st
 int64_t mgd_clock_flow_time(struct mgd_clock *c, struct mgd_moment *m); /* settles it; afterwards *m has no task */
 /* Records the end of what the stream holds, at the earliest `issued`. Without memory it settles instead of failing. */
 struct mgd_moment mgd_clock_flow_mark(struct mgd_clock *c, int device, int stream, int64_t issued);
+
+/* ---- clock_lead.c */
+/* Called before the thread issues an operation to the stream, before anything is computed for it: the clock's mutex may
+ * be released in between. True: the thread has waited, so its time is another. */
+bool mgd_clock_lead_limit(struct mgd_clock *c, int thread, int device, int stream);
 
 /* ---- clock_hold.c */
 int64_t mgd_clock_hold_end(struct mgd_clock *c, struct mgd_hold *h); /* when it is free; it must be given up */

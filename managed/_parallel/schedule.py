@@ -69,7 +69,9 @@ class Backward:
     def _run_on(self, device: torch.device) -> None:
         leaves, crossings = self._pieces.pop(device)
         roots = self._roots.pop(device, [])
-        for crossing, _, _, following, number in self._arriving.pop(device, []):
+        # The crossings keep the nodes behind them alive, which objects of Python need not.
+        arriving = self._arriving.pop(device, [])
+        for crossing, _, _, following, number in arriving:
             gradient = C.leave_crossing(crossing)
             if gradient is not None:
                 roots.append((_edge(following, number), gradient))

@@ -12,12 +12,14 @@ import contextvars
 import functools
 import os
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch.utils import checkpoint
 
 from managed._backend import C
 from managed._modules import walk
@@ -105,8 +107,24 @@ def _run(part: Callable[[], Any], begin: Callable[[], ExitStack], leave: Callabl
             _thread.inside = True
             surroundings.callback(setattr, _thread, "inside", False)
             return part()
+    except BaseException as error:
+        _leave_checkpoints(error)
+        raise
     finally:
         leave()
+
+
+def _leave_checkpoints(error: BaseException) -> None:
+    """Takes back the hooks of checkpoints that the exception has left, in the thread of the part.
+
+    In torch 2.11 that is done by the thread that drops the exception, and fails there.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for frame in reversed(frames):
+        if frame.f_code.co_filename == checkpoint.__file__ and frame.f_code.co_name == "checkpoint":
+            generator = frame.f_locals.get("gen")
+            if generator is not None:
+                generator.close()
 
 
 def _surroundings(devices: Sequence[torch.device]) -> Callable[[int], ExitStack]:

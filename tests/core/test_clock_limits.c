@@ -1,4 +1,4 @@
-/* The clock's limits: of what a thread is ahead, of queues, of times and of bytes; and fork(). */
+/* The clock's limits: of queues, of times and of bytes; and fork(). */
 #include <errno.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -53,18 +53,6 @@ static struct mgd_moment open_moment(struct mgd_clock *c, int device) {
 }
 
 /* ---- issuing */
-
-/* After each half of 1,024 copies the thread waits for the half before, also if the copies come from the host. */
-static void copies_to_a_device_hold_the_thread_back(void) {
-  struct mgd_clock *c = new_clock(1);
-  EXPECT_OK(mgd_clock_wiring_set_speed(c, 0, (struct mgd_speed){.bytes_per_ns = 1.0, .issue_ns = 1}));
-  for (int i = 1; i <= MGD_CLOCK_LEAD - 1; i++) { copy(c, HOST, 0, 0, 10); } /* until 10 i + 1 */
-  EXPECT_INT(time_of(c, HOST, ME), MGD_CLOCK_LEAD - 1);
-  copy(c, HOST, 0, 0, 10); /* waits for number 511 */
-  EXPECT_INT(time_of(c, HOST, ME), 5111 + 1);
-  EXPECT_INT(time_of(c, 0, 0), 10 * MGD_CLOCK_LEAD + 1);
-  mgd_clock_destroy(c);
-}
 
 /* The queue is full of marks behind a copy. All of them are settled to make it accept an operator, which then begins at
  * a known time and is not queued. */
@@ -341,7 +329,6 @@ static void a_child_inherits_moments_that_are_known(void) {
 }
 
 int main(void) {
-  copies_to_a_device_hold_the_thread_back();
   an_operator_behind_a_full_queue_is_not_queued();
   nothing_is_issued_at_the_end_of_time();
   a_copy_that_does_not_end_ends_last();

@@ -9,8 +9,10 @@ import inspect
 import re
 
 import pytest
+import torch
 from support.fences import FENCE, blocks
 from support.paths import ROOT
+from torch.torch_version import TorchVersion
 
 import managed
 
@@ -47,6 +49,8 @@ LONG = ("docs/memory.md", "docs/environment.md")
     ids=map(name, RUN),
 )
 def test_code_of_the_page_runs(page, run_python):
+    if name(page) == "docs/pipelines.md" and TorchVersion(torch.__version__) < "2.12":
+        pytest.skip("it has no values, and torch has no meta kernel for layers of encoders")
     run_python(RUNNER, input=[name(page), list(blocks(page, "python"))])
 
 

@@ -68,6 +68,7 @@ for _ in range(6):
     library.frames_free(ctypes.c_void_p(address), ctypes.c_int64(8 * MiB))
 """
 
+RENAMED = "-DcudaFree=free_of_the_test"  # torch may have loaded CUDA's own for all libraries
 DRIVER = """
 static void (*give)(void *);
 void frees_by(void (*function)(void *)) { give = function; }
@@ -108,10 +109,10 @@ def compiled(folder, name, source, *options):
 
 
 def test_the_holder_in_c_is_asked(run_python, tmp_path):
-    driver = compiled(tmp_path, "driver", DRIVER)
+    driver = compiled(tmp_path, "driver", DRIVER, RENAMED)
     source = shown("struct managed_holder holder")
     assert '"cuda:0"' in source
-    compiled(tmp_path, "frames", source.replace('"cuda:0"', '"sim:0"'), *HEADERS)
+    compiled(tmp_path, "frames", source.replace('"cuda:0"', '"sim:0"'), *HEADERS, RENAMED)
     path = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
     run_python(path + BEGIN + IN_C % driver + SHORTAGE % "frames")
 

@@ -8,7 +8,7 @@ import torch
 from support import interpreters
 from support.devices import D0
 from support.garbage import collect_and_freeze
-from support.paths import ROOT, TESTS
+from support.paths import TESTS, package_folder
 from support.pressure import leaves_nothing
 
 
@@ -44,7 +44,7 @@ def outcome(tmp_path, tests):
     options = ["-p", "conftest", "-p", "no:cacheprovider", "-q", "--rootdir", str(tmp_path)]
     done = interpreters.run(
         ["-m", "pytest", *options, "test_planted.py"],
-        env=interpreters.environment(PYTHONPATH=f"{ROOT}:{TESTS}"),
+        env=interpreters.environment(PYTHONPATH=f"{package_folder()}:{TESTS}"),
         cwd=tmp_path,
     )
     return done.returncode, done.stdout

@@ -28,7 +28,7 @@ def managed_run(*words, **more):
 
 # Each plain script once more, with its one line wrapped by hand.
 WRAPPED = f"""
-import sys
+import sys, types
 sys.path.insert(0, {str(PLAIN)!r})
 sys.argv = ["wrapped", "20"]
 import managed
@@ -38,8 +38,8 @@ import gpt2, models, pde
 import many_models, pde_fault
 pde.main(pde_fault.solve)
 models.main(many_models.place)
-gpt2.torch.cuda.is_available = lambda: True
-gpt2.torch.device = lambda kind: kind
+cuda = types.SimpleNamespace(is_available=lambda: True)
+gpt2.torch = types.SimpleNamespace(**vars(gpt2.torch) | dict(cuda=cuda, device=lambda kind: kind))
 where = lambda model, kind: ManagedModule.from_module(model).cuda()
 gpt2.TensorDataset = lambda t, kind=gpt2.TensorDataset: kind(managed.ManagedTensor(t))
 gpt2.main(where)

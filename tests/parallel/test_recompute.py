@@ -287,7 +287,7 @@ def test_its_activations_are_not_kept():
         note = torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t) or t, lambda t: t)
         with recomputing(model, what), note:
             model(x)
-        return len(seen)
+        return sum(t.numel() > 0 for t in seen)  # torch 2.11 saves an empty one with the others
 
     assert kept(None) == 12
     assert kept([*model]) == 4  # what the four begin with

@@ -91,6 +91,8 @@ def test_operators_tell_the_form_bytes_and_time_of_a_run_with_values(tmp_path, e
         if any(a != b and not fails(a) for a, b in zip(rows, nothing[name], strict=True))
     }
     listed = set(DIFFERENT)
+    if VERSION < (2, 12):  # its meta kernels tell other strides, and so other copies
+        listed |= {name for name in values if name.startswith("fft.")}
     assert different <= listed, {n: (values[n], nothing[n]) for n in sorted(different - listed)}
     if VERSION == (2, 13) and every == 1:
         assert listed <= different

@@ -87,8 +87,12 @@ def _server(options):
     return _servers[options]
 
 
-# Triton 3.9 counts its objects when an interpreter ends, and a child has those of the server.
-_COUNTED = re.compile(r"^(nanobind: .*(\n - .*)*|See https://nanobind\..*)(\n|\Z)", re.MULTILINE)
+# Triton 3.9 counts its objects when an interpreter ends, and a child has those of the server. The
+# last line has no end, so a program that forks has the first one of its parent behind it.
+_COUNTED = re.compile(
+    r"^nanobind: .*(\n - .*)*\n|^See https://nanobind\.\S*?\.html(nanobind: .*(\n - .*)*\n)?",
+    re.MULTILINE,
+)
 
 
 class _Server:

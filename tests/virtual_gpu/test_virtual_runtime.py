@@ -14,9 +14,14 @@ import pytest
 import torch
 from support.paths import TESTS
 from support.virtual_gpu import LIBRARY, found_libraries, needs_virtual_gpu, runs_program  # noqa: F401
+from torch.torch_version import TorchVersion
 
 pytestmark = needs_virtual_gpu
 SITE = Path(torch.__file__).resolve().parents[1]
+refuses_generators = pytest.mark.skipif(
+    TorchVersion(torch.__version__) < "2.12",
+    reason="this torch reads and sets generators while a graph is recorded",
+)
 
 
 @pytest.mark.parametrize("flavour", ["run", "asan", "tsan"])
@@ -382,6 +387,7 @@ def test_uses_that_cannot_be_timed(run):
     """)
 
 
+@refuses_generators
 def test_a_replay_that_cannot_read_the_generators_does_not_begin(run):
     """Its turn is free again."""
     run("""
@@ -405,6 +411,7 @@ def test_a_replay_that_cannot_read_the_generators_does_not_begin(run):
     """)
 
 
+@refuses_generators
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_pass_inside_a_replay_that_cannot_set_the_generators(run, when):
     run(f"""
@@ -1056,6 +1063,7 @@ def test_what_has_addresses_leaves_before_a_graph_is_recorded(run):
         blocks = [b for s in torch.cuda.memory_snapshot() for b in s["blocks"]]
         assert max(b["size"] for b in blocks if b["state"] == "active_allocated") <= 16 * MIB
         graph.replay()
+        managed.budget(CUDA, 62 * MIB)  # 20 MiB more, for the segment of the graph
         for _ in range(12):
             next(operators)
         report = races()

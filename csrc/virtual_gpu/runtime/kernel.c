@@ -239,12 +239,18 @@ cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, 
   memcpy(stream, &pushed.stream, sizeof pushed.stream);
   return cudaSuccess;
 }
-/* NCCL's kernels are device code as well. torch asks for this when a call of NCCL's has failed, and puts it into its error. */
+/* NCCL's kernels are device code as well. torch asks for one of these when a call of NCCL's has failed, and puts it
+ * into its error. */
+#define NO_NCCL                                                                              \
+  "NCCL's kernels are code for a real GPU and cannot run on virtual GPUs. The backend gloo " \
+  "can: torch.distributed.init_process_group(\"gloo\")."
 const char *ncclGetLastError(void *communicator);
 const char *ncclGetLastError(void *communicator) {
   (void)communicator;
-  return "NCCL's kernels are code for a real GPU and cannot run on virtual GPUs. The backend gloo can: torch.distributed.init_process_group(\"gloo\").";
+  return NO_NCCL;
 }
+const char *ncclGetErrorString(int result);
+const char *ncclGetErrorString(int result) { return result ? NO_NCCL : "no error"; }
 #pragma GCC visibility pop
 
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *a, const void *function) {
