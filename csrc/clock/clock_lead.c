@@ -6,8 +6,9 @@
  * Threads call in the order of real time. A wait takes virtual time alone: a thread that did nothing else would be a
  * whole queue ahead of a thread that real time has kept from issuing, and the latter moves to the time of the former
  * when both issue to one device (clock.c). Eight threads on two cores lost a quarter of their devices' time like that.
- * On a real machine the waiting thread leaves the processor to the others. So it does here: it pauses for as long as
- * threads that are behind go on. This changes the order of calls, and no time that is computed for a given order.
+ * On a real machine the processor is free for those threads while the first one waits. So it is here: that thread
+ * pauses for as long as threads that are behind go on. This changes the order of calls, and no time that is computed
+ * for a given order.
  */
 #define _POSIX_C_SOURCE 200809L /* nanosleep() */
 #include <time.h>
@@ -32,9 +33,7 @@ static void let_others_go_on(struct mgd_clock *c, int thread) {
   const struct timespec pause = {c->pause / 1000000000, c->pause % 1000000000};
   const int64_t until = host->free_at;
   uint64_t before, now = find_others(c, thread, until);
-  if (find_others(c, thread, INT64_MAX) == host->others) {
-    return;
-  }
+  if (find_others(c, thread, INT64_MAX) == host->others) { return; }
   do {
     before = now;
     (void)mgd_clock_leave(c, MGD_OK);
@@ -49,15 +48,11 @@ static void let_others_go_on(struct mgd_clock *c, int thread) {
 bool mgd_clock_lead_limit(struct mgd_clock *c, int thread, int device, int stream) {
   struct mgd_clock_stream *host = &mgd_clock_place_of(c, MGD_CLOCK_HOST)->streams[thread];
   struct mgd_clock_stream *s = &mgd_clock_place_of(c, device)->streams[stream];
-  if (++s->since_half < MGD_CLOCK_LEAD / 2) {
-    return false;
-  }
+  if (++s->since_half < MGD_CLOCK_LEAD / 2) { return false; }
   const int64_t before = host->free_at, end = mgd_clock_flow_time(c, &s->half);
   s->since_half = 0;
   s->half = mgd_clock_flow_mark(c, device, stream, 0);
-  if (end <= before) {
-    return false;
-  }
+  if (end <= before) { return false; }
   mgd_clock_log_wait(c, MGD_CLOCK_HOST, thread, before, end, "full queue");
   mgd_clock_move(c, host, end);
   let_others_go_on(c, thread);

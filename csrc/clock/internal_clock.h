@@ -8,6 +8,7 @@
 
 #include "core/arithmetic.h"
 #include "clock/clock.h"
+#include "clock/internal_clock_hold.h"
 #include "clock/internal_clock_lock.h"
 #include "clock/internal_clock_log.h"
 #include "clock/internal_clock_task.h"
@@ -25,7 +26,7 @@ struct mgd_clock_stream {
   int queued;
   bool unlocked;      /* threads only: it issues without the interpreter's lock */
   uint64_t last_copy; /* threads only: the number of its newest copy */
-  uint64_t others;    /* threads only: sum of the other threads' times when it last paused for them, see clock_lead.c */
+  uint64_t others; /* threads only: sum of the times of other threads when it last paused for them (clock_lead.c) */
   int since_half;     /* operations issued to it since `half` was recorded */
   struct mgd_moment half; /* the end of what it held at that time */
   /* Holds that were given up and that this stream may still use are listed here, oldest first. */
@@ -52,19 +53,6 @@ struct mgd_clock_link {
   int64_t free_at, busy;
   struct mgd_task *active; /* the copy that has the link; `queued` counts its copies that are not over */
   int queued;
-};
-
-struct mgd_hold {
-  struct mgd_hold *next, *before; /* links in `living` or, without `before`, in `leaving` or `over` */
-  int64_t bytes, merged; /* merged: the part taken over from older holds, which a log has already */
-  int device;
-  _Atomic int stream; /* mgd_clock_hold_use() reads it without the mutex */
-  _Atomic uint64_t also; /* bit i: stream i uses the bytes, too */
-  _Atomic int owner; /* enum mgd_hold_owner */
-  struct mgd_moment begin, end; /* `begin` is kept for an audit or a log only */
-  struct mgd_moment *ends; /* `ends_count` further moments before which the bytes are not free */
-  int ends_count;
-  bool shared; /* given up, and other streams or a moment delay its end as well */
 };
 
 /* Invariants: all times are >= 0, and no known time is later than `latest`; a stream's queue begins with a task that

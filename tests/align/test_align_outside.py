@@ -61,10 +61,10 @@ def test_a_custom_operator_that_writes(custom, home):
 
 
 def test_an_operator_of_torch_library(custom):
-    library = torch.library.Library("align_test_open", "FRAGMENT")
-    library.define("twice(Tensor a, Tensor b) -> Tensor")
-    library.impl("twice", lambda a, b: 2 * (a + b), "CompositeExplicitAutograd")
-    agree(torch.ops.align_test_open.twice, torch.randn(3), torch.randn(3))
+    with torch.library._scoped_library("align_test_open", "FRAGMENT") as library:
+        library.define("twice(Tensor a, Tensor b) -> Tensor")
+        library.impl("twice", lambda a, b: 2 * (a + b), "CompositeExplicitAutograd")
+        agree(torch.ops.align_test_open.twice, torch.randn(3), torch.randn(3))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -32,9 +32,14 @@ __all__ = ["WARNINGS", "environment", "run"]
 
 # Warnings are errors in programs too.
 WARNINGS = ("-W", "error")
-# What torch 2.11 says of its own sparse constructors, and of any gradient from another device.
-for message in ("Sparse invariant checks are implicitly", "The AccumulateGrad node's stream does"):
-    WARNINGS += ("-W", f"ignore:{message}:UserWarning")
+# What torch 2.11 says of its own sparse constructors and its own compiler, and of any gradient from
+# another device.
+for message in (
+    "Sparse invariant checks are implicitly disabled:UserWarning",
+    "The AccumulateGrad node's stream does not match:UserWarning",
+    "`torch.jit.script_method` is deprecated:DeprecationWarning",
+):
+    WARNINGS += ("-W", f"ignore:{message}")
 
 HERE = str(TESTS)
 BOOT = (

@@ -1073,6 +1073,44 @@ def test_what_has_addresses_leaves_before_a_graph_is_recorded(run):
     )
 
 
+def test_a_plan_for_more_room_comes_with_its_addresses(run):
+    """Until then the plan before is followed: what has no place cuts the arena into pieces."""
+    run(
+        """
+        managed.budget(CUDA, 66 * MIB)
+        plain = torch.zeros(12 * MIB, dtype=torch.uint8, device=CUDA)
+        out, small = made(8), made(1)
+        tensors = [made(8) for _ in range(10)]
+        expected = [t.cpu() for t in tensors]
+
+        def seen():
+            blocks = [b["size"] for s in torch.cuda.memory_snapshot() for b in s["blocks"]]
+            return C.step_state(1)["plans"], max(blocks)
+
+        def follow(steps):
+            before, changes = seen(), []
+            for t in tensors * steps:
+                for use in (lambda: out.copy_(t), lambda: small.add_(1)):
+                    use()
+                    if seen() != before:
+                        changes.append((before, seen()))
+                        before = seen()
+            assert C.step_state(1)["follows"]
+            return changes
+
+        follow(12)
+        del plain
+        torch.cuda.empty_cache()
+        ((before, after),) = follow(12)
+        assert after[0] == before[0] + 1 and after[1] >= before[1] + 8 * MIB, (before, after)
+        assert all(same(t, e) for t, e in zip(tensors, expected))
+        report = races()
+        assert not report, report
+        """,
+        MANAGED_ARENA="1",
+    )
+
+
 def test_an_error_of_the_device_stays(run):
     run("""
         x = torch.ones(1000).cuda()

@@ -53,7 +53,8 @@ const CudaBridge* arenas_of(int device) {
   return cuda && cuda->may_have_arena(device_of(device).index()) ? cuda : nullptr;
 }
 
-std::atomic<uint64_t> to_lay_out{0}; // bit i: the plan of the device with that id is to get addresses
+// Bit i: the plan of the device with that id is to get addresses; and another plan is to be made before.
+std::atomic<uint64_t> to_lay_out{0}, to_plan{0};
 
 // Finds the operator before which a plan gets addresses: what an operator uses cannot leave then, and cuts the free
 // bytes into pieces. So it is one with no large operand, or, if a period has none, with the fewest bytes.
@@ -78,12 +79,37 @@ struct Moment {
 };
 std::array<Moment, MGD_MAX_DEVICES> moments;
 
+mgd_step_state state_of(int device) {
+  mgd_step_state state{};
+  mgd_step_read(machine(), device, &state);
+  return state;
+}
+
+void lay_out_later(int device) {
+  moments[device].await(state_of(device).operators);
+  to_lay_out.fetch_or(uint64_t{1} << device, std::memory_order_relaxed);
+}
+
+// Plans the period that the core has found, or that is followed. The device may not have run yet what was logged, so
+// the thread waits for it once, before the first plan of a step. Throws when the driver reports an error.
+bool make_plan(int device) {
+  c10::Device d = device_of(device);
+  const Bridge* backend = backend_of(d.type());
+  const mgd_step_clock clock{&d, &between};
+  if (backend->worked_between && mgd_step_logs(machine(), device)) backend->await_moments(d.index());
+  const int64_t free = free_bytes(device), soon = bytes_free_soon(device);
+  const int64_t whole = arenas_of(device) ? std::max(free, soon) : free; // with addresses there are no pieces
+  return mgd_step_plan(machine(), device, whole, std::max<int64_t>(0, soon - whole),
+                       backend->worked_between ? &clock : nullptr) == MGD_OK;
+}
+
 // Everything that is in no use leaves, so that the device's free bytes are one piece, and comes home to the addresses
 // of the plan. So the step after a new plan is slower.
 void lay_out(int device) {
   const CudaBridge* arenas = arenas_of(device);
   const uint64_t bit = uint64_t{1} << device;
   if (private_pools.load() > 0 || !(to_lay_out.fetch_and(~bit) & bit)) return; // or another thread does it
+  if (to_plan.fetch_and(~bit) & bit) (void)make_plan(device);
   if (!arenas || !mgd_step_layout_is_wanted(machine(), device)) return;
   const int index = device_of(device).index();
   uint64_t unused = 0;
@@ -95,22 +121,16 @@ void lay_out(int device) {
   if (code != MGD_E_ABSENT) mgd_step_layout_forget(machine(), device);
 }
 
-// Plans the period that the core has found. The device may not have run yet what was logged, so the thread waits for it
-// once, before the first plan of a step. Throws when the driver reports an error.
+// A step that is followed keeps its plan until the next one gets addresses: without them its storages would lie in any
+// gap of the arena, and what an operator uses may then leave no gap that is large enough for its result.
 void plan(int device) {
-  c10::Device d = device_of(device);
-  const Bridge* backend = backend_of(d.type());
-  const mgd_step_clock clock{&d, &between};
-  if (backend->worked_between && mgd_step_logs(machine(), device)) backend->await_moments(d.index());
-  const int64_t free = free_bytes(device), soon = bytes_free_soon(device);
-  const int64_t whole = arenas_of(device) ? std::max(free, soon) : free; // with addresses there are no pieces
-  const int code = mgd_step_plan(machine(), device, whole, std::max<int64_t>(0, soon - whole),
-                                 backend->worked_between ? &clock : nullptr);
-  if (code != MGD_OK || !arenas_of(device)) return;
-  mgd_step_state state;
-  mgd_step_read(machine(), device, &state);
-  moments[device].await(state.operators);
-  to_lay_out.fetch_or(uint64_t{1} << device, std::memory_order_relaxed);
+  const CudaBridge* arenas = arenas_of(device);
+  const uint64_t bit = uint64_t{1} << device;
+  if (arenas && arenas->has_arena(device_of(device).index()) && state_of(device).follows) {
+    if (!(to_plan.fetch_or(bit) & bit)) lay_out_later(device);
+  } else if (make_plan(device) && arenas) {
+    lay_out_later(device);
+  }
 }
 
 // Another thread may begin to note uses or to watch a device in between, so the condition is tested again.
