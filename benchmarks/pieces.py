@@ -7,8 +7,10 @@ Run by a Python whose torch is built with CUDA, after `make virtual-gpu-build`. 
 under fractions of its peak: on simulated devices, whose allocator has no pieces; and on virtual
 GPUs, where torch's caching allocator runs, with the addresses of learned steps (MANAGED_ARENA=1)
 and without (0), where neighbours leave if the free bytes are in pieces. Printed are bytes that a
-settled step copies out and back, over those of the simulated devices, and calls to the driver for
-memory in a step. Torch keeps small storages in segments of 2 MiB, so budgets of virtual GPUs are
+settled step copies out and back, over those of the simulated devices, calls to the driver for
+memory in a step, and, for torch's places, the largest free piece over all free bytes, in the median
+over the modules' calls in a step (the places of a step are in one block of torch's, whose gaps only
+managed knows). Torch keeps small storages in segments of 2 MiB, so budgets of virtual GPUs are
 8 MiB larger. The weights must have the bits of a training without a budget. "lengths" has another
 length in each step, of three.
 
@@ -117,15 +119,36 @@ def child(name: str, fraction: float, simulated: bool) -> Report:
     for _ in range(SETTLE):
         step()
     before, calls = managed.stats(), driver_calls()
-    for _ in range(MEASURED):
+    for _ in range(MEASURED - 1):
         step()
+    if simulated:
+        step()
+    piece = 1.0 if simulated else largest_piece(int(peaks[0] * fraction) + SMALL, net, step)
     after = managed.stats()
     moved = sum(after[f"{k}_bytes"] - before[f"{k}_bytes"] for k in ("spill", "spare", "restore"))
     return {
         "moved": moved / MEASURED,
         "calls": (driver_calls() - calls) / MEASURED,
+        "piece": piece,
         "same_bits": digest(net) == expected,
     }
+
+
+def largest_piece(allowed: int, net: nn.Module, step: Step) -> float:
+    """The largest free piece over the free bytes in a step, the median after calls of modules."""
+    seen = []
+
+    def look(*_: Any) -> None:
+        segments = [s for s in torch.cuda.memory_snapshot() if s["device"] == 0]
+        blocks = [b["size"] for s in segments for b in s["blocks"] if b["state"] == "inactive"]
+        driver = allowed - sum(s["total_size"] for s in segments)
+        seen.append(max(driver, *blocks, 0) / max(driver + sum(blocks), 1))
+
+    hooks = [module.register_forward_hook(look) for module in net.modules()]
+    step()
+    for hook in hooks:
+        hook.remove()
+    return statistics.median(seen)
 
 
 def digest(net: nn.Module) -> str:
@@ -190,6 +213,7 @@ def row(one: Report) -> list[str]:
     simulated = one["simulated"]
     moved = f"{simulated['moved'] / MIB:.0f}" if "moved" in simulated else "no room"
     pairs = [told(way, key) for way in WAYS for key in ("ratio", "calls")]
+    pairs.append(told("torch", "piece"))
     same = all(one[way].get("same_bits", True) for way in ("simulated", *WAYS))
     return [f"{one['model']}, {one['fraction']:g}", moved, *pairs, "yes" if same else "NO"]
 
@@ -223,7 +247,7 @@ def main() -> int:
         return 0
     fractions = [float(f) for f in options.fractions.split(",")]
     cells = [cell(name, f) for name in options.models.split(",") for f in fractions]
-    columns = ["MiB a step", "addresses", "calls", "torch's places", "calls", "same bits"]
+    columns = ["MiB a step", "addresses", "calls", "torch's places", "calls", "piece", "same bits"]
     print_table(
         "bytes copied, over those of an allocator without pieces", columns, [*map(row, cells)]
     )

@@ -15,33 +15,38 @@
 
 #include "clock/internal_clock.h"
 
-/* Returns the sum of the other threads' times, each counted as `until` at most. Only differences matter, so it may wrap
- * around. */
-static uint64_t find_others(const struct mgd_clock *c, int thread, int64_t until) {
+#define BEHIND 8 /* waits for a full queue that another thread may be behind, and is waited for */
+
+/* Returns the sum of the times of all threads but this one that are at `from` or later, each counted as `until` at
+ * most. Only differences matter, so it may wrap around. */
+static uint64_t sum_of_times(const struct mgd_clock *c, int thread, int64_t from, int64_t until) {
   uint64_t sum = 0;
   for (int i = 0; i < MGD_MAX_STREAMS; i++) {
     const int64_t time = mgd_clock_place_of(c, MGD_CLOCK_HOST)->streams[i].free_at;
-    sum += i == thread ? 0 : (uint64_t)(time < until ? time : until);
+    sum += i == thread || time < from ? 0 : (uint64_t)(time < until ? time : until);
   }
   return sum;
 }
 
-/* Pauses until no thread that is behind has gone on during a pause. A thread that waits for this one does not go on, so
- * no two wait for each other. If no other thread has gone on since the last time, there is no pause at all. */
-static void let_others_go_on(struct mgd_clock *c, int thread) {
+/* Pauses until no thread that is behind has gone on during a pause; the thread has waited since `before`. A thread that
+ * waits for this one does not go on, so no two wait for each other. A thread that is further behind than some such
+ * waits works for itself, and is not waited for: it might never come so far. If no thread has gone on since the last
+ * time, there is no pause at all. */
+static void let_threads_go_on(struct mgd_clock *c, int thread, int64_t before) {
   struct mgd_clock_stream *host = &mgd_clock_place_of(c, MGD_CLOCK_HOST)->streams[thread];
   const struct timespec pause = {c->pause / 1000000000, c->pause % 1000000000};
-  const int64_t until = host->free_at;
-  uint64_t before, now = find_others(c, thread, until);
-  if (find_others(c, thread, INT64_MAX) == host->others) { return; }
+  const int64_t until = host->free_at, waited = until - before;
+  const int64_t from = waited < before / BEHIND ? before - BEHIND * waited : 0;
+  uint64_t sum, now = sum_of_times(c, thread, from, until);
+  if (sum_of_times(c, thread, 0, INT64_MAX) == host->beside) { return; }
   do {
-    before = now;
+    sum = now;
     (void)mgd_clock_leave(c, MGD_OK);
     (void)nanosleep(&pause, NULL);
     mgd_clock_enter(c);
-    now = find_others(c, thread, until);
-  } while (now != before);
-  host->others = find_others(c, thread, INT64_MAX);
+    now = sum_of_times(c, thread, from, until);
+  } while (now != sum);
+  host->beside = sum_of_times(c, thread, 0, INT64_MAX);
 }
 
 /* After each half of the lead the thread waits for the end of the half before. */
@@ -55,6 +60,6 @@ bool mgd_clock_lead_limit(struct mgd_clock *c, int thread, int device, int strea
   if (end <= before) { return false; }
   mgd_clock_log_wait(c, MGD_CLOCK_HOST, thread, before, end, "full queue");
   mgd_clock_move(c, host, end);
-  let_others_go_on(c, thread);
+  let_threads_go_on(c, thread, before);
   return true;
 }

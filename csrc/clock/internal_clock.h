@@ -26,7 +26,7 @@ struct mgd_clock_stream {
   int queued;
   bool unlocked;      /* threads only: it issues without the interpreter's lock */
   uint64_t last_copy; /* threads only: the number of its newest copy */
-  uint64_t others; /* threads only: sum of the times of other threads when it last paused for them (clock_lead.c) */
+  uint64_t beside; /* threads only: the sum of all other times when it last paused for them (clock_lead.c) */
   int since_half;     /* operations issued to it since `half` was recorded */
   struct mgd_moment half; /* the end of what it held at that time */
   /* Holds that were given up and that this stream may still use are listed here, oldest first. */

@@ -106,25 +106,29 @@ def _run(part: Callable[[], Any], begin: Callable[[], ExitStack], leave: Callabl
         with begin() as surroundings:
             _thread.inside = True
             surroundings.callback(setattr, _thread, "inside", False)
-            return part()
-    except BaseException as error:
-        _leave_checkpoints(error)
-        raise
+            try:
+                return part()
+            except BaseException as error:
+                _leave_checkpoints(error)
+                raise
     finally:
         leave()
 
 
-def _leave_checkpoints(error: BaseException) -> None:
+def _leave_checkpoints(error: BaseException | None) -> None:
     """Takes back the hooks of checkpoints that the exception has left, in the thread of the part.
 
     In torch 2.11 that is done by the thread that drops the exception, and fails there.
     """
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    for frame in reversed(frames):
-        if frame.f_code.co_filename == checkpoint.__file__ and frame.f_code.co_name == "checkpoint":
-            generator = frame.f_locals.get("gen")
-            if generator is not None:
-                generator.close()
+    while error is not None:
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        for frame in reversed(frames):
+            code = frame.f_code
+            if (code.co_filename, code.co_name) == (checkpoint.__file__, "checkpoint"):
+                generator = frame.f_locals.get("gen")
+                if generator is not None:
+                    generator.close()
+        error = error.__context__
 
 
 def _surroundings(devices: Sequence[torch.device]) -> Callable[[int], ExitStack]:

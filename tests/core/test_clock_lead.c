@@ -98,6 +98,19 @@ static void it_does_not_wait_for_one_that_is_ahead(void) {
   mgd_clock_destroy(o.clock);
 }
 
+/* Likewise: it works for itself, and is not as far yet as this one was long ago. */
+static void it_does_not_wait_for_one_that_is_far_behind(void) {
+  struct other o = {.clock = new_clock(2, SECOND / 100)};
+  const int64_t late = 20 * WAITED;
+  const pthread_t thread = begin(&o);
+  EXPECT_OK(mgd_clock_host_wait(o.clock, ME, late));
+  for (int i = 1; i <= MGD_CLOCK_LEAD; i++) { run(o.clock, ME); }
+  o.over = true;
+  EXPECT_INT(pthread_join(thread, NULL), 0);
+  EXPECT_INT(time_of(o.clock, HOST, ME), late + WAITED + 1);
+  mgd_clock_destroy(o.clock);
+}
+
 /* A pause takes an hour here. */
 static void it_does_not_pause_if_no_other_has_gone_on(void) {
   struct mgd_clock *c = new_clock(2, 3600 * SECOND);
@@ -114,6 +127,7 @@ int main(void) {
   copies_to_a_device_hold_the_thread_back();
   a_thread_that_waits_lets_one_that_is_behind_go_on();
   it_does_not_wait_for_one_that_is_ahead();
+  it_does_not_wait_for_one_that_is_far_behind();
   it_does_not_pause_if_no_other_has_gone_on();
   return 0;
 }

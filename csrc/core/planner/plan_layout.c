@@ -14,7 +14,7 @@
 
 #include "core/planner/internal_plan_parts.h"
 
-#define COMPARISONS INT64_C(40000000) /* at most so many pairs of stays are compared by the search */
+#define COMPARISONS INT64_C(40000000) /* at most so many pairs of stays are compared by a search */
 #define MOST_STAYS 20000              /* of a step that is laid out: an order compares half of their square */
 #define TRIES 4000 /* orders that it tries, at most */
 #define ANY 4 /* one of so many tries moves any stay, and the rest moves the one at the top */
@@ -181,9 +181,8 @@ static int64_t find_profile(struct layouter *l) {
 
 static int64_t most_bytes_in(const struct layouter *l, const struct mgd_layout_stay *a) {
   int64_t most = 0;
-  for (int64_t k = 0; k < operators_of(l, a); k++) {
-    most = mgd_max(most, l->bytes[(a->from + k) % l->step->operators]);
-  }
+  for (int32_t o = wraps(a) ? 0 : a->from; o <= a->to; o++) { most = mgd_max(most, l->bytes[o]); }
+  for (int32_t o = a->from; wraps(a) && o < l->step->operators; o++) { most = mgd_max(most, l->bytes[o]); }
   return most;
 }
 
@@ -193,12 +192,13 @@ static void sort_stays(struct layouter *l, bool crowded) {
   for (int32_t i = 0; i < l->out->stays; i++) {
     const struct mgd_layout_stay *a = &l->out->stay[i];
     const int64_t n = operators_of(l, a);
+    const bool lasts = n >= l->step->operators;
     int64_t weight = size_of_stay(l, i);
-    if (crowded) {
+    if (crowded && !lasts) {
       const double pages = (double)(most_bytes_in(l, a) / MGD_PLACE_ALIGNMENT);
       weight = (int64_t)fmin(pages * ((double)l->step->operators + 1) + (double)n, MGD_INT64_TOP);
     }
-    l->order[i] = (struct mgd_plan_entry){n >= l->step->operators ? INT64_MIN : -weight, i};
+    l->order[i] = (struct mgd_plan_entry){lasts ? INT64_MIN : -weight, i};
   }
   mgd_plan_heap_sort(l->order, l->out->stays);
 }
@@ -227,7 +227,7 @@ static void move_entry(struct layouter *l, int32_t from, int32_t to) {
 }
 
 /* Returns a number from 0 to n - 1 (Knuth's MMIX generator). */
-static int32_t draw(struct layouter *l, int32_t n) {
+static int32_t random_below(struct layouter *l, int32_t n) {
   l->random = l->random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
   return (int32_t)((l->random >> 33) % (uint64_t)n);
 }
@@ -245,9 +245,9 @@ static void search_orders(struct layouter *l, int64_t enough, int32_t top) {
   int32_t lasting = 0;
   while (lasting < l->out->stays && l->order[lasting].key == INT64_MIN) { lasting++; }
   for (int64_t i = 0; i < tries && height > enough && lasting < l->out->stays; i++) {
-    const int32_t from = draw(l, ANY) ? top : lasting + draw(l, l->out->stays - lasting);
+    const int32_t from = random_below(l, ANY) ? top : lasting + random_below(l, l->out->stays - lasting);
     if (from <= lasting) { continue; }
-    const int32_t to = lasting + draw(l, from - lasting);
+    const int32_t to = lasting + random_below(l, from - lasting);
     move_entry(l, from, to);
     const int32_t highest = place_all(l);
     if (l->height <= height) {
@@ -337,7 +337,7 @@ static void choose_layout(struct layouter *l, int64_t room, struct mgd_layout_st
   memcpy(kept, out->stay, (size_t)out->stays * sizeof *kept);
   begin_early(l, room);
   choose_offsets(l, room);
-  int32_t top = place_in_order(l);
+  int32_t top = out->height > room && tries > 0 ? place_in_order(l) : 0;
   for (int64_t i = 0; i < tries && out->height > room; i++) {
     const int32_t stay = l->order[top].value;
     if (out->stay[stay].from == kept[stay].from) { break; }

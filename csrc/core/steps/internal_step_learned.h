@@ -48,7 +48,8 @@ struct mgd_step_learned {
   int64_t too_much;     /* room of the last plan under which something was; `whole`: none yet */
   int64_t plans, laps, since; /* plans made; periods followed to their end, in all and since the last plan */
   bool seeks;           /* there were pieces, so the usable room is still to be found */
-  int64_t missed; /* bytes that were evicted for lack of room in the period that has ended; 0 after the first */
+  int64_t
+      missed; /* the most bytes evicted for lack of room in a period since the plan was checked; 0 after the first */
   bool loaded;          /* it came from a file, and fewer than two periods were followed yet */
   uint64_t used;        /* mgd_step.calls when the plan was last taken up */
 };

@@ -57,7 +57,8 @@ int mgd_step_learn(struct mgd_machine *m, bool on);
 int mgd_step_begin(struct mgd_machine *m, int device);
 /* Logs an operator, or follows the plan: then *n actions have begun, each with a use that the caller gives back when it
  * has ended the action: SPARE, SPILL and DROP by mgd_evict_end(), RESTORE by mgd_restore_end(); FORGET is handled as in
- * mgd_evict_begin(). *n in: room for actions, at least MGD_STEP_ACTIONS. *plans: the caller must call mgd_step_plan().
+ * mgd_evict_begin(). *n in: room for actions, at least MGD_STEP_ACTIONS. *plans: the caller must call mgd_step_plan(),
+ * at once if no plan is followed; else it may do so later.
  * ABSENT: the device does not log, until mgd_step_begin(). */
 #define MGD_STEP_ACTIONS 64
 int mgd_step_operator(struct mgd_machine *m, int device, const struct mgd_step_call *call, struct mgd_action *actions,
@@ -78,9 +79,9 @@ int mgd_step_plan(struct mgd_machine *m, int device, int64_t free, int64_t piece
  * True: the device follows a plan that has no addresses yet. */
 bool mgd_step_layout_is_wanted(struct mgd_machine *m, int device);
 /* Gives addresses to the storages of the followed plan that have more than `least` bytes and are not on the device now,
- * in a block of *bytes bytes, at most `room`; plans with less room if they do not fit. Takes some ms, most of it
- * without the mutex. *bytes 0: no storage has an address. ABSENT: no plan is followed. NO_ROOM: no plan fits. NOMEM:
- * nothing was changed. */
+ * in a block of *bytes bytes, at most `room`; plans with less room if they do not fit. Takes up to a second, most
+ * of it without the mutex. *bytes 0: no storage has an address. ABSENT: no plan is followed. NO_ROOM: no plan fits.
+ * NOMEM: nothing was changed. */
 int mgd_step_layout_make(struct mgd_machine *m, int device, int64_t room, int64_t least, int64_t *bytes);
 void mgd_step_layout_forget(struct mgd_machine *m, int device); /* the block is gone */
 /* Gets where in the block the bytes of h belong while the running operator runs. If h is NULL: where its results of so

@@ -4,6 +4,7 @@
  * strange operators the plan is lost; it is kept, and taken up again when the last operators match a place in it.
  * Several steps are kept, for programs that alternate between them. Nothing is learned here.
  */
+#include "core/arithmetic.h"
 #include "core/steps/internal_step.h"
 
 #define STRANGE 6 /* operators in a row that are not in the plan, before it is lost */
@@ -240,7 +241,7 @@ static bool go_on(struct mgd_step *s, struct mgd_step_learned *l, int64_t presse
   }
   s->at = 0;
   const bool counts = (l->seeks || l->layout ? l->since : l->laps) > 0 && l->plans < MGD_STEP_MOST;
-  l->missed = counts ? pressed - s->pressed : 0;
+  l->missed = counts ? mgd_max(l->missed, pressed - s->pressed) : 0; /* until the plan is checked */
   l->laps++;
   l->since++;
   l->loaded = l->loaded && l->laps < 2;

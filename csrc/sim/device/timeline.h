@@ -1,7 +1,7 @@
 // timeline.h: virtual time: streams, events and links of the simulated devices.
 //
 // Owns the one clock (csrc/clock/clock.c) and each thread's current streams.
-// Real time is never read: the same program gives the same times.
+// No real clock is read: the same program gives the same times.
 #pragma once
 #include <c10/core/Stream.h>
 

@@ -74,7 +74,7 @@ struct Moment {
     for (const mgd_step_use& u : uses) bytes += u.handle->bytes > MGD_PLACE_LEAST ? u.handle->bytes : 0;
     std::lock_guard<std::mutex> lock(mutex);
     if (seen++ < period) least = std::min(least, bytes);
-    return bytes == 0 || (seen > period && bytes <= least);
+    return bytes == 0 || (seen > period && bytes <= least) || seen > 2 * period; // the step is another one by now
   }
 };
 std::array<Moment, MGD_MAX_DEVICES> moments;
@@ -87,7 +87,7 @@ mgd_step_state state_of(int device) {
 
 void lay_out_later(int device) {
   moments[device].await(state_of(device).operators);
-  to_lay_out.fetch_or(uint64_t{1} << device, std::memory_order_relaxed);
+  to_lay_out.fetch_or(uint64_t{1} << device);
 }
 
 // Plans the period that the core has found, or that is followed. The device may not have run yet what was logged, so
@@ -126,8 +126,10 @@ void lay_out(int device) {
 void plan(int device) {
   const CudaBridge* arenas = arenas_of(device);
   const uint64_t bit = uint64_t{1} << device;
-  if (arenas && arenas->has_arena(device_of(device).index()) && state_of(device).follows) {
+  const bool waits = arenas && arenas->has_arena(device_of(device).index()) && private_pools.load() == 0;
+  if (waits && state_of(device).follows) {
     if (!(to_plan.fetch_or(bit) & bit)) lay_out_later(device);
+    to_lay_out.fetch_or(bit); // another thread may have just laid out the plan before
   } else if (make_plan(device) && arenas) {
     lay_out_later(device);
   }
