@@ -55,6 +55,34 @@ def test_less_than_the_peak_is_enough(part):
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("odds", [None, 1, 3])
+def test_a_thread_that_spills_all_the_time_changes_no_bit(odds):
+    wanted = steps(DataParallel(wide(3)))
+    with managed.debug.torture(odds=odds, seed=38, at_least=2**14, hammer=True):
+        found = steps(DataParallel(wide(3)))
+    for a, b in zip(found, wanted, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.skipif(ON_CUDA, reason="torch's allocator takes 2 MiB at once")
+def test_a_model_of_twice_a_device_trains():
+    """Half of the parameters fill a device; gradients, states and activations come on top."""
+    net = wide(32)
+    wanted = steps(DataParallel(wide(32)), 2)
+    room = sum(p.nbytes for p in net.parameters()) // 2
+    try:
+        for i in range(4):
+            managed.budget(device_name(i), room)
+            device_module.reset_peak_memory_stats(i)
+        found = steps(DataParallel(net), 2)
+        assert max(device_module.max_memory_allocated(i) for i in range(4)) <= room
+    finally:
+        for i in range(4):
+            managed.budget(device_name(i), None)
+    for a, b in zip(found, wanted, strict=True):
+        assert torch.equal(a, b)
+
+
 @pytest.mark.only_simulated("of virtual time, on two devices behind one switch")
 def test_each_device_follows_its_step_and_the_prediction_counts_the_switch(run_python):
     """Each plan alone would be done in much less time than both take over one link."""
