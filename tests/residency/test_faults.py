@@ -328,14 +328,19 @@ def test_a_host_without_memory(run):
     out = run("""
 import ctypes, resource
 from pathlib import Path
-ctypes.CDLL(None).mallopt(-3, MiB)  # M_MMAP_THRESHOLD: what is large and freed is the system's
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.mallopt(-3, MiB)  # M_MMAP_THRESHOLD: what is large and freed is the system's
 xs = [on(torch.full((5 * MiB,), float(i))) for i in range(3)]
 with managed.budget("sim:0", "63MiB"):
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    now, (_, hard) = pages * resource.getpagesize(), resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (now, hard))
+    while libc.malloc(20 * MiB):  # what the allocator has kept for itself
+        pass
     # Enough for the result, which the host's memory stands for. Not enough for a copy beside it,
     # even if two threads end meanwhile and give back their stacks of 8 MiB.
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 21 * MiB, hard))
+    resource.setrlimit(resource.RLIMIT_AS, (now + 21 * MiB, hard))
     try:
         xs[0] + 1
     except RuntimeError as error:

@@ -9,7 +9,7 @@
 #define MARGIN 1024 /* the part of the room that a plan leaves free at first */
 #define TAKEN 128   /* the part by which the margin grows when it was not enough */
 #define LEAP 16     /* the part by which the room shrinks if there are pieces and no room has proved to be enough */
-#define MISSED 64 /* the part by which it grows at most if there is a layout */
+#define MISSED 32 /* the part by which it grows at most if there is a layout */
 #define CHANGED 32  /* the part of the room by which it must have changed to plan again */
 #define PATIENCE 16 /* periods after which planning is tried again when it failed */
 
