@@ -121,15 +121,16 @@ def child(name: str, fraction: float, simulated: bool) -> Report:
     before, calls = managed.stats(), driver_calls()
     for _ in range(MEASURED - 1):
         step()
-    if simulated:
+    if simulated:  # it has no pieces
         step()
-    piece = 1.0 if simulated else largest_piece(int(peaks[0] * fraction) + SMALL, net, step)
+        found = {}
+    else:
+        found = {"piece": largest_piece(int(peaks[0] * fraction) + SMALL, net, step)}
     after = managed.stats()
     moved = sum(after[f"{k}_bytes"] - before[f"{k}_bytes"] for k in ("spill", "spare", "restore"))
-    return {
+    return found | {
         "moved": moved / MEASURED,
         "calls": (driver_calls() - calls) / MEASURED,
-        "piece": piece,
         "same_bits": digest(net) == expected,
     }
 

@@ -120,7 +120,9 @@ def _leave_checkpoints(error: BaseException | None) -> None:
 
     In torch 2.11 that is done by the thread that drops the exception, and fails there.
     """
-    while error is not None:
+    seen: set[int] = set()  # a program may have made a circle
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         for frame in reversed(frames):
             code = frame.f_code

@@ -58,8 +58,10 @@ def test_less_than_the_peak_is_enough(part):
 @pytest.mark.parametrize("odds", [None, 1, 3])
 def test_a_thread_that_spills_all_the_time_changes_no_bit(odds):
     wanted = steps(DataParallel(wide(3)))
+    managed.stats(reset=True)
     with managed.debug.torture(odds=odds, seed=38, at_least=2**14, hammer=True):
         found = steps(DataParallel(wide(3)))
+    assert managed.stats()["restore"] > 0
     for a, b in zip(found, wanted, strict=True):
         assert torch.equal(a, b)
 

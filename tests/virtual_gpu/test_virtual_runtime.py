@@ -18,8 +18,9 @@ from torch.torch_version import TorchVersion
 
 pytestmark = needs_virtual_gpu
 SITE = Path(torch.__file__).resolve().parents[1]
+OLD = TorchVersion(torch.__version__) < "2.12"
 refuses_generators = pytest.mark.skipif(
-    TorchVersion(torch.__version__) < "2.12",
+    OLD,
     reason="this torch reads and sets generators while a graph is recorded",
 )
 
@@ -1049,7 +1050,7 @@ def test_a_graph_is_recorded_and_launched(run):
 def test_what_has_addresses_leaves_before_a_graph_is_recorded(run):
     """The graph's memory comes from the driver, which has none while an arena has it all."""
     run(
-        """
+        f"""
         tensors, operators = repeated()
         for _ in range(24):
             next(operators)
@@ -1063,7 +1064,8 @@ def test_what_has_addresses_leaves_before_a_graph_is_recorded(run):
         blocks = [b for s in torch.cuda.memory_snapshot() for b in s["blocks"]]
         assert max(b["size"] for b in blocks if b["state"] == "active_allocated") <= 16 * MIB
         graph.replay()
-        managed.budget(CUDA, 62 * MIB)  # 20 MiB more, for the segment of the graph
+        if {OLD}:  # the segment of the graph is of 20 MiB
+            managed.budget(CUDA, 62 * MIB)
         for _ in range(12):
             next(operators)
         report = races()

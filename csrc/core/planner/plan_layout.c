@@ -4,8 +4,8 @@
  * as long as they last. Storages that never leave come first: they are in the way of all. Two orders of the rest
  * are tried, the largest first, and first what lasts while the most bytes are there. Then, as long as there is time,
  * one stay is placed earlier, mostly the one at the top, and stays there unless the layout becomes higher (local search
- * over the order; TVM's USMP climbs likewise). Less than a tenth of the block is lost so. If there is room left, places
- * are free before the copies that fill them begin. No times and no machine are known here.
+ * over the order; TVM's USMP climbs likewise). With some hundred stays less than a tenth of the block is lost. If there
+ * is room left, places are free before the copies that fill them begin. No times and no machine are known here.
  */
 #include "core/planner/plan_layout.h"
 
@@ -259,15 +259,15 @@ static void search_orders(struct layouter *l, int64_t enough, int32_t top) {
   }
 }
 
-/* Places all in the better one of the two orders. Returns which in it ends highest. */
+/* Places all in the better one of the two orders, and by size if they are alike. Returns which in it ends highest. */
 static int32_t place_in_order(struct layouter *l) {
-  sort_stays(l, true);
-  (void)place_all(l);
-  const int64_t crowded = l->height;
   sort_stays(l, false);
+  (void)place_all(l);
+  const int64_t before = l->height;
+  sort_stays(l, true);
   int32_t top = place_all(l);
-  if (crowded < l->height) {
-    sort_stays(l, true);
+  if (l->height >= before) {
+    sort_stays(l, false);
     top = place_all(l);
   }
   return top;
