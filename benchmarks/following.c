@@ -64,7 +64,7 @@ static void lap(int64_t room) {
   struct mgd_action actions[MGD_STEP_ACTIONS];
   for (int i = 0; i < OPERATORS; i++) {
     const struct mgd_step_use uses[] = {{&weights[i], false}, {&weights[(i + 1) % OPERATORS], false}};
-    const struct mgd_step_call call = {name, uses, 2, worked};
+    const struct mgd_step_call call = {.name = name, .uses = uses, .n = 2, .worked = worked};
     size_t n = MGD_STEP_ACTIONS;
     bool plans = false;
     for (int u = 0; u < 2; u++) {

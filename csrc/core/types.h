@@ -271,9 +271,8 @@ struct mgd_traffic {
 };
 
 #define MGD_PLACE_ALIGNMENT 512 /* bytes; that of torch's CUDA allocator */
-#define MGD_PLACE_LEAST                                                                        \
-  (INT64_C(1) << 20) /* bytes; torch serves requests up to here apart, so they leave no pieces \
-                      */
+#define MGD_PLACE_LEAST (INT64_C(1) << 18) /* bytes; what is not larger has no place */
+#define MGD_PLACE_APART (INT64_C(1) << 20) /* bytes; torch serves requests up to here from segments of their own */
 
 /* A place in a block that an allocator divides by the plan of a learned step. */
 struct mgd_step_place {

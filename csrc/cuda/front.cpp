@@ -196,17 +196,16 @@ class FrontOf : public Base {
   // ---- requests
   c10::DataPtr allocate(std::size_t n) override {
     note_stream();
-    c10::DeviceIndex device = 0;
-    if (!only_if_room && c10::cuda::GetDevice(&device) == cudaSuccess)
-      if (c10::DataPtr range = take_place(device, n, false); range.get()) return range;
-    return Request(n).serve([&] { return native_->allocate(n); });
+    return serve(n, [&] { return native_->allocate(n); });
   }
   void* raw_alloc(std::size_t n) override { return raw_alloc_with_stream(n, c10::cuda::getCurrentCUDAStream()); }
   void* raw_alloc_with_stream(std::size_t n, cudaStream_t stream) override {
-    c10::DataPtr p = Request(n, stream == c10::cuda::getCurrentCUDAStream().stream()).serve([&] {
+    const auto ask = [&] {
       void* block = native_->raw_alloc_with_stream(n, stream);
       return c10::DataPtr(block, block, native_->raw_deleter(), c10::Device(c10::kCUDA));
-    });
+    };
+    const bool is_current = stream == c10::cuda::getCurrentCUDAStream().stream();
+    c10::DataPtr p = is_current ? serve(n, ask) : Request(n, false).serve(ask);
     note_stream(stream);
     return p.release_context(); // raw_delete() takes it
   }
@@ -342,6 +341,18 @@ class FrontOf : public Base {
   virtual void end_of_torch() {}
 
  private:
+  // Serves a request for the current stream: from its place in the arena, if it has one that is free, or by `ask`.
+  template <class Ask>
+  c10::DataPtr serve(std::size_t n, const Ask& ask) {
+    c10::DeviceIndex device = 0;
+    if (n <= MGD_PLACE_LEAST || only_if_room || c10::cuda::GetDevice(&device) != cudaSuccess)
+      return Request(n).serve(ask);
+    c10::DataPtr p = take_place(device, n, false);
+    if (!p.get()) p = Request(n).serve(ask);
+    front_hook->requested(device, p.get(), n);
+    return p;
+  }
+
   // Torch knows its own blocks alone.
   static void* block_at(void* p) {
     const void* arena = arena_at(p);
@@ -355,10 +366,9 @@ using Front = FrontOf<Allocator>;
 
 } // namespace
 
-// Torch has segments of their own for requests up to kSmall; they leave no pieces for further requests.
 c10::DataPtr take_place(int device, std::size_t bytes, bool for_copy) {
   constexpr int kPlaces = 8;
-  if (bytes <= kSmall || !has_arena(device) || uses_pool(device)) return {};
+  if (bytes <= MGD_PLACE_LEAST || !has_arena(device) || uses_pool(device)) return {};
   std::array<mgd_step_place, kPlaces> places;
   const int n = front_hook->places(device, bytes, places.data(), kPlaces);
   c10::DataPtr range;

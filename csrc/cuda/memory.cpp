@@ -155,6 +155,7 @@ void fill_backend(CudaBridge* bridge) {
   bridge->stop_moments = &stop_moments;
   bridge->may_have_arena = &may_have_arena;
   bridge->arena_room = &arena_room;
+  bridge->room_for_small = &room_for_small;
   bridge->has_arena = &has_arena;
   bridge->open_arena = &open_arena;
   bridge->close_arena = &close_arena;

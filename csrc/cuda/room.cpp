@@ -157,6 +157,15 @@ std::size_t room_soon(int device) {
       static_cast<std::size_t>(pending_of(stats)) + bytes_given_up(device) + idle_in_arena(device);
 }
 
+std::size_t room_for_small(int device) {
+  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(index_of(device));
+  std::size_t free = 0;
+  for (const auto& s : snapshot_of(native()).segments)
+    if (s.device == device && s.stream == stream && !s.is_large && s.owner_private_pool_id == kDefaultPool)
+      free += s.total_size - s.active_size;
+  return free;
+}
+
 std::vector<mgd_window_block> blocks_for(int device, cudaStream_t stream) {
   std::vector<mgd_window_block> blocks;
   if (has_expandable(native(), device)) return blocks;

@@ -18,13 +18,16 @@ std::size_t room(int device);
 std::size_t room_of_torch(int device);
 
 constexpr std::size_t kPage = std::size_t{2} << 20; // bytes; the least that the driver gives, and torch's small segment
-constexpr std::size_t kSmall = MGD_PLACE_LEAST; // torch serves requests up to here from segments of their own
+constexpr std::size_t kSmall = MGD_PLACE_APART; // torch serves requests up to here from segments of their own
 
 // Returns that or less. Takes no lock of any other device, so the caller may hold the lock of this one's allocator.
 std::size_t certain_room(int device);
 
 // Returns the part of it that torch need not give back to the driver first.
 std::size_t room_in_driver(int device);
+
+// Returns the free bytes of the segments from which torch serves requests up to kSmall on the current stream.
+std::size_t room_for_small(int device);
 
 // Gets the bytes that the program has of torch's allocator, blocks of leaving.h aside, and those that torch has of the
 // driver.

@@ -171,7 +171,7 @@ static const char *find_fault(const struct builder *b, const struct mgd_plan *pl
 static void expect_valid(const struct builder *b, const struct mgd_plan *plan) {
   struct mgd_layout *layout = NULL;
   struct mgd_plan *early = NULL;
-  EXPECT_OK(mgd_plan_layout_make(&b->step, plan, 0, NULL, 0, 0, &layout));
+  EXPECT_OK(mgd_plan_layout_make(&b->step, plan, 0, NULL, 0, false, 0, &layout));
   const char *wrong = find_fault(b, plan, layout, false);
   EXPECT_TEXT(wrong ? wrong : "", "");
   mgd_plan_layout_free(layout);
@@ -570,34 +570,36 @@ static void choose_room(struct builder *b, uint64_t *random) {
   b->machine.room = least + (pick(random, 4) ? pick(random, all - least + 1) : 0);
 }
 
-static void expect_random_plan(uint64_t seed) {
+/* Lays out the plan; the plan with early departures; and that one with places that are free before a copy begins. */
+static const char *find_fault_of_layouts(const struct builder *b, const struct mgd_plan *plan, uint64_t *random) {
+  struct mgd_layout *layout = NULL;
+  struct mgd_plan *early = NULL;
+  EXPECT_OK(mgd_plan_layout_make(&b->step, plan, 0, NULL, 0, false, 0, &layout));
+  const char *wrong = find_fault(b, plan, layout, false);
+  mgd_plan_layout_free(layout);
+  EXPECT_OK(mgd_plan_early_leave(&b->step, plan, 0, &early));
+  EXPECT_OK(mgd_plan_layout_make(&b->step, early, 0, NULL, 0, false, 0, &layout));
+  wrong = wrong ? wrong : find_fault(b, early, layout, false);
+  const int64_t height = layout->height, room = pick(random, 2) ? height + b->machine.room / 8 : b->machine.room;
+  mgd_plan_layout_free(layout);
+  EXPECT_OK(mgd_plan_layout_make(&b->step, early, 0, NULL, room, true, 0, &layout));
+  wrong = wrong ? wrong : find_fault(b, early, layout, true);
+  wrong = !wrong && layout->height > room && layout->height > height ? "a block that is too high" : wrong;
+  mgd_plan_layout_free(layout);
+  mgd_plan_free(early);
+  return wrong;
+}
+
+static void expect_random_plan(uint64_t seed, bool lays_out) {
   static struct builder b;
   struct mgd_plan *plan, *again;
-  struct mgd_layout *layout = NULL;
   int64_t ns[6];
   uint64_t random = seed;
   random_step(&b, &random);
   choose_room(&b, &random);
   plan = plan_of(&b);
   again = plan_of(&b);
-  EXPECT_OK(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, 0, &layout));
-  const char *wrong = find_fault(&b, plan, layout, false);
-  mgd_plan_layout_free(layout);
-  if (!wrong) { /* and the same plan with early departures */
-    struct mgd_plan *early = NULL;
-    EXPECT_OK(mgd_plan_early_leave(&b.step, plan, 0, &early));
-    EXPECT_OK(mgd_plan_layout_make(&b.step, early, 0, NULL, 0, 0, &layout));
-    wrong = find_fault(&b, early, layout, false);
-    const int64_t height = layout->height, room = pick(&random, 2) ? height + b.machine.room / 8 : b.machine.room;
-    mgd_plan_layout_free(layout);
-    if (!wrong) { /* and with places that are free before a copy begins */
-      EXPECT_OK(mgd_plan_layout_make(&b.step, early, 0, NULL, room, 0, &layout));
-      wrong = find_fault(&b, early, layout, true);
-      wrong = !wrong && layout->height > room && layout->height > height ? "a block that is too high" : wrong;
-      mgd_plan_layout_free(layout);
-    }
-    mgd_plan_free(early);
-  }
+  const char *wrong = lays_out ? find_fault_of_layouts(&b, plan, &random) : find_fault(&b, plan, NULL, false);
   if (!wrong && mgd_plan_simulate(&b.step, &b.machine, plan, 6, 0, ns) != MGD_OK) {
     wrong = "does not run";
   }
@@ -629,14 +631,14 @@ static void plans_are_as_fast_as_they_were(void) {
     ns += plan->ns;
     ideal += plan->ideal_ns;
     struct mgd_layout *layout = NULL;
-    EXPECT_OK(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, 0, &layout));
+    EXPECT_OK(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, false, 0, &layout));
     height += layout->height;
     room += b.machine.room;
     mgd_plan_layout_free(layout);
     mgd_plan_free(plan);
   }
   EXPECT_INT(ns * 1000 / ideal, 1625);
-  EXPECT_INT(height * 1000 / room, 999);
+  EXPECT_INT(height * 1000 / room, 997);
 }
 
 /* ---- layouts */
@@ -647,7 +649,7 @@ static void what_is_away_gives_its_address_to_another(void) {
   struct mgd_layout *layout = NULL;
   two_layers(&b, 19);
   struct mgd_plan *plan = plan_of(&b); /* 1: W0 L0  3: F0 */
-  EXPECT_OK(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, 0, &layout));
+  EXPECT_OK(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, false, 0, &layout));
   EXPECT_INT(layout->height, MGD_PLACE_ALIGNMENT);
   EXPECT_INT(layout->stays, 3);
   EXPECT_INT(mgd_plan_layout_offset(layout, 0, 0), 0);
@@ -699,11 +701,11 @@ static void the_place_of_a_copy_is_free_when_the_one_before_has_ended(void) {
     chain(&b, MOST, fits * MB);
     struct mgd_plan *plan = plan_of(&b);
     EXPECT_OK(mgd_plan_early_leave(&b.step, plan, 0, &early));
-    EXPECT_OK(mgd_plan_layout_make(&b.step, early, 0, NULL, 0, 0, &layout));
+    EXPECT_OK(mgd_plan_layout_make(&b.step, early, 0, NULL, 0, false, 0, &layout));
     EXPECT(late_places(&b, early, layout) > 0);
     const int64_t room = layout->height + aligned(MB);
     mgd_plan_layout_free(layout);
-    EXPECT_OK(mgd_plan_layout_make(&b.step, early, 0, NULL, room, 0, &layout));
+    EXPECT_OK(mgd_plan_layout_make(&b.step, early, 0, NULL, room, true, 0, &layout));
     EXPECT_INT(late_places(&b, early, layout), early->bytes_in / MB % 2);
     EXPECT(layout->height <= room);
     const char *wrong = find_fault(&b, early, layout, true);
@@ -722,11 +724,11 @@ static void only_some_have_addresses(void) {
   two_layers(&b, 40);
   (void)add_storage(&b, INT64_C(1) << 40, -1);
   struct mgd_plan *plan = plan_of(&b);
-  EXPECT_OK(mgd_plan_layout_make(&b.step, plan, 10, NULL, 0, 0, &layout));
+  EXPECT_OK(mgd_plan_layout_make(&b.step, plan, 10, NULL, 0, false, 0, &layout));
   EXPECT_INT(layout->stays, 0);
   EXPECT_INT(layout->height, 0);
   mgd_plan_layout_free(layout);
-  EXPECT_OK(mgd_plan_layout_make(&b.step, plan, 9, left_out, 0, 0, &layout));
+  EXPECT_OK(mgd_plan_layout_make(&b.step, plan, 9, left_out, 0, false, 0, &layout));
   EXPECT_INT(layout->stays, 1);
   EXPECT_INT(mgd_plan_layout_offset(layout, 0, 1), 0);
   EXPECT_INT(mgd_plan_layout_offset(layout, 1, 1), -1);
@@ -740,13 +742,13 @@ static void a_layout_that_cannot_be_is_refused(void) {
   struct mgd_layout *layout = NULL;
   two_layers(&b, 19);
   struct mgd_plan *plan = plan_of(&b);
-  EXPECT_CODE(mgd_plan_layout_make(NULL, plan, 0, NULL, 0, 0, &layout), MGD_E_INVALID);
-  EXPECT_CODE(mgd_plan_layout_make(&b.step, NULL, 0, NULL, 0, 0, &layout), MGD_E_INVALID);
-  EXPECT_CODE(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, 0, NULL), MGD_E_INVALID);
-  EXPECT_CODE(mgd_plan_layout_make(&b.step, plan, 0, NULL, -1, 0, &layout), MGD_E_INVALID);
-  EXPECT_CODE(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, -1, &layout), MGD_E_INVALID);
+  EXPECT_CODE(mgd_plan_layout_make(NULL, plan, 0, NULL, 0, false, 0, &layout), MGD_E_INVALID);
+  EXPECT_CODE(mgd_plan_layout_make(&b.step, NULL, 0, NULL, 0, false, 0, &layout), MGD_E_INVALID);
+  EXPECT_CODE(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, false, 0, NULL), MGD_E_INVALID);
+  EXPECT_CODE(mgd_plan_layout_make(&b.step, plan, 0, NULL, -1, false, 0, &layout), MGD_E_INVALID);
+  EXPECT_CODE(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, false, -1, &layout), MGD_E_INVALID);
   int64_t n = 1;
-  while (mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, n, &layout) == MGD_E_NOMEM) { n++; }
+  while (mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, false, n, &layout) == MGD_E_NOMEM) { n++; }
   EXPECT_INT(n, 15);
   mgd_plan_layout_free(layout);
   layout = NULL;
@@ -760,13 +762,13 @@ static void a_layout_that_cannot_be_is_refused(void) {
   EXPECT_PLAN(early, "1: W0 L0  3: F0");
   mgd_plan_free(early);
   plan->actions = 50000; /* their number alone is looked at */
-  EXPECT_CODE(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, 0, &layout), MGD_E_NO_ROOM);
+  EXPECT_CODE(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, false, 0, &layout), MGD_E_NO_ROOM);
   plan->actions = 3;
   b.step.operators = 3;
-  EXPECT_CODE(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, 0, &layout), MGD_E_INVALID);
+  EXPECT_CODE(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, false, 0, &layout), MGD_E_INVALID);
   b.step.operators = 4;
   b.storage[0].bytes = INT64_MAX;
-  EXPECT_CODE(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, 0, &layout), MGD_E_OVERFLOW);
+  EXPECT_CODE(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, false, 0, &layout), MGD_E_OVERFLOW);
   EXPECT(layout == NULL);
   mgd_plan_layout_free(NULL);
   mgd_plan_free(plan);
@@ -812,9 +814,9 @@ int main(int argc, char **argv) {
   the_place_of_a_copy_is_free_when_the_one_before_has_ended();
   only_some_have_addresses();
   a_layout_that_cannot_be_is_refused();
-  expect_random_plan(3000879); /* the pace fetches bytes before they leave, which few steps lead to */
+  expect_random_plan(3000879, true); /* the pace fetches bytes before they leave, which few steps lead to */
   for (long i = 0; i < steps / 500; i++) {
-    expect_random_plan(seed * 1000003 + (uint64_t)i);
+    expect_random_plan(seed * 1000003 + (uint64_t)i, i % 8 == 0); /* most of the time is for layouts */
   }
   printf("test_plan: seed %" PRIu64 ", %ld random steps\n", seed, steps / 500);
   return 0;

@@ -126,7 +126,7 @@ static void what_is_forgotten_gets_no_addresses(uint64_t seed) {
   int64_t bytes = 77;
   set_up_following(seed);
   meanwhile = forget;
-  EXPECT_CODE(mgd_step_layout_make(d.m, 1, BLOCK, 0, &bytes), MGD_E_ABSENT);
+  EXPECT_CODE(mgd_step_layout_make(d.m, 1, BLOCK, 0, 0, &bytes), MGD_E_ABSENT);
   EXPECT_INT(bytes, 0);
   expect_learned_anew();
   EXPECT(mgd_step_layout_is_wanted(d.m, 1));
@@ -177,7 +177,7 @@ static void ask_for_plans(void) {
   EXPECT_CODE(plan(0), MGD_E_ABSENT);
   EXPECT_CODE(mgd_step_lie(d.m, 1, 1), MGD_E_ABSENT);
   EXPECT(!mgd_step_layout_is_wanted(d.m, 1));
-  EXPECT_CODE(mgd_step_layout_make(d.m, 1, BLOCK, 0, &bytes), MGD_E_ABSENT);
+  EXPECT_CODE(mgd_step_layout_make(d.m, 1, BLOCK, 0, 0, &bytes), MGD_E_ABSENT);
   EXPECT_INT(bytes, 0);
   EXPECT_CODE(mgd_step_file_load(d.m, 1, numbers, count, &steps), MGD_E_WAIT);
   EXPECT_INT(steps, 0);

@@ -187,17 +187,17 @@ static void what_is_away_gets_its_place(uint64_t seed) {
   struct mgd_step_place places[4 * LAYERS];
   bool was_home[LAYERS];
   int64_t bytes;
-  EXPECT_CODE(mgd_step_layout_make(d.m, 1, block, 0, &bytes), MGD_E_ABSENT);
+  EXPECT_CODE(mgd_step_layout_make(d.m, 1, block, 0, 0, &bytes), MGD_E_ABSENT);
   EXPECT(!mgd_step_layout_is_wanted(d.m, 1));
   while (!state(&d).follows) { train(&d); }
   EXPECT(mgd_step_layout_is_wanted(d.m, 1));
-  EXPECT_CODE(mgd_step_layout_make(d.m, 1, 0, 0, &bytes), MGD_E_NO_ROOM);
+  EXPECT_CODE(mgd_step_layout_make(d.m, 1, 0, 0, 0, &bytes), MGD_E_NO_ROOM);
   EXPECT(!mgd_step_layout_is_wanted(d.m, 1));
   EXPECT_INT(mgd_step_layout_places(d.m, 1, NULL, 0, places, 4 * LAYERS), 0);
   evict(&d, ROOM / 2);
   for (int i = 0; i < LAYERS; i++) { was_home[i] = d.weights[i]->h.state != MGD_SPILLED; }
-  EXPECT_OK(mgd_step_layout_make(d.m, 1, block, 0, &bytes));
-  EXPECT_INT(bytes, block - (INT64_C(4) << 20));
+  EXPECT_OK(mgd_step_layout_make(d.m, 1, block, 0, 0, &bytes));
+  EXPECT_INT(bytes, block - (INT64_C(2) << 20));
   int found = mgd_step_layout_places(d.m, 1, NULL, 0, places, 4 * LAYERS);
   EXPECT(found > 0);
   for (int i = 0; i < found; i++) {
@@ -244,14 +244,14 @@ static void places_ahead_of_copies_are_given_up_first(uint64_t seed) {
   const int64_t block = INT64_C(64) << 20;
   int64_t bytes;
   while (!state(&d).follows) { train(&d); }
-  EXPECT_OK(mgd_step_layout_make(d.m, 1, block, 0, &bytes));
+  EXPECT_OK(mgd_step_layout_make(d.m, 1, block, 0, 0, &bytes));
   const int64_t plans = state(&d).plans, room = state(&d).room;
   EXPECT(!mgd_step_layout_is_wanted(d.m, 1));
   train_short_of_room(&d);
   EXPECT_INT(state(&d).plans, plans);
   EXPECT_INT(state(&d).room, room);
   EXPECT(mgd_step_layout_is_wanted(d.m, 1));
-  EXPECT_OK(mgd_step_layout_make(d.m, 1, block, 0, &bytes));
+  EXPECT_OK(mgd_step_layout_make(d.m, 1, block, 0, 0, &bytes));
   train_short_of_room(&d);
   EXPECT_INT(state(&d).plans, plans + 1);
   EXPECT(state(&d).room < room);

@@ -28,6 +28,8 @@ struct device {
   bool knows; /* that bytes had to leave */
   bool untimed; /* nobody knows what operators take */
   const struct mgd_step_clock *clock;
+  struct mgd_step_request requests[MGD_STEP_REQUESTS]; /* of the last operator; the first `requested` */
+  size_t requested;
   struct storage *weights[LAYERS], *results[LAYERS], *gradients[LAYERS];
 };
 
@@ -151,7 +153,7 @@ static inline void run(struct device *d, const char *name, struct storage *const
     (void)mgd_handle_use(handles[i], me, ++d->tick);
     if (uses[i].written) { (void)mgd_handle_write(handles[i]); }
   }
-  const struct mgd_step_call call = {name, uses, n, d->untimed ? -1 : d->worked};
+  const struct mgd_step_call call = {name, uses, n, d->untimed ? -1 : d->worked, d->requests, d->requested};
   /* Another thread may forget the step. */
   const int followed = mgd_step_operator(d->m, 1, &call, actions, &made, &plans);
   EXPECT(followed == MGD_OK || (followed == MGD_E_ABSENT && !d->m->devices[1].step));
@@ -178,7 +180,7 @@ static inline void run(struct device *d, const char *name, struct storage *const
 /* Logs an operator on the device of its storages, or follows the plan, and lets all actions fail: no bytes move. */
 static inline int issue_uses(struct device *d, const char *name, const struct mgd_step_use *uses, size_t n,
                              bool *plans) {
-  const struct mgd_step_call call = {name, uses, n, d->untimed ? -1 : d->worked};
+  const struct mgd_step_call call = {name, uses, n, d->untimed ? -1 : d->worked, d->requests, d->requested};
   struct mgd_action actions[MGD_STEP_ACTIONS];
   size_t made = MGD_STEP_ACTIONS;
   for (size_t i = 0; i < n; i++) { (void)mgd_handle_use(uses[i].handle, me, ++d->tick); }

@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 SIZES = (3, 5, 2, 7, 4, 6, 3, 8)  # MiB
-SETTLED, REST = 12, 14  # steps; in the first it is found how much room kernels need beside
+SETTLED, REST = 8, 10  # steps; in the first ones a plan is made, and laid out
 library = ctypes.CDLL(os.environ["LD_PRELOAD"].split(os.pathsep)[0]) if ON_CUDA else None
 
 
@@ -118,6 +118,47 @@ def test_a_settled_step_moves_what_the_plan_says(whole, fraction):
             settled += state["follows"] and found == planned and driver_calls() == calls
         assert settled == 2
         assert min(planned) > 0
+
+
+def at_once(n):
+    return [torch.empty(n, dtype=torch.uint8, device=D0) for _ in range(2)]
+
+
+def in_turns(n):
+    for part in (n, n, n // 2):
+        torch.empty(part, dtype=torch.uint8, device=D0)
+
+
+def of_the_allocator(n):
+    torch.cuda.caching_allocator_delete(torch.cuda.caching_allocator_alloc(n))
+
+
+@pytest.mark.parametrize("take", [at_once, in_turns, of_the_allocator])
+def test_the_first_plan_knows_what_kernels_need_for_themselves(take):
+    """A kernel takes memory that is no tensor of managed's, and nothing is evicted for it."""
+    weights = [on(torch.full((n * MiB // 4,), float(n))) for n in SIZES * 2]
+    small = on(torch.ones(2**14))
+
+    def step():
+        small.mul_(1)
+        for w in weights:
+            w.mul_(1)
+            take(w.nbytes)
+
+    step()
+    gc.collect()
+    torch.cuda.empty_cache()
+    with managed.budget(D0, 56 * MiB):
+        for _ in range(SETTLED):
+            step()
+        before, calls = moved(), driver_calls()
+        step()
+        state = C.step_state(1)
+        assert (state["follows"], state["plans"], driver_calls()) == (True, 1, calls)
+        found = tuple(now - was for now, was in zip(moved(), before, strict=True))
+        assert found == (state["bytes_out"], state["bytes_in"])
+        assert all(torch.all(w == n) for w, n in zip(weights, SIZES * 2, strict=True))
+    check()
 
 
 def test_another_library_gets_what_is_laid_out(whole):

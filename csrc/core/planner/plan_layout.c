@@ -3,9 +3,9 @@
  * The stays are read off the plan's actions, and are placed one after the other at the lowest offset that is free for
  * as long as they last. Storages that never leave come first: they are in the way of all. Two orders of the rest
  * are tried, the largest first, and first what lasts while the most bytes are there. Then, as long as there is time,
- * one stay is placed earlier, mostly the one at the top, and stays there unless the layout becomes higher (local search
- * over the order; TVM's USMP climbs likewise). With some hundred stays less than a tenth of the block is lost. If there
- * is room left, places are free before the copies that fill them begin. No times and no machine are known here.
+ * one stay is placed earlier, mostly the one at the top, and stays there unless the layout becomes too much higher:
+ * simulated annealing over the order. With some hundred stays less than a tenth of the block is lost. If there is room
+ * left, places are free before the copies that fill them begin. No times and no machine are known here.
  */
 #include "core/planner/plan_layout.h"
 
@@ -14,10 +14,11 @@
 
 #include "core/planner/internal_plan_parts.h"
 
-#define COMPARISONS INT64_C(40000000) /* at most so many pairs of stays are compared by a search */
-#define MOST_STAYS 20000              /* of a step that is laid out: an order compares half of their square */
-#define TRIES 4000 /* orders that it tries, at most */
-#define ANY 4 /* one of so many tries moves any stay, and the rest moves the one at the top */
+#define COMPARISONS INT64_C(200000000) /* at most so many pairs of stays are compared by a search */
+#define MOST_STAYS 20000               /* of a step that is laid out: an order compares half of their square */
+#define TRIES 64 /* orders that it tries for each stay, at most */
+#define ANY 8 /* one of so many tries moves any stay, and the rest moves the one at the top */
+#define HEAT .06 /* the part of the height by which a try may make it higher in the mean, at first */
 
 /* A FETCH of the plan, before operator `at`: its stay, and the next operator that uses it, `use`, which is at least
  * `at` and less than `at` + operators. */
@@ -203,16 +204,17 @@ static void sort_stays(struct layouter *l, bool crowded) {
   mgd_plan_heap_sort(l->order, l->out->stays);
 }
 
-/* Places all stays in this order, and keeps the layout if it is the lowest. Returns which in the order ends highest. */
-static int32_t place_all(struct layouter *l) {
+/* Places all stays in this order, and keeps the layout if it is the lowest; or stops at one that ends above `limit`.
+ * Returns which in the order ends highest. */
+static int32_t place_all(struct layouter *l, int64_t limit) {
   int32_t top = 0;
   l->height = 0;
-  for (int32_t i = 0; i < l->out->stays; i++) {
+  for (int32_t i = 0; i < l->out->stays && l->height <= limit; i++) {
     const int64_t end = place(l, i, l->order[i].value);
     top = end > l->height ? i : top;
     l->height = mgd_max(l->height, end);
   }
-  if (l->height < l->out->height) {
+  if (l->height < l->out->height && l->height <= limit) {
     l->out->height = l->height;
     for (int32_t i = 0; i < l->out->stays; i++) { l->out->stay[i].offset = l->offset[i]; }
   }
@@ -226,31 +228,42 @@ static void move_entry(struct layouter *l, int32_t from, int32_t to) {
   l->order[to] = moved;
 }
 
-/* Returns a number from 0 to n - 1 (Knuth's MMIX generator). */
-static int32_t random_below(struct layouter *l, int32_t n) {
+/* Returns a random number of 31 bits (Knuth's MMIX generator). */
+static uint32_t random_bits(struct layouter *l) {
   l->random = l->random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-  return (int32_t)((l->random >> 33) % (uint64_t)n);
+  return (uint32_t)(l->random >> 33);
+}
+
+static int32_t random_below(struct layouter *l, int32_t n) { return (int32_t)(random_bits(l) % (uint32_t)n); }
+
+/* Returns how many bytes higher a try may be, `mean` in the mean: so a rise by d is accepted with the probability
+ * exp(-d / mean) (simulated annealing; Kirkpatrick, Gelatt and Vecchi 1983). As it is known before the try, a try that
+ * is worse ends early. */
+static int64_t random_rise(struct layouter *l, double mean) {
+  return (int64_t)fmin(-log(((double)random_bits(l) + 1) / 0x1p31) * mean, MGD_INT64_TOP);
 }
 
 static int64_t most_tries(const struct layouter *l) {
-  const int64_t pairs = (int64_t)l->out->stays * l->out->stays / 2 + 1;
-  return mgd_min(TRIES, COMPARISONS / pairs);
+  const int64_t n = l->out->stays;
+  return mgd_min(TRIES * n, COMPARISONS / (n * n / 2 + 1));
 }
 
-/* Changes the order, of which `top` ends highest, until the layout has at most `enough` bytes or there is no time.
- * Storages that never leave stay in front. */
+/* Changes the order, of which `top` ends highest, until the lowest layout has at most `enough` bytes or there is no
+ * time. Storages that never leave stay in front. */
 static void search_orders(struct layouter *l, int64_t enough, int32_t top) {
   const int64_t tries = most_tries(l);
+  const double heat = HEAT * (double)l->out->height / (double)(tries + 1);
   int64_t height = l->height;
   int32_t lasting = 0;
   while (lasting < l->out->stays && l->order[lasting].key == INT64_MIN) { lasting++; }
-  for (int64_t i = 0; i < tries && height > enough && lasting < l->out->stays; i++) {
+  for (int64_t i = 0; i < tries && l->out->height > enough && lasting < l->out->stays; i++) {
     const int32_t from = random_below(l, ANY) ? top : lasting + random_below(l, l->out->stays - lasting);
     if (from <= lasting) { continue; }
     const int32_t to = lasting + random_below(l, from - lasting);
     move_entry(l, from, to);
-    const int32_t highest = place_all(l);
-    if (l->height <= height) {
+    const int64_t limit = mgd_about_sum(height, random_rise(l, heat * (double)(tries - i)));
+    const int32_t highest = place_all(l, limit);
+    if (l->height <= limit) {
       height = l->height;
       top = highest;
     } else {
@@ -262,13 +275,13 @@ static void search_orders(struct layouter *l, int64_t enough, int32_t top) {
 /* Places all in the better one of the two orders, and by size if they are alike. Returns which in it ends highest. */
 static int32_t place_in_order(struct layouter *l) {
   sort_stays(l, false);
-  (void)place_all(l);
+  (void)place_all(l, INT64_MAX);
   const int64_t before = l->height;
   sort_stays(l, true);
-  int32_t top = place_all(l);
+  int32_t top = place_all(l, INT64_MAX);
   if (l->height >= before) {
     sort_stays(l, false);
-    top = place_all(l);
+    top = place_all(l, INT64_MAX);
   }
   return top;
 }
@@ -326,12 +339,10 @@ static void begin_early(struct layouter *l, int64_t room) {
   }
 }
 
-/* Lays the stays out. If this takes at most `room` bytes, fetched ones begin earlier, as far as there is room for that.
- * Two places cannot take turns for an odd number of stays, so the stay at the top begins at its FETCH again until all
- * fit. */
-static void choose_layout(struct layouter *l, int64_t room, struct mgd_layout_stay *kept) {
+/* Begins fetched stays earlier, as far as there is room for that beside the layout. Two places cannot take turns for an
+ * odd number of stays, so the stay at the top begins at its FETCH again until all fit. */
+static void choose_early(struct layouter *l, int64_t room, struct mgd_layout_stay *kept) {
   struct mgd_layout *out = l->out;
-  choose_offsets(l, 0);
   if (out->height > room || l->fetches == 0) { return; }
   const int64_t height = out->height, tries = mgd_min(most_tries(l), out->stays);
   memcpy(kept, out->stay, (size_t)out->stays * sizeof *kept);
@@ -342,7 +353,7 @@ static void choose_layout(struct layouter *l, int64_t room, struct mgd_layout_st
     const int32_t stay = l->order[top].value;
     if (out->stay[stay].from == kept[stay].from) { break; }
     out->stay[stay].from = kept[stay].from;
-    top = place_all(l);
+    top = place_all(l, INT64_MAX);
   }
   if (out->height > room) {
     memcpy(out->stay, kept, (size_t)out->stays * sizeof *kept);
@@ -396,7 +407,8 @@ static void list_deaths(const struct mgd_plan_step *step, int32_t *dead, int32_t
 }
 
 int mgd_plan_layout_make(const struct mgd_plan_step *step, const struct mgd_plan *plan, int64_t least,
-                         const bool *left_out, int64_t room, int64_t fail_allocation, struct mgd_layout **out) {
+                         const bool *left_out, int64_t room, bool early, int64_t fail_allocation,
+                         struct mgd_layout **out) {
   if (!step || !plan || !out || plan->operators != step->operators || room < 0 || fail_allocation < 0) {
     return MGD_E_INVALID;
   }
@@ -416,7 +428,8 @@ int mgd_plan_layout_make(const struct mgd_plan_step *step, const struct mgd_plan
     close_stays(&l);
     index_stays(&l, least, left_out);
     note_fetches(&l, next);
-    choose_layout(&l, room, kept);
+    choose_offsets(&l, room);
+    if (early) { choose_early(&l, room, kept); }
     *out = l.out;
   } else {
     mgd_plan_layout_free(l.out);

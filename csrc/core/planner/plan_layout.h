@@ -35,12 +35,14 @@ struct mgd_layout {
 };
 
 /* Lays out the storages of more than `least` bytes that are not `left_out` (by storage; NULL: none is). The plan must
- * be valid for the step. Stays of fetched storages begin before their FETCH, so that copies need not wait for operators
- * that were issued just before, as far as the block is then no higher than `room` bytes (0: the block is the lowest
- * that is found). OVERFLOW: the sum of bytes is too large. NO_ROOM: there are too many stays. NOMEM: memory ran
- * out. Takes O(stays * (stays + operators)), and some 100 ms for searches. The result is deterministic. */
+ * be valid for the step. The block has at most `room` bytes, or else is the lowest that is found (0: always). `early`:
+ * if it fits, stays of fetched storages begin before their FETCH, as far as it still does, so that copies need not wait
+ * for operators that were issued just before. OVERFLOW: the sum of bytes is too large. NO_ROOM: there are too many
+ * stays. NOMEM: memory ran out. Takes O(stays * (stays + operators)), and up to half a second for each search; `early`
+ * searches twice. The result is deterministic. */
 int mgd_plan_layout_make(const struct mgd_plan_step *step, const struct mgd_plan *plan, int64_t least,
-                         const bool *left_out, int64_t room, int64_t fail_allocation, struct mgd_layout **out);
+                         const bool *left_out, int64_t room, bool early, int64_t fail_allocation,
+                         struct mgd_layout **out);
 void mgd_plan_layout_free(struct mgd_layout *layout); /* NULL is ignored */
 
 /* Returns the offset of the storage while the operator runs, or -1: it is not there then, or has no place. */

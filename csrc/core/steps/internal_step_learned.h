@@ -13,6 +13,7 @@ struct mgd_step_role {
   struct mgd_handle *handle; /* the storage that has the role now, NULL: none */
   int64_t bytes;
   bool lasting;
+  bool own;    /* memory that an operator has for itself: no storage gets the role */
   bool unseen; /* it came from a file, and no storage of this process has had it yet */
 };
 

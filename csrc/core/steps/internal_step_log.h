@@ -28,10 +28,11 @@ static inline uint64_t mgd_step_mix(uint64_t hash, uint64_t value) {
 
 /* Describes a storage in the log. Operators are numbered from 0 in the order of the log. */
 struct mgd_step_seen {
-  struct mgd_handle *handle; /* NULL: it has died */
+  struct mgd_handle *handle; /* NULL: it has died, or is memory that an operator had for itself */
   int64_t bytes;
   int32_t made, ordinal; /* the operator that made it, -1: before the log; index among its results */
   int32_t died; /* the last operator before it died, -1: alive */
+  bool own;     /* an operator had it for itself: it has no handle, and follows the results in `made` */
 };
 
 struct mgd_step_logged_use {
@@ -68,7 +69,8 @@ struct mgd_step_log {
 /* ---- step_log.c */
 void mgd_step_log_clear_locked(struct mgd_step_log *log);
 void mgd_step_log_free(struct mgd_step_log *log);
-/* Appends an operator, and its duration if that is known (else -1). False: the log is full, or there is no memory. */
+/* Appends an operator, and its duration if that is known (else -1), after what the operator before had for itself.
+ * False: the log is full, or there is no memory. */
 bool mgd_step_log_add_locked(struct mgd_machine *m, struct mgd_step *s, const struct mgd_step_call *call, uint64_t kind,
                              int64_t known_ns);
 void mgd_step_log_made_locked(struct mgd_machine *m, struct mgd_step_log *log, struct mgd_handle *h);

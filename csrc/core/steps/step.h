@@ -23,12 +23,22 @@ struct mgd_step_use {
   bool written;
 };
 
+/* Describes what an operator got of the device's allocator while it ran: its results, and what its kernels need for
+ * themselves. */
+struct mgd_step_request {
+  const void *at;
+  int64_t bytes;
+};
+#define MGD_STEP_REQUESTS 32 /* of one operator, at most; further ones are not known */
+
 /* Describes an operator that is about to run on storages of one device. */
 struct mgd_step_call {
   const char *name; /* compared by its text, whose hash is cached by the pointer: it lives for ever, or is NULL */
   const struct mgd_step_use *uses;
   size_t n;
   int64_t worked; /* ns that operators took so far, or a moment of a clock; -1: unknown */
+  const struct mgd_step_request *requests; /* of the operator before, in their order */
+  size_t requested;                        /* how many these are, at most MGD_STEP_REQUESTS */
 };
 
 /* Measures the operators of a device that runs them long after they were issued. */
@@ -73,20 +83,25 @@ bool mgd_step_logs(const struct mgd_machine *m, int device);
  * that serve only some requests (step_plan.c says how much of them counts). `clock`: measures between moments in
  * `worked`; NULL: these are ns. Unknown durations are estimated from the bytes that an operator uses. Takes some ms,
  * most of it without the mutex. ABSENT: there is no period, or another thread has changed the log meanwhile. WAIT: more
- * operators must be logged first. */
+ * operators must be logged first.
+ * What operators requested beside their results counts as in use while they run, as far as there is room for that: it
+ * is assumed to be freed when the operator ends. */
 int mgd_step_plan(struct mgd_machine *m, int device, int64_t free, int64_t pieces, const struct mgd_step_clock *clock);
 /* ---- addresses: for an allocator that cuts its memory into pieces (plan_layout.h)
  * True: the device follows a plan that has no addresses yet. */
 bool mgd_step_layout_is_wanted(struct mgd_machine *m, int device);
 /* Gives addresses to the storages of the followed plan that have more than `least` bytes and are not on the device now,
- * in a block of *bytes bytes, at most `room`; plans with less room if they do not fit. Takes up to a second, most
- * of it without the mutex. *bytes 0: no storage has an address. ABSENT: no plan is followed. NO_ROOM: no plan fits.
- * NOMEM: nothing was changed. */
-int mgd_step_layout_make(struct mgd_machine *m, int device, int64_t room, int64_t least, int64_t *bytes);
+ * in a block of *bytes bytes, at most `room`. Results of at most MGD_PLACE_APART bytes have none as far as all that has
+ * none finds room in `beside` bytes, which the allocator has for such requests alone. The core plans with less room if
+ * they do not fit. Takes up to ten layouts (plan_layout.h), a second for some hundred storages, without the mutex.
+ * *bytes 0: no storage has an address. ABSENT: no plan is followed. NO_ROOM: no plan fits. NOMEM: nothing was changed.
+ */
+int mgd_step_layout_make(struct mgd_machine *m, int device, int64_t room, int64_t beside, int64_t least,
+                         int64_t *bytes);
 void mgd_step_layout_forget(struct mgd_machine *m, int device); /* the block is gone */
-/* Gets where in the block the bytes of h belong while the running operator runs. If h is NULL: where its results of so
- * many bytes belong; and if `bytes` is 0, all results of this operator and the next few. Returns how many there are, at
- * most n. */
+/* Gets where in the block the bytes of h belong while the running operator runs. If h is NULL: where what it requests
+ * of so many bytes belongs, results first; and if `bytes` is 0, all that this operator and the next few request.
+ * Returns how many there are, at most n. */
 int mgd_step_layout_places(struct mgd_machine *m, int device, const struct mgd_handle *h, int64_t bytes,
                            struct mgd_step_place *places, int n);
 int mgd_step_read(struct mgd_machine *m, int device, struct mgd_step_state *out);

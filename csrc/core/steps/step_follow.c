@@ -44,9 +44,8 @@ void mgd_step_follow_result_locked(struct mgd_step *s, struct mgd_handle *h) {
   const int32_t o = (s->at + l->operators - 1) % l->operators, place = l->kinds[o].first_made + s->results;
   if (s->strange == 0 && place < l->kinds[o + 1].first_made) {
     s->results++;
-    if (l->role[l->made_roles[place]].bytes == h->bytes) {
-      take_role(l, h, l->made_roles[place]);
-    }
+    const struct mgd_step_role *r = &l->role[l->made_roles[place]];
+    if (r->bytes == h->bytes && !r->own) { take_role(l, h, l->made_roles[place]); }
   }
 }
 

@@ -1,13 +1,14 @@
 /* step_layout.c: addresses for the storages of the plan that a device follows (plan_layout.h).
  *
- * This file lays a plan out, plans again with less room if the layout is too high, and tells where a storage belongs
- * while an operator runs. Which plan is followed is not decided here.
+ * This file lays a plan out, looks for the plan with the most room that fits if the layout is too high, and tells where
+ * a storage belongs while an operator runs. Which plan is followed is not decided here.
  */
 #include "core/arithmetic.h"
 #include "core/steps/internal_step.h"
 
 #define PART 1024 /* the part of the room by which it shrinks at least when a layout is too high */
-#define OUTSIDE 2 /* pages for storages that are too small to have an address */
+#define FINE 64   /* the part of the room that a plan may lack beside the best one */
+#define OUTSIDE 1 /* pages for storages that are too small to have an address */
 #define SOON 8 /* operators whose places are not given to what is not planned */
 #define PAGE (INT64_C(1) << 21) /* bytes; drivers give whole pages */
 
@@ -22,59 +23,139 @@ static bool *find_left_out(struct mgd_machine *m, const struct mgd_step_learned 
   return left_out;
 }
 
-/* Lays out the plan in a block of at most `limit` bytes, and plans with less room until it fits. *plan and *layout are
- * set if it does. */
-static int lay_out(const struct mgd_step_learned *l, struct mgd_plan_machine machine, int64_t limit, int64_t least,
-                   const bool *left_out, struct mgd_plan **plan, int64_t *room, struct mgd_layout **layout) {
-  const struct mgd_plan_step step = mgd_step_plan_input(l);
-  const int64_t room_ahead = l->crowded ? 0 : limit; /* for places that are free ahead of copies */
-  struct mgd_plan *made = NULL; /* NULL: it is the present one */
-  int code = MGD_E_NO_ROOM;
-  for (int i = 0; i < MGD_STEP_TRIES; i++) {
-    code = mgd_plan_early_leave(&step, made ? made : l->plan, 0, plan);
-    code = code == MGD_OK ? mgd_plan_layout_make(&step, *plan, least, left_out, room_ahead, 0, layout) : code;
-    if (code != MGD_OK || (*layout)->height <= limit) { break; }
-    machine.room = *room = *room - ((*layout)->height - limit) - *room / PART;
-    mgd_plan_layout_free(*layout);
-    mgd_plan_free(*plan);
-    mgd_plan_free(made);
-    *layout = NULL;
-    made = *plan = NULL;
-    code = *room > 0 ? mgd_step_plan_of(l, &machine, &made) : MGD_E_NO_ROOM;
-    if (code != MGD_OK) { break; }
-    code = MGD_E_NO_ROOM;
+/* ---- results that need no address */
+
+/* Adds the bytes to those of the operators from `from` to `to`, which is less if that is in the next step, unless one
+ * of them would have more than `most`. False: it would. */
+static bool add_bytes(int64_t *in_use, int32_t operators, int32_t from, int32_t to, int64_t bytes, int64_t most) {
+  const int32_t n = to - from + 1 + (to < from ? operators : 0);
+  bool fits = true;
+  for (int32_t i = 0; fits && i < n; i++) { fits = in_use[(from + i) % operators] <= most - bytes; }
+  for (int32_t i = 0; fits && i < n; i++) { in_use[(from + i) % operators] += bytes; }
+  return fits;
+}
+
+/* Leaves out results that the allocator has room for beside the block: first what has no address anyway, and storages
+ * of that size that come home; then further ones as they are made. A page stays free, since what is free is in pieces.
+ * in_use, by operator, is zeroed scratch memory. */
+static void leave_out_small(const struct mgd_step_learned *l, int64_t beside, int64_t least, int64_t *in_use,
+                            bool *left_out) {
+  int64_t most = beside - PAGE;
+  for (int32_t r = 0; r < l->roles; r++) {
+    most -= l->role[r].lasting && !left_out[r] && l->role[r].bytes <= least ? l->role[r].bytes : 0;
   }
+  for (int pass = 0; pass < 2; pass++) {
+    for (int32_t o = 0; o < l->operators; o++) {
+      for (int32_t i = l->kinds[o].first_made; i < l->kinds[o + 1].first_made; i++) {
+        const int32_t r = l->made_roles[i];
+        const int64_t bytes = l->role[r].bytes;
+        const bool small = bytes <= least, takes_part = pass == 0 ? small : !small && bytes <= MGD_PLACE_APART;
+        left_out[r] = (takes_part &&
+                       add_bytes(in_use, l->operators, o, l->plan_storages[r].dies, bytes, small ? INT64_MAX : most)) ||
+            left_out[r];
+      }
+    }
+  }
+}
+
+/* ---- the layout */
+
+/* What a plan is laid out in, and the plan with the most room whose layout fits so far; NULL: none. */
+struct search {
+  const struct mgd_step_learned *l;
+  struct mgd_plan_machine machine;
+  int64_t limit, least;
+  const bool *left_out;
+  struct mgd_plan *plan;
+  struct mgd_layout *layout;
+  int64_t room; /* of that plan */
+};
+
+static int make_layout(const struct search *s, const struct mgd_plan *plan, bool early, struct mgd_layout **out) {
+  const struct mgd_plan_step step = mgd_step_plan_input(s->l);
+  return mgd_plan_layout_make(&step, plan, s->least, s->left_out, s->limit, early, 0, out);
+}
+
+/* Plans with so much room, which is more than that of the best plan, and lays the plan out. *height: of the layout. */
+static int try_room(struct search *s, int64_t room, int64_t *height) {
+  const struct mgd_plan_step step = mgd_step_plan_input(s->l);
+  struct mgd_plan *made = NULL, *plan = NULL;
+  struct mgd_layout *layout = NULL;
+  s->machine.room = room;
+  int code = room == s->l->room ? MGD_OK : mgd_step_plan_of(s->l, &s->machine, &made);
+  code = code == MGD_OK ? mgd_plan_early_leave(&step, made ? made : s->l->plan, 0, &plan) : code;
+  code = code == MGD_OK ? make_layout(s, plan, false, &layout) : code;
   mgd_plan_free(made);
+  *height = code == MGD_OK ? layout->height : 0;
+  if (code == MGD_OK && layout->height <= s->limit) {
+    mgd_plan_free(s->plan);
+    mgd_plan_layout_free(s->layout);
+    s->plan = plan;
+    s->layout = layout;
+    s->room = room;
+  } else {
+    mgd_plan_free(plan);
+    mgd_plan_layout_free(layout);
+  }
   return code;
 }
 
-int mgd_step_layout_make(struct mgd_machine *m, int device, int64_t room, int64_t least, int64_t *bytes) {
+/* Finds the plan with the most room whose layout fits: first with less and less room, then by bisection. NO_ROOM: there
+ * is none. */
+static int find_most_room(struct search *s) {
+  const int64_t whole = s->l->room;
+  int64_t room = whole, too_much = whole, height;
+  int code = MGD_OK;
+  for (int i = 0; i < MGD_STEP_TRIES && room > 0 && code == MGD_OK; i++) {
+    code = try_room(s, room, &height);
+    if (s->room != room) { too_much = room; }
+    if (s->plan && too_much - s->room <= whole / FINE) { break; }
+    room = s->plan ? s->room + (too_much - s->room) / 2 : room - (height - s->limit) - room / PART;
+  }
+  return s->plan ? MGD_OK : code == MGD_OK ? MGD_E_NO_ROOM : code;
+}
+
+/* Lays out again so that places are free ahead of copies, unless what has no address needs that room. */
+static void lay_out_early(struct search *s) {
+  struct mgd_layout *early = NULL;
+  if (!s->l->crowded && make_layout(s, s->plan, true, &early) == MGD_OK) {
+    mgd_plan_layout_free(s->layout);
+    s->layout = early;
+  }
+}
+
+int mgd_step_layout_make(struct mgd_machine *m, int device, int64_t room, int64_t beside, int64_t least,
+                         int64_t *bytes) {
   *bytes = 0;
   mgd_state_enter(m);
   struct mgd_step *s = mgd_step_of_locked(m, device);
   struct mgd_step_learned *l = s && s->follows && !s->planning ? &s->known[s->which] : NULL;
   bool *left_out = l ? find_left_out(m, l) : NULL;
+  int64_t *in_use = l ? mgd_alloc_new(&m->alloc, (size_t)l->operators, sizeof *in_use) : NULL;
   int code = l ? MGD_E_NOMEM : MGD_E_ABSENT;
-  if (left_out) {
-    struct mgd_plan *plan = NULL;
-    struct mgd_layout *layout = NULL;
-    const struct mgd_plan_machine machine = mgd_step_plan_machine_locked(m, device, l->room);
-    int64_t planned = l->room;
-    const int64_t limit = mgd_max(0, room - mgd_max(l->margin, OUTSIDE * PAGE)) / PAGE * PAGE;
+  if (left_out && in_use) {
+    struct search best = {.l = l,
+                          .machine = mgd_step_plan_machine_locked(m, device, l->room),
+                          .limit = mgd_max(0, room - mgd_max(l->margin, OUTSIDE * PAGE)) / PAGE * PAGE,
+                          .least = least,
+                          .left_out = left_out};
     mgd_step_plan_leave_locked(m, s);
-    code = lay_out(l, machine, limit, least, left_out, &plan, &planned, &layout);
+    leave_out_small(l, beside, least, in_use, left_out);
+    code = find_most_room(&best);
+    if (code == MGD_OK) { lay_out_early(&best); }
     if (mgd_step_plan_enter(m, device, s) != MGD_OK) { code = MGD_E_ABSENT; }
     if (code == MGD_OK) {
-      mgd_step_plan_take_locked(s, l, plan, planned);
-      l->layout = layout;
-      *bytes = layout->stays > 0 ? limit : 0;
+      mgd_step_plan_take_locked(s, l, best.plan, best.room);
+      l->layout = best.layout;
+      *bytes = best.layout->stays > 0 ? best.limit : 0;
     } else {
-      mgd_plan_free(plan);
-      mgd_plan_layout_free(layout);
+      mgd_plan_free(best.plan);
+      mgd_plan_layout_free(best.layout);
     }
-    mgd_alloc_free(left_out);
     if (code != MGD_E_ABSENT) { l->laid_out = true; }
   }
+  mgd_alloc_free(left_out);
+  mgd_alloc_free(in_use);
   return mgd_state_leave(m, code);
 }
 

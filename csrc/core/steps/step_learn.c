@@ -84,7 +84,7 @@ static bool knows_deaths(const struct period *p) {
 static void add_role(struct mgd_step_learned *l, struct period *p, int32_t seen, bool lasting) {
   const struct mgd_step_seen *s = &p->log->seen[seen];
   p->role_of[seen] = l->roles;
-  l->role[l->roles] = (struct mgd_step_role){.bytes = s->bytes, .lasting = lasting};
+  l->role[l->roles] = (struct mgd_step_role){.bytes = s->bytes, .lasting = lasting, .own = s->own};
   l->plan_storages[l->roles] = (struct mgd_plan_storage){s->bytes, lasting ? -1 : death_of(p, s)};
   l->roles++;
 }

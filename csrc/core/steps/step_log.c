@@ -5,6 +5,9 @@
  * and the activations of two steps do not differ. A period is found when the last operators are like earlier ones.
  * Nothing is planned here.
  */
+#include <string.h>
+
+#include "core/arithmetic.h"
 #include "core/steps/internal_step.h"
 
 #define BUCKETS (1 << 12)
@@ -86,9 +89,59 @@ static uint64_t mark_of(const struct mgd_step_log *log, const struct mgd_step_ca
   return mark;
 }
 
+/* ---- what operators have for themselves */
+
+/* Takes the last request of so many bytes out, if there is one. */
+static size_t without_result(struct mgd_step_request *requests, size_t n, int64_t bytes) {
+  size_t i = n;
+  while (i > 0 && requests[i - 1].bytes != bytes) { i--; }
+  if (i == 0) { return n; }
+  memmove(&requests[i - 1], &requests[i], (n - i) * sizeof *requests);
+  return n - 1;
+}
+
+/* Leaves of the requests those that are no result of the last operator in the log, and returns how many these are. A
+ * result is known by its bytes alone. Requests that got the same address took turns, so the largest of them counts. */
+static size_t find_own(const struct mgd_step_log *log, struct mgd_step_request *requests, size_t n) {
+  for (int32_t i = log->operators[log->count - 1].first_made; i < log->made_count; i++) {
+    n = without_result(requests, n, log->seen[log->made[i]].bytes);
+  }
+  size_t own = 0;
+  for (size_t i = 0; i < n; i++) {
+    size_t same = 0;
+    while (same < own && requests[same].at != requests[i].at) { same++; }
+    const int64_t before = same < own ? requests[same].bytes : 0;
+    requests[same] = (struct mgd_step_request){requests[i].at, mgd_max(before, requests[i].bytes)};
+    own += same == own;
+  }
+  return own;
+}
+
+/* Logs what the last operator had for itself, behind its results. Without memory for the log it is not known. */
+static void log_own(struct mgd_machine *m, struct mgd_step_log *log, const struct mgd_step_call *call) {
+  struct mgd_step_request requests[MGD_STEP_REQUESTS];
+  const size_t n = call->requested < MGD_STEP_REQUESTS ? call->requested : MGD_STEP_REQUESTS;
+  if (n == 0 || log->count == 0) { return; }
+  memcpy(requests, call->requests, n * sizeof *requests);
+  const int32_t own = (int32_t)find_own(log, requests, n), by = log->count - 1;
+  log->seen = grow(m, log->seen, log->seen_count, own, &log->seen_size, sizeof *log->seen);
+  log->made = grow(m, log->made, log->made_count, own, &log->made_size, sizeof *log->made);
+  if (log->seen_count + own > log->seen_size || log->made_count + own > log->made_size) { return; }
+  for (int32_t i = 0; i < own; i++) {
+    log->seen[log->seen_count] = (struct mgd_step_seen){.bytes = requests[i].bytes,
+                                                        .made = by,
+                                                        .ordinal = log->made_count - log->operators[by].first_made,
+                                                        .died = by,
+                                                        .own = true};
+    log->made[log->made_count++] = log->seen_count++;
+  }
+  log->operators[log->count].first_made = log->made_count;
+}
+
 bool mgd_step_log_add_locked(struct mgd_machine *m, struct mgd_step *s, const struct mgd_step_call *call, uint64_t kind,
                              int64_t known_ns) {
   struct mgd_step_log *log = &s->log;
+  log_own(m, log, call);
   if (!has_room(m, log, call->n)) {
     return false;
   }

@@ -161,6 +161,17 @@ static int check_plan(struct mgd_step *s, const struct mgd_step_learned *l, bool
   return code;
 }
 
+/* Takes what operators have for themselves out of the step. False: they have nothing. What they had one after the other
+ * counts as if it had been there at once, unless it had one address, so it may be more than the device has. */
+static bool forget_own(struct mgd_step_learned *l) {
+  bool had = false;
+  for (int32_t r = 0; r < l->roles; r++) {
+    if (l->role[r].own) { l->plan_storages[r].bytes = l->role[r].bytes = 0; }
+    had = had || l->role[r].own;
+  }
+  return had;
+}
+
 static int plan_first(struct mgd_machine *m, int device, struct mgd_step *s, int64_t free, int64_t pieces,
                       const struct mgd_step_clock *clock) {
   struct mgd_step_learned l;
@@ -178,6 +189,7 @@ static int plan_first(struct mgd_machine *m, int device, struct mgd_step *s, int
   const uint64_t generation = s->generation;
   const int32_t count = s->log.count;
   code = plan_of(m, device, s, &l, l.room, &l.plan);
+  if (code == MGD_E_NO_ROOM && forget_own(&l)) { code = plan_of(m, device, s, &l, l.room, &l.plan); }
   if (code != MGD_E_ABSENT) { code = check_plan(s, &l, s->generation == generation && s->log.count == count, code); }
   if (code == MGD_OK) {
     take_over(s, &l, m->devices[device].storages.pressed);

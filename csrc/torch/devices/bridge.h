@@ -58,7 +58,7 @@ class Point {
 using PointPtr = std::shared_ptr<Point>;
 
 struct Bridge {
-  int version = 23; // of this struct: modules of two versions refuse each other
+  int version = 24; // of this struct: modules of two versions refuse each other
 
   // ---- filled by the hook; null until it attaches
   // Called when the device has no room for a request of so many bytes. True: something was freed, and the caller tries

@@ -17,6 +17,8 @@ struct CudaBridge : Bridge {
   // Gets where in the device's arena the followed plan wants a request of this thread, or, if `bytes` is 0, what comes
   // next. Returns how many places there are, at most n.
   int (*places)(int device, std::size_t bytes, mgd_step_place* places, int n) = nullptr;
+  // Called when a thread has got memory for its current stream that is large enough for a place.
+  void (*requested)(int device, const void* at, std::size_t bytes) = nullptr;
   // Does what make_room does for the simulator, but if storages leave, they are neighbours, if possible: they and the
   // free blocks between them have `hole` bytes. `blocks`: of the allocator, in the order of their addresses. If there
   // are none, any bytes will do.
@@ -25,10 +27,12 @@ struct CudaBridge : Bridge {
   // ---- filled by the backend
   // An arena is a block of the caching allocator in which requests have places (csrc/cuda/arena.h). may_have_arena: the
   // allocator cuts its memory into pieces. arena_room: gives what the allocator keeps back to the driver, and returns
-  // how large an arena could be. open_arena: takes such a block for the current stream, unless there is one; false:
-  // there is no memory. close_arena: gives the block back if no bytes are in it.
+  // how large an arena could be. room_for_small: returns what it has left for requests up to MGD_PLACE_APART.
+  // open_arena: takes such a block for the current stream, unless there is one; false: there is no memory. close_arena:
+  // gives the block back if no bytes are in it.
   bool (*may_have_arena)(int device) = nullptr;
   std::size_t (*arena_room)(int device) = nullptr;
+  std::size_t (*room_for_small)(int device) = nullptr;
   bool (*has_arena)(int device) = nullptr;
   bool (*open_arena)(int device, std::size_t bytes) = nullptr;
   void (*close_arena)(int device) = nullptr;

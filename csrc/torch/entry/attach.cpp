@@ -99,6 +99,13 @@ int places_on_cuda(int device, std::size_t bytes, mgd_step_place* places, int n)
   return mgd_step_layout_places(machine(), id, h, static_cast<int64_t>(bytes), places, n);
 }
 
+// What a copy asks for belongs to no operator.
+void note_cuda_request(int device, const void* at, std::size_t bytes) {
+  if (C10_LIKELY(steps_watched.load(std::memory_order_relaxed) == 0)) return;
+  const int id = cuda_id(device);
+  if (id >= 0 && requested_by_this_thread() == 0) note_request(id, at, static_cast<int64_t>(bytes));
+}
+
 void attach_links(const Bridge& bridge, int first, int devices) {
   auto set = [&](int from, int to) {
     struct mgd_link link{};
@@ -253,6 +260,7 @@ PyObject* mgd_torch_bridge(void) {
   CudaBridge& hook = cuda_bridge();
   hook.make_some_room = &make_some_cuda_room;
   hook.places = &places_on_cuda;
+  hook.requested = &note_cuda_request;
   hook.make_hole = &make_cuda_hole;
   hook.freed = &bytes_came_back;
   hook.waited = &count_host_wait;

@@ -79,6 +79,39 @@ struct Moment {
 };
 std::array<Moment, MGD_MAX_DEVICES> moments;
 
+// What a thread got of allocators since its last operator on the device. If that was not the device's last operator, it
+// is dropped: it would count for another one.
+struct Requests {
+  struct Request {
+    int device;
+    mgd_step_request what;
+  };
+  std::array<Request, MGD_STEP_REQUESTS> all;
+  std::size_t count = 0;
+
+  void add(int device, const void* at, int64_t bytes) {
+    if (count == all.size()) remove([&](const Request& r) { return r.device != device; });
+    if (count < all.size()) all[count++] = {device, {at, bytes}};
+  }
+  // Moves those of the device to `taken`, and returns how many these are.
+  std::size_t take(int device, std::array<mgd_step_request, MGD_STEP_REQUESTS>& taken) {
+    static std::array<std::atomic<const Requests*>, MGD_MAX_DEVICES> last;
+    const bool was_here = last[device].exchange(this, std::memory_order_relaxed) == this;
+    std::size_t n = 0;
+    for (std::size_t i = 0; i < count; i++)
+      if (all[i].device == device) taken[n++] = all[i].what;
+    remove([&](const Request& r) { return r.device == device; });
+    return was_here ? n : 0;
+  }
+
+ private:
+  template <class Which>
+  void remove(Which which) {
+    count = static_cast<std::size_t>(std::remove_if(all.begin(), all.begin() + count, which) - all.begin());
+  }
+};
+thread_local Requests requests;
+
 mgd_step_state state_of(int device) {
   mgd_step_state state{};
   mgd_step_read(machine(), device, &state);
@@ -115,8 +148,9 @@ void lay_out(int device) {
   uint64_t unused = 0;
   sweep(device, 1, &unused);
   const auto room = static_cast<int64_t>(arenas->arena_room(index));
+  const auto beside = static_cast<int64_t>(arenas->room_for_small(index));
   int64_t bytes = 0;
-  const int code = mgd_step_layout_make(machine(), device, room, MGD_PLACE_LEAST, &bytes);
+  const int code = mgd_step_layout_make(machine(), device, room, beside, MGD_PLACE_LEAST, &bytes);
   if (code == MGD_OK && bytes > 0 && arenas->open_arena(index, static_cast<std::size_t>(bytes))) return;
   if (code != MGD_E_ABSENT) mgd_step_layout_forget(machine(), device);
 }
@@ -152,7 +186,9 @@ void begin_steps(int device) {
 
 void follow_step(int device, const char* operator_name, c10::ArrayRef<mgd_step_use> uses) noexcept try {
   pass_by(device);
-  const mgd_step_call call{operator_name, uses.data(), uses.size(), worked(device)};
+  std::array<mgd_step_request, MGD_STEP_REQUESTS> of_last;
+  const std::size_t requested = requests.take(device, of_last);
+  const mgd_step_call call{operator_name, uses.data(), uses.size(), worked(device), of_last.data(), requested};
   bool plans = false;
   {
     const Transfer moving;
@@ -172,6 +208,10 @@ void follow_step(int device, const char* operator_name, c10::ArrayRef<mgd_step_u
   if (C10_UNLIKELY(to_lay_out.load(std::memory_order_relaxed) >> device & 1) && moments[device].is_now(uses))
     lay_out(device);
 } catch (const std::exception&) { // a kernel has failed: the operator's own calls report it
+}
+
+void note_request(int device, const void* at, int64_t bytes) {
+  if (steps_watched.load(std::memory_order_relaxed) >> device & 1) requests.add(device, at, bytes);
 }
 
 void begin_work(int device) noexcept {

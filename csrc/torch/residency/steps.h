@@ -17,6 +17,8 @@ void begin_steps(int device); // call it when bytes had to leave the device for 
 // Called when an operator is about to use these storages, all of the device. Never throws: on an error nothing is done
 // ahead of need.
 void follow_step(int device, const char* operator_name, c10::ArrayRef<mgd_step_use> uses) noexcept;
+// Called when this thread has got bytes of the device's allocator for an operator. Throws nothing.
+void note_request(int device, const void* at, int64_t bytes);
 // Called when the storages are at home and the operator is about to run. Never throws.
 void begin_work(int device) noexcept;
 // What a plan has laid out on the device (close_arenas: on all devices) leaves, and the block is given back unless some
