@@ -11,9 +11,12 @@ copies      256 x 4 MiB and 16 x 64 MiB leave and come back, over plain asynchro
 training    models of the study (study.py) under fractions of their peak: a step by the clock of
             the card, over one without a budget, least recently used and learned; bytes copied out
             and in; how often a thread waited for a copy; and what no schedule is below (bound.c),
-            from the operators and times that were noted without a budget. Every weight must be
-            that of the training without a budget to the last bit, but with --any-kernels: then
-            torch may take those that do not repeat, which are faster.
+            from the operators and times that were noted without a budget. Beside it the same
+            training of plain tensors, as it is ("torch") and under torch's save_on_cpu(), which
+            puts what the backward pass needs on the host; these also without a budget. Every
+            weight must be that of the training without a budget to the last bit, but with
+            --any-kernels: then torch may take those that do not repeat, which are faster; and
+            under save_on_cpu(), which changes strides, so that products may add in another order.
 inference   64 layers of which a part fits, over the larger of a pass without a budget and the time
             in which what is missing can be copied.
 
@@ -30,7 +33,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -45,6 +48,7 @@ from furthest import Infeasible, Program, parse
 from report import Report, machine, print_table, verdicts, write
 from study import MODELS, Language, Masters
 from torch import nn
+from torch.autograd.graph import save_on_cpu
 from tree import ROOT
 
 import managed
@@ -56,13 +60,14 @@ SETTLE, MEASURED = 6, 6  # steps
 TRIED = 40  # steps in which it is found out how much room the pieces of the card's memory are
 BATCHES = {"gpt2-medium": 8, "gpt2-large": 8, "bert-large": 32, "resnet152": 96, "tiny": 4}
 POLICIES = ("lru", LEARNED)
+PLAIN = {"torch": nullcontext, "save_on_cpu": partial(save_on_cpu, pin_memory=True)}
 
 Step = Callable[[], Any]
 
 
 def tiny() -> Language:
     """For virtual GPUs, which compute on the host."""
-    return Language(4, 512, 8, 1000, 64, True)
+    return Language(2, 512, 8, 1000, 64, True)
 
 
 class Adam(Masters):
@@ -75,18 +80,26 @@ class Adam(Masters):
 class Training:
     """A model of the study, its data and its optimizer on the card."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        put: Callable[[Any], Any],
+        saving: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        self.saving = saving
         torch.manual_seed(0)
         build, adam = (tiny, True) if name == "tiny" else MODELS[name]
         model = build().to(torch.bfloat16)
         data = model.data(BATCHES[name])
         images = (torch.rand_like(t).bfloat16() if t.is_floating_point() else t for t in data)
-        self.data = [on_card(t) for t in images]
-        self.model = on_card(model)
+        self.data = [put(t) for t in images]
+        self.model = put(model)
         self.optimizer = Adam(self.model.parameters(), adam)
 
     def step(self) -> None:
-        self.model(*self.data).backward()
+        with self.saving():
+            loss = self.model(*self.data)
+        loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
 
@@ -98,6 +111,10 @@ def on_card(thing: Any) -> Any:
     if isinstance(thing, nn.Module):
         return managed.ManagedModule.from_module(thing).to(CARD)
     return thing.as_subclass(managed.ManagedTensor).to(CARD)
+
+
+def plain_on_card(thing: Any) -> Any:
+    return thing.to(CARD)
 
 
 @contextmanager
@@ -221,23 +238,37 @@ def links() -> dict[str, float]:
 
 def training(name: str, fractions: list[float], link: Link) -> Report:
     with emptied():
-        trained = Training(name)
+        trained = Training(name, on_card)
         free, expected = whole(trained)
         program, took = recorded(trained.step)
         del trained
+    ways = {p: partial(Training, name, on_card) for p in POLICIES}
+    plain = {w: partial(Training, name, plain_on_card, saving) for w, saving in PLAIN.items()}
     report: Report = {"name": name, "free": free, "operators": len(took), "cells": []}
+    report["cells"].append(cell(name, None, None, None, plain, expected))
     for fraction in fractions:
         budget = int(free["peak"] * fraction)
-        one: Report = {"fraction": fraction, "budget": budget, "policies": {}}
         try:
-            one["bound"] = max(free["step_s"], least_time(program, took, budget, link) * 1e-9)
+            bound = max(free["step_s"], least_time(program, took, budget, link) * 1e-9)
         except Infeasible:
-            one["bound"] = None
-        for policy in POLICIES:
-            one["policies"][policy] = pressed(lambda: Training(name), budget, policy, expected)
-            print(name, fraction, policy, one["policies"][policy], flush=True)
-        report["cells"].append(one)
+            bound = None
+        report["cells"].append(cell(name, fraction, budget, bound, ways | plain, expected))
     return report
+
+
+def cell(
+    name: str,
+    fraction: float | None,
+    budget: int | None,
+    bound: float | None,
+    ways: dict[str, Any],
+    expected: dict[str, list[torch.Tensor]],
+) -> Report:
+    policies: Report = {}
+    for way, make in ways.items():
+        policies[way] = pressed(make, budget, way, expected)
+        print(name, fraction, way, policies[way], flush=True)
+    return {"fraction": fraction, "budget": budget, "bound": bound, "policies": policies}
 
 
 def whole(subject: Any) -> tuple[Report, dict[str, list[torch.Tensor]]]:
@@ -250,13 +281,18 @@ def whole(subject: Any) -> tuple[Report, dict[str, list[torch.Tensor]]]:
 
 
 def pressed(
-    make: Step, budget: int, policy: str, expected: dict[str, list[torch.Tensor]]
+    make: Step, budget: int | None, way: str, expected: dict[str, list[torch.Tensor]]
 ) -> Report:
+    policy = LEARNED if way == LEARNED else "lru"  # which has no say in what plain tensors do
     with emptied(budget, policy):
         try:
             subject = make()
-            found = timed(subject.step, SETTLE if policy == "lru" else TRIED)
-        except managed.OutOfMemoryError as error:
+            found = timed(subject.step, TRIED if way == LEARNED else SETTLE)
+        except torch.OutOfMemoryError as error:
+            return {"why": str(error).splitlines()[0]}
+        except torch.AcceleratorError as error:  # the host has no memory to pin
+            if way in POLICIES:
+                raise
             return {"why": str(error).splitlines()[0]}
         pairs = zip(subject.results(), expected[policy], strict=True)
         return found | {"same_bits": all(torch.equal(a, b) for a, b in pairs)}
@@ -306,11 +342,8 @@ def inference(width: int, batch: int, fractions: list[float], link: Link) -> Rep
         budget = int(free["peak"] * fraction)
         missing = max(0, held - max(0, budget - 2 * largest))
         bound = max(free["step_s"], missing / link.bytes_in * 1e-9)
-        one: Report = {"fraction": fraction, "budget": budget, "bound": bound, "policies": {}}
-        for policy in POLICIES:
-            one["policies"][policy] = pressed(make, budget, policy, expected)
-            print("inference", fraction, policy, one["policies"][policy], flush=True)
-        report["cells"].append(one)
+        ways = dict.fromkeys(POLICIES, make)
+        report["cells"].append(cell("inference", fraction, budget, bound, ways, expected))
     return report
 
 
@@ -321,9 +354,10 @@ def rows(report: Report) -> list[list[str]]:
     table = []
     for one in report["cells"]:
         for policy, row in one["policies"].items():
-            name = f"{report['name']}, {one['fraction']:g}, {policy}"
+            part = f"{one['fraction']:g}" if one["budget"] else "no budget"
+            name = f"{report['name']}, {part}, {policy}"
             if "why" in row:
-                table.append([name, "no room", *[""] * 6])
+                table.append([name, "no room", *[""] * 7])
                 continue
             bound = one["bound"]
             table.append(
@@ -332,6 +366,7 @@ def rows(report: Report) -> list[list[str]]:
                     f"{row['step_s'] * 1e3:.1f} ms",
                     f"{row['step_s'] / report['free']['step_s']:.3f}",
                     f"{row['step_s'] / bound:.3f}" if bound else "-",
+                    f"{row['peak'] / GB:.2f}",
                     f"{(row['spill_bytes'] + row['spare_bytes']) / GB:.2f}",
                     f"{row['restore_bytes'] / GB:.2f}",
                     f"{row['host_waits']:g}",
@@ -345,9 +380,11 @@ def targets(reports: list[Report]) -> list[tuple[str, float, float]]:
     found = []
     for report in reports:
         for one in report["cells"]:
-            name = f"{report['name']}, {one['fraction']:g}"
+            name = f"{report['name']}, {one['fraction'] or 'no budget'}"
             ran = {p: row for p, row in one["policies"].items() if "why" not in row}
             for policy, row in ran.items():
+                if policy == "save_on_cpu":
+                    continue
                 differ = not row["same_bits"] and torch.are_deterministic_algorithms_enabled()
                 found.append((f"{name}, {policy}: bits differ", float(differ), 0.0))
             if LEARNED in ran:
@@ -399,7 +436,7 @@ def main() -> int:
         reports += [training(name, fractions, link) for name in options.models.split(",")]
     if "inference" in parts:
         reports.append(inference(options.width, options.batch, fractions, link))
-    columns = ["a step", "over free", "over bound", "GB out", "in", "waits", "same bits"]
+    columns = ["a step", "over free", "over bound", "GB", "out", "in", "waits", "same bits"]
     for one in reports:
         free = one["free"]
         title = f"{one['name']}: {free['step_s'] * 1e3:.1f} ms and {free['peak'] / GB:.2f} GB free"

@@ -454,6 +454,22 @@ def test_the_benchmark_of_cards_repeats_its_bits_in_less_room(tmp_path):
 
 
 @with_cuda
+@pytest.mark.slow
+def test_the_benchmark_of_cards_trains_beside_what_torch_has(tmp_path):
+    """Where managed trains, plain tensors have no room, with save_on_cpu() and without."""
+    out = tmp_path / "on_card.json"
+    script = ROOT / "benchmarks" / "on_card.py"
+    words = ["--only", "training", "--models", "tiny", "--fractions", "0.7"]
+    launch(str(script), *words, "--out", str(out), devices="1x2GiB")
+    (report,) = json.loads(out.read_text())["reports"]
+    without, with_budget = (cell["policies"] for cell in report["cells"])
+    assert set(without) == {"torch", "save_on_cpu"}
+    assert without["torch"]["same_bits"]
+    assert all(with_budget[policy]["same_bits"] for policy in ("lru", "learned"))
+    assert all("why" in with_budget[way] for way in without)
+
+
+@with_cuda
 def test_the_example_of_two_allocators():
     """The allocator's segments are as large as the example's blocks, so that these are exact."""
     done = launch(str(ROOT / "examples" / "two_allocators.py"), devices="1x1GiB")
