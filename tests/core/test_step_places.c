@@ -8,7 +8,7 @@
 #define BIG 4
 #define SIZE (8 * MIB)
 #define PAGE (2 * MIB)
-#define OUTSIDE (2 * MIB) /* of the room, for what has no address */
+#define OUTSIDE PAGE /* of the room, for what has no address and finds no room beside */
 #define DUE 12 /* the operator after which a plan is due: 8 are compared with those of a period before */
 
 static struct device d;
@@ -325,6 +325,17 @@ static void what_comes_home_and_is_small_lies_beside_first(uint64_t seed) {
   expect_room_beside(seed, MIB / 2, 2 * MIB, MIB / 2, PAGE + BIG * MIB / 2 + MIB);
 }
 
+/* The block gives up a page if there is less. */
+static void what_is_small_has_a_page_if_there_is_no_room_beside(uint64_t seed) {
+  for (int missing = 0; missing < 2; missing++) {
+    int64_t bytes;
+    set_up(seed, SIZE, MIB, 25 * MIB);
+    EXPECT_OK(mgd_step_layout_make(d.m, 1, 64 * MIB, 2 * PAGE + MIB - missing, MIB, &bytes));
+    EXPECT_INT(bytes, 64 * MIB - missing * OUTSIDE);
+    tear_down();
+  }
+}
+
 /* Of two that are there at once one lies beside if there is room for one. What is large has an address. */
 static void results_that_are_there_at_once_share_the_room_beside(uint64_t seed) {
   for (int fit = 0; fit < 3; fit++) {
@@ -353,6 +364,7 @@ int main(int argc, char **argv) {
       what_is_more_than_the_device_has_is_not_planned,
       small_results_lie_beside_the_block,
       what_comes_home_and_is_small_lies_beside_first,
+      what_is_small_has_a_page_if_there_is_no_room_beside,
       results_that_are_there_at_once_share_the_room_beside,
   };
   return RUN_ALL(tests);

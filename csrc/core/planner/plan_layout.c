@@ -1,11 +1,10 @@
 /* plan_layout.c: see plan_layout.h.
  *
  * The stays are read off the plan's actions, and are placed one after the other at the lowest offset that is free for
- * as long as they last. Storages that never leave come first: they are in the way of all. Two orders of the rest
- * are tried, the largest first, and first what lasts while the most bytes are there. Then, as long as there is time,
- * one stay is placed earlier, mostly the one at the top, and stays there unless the layout becomes too much higher:
- * simulated annealing over the order. With some hundred stays less than a tenth of the block is lost. If there is room
- * left, places are free before the copies that fill them begin. No times and no machine are known here.
+ * as long as they last. Storages that never leave come first: they are in the way of all. A few orders of the rest are
+ * tried. Then one stay is placed earlier, mostly the one at the top, and remains there unless the layout becomes too
+ * much higher, and so on: simulated annealing over the order. With some hundred stays less than a tenth of the block is
+ * lost. If there is room left, places are free before the copies that fill them begin. No times are known here.
  */
 #include "core/planner/plan_layout.h"
 
@@ -14,9 +13,9 @@
 
 #include "core/planner/internal_plan_parts.h"
 
-#define COMPARISONS INT64_C(200000000) /* at most so many pairs of stays are compared by a search */
-#define MOST_STAYS 20000               /* of a step that is laid out: an order compares half of their square */
-#define TRIES 64 /* orders that it tries for each stay, at most */
+#define COMPARISONS INT64_C(150000000) /* about so many pairs of stays are compared by a search at most */
+#define MOST_STAYS 20000 /* of a step that is laid out: an order compares half of their square */
+#define TRIES 256 /* orders that it tries for each stay, at most */
 #define ANY 8 /* one of so many tries moves any stay, and the rest moves the one at the top */
 #define HEAT .06 /* the part of the height by which a try may make it higher in the mean, at first */
 
@@ -26,6 +25,13 @@ struct fetch {
   int32_t stay, at, use;
 };
 
+/* A stay that has an offset; of one that has none yet, `end` is the size. */
+struct placed {
+  int64_t offset, end;
+  int32_t from, lasts; /* the operator that it begins at; operators */
+  int32_t stay;
+};
+
 struct layouter {
   const struct mgd_plan_step *step;
   const struct mgd_plan *plan;
@@ -33,9 +39,11 @@ struct layouter {
   struct mgd_layout *out;
   int32_t *from, *until; /* by storage: where its open stay began; where one that began in the step before ends; -1 */
   bool *left;            /* by storage: it has left and has not come back in this step */
-  int32_t *placed;       /* stays that have an offset, the lowest first */
-  struct mgd_plan_entry *order;
-  int64_t *offset, height; /* of the layout that is tried; by stay */
+  struct mgd_plan_entry *order; /* in which stays are placed */
+  struct placed *unplaced; /* by stay */
+  struct placed *placed, *accepted; /* of the layout that is tried, and of the last one taken; the lowest first */
+  int32_t *rank; /* by stay: its place in the order, when that layout was taken */
+  int64_t height; /* of the layout that is tried */
   uint64_t random; /* the same numbers for each layout */
   int64_t *bytes; /* by operator: of the stays */
   struct fetch *fetch; /* in the reverse order of the plan */
@@ -135,31 +143,30 @@ static void index_stays(struct layouter *l, int64_t least, const bool *left_out)
 
 static bool wraps(const struct mgd_layout_stay *a) { return a->to < a->from; }
 
-static bool meet(const struct mgd_layout_stay *a, const struct mgd_layout_stay *b) {
-  if (wraps(a) && wraps(b)) { return true; }
-  if (wraps(a)) { return b->to >= a->from || b->from <= a->to; }
-  if (wraps(b)) { return a->to >= b->from || a->from <= b->to; }
-  return a->from <= b->to && b->from <= a->to;
-}
-
-/* Places the stay at the lowest offset that is free while it lasts. Returns the end of its bytes. */
-static int64_t place(struct layouter *l, int32_t count, int32_t stay) {
-  const struct mgd_layout_stay *a = &l->out->stay[stay];
-  const int64_t size = size_of_stay(l, stay);
-  int64_t at = 0;
-  for (int32_t i = 0; i < count && l->offset[l->placed[i]] < at + size; i++) {
-    const int32_t other = l->placed[i];
-    if (meet(a, &l->out->stay[other])) { at = mgd_max(at, l->offset[other] + size_of_stay(l, other)); }
-  }
-  l->offset[stay] = at;
-  int32_t i = count;
-  for (; i > 0 && l->offset[l->placed[i - 1]] > at; i--) { l->placed[i] = l->placed[i - 1]; }
-  l->placed[i] = stay;
-  return at + size;
-}
-
 static int64_t operators_of(const struct layouter *l, const struct mgd_layout_stay *a) {
   return (int64_t)a->to - a->from + 1 + (wraps(a) ? l->step->operators : 0);
+}
+
+/* Whether both are there at some operator. */
+static bool meet(const struct layouter *l, const struct placed *a, const struct placed *b) {
+  const int32_t later = b->from - a->from, d = later < 0 ? later + l->step->operators : later;
+  return d < a->lasts || l->step->operators - d < b->lasts;
+}
+
+/* Places the stay at the lowest offset that is free while it lasts, and returns the end of its bytes. `count` stays are
+ * placed already. */
+static int64_t place(struct layouter *l, int32_t count, int32_t stay) {
+  struct placed *p = l->placed, own = l->unplaced[stay];
+  const int64_t size = own.end;
+  own.offset = 0;
+  for (int32_t i = 0; i < count && p[i].offset < own.offset + size; i++) {
+    if (p[i].end > own.offset && meet(l, &own, &p[i])) { own.offset = p[i].end; }
+  }
+  own.end = own.offset + size;
+  int32_t i = count;
+  for (; i > 0 && p[i - 1].offset > own.offset; i--) { p[i] = p[i - 1]; }
+  p[i] = own;
+  return own.end;
 }
 
 /* Computes the bytes that are there at each operator. Returns the most, which no layout is lower than. */
@@ -187,38 +194,58 @@ static int64_t most_bytes_in(const struct layouter *l, const struct mgd_layout_s
   return most;
 }
 
-/* Orders the stays, larger ones first; `crowded`: by the most bytes that are there while they last, and then by how
- * long that is. l->bytes must be those of find_profile(). */
-static void sort_stays(struct layouter *l, bool crowded) {
+/* In which stays are placed: the largest first; by bytes and, less, by how long they last; by the most bytes that are
+ * there while they last, and then by how long that is. */
+enum order { BY_SIZE, BY_SIZE_AND_TIME, BY_CROWD, ORDERS };
+
+/* Orders the stays. l->bytes must be those of find_profile(). */
+static void sort_stays(struct layouter *l, enum order order) {
   for (int32_t i = 0; i < l->out->stays; i++) {
     const struct mgd_layout_stay *a = &l->out->stay[i];
     const int64_t n = operators_of(l, a);
     const bool lasts = n >= l->step->operators;
-    int64_t weight = size_of_stay(l, i);
-    if (crowded && !lasts) {
+    double weight = (double)size_of_stay(l, i);
+    if (order == BY_SIZE_AND_TIME) {
+      weight *= sqrt((double)n);
+    } else if (order == BY_CROWD && !lasts) {
       const double pages = (double)(most_bytes_in(l, a) / MGD_PLACE_ALIGNMENT);
-      weight = (int64_t)fmin(pages * ((double)l->step->operators + 1) + (double)n, MGD_INT64_TOP);
+      weight = pages * ((double)l->step->operators + 1) + (double)n;
     }
-    l->order[i] = (struct mgd_plan_entry){lasts ? INT64_MIN : -weight, i};
+    l->order[i] = (struct mgd_plan_entry){lasts ? INT64_MIN : -(int64_t)fmin(weight, MGD_INT64_TOP), i};
   }
   mgd_plan_heap_sort(l->order, l->out->stays);
 }
 
-/* Places all stays in this order, and keeps the layout if it is the lowest; or stops at one that ends above `limit`.
- * Returns which in the order ends highest. */
-static int32_t place_all(struct layouter *l, int64_t limit) {
-  int32_t top = 0;
+/* Places the stays in this order, those before `first` as in the layout that was accepted last, and keeps the layout if
+ * it is the lowest; or stops at one that ends above `limit`. Returns which in the order ends highest. */
+static int32_t place_from(struct layouter *l, int32_t first, int64_t limit) {
+  int32_t top = 0, count = 0;
   l->height = 0;
-  for (int32_t i = 0; i < l->out->stays && l->height <= limit; i++) {
-    const int64_t end = place(l, i, l->order[i].value);
-    top = end > l->height ? i : top;
+  for (int32_t i = 0; count < first; i++) {
+    const struct placed *p = &l->accepted[i];
+    if (l->rank[p->stay] >= first) { continue; }
+    top = p->end > l->height ? l->rank[p->stay] : top;
+    l->height = mgd_max(l->height, p->end);
+    l->placed[count++] = *p;
+  }
+  for (; count < l->out->stays && l->height <= limit; count++) {
+    const int64_t end = place(l, count, l->order[count].value);
+    top = end > l->height ? count : top;
     l->height = mgd_max(l->height, end);
   }
   if (l->height < l->out->height && l->height <= limit) {
     l->out->height = l->height;
-    for (int32_t i = 0; i < l->out->stays; i++) { l->out->stay[i].offset = l->offset[i]; }
+    for (int32_t i = 0; i < count; i++) { l->out->stay[l->placed[i].stay].offset = l->placed[i].offset; }
   }
   return top;
+}
+
+/* Accepts the layout that was tried last, in whose order only the entries first .. last have changed. */
+static void accept(struct layouter *l, int32_t first, int32_t last) {
+  struct placed *const before = l->accepted;
+  l->accepted = l->placed;
+  l->placed = before;
+  for (int32_t i = first; i <= last; i++) { l->rank[l->order[i].value] = i; }
 }
 
 static void move_entry(struct layouter *l, int32_t from, int32_t to) {
@@ -245,7 +272,7 @@ static int64_t random_rise(struct layouter *l, double mean) {
 
 static int64_t most_tries(const struct layouter *l) {
   const int64_t n = l->out->stays;
-  return mgd_min(TRIES * n, COMPARISONS / (n * n / 2 + 1));
+  return mgd_min(TRIES * n, COMPARISONS / (n * n / 8 + 1));
 }
 
 /* Changes the order, of which `top` ends highest, until the lowest layout has at most `enough` bytes or there is no
@@ -262,8 +289,9 @@ static void search_orders(struct layouter *l, int64_t enough, int32_t top) {
     const int32_t to = lasting + random_below(l, from - lasting);
     move_entry(l, from, to);
     const int64_t limit = mgd_about_sum(height, random_rise(l, heat * (double)(tries - i)));
-    const int32_t highest = place_all(l, limit);
+    const int32_t highest = place_from(l, to, limit);
     if (l->height <= limit) {
+      accept(l, to, from);
       height = l->height;
       top = highest;
     } else {
@@ -272,17 +300,25 @@ static void search_orders(struct layouter *l, int64_t enough, int32_t top) {
   }
 }
 
-/* Places all in the better one of the two orders, and by size if they are alike. Returns which in it ends highest. */
+/* Places all in the best of the orders. Returns which in it ends highest. */
 static int32_t place_in_order(struct layouter *l) {
-  sort_stays(l, false);
-  (void)place_all(l, INT64_MAX);
-  const int64_t before = l->height;
-  sort_stays(l, true);
-  int32_t top = place_all(l, INT64_MAX);
-  if (l->height >= before) {
-    sort_stays(l, false);
-    top = place_all(l, INT64_MAX);
+  for (int32_t i = 0; i < l->out->stays; i++) {
+    const struct mgd_layout_stay *a = &l->out->stay[i];
+    l->unplaced[i] = (struct placed){0, size_of_stay(l, i), a->from, (int32_t)operators_of(l, a), i};
   }
+  l->placed = l->unplaced + l->out->stays;
+  l->accepted = l->placed + l->out->stays;
+  enum order best = BY_SIZE;
+  int64_t height = INT64_MAX;
+  for (enum order order = BY_SIZE; order < ORDERS; order++) {
+    sort_stays(l, order);
+    (void)place_from(l, 0, INT64_MAX);
+    best = l->height < height ? order : best;
+    height = mgd_min(height, l->height);
+  }
+  sort_stays(l, best);
+  const int32_t top = place_from(l, 0, INT64_MAX);
+  accept(l, 0, l->out->stays - 1);
   return top;
 }
 
@@ -353,7 +389,9 @@ static void choose_early(struct layouter *l, int64_t room, struct mgd_layout_sta
     const int32_t stay = l->order[top].value;
     if (out->stay[stay].from == kept[stay].from) { break; }
     out->stay[stay].from = kept[stay].from;
-    top = place_all(l, INT64_MAX);
+    l->unplaced[stay].from = kept[stay].from;
+    l->unplaced[stay].lasts = (int32_t)operators_of(l, &out->stay[stay]);
+    top = place_from(l, 0, INT64_MAX);
   }
   if (out->height > room) {
     memcpy(out->stay, kept, (size_t)out->stays * sizeof *kept);
@@ -377,9 +415,9 @@ static int allocate(struct layouter *l, size_t stays, int32_t **dead, int32_t **
   l->from = mgd_alloc_new(&l->alloc, storages, sizeof *l->from);
   l->until = mgd_alloc_new(&l->alloc, storages, sizeof *l->until);
   l->left = mgd_alloc_new(&l->alloc, storages, sizeof *l->left);
-  l->placed = mgd_alloc_new(&l->alloc, stays, sizeof *l->placed);
+  l->unplaced = mgd_alloc_new(&l->alloc, 3 * stays, sizeof *l->unplaced); /* and placed, and accepted */
+  l->rank = mgd_alloc_new(&l->alloc, stays, sizeof *l->rank);
   l->order = mgd_alloc_new(&l->alloc, stays, sizeof *l->order);
-  l->offset = mgd_alloc_new(&l->alloc, stays, sizeof *l->offset);
   l->bytes = mgd_alloc_new(&l->alloc, (size_t)l->step->operators, sizeof *l->bytes);
   l->fetch = mgd_alloc_new(&l->alloc, (size_t)l->plan->actions + 1, sizeof *l->fetch);
   *kept = mgd_alloc_new(&l->alloc, stays, sizeof **kept);
@@ -390,7 +428,7 @@ static int allocate(struct layouter *l, size_t stays, int32_t **dead, int32_t **
   l->out->storages = l->step->storages;
   l->out->stay = mgd_alloc_new(&l->alloc, stays, sizeof *l->out->stay);
   l->out->first = mgd_alloc_new(&l->alloc, storages, sizeof *l->out->first);
-  return l->from && l->until && l->left && l->placed && l->order && l->offset && l->bytes && l->fetch && *kept &&
+  return l->from && l->until && l->left && l->unplaced && l->rank && l->order && l->bytes && l->fetch && *kept &&
           *dead && *next && l->out->stay && l->out->first
       ? MGD_OK
       : MGD_E_NOMEM;
@@ -437,9 +475,9 @@ int mgd_plan_layout_make(const struct mgd_plan_step *step, const struct mgd_plan
   mgd_alloc_free(l.from);
   mgd_alloc_free(l.until);
   mgd_alloc_free(l.left);
-  mgd_alloc_free(l.placed);
+  mgd_alloc_free(l.unplaced);
+  mgd_alloc_free(l.rank);
   mgd_alloc_free(l.order);
-  mgd_alloc_free(l.offset);
   mgd_alloc_free(l.bytes);
   mgd_alloc_free(l.fetch);
   mgd_alloc_free(kept);

@@ -7,8 +7,9 @@
 #include "core/steps/internal_step.h"
 
 #define PART 1024 /* the part of the room by which it shrinks at least when a layout is too high */
-#define FINE 64   /* the part of the room that a plan may lack beside the best one */
-#define OUTSIDE 1 /* pages for storages that are too small to have an address */
+#define FINE 64   /* the part of the room to which the most that fits is found */
+#define NEAR 512  /* the part of it by which further rooms differ */
+#define NEARBY 16 /* how many these are */
 #define SOON 8 /* operators whose places are not given to what is not planned */
 #define PAGE (INT64_C(1) << 21) /* bytes; drivers give whole pages */
 
@@ -37,30 +38,36 @@ static bool add_bytes(int64_t *in_use, int32_t operators, int32_t from, int32_t 
 
 /* Leaves out results that the allocator has room for beside the block: first what has no address anyway, and storages
  * of that size that come home; then further ones as they are made. A page stays free, since what is free is in pieces.
- * in_use, by operator, is zeroed scratch memory. */
-static void leave_out_small(const struct mgd_step_learned *l, int64_t beside, int64_t least, int64_t *in_use,
+ * False: less than two pages are left beside what has no address, so it may need more room. in_use, by operator, is
+ * zeroed scratch memory. */
+static bool leave_out_small(const struct mgd_step_learned *l, int64_t beside, int64_t least, int64_t *in_use,
                             bool *left_out) {
   int64_t most = beside - PAGE;
   for (int32_t r = 0; r < l->roles; r++) {
     most -= l->role[r].lasting && !left_out[r] && l->role[r].bytes <= least ? l->role[r].bytes : 0;
   }
+  bool fits = most >= PAGE;
   for (int pass = 0; pass < 2; pass++) {
     for (int32_t o = 0; o < l->operators; o++) {
       for (int32_t i = l->kinds[o].first_made; i < l->kinds[o + 1].first_made; i++) {
-        const int32_t r = l->made_roles[i];
+        const int32_t r = l->made_roles[i], dies = l->plan_storages[r].dies;
         const int64_t bytes = l->role[r].bytes;
-        const bool small = bytes <= least, takes_part = pass == 0 ? small : !small && bytes <= MGD_PLACE_APART;
-        left_out[r] = (takes_part &&
-                       add_bytes(in_use, l->operators, o, l->plan_storages[r].dies, bytes, small ? INT64_MAX : most)) ||
-            left_out[r];
+        if (pass == 0 && bytes <= least) {
+          const bool is_room = add_bytes(in_use, l->operators, o, dies, bytes, most - PAGE);
+          (void)(is_room || add_bytes(in_use, l->operators, o, dies, bytes, INT64_MAX));
+          fits = fits && is_room;
+        } else if (pass == 1 && bytes > least && bytes <= MGD_PLACE_APART) {
+          left_out[r] = add_bytes(in_use, l->operators, o, dies, bytes, most);
+        }
       }
     }
   }
+  return fits;
 }
 
 /* ---- the layout */
 
-/* What a plan is laid out in, and the plan with the most room whose layout fits so far; NULL: none. */
+/* What a plan is laid out in, and the plan that copies least of those whose layouts fit so far; NULL: none. */
 struct search {
   const struct mgd_step_learned *l;
   struct mgd_plan_machine machine;
@@ -76,18 +83,22 @@ static int make_layout(const struct search *s, const struct mgd_plan *plan, bool
   return mgd_plan_layout_make(&step, plan, s->least, s->left_out, s->limit, early, 0, out);
 }
 
-/* Plans with so much room, which is more than that of the best plan, and lays the plan out. *height: of the layout. */
-static int try_room(struct search *s, int64_t room, int64_t *height) {
+static int64_t copied_by(const struct mgd_plan *plan) { return plan->bytes_in + plan->bytes_out; }
+
+/* Plans with so much room, and lays the plan out. *height: of the layout. `only_better`: if it copies less than the
+ * best one; else *height is 0. */
+static int try_room(struct search *s, int64_t room, bool only_better, int64_t *height) {
   const struct mgd_plan_step step = mgd_step_plan_input(s->l);
   struct mgd_plan *made = NULL, *plan = NULL;
   struct mgd_layout *layout = NULL;
   s->machine.room = room;
   int code = room == s->l->room ? MGD_OK : mgd_step_plan_of(s->l, &s->machine, &made);
   code = code == MGD_OK ? mgd_plan_early_leave(&step, made ? made : s->l->plan, 0, &plan) : code;
-  code = code == MGD_OK ? make_layout(s, plan, false, &layout) : code;
   mgd_plan_free(made);
-  *height = code == MGD_OK ? layout->height : 0;
-  if (code == MGD_OK && layout->height <= s->limit) {
+  const bool better = code == MGD_OK && (!s->plan || copied_by(plan) < copied_by(s->plan) + !only_better);
+  if (better || !only_better) { code = code == MGD_OK ? make_layout(s, plan, false, &layout) : code; }
+  *height = layout ? layout->height : 0;
+  if (better && layout && layout->height <= s->limit) {
     mgd_plan_free(s->plan);
     mgd_plan_layout_free(s->layout);
     s->plan = plan;
@@ -100,17 +111,24 @@ static int try_room(struct search *s, int64_t room, int64_t *height) {
   return code;
 }
 
-/* Finds the plan with the most room whose layout fits: first with less and less room, then by bisection. NO_ROOM: there
- * is none. */
-static int find_most_room(struct search *s) {
+/* Finds a plan that fits: the most room, first with less and less and then by bisection; and then, since plans for a
+ * little less room may copy less, the best of those near it. NO_ROOM: there is none. */
+static int find_plan(struct search *s) {
   const int64_t whole = s->l->room;
-  int64_t room = whole, too_much = whole, height;
+  int64_t room = whole, fits = 0, too_much = whole, height;
   int code = MGD_OK;
   for (int i = 0; i < MGD_STEP_TRIES && room > 0 && code == MGD_OK; i++) {
-    code = try_room(s, room, &height);
-    if (s->room != room) { too_much = room; }
-    if (s->plan && too_much - s->room <= whole / FINE) { break; }
-    room = s->plan ? s->room + (too_much - s->room) / 2 : room - (height - s->limit) - room / PART;
+    code = try_room(s, room, false, &height);
+    if (code == MGD_OK && height <= s->limit) {
+      fits = room;
+    } else {
+      too_much = room;
+    }
+    if (s->plan && too_much - fits <= whole / FINE) { break; }
+    room = s->plan ? fits + (too_much - fits) / 2 : room - (height - s->limit) - room / PART;
+  }
+  for (int i = 0; i < NEARBY && s->plan && fits < whole && code == MGD_OK; i++) {
+    code = try_room(s, fits + fits / NEAR * (2 - i), true, &height);
   }
   return s->plan ? MGD_OK : code == MGD_OK ? MGD_E_NO_ROOM : code;
 }
@@ -134,14 +152,12 @@ int mgd_step_layout_make(struct mgd_machine *m, int device, int64_t room, int64_
   int64_t *in_use = l ? mgd_alloc_new(&m->alloc, (size_t)l->operators, sizeof *in_use) : NULL;
   int code = l ? MGD_E_NOMEM : MGD_E_ABSENT;
   if (left_out && in_use) {
-    struct search best = {.l = l,
-                          .machine = mgd_step_plan_machine_locked(m, device, l->room),
-                          .limit = mgd_max(0, room - mgd_max(l->margin, OUTSIDE * PAGE)) / PAGE * PAGE,
-                          .least = least,
-                          .left_out = left_out};
+    struct search best = {
+        .l = l, .machine = mgd_step_plan_machine_locked(m, device, l->room), .least = least, .left_out = left_out};
     mgd_step_plan_leave_locked(m, s);
-    leave_out_small(l, beside, least, in_use, left_out);
-    code = find_most_room(&best);
+    const int64_t pages = (l->margin + PAGE / 2) / PAGE + !leave_out_small(l, beside, least, in_use, left_out);
+    best.limit = mgd_max(0, room / PAGE - pages) * PAGE;
+    code = find_plan(&best);
     if (code == MGD_OK) { lay_out_early(&best); }
     if (mgd_step_plan_enter(m, device, s) != MGD_OK) { code = MGD_E_ABSENT; }
     if (code == MGD_OK) {
