@@ -1,7 +1,7 @@
 /* step_layout.c: addresses for the storages of the plan that a device follows (plan_layout.h).
  *
- * This file lays a plan out, looks for the plan with the most room that fits if the layout is too high, and tells where
- * a storage belongs while an operator runs. Which plan is followed is not decided here.
+ * This file lays a plan out, looks for a plan that fits and copies little if the layout is too high, and tells where a
+ * storage belongs while an operator runs. Which plan is followed is not decided here.
  */
 #include "core/arithmetic.h"
 #include "core/steps/internal_step.h"
@@ -36,33 +36,34 @@ static bool add_bytes(int64_t *in_use, int32_t operators, int32_t from, int32_t 
   return fits;
 }
 
+/* Leaves out results of more than `least` and at most `largest` bytes, as they are made, as far as no operator then has
+ * more than `most` bytes in use. */
+static void leave_out_results(const struct mgd_step_learned *l, int64_t least, int64_t largest, int64_t most,
+                              int64_t *in_use, bool *left_out) {
+  for (int32_t o = 0; o < l->operators; o++) {
+    for (int32_t i = l->kinds[o].first_made; i < l->kinds[o + 1].first_made; i++) {
+      const int32_t r = l->made_roles[i], dies = l->plan_storages[r].dies;
+      const int64_t bytes = l->role[r].bytes;
+      if (bytes <= least || bytes > largest) { continue; }
+      left_out[r] = add_bytes(in_use, l->operators, o, dies, bytes, most);
+    }
+  }
+}
+
 /* Leaves out results that the allocator has room for beside the block: first what has no address anyway, and storages
- * of that size that come home; then further ones as they are made. A page stays free, since what is free is in pieces.
- * False: less than two pages are left beside what has no address, so it may need more room. in_use, by operator, is
- * zeroed scratch memory. */
+ * of that size that come home; then further ones. A page stays free, since what is free is in pieces. False: less than
+ * two pages are left beside what has no address, so it may need more room. in_use, by operator, is zeroed scratch
+ * memory. */
 static bool leave_out_small(const struct mgd_step_learned *l, int64_t beside, int64_t least, int64_t *in_use,
                             bool *left_out) {
-  int64_t most = beside - PAGE;
+  int64_t most = beside - PAGE, busiest = 0;
   for (int32_t r = 0; r < l->roles; r++) {
     most -= l->role[r].lasting && !left_out[r] && l->role[r].bytes <= least ? l->role[r].bytes : 0;
   }
-  bool fits = most >= PAGE;
-  for (int pass = 0; pass < 2; pass++) {
-    for (int32_t o = 0; o < l->operators; o++) {
-      for (int32_t i = l->kinds[o].first_made; i < l->kinds[o + 1].first_made; i++) {
-        const int32_t r = l->made_roles[i], dies = l->plan_storages[r].dies;
-        const int64_t bytes = l->role[r].bytes;
-        if (pass == 0 && bytes <= least) {
-          const bool is_room = add_bytes(in_use, l->operators, o, dies, bytes, most - PAGE);
-          (void)(is_room || add_bytes(in_use, l->operators, o, dies, bytes, INT64_MAX));
-          fits = fits && is_room;
-        } else if (pass == 1 && bytes > least && bytes <= MGD_PLACE_APART) {
-          left_out[r] = add_bytes(in_use, l->operators, o, dies, bytes, most);
-        }
-      }
-    }
-  }
-  return fits;
+  leave_out_results(l, -1, least, INT64_MAX, in_use, left_out);
+  for (int32_t o = 0; o < l->operators; o++) { busiest = mgd_max(busiest, in_use[o]); }
+  leave_out_results(l, least, MGD_PLACE_APART, most, in_use, left_out);
+  return busiest <= most - PAGE;
 }
 
 /* ---- the layout */
