@@ -590,6 +590,16 @@ static const char *find_fault_of_layouts(const struct builder *b, const struct m
   return wrong;
 }
 
+/* The plan, and that with early departures, without layouts. */
+static const char *find_fault_of_departures(const struct builder *b, const struct mgd_plan *plan) {
+  struct mgd_plan *early = NULL;
+  EXPECT_OK(mgd_plan_early_leave(&b->step, plan, 0, &early));
+  const char *wrong = find_fault(b, plan, NULL, false);
+  wrong = wrong ? wrong : find_fault(b, early, NULL, false);
+  mgd_plan_free(early);
+  return wrong;
+}
+
 static void expect_random_plan(uint64_t seed, bool lays_out) {
   static struct builder b;
   struct mgd_plan *plan, *again;
@@ -599,7 +609,7 @@ static void expect_random_plan(uint64_t seed, bool lays_out) {
   choose_room(&b, &random);
   plan = plan_of(&b);
   again = plan_of(&b);
-  const char *wrong = lays_out ? find_fault_of_layouts(&b, plan, &random) : find_fault(&b, plan, NULL, false);
+  const char *wrong = lays_out ? find_fault_of_layouts(&b, plan, &random) : find_fault_of_departures(&b, plan);
   if (!wrong && mgd_plan_simulate(&b.step, &b.machine, plan, 6, 0, ns) != MGD_OK) {
     wrong = "does not run";
   }
@@ -623,7 +633,7 @@ static void expect_random_plan(uint64_t seed, bool lays_out) {
 static void plans_are_as_fast_as_they_were(void) {
   static struct builder b;
   int64_t ns = 0, ideal = 0, height = 0, room = 0;
-  for (uint64_t seed = 1; seed <= 100; seed++) {
+  for (uint64_t seed = 1; seed <= 300; seed++) {
     uint64_t random = seed;
     random_step(&b, &random);
     choose_room(&b, &random);
@@ -631,13 +641,15 @@ static void plans_are_as_fast_as_they_were(void) {
     ns += plan->ns;
     ideal += plan->ideal_ns;
     struct mgd_layout *layout = NULL;
-    EXPECT_OK(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, false, 0, &layout));
-    height += layout->height;
-    room += b.machine.room;
+    if (seed <= 100) { /* a search takes some 20 ms */
+      EXPECT_OK(mgd_plan_layout_make(&b.step, plan, 0, NULL, 0, false, 0, &layout));
+      height += layout->height;
+      room += b.machine.room;
+    }
     mgd_plan_layout_free(layout);
     mgd_plan_free(plan);
   }
-  EXPECT_INT(ns * 1000 / ideal, 1810);
+  EXPECT_INT(ns * 1000 / ideal, 1625);
   EXPECT_INT(height * 1000 / room, 1005);
 }
 

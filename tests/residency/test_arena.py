@@ -161,6 +161,35 @@ def test_the_first_plan_knows_what_kernels_need_for_themselves(take):
     check()
 
 
+@pytest.mark.parametrize("segments", [0, 4])
+def test_small_results_lie_in_segments_of_torch_that_have_room(segments):
+    """One tensor keeps a segment of torch's for small ones, the rest of which is free."""
+    small = [torch.empty(MiB // 2, dtype=torch.uint8, device=D0) for _ in range(4 * segments)]
+    kept = small[::4]
+    weights = [on(torch.full((n * MiB // 4,), float(n))) for n in SIZES * 2]
+    x, moment = on(torch.ones(MiB // 8)), on(torch.ones(2**14))
+
+    def step():
+        moment.mul_(1)
+        y = x * 2
+        for w in weights:
+            w.mul_(1)
+        assert y.sum().item() == 2 * x.numel()
+        return in_arena(y)
+
+    del small
+    gc.collect()
+    torch.cuda.empty_cache()
+    with managed.budget(D0, 56 * MiB):
+        for _ in range(SETTLED):
+            step()
+        assert C.step_state(1)["follows"]
+        assert step() == (segments == 0)
+        assert any(in_arena(w) for w in weights)
+    del kept
+    check()
+
+
 def test_another_library_gets_what_is_laid_out(whole):
     with pressed(whole, 0.7) as (training, losses):
         free = torch.cuda.mem_get_info(0)[0]
