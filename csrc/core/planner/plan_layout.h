@@ -38,8 +38,8 @@ struct mgd_layout {
  * be valid for the step. The block has at most `room` bytes, or else is the lowest that is found (0: always). `early`:
  * if it fits, stays of fetched storages begin before their FETCH, as far as it still does, so that copies need not wait
  * for operators that were issued just before. OVERFLOW: the sum of bytes is too large. NO_ROOM: there are too many
- * stays. NOMEM: memory ran out. Takes O(stays * (stays + operators)), and up to half a second for each search; `early`
- * searches twice. The result is deterministic. */
+ * stays. NOMEM: memory ran out. Takes O(stays * (stays + operators)), and up to a quarter of a second for each of at
+ * most three searches; `early` searches twice. The result is deterministic. */
 int mgd_plan_layout_make(const struct mgd_plan_step *step, const struct mgd_plan *plan, int64_t least,
                          const bool *left_out, int64_t room, bool early, int64_t fail_allocation,
                          struct mgd_layout **out);

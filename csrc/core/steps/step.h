@@ -93,7 +93,7 @@ bool mgd_step_layout_is_wanted(struct mgd_machine *m, int device);
 /* Gives addresses to the storages of the followed plan that have more than `least` bytes and are not on the device now,
  * in a block of *bytes bytes, at most `room`. Results of at most MGD_PLACE_APART bytes have none as far as all that has
  * none finds room in `beside` bytes, which the allocator has for such requests alone. The core plans with less room if
- * they do not fit. Takes up to 26 layouts (plan_layout.h), mostly five to eight, which is a second or two for some
+ * they do not fit. Takes up to 64 layouts (plan_layout.h), mostly six to twelve, which is one to five seconds for some
  * hundred storages, without the mutex. *bytes 0: no storage has an address. ABSENT: no plan is followed. NO_ROOM: no
  * plan fits. NOMEM: nothing was changed.
  */

@@ -7,9 +7,10 @@
 #include "core/steps/internal_step.h"
 
 #define PART 1024 /* the part of the room by which it shrinks at least when a layout is too high */
-#define FINE 64   /* the part of the room to which the most that fits is found */
-#define NEAR 512  /* the part of it by which further rooms differ */
-#define NEARBY 16 /* how many these are */
+#define FINE 32   /* the part of the room to which the most that fits is found */
+#define NEAR 1024 /* the part of it by which further rooms differ */
+#define NEARBY 56 /* how many these are */
+#define ABOVE 24  /* of them, how many are above the room that fits */
 #define SOON 8 /* operators whose places are not given to what is not planned */
 #define PAGE (INT64_C(1) << 21) /* bytes; drivers give whole pages */
 
@@ -76,7 +77,8 @@ struct search {
   const bool *left_out;
   struct mgd_plan *plan;
   struct mgd_layout *layout;
-  int64_t room; /* of that plan */
+  int64_t room;   /* of that plan */
+  int64_t copies; /* the plan that was laid out last */
 };
 
 static int make_layout(const struct search *s, const struct mgd_plan *plan, bool early, struct mgd_layout **out) {
@@ -87,7 +89,7 @@ static int make_layout(const struct search *s, const struct mgd_plan *plan, bool
 static int64_t copied_by(const struct mgd_plan *plan) { return plan->bytes_in + plan->bytes_out; }
 
 /* Plans with so much room, and lays the plan out. *height: of the layout. `only_better`: if it copies less than the
- * best one; else *height is 0. */
+ * best one, and not as much as the one that was tried last, which is mostly the same plan; else *height is 0. */
 static int try_room(struct search *s, int64_t room, bool only_better, int64_t *height) {
   const struct mgd_plan_step step = mgd_step_plan_input(s->l);
   struct mgd_plan *made = NULL, *plan = NULL;
@@ -97,7 +99,10 @@ static int try_room(struct search *s, int64_t room, bool only_better, int64_t *h
   code = code == MGD_OK ? mgd_plan_early_leave(&step, made ? made : s->l->plan, 0, &plan) : code;
   mgd_plan_free(made);
   const bool better = code == MGD_OK && (!s->plan || copied_by(plan) < copied_by(s->plan) + !only_better);
-  if (better || !only_better) { code = code == MGD_OK ? make_layout(s, plan, false, &layout) : code; }
+  if (code == MGD_OK && (!only_better || (better && copied_by(plan) != s->copies))) {
+    code = make_layout(s, plan, false, &layout);
+    s->copies = copied_by(plan);
+  }
   *height = layout ? layout->height : 0;
   if (better && layout && layout->height <= s->limit) {
     mgd_plan_free(s->plan);
@@ -112,8 +117,8 @@ static int try_room(struct search *s, int64_t room, bool only_better, int64_t *h
   return code;
 }
 
-/* Finds a plan that fits: the most room, first with less and less and then by bisection; and then, since plans for a
- * little less room may copy less, the best of those near it. NO_ROOM: there is none. */
+/* Finds a plan that fits: first with less and less room, then by bisection; and then, since a plan for a little more
+ * room may fit as well, and one for less may copy less, the best of those near it. NO_ROOM: there is none. */
 static int find_plan(struct search *s) {
   const int64_t whole = s->l->room;
   int64_t room = whole, fits = 0, too_much = whole, height;
@@ -129,7 +134,8 @@ static int find_plan(struct search *s) {
     room = s->plan ? fits + (too_much - fits) / 2 : room - (height - s->limit) - room / PART;
   }
   for (int i = 0; i < NEARBY && s->plan && fits < whole && code == MGD_OK; i++) {
-    code = try_room(s, fits + fits / NEAR * (2 - i), true, &height);
+    room = fits + fits / NEAR * (ABOVE - i);
+    code = room < whole ? try_room(s, room, true, &height) : MGD_OK;
   }
   return s->plan ? MGD_OK : code == MGD_OK ? MGD_E_NO_ROOM : code;
 }
