@@ -218,6 +218,30 @@ def test_gradients_of_what_left_between_forward_and_backward():
     assert (x.grad.device, v.grad.device) == (x.device, v.device)
 
 
+def attention(x):
+    q = x.view(4, 4, 64, 64)
+    return nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=0.5)
+
+
+@pytest.mark.not_under_torture("all has left before")
+@pytest.mark.parametrize("composite", [nn.functional.dropout, attention])
+def test_what_a_composite_saves_for_the_backward_pass_leaves(composite):
+    x = on(torch.randn(2**16, requires_grad=True))
+    _C.spill_all()
+    before = device_module.memory_allocated(D0)
+    gradients = []
+    for leave in (lambda: None, _C.spill_all):
+        torch.manual_seed(0)
+        out = composite(x)
+        leave()
+        left = device_module.memory_allocated(D0) - before
+        out.sum().backward()
+        gradients.append(snapshot(x.grad))
+        x.grad = out = None
+    assert left < 16 * KiB
+    assert torch.equal(*gradients)
+
+
 # ---- pin and unpin
 
 

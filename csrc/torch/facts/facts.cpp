@@ -14,34 +14,35 @@
 namespace managed {
 namespace {
 
-// An operator is composite when its only kernel calls other operators. An
-// alias key kernel "Autograd" does not count: CompositeImplicit wins over it.
+// An operator is composite when its only kernel calls other operators, or when a kernel for CUDA stands above autograd
+// in place of that one, as on virtual GPUs: it calls operators, too. An alias key kernel "Autograd" does not count:
+// CompositeImplicit wins over it.
 bool is_composite(const c10::OperatorHandle& op) {
   using c10::DispatchKey;
   if (!op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)) return false;
+  if (op.hasKernelForDispatchKey(DispatchKey::AutogradCUDA)) return true;
   for (auto key : {DispatchKey::CPU, DispatchKey::CUDA, DispatchKey::CompositeExplicitAutograd,
-                   DispatchKey::CompositeExplicitAutogradNonFunctional, DispatchKey::AutogradCPU,
-                   DispatchKey::AutogradCUDA})
+                   DispatchKey::CompositeExplicitAutogradNonFunctional, DispatchKey::AutogradCPU})
     if (op.hasKernelForDispatchKey(key)) return false;
   return true;
 }
 
-c10::TypePtr without_optional(const c10::TypePtr& t) {
-  const auto optional = t->cast<c10::OptionalType>();
-  return optional ? optional->getElementType() : t;
+const c10::Type& without_optional(const c10::Type& t) {
+  const auto* optional = t.castRaw<c10::OptionalType>();
+  return optional ? *optional->getElementType() : t;
 }
 
-bool tensor_shape(const c10::TypePtr& declared, ArgShape* shape) {
-  auto is_tensor = [](const c10::TypePtr& t) { return t->kind() == c10::TypeKind::TensorType; };
-  const c10::TypePtr type = without_optional(declared);
+bool tensor_shape(const c10::Type& declared, ArgShape* shape) {
+  auto is_tensor = [](const c10::Type& t) { return t.kind() == c10::TypeKind::TensorType; };
+  const c10::Type& type = without_optional(declared);
   if (is_tensor(type)) {
     *shape = ArgShape::One;
     return true;
   }
-  const auto list = type->cast<c10::ListType>();
+  const auto* list = type.castRaw<c10::ListType>();
   if (!list) return false;
-  const c10::TypePtr element = list->getElementType(), inner = without_optional(element);
-  if (inner->kind() == c10::TypeKind::ListType) {
+  const c10::Type &element = *list->getElementType(), &inner = without_optional(element);
+  if (inner.kind() == c10::TypeKind::ListType) {
     ArgShape of_element;
     *shape = ArgShape::Lists;
     return tensor_shape(inner, &of_element);
@@ -53,13 +54,13 @@ bool tensor_shape(const c10::TypePtr& declared, ArgShape* shape) {
 void read_arguments(OpFacts& f, const c10::FunctionSchema& schema, std::string_view base, bool aten) {
   for (std::size_t i = 0; i < schema.arguments().size(); i++) {
     const c10::Argument& a = schema.arguments()[i];
-    const c10::TypePtr type = without_optional(a.type());
-    if (type->kind() == c10::TypeKind::GeneratorType) f.generator = static_cast<int>(i);
-    if (type->kind() == c10::TypeKind::BoolType &&
+    const c10::Type& type = without_optional(*a.type());
+    if (type.kind() == c10::TypeKind::GeneratorType) f.generator = static_cast<int>(i);
+    if (type.kind() == c10::TypeKind::BoolType &&
         (a.name() == "training" || a.name() == "train" || a.name() == "use_input_stats"))
       f.training = static_cast<int>(i);
     ArgShape shape;
-    if (!tensor_shape(a.type(), &shape)) continue;
+    if (!tensor_shape(*a.type(), &shape)) continue;
     uint8_t flags = aten ? arg_rule_of(base, a.name()) : 0;
     if (a.alias_info()) flags |= a.alias_info()->isWrite() ? kWritten : kAliased;
     f.names.push_back(a.name());
