@@ -129,14 +129,18 @@ class Request {
     return was_in_pieces_;
   }
 
-  // What is fetched ahead of need has a place of its own, or none.
+  // What is fetched ahead of need has a place of its own, or none. The gap is in the way of nothing that is planned
+  // next, as far as there is one: what misses its place for it would need a gap in its turn.
   c10::DataPtr take_gap(bool beside_places) {
-    constexpr int kPlaces = 64;
+    constexpr int kPlaces = 256, kNext = 8;
     if (only_if_room || !may_lie_in_arena_ || !has_arena(device_) || uses_pool(device_)) return {};
     std::array<mgd_step_place, kPlaces> places;
-    const int n = beside_places && bytes_ > kSmall ? front_hook->places(device_, 0, places.data(), kPlaces) : 0;
-    if (beside_places && n == 0) return {}; // it may stay for long
-    return managed::take_gap(device_, bytes_, {places.data(), static_cast<std::size_t>(n)});
+    int n = front_hook->places(device_, 0, places.data(), kPlaces);
+    if (beside_places && (bytes_ <= kSmall || n == 0)) return {}; // it may stay for long
+    for (;; n /= 2) {
+      c10::DataPtr range = managed::take_gap(device_, bytes_, {places.data(), static_cast<std::size_t>(n)});
+      if (range.get() || n <= (beside_places ? kNext : 0)) return range;
+    }
   }
 
   void see_to_shortage() {

@@ -101,8 +101,8 @@ int mgd_step_layout_make(struct mgd_machine *m, int device, int64_t room, int64_
                          int64_t *bytes);
 void mgd_step_layout_forget(struct mgd_machine *m, int device); /* the block is gone */
 /* Gets where in the block the bytes of h belong while the running operator runs. If h is NULL: where what it requests
- * of so many bytes belongs, results first; and if `bytes` is 0, all that this operator and the next few request.
- * Returns how many there are, at most n. */
+ * of so many bytes belongs, results first; and if `bytes` is 0, where all belongs that is made or comes home from this
+ * operator to the 64th from here, the soonest first. Returns how many there are, at most n. */
 int mgd_step_layout_places(struct mgd_machine *m, int device, const struct mgd_handle *h, int64_t bytes,
                            struct mgd_step_place *places, int n);
 int mgd_step_read(struct mgd_machine *m, int device, struct mgd_step_state *out);

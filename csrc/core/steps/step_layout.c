@@ -11,7 +11,7 @@
 #define NEAR 1024 /* the part of it by which further rooms differ */
 #define NEARBY 56 /* how many these are */
 #define ABOVE 24  /* of them, how many are above the room that fits */
-#define SOON 8 /* operators whose places are not given to what is not planned */
+#define SOON 64 /* operators whose places are not given to what is not planned, if there is room elsewhere */
 #define PAGE (INT64_C(1) << 21) /* bytes; drivers give whole pages */
 
 /* Which storages that live through all steps have bytes on the device now. They stay where they are. NULL: no memory.
@@ -37,6 +37,9 @@ static bool add_bytes(int64_t *in_use, int32_t operators, int32_t from, int32_t 
   return fits;
 }
 
+/* Returns the part of a page that bytes take if as many results of that size as can be lie in one. */
+static int64_t part_of_page(int64_t bytes) { return bytes > 0 && bytes <= PAGE ? PAGE / (PAGE / bytes) : bytes; }
+
 /* Leaves out results of more than `least` and at most `largest` bytes, as they are made, as far as no operator then has
  * more than `most` bytes in use. */
 static void leave_out_results(const struct mgd_step_learned *l, int64_t least, int64_t largest, int64_t most,
@@ -46,7 +49,7 @@ static void leave_out_results(const struct mgd_step_learned *l, int64_t least, i
       const int32_t r = l->made_roles[i], dies = l->plan_storages[r].dies;
       const int64_t bytes = l->role[r].bytes;
       if (bytes <= least || bytes > largest) { continue; }
-      left_out[r] = add_bytes(in_use, l->operators, o, dies, bytes, most);
+      left_out[r] = add_bytes(in_use, l->operators, o, dies, part_of_page(bytes), most);
     }
   }
 }
@@ -78,7 +81,7 @@ struct search {
   struct mgd_plan *plan;
   struct mgd_layout *layout;
   int64_t room;   /* of that plan */
-  int64_t copies; /* the plan that was laid out last */
+  int64_t copies; /* bytes, by the plan that was laid out last */
 };
 
 static int make_layout(const struct search *s, const struct mgd_plan *plan, bool early, struct mgd_layout **out) {
@@ -200,15 +203,24 @@ void mgd_step_layout_forget(struct mgd_machine *m, int device) {
   mgd_state_leave(m, MGD_OK);
 }
 
-/* Adds where the storages of at most `n` more results of the operator are to lie; bytes: 0, or only those of this size.
- */
-static int add_places(const struct mgd_step_learned *l, int32_t o, int64_t bytes, struct mgd_step_place *places,
-                      int n) {
+/* Adds where the storages of at most `n` more results of the operator are to lie that have so many bytes. */
+static int add_results(const struct mgd_step_learned *l, int32_t o, int64_t bytes, struct mgd_step_place *places,
+                       int n) {
   int found = 0;
   for (int32_t i = l->kinds[o].first_made; i < l->kinds[o + 1].first_made && found < n; i++) {
     const int32_t r = l->made_roles[i];
-    const int64_t size = l->role[r].bytes, at = mgd_plan_layout_offset(l->layout, r, o);
-    if (at >= 0 && (bytes == 0 || bytes == size)) { places[found++] = (struct mgd_step_place){at, size}; }
+    const int64_t at = mgd_plan_layout_offset(l->layout, r, o);
+    if (at >= 0 && bytes == l->role[r].bytes) { places[found++] = (struct mgd_step_place){at, bytes}; }
+  }
+  return found;
+}
+
+/* Adds at most `n` places of stays that begin at the operator, of results and of what comes home. */
+static int add_beginning(const struct mgd_step_learned *l, int32_t o, struct mgd_step_place *places, int n) {
+  int found = 0;
+  for (int32_t i = 0; i < l->layout->stays && found < n; i++) {
+    const struct mgd_layout_stay *a = &l->layout->stay[i];
+    if (a->from == o) { places[found++] = (struct mgd_step_place){a->offset, l->role[a->storage].bytes}; }
   }
   return found;
 }
@@ -223,9 +235,9 @@ int mgd_step_layout_places(struct mgd_machine *m, int device, const struct mgd_h
     const int32_t o = (s->at + l->operators - 1) % l->operators;
     const int64_t at = h && h->role[l->slot] >= 0 ? mgd_plan_layout_offset(l->layout, h->role[l->slot], o) : -1;
     if (at >= 0) { places[found++] = (struct mgd_step_place){at, h->bytes}; }
-    const int32_t until = h ? 0 : bytes > 0 ? 1 : (int32_t)mgd_min(SOON, l->operators);
-    for (int32_t i = 0; i < until; i++) {
-      found += add_places(l, (o + i) % l->operators, bytes, places + found, n - found);
+    if (!h && bytes > 0) { found += add_results(l, o, bytes, places, n); }
+    for (int32_t i = 0; !h && bytes == 0 && i < SOON && i < l->operators; i++) {
+      found += add_beginning(l, (o + i) % l->operators, places + found, n - found);
     }
   }
   mgd_state_leave(m, MGD_OK);

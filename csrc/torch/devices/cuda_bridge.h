@@ -15,7 +15,7 @@ struct CudaBridge : Bridge {
   // Called when the allocator's cache has nothing for a request of unknown size; the allocator holds its lock.
   bool (*make_some_room)(int device) = nullptr;
   // Gets where in the device's arena the followed plan wants a request of this thread, or, if `bytes` is 0, what comes
-  // next. Returns how many places there are, at most n.
+  // next, the soonest first. Returns how many places there are, at most n.
   int (*places)(int device, std::size_t bytes, mgd_step_place* places, int n) = nullptr;
   // Called when a thread has got memory for its current stream that is large enough for a place.
   void (*requested)(int device, const void* at, std::size_t bytes) = nullptr;
