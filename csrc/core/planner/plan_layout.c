@@ -326,9 +326,9 @@ static int32_t place_in_order(struct layouter *l) {
 static void choose_offsets(struct layouter *l, int64_t room) {
   const int64_t enough = mgd_max(find_profile(l), room);
   l->out->height = INT64_MAX;
-  search_orders(l, enough, place_in_order(l));
-  for (int i = 1; i < AGAIN && l->out->height > enough && l->out->height - enough <= enough / 64; i++) {
+  for (int i = 0; i < AGAIN; i++) {
     search_orders(l, enough, place_in_order(l));
+    if (l->out->height <= enough || l->out->height - enough > enough / 64) { break; }
   }
 }
 
