@@ -41,8 +41,8 @@ PyTorch; in *large* ones arithmetic dominates.
 IMPORT = """
 ## Import
 
-`import managed` after `import torch`, in fresh processes: {wall} ms on the wall, {cpu} ms of CPU
-time (medians of {pairs}). It starts {threads} threads, prints {printed} bytes and {cuda} CUDA.
+In fresh processes `import managed` takes {share} of the CPU time that `import torch` took before it
+(median of {pairs}). It starts {threads} threads, prints {printed} bytes and {cuda} CUDA.
 """
 PLACEMENT = """
 ## When something has to be copied
@@ -118,9 +118,8 @@ def settled(report: Report) -> str:
 
 def imports(report: Report) -> str:
     return IMPORT.format(
-        wall=f"{report['import_ms']['median']:.0f}",
-        cpu=f"{report['import_cpu_ms']['median']:.0f}",
-        pairs=report["import_ms"]["pairs"],
+        share=f"{report['over_torch']['median']:.1%}".replace("%", " %"),
+        pairs=report["over_torch"]["pairs"],
         threads=report["threads"] or "no",
         printed=report["output_bytes"] or "no",
         cuda="initialises" if report["cuda_initialised"] else "does not initialise",

@@ -11,8 +11,9 @@ settled step copies out and back, over those of the simulated devices, calls to 
 memory in a step, and, for torch's places, the largest free piece over all free bytes, in the median
 over the modules' calls in a step (the places of a step are in one block of torch's, whose gaps only
 managed knows). Torch keeps small storages in segments of 2 MiB, so budgets of virtual GPUs are
-8 MiB larger. The weights must have the bits of a training without a budget. "lengths" has another
-length in each step, of three.
+8 MiB larger. Their operations take an equal time each, so that plans, which count what operators
+take, are the same on a busy host. The weights must have the bits of a training without a budget.
+"lengths" has another length in each step, of three.
 
 With --check the exit status is 1 when a bit differs, when the median of the ratios with addresses
 is above 1.05 or one above 1.15, or when a settled step of fixed shapes asks the driver.
@@ -49,6 +50,7 @@ MEMORY, CONTEXT, SMALL = 448 * MIB, 64 * MIB, 8 * MIB
 SETTLE, MEASURED = 20, 6  # steps; as many are measured of each length
 LENGTHS = (96, 112, 128)
 WAYS = ("addresses", "torch")
+OPERATION_NS = 300_000  # of virtual GPUs
 
 Step = Callable[[], Any]
 
@@ -179,7 +181,10 @@ def ask(name: str, fraction: float, way: str) -> Report:
     if way != "simulated":
         devices = f"2x{MEMORY + CONTEXT}" if name == "dispersed" else f"1x{MEMORY + CONTEXT}"
         script = ["-m", "managed.virtual_gpu", "--devices", devices, *script]
-    environment = {**os.environ, "MANAGED_ARENA": str(int(way == "addresses"))}
+    environment = os.environ | {
+        "MANAGED_ARENA": str(int(way == "addresses")),
+        "VIRTUAL_GPU_OPERATION_NS": str(OPERATION_NS),
+    }
     done = subprocess.run(
         [sys.executable, *script],
         capture_output=True,

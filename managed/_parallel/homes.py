@@ -18,7 +18,6 @@ from torch.nn.parameter import is_lazy
 from managed._backend import INERT, C
 from managed._modules import adopt, walk
 from managed._torch_patches.functions import Homing
-from managed._views import html
 from managed._views.words import columns, size
 
 __all__ = ["DeviceShare", "Placement", "check", "chosen", "place", "placement"]
@@ -142,6 +141,8 @@ class Placement:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
+        from managed._views import html
+
         head, *rows = self._rows()
         return html.page(self._note(), html.table(head, rows, right=range(1, 5)))
 

@@ -11,7 +11,6 @@ import torch
 
 from managed._backend import C
 from managed._parallel import schedule
-from managed._views import html
 from managed._views.words import columns, counted, size, took
 
 if TYPE_CHECKING:
@@ -124,6 +123,8 @@ class PipelinePlan:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
+        from managed._views import html
+
         head, *rows = self._rows()
         table = [html.table(head, rows, right=range(2, 8))] if self.stages else []
         return html.page(self._notes()[0], *table, *map(html.note, self._notes()[1:]))
